@@ -1,0 +1,1 @@
+"""Actors run environments, generators sample tokens. Neither imports the learner."""

@@ -1,0 +1,63 @@
+"""Settings of actors and generators."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class ActorConfig(BaseModel):
+    """`[actor]` of the run file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    count: int = Field(2, ge=1)
+    """Actor processes that `offbeat train` starts."""
+    concurrent_episodes: int = Field(32, ge=1)
+    """Episodes one actor runs at a time in its event loop."""
+    segment_tokens: int = Field(512, ge=1)
+    """A segment is cut after so many tokens, or at the end of a turn, whichever comes first."""
+    max_turns: int = Field(32, ge=1)
+    """Action turns after which an episode is truncated."""
+    generator_timeout_s: float = Field(30.0, gt=0)
+    """Without a token for so long, a request is aborted and sent to another generator."""
+    env_timeout_s: float = Field(30.0, gt=0)
+    """An environment's reset or step that takes longer fails its episode."""
+    drain_timeout_s: float = Field(10.0, gt=0)
+    """After SIGTERM, running episodes get so long to end; then they are given up."""
+
+
+class GeneratorConfig(BaseModel):
+    """`[generator]` of the run file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    count: int = Field(1, ge=1)
+    """Generator processes that `offbeat train` starts."""
+    backend: Literal["vllm", "http"] = "vllm"
+    """"vllm": an engine inside the generator process. "http": a vLLM server run by others, at `url`."""
+    url: str = ""
+    """Base URL of the server for backend = "http"."""
+    endpoint: str = "tcp://127.0.0.1:0"
+    """Where actors connect. Port 0: a free port is chosen at start."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    max_model_len: int = Field(1024, ge=8)
+    """Longest prompt plus continuation, in tokens."""
+    max_num_seqs: int = Field(128, ge=1)
+    """Requests the engine runs at a time."""
+    kv_cache_mb: int = Field(128, ge=16)
+    """Memory of the KV cache (CPU), in MiB."""
+    gpu_memory_utilization: float = Field(0.5, gt=0, le=1)
+    """Share of GPU memory (GPU only)."""
+    block_size: int | None = None
+    """Tokens per KV block; None leaves it to vLLM (32 is used on CPU)."""
+    enforce_eager: bool = True
+    """False compiles the model: slower start, faster decoding on GPUs."""
+    kv_on_update: Literal["recomputed", "kept"] = "recomputed"
+    """What happens to running requests' KV at a weight update. "kept" is faster, but one forward pass cannot
+    reproduce the behaviour probabilities; it is recorded in every segment."""
+    stream_interval: int = Field(8, ge=1)
+    """Tokens per chunk on the way to the actor."""
+    stall_timeout_s: float = Field(10.0, gt=0)
+    """With work and without a token for so long, the generator reports itself unhealthy and is replaced."""
+    threads: int = Field(1, ge=1)
+    """OpenMP threads of the engine (CPU)."""

@@ -1,0 +1,1 @@
+"""Tasks: environments know neither the model nor the wire."""

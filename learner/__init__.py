@@ -1,0 +1,1 @@
+"""Learns from whatever has arrived. The only folder with torch and DeepSpeed."""

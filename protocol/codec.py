@@ -1,0 +1,169 @@
+"""Messages to frames and back.
+
+Layout of a multipart message::
+
+    frame 0   prelude: b"OB", major (u8), minor (u8)
+    frame 1   header: one message as a MessagePack map
+    frame 2   body: the header's arrays, raw little-endian, 8-byte aligned  (only if the message has arrays)
+    ...       Deliver only: (header, body) of each segment it carries
+
+The prelude is read before anything is decoded, so that an unknown major version is refused with a clear error;
+sizes are checked before decoding too.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import LimitExceeded, Malformed, VersionMismatch
+from protocol.messages import AnyMessage, ArraySpec, Deliver, Segment
+
+MAJOR, MINOR = 1, 0
+PRELUDE = b"OB" + bytes((MAJOR, MINOR))
+
+MAX_HEADER_BYTES = 256 * 1024
+MAX_BODY_BYTES = 16 * 1024 * 1024
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+MAX_FRAMES = 65_536
+MAX_ARRAYS = 64
+
+Arrays = dict[str, NDArray[Any]]
+Frames = list[bytes]
+Buffer = bytes | memoryview
+
+_ITEM_BYTES = {"i4": 4, "i8": 8, "u1": 1, "f4": 4, "f8": 8}
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+_segment_decoder = msgspec.msgpack.Decoder(Segment)
+
+M = TypeVar("M", bound=msgspec.Struct)
+
+
+def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> tuple[list[ArraySpec], bytes]:
+    """Lay one-dimensional arrays one behind the other, each at a multiple of 8 bytes, and say where each one is.
+
+    Example:
+        >>> specs, body = pack_arrays({"token_ids": np.array([5, 7], dtype="<i4")})
+        >>> specs[0].dtype, specs[0].length, body.hex()
+        ('i4', 2, '0500000007000000')
+    """
+    specs: list[ArraySpec] = []
+    pieces: list[bytes] = []
+    offset = 0
+    for name, array in arrays.items():
+        code = f"{array.dtype.kind}{array.dtype.itemsize}"
+        if code not in _ITEM_BYTES or array.ndim != 1:
+            raise ValueError(
+                f"array {name!r}: dtype {array.dtype} with {array.ndim} dimensions cannot travel; "
+                f"use one dimension of {sorted(_ITEM_BYTES)}"
+            )
+        piece = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes()
+        specs.append(ArraySpec(name, code, len(array), offset))  # type: ignore[arg-type]
+        piece += bytes(-len(piece) % 8)  # keep every array aligned for zero-copy views
+        pieces.append(piece)
+        offset += len(piece)
+    return specs, b"".join(pieces)
+
+
+def unpack_arrays(specs: Sequence[ArraySpec], body: Buffer) -> Arrays:
+    """Views (no copies) of the arrays in a body frame; raises Malformed when they do not fit in it."""
+    if len(specs) > MAX_ARRAYS:
+        raise LimitExceeded(f"$.arrays: {len(specs)} arrays, at most {MAX_ARRAYS}")
+    arrays: Arrays = {}
+    for i, spec in enumerate(specs):
+        end = spec.offset + spec.length * _ITEM_BYTES[spec.dtype]
+        if end > len(body):
+            raise Malformed(
+                f"$.arrays[{i}] ({spec.name!r}): ends at byte {end}, the body has {len(body)}; "
+                "the message was cut or the header is wrong"
+            )
+        arrays[spec.name] = np.frombuffer(body, "<" + spec.dtype, spec.length, spec.offset)
+    return arrays
+
+
+def encode(message: AnyMessage, body: bytes | None = None) -> Frames:
+    """Frames of one message; ``body`` when its header describes arrays."""
+    header = _encoder.encode(message)
+    if len(header) > MAX_HEADER_BYTES:
+        raise LimitExceeded(
+            f"{type(message).__name__}: header of {len(header)} bytes, at most {MAX_HEADER_BYTES}"
+        )
+    if body is None:
+        return [PRELUDE, header]
+    if len(body) > MAX_BODY_BYTES:
+        raise LimitExceeded(f"{type(message).__name__}: body of {len(body)} bytes, at most {MAX_BODY_BYTES}")
+    return [PRELUDE, header, body]
+
+
+def encode_delivery(deliver: Deliver, segments: Sequence[tuple[bytes, bytes]]) -> Frames:
+    """Frames of a delivery: the segments' header and body bytes are passed on untouched."""
+    if len(segments) != deliver.segments:
+        raise ValueError(f"Deliver announces {deliver.segments} segments, got {len(segments)}")
+    return [PRELUDE, _encoder.encode(deliver), *(frame for pair in segments for frame in pair)]
+
+
+def encode_arrays(message: M, arrays: Mapping[str, NDArray[Any]]) -> Frames:
+    """Frames of a message that carries arrays; fills in its ``arrays`` field."""
+    specs, body = pack_arrays(arrays)
+    return encode(msgspec.structs.replace(message, arrays=specs), body)  # type: ignore[arg-type]
+
+
+def check_frames(frames: Sequence[Buffer]) -> None:
+    """Refuse what is too large or of another version, before decoding anything."""
+    if len(frames) > MAX_FRAMES:
+        raise LimitExceeded(f"message of {len(frames)} frames, at most {MAX_FRAMES}")
+    total = sum(map(len, frames))
+    if total > MAX_MESSAGE_BYTES:
+        raise LimitExceeded(f"message of {total} bytes, at most {MAX_MESSAGE_BYTES}")
+    if len(frames) < 2 or len(frames[0]) != len(PRELUDE) or bytes(frames[0][:2]) != b"OB":
+        raise Malformed("not an Offbeat message: frame 0 must be b'OB' + major + minor, frame 1 the header")
+    if frames[0][2] != MAJOR:
+        raise VersionMismatch(
+            f"peer speaks protocol {frames[0][2]}.{frames[0][3]}, this process {MAJOR}.{MINOR}; "
+            "run the same major version of offbeat everywhere"
+        )
+    if len(frames[1]) > MAX_HEADER_BYTES:
+        raise LimitExceeded(f"header of {len(frames[1])} bytes, at most {MAX_HEADER_BYTES}")
+    for i, frame in enumerate(frames[2:], start=2):
+        if len(frame) > MAX_BODY_BYTES:
+            raise LimitExceeded(f"frame {i} of {len(frame)} bytes, at most {MAX_BODY_BYTES}")
+
+
+def decode(frames: Sequence[Buffer]) -> tuple[AnyMessage, Sequence[Buffer]]:
+    """Message in the header and the frames behind it.
+
+    Raises:
+        VersionMismatch, LimitExceeded, Malformed: before or while decoding; the text says where.
+
+    Example:
+        >>> from protocol.messages import TaskCredit
+        >>> decode(encode(TaskCredit(tasks=3)))
+        (TaskCredit(tasks=3), [])
+    """
+    check_frames(frames)
+    try:
+        return _decoder.decode(frames[1]), frames[2:]
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise Malformed(f"header: {error}") from None
+
+
+def decode_segment(header: Buffer) -> Segment:
+    """A segment header as it travels inside a delivery."""
+    if len(header) > MAX_HEADER_BYTES:
+        raise LimitExceeded(f"segment header of {len(header)} bytes, at most {MAX_HEADER_BYTES}")
+    try:
+        return _segment_decoder.decode(header)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise Malformed(f"segment header: {error}") from None
+
+
+def decode_delivery(deliver: Deliver, rest: Sequence[Buffer]) -> list[tuple[Segment, Arrays]]:
+    """The segments of a delivery, with their arrays as views."""
+    if len(rest) != 2 * deliver.segments:
+        raise Malformed(f"Deliver announces {deliver.segments} segments, {len(rest)} frames follow")
+    pairs = zip(rest[::2], rest[1::2], strict=True)
+    decoded = [(decode_segment(header), body) for header, body in pairs]
+    return [(segment, unpack_arrays(segment.arrays, body)) for segment, body in decoded]

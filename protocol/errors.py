@@ -1,0 +1,28 @@
+"""Errors of the wire.
+
+ProtocolError
+├── VersionMismatch   the peer speaks another major version of the protocol
+├── LimitExceeded     a message is larger than the agreed limits (checked before decoding)
+├── Malformed         bytes that are not a message of this protocol
+└── LinkDown          the other side did not answer within the deadline
+"""
+
+
+class ProtocolError(Exception):
+    """Base of everything that can go wrong between two processes."""
+
+
+class VersionMismatch(ProtocolError):
+    """The peer speaks another major version."""
+
+
+class LimitExceeded(ProtocolError, ValueError):
+    """A message breaks a size limit; it was not decoded."""
+
+
+class Malformed(ProtocolError, ValueError):
+    """Bytes that are not a message of this protocol; the text carries the path to the culprit."""
+
+
+class LinkDown(ProtocolError, ConnectionError):
+    """The other side did not answer within the deadline."""

@@ -1,0 +1,258 @@
+"""ZeroMQ sockets of a peer: one driver for asyncio, one for a thread.
+
+Plain sockets drained in batches, not ``zmq.asyncio``: half the cost per small message, and no receive is ever
+cancelled. A socket belongs to one thread.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+from protocol.codec import MAX_BODY_BYTES, Frames, decode, encode
+from protocol.errors import LinkDown, ProtocolError
+from protocol.messages import AnyMessage, Goodbye, Hello
+from protocol.session import Progress, Session
+
+log = logging.getLogger(__name__)
+
+OUTBOX_LIMIT = 100_000
+TICK_S = 0.1
+LINGER_MS = 2_000
+
+OnMessage = Callable[[AnyMessage, list[bytes]], None]
+
+
+def dealer(context: "zmq.Context[zmq.Socket[bytes]]", identity: str) -> "zmq.Socket[bytes]":
+    """A DEALER with our limits: bounded frames, quick reconnect, ZMTP heartbeats that find a frozen host."""
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.ROUTING_ID, identity.encode())
+    _limit(socket)
+    return socket
+
+
+def router(context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":
+    """A ROUTER with our limits; a peer that comes back under its old name takes the name over."""
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    _limit(socket)
+    return socket
+
+
+def _limit(socket: "zmq.Socket[bytes]") -> None:
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_BODY_BYTES + 1024)
+    socket.setsockopt(zmq.LINGER, LINGER_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL, 100)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 1_000)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 5_000)
+    socket.setsockopt(zmq.SNDHWM, 10_000)
+    socket.setsockopt(zmq.RCVHWM, 10_000)
+
+
+class AsyncSocket:
+    """A ZeroMQ socket on an asyncio loop: ``on_frames`` is called for every multipart message."""
+
+    def __init__(self, socket: "zmq.Socket[bytes]", on_frames: Callable[[list[bytes]], None]) -> None:
+        self._socket = socket
+        self._on_frames = on_frames
+        self._outbox: deque[Frames] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+        self._loop.add_reader(socket.fileno(), self._pump)
+        self._loop.call_soon(self._pump)
+
+    def send(self, frames: Frames) -> None:
+        """Send, or keep until the socket takes it; raises LinkDown when too much is kept."""
+        if len(self._outbox) >= OUTBOX_LIMIT:
+            raise LinkDown(f"{OUTBOX_LIMIT} messages wait for a peer that takes none")
+        self._outbox.append(frames)
+        self._loop.call_soon(self._pump)
+
+    def close(self) -> None:
+        """Hand what is left to ZeroMQ (it lingers shortly) and close."""
+        if self._closed:
+            return
+        self._flush()
+        self._closed = True
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+
+    def _flush(self) -> None:
+        while self._outbox:
+            try:
+                self._socket.send_multipart(self._outbox[0], zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            except zmq.ZMQError as error:  # ROUTER_MANDATORY is off, so this is a closed context
+                log.warning("send failed: %s", error)
+            self._outbox.popleft()
+
+    def _pump(self) -> None:
+        # The descriptor is edge-triggered: drain until empty, and look again after every send.
+        while not self._closed:
+            self._flush()
+            try:
+                frames = self._socket.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            self._on_frames(frames)
+
+
+class AsyncLink:
+    """A peer's connection to the broker on an asyncio loop: joins, beats, rejoins by itself.
+
+    ``on_message`` gets every message but Welcome; ``on_join`` is called after each Welcome, so that the owner
+    can announce again what it has (credit, unacknowledged segments).
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        hello: Hello,
+        on_message: OnMessage,
+        *,
+        on_join: Callable[[], None] = lambda: None,
+        progress: Callable[[], Progress] = Progress,
+    ) -> None:
+        self.session = Session(hello, time.monotonic())
+        self._on_message, self._on_join, self._progress = on_message, on_join, progress
+        self._joined = asyncio.Event()
+        self._endpoint = endpoint
+        socket = dealer(zmq.Context.instance(), hello.peer)
+        socket.connect(endpoint)
+        self._socket = AsyncSocket(socket, self._received)
+        self._ticker = asyncio.create_task(self._tick(), name="broker link")
+
+    def send(self, message: AnyMessage, body: bytes | None = None) -> None:
+        self._socket.send(encode(message, body))
+
+    def send_frames(self, frames: Frames) -> None:
+        self._socket.send(frames)
+
+    async def joined(self, timeout_s: float) -> None:
+        """Wait for the first Welcome; raises LinkDown naming the endpoint."""
+        try:
+            await asyncio.wait_for(self._joined.wait(), timeout_s)
+        except TimeoutError:
+            raise LinkDown(
+                f"no broker answered at {self._endpoint} within {timeout_s:g} s; is it started, is the port right?"
+            ) from None
+
+    async def close(self, reason: str = "") -> None:
+        self._ticker.cancel()
+        self.send(Goodbye(reason=reason))
+        self._socket.close()
+
+    def _received(self, frames: list[bytes]) -> None:
+        try:
+            message, rest = decode(frames)
+        except ProtocolError as error:
+            log.error("message from the broker refused: %s", error)
+            return
+        if self.session.received(message, time.monotonic()):
+            self._joined.set()
+            self._on_join()
+        else:
+            self._on_message(message, list(rest))  # type: ignore[arg-type]
+
+    async def _tick(self) -> None:
+        while True:
+            for message in self.session.due(time.monotonic(), self._progress()):
+                self.send(message)
+            await asyncio.sleep(TICK_S)
+
+
+class ThreadLink:
+    """A peer's connection to the broker in a thread of its own, for a role whose main thread computes.
+
+    Messages arrive in ``inbox``, a queue of (message, frames behind the header); None marks each (re)join.
+    """
+
+    def __init__(self, endpoint: str, hello: Hello, *, progress: Callable[[], Progress] = Progress) -> None:
+        self.inbox: queue.SimpleQueue[tuple[AnyMessage, list[bytes]] | None] = queue.SimpleQueue()
+        self.session = Session(hello, time.monotonic())
+        self._endpoint, self._progress = endpoint, progress
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._wake_address = f"inproc://link-{id(self)}"
+        self._outbox: deque[Frames] = deque()
+        self._stop = threading.Event()
+        self._wake_in = self._context.socket(zmq.PAIR)
+        self._wake_in.bind(self._wake_address)
+        self._wake_lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="broker link", daemon=True)
+        self._thread.start()
+
+    def send(self, message: AnyMessage, body: bytes | None = None) -> None:
+        """Queue a message; may be called from any thread."""
+        self._outbox.append(encode(message, body))
+        self._wake()
+
+    def close(self, reason: str = "") -> None:
+        self.send(Goodbye(reason=reason))
+        self._stop.set()
+        self._wake()
+        self._thread.join()
+        self._wake_in.close()
+
+    def _wake(self) -> None:
+        with self._wake_lock:
+            try:
+                self._wake_in.send(b"", zmq.DONTWAIT)
+            except zmq.Again:
+                pass  # wake-ups are queued already
+
+    def _run(self) -> None:
+        socket = dealer(self._context, self.session.hello.peer)
+        socket.connect(self._endpoint)
+        wake = self._context.socket(zmq.PAIR)
+        wake.connect(self._wake_address)
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(wake, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll(TICK_S * 1000))
+            if wake in ready:
+                _drain(wake)
+            if socket in ready:
+                self._receive(socket)
+            for message in self.session.due(time.monotonic(), self._progress()):
+                self._outbox.append(encode(message))
+            stopping = self._stop.is_set()
+            while self._outbox:
+                try:
+                    socket.send_multipart(self._outbox[0], zmq.DONTWAIT)
+                except zmq.Again:
+                    break
+                self._outbox.popleft()
+            if stopping:
+                break
+        socket.close()
+        wake.close()
+
+    def _receive(self, socket: "zmq.Socket[bytes]") -> None:
+        while True:
+            try:
+                frames = socket.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            try:
+                message, rest = decode(frames)
+            except ProtocolError as error:
+                log.error("message from the broker refused: %s", error)
+                continue
+            joined = self.session.received(message, time.monotonic())
+            self.inbox.put(None if joined else (message, list(rest)))  # type: ignore[arg-type]
+
+
+def _drain(socket: "zmq.Socket[bytes]") -> None:
+    while True:
+        try:
+            socket.recv(zmq.DONTWAIT)
+        except zmq.Again:
+            return

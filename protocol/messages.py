@@ -1,0 +1,349 @@
+"""Every message of the protocol, one Struct each; SPEC.md says who sends what, when.
+
+Structs are encoded as MessagePack maps whose key ``type`` names the message. Decoding ignores keys it does
+not know, and the broker forwards the *bytes* of a segment header, so unknown fields survive the journey.
+All times on the wire are durations in seconds: clocks of two hosts are never compared.
+"""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field
+
+Role = Literal["learner", "actor", "generator"]
+Purpose = Literal["train", "eval"]
+TrajectoryStatus = Literal["unfinished", "finished", "truncated", "failed"]
+KvPolicy = Literal["recomputed", "kept"]
+DeliveryUnit = Literal["group", "trajectory", "segment"]
+
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Count = Annotated[int, Meta(ge=0)]
+Version = Annotated[int, Meta(ge=0)]
+
+
+class Message(Struct, tag_field="type", frozen=True, kw_only=True, omit_defaults=True):
+    """Base of all messages."""
+
+
+class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How tokens are drawn. ``temperature = 0`` is greedy; training needs top_p = 1 and top_k = 0."""
+
+    temperature: Annotated[float, Meta(ge=0)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: Count = 0
+    max_turn_tokens: Annotated[int, Meta(ge=1)] = 64
+    max_trajectory_tokens: Annotated[int, Meta(ge=1)] = 256
+    seed: int | None = None
+
+
+class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One episode to be run: which environment, which instance of it, and as a member of which rollout group."""
+
+    task_id: Name
+    env: Name
+    data: dict[str, Any] = field(default_factory=dict)
+    group_id: Name
+    group_size: Annotated[int, Meta(ge=1)]
+    member: Count = 0
+    purpose: Purpose = "train"
+    sampling: Sampling = Sampling()
+    min_policy_version: Version = 0
+    deadline_s: Annotated[float, Meta(gt=0)] = 120.0
+
+
+class Turn(Struct, frozen=True, array_like=True):
+    """Tokens ``[start, end)`` of the trajectory that belong to turn ``index``.
+
+    Turns are counted over actions and observations together, from 0 (the prompt, an observation). A turn that
+    is cut by a segment boundary appears in both segments, with the same index.
+    """
+
+    index: Count
+    start: Count
+    end: Count
+    action: bool
+
+
+class Reward(Struct, frozen=True, array_like=True):
+    """A named reward for the action turn with index ``turn``."""
+
+    name: str
+    turn: Count
+    value: float
+
+
+# --- any role -> broker -----------------------------------------------------------------------------------
+
+
+class Hello(Message, tag="hello"):
+    """First message of a peer, and again after every reconnect."""
+
+    role: Role
+    peer: Name
+    incarnation: Count
+    host: str = ""
+    pid: int = 0
+    endpoint: str = ""
+    deliver: DeliveryUnit = "group"
+    epoch: Count = 0
+
+
+class Heartbeat(Message, tag="heartbeat"):
+    """Sent every ``heartbeat_s``; carries progress, not only life.
+
+    ``progress`` must grow while the peer has work (tokens, steps, episodes); ``busy`` says that it has work.
+    ``gauges`` are free numbers for ``/status`` and TensorBoard.
+    """
+
+    progress: float = 0.0
+    busy: bool = False
+    policy_version: int = 0
+    gauges: dict[str, float] = field(default_factory=dict)
+
+
+class Goodbye(Message, tag="goodbye"):
+    """The peer leaves on purpose; what it held returns to the queue at once."""
+
+    reason: str = ""
+
+
+# --- learner -> broker ------------------------------------------------------------------------------------
+
+
+class PutTasks(Message, tag="put_tasks"):
+    """New tasks for the queue. A task_id seen before is ignored, so the message may be repeated."""
+
+    tasks: list[Task]
+
+
+class DeliveryCredit(Message, tag="delivery_credit"):
+    """The learner can take ``units`` more deliveries (adds to what is left)."""
+
+    units: Count
+
+
+class Commit(Message, tag="commit"):
+    """These deliveries are done with: ``trained`` entered a gradient, ``dropped`` were filtered out."""
+
+    epoch: Count
+    step: Count
+    trained: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+
+
+class PublishWeights(Message, tag="publish_weights"):
+    """A new policy version exists; the broker passes the newest on to generators."""
+
+    epoch: Count
+    version: Version
+    manifest: str
+
+
+# --- actor -> broker --------------------------------------------------------------------------------------
+
+
+class TaskCredit(Message, tag="task_credit"):
+    """The actor can run ``tasks`` more episodes (adds to what is left)."""
+
+    tasks: Count
+
+
+class Segment(Message, tag="segment"):
+    """A contiguous, immutable piece of a trajectory. Its arrays follow in the body frame, see ``arrays``.
+
+    ``index`` counts the trajectory's segments from 0, ``offset`` is the position of its first token in the
+    trajectory. ``status`` other than "unfinished" closes the trajectory. Arrays (all of one length, the number
+    of tokens): ``token_ids`` int32, ``action_mask`` uint8, ``logp_behaviour`` float32 (0 on observations),
+    ``policy_version`` int32 (-1 on observations); more may be added by name.
+    """
+
+    trajectory_id: Name
+    task_id: Name
+    group_id: Name
+    group_size: Annotated[int, Meta(ge=1)]
+    index: Count
+    offset: Count
+    tokens: Count
+    action_tokens: Count
+    status: TrajectoryStatus
+    stop_reason: str = ""
+    env: str = ""
+    purpose: Purpose = "train"
+    version_min: int = -1
+    version_max: int = -1
+    turns: list[Turn] = field(default_factory=list)
+    rewards: list[Reward] = field(default_factory=list)
+    temperature: float = 1.0
+    kv: KvPolicy = "recomputed"
+    generator: str = ""
+    error: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
+    arrays: list["ArraySpec"] = field(default_factory=list)
+
+
+class ArraySpec(Struct, frozen=True, array_like=True):
+    """One array of a body frame: little-endian ``dtype``, ``length`` elements, starting at byte ``offset``."""
+
+    name: str
+    dtype: Literal["i4", "i8", "u1", "f4", "f8"]
+    length: Count
+    offset: Count
+
+
+class TaskRejected(Message, tag="task_rejected"):
+    """The actor cannot run this task (unknown environment, draining); the broker leases it to another."""
+
+    lease_id: str
+    reason: str
+
+
+# --- broker -> any role -----------------------------------------------------------------------------------
+
+
+class Welcome(Message, tag="welcome"):
+    """Answer to Hello: the run, the rhythm, the limits, the newest policy version."""
+
+    run: str
+    epoch: Count
+    heartbeat_s: float
+    policy_version: Version
+    limits: dict[str, int] = field(default_factory=dict)
+
+
+class Refused(Message, tag="refused"):
+    """A request was not accepted: ``code`` for programs, ``message`` with the cure for people."""
+
+    code: str
+    message: str
+    fatal: bool = False
+
+
+class GeneratorInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A live generator an actor may use."""
+
+    peer: str
+    endpoint: str
+    policy_version: int = 0
+
+
+class Generators(Message, tag="generators"):
+    """To actors: the generators that are healthy now (sent on every change)."""
+
+    generators: list[GeneratorInfo]
+
+
+class LeaseTask(Message, tag="lease_task"):
+    """To an actor: run this task; the lease is renewed by segments and heartbeats, ``attempt`` counts from 0.
+
+    The trajectory's id must be ``f"{task.task_id}.{attempt}"``.
+    """
+
+    lease_id: str
+    attempt: Count
+    task: Task
+
+
+class CancelTask(Message, tag="cancel_task"):
+    """To an actor: stop working on this lease (expired, or no longer wanted)."""
+
+    lease_id: str
+    reason: str
+
+
+class SegmentAck(Message, tag="segment_ack"):
+    """To an actor: what happened to segment (trajectory_id, index)."""
+
+    trajectory_id: str
+    index: Count
+    status: Literal["stored", "duplicate", "refused"]
+    reason: str = ""
+
+
+class SegmentCredit(Message, tag="segment_credit"):
+    """To an actor: it may have ``segments`` more segments unacknowledged (adds to what is left)."""
+
+    segments: Count
+
+
+class Deliver(Message, tag="deliver"):
+    """To the learner: one delivery unit. Frames that follow: header and body of each of ``segments`` segments.
+
+    ``redelivered`` is set when an earlier lease of the same unit was lost.
+    """
+
+    lease_id: str
+    unit_id: str
+    segments: Count
+    complete: bool = True
+    redelivered: bool = False
+
+
+class Dropped(Message, tag="dropped"):
+    """To the learner: a unit will never be delivered (too stale, failed, expired); frees its capacity."""
+
+    unit_id: str
+    group_id: str
+    trajectories: Count
+    reason: str
+
+
+class WeightsReady(Message, tag="weights_ready"):
+    """To generators: the newest policy version and where its manifest is (path or URL)."""
+
+    epoch: Count
+    version: Version
+    manifest: str
+
+
+class Drain(Message, tag="drain"):
+    """To any peer: finish what you have, send it, say Goodbye and end."""
+
+    reason: str = ""
+
+
+class QueueStats(Message, tag="queue_stats"):
+    """To the learner, about once a second: the broker's gauges, for its TensorBoard."""
+
+    gauges: dict[str, float]
+
+
+# --- actor <-> generator ----------------------------------------------------------------------------------
+
+
+class Generate(Message, tag="generate"):
+    """Sample a continuation of the token ids in the body (array ``token_ids``)."""
+
+    request_id: Name
+    max_tokens: Annotated[int, Meta(ge=1)]
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop_token_ids: list[int] = field(default_factory=list)
+    min_policy_version: Version = 0
+    arrays: list[ArraySpec] = field(default_factory=list)
+
+
+class Abort(Message, tag="abort"):
+    """Stop this request; a last chunk with finish_reason "abort" follows."""
+
+    request_id: Name
+
+
+class Chunk(Message, tag="chunk"):
+    """Newly sampled tokens: arrays ``token_ids``, ``logp_behaviour``, ``policy_version`` in the body.
+
+    ``finish_reason`` "" means that more follows.
+    """
+
+    request_id: Name
+    finish_reason: Literal["", "stop", "length", "abort", "error"] = ""
+    error: str = ""
+    kv: KvPolicy = "recomputed"
+    arrays: list[ArraySpec] = field(default_factory=list)
+
+
+AnyMessage = (
+    Hello | Heartbeat | Goodbye | PutTasks | DeliveryCredit | Commit | PublishWeights | TaskCredit | Segment
+    | TaskRejected | Welcome | Refused | Generators | LeaseTask | CancelTask | SegmentAck | SegmentCredit
+    | Deliver | Dropped | WeightsReady | Drain | QueueStats | Generate | Abort | Chunk
+)  # fmt: skip

@@ -1,0 +1,90 @@
+"""The peer's side of a connection to the broker, without sockets and clocks.
+
+A `Session` says what to send and when: Hello until a Welcome comes, heartbeats in the rhythm that the Welcome
+asks for, Hello again when the broker has been silent or does not know us (it was restarted). Whoever owns the
+socket passes ``now`` (monotonic seconds) in and sends what comes out.
+"""
+
+from dataclasses import dataclass
+
+from protocol.messages import AnyMessage, Heartbeat, Hello, Refused, Welcome
+
+HELLO_RETRY_S = 1.0
+MISSED_BEATS = 5
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a heartbeat reports; see `protocol.messages.Heartbeat`."""
+
+    progress: float = 0.0
+    busy: bool = False
+    policy_version: int = 0
+    gauges: tuple[tuple[str, float], ...] = ()
+
+
+class Session:
+    """State of one peer's connection: joined or not, when to speak next, whether the broker still lives.
+
+    Example:
+        >>> session = Session(Hello(role="actor", peer="a0", incarnation=1), now=0.0)
+        >>> [type(m).__name__ for m in session.due(0.0, Progress())]
+        ['Hello']
+        >>> session.due(0.5, Progress())
+        []
+        >>> session.received(Welcome(run="r", epoch=0, heartbeat_s=1.0, policy_version=0), now=0.6)
+        True
+        >>> [type(m).__name__ for m in session.due(1.7, Progress(progress=3.0))]
+        ['Heartbeat']
+        >>> [type(m).__name__ for m in session.due(99.0, Progress())]  # silence: start over
+        ['Hello']
+    """
+
+    def __init__(self, hello: Hello, now: float) -> None:
+        self.hello = hello
+        self.welcome: Welcome | None = None
+        self.joins = 0
+        self._heard = now
+        self._next = now
+
+    @property
+    def joined(self) -> bool:
+        return self.welcome is not None
+
+    def silent_for(self, now: float) -> float:
+        """Seconds since the broker was last heard."""
+        return now - self._heard
+
+    def received(self, message: AnyMessage, now: float) -> bool:
+        """Note a message from the broker; True when it made us join (again)."""
+        self._heard = now
+        match message:
+            case Welcome():
+                self.welcome = message
+                self.joins += 1
+                self._next = now + message.heartbeat_s
+                return True
+            case Refused(code="unknown_peer"):
+                self.welcome = None
+                self._next = now
+        return False
+
+    def due(self, now: float, progress: Progress) -> list[AnyMessage]:
+        """Messages to send now."""
+        if self.welcome and self.silent_for(now) > MISSED_BEATS * self.welcome.heartbeat_s:
+            self.welcome = None
+            self._next = now
+        if now < self._next:
+            return []
+        if self.welcome is None:
+            self._next = now + HELLO_RETRY_S
+            return [self.hello]
+        self._next = now + self.welcome.heartbeat_s
+        return [
+            Heartbeat(
+                progress=progress.progress,
+                busy=progress.busy,
+                policy_version=progress.policy_version,
+                gauges=dict(progress.gauges),
+            )
+        ]
