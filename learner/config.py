@@ -93,8 +93,8 @@ class LearnerConfig(_Section):
     """Learner steps (batches trained)."""
     group_size: int = Field(8, ge=1)
     """Trajectories per task."""
-    batch_groups: int = Field(16, ge=1)
-    """Rollout groups per learner step."""
+    batch_trajectories: int = Field(128, ge=1)
+    """Trajectories per learner step; a multiple of group_size."""
     max_policy_lag: int = Field(4, ge=0)
     """Oldest token that may carry gradient, in versions."""
     filter_uniform_groups: bool = True

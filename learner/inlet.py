@@ -1,0 +1,135 @@
+"""What arrives from the broker, turned into groups that can be trained. Pure: messages in, groups and commits out."""
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from learner.curriculum import Curriculum
+from learner.trajectory import Trajectory, assemble
+from protocol.codec import Arrays, decode_delivery
+from protocol.errors import ProtocolError
+from protocol.messages import AnyMessage, Commit, Deliver, Dropped, QueueStats, Segment
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Group:
+    """One delivery: the trajectories of a rollout group (or a single one), and the lease it is held under."""
+
+    lease_id: str
+    group_id: str
+    trajectories: list[Trajectory]
+
+
+@dataclass
+class Counts:
+    """What became of everything that arrived, in trajectories and in action tokens."""
+
+    trajectories: dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
+
+    def add(self, outcome: str, trajectories: Sequence[Trajectory]) -> None:
+        self.trajectories[outcome] = self.trajectories.get(outcome, 0) + len(trajectories)
+        tokens = sum(t.action_tokens for t in trajectories)
+        self.tokens[outcome] = self.tokens.get(outcome, 0) + tokens
+
+
+def has_signal(trajectories: Sequence[Trajectory]) -> bool:
+    """Whether a group-relative advantage can be anything but zero: two members with different returns."""
+    return len({t.return_ for t in trajectories}) > 1
+
+
+@dataclass
+class Inlet:
+    """Groups ready to be trained, evaluation results, and the commits still owed to the broker."""
+
+    curriculum: Curriculum
+    filter_uniform: bool
+    ready: deque[Group] = field(default_factory=deque)
+    evaluated: dict[str, Trajectory] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
+    gauges: dict[str, float] = field(default_factory=dict)
+    deliveries: int = 0
+    recent: list[Trajectory] = field(default_factory=list)
+    """Training trajectories that arrived since `take_recent` was last called, whatever became of them."""
+    _dropped: list[str] = field(default_factory=list)
+
+    def received(self, message: AnyMessage, rest: Sequence[bytes]) -> None:
+        """Take in one message."""
+        match message:
+            case Deliver():
+                self.deliveries += 1
+                self._delivered(message, rest)
+            case Dropped():
+                self.curriculum.settle(message.group_id)
+                outcome = f"dropped_{message.reason}"
+                self.counts.trajectories[outcome] = (
+                    self.counts.trajectories.get(outcome, 0) + message.trajectories
+                )
+            case QueueStats():
+                self.gauges = message.gauges
+
+    @property
+    def waiting(self) -> int:
+        """Trajectories ready to be trained."""
+        return sum(len(group.trajectories) for group in self.ready)
+
+    def take(self, trajectories: int) -> list[Group]:
+        """The oldest groups, at least so many trajectories."""
+        batch: list[Group] = []
+        while self.ready and sum(len(g.trajectories) for g in batch) < trajectories:
+            batch.append(self.ready.popleft())
+        return batch
+
+    def take_recent(self) -> list[Trajectory]:
+        """Training trajectories that arrived since the last call."""
+        recent, self.recent = self.recent, []
+        return recent
+
+    def commit(self, epoch: int, step: int, trained: Sequence[Group]) -> Commit | None:
+        """What to tell the broker: these groups are trained, and those were dropped since the last time."""
+        for group in trained:
+            self.curriculum.settle(group.group_id)
+        dropped, self._dropped = self._dropped, []
+        if not trained and not dropped:
+            return None
+        return Commit(epoch=epoch, step=step, trained=[g.lease_id for g in trained], dropped=dropped)
+
+    def _delivered(self, deliver: Deliver, rest: Sequence[bytes]) -> None:
+        try:
+            trajectories = _trajectories(decode_delivery(deliver, rest))
+        except (ProtocolError, ValueError) as error:
+            log.error("delivery refused unit=%s: %s", deliver.unit_id, error)
+            self._drop("rejected", deliver, [])
+            return
+        group_id = trajectories[0].group_id
+        if trajectories[0].purpose == "eval":
+            for trajectory in trajectories:
+                self.evaluated[group_id] = trajectory
+            self._drop("evaluated", deliver, trajectories)
+            return
+        if not self.curriculum.owns(group_id):
+            self._drop("other_epoch", deliver, trajectories)
+            return
+        self.recent += trajectories
+        failed = [t for t in trajectories if t.status == "failed"]
+        self.counts.add("failed", failed)
+        usable = [t for t in trajectories if t.status != "failed" and t.action_tokens]
+        if not usable or (self.filter_uniform and not has_signal(usable)):
+            self.curriculum.settle(group_id)
+            self._drop("uniform" if usable else "unusable", deliver, usable)
+            return
+        self.ready.append(Group(deliver.lease_id, group_id, usable))
+
+    def _drop(self, outcome: str, deliver: Deliver, trajectories: Sequence[Trajectory]) -> None:
+        self.counts.add(outcome, trajectories)
+        self._dropped.append(deliver.lease_id)
+
+
+def _trajectories(segments: list[tuple[Segment, Arrays]]) -> list[Trajectory]:
+    by_id: dict[str, list[tuple[Segment, Arrays]]] = {}
+    for segment, arrays in segments:
+        by_id.setdefault(segment.trajectory_id, []).append((segment, arrays))
+    return [assemble(pieces) for pieces in by_id.values()]

@@ -1,0 +1,196 @@
+"""The training loop: collect whole groups, update, publish the new version, commit, report."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from learner.config import LearnerConfig
+from learner.engine import Engine, UpdateReport
+from learner.exchange import Exchange, Stopped
+from learner.metrics import Report, rollout_metrics
+from learner.nonfinite import Diverged, save_trajectories
+from learner.publisher import Publisher
+from learner.trajectory import Trajectory
+
+log = logging.getLogger(__name__)
+
+TIME_LIMIT = "time limit"
+
+
+@dataclass
+class Totals:
+    """Running totals, for the summary and the checkpoint."""
+
+    trained_tokens: int = 0
+    trained_trajectories: int = 0
+    wait_seconds: float = 0.0
+    update_seconds: float = 0.0
+    publish_seconds: float = 0.0
+    skipped_steps: int = 0
+    lag_counts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, report: UpdateReport, trajectories: int) -> None:
+        self.trained_tokens += int(report.metrics["learner/trained_tokens"])
+        self.trained_trajectories += trajectories
+        lags, counts = np.unique(report.histograms["policy_lag_versions"], return_counts=True)
+        for lag, count in zip(lags.astype(int).tolist(), counts.tolist(), strict=True):
+            self.lag_counts[str(lag)] = self.lag_counts.get(str(lag), 0) + count
+
+
+@dataclass
+class Learner:
+    """The parts of a learner, wired in `learner.main`, and where it stands."""
+
+    config: LearnerConfig
+    run_dir: Path
+    engine: Engine
+    exchange: Exchange
+    publisher: Publisher
+    report: Report
+    step: int = 0
+    version: int = 0
+    skipped_in_a_row: int = 0
+    totals: Totals = field(default_factory=Totals)
+    evaluations: list[dict[str, float | str]] = field(default_factory=list)
+    ended_by: str = "all steps done"
+
+    def train(self) -> None:
+        """Run to the last step, or until asked to end; then checkpoint and evaluate."""
+        try:
+            if self.step == 0:
+                self.evaluate("before")
+            while self.step < self.config.steps:
+                self.learn()
+        except Stopped as reason:
+            self.ended_by = str(reason)
+            log.info("training ends at step %d: %s", self.step, reason)
+        self.checkpoint()
+        if self.ended_by in ("all steps done", TIME_LIMIT):
+            self.evaluate("after")
+
+    def learn(self) -> None:
+        """One step."""
+        started = time.monotonic()
+        groups = self.exchange.collect(step=self.step, version=self.version)
+        waited = time.monotonic() - started
+        trajectories = [t for group in groups for t in group.trajectories]
+        report = self.engine.update(trajectories, current_version=self.version)
+        self.step += 1
+        if report.applied:
+            self.applied(report, trajectories)
+        else:
+            self.skipped(trajectories)
+        self.exchange.commit(groups, step=self.step)
+        self.exchange.refill(step=self.step, version=self.version)
+        self.record(report, trajectories, waited, time.monotonic() - started)
+        if self.config.checkpoint_every and self.step % self.config.checkpoint_every == 0:
+            self.checkpoint()
+        if self.config.evaluation_every and self.step % self.config.evaluation_every == 0:
+            self.evaluate(f"step {self.step}")
+
+    def applied(self, report: UpdateReport, trajectories: Sequence[Trajectory]) -> None:
+        """The weights have changed: count, and publish the next version."""
+        self.skipped_in_a_row = 0
+        self.totals.add(report, len(trajectories))
+        if self.step % self.config.publish_every == 0:
+            self.version += 1
+            self.publish()
+
+    def publish(self) -> None:
+        """Write the current weights as the newest version and announce them."""
+        self.exchange.announce(self.publisher.publish(self.version, *self.engine.weights()))
+        self.totals.publish_seconds += self.publisher.seconds
+
+    def skipped(self, trajectories: Sequence[Trajectory]) -> None:
+        """Loss or gradient was not finite: the weights are untouched, the trajectories kept for inspection."""
+        self.totals.skipped_steps += 1
+        self.skipped_in_a_row += 1
+        path = save_trajectories(self.run_dir / "nonfinite", self.step, trajectories)
+        log.error("step %d skipped, loss or gradient not finite; its trajectories are in %s", self.step, path)
+        if self.skipped_in_a_row >= self.config.max_nonfinite_steps:
+            raise Diverged(
+                f"{self.skipped_in_a_row} steps in a row had a loss or gradient that is not finite; their "
+                f"trajectories are in {path.parent}. Lower learner.optimizer.lr, or look for a reward or "
+                "log-probability out of range there"
+            )
+
+    def record(self, report: UpdateReport, trained: Sequence[Trajectory], waited: float, wall: float) -> None:
+        """TensorBoard and metrics.jsonl."""
+        inlet = self.exchange.inlet
+        self.totals.wait_seconds += waited
+        self.totals.update_seconds += report.metrics["learner/step_seconds"]
+        arrived = inlet.take_recent()
+        scalars = {
+            **inlet.gauges,
+            **report.metrics,
+            **rollout_metrics(arrived, trained),
+            "rollout/failed_trajectories": float(inlet.counts.trajectories.get("failed", 0)),
+            "rollout/uniform_trajectories": float(inlet.counts.trajectories.get("uniform", 0)),
+            "rollout/stale_trajectories": float(inlet.counts.trajectories.get("dropped_stale", 0)),
+            "learner/wait_seconds": waited,
+            "learner/publish_seconds": self.publisher.seconds,
+            "learner/idle_share": waited / wall,
+            "learner/trained_tokens_per_second": report.metrics["learner/trained_tokens"] / wall,
+            "learner/tokens_trained_total": float(self.totals.trained_tokens),
+            "learner/policy_version": float(self.version),
+            "learner/skipped_steps": float(self.totals.skipped_steps),
+        }
+        lengths = {
+            "length_generated_tokens": np.array([t.action_tokens for t in arrived]),
+            "length_trained_tokens": np.array([t.action_tokens for t in trained]),
+        }
+        self.report.write(self.step, scalars, {**report.histograms, **lengths})
+
+    def evaluate(self, tag: str) -> None:
+        """Greedy accuracy on held-out tasks under the newest version."""
+        if not self.config.evaluation_tasks:
+            return
+        try:
+            episodes = self.exchange.evaluate(f"{tag} {self.step}", version=self.version)
+        except Stopped as reason:
+            self.ended_by = str(reason)
+            log.info("evaluation %s left out: %s", tag, reason)
+            return
+        accuracy = float(np.mean([t.correct is True for t in episodes]))
+        return_mean = float(np.mean([t.return_ for t in episodes]))
+        self.evaluations.append(
+            {
+                "tag": tag,
+                "step": self.step,
+                "policy_version": self.version,
+                "tasks": len(episodes),
+                "accuracy": accuracy,
+                "return_mean": return_mean,
+                "failed": sum(t.status == "failed" for t in episodes),
+            }
+        )
+        self.report.write(
+            self.step, {"evaluation/accuracy": accuracy, "evaluation/return_mean": return_mean}
+        )
+        log.info("evaluation %s: accuracy %.3f on %d held-out tasks", tag, accuracy, len(episodes))
+
+    def checkpoint(self) -> None:
+        """One cut of weights, optimizer, RNG, curriculum and totals."""
+        state = {
+            "step": self.step,
+            "version": self.version,
+            "curriculum": self.exchange.curriculum.state(),
+            "totals": asdict(self.totals),
+            "evaluations": self.evaluations,
+        }
+        self.engine.save(self.run_dir / "checkpoints", state)
+        log.info("checkpoint at step %d", self.step)
+
+    def restore(self) -> None:
+        """Continue from the newest checkpoint: put again what was under way, publish what we hold."""
+        state = self.engine.load(self.run_dir / "checkpoints")
+        self.step, self.version = state["step"], state["version"]
+        self.totals, self.evaluations = Totals(**state["totals"]), state["evaluations"]
+        curriculum = self.exchange.curriculum
+        self.exchange.put_again(curriculum.restore(state["curriculum"], curriculum.epoch))
+        self.publish()
+        log.info("resumed at step %d, version %d, epoch %d", self.step, self.version, curriculum.epoch)

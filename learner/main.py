@@ -1,0 +1,157 @@
+"""The learner role: wires its parts and runs the loop. Ranks above 0 follow rank 0's commands."""
+
+import json
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from learner.config import LearnerConfig
+from learner.curriculum import Curriculum
+from learner.exchange import Exchange
+from learner.loop import TIME_LIMIT, Learner
+from learner.metrics import Report
+from learner.publisher import Publisher
+from protocol.errors import LinkDown
+from protocol.link import ThreadLink
+from protocol.messages import Hello
+from protocol.session import Progress
+
+log = logging.getLogger(__name__)
+
+JOIN_TIMEOUT_S = 60.0
+
+
+def run_learner(
+    config: LearnerConfig,
+    *,
+    broker: str,
+    model: str,
+    env_name: str,
+    run: str,
+    run_dir: Path,
+    seed: int,
+    mode: str,
+    max_minutes: float,
+    resume: bool,
+) -> None:
+    """Train until done, then write ``run_dir/result.json``. Blocks; SIGTERM ends it with a checkpoint."""
+    from learner.engine import Engine
+
+    rank = int(os.environ.get("RANK", "0"))
+    engine = Engine(config, model=model, total_steps=config.steps, seed=seed)
+    if rank > 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 says when to end
+        engine.follow()
+        return
+    stop = _Stop(time.monotonic() + max_minutes * 60)
+    epoch = next_epoch(run_dir)
+    curriculum = Curriculum(env_name, config, seed, epoch)
+    progress = _Progress()
+    link = ThreadLink(
+        broker,
+        Hello(role="learner", peer="learner", incarnation=epoch, pid=os.getpid(), epoch=epoch),
+        progress=progress,
+    )
+    _await_join(link, broker)
+    exchange = Exchange(link, curriculum, config, lockstep=mode == "sync", stop_reason=stop.reason)
+    publisher = Publisher(run, run_dir, epoch=epoch, keep=config.keep_versions)
+    report = Report(run_dir)
+    learner = Learner(config, run_dir, engine, exchange, publisher, report)
+    progress.learner = learner
+    started = time.monotonic()
+    try:
+        if resume:
+            learner.restore()
+        learner.train()
+        engine.save_pretrained(run_dir / "model")
+        write_result(learner, time.monotonic() - started)
+    finally:
+        link.close("done")
+        report.close()
+        publisher.close()
+        engine.close()
+
+
+def next_epoch(run_dir: Path) -> int:
+    """Epoch of this learner's lineage: one more than the last learner of this run folder had."""
+    path = run_dir / "epoch"
+    epoch = int(path.read_text()) + 1 if path.exists() else 1
+    partial = path.with_suffix(".partial")
+    partial.write_text(str(epoch))
+    partial.rename(path)
+    return epoch
+
+
+def write_result(learner: Learner, wall_seconds: float) -> None:
+    """``result.json``: what the learner knows of the run; docs/summary.md explains the fields."""
+    totals, inlet = learner.totals, learner.exchange.inlet
+    lags = {int(lag): count for lag, count in totals.lag_counts.items()}
+    tokens = sum(lags.values())
+    result: dict[str, Any] = {
+        "ended_by": learner.ended_by,
+        "steps": learner.step,
+        "policy_version": learner.version,
+        "wall_seconds": wall_seconds,
+        "evaluations": learner.evaluations,
+        "tokens_trained": totals.trained_tokens,
+        "tokens_generated": int(inlet.gauges.get("generator/tokens_total", 0)),
+        "trajectories_trained": totals.trained_trajectories,
+        "trajectories_by_outcome": inlet.counts.trajectories,
+        "tokens_by_outcome": inlet.counts.tokens,
+        "policy_lag": {
+            "mean_versions": sum(lag * n for lag, n in lags.items()) / max(1, tokens),
+            "max_versions": max(lags, default=0),
+            "tokens_by_lag": {str(lag): lags[lag] for lag in sorted(lags)},
+        },
+        "skipped_steps": totals.skipped_steps,
+        "wait_seconds": totals.wait_seconds,
+        "update_seconds": totals.update_seconds,
+        "publish_seconds": totals.publish_seconds,
+    }
+    path = learner.run_dir / "result.json"
+    path.with_suffix(".partial").write_text(json.dumps(result, indent=1), encoding="utf-8")
+    path.with_suffix(".partial").rename(path)
+
+
+class _Stop:
+    """Why training should end, if it should: SIGTERM or the time limit."""
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline, self._signalled = deadline, False
+        signal.signal(signal.SIGTERM, self._signal)
+
+    def _signal(self, number: int, frame: FrameType | None) -> None:
+        self._signalled = True
+
+    def reason(self) -> str:
+        if self._signalled:
+            return "SIGTERM"
+        if time.monotonic() > self._deadline:
+            self._deadline = float("inf")  # reported once: the evaluation that follows is not cut short
+            return TIME_LIMIT
+        return ""
+
+
+class _Progress:
+    """What the learner's heartbeat says; read from the link's thread."""
+
+    learner: Learner | None = None
+
+    def __call__(self) -> Progress:
+        if self.learner is None:
+            return Progress()
+        return Progress(
+            progress=self.learner.step, busy=True, policy_version=self.learner.version
+        )
+
+
+def _await_join(link: ThreadLink, broker: str) -> None:
+    deadline = time.monotonic() + JOIN_TIMEOUT_S
+    while not link.session.joined:
+        if time.monotonic() > deadline:
+            raise LinkDown(f"no broker answered at {broker} within {JOIN_TIMEOUT_S:g} s; is it started?")
+        time.sleep(0.05)

@@ -1,0 +1,138 @@
+"""Every number the learner reports: one table of names, TensorBoard, and a line of JSON per step.
+
+docs/metrics.md explains the same names; a test holds the two lists equal.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learner.trajectory import Trajectory
+
+SCALARS: dict[str, str] = {
+    "rollout/reward_mean": "mean reward per action turn of the trajectories that arrived",
+    "rollout/return_mean": "mean return (sum of rewards) of the trajectories that arrived",
+    "rollout/return_std": "its standard deviation",
+    "rollout/correct_share": "share of arrived trajectories that solved the task exactly",
+    "rollout/failed_trajectories": "episodes that failed (recorded, not trained), in all",
+    "rollout/uniform_trajectories": "trajectories left out because their group's returns are equal, in all",
+    "rollout/stale_trajectories": "trajectories dropped by the broker as too stale, in all",
+    "rollout/length_mean_tokens": "mean action tokens of the trajectories that arrived",
+    "rollout/length_trained_mean_tokens": "mean action tokens of the trajectories trained",
+    "rollout/turns_mean": "mean action turns of the trajectories that arrived",
+    "learner/loss": "loss of the step, global token mean",
+    "learner/gradient_norm": "norm of the gradient before clipping",
+    "learner/learning_rate": "learning rate of the step",
+    "learner/entropy_nats": "mean entropy of the current policy on trained tokens",
+    "learner/kl_current_proximal_nats": "k3 estimate of KL(current || proximal): what the update itself moved",
+    "learner/kl_proximal_behaviour_nats": "k3 estimate between proximal and behaviour: staleness and engine mismatch",
+    "learner/clip_fraction": "share of trained tokens whose gradient the clip cut off",
+    "learner/ratio_current_proximal_mean": "importance ratio current/proximal, mean over trained tokens",
+    "learner/ratio_current_proximal_min": "its minimum",
+    "learner/ratio_current_proximal_max": "its maximum",
+    "learner/ratio_proximal_behaviour_mean": "importance ratio proximal/behaviour, mean over trained tokens",
+    "learner/ratio_proximal_behaviour_min": "its minimum",
+    "learner/ratio_proximal_behaviour_max": "its maximum",
+    "learner/truncated_fraction": "share of trained tokens whose correction weight sits at the ceiling",
+    "learner/effective_sample_size": "effective share of the tokens under the proximal/behaviour weights, 0 to 1",
+    "learner/policy_lag_mean_versions": "mean lag of trained tokens",
+    "learner/policy_lag_max_versions": "largest lag of a trained token",
+    "learner/stale_token_fraction": "share of action tokens masked out as older than the lag bound",
+    "learner/trained_tokens": "action tokens that carried gradient in the step",
+    "learner/padding_fraction": "share of computed positions that were padding",
+    "learner/step_seconds": "time of the update",
+    "learner/wait_seconds": "time waited for a full batch before the update",
+    "learner/publish_seconds": "time to write and announce the new version",
+    "learner/idle_share": "share of wall time since the last step spent waiting",
+    "learner/trained_tokens_per_second": "trained action tokens over wall time since the last step",
+    "learner/tokens_trained_total": "action tokens trained so far",
+    "learner/policy_version": "newest published version",
+    "learner/skipped_steps": "steps skipped for a loss or gradient that is not finite, in all",
+    "generator/tokens_total": "action tokens sampled by all generators",
+    "generator/tokens_per_second": "their present rate",
+    "generator/running_requests": "requests under way",
+    "generator/idle_share": "share of wall time without a running request",
+    "generator/update_pause_seconds": "generation paused for the last weight update",
+    "generator/updates_applied": "weight updates loaded, in all",
+    "generator/updates_refused": "weight updates refused by verification, in all",
+    "generator/policy_version": "mean version in service",
+    "actor/episodes_running": "episodes under way",
+    "actor/episodes_finished": "episodes ended, in all",
+    "actor/episodes_failed": "episodes that failed, in all",
+    "actor/env_seconds": "mean time of an environment step",
+    "actor/scorer_timeouts": "answers whose scoring hit the time limit, in all",
+    "broker/queue_depth_segments": "segments held for the learner",
+    "broker/queued_bytes": "their size",
+    "broker/tasks_queued": "tasks waiting for an actor",
+    "broker/tasks_leased": "tasks under way",
+    "broker/units_ready": "deliveries ready",
+    "broker/units_leased": "deliveries with the learner",
+    "evaluation/accuracy": "share of held-out tasks solved exactly, greedy",
+    "evaluation/return_mean": "mean return on them",
+}
+
+HISTOGRAMS: dict[str, str] = {
+    "policy_lag_versions": "lag of trained tokens",
+    "length_generated_tokens": "action tokens of the trajectories that arrived",
+    "length_trained_tokens": "action tokens of the trajectories trained",
+    "ratio_proximal_behaviour": "importance ratio proximal/behaviour of trained tokens",
+    "ratio_current_proximal": "importance ratio current/proximal of trained tokens",
+}
+
+
+def rollout_metrics(arrived: Sequence[Trajectory], trained: Sequence[Trajectory]) -> dict[str, float]:
+    """Scalars of the trajectories that arrived since the last step, and of those trained in it."""
+    finished = [t for t in arrived if t.status != "failed"]
+    if not finished:
+        return {}
+    returns = np.array([t.return_ for t in finished])
+    turns = np.array([t.action_turns for t in finished])
+    return {
+        "rollout/reward_mean": float(returns.sum() / max(1, turns.sum())),
+        "rollout/return_mean": float(returns.mean()),
+        "rollout/return_std": float(returns.std()),
+        "rollout/correct_share": float(np.mean([t.correct is True for t in finished])),
+        "rollout/length_mean_tokens": float(np.mean([t.action_tokens for t in finished])),
+        "rollout/length_trained_mean_tokens": float(np.mean([t.action_tokens for t in trained] or [0])),
+        "rollout/turns_mean": float(turns.mean()),
+    }
+
+
+class Report:
+    """Writes TensorBoard events below ``run_dir/tb`` and lines of ``run_dir/metrics.jsonl``.
+
+    Raises:
+        KeyError: for a name that is not in the tables above, so that no metric goes undocumented.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(run_dir / "tb"))
+        self._lines = open(run_dir / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115 (closed in close)
+
+    def write(
+        self,
+        step: int,
+        scalars: Mapping[str, float],
+        histograms: Mapping[str, NDArray[Any]] | None = None,
+    ) -> None:
+        """Record one step."""
+        for name, value in scalars.items():
+            SCALARS[name]
+            self._writer.add_scalar(name, value, step)
+        for name, values in (histograms or {}).items():
+            HISTOGRAMS[name]
+            if values.size:
+                self._writer.add_histogram("histogram/" + name, values, step)
+        self._writer.flush()
+        self._lines.write(json.dumps({"step": step, **scalars}) + "\n")
+        self._lines.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+        self._lines.close()

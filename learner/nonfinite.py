@@ -1,0 +1,30 @@
+"""What is kept of a step whose loss or gradient was not finite."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from learner.trajectory import Trajectory
+
+
+class Diverged(RuntimeError):
+    """Too many steps in a row with a loss or gradient that is not finite."""
+
+
+def save_trajectories(folder: Path, step: int, trajectories: Sequence[Trajectory]) -> Path:
+    """Write the trajectories of a step: arrays as ``step-N.npz``, the rest as ``step-N.json``; returns the former."""
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = {}
+    for i, t in enumerate(trajectories):
+        for name in ("token_ids", "action_mask", "logp_behaviour", "policy_version"):
+            arrays[f"{i}.{name}"] = getattr(t, name)
+    path = folder / f"step-{step:06d}.npz"
+    np.savez_compressed(path, **arrays)
+    headers = [
+        {"trajectory_id": t.trajectory_id, "group_id": t.group_id, "status": t.status, "return": t.return_}
+        for t in trajectories
+    ]
+    path.with_suffix(".json").write_text(json.dumps(headers, indent=1), encoding="utf-8")
+    return path
