@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class ActorConfig(BaseModel):
     """`[actor]` of the run file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     count: int = Field(2, ge=1)
     """Actor processes that `offbeat train` starts."""
@@ -29,7 +29,7 @@ class ActorConfig(BaseModel):
 class GeneratorConfig(BaseModel):
     """`[generator]` of the run file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     count: int = Field(1, ge=1)
     """Generator processes that `offbeat train` starts."""

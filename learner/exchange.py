@@ -40,7 +40,6 @@ class Exchange:
         self.curriculum = curriculum
         self.inlet = Inlet(curriculum, config.filter_uniform_groups)
         self._drained = ""
-        self._credited = False
 
     def collect(self, *, step: int, version: int) -> list[Group]:
         """Wait for a full batch of whole groups, oldest first; keeps the task queue filled meanwhile.
@@ -98,9 +97,11 @@ class Exchange:
     def _wait(self, done: Callable[[], bool], whom: Callable[[], str]) -> None:
         self._pump(0.0)
         patience = time.monotonic() + self._config.data_timeout_s
-        while not done():
+        while True:
             if reason := self._drained or self._stop_reason():
                 raise Stopped(reason)
+            if done():
+                return
             if self._pump(POLL_S):
                 patience = time.monotonic() + self._config.data_timeout_s
             elif time.monotonic() > patience:

@@ -1,0 +1,35 @@
+# Each target works as the first command typed: it makes .venv if there is none.
+VENV ?= .venv
+BIN := $(VENV)/bin
+RECIPE ?= recipes/spell_backward.toml
+export OMP_NUM_THREADS ?= 1
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: setup train test check e2e bench docs
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml launch/scripts/install.sh
+	sh launch/scripts/install.sh $(VENV)
+
+train: setup            ## the main job: a model learns, asynchronously, in minutes
+	$(BIN)/offbeat train $(RECIPE)
+
+test: setup             ## all tests but the end-to-end ones
+	$(BIN)/python -m pytest tests/unit tests/oracle tests/property tests/integration protocol broker envs actors learner launch -q
+
+check: setup            ## format, lint, types, layering
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+e2e: setup              ## the real system learns, at reduced length
+	$(BIN)/python -m pytest tests/e2e -q
+
+bench: setup            ## ratios against a peer or a limit; see docs/benchmarks.md
+	@for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done
+
+docs: setup             ## docs/configuration.md and the API reference in build/docs
+	$(BIN)/python -m launch.reference docs/configuration.md
+	$(BIN)/pdoc --output-directory build/docs protocol broker envs actors learner launch

@@ -1,0 +1,1 @@
+"""One run file for all roles: configuration, command line, supervisor. Holds no logic of a role."""

@@ -1,0 +1,81 @@
+"""The command `offbeat`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from launch import run_folder
+from launch.config import RunConfig, load
+from launch.errors import LaunchError
+
+EPILOG = """
+Every command takes a run file (see recipes/) and overrides such as learner.steps=20 run.seed=1.
+Roles started by hand (broker, learner, generator, actor) need fixed ports, for example
+broker.endpoint=tcp://127.0.0.1:5755 broker.http=127.0.0.1:5756, the same for all of them.
+"""
+COMMANDS = {
+    "train": "start all roles on this machine, train, stop them, write a summary",
+    "broker": "run the broker in this terminal",
+    "learner": "run the learner in this terminal",
+    "generator": "run one generator in this terminal",
+    "actor": "run one actor in this terminal",
+    "check": "check a run file, start nothing",
+    "model": "make and warm-start the tiny model of a run file, unless it is cached",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Arguments of all commands."""
+    main_parser = argparse.ArgumentParser(prog="offbeat", epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = main_parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, text in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("run_file", type=Path)
+        command.add_argument("overrides", nargs="*", metavar="section.field=value")
+        if name in ("train", "learner"):
+            command.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of this run")
+        if name in ("generator", "actor"):
+            command.add_argument("--name", default=f"{name}-0", help="unique among all peers")
+    return main_parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    args = parser().parse_args(arguments)
+    try:
+        config = load(args.run_file, args.overrides)
+        return execute(args, config)
+    except LaunchError as error:
+        sys.stderr.write(f"offbeat {args.command}: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
+
+
+def execute(args: argparse.Namespace, config: RunConfig) -> int:
+    """Run one command."""
+    match args.command:
+        case "check":
+            sys.stdout.write(f"{args.run_file}: ok (run {config.run.name}, mode {config.run.mode})\n")
+        case "train":
+            from launch.panel import Panel
+            from launch.supervisor import train
+
+            train(config, resume=args.resume, panel=Panel())
+        case "model":
+            from launch import logs
+            from launch.model import prepare
+
+            logs.configure("model")
+            sys.stdout.write(f"{prepare(config)}\n")
+        case role:
+            from launch.by_hand import run_by_hand
+
+            run_by_hand(role, config, name=getattr(args, "name", ""), resume=getattr(args, "resume", False))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

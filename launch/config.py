@@ -1,0 +1,210 @@
+"""The run file: one TOML for all roles, dotted overrides, strict types, and the rules between roles."""
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from actors.config import ActorConfig, GeneratorConfig
+from broker.config import BrokerConfig
+from envs.config import EnvConfig
+from launch.errors import ConfigError
+from learner.config import LearnerConfig
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class RunSection(_Section):
+    """`[run]`."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run folder."""
+    dir: Path = Path("runs")
+    """Folder of run folders."""
+    seed: int = Field(0, ge=0)
+    mode: Literal["async", "sync"] = "async"
+    """"sync" runs the same roles in lockstep: generate a batch, train on it, update, repeat."""
+    max_minutes: float = Field(60.0, gt=0)
+    """Training ends after so long, whatever step it has reached."""
+
+
+class WarmStart(_Section):
+    """`[model.tiny.warm_start]`: supervised steps on solutions that the task library gives."""
+
+    steps: int = Field(300, ge=0)
+    batch: int = Field(64, ge=1)
+    lr: float = Field(1e-3, gt=0)
+    warmup_steps: int = Field(20, ge=0)
+    demonstrations: int = Field(2000, ge=1)
+    """Solved training tasks to learn from."""
+
+
+class TinyModel(_Section):
+    """`[model.tiny]`: a small Qwen3 that is made on the spot, with its own tokenizer."""
+
+    hidden_size: int = Field(128, ge=8)
+    intermediate_size: int = Field(384, ge=8)
+    layers: int = Field(4, ge=1)
+    heads: int = Field(4, ge=1)
+    kv_heads: int = Field(2, ge=1)
+    head_dim: int = Field(32, ge=8)
+    tie_embeddings: bool = False
+    seed: int = 0
+    warm_start: WarmStart = WarmStart()
+
+
+class ModelSection(_Section):
+    """`[model]`: a Hugging Face name or folder, or a tiny model that is made here."""
+
+    path: str = ""
+    """Hugging Face name or folder of a causal language model."""
+    tiny: TinyModel | None = None
+    cache: Path = Path("runs/models")
+    """Where made models are kept."""
+
+
+class RunConfig(_Section):
+    """The whole run file."""
+
+    run: RunSection = RunSection()
+    model: ModelSection
+    env: EnvConfig
+    broker: BrokerConfig = BrokerConfig()
+    generator: GeneratorConfig = GeneratorConfig()
+    actor: ActorConfig = ActorConfig()
+    learner: LearnerConfig = LearnerConfig()
+
+    @property
+    def max_policy_lag(self) -> int:
+        """The lag bound in force: none is allowed in lockstep."""
+        return 0 if self.run.mode == "sync" else self.learner.max_policy_lag
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a run file, apply ``key.path=value`` overrides, check types and the rules between roles.
+
+    Raises:
+        ConfigError: with one line per mistake: field, value seen, cure.
+    """
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); name a run file, for example one of recipes/") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    for override in overrides:
+        _override(data, override)
+    return check(data, str(path))
+
+
+def check(data: dict[str, Any], source: str) -> RunConfig:
+    """Validate a run file's content; see `load`."""
+    try:
+        config = RunConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(e, source) for e in error.errors())) from None
+    if problems := list(_contradictions(config)):
+        raise ConfigError("\n".join(f"{source}: {problem}" for problem in problems))
+    return config
+
+
+def _override(data: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"override {override!r}: write it as section.field=value, for example learner.steps=20")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *parents, last = key.split(".")
+    table = data
+    for parent in parents:
+        table = table.setdefault(parent, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
+    table[last] = value
+
+
+def _explain(error: Any, source: str) -> str:
+    place = ".".join(str(part) for part in error["loc"]) or "(top level)"
+    if error["type"] == "extra_forbidden":
+        known = _fields_beside(error["loc"])
+        near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
+        cure = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
+        return f"{source}: {place}: unknown key (value {error['input']!r}); {cure}"
+    if error["type"] == "missing":
+        return f"{source}: {place}: missing; add it"
+    return f"{source}: {place}: {error['msg']}, got {error['input']!r}"
+
+
+def _fields_beside(location: tuple[Any, ...]) -> list[str]:
+    model: Any = RunConfig
+    for part in location[:-1]:
+        field = getattr(model, "model_fields", {}).get(part)
+        candidates = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
+        model = next((c for c in candidates if hasattr(c, "model_fields")), None)
+    return sorted(getattr(model, "model_fields", {}))
+
+
+def _contradictions(config: RunConfig) -> Iterator[str]:
+    """Combinations that could never work, each with the cure."""
+    learner, sampling = config.learner, config.learner.sampling
+    batch, group = learner.batch_trajectories, learner.group_size
+    capacity = (config.max_policy_lag + 1) * batch
+    if bool(config.model.path) == (config.model.tiny is not None):
+        yield "model: set either model.path (a Hugging Face name or folder) or the section [model.tiny]"
+    if group > batch:
+        yield (
+            f"learner.group_size is {group} but learner.batch_trajectories is {batch}: no batch can hold a "
+            f"whole group; raise batch_trajectories to at least {group}"
+        )
+    elif batch % group:
+        yield (
+            f"learner.batch_trajectories is {batch}, not a multiple of learner.group_size {group}; "
+            f"use {batch // group * group} or {(batch // group + 1) * group}"
+        )
+    if group == 1:
+        yield "learner.group_size is 1: a group-relative advantage is always zero then; use at least 2"
+    if capacity > config.broker.max_queued_tasks:
+        yield (
+            f"learner.max_policy_lag {learner.max_policy_lag} with batches of {batch} needs room for {capacity} tasks, "
+            f"but broker.max_queued_tasks is {config.broker.max_queued_tasks}; raise it or lower the lag"
+        )
+    longest = -(-sampling.max_trajectory_tokens // config.actor.segment_tokens) + config.actor.max_turns
+    if capacity > config.broker.max_queued_segments:
+        yield (
+            f"learner.max_policy_lag {learner.max_policy_lag} with batches of {batch} needs room for {capacity} "
+            f"trajectories of up to {longest} segments, but broker.max_queued_segments is "
+            f"{config.broker.max_queued_segments}: the bound could never be reached; raise it or lower the lag"
+        )
+    if sampling.max_turn_tokens >= sampling.max_trajectory_tokens:
+        yield (
+            f"learner.sampling.max_turn_tokens {sampling.max_turn_tokens} leaves no room for a prompt in "
+            f"max_trajectory_tokens {sampling.max_trajectory_tokens}; raise the latter"
+        )
+    if sampling.max_trajectory_tokens > config.generator.max_model_len:
+        yield (
+            f"learner.sampling.max_trajectory_tokens {sampling.max_trajectory_tokens} is longer than "
+            f"generator.max_model_len {config.generator.max_model_len}; raise the latter"
+        )
+    if sampling.max_trajectory_tokens > learner.micro_batch_tokens:
+        yield (
+            f"learner.micro_batch_tokens {learner.micro_batch_tokens} cannot hold one trajectory of "
+            f"{sampling.max_trajectory_tokens} tokens; raise it"
+        )
+    if config.run.mode == "sync" and learner.publish_every != 1:
+        yield f"run.mode is sync but learner.publish_every is {learner.publish_every}: lockstep needs 1"
+    if learner.zero_stage == 0 and learner.dtype == "bfloat16":
+        yield "learner.zero_stage 0 with bfloat16 takes a wrong first step in DeepSpeed; use zero_stage 1"
+    if learner.algorithm.updates_per_batch > batch // max(1, group):
+        yield (
+            f"learner.algorithm.updates_per_batch is {learner.algorithm.updates_per_batch} but a batch has only "
+            f"{batch // group} groups; lower it"
+        )
+    if config.generator.backend == "http" and not config.generator.url:
+        yield 'generator.backend is "http" but generator.url is empty; name the server, e.g. http://127.0.0.1:8000'

@@ -1,0 +1,124 @@
+"""The one live line of `offbeat train`, and the summary at its end."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from launch.config import RunConfig
+from launch.summary import Summary
+
+PLAIN_INTERVAL_S = 5.0
+
+
+def last_metrics(folder: Path) -> dict[str, Any]:
+    """The newest values of ``metrics.jsonl`` (evaluation lines and step lines merged)."""
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        return {}
+    merged: dict[str, Any] = {}
+    with open(path, "rb") as f:
+        f.seek(max(0, path.stat().st_size - 20_000))
+        lines = f.read().decode("utf-8", "replace").splitlines()
+    for line in lines:
+        try:
+            merged.update(json.loads(line))
+        except ValueError:
+            continue  # the first line may be cut, the last half written
+    return merged
+
+
+def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str:
+    """One line: version, reward, lag, speed, queue, time left.
+
+    Example:
+        >>> from launch.config import check
+        >>> c = check({"model": {"path": "m"}, "env": {"name": "calculator"}}, "doc")
+        >>> progress_line({}, c, 3.0)
+        'starting the roles, 3 s'
+    """
+    if "learner/policy_version" not in m:
+        return f"starting the roles, {elapsed_s:.0f} s" + (
+            f" | held-out accuracy {m['evaluation/accuracy']:.2f}" if "evaluation/accuracy" in m else ""
+        )
+    step, steps = m["step"], config.learner.steps
+    rate = elapsed_s / max(1, step - m.get("first_step", 0))
+    left = min(rate * (steps - step), config.run.max_minutes * 60 - elapsed_s)
+    return (
+        f"step {step}/{steps} v{m['learner/policy_version']:.0f} | "
+        f"reward {m.get('rollout/return_mean', float('nan')):.3f} "
+        f"right {m.get('rollout/correct_share', float('nan')):.2f} | "
+        f"lag {m.get('learner/policy_lag_mean_versions', 0):.1f} "
+        f"(max {m.get('learner/policy_lag_max_versions', 0):.0f}) | "
+        f"{m.get('generator/tokens_per_second', 0):.0f} tok/s sampled, "
+        f"{m.get('learner/trained_tokens_per_second', 0):.0f} trained | "
+        f"queue {m.get('broker/queue_depth_segments', 0):.0f} | "
+        f"{max(0.0, left) // 60:.0f}:{max(0.0, left) % 60:02.0f} left"
+    )
+
+
+class Panel:
+    """Writes to the terminal: a live line where there is one, plain lines elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = Console(soft_wrap=True, highlight=False)
+        self._status = self._console.status("starting") if self._console.is_terminal else None
+        self._started = self._training_since = time.monotonic()
+        self._seen_step = 0
+        self._printed = 0.0
+        if self._status:
+            self._status.start()
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self._console.print(f"[{time.monotonic() - self._started:5.0f} s] {text}", markup=False)
+
+    def update(self, folder: Path, config: RunConfig, *, last: bool = False) -> None:
+        """Refresh the live line from the run folder."""
+        now = time.monotonic()
+        if not last and now - self._printed < (0.5 if self._status else PLAIN_INTERVAL_S):
+            return
+        metrics = last_metrics(folder)
+        if not self._seen_step:
+            self._training_since = now if metrics.get("step") else self._started
+            self._seen_step = metrics.get("step", 0)
+            metrics["first_step"] = 0
+        else:
+            metrics["first_step"] = self._seen_step
+        line = progress_line(metrics, config, now - self._training_since)
+        self._printed = now
+        if self._status and not last:
+            self._status.update(line)
+        else:
+            self.note(line)
+
+    def show(self, summary: Summary) -> None:
+        """The table at the end."""
+        table = Table(title=f"run {summary['run']}", show_header=False)
+        for name, value in summary_rows(summary):
+            table.add_row(name, value)
+        self._console.print(table)
+
+    def close(self) -> None:
+        if self._status:
+            self._status.stop()
+
+
+def summary_rows(summary: Summary) -> list[tuple[str, str]]:
+    """What a person wants to see of a summary."""
+    accuracy, lag = summary["accuracy"], summary["policy_lag"]
+    before, after = (("-" if a is None else f"{a:.3f}") for a in (accuracy["before"], accuracy["after"]))
+    idle = summary["idle_share"]
+    return [
+        ("held-out accuracy", f"{before} before, {after} after ({accuracy['tasks']} tasks, greedy)"),
+        ("steps, policy version", f"{summary['steps']}, {summary['policy_version']} ({summary['ended_by']})"),
+        ("wall time", f"{summary['wall_seconds']:.0f} s, of it {summary['training_seconds']:.0f} s training"),
+        ("tokens", f"{summary['tokens_generated']:,} sampled, {summary['tokens_trained']:,} trained"),
+        ("policy lag", f"mean {lag['mean_versions']:.2f}, max {lag['max_versions']} versions (bound {lag['bound']})"),
+        ("idle share", f"learner {idle['learner']:.0%}, generator {idle['generator']:.0%}"),
+        ("TensorBoard", f"tensorboard --logdir {summary['tensorboard']}"),
+        ("learning curve", summary["learning_curve"]),
+    ]

@@ -1,0 +1,83 @@
+"""Entry point of one role process: ``python -m launch.role ROLE RUN_FOLDER [NAME] [--resume]``.
+
+Each branch imports its role only, so that a broker never loads torch.
+"""
+
+import argparse
+from pathlib import Path
+
+from launch import logs, run_folder
+from launch.config import RunConfig
+from launch.processes import die_with_parent
+
+ROLES = ("broker", "learner", "generator", "actor", "model")
+
+
+def run(role: str, config: RunConfig, folder: Path, *, name: str = "", resume: bool = False) -> None:
+    """Run one role until it ends."""
+    logs.configure(name or role)
+    if role == "broker":
+        from broker.service import serve
+
+        serve(config.broker, run=folder.name, max_policy_lag=config.max_policy_lag)
+        return
+    from launch.model import prepare
+
+    if role == "model":
+        prepare(config)
+        return
+    model = str(prepare(config))
+    match role:
+        case "learner":
+            from learner.main import run_learner
+
+            run_learner(
+                config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag}),
+                broker=config.broker.endpoint,
+                model=model,
+                env_name=config.env.name,
+                run=folder.name,
+                run_dir=folder,
+                seed=config.run.seed,
+                mode=config.run.mode,
+                max_minutes=config.run.max_minutes,
+                resume=resume,
+            )
+        case "generator":
+            from actors.generator import serve_generator
+
+            serve_generator(
+                config.generator,
+                name=name or "generator-0",
+                broker=config.broker.endpoint,
+                model=model,
+                run=folder.name,
+                seed=config.run.seed,
+            )
+        case "actor":
+            from actors.actor import run_actor
+
+            run_actor(
+                config.actor,
+                name=name or "actor-0",
+                broker=config.broker.endpoint,
+                model=model,
+                env=config.env,
+                run=folder.name,
+            )
+
+
+def main() -> None:
+    """Parse the arguments that the supervisor (or torchrun) passes."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("role", choices=ROLES)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--name", default="")
+    parser.add_argument("--resume", action="store_true")
+    args = parser.parse_args()
+    die_with_parent()  # torchrun stands between the supervisor and learner ranks
+    run(args.role, run_folder.load_config(args.folder), args.folder, name=args.name, resume=args.resume)
+
+
+if __name__ == "__main__":
+    main()

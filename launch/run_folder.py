@@ -1,0 +1,60 @@
+"""The run folder: the resolved configuration, logs, metrics, checkpoints, summary."""
+
+import re
+from pathlib import Path
+
+from launch.config import RunConfig
+from launch.errors import ConfigError
+from launch.processes import free_port
+
+CONFIG = "config.json"
+
+
+def create(config: RunConfig, *, resume: bool) -> Path:
+    """A fresh folder ``dir/name`` (or ``name-2``, ...); with ``resume`` the newest one that has a checkpoint."""
+    base = config.run.dir / config.run.name
+    taken = [p for p in [base, *config.run.dir.glob(f"{config.run.name}-*")] if p.is_dir()]
+    if resume:
+        old = [p for p in taken if (p / "checkpoints").is_dir()]
+        if not old:
+            raise ConfigError(f"--resume: no run folder {base} with a checkpoint; start without --resume")
+        return max(old, key=lambda p: p.stat().st_mtime)
+    folder, n = base, 2
+    while folder.exists():
+        folder, n = base.with_name(f"{base.name}-{n}"), n + 1
+    folder.mkdir(parents=True)
+    return folder
+
+
+def join(config: RunConfig) -> Path:
+    """Folder shared by roles that are started by hand; ports must be fixed, for nobody hands them round."""
+    for field, value in (("broker.endpoint", config.broker.endpoint), ("broker.http", config.broker.http)):
+        if value.endswith(":0"):
+            raise ConfigError(
+                f"{field} is {value!r}: roles started by hand find each other by a fixed port only; "
+                f"add an override, for example {field}={value[:-1]}57{'55' if 'endpoint' in field else '56'}"
+            )
+    folder = config.run.dir / config.run.name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def with_ports(config: RunConfig) -> RunConfig:
+    """Choose free ports where the run file says 0."""
+    broker = config.broker.model_copy(
+        update={
+            "endpoint": re.sub(r":0$", lambda _: f":{free_port()}", config.broker.endpoint),
+            "http": re.sub(r":0$", lambda _: f":{free_port()}", config.broker.http),
+        }
+    )
+    return config.model_copy(update={"broker": broker})
+
+
+def save_config(config: RunConfig, folder: Path) -> None:
+    """Write the configuration in force."""
+    (folder / CONFIG).write_text(config.model_dump_json(indent=1), encoding="utf-8")
+
+
+def load_config(folder: Path) -> RunConfig:
+    """The configuration in force in a run folder."""
+    return RunConfig.model_validate_json((folder / CONFIG).read_text(encoding="utf-8"))

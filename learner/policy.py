@@ -1,0 +1,128 @@
+"""The policy as a module: token ids in, log-probability and entropy of chosen targets out."""
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from learner.algorithms.regularisers import entropy as entropy_of
+
+log = logging.getLogger(__name__)
+
+CHUNK_ELEMENTS = 2**25
+"""Targets x vocabulary held at once in float32 (128 MB, a few times over in the backward pass)."""
+
+
+class PolicyModule(nn.Module):
+    """A causal language model of Hugging Face that computes only what a policy gradient needs.
+
+    Dropout is off in it: sampled tokens are compared with probabilities that were formed without.
+
+    Args:
+        lm: the model, as `load_policy` gives it.
+        plain_head: logits are the output embedding of the last hidden state and nothing else, so that they may be
+            computed for chosen positions only. Otherwise the model's own forward is used, in full.
+    """
+
+    def __init__(self, lm: nn.Module, *, plain_head: bool) -> None:
+        super().__init__()
+        self.lm = lm
+        self.plain_head = plain_head
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        position: Tensor,
+        target: Tensor,
+        temperature: Tensor,
+        entropy_gradient: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        r"""Log-probabilities of the targets at the temperature they were sampled at.
+
+        .. math:: \log\pi(a) = \log\mathrm{softmax}(z / \tau)_a
+
+        Args:
+            token_ids: [B, T] int64, padded on the right with anything.
+            position: [N] int64, places b·T + t whose output predicts the targets.
+            target: [N] int64.
+            temperature: [N] float32, > 0.
+            entropy_gradient: whether gradient flows through the entropy.
+
+        Returns:
+            Log-probabilities and entropies in nats, float32 [N].
+        """
+        if not self.plain_head:
+            logits = self.lm(input_ids=token_ids, use_cache=False).logits.flatten(0, 1)[position]
+            return _select(logits, target, temperature, entropy_gradient)
+        decoder = self.lm.get_decoder()  # type: ignore[operator]
+        hidden = decoder(input_ids=token_ids, use_cache=False).last_hidden_state.flatten(0, 1)[position]
+        return self._in_chunks(hidden, target, temperature, entropy_gradient)
+
+    def _in_chunks(
+        self, hidden: Tensor, target: Tensor, temperature: Tensor, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        head: Any = self.lm.get_output_embeddings()  # type: ignore[operator]
+
+        def run(h: Tensor, a: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
+            return _select(head(h), a, tau, entropy_gradient)
+
+        rows = max(1, CHUNK_ELEMENTS // int(self.lm.config.get_text_config().vocab_size))  # type: ignore[union-attr, operator]
+        if len(target) <= rows:
+            return run(hidden, target, temperature)
+        pieces = zip(hidden.split(rows), target.split(rows), temperature.split(rows), strict=True)
+        if torch.is_grad_enabled():  # logits are computed again in the backward pass, a chunk at a time
+            outputs = [checkpoint(run, *piece, use_reentrant=False) for piece in pieces]
+        else:
+            outputs = [run(*piece) for piece in pieces]
+        logps, entropies = zip(*outputs, strict=True)
+        return torch.cat(logps), torch.cat(entropies)
+
+
+def _select(
+    logits: Tensor, target: Tensor, temperature: Tensor, entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """Log-probability of each target, and entropy of each distribution, from logits [N, V]."""
+    log_probabilities = (logits.float() / temperature[:, None]).log_softmax(-1)
+    logp = log_probabilities.gather(1, target[:, None])[:, 0]
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        return logp, entropy_of(log_probabilities if entropy_gradient else log_probabilities.detach())
+
+
+def load_policy(model: str, *, dtype: torch.dtype, gradient_checkpointing: bool = False) -> PolicyModule:
+    """Load a causal language model by Hugging Face name or folder.
+
+    Raises:
+        OSError: no such model (from transformers).
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(model)
+    for key, value in list(vars(config.get_text_config()).items()):
+        if isinstance(value, float) and key.endswith(("dropout", "pdrop")):
+            setattr(config.get_text_config(), key, 0.0)
+    lm = AutoModelForCausalLM.from_pretrained(model, config=config, dtype=dtype)
+    for module in lm.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    if gradient_checkpointing:
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    plain = _has_plain_head(lm)
+    if not plain:
+        log.warning("the logits of %s are more than its output embedding: computing them at all positions", model)
+    lm.train()  # gradient checkpointing acts in training mode only
+    return PolicyModule(lm, plain_head=plain)
+
+
+@torch.no_grad()
+def _has_plain_head(lm: Any) -> bool:
+    """Compare both ways to logits on a few tokens: some models scale or cap them behind the head."""
+    probe = torch.arange(4)[None] % lm.config.get_text_config().vocab_size
+    lm.eval()
+    try:
+        hidden = lm.get_decoder()(input_ids=probe, use_cache=False).last_hidden_state
+        direct = lm.get_output_embeddings()(hidden)
+    except (AttributeError, TypeError):
+        return False
+    return torch.allclose(direct.float(), lm(input_ids=probe, use_cache=False).logits.float(), atol=1e-4, rtol=1e-4)

@@ -1,0 +1,181 @@
+"""A whole trajectory as the learner sees it, put together from the segments an actor streamed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.codec import Arrays
+from protocol.messages import KvPolicy, Purpose, Reward, Segment, TrajectoryStatus, Turn
+
+REQUIRED_ARRAYS = ("token_ids", "action_mask", "logp_behaviour", "policy_version")
+
+
+class BrokenTrajectory(ValueError):
+    """Segments that do not make a trajectory; the text names the trajectory and what is wrong with it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """One episode, or the part of it that was streamed so far. Arrays have one element per token."""
+
+    trajectory_id: str
+    group_id: str
+    group_size: int
+    env: str
+    status: TrajectoryStatus
+    purpose: Purpose
+    token_ids: NDArray[np.int32]
+    action_mask: NDArray[np.bool_]
+    """True on tokens the policy sampled."""
+    logp_behaviour: NDArray[np.float32]
+    """Natural-log probability under the distribution sampled from, temperature included; 0 on observations."""
+    policy_version: NDArray[np.int32]
+    """Version that sampled the token; -1 on observations."""
+    turns: list[Turn] = field(default_factory=list)
+    rewards: list[Reward] = field(default_factory=list)
+    temperature: float = 1.0
+    kv: KvPolicy = "recomputed"
+    correct: bool | None = None
+    """Whether the task was solved exactly, where the environment says so."""
+    error: str = ""
+    n_segments: int = 1
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def return_(self) -> float:
+        """Sum of all rewards."""
+        return float(sum(reward.value for reward in self.rewards))
+
+    @property
+    def action_tokens(self) -> int:
+        """Number of tokens the policy sampled."""
+        return int(self.action_mask.sum())
+
+    @property
+    def action_turns(self) -> int:
+        """Number of turns in which the policy acted."""
+        return sum(turn.action for turn in self.turns)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens before the first action token; all of them when the policy has not acted."""
+        return int(self.action_mask.argmax()) if self.action_mask.any() else len(self)
+
+    @property
+    def turn_rewards(self) -> dict[int, float]:
+        """Sum of rewards by action turn index; turns without a reward are left out."""
+        totals: dict[int, float] = {}
+        for reward in self.rewards:
+            totals[reward.turn] = totals.get(reward.turn, 0.0) + reward.value
+        return totals
+
+
+def assemble(segments: Sequence[tuple[Segment, Arrays]]) -> Trajectory:
+    """Join the segments of one trajectory, in whatever order they come.
+
+    Raises:
+        BrokenTrajectory: a segment is missing, doubled, of another trajectory, of the wrong length, or holds a
+            number that is not finite.
+    """
+    if not segments:
+        raise BrokenTrajectory("no segments: nothing to assemble")
+    ordered = sorted(segments, key=lambda pair: pair[0].index)
+    first, last = ordered[0][0], ordered[-1][0]
+    _check_sequence([segment for segment, _ in ordered])
+    for segment, arrays in ordered:
+        _check_arrays(segment, arrays)
+    joined = {name: np.concatenate([arrays[name] for _, arrays in ordered]) for name in REQUIRED_ARRAYS}
+    correct = last.extra.get("correct")
+    trajectory = Trajectory(
+        trajectory_id=first.trajectory_id,
+        group_id=first.group_id,
+        group_size=first.group_size,
+        env=first.env,
+        status=last.status,
+        purpose=first.purpose,
+        token_ids=joined["token_ids"].astype(np.int32),
+        action_mask=joined["action_mask"].astype(np.bool_),
+        logp_behaviour=joined["logp_behaviour"].astype(np.float32),
+        policy_version=joined["policy_version"].astype(np.int32),
+        turns=_join_turns([segment for segment, _ in ordered]),
+        rewards=[reward for segment, _ in ordered for reward in segment.rewards],
+        temperature=first.temperature,
+        kv="kept" if any(segment.kv == "kept" for segment, _ in ordered) else "recomputed",
+        correct=None if correct is None else bool(correct),
+        error=last.error,
+        n_segments=len(ordered),
+    )
+    _check_trajectory(trajectory)
+    return trajectory
+
+
+def _check_sequence(segments: Sequence[Segment]) -> None:
+    """Same trajectory, indices 0, 1, 2, ..., offsets without gap, closed at most by the last."""
+    first = segments[0]
+    offset = 0
+    for expected, segment in enumerate(segments):
+        name = f"trajectory {segment.trajectory_id}"
+        if segment.trajectory_id != first.trajectory_id:
+            raise BrokenTrajectory(f"{name}: mixed with segments of {first.trajectory_id}")
+        if segment.index != expected:
+            what = "appears twice" if segment.index < expected else "follows a gap"
+            raise BrokenTrajectory(f"{name}: segment {segment.index} {what}, expected index {expected}")
+        if segment.offset != offset:
+            raise BrokenTrajectory(f"{name}: segment {expected} starts at token {segment.offset}, expected {offset}")
+        if segment.temperature != first.temperature:
+            raise BrokenTrajectory(
+                f"{name}: temperature {segment.temperature} in segment {expected}, {first.temperature} before"
+            )
+        if segment.status != "unfinished" and segment is not segments[-1]:
+            raise BrokenTrajectory(f"{name}: segment {expected} is {segment.status}, but others follow it")
+        offset += segment.tokens
+
+
+def _check_arrays(segment: Segment, arrays: Arrays) -> None:
+    where = f"trajectory {segment.trajectory_id}: segment {segment.index}"
+    for name in REQUIRED_ARRAYS:
+        if name not in arrays:
+            raise BrokenTrajectory(f"{where}: array {name!r} is missing, it has {sorted(arrays)}")
+        if len(arrays[name]) != segment.tokens:
+            raise BrokenTrajectory(f"{where}: {len(arrays[name])} elements in {name!r}, header says {segment.tokens}")
+
+
+def _check_trajectory(trajectory: Trajectory) -> None:
+    """Numbers a gradient could be spoilt by."""
+    name = f"trajectory {trajectory.trajectory_id}"
+    mask = trajectory.action_mask
+    if len(mask) and mask[0]:
+        raise BrokenTrajectory(f"{name}: token 0 is an action token; a prompt of at least one token must precede it")
+    if (bad := ~np.isfinite(trajectory.logp_behaviour)).any():
+        at = int(bad.argmax())
+        raise BrokenTrajectory(f"{name}: logp_behaviour is {trajectory.logp_behaviour[at]} at token {at}")
+    if (bad := mask & (trajectory.logp_behaviour > 1e-3)).any():
+        at = int(bad.argmax())
+        raise BrokenTrajectory(
+            f"{name}: logp_behaviour is {trajectory.logp_behaviour[at]} at token {at}, a log-probability is at most 0"
+        )
+    if (bad := mask & (trajectory.policy_version < 0)).any():
+        raise BrokenTrajectory(f"{name}: action token {int(bad.argmax())} has no policy version")
+    if (bad := trajectory.token_ids < 0).any():
+        raise BrokenTrajectory(f"{name}: token id {trajectory.token_ids[int(bad.argmax())]} is negative")
+    for reward in trajectory.rewards:
+        if not np.isfinite(reward.value):
+            raise BrokenTrajectory(f"{name}: reward {reward.name!r} of turn {reward.turn} is {reward.value}")
+    if trajectory.temperature < 0 or not np.isfinite(trajectory.temperature):
+        raise BrokenTrajectory(f"{name}: temperature is {trajectory.temperature}")
+
+
+def _join_turns(segments: Sequence[Segment]) -> list[Turn]:
+    """Turns in order, the pieces of a turn that segment boundaries cut made whole again."""
+    turns: list[Turn] = []
+    for segment in segments:
+        for turn in segment.turns:
+            if turns and turns[-1].index == turn.index:
+                turns[-1] = Turn(turn.index, turns[-1].start, turn.end, turn.action)
+            else:
+                turns.append(turn)
+    return turns
