@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from learner.curriculum import Curriculum
-from learner.trajectory import Trajectory, assemble
+from learner.trajectory import BrokenTrajectory, Trajectory, assemble
 from protocol.codec import Arrays, decode_delivery
 from protocol.errors import ProtocolError
 from protocol.messages import AnyMessage, Commit, Deliver, Dropped, QueueStats, Segment
@@ -31,6 +31,8 @@ class Counts:
     tokens: dict[str, int] = field(default_factory=dict)
 
     def add(self, outcome: str, trajectories: Sequence[Trajectory]) -> None:
+        if not trajectories:
+            return
         self.trajectories[outcome] = self.trajectories.get(outcome, 0) + len(trajectories)
         tokens = sum(t.action_tokens for t in trajectories)
         self.tokens[outcome] = self.tokens.get(outcome, 0) + tokens
@@ -99,10 +101,14 @@ class Inlet:
 
     def _delivered(self, deliver: Deliver, rest: Sequence[bytes]) -> None:
         try:
-            trajectories = _trajectories(decode_delivery(deliver, rest))
-        except (ProtocolError, ValueError) as error:
+            segments = decode_delivery(deliver, rest)
+        except ProtocolError as error:
             log.error("delivery refused unit=%s: %s", deliver.unit_id, error)
-            self._drop("rejected", deliver, [])
+            segments = []
+        trajectories = self._assemble(segments)
+        if not trajectories:
+            self.curriculum.settle(deliver.unit_id)
+            self._drop("unusable", deliver, [])
             return
         group_id = trajectories[0].group_id
         if trajectories[0].purpose == "eval":
@@ -123,13 +129,21 @@ class Inlet:
             return
         self.ready.append(Group(deliver.lease_id, group_id, usable))
 
+    def _assemble(self, segments: list[tuple[Segment, Arrays]]) -> list[Trajectory]:
+        """The unit's trajectories; one that cannot be put together is counted and left out, not its group."""
+        by_id: dict[str, list[tuple[Segment, Arrays]]] = {}
+        for segment, arrays in segments:
+            by_id.setdefault(segment.trajectory_id, []).append((segment, arrays))
+        trajectories = []
+        for pieces in by_id.values():
+            try:
+                trajectories.append(assemble(pieces))
+            except BrokenTrajectory as error:
+                log.error("trajectory rejected: %s", error)
+                self.counts.trajectories["rejected"] = self.counts.trajectories.get("rejected", 0) + 1
+        return trajectories
+
     def _drop(self, outcome: str, deliver: Deliver, trajectories: Sequence[Trajectory]) -> None:
         self.counts.add(outcome, trajectories)
         self._dropped.append(deliver.lease_id)
 
-
-def _trajectories(segments: list[tuple[Segment, Arrays]]) -> list[Trajectory]:
-    by_id: dict[str, list[tuple[Segment, Arrays]]] = {}
-    for segment, arrays in segments:
-        by_id.setdefault(segment.trajectory_id, []).append((segment, arrays))
-    return [assemble(pieces) for pieces in by_id.values()]

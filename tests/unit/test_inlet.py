@@ -1,0 +1,120 @@
+"""Deliveries become groups, commits and counts."""
+
+import numpy as np
+
+from learner.config import LearnerConfig
+from learner.curriculum import Curriculum
+from learner.inlet import Inlet
+from protocol.codec import decode, encode_arrays, encode_delivery
+from protocol.messages import Deliver, Dropped, QueueStats, Reward, Segment, Turn
+
+CONFIG = LearnerConfig(group_size=2, batch_trajectories=4, max_policy_lag=0)
+
+
+def member(group, number, reward, *, status="finished", purpose="train", logp=-0.5, correct=None):
+    segment = Segment(
+        trajectory_id=f"{group}.{number}.0",
+        task_id=f"{group}.{number}",
+        group_id=group,
+        group_size=2,
+        index=0,
+        offset=0,
+        tokens=3,
+        action_tokens=2,
+        status=status,
+        purpose=purpose,
+        turns=[Turn(0, 0, 1, False), Turn(1, 1, 3, True)],
+        rewards=[Reward("score", 1, reward)],
+        extra={"correct": correct},
+    )
+    arrays = {
+        "token_ids": np.array([1, 2, 3], dtype=np.int32),
+        "action_mask": np.array([0, 1, 1], dtype=np.uint8),
+        "logp_behaviour": np.array([0.0, logp, logp], dtype=np.float32),
+        "policy_version": np.array([-1, 0, 0], dtype=np.int32),
+    }
+    frames = encode_arrays(segment, arrays)
+    return frames[1], frames[2]
+
+
+def deliver(inlet, group, *members):
+    frames = encode_delivery(
+        Deliver(lease_id=f"lease-{group}", unit_id=group, segments=len(members)), list(members)
+    )
+    message, rest = decode(frames)
+    inlet.received(message, rest)
+
+
+def inlet_with_tasks():
+    curriculum = Curriculum("calculator", CONFIG, seed=0)
+    curriculum.refill(version=0, lockstep=False)
+    return Inlet(curriculum, filter_uniform=True)
+
+
+def test_a_group_with_different_returns_is_ready_and_committed_as_trained():
+    inlet = inlet_with_tasks()
+    deliver(inlet, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0))
+    assert inlet.waiting == 2
+    batch = inlet.take(2)
+    commit = inlet.commit(epoch=1, step=3, trained=batch)
+    assert (commit.trained, commit.dropped, commit.step) == (["lease-0g0"], [], 3)
+    assert not inlet.curriculum.owns("0g0")
+    assert inlet.commit(epoch=1, step=3, trained=[]) is None
+
+
+def test_equal_returns_are_dropped_and_make_room():
+    inlet = inlet_with_tasks()
+    deliver(inlet, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 1.0))
+    assert inlet.waiting == 0
+    assert inlet.counts.trajectories == {"uniform": 2}
+    assert inlet.counts.tokens == {"uniform": 4}
+    assert inlet.commit(1, 0, []).dropped == ["lease-0g0"]
+    assert len(inlet.curriculum.refill(version=0, lockstep=False)) == 2
+
+
+def test_a_broken_member_is_rejected_and_the_others_stay():
+    inlet = inlet_with_tasks()
+    deliver(inlet, "0g0", member("0g0", 0, 1.0), member("0g0", 1, float("nan")))
+    assert inlet.counts.trajectories["rejected"] == 1
+    deliver(inlet, "0g1", member("0g1", 0, 1.0), member("0g1", 1, 0.0, logp=float("inf")))
+    assert inlet.counts.trajectories["rejected"] == 2
+    assert inlet.waiting == 0, "one member left has nothing to be compared with"
+
+
+def test_a_failed_member_is_counted_and_not_trained():
+    inlet = inlet_with_tasks()
+    deliver(inlet, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0, status="failed"))
+    assert inlet.counts.trajectories["failed"] == 1
+    assert inlet.waiting == 0
+
+
+def test_evaluation_goes_aside():
+    inlet = inlet_with_tasks()
+    deliver(inlet, "0eval-before-0", member("0eval-before-0", 0, 1.0, purpose="eval", correct=True))
+    assert inlet.evaluated["0eval-before-0"].correct is True
+    assert inlet.waiting == 0
+    assert inlet.recent == []
+
+
+def test_work_of_another_epoch_is_dropped():
+    inlet = inlet_with_tasks()
+    deliver(inlet, "9g0", member("9g0", 0, 1.0), member("9g0", 1, 0.0))
+    assert inlet.counts.trajectories == {"other_epoch": 2}
+    assert inlet.waiting == 0
+
+
+def test_the_broker_s_drops_and_gauges():
+    inlet = inlet_with_tasks()
+    inlet.received(Dropped(unit_id="0g1", group_id="0g1", trajectories=2, reason="stale"), [])
+    assert inlet.counts.trajectories == {"dropped_stale": 2}
+    assert not inlet.curriculum.owns("0g1")
+    inlet.received(QueueStats(gauges={"broker/units_ready": 4.0}), [])
+    assert inlet.gauges == {"broker/units_ready": 4.0}
+
+
+def test_take_is_oldest_first_and_whole_groups():
+    inlet = inlet_with_tasks()
+    for group in ("0g0", "0g1"):
+        deliver(inlet, group, member(group, 0, 1.0), member(group, 1, 0.0))
+    assert [g.group_id for g in inlet.take(1)] == ["0g0"]
+    assert [g.group_id for g in inlet.take(3)] == ["0g1"]
