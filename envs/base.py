@@ -1,7 +1,7 @@
 """What an environment is.
 
-A `Suite` is made once per process from the run file and makes single-use `Env` objects, one an episode: there is
-no second reset, hence no state that leaks from one episode into the next.
+A `Suite` is made once per process from the run file and makes single-use `Env` objects, one an episode: there
+is no second reset, hence no state that leaks from one episode into the next.
 """
 
 from dataclasses import dataclass, field
@@ -21,9 +21,9 @@ class ChatMessage(TypedDict):
 class StepResult:
     """Answer to one action.
 
-    ``observation`` is appended to the conversation (None or empty when the episode is over); ``rewards`` are for
-    this turn, by name, each finite; ``done`` ends the episode; ``correct`` (only at the end) says whether the
-    task was solved exactly, for evaluation.
+    ``observation`` is appended to the conversation (None or empty when the episode is over); ``rewards`` are
+    for this turn, by name, each finite; ``done`` ends the episode; ``correct`` (only at the end) says whether
+    the task was solved exactly, for evaluation.
     """
 
     observation: ChatMessage | None = None
@@ -55,7 +55,7 @@ class Suite(Protocol):
     def episode(self) -> Env: ...
 
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
-        """A solved episode as a conversation (assistant turns are the solution), for the warm start; blocking.
+        """A solved episode as a conversation (assistant turns are the solution); blocking. For warm starts.
 
         Raises:
             LookupError: the library gives no solution for this task.

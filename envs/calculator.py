@@ -1,0 +1,228 @@
+"""A sum that is solved turn by turn with a tool.
+
+The question is one of reasoning_gym's `chain_sum`. An action such as ``12+7`` is answered by a tool message
+``19``; the action ``=14`` ends the episode with an answer. Solved step by step, a sum of n terms takes n
+turns.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from envs.base import ChatMessage, Env, Split, StepResult
+from envs.errors import EnvError
+from envs.reasoning_gym_suite import opening, task_of
+from envs.scorer import Sandbox, Scorer
+from envs.scorer_process import Family
+
+_NUMBER = r"-?[0-9]{1,12}"
+_CALL = re.compile(rf"\s*({_NUMBER})\s*([+-])\s*({_NUMBER})\s*")
+_ANSWER = re.compile(rf"\s*=\s*({_NUMBER})\s*")
+_QUESTION = re.compile(rf"problem: ({_NUMBER}(?: [+-] {_NUMBER})*) =")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How actions are rewarded; see `CalculatorSuite`."""
+
+    step_reward: float = 0.2
+    answer_reward: float = 1.0
+    max_turns: int = 8
+    end_on_wrong_step: bool = False
+    answer_needs_steps: bool = False
+
+
+class CalculatorSuite:
+    """Sums with a calculator.
+
+    Args:
+        min_terms, max_terms, min_digits, max_digits: of the sums.
+        seed, heldout_share, sandbox, instruction: as for `envs.reasoning_gym_suite.ReasoningGymSuite`.
+        step_reward: reward "step" for each next partial sum, computed in order from the left.
+        answer_reward: reward "answer" for the right final answer.
+        max_turns: actions an episode may take; the last one ends it.
+        end_on_wrong_step: end the episode at a call that is not the next partial sum.
+        answer_needs_steps: reward an answer only after all partial sums.
+
+    Raises:
+        EnvError: settings that cannot be, e.g. fewer turns than a sum needs.
+    """
+
+    def __init__(
+        self,
+        min_terms: int = 3,
+        max_terms: int = 3,
+        min_digits: int = 1,
+        max_digits: int = 2,
+        seed: int = 0,
+        heldout_share: float = 0.125,
+        sandbox: Sandbox = "auto",
+        instruction: str = "",
+        step_reward: float = 0.2,
+        answer_reward: float = 1.0,
+        max_turns: int = 8,
+        end_on_wrong_step: bool = False,
+        answer_needs_steps: bool = False,
+    ) -> None:
+        if max_turns < max_terms:
+            raise EnvError(
+                f"max_turns = {max_turns}: a sum of max_terms = {max_terms} terms takes as many turns"
+            )
+        sums = {
+            "min_terms": min_terms,
+            "max_terms": max_terms,
+            "min_digits": min_digits,
+            "max_digits": max_digits,
+        }
+        self.scorer = Scorer(Family("chain_sum", sums, seed, heldout_share), sandbox)
+        self._rules = Rules(step_reward, answer_reward, max_turns, end_on_wrong_step, answer_needs_steps)
+        self._instruction = instruction
+
+    def episode(self) -> Env:
+        return _Episode(self.scorer, self._rules, self._instruction)
+
+    def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
+        """The sum solved from the left, a call a turn; blocking."""
+        question = self.scorer.entry_now(index, split).question
+        messages = opening(question, self._instruction)
+        steps = partial_sums(question)
+        for call, result in steps:
+            messages.append({"role": "assistant", "content": call})
+            messages.append({"role": "tool", "content": str(result)})
+        messages.append({"role": "assistant", "content": f"={solution(question)}"})
+        return messages
+
+    def questions(self, count: int) -> list[str]:
+        """Texts of ``count`` questions, for making a tokenizer; blocking."""
+        return self.scorer.questions(count)
+
+    def gauges(self) -> dict[str, float]:
+        """Numbers for the actor's heartbeat."""
+        return self.scorer.gauges()
+
+    async def close(self) -> None:
+        await self.scorer.close()
+
+
+class _Episode:
+    def __init__(self, scorer: Scorer, rules: Rules, instruction: str) -> None:
+        self._scorer, self._rules, self._instruction = scorer, rules, instruction
+        self._game: Game | None = None
+
+    async def reset(self, data: dict[str, Any]) -> list[ChatMessage]:
+        entry = await self._scorer.entry(*task_of(data))
+        self._game = Game(entry.question, self._rules)
+        return opening(entry.question, self._instruction)
+
+    async def step(self, action: str) -> StepResult:
+        assert self._game is not None, "step before reset"
+        return self._game.step(action)
+
+    async def close(self) -> None:
+        return None
+
+
+class Game:
+    """State of one sum: how many partial sums are done and how many turns are left. Pure.
+
+    Example:
+        >>> game = Game("State the final answer to the following arithmetic problem: 4 + 3 - 9 =", Rules())
+        >>> game.step("4+3").observation["content"], game.step("7-9").rewards
+        ('7', {'step': 0.2})
+        >>> game.step("=-2").correct
+        True
+    """
+
+    def __init__(self, question: str, rules: Rules) -> None:
+        self._steps = partial_sums(question)
+        self._solution = solution(question)
+        self._rules = rules
+        self._done = 0
+        self._turns = 0
+
+    def step(self, action: str) -> StepResult:
+        """Reward and answer of one action; anything but a call or an answer ends the episode, reward 0."""
+        self._turns += 1
+        if answered := _ANSWER.fullmatch(action):
+            return self._answered(int(answered[1]))
+        result = calculate(action)
+        if result is None:
+            return self._end("malformed")
+        reward = self._reward_step(action)
+        if self._rules.end_on_wrong_step and reward is None:
+            return self._end("wrong step")
+        rewards = {"step": reward or 0.0}
+        if self._turns >= self._rules.max_turns:
+            return StepResult(rewards=rewards, done=True, correct=False, info=self._info("no turns left"))
+        return StepResult(observation={"role": "tool", "content": str(result)}, rewards=rewards)
+
+    def _reward_step(self, action: str) -> float | None:
+        """The step's reward if it is the next partial sum, else None."""
+        if self._done == len(self._steps):
+            return None
+        call, _ = self._steps[self._done]
+        if _normal(action) != _normal(call):
+            return None
+        self._done += 1
+        return self._rules.step_reward
+
+    def _answered(self, value: int) -> StepResult:
+        correct = value == self._solution
+        earned = correct and (self._done == len(self._steps) or not self._rules.answer_needs_steps)
+        rewards = {"answer": self._rules.answer_reward * earned}
+        return StepResult(rewards=rewards, done=True, correct=correct, info=self._info("answered"))
+
+    def _end(self, why: str) -> StepResult:
+        return StepResult(rewards={"answer": 0.0}, done=True, correct=False, info=self._info(why))
+
+    def _info(self, end: str) -> dict[str, Any]:
+        return {"end": end, "steps": self._done, "turns": self._turns}
+
+
+def calculate(action: str) -> int | None:
+    """Sum or difference of two integers, written as a call of the tool; None for any other text.
+
+    Example:
+        >>> calculate("12+7"), calculate("3--4"), calculate("2**9"), calculate("1+2+3")
+        (19, 7, None, None)
+    """
+    call = _CALL.fullmatch(action)
+    if call is None:
+        return None
+    left, sign, right = int(call[1]), call[2], int(call[3])
+    return left + right if sign == "+" else left - right
+
+
+def partial_sums(question: str) -> list[tuple[str, int]]:
+    """The calls that solve a sum from the left, with their results.
+
+    Example:
+        >>> partial_sums("State the final answer to the following arithmetic problem: 4 + 3 - 9 =")
+        [('4+3', 7), ('7-9', -2)]
+    """
+    first, *rest = _terms(question)
+    total, steps = int(first), []
+    for sign, term in zip(rest[::2], rest[1::2], strict=True):
+        call = f"{total}{sign}{term}"
+        total = total + int(term) if sign == "+" else total - int(term)
+        steps.append((call, total))
+    return steps
+
+
+def solution(question: str) -> int:
+    """The value of the sum."""
+    steps = partial_sums(question)
+    return steps[-1][1] if steps else int(_terms(question)[0])
+
+
+def _terms(question: str) -> list[str]:
+    found = _QUESTION.search(question)
+    if found is None:
+        raise EnvError(
+            f"not a chain_sum question: {question!r}; is another version of reasoning_gym installed?"
+        )
+    return found[1].split(" ")
+
+
+def _normal(action: str) -> str:
+    return re.sub(r"\s", "", action)

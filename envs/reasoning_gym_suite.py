@@ -1,0 +1,105 @@
+"""Single questions from the reasoning_gym library: one user message, one answer, one score."""
+
+from typing import Any
+
+from envs.base import ChatMessage, Env, Split, StepResult
+from envs.errors import EnvError
+from envs.scorer import Entry, Sandbox, Scorer
+from envs.scorer_process import Family
+
+
+class ReasoningGymSuite:
+    """A family of the library.
+
+    Args:
+        family: name of the dataset, e.g. "spell_backward".
+        config: its settings, as for ``reasoning_gym.create_dataset``.
+        seed: of the generated questions.
+        exact_bonus: weight in [0, 1] given to exactly right answers, see `blend`.
+        heldout_share: part of the questions kept for evaluation, by a hash of the question's text.
+        sandbox: "bwrap" (required for families whose scorer runs the answer), "process", or "auto".
+        instruction: text of a system message; none if empty.
+
+    Raises:
+        EnvError: unknown or refused family, or wrong settings.
+    """
+
+    def __init__(
+        self,
+        family: str,
+        config: dict[str, Any] | None = None,
+        seed: int = 0,
+        exact_bonus: float = 0.0,
+        heldout_share: float = 0.125,
+        sandbox: Sandbox = "auto",
+        instruction: str = "",
+    ) -> None:
+        if not 0.0 <= exact_bonus <= 1.0:
+            raise EnvError(f"exact_bonus = {exact_bonus} is not in [0, 1]")
+        self.scorer = Scorer(Family(family, config or {}, seed, heldout_share), sandbox)
+        self._exact_bonus = exact_bonus
+        self._instruction = instruction
+
+    def episode(self) -> Env:
+        return _Episode(self.scorer, self._exact_bonus, self._instruction)
+
+    def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
+        """Question and solution; raises LookupError where the library gives no solution."""
+        entry = self.scorer.entry_now(index, split)
+        if entry.answer is None:
+            raise LookupError(f"task {index} of {split}: the library gives no solution for this family")
+        return [*opening(entry.question, self._instruction), {"role": "assistant", "content": entry.answer}]
+
+    def questions(self, count: int) -> list[str]:
+        """Texts of ``count`` questions, for making a tokenizer; blocking."""
+        return self.scorer.questions(count)
+
+    def gauges(self) -> dict[str, float]:
+        """Numbers for the actor's heartbeat."""
+        return self.scorer.gauges()
+
+    async def close(self) -> None:
+        await self.scorer.close()
+
+
+class _Episode:
+    def __init__(self, scorer: Scorer, exact_bonus: float, instruction: str) -> None:
+        self._scorer, self._exact_bonus, self._instruction = scorer, exact_bonus, instruction
+        self._entry: Entry | None = None
+
+    async def reset(self, data: dict[str, Any]) -> list[ChatMessage]:
+        self._entry = await self._scorer.entry(*task_of(data))
+        return opening(self._entry.question, self._instruction)
+
+    async def step(self, action: str) -> StepResult:
+        assert self._entry is not None, "step before reset"
+        score = await self._scorer.score(self._entry.position, action.strip())
+        rewards = {"score": blend(score, self._exact_bonus)}
+        return StepResult(rewards=rewards, done=True, correct=score == 1.0, info={"score": score})
+
+    async def close(self) -> None:
+        return None
+
+
+def blend(score: float, exact_bonus: float) -> float:
+    """Reward ``(1 - w) * score + w * [score = 1]``: w moves weight from nearly right to exactly right.
+
+    Example:
+        >>> blend(0.5, 0.5), blend(1.0, 0.5), blend(0.5, 0.0)
+        (0.25, 1.0, 0.5)
+    """
+    return (1.0 - exact_bonus) * score + exact_bonus * float(score == 1.0)
+
+
+def task_of(data: dict[str, Any]) -> tuple[int, Split]:
+    """Index and split of a task; raises EnvError when ``data`` is something else."""
+    index, split = data.get("index"), data.get("split", "train")
+    if type(index) is not int or index < 0 or split not in ("train", "heldout"):
+        raise EnvError(f'task data {data!r}: expected {{"index": int >= 0, "split": "train" | "heldout"}}')
+    return index, split
+
+
+def opening(question: str, instruction: str) -> list[ChatMessage]:
+    """First messages of an episode."""
+    user: ChatMessage = {"role": "user", "content": question}
+    return [{"role": "system", "content": instruction}, user] if instruction else [user]
