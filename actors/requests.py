@@ -1,0 +1,184 @@
+"""Book-keeping of a generator's requests, without sockets, engines and clocks.
+
+A request is *held* until the policy version it asks for is in service, then *running* until its last token.
+The book counts tokens, knows when nothing has moved for too long, and how much of the time nothing was asked.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protocol.messages import Generate
+
+HOLD_TIMEOUT_S = 60.0
+
+
+def stamp(starts: Sequence[tuple[int, int]], begin: int, end: int) -> list[int]:
+    """Policy version of each of the tokens ``[begin, end)`` of one answer.
+
+    Args:
+        starts: (version, position of the first token it sampled), positions ascending, the first one 0.
+
+    Example:
+        >>> stamp([(3, 0), (4, 5)], 3, 7)
+        [3, 3, 4, 4]
+    """
+    if not starts or starts[0][1] > begin:
+        raise ValueError(f"no version is known for token {begin}: spans {list(starts)}")
+    versions: list[int] = []
+    for (version, first), (_, last) in zip(starts, [*starts[1:], (0, end)], strict=True):
+        versions += [version] * (min(last, end) - max(first, begin))
+    return versions
+
+
+def why_invalid(prompt: Sequence[int], request: Generate, *, vocab_size: int, max_model_len: int) -> str:
+    """What is wrong with a request, or "" if nothing is.
+
+    Example:
+        >>> why_invalid([1, 99], Generate(request_id="r", max_tokens=4), vocab_size=50, max_model_len=8)
+        'prompt[1] = 99 is outside the vocabulary of 50'
+    """
+    if not prompt:
+        return "the prompt is empty; send at least one token id"
+    if len(prompt) >= max_model_len:
+        return (
+            f"the prompt has {len(prompt)} tokens, which leaves no room in max_model_len = {max_model_len}; "
+            "shorten it or raise [generator] max_model_len"
+        )
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        at = next(i for i, token in enumerate(prompt) if not 0 <= token < vocab_size)
+        return f"prompt[{at}] = {prompt[at]} is outside the vocabulary of {vocab_size}"
+    if any(not 0 <= token < vocab_size for token in request.stop_token_ids):
+        return f"stop_token_ids {request.stop_token_ids} leave the vocabulary of {vocab_size}"
+    if not 0 < request.top_p <= 1 or request.top_k < 0 or request.temperature < 0:
+        return (
+            f"temperature {request.temperature}, top_p {request.top_p}, top_k {request.top_k}: "
+            "needed are temperature >= 0, 0 < top_p <= 1, top_k >= 0"
+        )
+    return ""
+
+
+@dataclass(slots=True)
+class _Held:
+    min_version: int
+    deadline: float
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What happened in the last window: tokens per second, share of the time without a running request."""
+
+    tokens_per_second: float = 0.0
+    idle_share: float = 1.0
+
+
+class RequestBook:
+    """Held and running requests by key.
+
+    Args:
+        now: monotonic seconds at the start; every method that depends on time takes ``now``.
+        gate: no request starts below this version (that of the run when a late joiner joined).
+
+    Example:
+        >>> book = RequestBook(now=0.0)
+        >>> book.add("a", min_version=2, version=1, now=0.0)
+        False
+        >>> book.release(version=2, now=3.0), book.running, book.held
+        (['a'], 1, 0)
+    """
+
+    def __init__(self, now: float, *, gate: int = 0) -> None:
+        self.gate = gate
+        self.tokens_total = 0
+        self._held: dict[str, _Held] = {}
+        self._running: set[str] = set()
+        self._moved = now
+        self._changed = now
+        self._idle = 0.0
+        self._window = (now, 0, 0.0)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._running or key in self._held
+
+    def is_held(self, key: str) -> bool:
+        return key in self._held
+
+    def keys(self) -> list[str]:
+        """Held and running requests."""
+        return [*self._held, *self._running]
+
+    def add(self, key: str, *, min_version: int, version: int, now: float) -> bool:
+        """Enter a request; True when it may run at once."""
+        if max(min_version, self.gate) > version:
+            self._held[key] = _Held(min_version, now + HOLD_TIMEOUT_S)
+            return False
+        self._start(key, now)
+        return True
+
+    def release(self, *, version: int, now: float) -> list[str]:
+        """Held requests that may run now that ``version`` is in service."""
+        ready = [key for key, held in self._held.items() if max(held.min_version, self.gate) <= version]
+        for key in ready:
+            del self._held[key]
+            self._start(key, now)
+        return ready
+
+    def expire(self, now: float) -> list[tuple[str, int]]:
+        """Held requests whose deadline has passed, with the version they waited for; they are forgotten."""
+        late = [
+            (key, max(held.min_version, self.gate))
+            for key, held in self._held.items()
+            if held.deadline <= now
+        ]
+        for key, _ in late:
+            del self._held[key]
+        return late
+
+    def tokens(self, count: int, now: float) -> None:
+        """Note newly sampled tokens of any request."""
+        self.tokens_total += count
+        self._moved = now
+
+    def finish(self, key: str, now: float) -> None:
+        """Forget a request."""
+        self._held.pop(key, None)
+        if key in self._running:
+            self._settle(now)
+            self._running.discard(key)
+            self._moved = now
+
+    def pardon(self, now: float) -> None:
+        """Start the clock of `stalled_for` again: no token could come (a weight update)."""
+        self._moved = now
+
+    def stalled_for(self, now: float) -> float:
+        """Seconds without a token although requests run; 0 when none runs."""
+        return now - self._moved if self._running else 0.0
+
+    def rates(self, now: float) -> Rates:
+        """Rates since the last call."""
+        self._settle(now)
+        since, tokens, idle = self._window
+        self._window = (now, self.tokens_total, self._idle)
+        seconds = now - since
+        if seconds <= 0:
+            return Rates()
+        return Rates((self.tokens_total - tokens) / seconds, min(1.0, (self._idle - idle) / seconds))
+
+    def _start(self, key: str, now: float) -> None:
+        self._settle(now)
+        if not self._running:
+            self._moved = now
+        self._running.add(key)
+
+    def _settle(self, now: float) -> None:
+        if not self._running:
+            self._idle += now - self._changed
+        self._changed = now

@@ -1,0 +1,162 @@
+"""Weight updates of a generator: which version comes next, and proof that it is whole before it is loaded.
+
+Files are staged while sampling goes on: linked (or copied) into a folder of the generator's own, so that the
+publisher may retire a version at any time, and then verified byte by byte.
+"""
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.weights import DATA, Manifest, WeightsError, read_manifest, verify
+
+log = logging.getLogger(__name__)
+
+Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
+
+FLOATS = ("F32", "BF16", "F16")
+
+
+@dataclass(frozen=True, order=True)
+class Announced:
+    """A published version; ordered by epoch, then version."""
+
+    epoch: int
+    version: int
+    manifest: str = ""
+
+
+class NewestWins:
+    """Queue of announced versions with one place: what is older than the newest is skipped.
+
+    The model folder counts as epoch -1, version 0, so that any publication is newer.
+
+    Example:
+        >>> queue = NewestWins()
+        >>> queue.offer(Announced(0, 4)), queue.offer(Announced(0, 6)), queue.offer(Announced(0, 5))
+        (True, True, False)
+        >>> queue.take()
+        Announced(epoch=0, version=6, manifest='')
+        >>> queue.settle(Announced(0, 6), applied=True)
+        >>> queue.offer(Announced(0, 6))
+        False
+    """
+
+    def __init__(self) -> None:
+        self.in_service = Announced(-1, 0)
+        self.skipped = 0
+        self._next: Announced | None = None
+
+    def offer(self, announced: Announced) -> bool:
+        """Note an announcement; False when it is not newer than what is in service or waiting."""
+        newest = self._next or self.in_service
+        if (announced.epoch, announced.version) <= (newest.epoch, newest.version):
+            return False
+        self.skipped += self._next is not None
+        self._next = announced
+        return True
+
+    def take(self) -> Announced | None:
+        """The newest announced version, once."""
+        announced, self._next = self._next, None
+        return announced
+
+    def settle(self, announced: Announced, *, applied: bool) -> None:
+        """What became of a version taken; one that was refused may be announced again."""
+        if applied:
+            self.in_service = announced
+
+
+class Stage:
+    """A folder on tmpfs where files lie from their announcement until they are loaded.
+
+    Args:
+        name: unique on this host among the generators of all runs. What a killed process of the
+            same name has left there is removed.
+        expected: ``name -> (dtype, shape)`` of the model folder's tensors. Names and shapes must be met. The
+            learner may publish another float type than the folder has, but then all versions must have that.
+    """
+
+    def __init__(self, name: str, expected: Shapes, root: Path | None = None) -> None:
+        shm = Path("/dev/shm")  # memory that survives neither reboot nor our close()
+        root = root or (shm if os.access(shm, os.W_OK) else Path(tempfile.gettempdir()))
+        self.folder = root / f"offbeat-stage-{name}"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True, mode=0o700)
+        self._expected = dict(expected)
+        self._dtypes_settled = False
+
+    def stage(self, announced: Announced, run: str) -> tuple[Manifest, Path]:
+        """Fetch and verify a version; returns its manifest and our own name for its data file.
+
+        Blocks for as long as it takes to hash the file: call it in a thread.
+
+        Raises:
+            WeightsError: unreadable, another run's, or not exactly the tensors expected. Nothing is left.
+        """
+        source = Path(announced.manifest)
+        manifest = read_manifest(source)
+        _check_identity(manifest, announced, run)
+        data = self.folder / f"e{manifest.epoch}-v{manifest.version}.safetensors"
+        try:
+            link_or_copy(source.with_name(DATA), data)
+            with open(data, "rb") as file:
+                verify(manifest, file, self._wanted(manifest))
+        except OSError as error:
+            self.discard(data)
+            raise WeightsError(f"version {announced.version}: {error}") from None
+        except WeightsError:
+            self.discard(data)
+            raise
+        return manifest, data
+
+    def accepted(self, manifest: Manifest) -> None:
+        """This version is in service: later ones must have its dtypes."""
+        self._expected = {t.name: (t.dtype, tuple(t.shape)) for t in manifest.tensors}
+        self._dtypes_settled = True
+
+    def discard(self, data: Path) -> None:
+        data.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _wanted(self, manifest: Manifest) -> Shapes:
+        if self._dtypes_settled:
+            return self._expected
+        floats = {t.name: t.dtype for t in manifest.tensors if t.dtype in FLOATS}
+        return {
+            name: (floats.get(name, dtype) if dtype in FLOATS else dtype, shape)
+            for name, (dtype, shape) in self._expected.items()
+        }
+
+
+def _check_identity(manifest: Manifest, announced: Announced, run: str) -> None:
+    if (manifest.epoch, manifest.version) != (announced.epoch, announced.version):
+        raise WeightsError(
+            f"{announced.manifest}: holds epoch {manifest.epoch} version {manifest.version}, "
+            f"announced were epoch {announced.epoch} version {announced.version}"
+        )
+    if manifest.run != run:
+        raise WeightsError(f"{announced.manifest}: belongs to run {manifest.run!r}, this is {run!r}")
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Another name for the same bytes where the file system allows it, else a copy."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError as error:  # another file system, or links are forbidden there
+        log.debug("copying %s, as it cannot be linked: %s", source, error)
+        shutil.copyfile(source, target)
+
+
+def tensor_table(manifest: Manifest) -> list[list[object]]:
+    """Rows of (name, dtype, shape, offset, nbytes): what a worker needs to find the tensors in the file."""
+    return [[t.name, t.dtype, list(t.shape), t.offset, t.nbytes] for t in manifest.tensors]

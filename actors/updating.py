@@ -1,0 +1,91 @@
+"""Takes announced weight versions through staging and verification into the engine."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from actors.engine import Engine, EngineFailed, UpdateRefused
+from actors.updates import Announced, NewestWins, Stage
+from protocol.weights import WeightsError
+
+log = logging.getLogger(__name__)
+
+LOAD_TIMEOUT_S = 300.0
+
+
+class Updater:
+    """One update at a time, always the newest announced.
+
+    A version that fails its verification is counted, logged and forgotten; the engine is not touched. A load
+    that fails leaves an engine that must not be sampled from: the end of this process (``on_failure``).
+    """
+
+    def __init__(
+        self, engine: Engine, queue: NewestWins, stage: Stage, run: str, *, on_failure: Callable[[str], None]
+    ) -> None:
+        self.loading = False
+        self._engine, self._queue, self._stage, self._run = engine, queue, stage, run
+        self._on_failure = on_failure
+        self._offered = asyncio.Event()
+        self._applied = 0
+        self._refused = 0
+        self._pause_s = 0.0
+
+    def offer(self, announced: Announced) -> None:
+        """Note an announcement of the broker; it is repeated whenever a link is made again."""
+        if self._queue.offer(announced):
+            self._offered.set()
+        elif announced < self._queue.in_service:
+            in_service = self._queue.in_service
+            self._refuse(
+                f"epoch {announced.epoch} version {announced.version} is behind what is in service, "
+                f"epoch {in_service.epoch} version {in_service.version}"
+            )
+
+    async def run(self, on_applied: Callable[[], None]) -> None:
+        """Apply updates until cancelled."""
+        while True:
+            await self._offered.wait()
+            self._offered.clear()
+            while announced := self._queue.take():
+                applied = await self.update(announced)
+                self._queue.settle(announced, applied=applied)
+                if applied:
+                    on_applied()
+
+    async def update(self, announced: Announced) -> bool:
+        """Stage, verify and load one version; True when it is in service."""
+        try:
+            manifest, data = await asyncio.to_thread(self._stage.stage, announced, self._run)
+        except WeightsError as error:
+            self._refuse(str(error))
+            return False
+        self.loading = True
+        try:
+            async with asyncio.timeout(LOAD_TIMEOUT_S):
+                self._pause_s = await self._engine.apply_weights(manifest, data)
+        except UpdateRefused as error:
+            self._refuse(str(error))
+            return False
+        except (EngineFailed, TimeoutError) as error:
+            self._on_failure(f"loading version {announced.version} failed, the engine is lost: {error}")
+            return False
+        finally:
+            self.loading = False
+            self._stage.discard(data)
+        self._stage.accepted(manifest)
+        self._applied += 1
+        log.info("policy version %d in service, paused for %.0f ms", manifest.version, 1e3 * self._pause_s)
+        return True
+
+    def gauges(self) -> dict[str, float]:
+        return {
+            "update_pause_seconds": self._pause_s,
+            "updates_applied": float(self._applied),
+            "updates_refused": float(self._refused),
+            "updates_skipped": float(self._queue.skipped),
+        }
+
+    def _refuse(self, why: str) -> None:
+        self._refused += 1
+        log.warning("weight update refused, sampling goes on as before: %s", why)

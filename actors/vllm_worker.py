@@ -1,0 +1,107 @@
+"""Runs inside vLLM's worker process: takes weights from a file, and dies with its parent.
+
+vLLM imports this module because the engine's ``worker_extension_cls`` names a class in it, before the model
+is loaded; that is where a weight-transfer backend has to be registered. The same two settings make a stock
+vLLM server updatable: ``--worker-extension-cls actors.vllm_worker.WeightWorker
+--weight-transfer-config '{"backend": "offbeat_file"}'`` (with this package on its PYTHONPATH).
+"""
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from actors.orphans import die_with_parent
+
+BACKEND = "offbeat_file"
+
+TORCH_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+@dataclass
+class FileInit(WeightTransferInitInfo):  # type: ignore[misc]
+    """Nothing has to be agreed beforehand."""
+
+
+@dataclass
+class FileUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """A file and its tensors: rows of (name, safetensors dtype, shape, offset, nbytes)."""
+
+    path: str = ""
+    tensors: list[Any] = field(default_factory=list)
+
+
+class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[misc]
+    """Loads verified tensors from a local file through vLLM's layerwise reload.
+
+    The file is mapped, so every worker of a host shares one copy; `load_weights` moves the tensors to the
+    device and casts them. A failure leaves the model half replaced: the caller must not sample from it again.
+    """
+
+    init_info_cls = FileInit
+    update_info_cls = FileUpdate
+
+    def init_transfer_engine(self, init_info: FileInit) -> None:
+        """Nothing to connect to."""
+
+    def start_weight_update(self) -> None:
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: FileUpdate) -> None:
+        size = os.path.getsize(update_info.path)
+        data = torch.from_file(update_info.path, shared=False, size=size, dtype=torch.uint8)
+        self.model.load_weights(
+            (name, data[offset : offset + nbytes].view(TORCH_DTYPES[dtype]).view(shape))
+            for name, dtype, shape, offset, nbytes in update_info.tensors
+        )
+
+    def finish_weight_update(self) -> None:
+        finalize_layerwise_reload(self.model, self.model_config)
+        if self.device.type == "cpu":
+            repack_tied(self.model)
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
+
+
+def repack_tied(model: torch.nn.Module) -> None:
+    """Pack tied weights again, which vLLM's reload on CPU forgets.
+
+    The CPU backend computes a Linear from a packed copy of its weight. A module whose weight belongs to
+    another one (lm_head to the embedding) is not reloaded itself and would go on with the previous version.
+    """
+    owners: dict[int, list[Any]] = {}
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, torch.Tensor) and weight.numel():
+            owners.setdefault(weight.data_ptr(), []).append(module)
+    for modules in owners.values():
+        for module in modules if len(modules) > 1 else ():
+            if hasattr(module, "cpu_linear"):
+                module.quant_method.process_weights_after_loading(module)
+
+
+class WeightWorker:
+    """Mixed into vLLM's worker class; being imported is all it is for."""
+
+
+if BACKEND not in WeightTransferEngineFactory._registry:
+    WeightTransferEngineFactory.register_engine(BACKEND, FileWeights)
+die_with_parent()
