@@ -1,12 +1,13 @@
 """From trajectories to micro-batches: pure functions of arrays, the same on every rank.
 
-A mini-batch (one optimizer step) is sorted by length and dealt to the ranks in turns, so that all ranks get nearly the
-same lengths; then the sorted rows are cut into micro-batches of at most `budget` positions, where the cuts are chosen
-to waste the least. The cuts are common to all ranks, so every rank runs equally many micro-batches, which collectives
-under ZeRO 3 need; a rank that has no row left runs a dummy of weight zero.
+A mini-batch (one optimizer step) is sorted by length and dealt to the ranks in turns, so that all ranks get
+nearly the same lengths; then the sorted rows are cut into micro-batches of at most `budget` positions,
+where the cuts are chosen to waste the least. The cuts are common to all ranks, so every rank runs equally
+many micro-batches, which collectives under ZeRO 3 need; a rank that has no row left runs a dummy of weight
+zero.
 
-Rows are padded on the right. Under causal attention nothing ever looks at the padding, so no mask is needed, and any
-causal language model gives the same numbers as for one trajectory at a time.
+Rows are padded on the right. Under causal attention nothing ever looks at the padding, so no mask is
+needed, and any causal language model gives the same numbers as for one trajectory at a time.
 """
 
 from collections.abc import Sequence
@@ -110,8 +111,8 @@ def make_batch(
         )
         if mask.any() and t.temperature <= 0:
             raise ValueError(
-                f"trajectory {t.trajectory_id} was sampled at temperature {t.temperature:g} and has no behaviour "
-                "distribution to train against; sample training tasks at a temperature above 0"
+                f"trajectory {t.trajectory_id} was sampled at temperature {t.temperature:g} and has no "
+                "behaviour distribution to train against; sample training tasks at a temperature above 0"
             )
         masks.append(mask)
     lengths = np.array([len(t) for t in trajectories], dtype=np.int32)
@@ -126,7 +127,7 @@ def make_batch(
 
 
 def deal_mini_batches(trajectories: int, parts: int, seed: Sequence[int]) -> list[Ints]:
-    """Deal trajectories at random to ``parts`` mini-batches of equal size, give or take one; empty ones are left out.
+    """Deal trajectories at random to mini-batches of equal size, give or take one; no empty ones.
 
     Example:
         >>> [len(part) for part in deal_mini_batches(5, 2, seed=[0])]
@@ -138,8 +139,10 @@ def deal_mini_batches(trajectories: int, parts: int, seed: Sequence[int]) -> lis
     return [np.sort(order[part::parts]) for part in range(min(parts, trajectories))]
 
 
-def choose_cuts(lengths: Sequence[int] | Ints, budget: int, cost: int = MICRO_BATCH_COST) -> list[tuple[int, int]]:
-    """Cut rows sorted by falling length into runs, each padded to its first, at the least padding + cost per run.
+def choose_cuts(
+    lengths: Sequence[int] | Ints, budget: int, cost: int = MICRO_BATCH_COST
+) -> list[tuple[int, int]]:
+    """Cut rows sorted by falling length into runs, each padded to its first row, at the least price.
 
     Args:
         lengths: positions of each row, not rising.
@@ -217,7 +220,7 @@ def padding_fraction(filled: int, computed: int) -> float:
 
 
 def _needed_inputs(batch: Batch) -> Ints:
-    """Positions of each trajectory the model must see: up to the one that predicts its last trained token, [S]."""
+    """Positions of each trajectory the model must see, [S]: up to the one that predicts its last target."""
     needed = np.zeros(len(batch.lengths), dtype=np.int64)
     starts = batch.starts
     places = np.flatnonzero(batch.loss_mask)
@@ -227,7 +230,7 @@ def _needed_inputs(batch: Batch) -> Ints:
 
 
 def _dealt(order: Ints, turn: int, rank: int, ranks: int) -> int | None:
-    """Row that ``rank`` gets in this turn; the direction alternates, so that no rank always gets the longer row."""
+    """Row that ``rank`` gets in this turn; the direction alternates, so that none always gets the longer."""
     place = turn * ranks + (rank if turn % 2 == 0 else ranks - 1 - rank)
     return int(order[place]) if place < len(order) else None
 

@@ -6,24 +6,30 @@
 All tensors are flat, [N]: one element per token that carries gradient, of whatever trajectory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from learner.algorithms.advantages import group_relative_advantage
 from learner.algorithms.ratios import at_ceiling, importance_ratio, truncated_weight
 from learner.algorithms.regularisers import kl_k3
 from learner.algorithms.surrogates import clip_active, clipped_surrogate
 from learner.config import (
+    AdvantageConfig,
     AlgorithmConfig,
     ClipSurrogate,
     CorrectionConfig,
+    GroupAdvantage,
     NoCorrection,
     SurrogateConfig,
     TruncatedCorrection,
 )
+from learner.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
@@ -127,5 +133,16 @@ def make_surrogate(config: SurrogateConfig) -> Surrogate:
                 clipped_surrogate(ratio, advantage, low=low, high=high),
                 clip_active(ratio.detach(), advantage, low=low, high=high),
             )
+        case _:
+            assert_never(config)
+
+
+def trajectory_advantages(config: AdvantageConfig, trajectories: Sequence[Trajectory]) -> NDArray[np.float64]:
+    """Advantage of each trajectory, [S]; all of its tokens get the same."""
+    returns = np.array([t.return_ for t in trajectories])
+    groups = [t.group_id for t in trajectories]
+    match config:
+        case GroupAdvantage(scale=scale):
+            return group_relative_advantage(returns, groups, scale=scale)
         case _:
             assert_never(config)

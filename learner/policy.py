@@ -22,13 +22,13 @@ class PolicyModule(nn.Module):
 
     Args:
         lm: the model, as `load_policy` gives it.
-        plain_head: logits are the output embedding of the last hidden state and nothing else, so that they may be
-            computed for chosen positions only. Otherwise the model's own forward is used, in full.
+        plain_head: logits are the output embedding of the last hidden state and nothing else, so that they
+            may be computed for chosen positions only. Otherwise the model's own forward is used, in full.
     """
 
     def __init__(self, lm: nn.Module, *, plain_head: bool) -> None:
         super().__init__()
-        self.lm = lm
+        self.lm: Any = lm
         self.plain_head = plain_head
 
     def forward(
@@ -56,22 +56,22 @@ class PolicyModule(nn.Module):
         if not self.plain_head:
             logits = self.lm(input_ids=token_ids, use_cache=False).logits.flatten(0, 1)[position]
             return _select(logits, target, temperature, entropy_gradient)
-        decoder = self.lm.get_decoder()  # type: ignore[operator]
+        decoder = self.lm.get_decoder()
         hidden = decoder(input_ids=token_ids, use_cache=False).last_hidden_state.flatten(0, 1)[position]
         return self._in_chunks(hidden, target, temperature, entropy_gradient)
 
     def _in_chunks(
         self, hidden: Tensor, target: Tensor, temperature: Tensor, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
-        head: Any = self.lm.get_output_embeddings()  # type: ignore[operator]
+        head: Any = self.lm.get_output_embeddings()
 
         def run(h: Tensor, a: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
             return _select(head(h), a, tau, entropy_gradient)
 
-        rows = max(1, CHUNK_ELEMENTS // int(self.lm.config.get_text_config().vocab_size))  # type: ignore[union-attr, operator]
+        rows = max(1, CHUNK_ELEMENTS // int(self.lm.config.get_text_config().vocab_size))
         if len(target) <= rows:
             return run(hidden, target, temperature)
-        pieces = zip(hidden.split(rows), target.split(rows), temperature.split(rows), strict=True)
+        pieces = zip(*(torch.split(t, rows) for t in (hidden, target, temperature)), strict=True)
         if torch.is_grad_enabled():  # logits are computed again in the backward pass, a chunk at a time
             outputs = [checkpoint(run, *piece, use_reentrant=False) for piece in pieces]
         else:
@@ -97,7 +97,9 @@ def load_policy(model: str, *, dtype: torch.dtype, gradient_checkpointing: bool 
         OSError: no such model (from transformers).
     """
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()
     config = AutoConfig.from_pretrained(model)
     for key, value in list(vars(config.get_text_config()).items()):
         if isinstance(value, float) and key.endswith(("dropout", "pdrop")):
@@ -110,7 +112,9 @@ def load_policy(model: str, *, dtype: torch.dtype, gradient_checkpointing: bool 
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     plain = _has_plain_head(lm)
     if not plain:
-        log.warning("the logits of %s are more than its output embedding: computing them at all positions", model)
+        log.warning(
+            "the logits of %s are more than its output embedding: computing them at all positions", model
+        )
     lm.train()  # gradient checkpointing acts in training mode only
     return PolicyModule(lm, plain_head=plain)
 
@@ -125,4 +129,5 @@ def _has_plain_head(lm: Any) -> bool:
         direct = lm.get_output_embeddings()(hidden)
     except (AttributeError, TypeError):
         return False
-    return torch.allclose(direct.float(), lm(input_ids=probe, use_cache=False).logits.float(), atol=1e-4, rtol=1e-4)
+    logits = lm(input_ids=probe, use_cache=False).logits
+    return torch.allclose(direct.float(), logits.float(), atol=1e-4, rtol=1e-4)

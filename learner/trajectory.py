@@ -30,7 +30,8 @@ class Trajectory:
     action_mask: NDArray[np.bool_]
     """True on tokens the policy sampled."""
     logp_behaviour: NDArray[np.float32]
-    """Natural-log probability under the distribution sampled from, temperature included; 0 on observations."""
+    """Natural-log probability under the distribution sampled from, temperature included; 0 on
+    observations."""
     policy_version: NDArray[np.int32]
     """Version that sampled the token; -1 on observations."""
     turns: list[Turn] = field(default_factory=list)
@@ -78,8 +79,8 @@ def assemble(segments: Sequence[tuple[Segment, Arrays]]) -> Trajectory:
     """Join the segments of one trajectory, in whatever order they come.
 
     Raises:
-        BrokenTrajectory: a segment is missing, doubled, of another trajectory, of the wrong length, or holds a
-            number that is not finite.
+        BrokenTrajectory: a segment is missing, doubled, of another trajectory, of the wrong length, or
+            holds a number that is not finite.
     """
     if not segments:
         raise BrokenTrajectory("no segments: nothing to assemble")
@@ -125,7 +126,9 @@ def _check_sequence(segments: Sequence[Segment]) -> None:
             what = "appears twice" if segment.index < expected else "follows a gap"
             raise BrokenTrajectory(f"{name}: segment {segment.index} {what}, expected index {expected}")
         if segment.offset != offset:
-            raise BrokenTrajectory(f"{name}: segment {expected} starts at token {segment.offset}, expected {offset}")
+            raise BrokenTrajectory(
+                f"{name}: segment {expected} starts at token {segment.offset}, expected {offset}"
+            )
         if segment.temperature != first.temperature:
             raise BrokenTrajectory(
                 f"{name}: temperature {segment.temperature} in segment {expected}, {first.temperature} before"
@@ -141,7 +144,9 @@ def _check_arrays(segment: Segment, arrays: Arrays) -> None:
         if name not in arrays:
             raise BrokenTrajectory(f"{where}: array {name!r} is missing, it has {sorted(arrays)}")
         if len(arrays[name]) != segment.tokens:
-            raise BrokenTrajectory(f"{where}: {len(arrays[name])} elements in {name!r}, header says {segment.tokens}")
+            raise BrokenTrajectory(
+                f"{where}: {len(arrays[name])} elements in {name!r}, header says {segment.tokens}"
+            )
 
 
 def _check_trajectory(trajectory: Trajectory) -> None:
@@ -149,14 +154,17 @@ def _check_trajectory(trajectory: Trajectory) -> None:
     name = f"trajectory {trajectory.trajectory_id}"
     mask = trajectory.action_mask
     if len(mask) and mask[0]:
-        raise BrokenTrajectory(f"{name}: token 0 is an action token; a prompt of at least one token must precede it")
+        raise BrokenTrajectory(
+            f"{name}: token 0 is an action token; a prompt of at least one token must precede it"
+        )
     if (bad := ~np.isfinite(trajectory.logp_behaviour)).any():
         at = int(bad.argmax())
         raise BrokenTrajectory(f"{name}: logp_behaviour is {trajectory.logp_behaviour[at]} at token {at}")
     if (bad := mask & (trajectory.logp_behaviour > 1e-3)).any():
         at = int(bad.argmax())
         raise BrokenTrajectory(
-            f"{name}: logp_behaviour is {trajectory.logp_behaviour[at]} at token {at}, a log-probability is at most 0"
+            f"{name}: logp_behaviour is {trajectory.logp_behaviour[at]} at token {at}; "
+            "a log-probability is at most 0"
         )
     if (bad := mask & (trajectory.policy_version < 0)).any():
         raise BrokenTrajectory(f"{name}: action token {int(bad.argmax())} has no policy version")

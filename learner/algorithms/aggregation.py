@@ -1,7 +1,8 @@
-"""From losses per token to one number: the weight of each token, with a denominator over the whole mini-batch.
+"""From losses per token to one number: the weight of each token, with a denominator over the whole
+mini-batch.
 
-The weights of a mini-batch sum to 1. The loss is the weighted *sum* over tokens, so that micro-batches and ranks may
-be cut in any way and their gradients simply add up.
+The weights of a mini-batch sum to 1. The loss is the weighted *sum* over tokens, so that micro-batches and
+ranks may be cut in any way and their gradients simply add up.
 """
 
 from typing import Literal, assert_never
@@ -16,8 +17,8 @@ def token_weights(tokens: NDArray[np.integer], *, aggregation: Aggregation) -> N
     r"""Weight of one token of each trajectory.
 
     ``token_mean``: :math:`1 / \sum_j n_j`, every token counts the same (DAPO, arXiv:2503.14476, equation 12).
-    ``sequence_mean``: :math:`1 / (S n_i)`, every trajectory counts the same (GRPO, arXiv:2402.03300, equation 3);
-    S counts the trajectories with at least one token.
+    ``sequence_mean``: :math:`1 / (S n_i)`, every trajectory counts the same (GRPO, arXiv:2402.03300,
+    equation 3); S counts the trajectories with at least one token.
 
     Args:
         tokens: [S], tokens n_i that carry gradient in each trajectory.

@@ -39,9 +39,9 @@ def truncated_weight(logp_proximal: Tensor, logp_behaviour: Tensor, *, ceiling: 
 
     .. math:: w_t = \min(c, \pi_\mathrm{prox}(a_t|s_t) / \mu(a_t|s_t))
 
-    The truncation of :math:`\bar\rho_t` in IMPALA (arXiv:1802.01561, section 4.1), used for language models as
-    truncated importance sampling. It trades variance for bias: the larger the lag, the more tokens sit at
-    the ceiling. With equal policies and c >= 1 it is 1.
+    The truncation of :math:`\bar\rho_t` in IMPALA (arXiv:1802.01561, section 4.1), used for language models
+    as truncated importance sampling. It trades variance for bias: the larger the lag, the more tokens sit
+    at the ceiling. With equal policies and c >= 1 it is 1.
 
     Args:
         logp_proximal: log-probabilities [N], nats, under the proximal policy.

@@ -1,7 +1,8 @@
-"""Regularisers and what they are measured by: entropy, and estimates of the KL divergence from sampled tokens.
+"""Regularisers and what they are measured by: entropy, and estimates of the KL divergence from sampled
+tokens.
 
-Estimators k1, k2, k3 of KL(a || b) from tokens sampled by a (J. Schulman, "Approximating KL divergence", 2020), with
-d = log b(x) - log a(x). All are per token, in nats.
+Estimators k1, k2, k3 of KL(a || b) from tokens sampled by a (J. Schulman, "Approximating KL divergence",
+2020), with d = log b(x) - log a(x). All are per token, in nats.
 """
 
 from torch import Tensor

@@ -43,7 +43,7 @@ def assert_lag_bound(
     *,
     current_version: int,
     max_policy_lag: int,
-    trajectory_id: str = "",
+    trajectory_id: str = "?",
 ) -> None:
     """Check the bound on the tokens that carry gradient, right before they do.
 
@@ -58,7 +58,7 @@ def assert_lag_bound(
         >>> assert_lag_bound(np.array([True]), np.array([3]), current_version=5, max_policy_lag=2)
         >>> assert_lag_bound(np.array([True]), np.array([2]), current_version=5, max_policy_lag=2)
         Traceback (most recent call last):
-        learner.algorithms.staleness.StaleTokens: trajectory : token 0 of version 2 lags 3 behind version 5, bound is 2
+        learner.algorithms.staleness.StaleTokens: trajectory ?: token 0 of version 2 lags 3 behind 5, bound 2
     """
     lags = np.where(mask, current_version - policy_version, 0)
     if not lags.size:
@@ -67,7 +67,7 @@ def assert_lag_bound(
     if lags[oldest] > max_policy_lag:
         raise StaleTokens(
             f"trajectory {trajectory_id}: token {oldest} of version {policy_version[oldest]} lags "
-            f"{lags[oldest]} behind version {current_version}, bound is {max_policy_lag}"
+            f"{lags[oldest]} behind {current_version}, bound {max_policy_lag}"
         )
     if (newest := int(lags.argmin())) >= 0 and lags[newest] < 0:
         raise StaleTokens(

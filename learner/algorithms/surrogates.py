@@ -9,7 +9,8 @@ def clipped_surrogate(ratio: Tensor, advantage: Tensor, *, low: float, high: flo
 
     .. math:: \min(r_t A_t, \mathrm{clip}(r_t, 1 - \epsilon_\mathrm{low}, 1 + \epsilon_\mathrm{high}) A_t)
 
-    arXiv:1707.06347, equation 7; with different bounds it is "clip-higher" of DAPO (arXiv:2503.14476, section 3.1).
+    arXiv:1707.06347, equation 7; with different bounds it is "clip-higher" of DAPO (arXiv:2503.14476,
+    section 3.1).
 
     Args:
         ratio: current / proximal [N], > 0.
@@ -17,8 +18,8 @@ def clipped_surrogate(ratio: Tensor, advantage: Tensor, *, low: float, high: flo
         low, high: half widths of the clip range, dimensionless; 0 <= low < 1, high >= 0.
 
     Returns:
-        Objective [N], to be maximised. Gradient flows through ``ratio``, except where `clip_active`. At ratio 1 its
-        gradient with respect to the log-probability is the advantage.
+        Objective [N], to be maximised. Gradient flows through ``ratio``, except where `clip_active`. At
+        ratio 1 its gradient with respect to the log-probability is the advantage.
 
     Example:
         >>> r, a = torch.tensor([1.5, 1.5, 0.5]), torch.tensor([1.0, -1.0, -1.0])

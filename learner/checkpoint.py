@@ -1,0 +1,136 @@
+"""Checkpoints: DeepSpeed's shards, with our counters and random states beside them, and a pointer to the
+newest.
+
+Layout below the folder::
+
+    latest                    name of the newest whole checkpoint; replaced at once, by rename
+    step00000012/...          DeepSpeed's files
+    step00000012/offbeat-rank0.msgpack
+"""
+
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from msgspec import Struct
+
+LATEST = "latest"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be continued from; the text says why and what to do."""
+
+
+class RankState(Struct, frozen=True, kw_only=True):
+    """What DeepSpeed does not keep."""
+
+    ranks: int
+    zero_stage: int
+    dtype: str
+    updates: int
+    optimizer_steps: int
+    torch_rng: bytes
+    numpy_rng: tuple[str, bytes, int, int, float]
+    python_rng: tuple[int, list[int], float | None]
+    client: dict[str, Any]
+
+
+def capture(
+    *, ranks: int, zero_stage: int, dtype: str, updates: int, optimizer_steps: int, client: dict[str, Any]
+) -> RankState:
+    """State of this rank now, the random generators included."""
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    version, internal, gauss = random.getstate()
+    return RankState(
+        ranks=ranks,
+        zero_stage=zero_stage,
+        dtype=dtype,
+        updates=updates,
+        optimizer_steps=optimizer_steps,
+        torch_rng=torch.get_rng_state().numpy().tobytes(),
+        numpy_rng=(str(kind), np.asarray(keys).tobytes(), int(position), int(has_gauss), float(cached)),
+        python_rng=(version, list(internal), gauss),
+        client=client,
+    )
+
+
+def restore_random(state: RankState) -> None:
+    """Set the random generators of this process as they were."""
+    torch.set_rng_state(torch.frombuffer(bytearray(state.torch_rng), dtype=torch.uint8))
+    kind, keys, position, has_gauss, cached = state.numpy_rng
+    np.random.set_state((kind, np.frombuffer(keys, dtype=np.uint32), position, has_gauss, cached))
+    version, internal, gauss = state.python_rng
+    random.setstate((version, tuple(internal), gauss))
+
+
+def write_state(folder: Path, name: str, rank: int, state: RankState) -> None:
+    """Put a rank's state beside DeepSpeed's files."""
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / name / f"offbeat-rank{rank}.msgpack").write_bytes(msgspec.msgpack.encode(state))
+
+
+def read_state(folder: Path, name: str, rank: int, *, ranks: int, zero_stage: int, dtype: str) -> RankState:
+    """State of a rank.
+
+    Raises:
+        CheckpointError: it is unreadable, or of another number of ranks, ZeRO stage or dtype.
+    """
+    path = folder / name / f"offbeat-rank{rank}.msgpack"
+    try:
+        state = msgspec.msgpack.decode(path.read_bytes(), type=RankState)
+    except (OSError, msgspec.MsgspecError) as error:
+        # a rank without a file was not there before: let rank 0's file say so
+        fallback = folder / name / "offbeat-rank0.msgpack"
+        if rank == 0 or not fallback.exists():
+            raise CheckpointError(f"{path}: {error}; resume from another checkpoint or start anew") from None
+        state = msgspec.msgpack.decode(fallback.read_bytes(), type=RankState)
+    if (state.ranks, state.zero_stage, state.dtype) != (ranks, zero_stage, dtype):
+        raise CheckpointError(
+            f"{folder / name} was written with processes={state.ranks} zero_stage={state.zero_stage} "
+            f"dtype={state.dtype}, this run has processes={ranks} zero_stage={zero_stage} dtype={dtype}; "
+            "resume with the former"
+        )
+    return state
+
+
+def next_name(folder: Path, optimizer_steps: int) -> str:
+    """Name for a new checkpoint; never that of one that exists, which may be the newest whole one."""
+    base = f"step{optimizer_steps:08d}"
+    name, again = base, 0
+    while (folder / name).exists():
+        again += 1
+        name = f"{base}-{again}"
+    return name
+
+
+def latest_name(folder: Path) -> str:
+    """Name of the newest whole checkpoint.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    try:
+        return (folder / LATEST).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise CheckpointError(
+            f"no checkpoint in {folder} ({error.strerror}); start without resuming"
+        ) from None
+
+
+def mark_latest(folder: Path, name: str) -> None:
+    """All of it is written: point to it, and delete all but it and the one before."""
+    previous = (folder / LATEST).read_text(encoding="utf-8").strip() if (folder / LATEST).exists() else ""
+    partial = folder / (LATEST + ".partial")
+    with open(partial, "w", encoding="utf-8") as out:
+        out.write(name)
+        out.flush()
+        os.fsync(out.fileno())
+    partial.replace(folder / LATEST)
+    for other in folder.glob("step*"):
+        if other.name not in (name, previous):
+            shutil.rmtree(other, ignore_errors=True)

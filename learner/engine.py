@@ -1,0 +1,230 @@
+"""The learner's engine: trajectories in, updated weights out, on one process or several.
+
+Rank 0 calls `update`, `weights`, `save`, `load`, `save_pretrained` and `close`; every other rank constructs
+the same Engine and calls `follow`, which returns when rank 0 closes.
+"""
+
+import gc
+import logging
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, assert_never
+
+import torch
+import torch.distributed as dist
+
+from learner import checkpoint, ranks, zero
+from learner.batching import Batch, make_batch
+from learner.config import LearnerConfig
+from learner.objective import trajectory_advantages
+from learner.policy import load_policy
+from learner.report import UpdateReport, make_report
+from learner.trajectory import Trajectory
+from learner.update import Outcome, Updater
+
+__all__ = ["Engine", "UpdateReport"]
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+TOKENIZER_FILES = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*",
+    "vocab*", "merges.txt", "*.model",
+)  # fmt: skip
+
+
+class Engine:
+    """Policy, optimizer and the ranks they are spread over.
+
+    Args:
+        config: settings of the learner.
+        model: Hugging Face name or folder.
+        total_steps: learner steps of the whole run, for the learning-rate schedule.
+        seed: of the dealing to mini-batches, and of torch.
+
+    Raises:
+        RuntimeError: ``config.processes`` does not agree with how this process was started.
+        ValueError: settings that DeepSpeed gets wrong.
+    """
+
+    def __init__(self, config: LearnerConfig, *, model: str, total_steps: int, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.config = config
+        self.model = model
+        self.rank, self.ranks = zero.join_ranks(config.processes)
+        policy = load_policy(
+            model, dtype=DTYPES[config.dtype], gradient_checkpointing=config.gradient_checkpointing
+        )
+        self._deepspeed = zero.initialise(policy, config, self.ranks)
+        self._updater = Updater(
+            engine=self._deepspeed,
+            config=config,
+            total_steps=total_steps * config.algorithm.updates_per_batch,
+            seed=seed,
+            rank=self.rank,
+            ranks=self.ranks,
+        )
+        self.updates = 0
+        """Calls of `update` so far, over restarts."""
+        self.optimizer_steps = 0
+        """Optimizer steps applied so far, over restarts."""
+
+    # --- rank 0 -----------------------------------------------------------------------------------------
+
+    def update(self, trajectories: Sequence[Trajectory], *, current_version: int) -> UpdateReport:
+        """Train on a batch of trajectories.
+
+        Tokens that lag more than ``max_policy_lag`` behind ``current_version`` carry no gradient. A loss or
+        gradient that is not finite on any rank skips the optimizer step on all of them, and ends the
+        update.
+
+        Raises:
+            ValueError: there are no trajectories, a return is not finite, or one was sampled greedily.
+            StaleTokens: tokens of a version after ``current_version``.
+        """
+        started = time.perf_counter()
+        if not trajectories:
+            raise ValueError("update needs at least one trajectory")
+        batch = make_batch(
+            trajectories,
+            trajectory_advantages(self.config.algorithm.advantage, trajectories),
+            current_version=current_version,
+            max_policy_lag=self.config.max_policy_lag,
+        )
+        if self.ranks > 1:
+            ranks.send(*ranks.encode_batch(batch))
+        outcome = self._run(batch)
+        seconds = time.perf_counter() - started
+        return make_report(trajectories, batch, outcome, current_version=current_version, seconds=seconds)
+
+    def weights(self) -> tuple[dict[str, tuple[str, tuple[int, ...]]], Iterator[tuple[str, memoryview]]]:
+        """``name -> (safetensors dtype, shape)`` and the tensors' bytes in the same order.
+
+        Names are those of Hugging Face; tied tensors come once. The iterator must be run through before
+        anything else is asked of the engine; each memoryview is valid until the next.
+        """
+        return zero.weight_shapes(self._deepspeed), (
+            (name, zero.as_bytes(tensor)) for name, tensor in self._gathered()
+        )
+
+    def save(self, folder: Path, client_state: dict[str, Any]) -> None:
+        """Write a checkpoint; it counts once all of it is on disk. The last two are kept.
+
+        Args:
+            client_state: returned by `load`; JSON types only.
+        """
+        name = checkpoint.next_name(folder, self.optimizer_steps)
+        if self.ranks > 1:
+            ranks.send(ranks.SaveCheckpoint(str(folder), name))
+        self._save(folder, name, client_state)
+        checkpoint.mark_latest(folder, name)
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        """Continue from the newest checkpoint; returns what `save` was given.
+
+        Raises:
+            CheckpointError: there is none, or it was written by other ranks, ZeRO stage or dtype.
+        """
+        name = checkpoint.latest_name(folder)
+        self._read_state(folder, name)  # refuse here, before the other ranks are told
+        if self.ranks > 1:
+            ranks.send(ranks.LoadCheckpoint(str(folder), name))
+        return self._load(folder, name)
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write the model as a Hugging Face folder, with the tokenizer's files."""
+        state = {name: tensor.clone() for name, tensor in self._gathered()}
+        folder.mkdir(parents=True, exist_ok=True)
+        self._deepspeed.module.lm.save_pretrained(folder, state_dict=state)
+        source = Path(self.model)
+        if not source.is_dir():
+            from transformers import AutoTokenizer
+
+            AutoTokenizer.from_pretrained(self.model).save_pretrained(folder)
+            return
+        for pattern in TOKENIZER_FILES:
+            for path in source.glob(pattern):
+                if path.is_file() and path.resolve() != (folder / path.name).resolve():
+                    shutil.copyfile(path, folder / path.name)
+
+    def close(self) -> None:
+        """Let the other ranks go, and free everything. With several ranks end the process by ``os._exit``
+        after it."""
+        if self.rank == 0 and self.ranks > 1:
+            ranks.send(ranks.Finish())
+        self._deepspeed.destroy()
+        del self._deepspeed, self._updater
+        gc.collect()
+        if self.ranks > 1:
+            dist.barrier()
+            dist.destroy_process_group()
+
+    # --- other ranks ------------------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Do what rank 0 does, until it closes."""
+        while True:
+            command, body = ranks.receive()
+            match command:
+                case ranks.RunUpdate():
+                    self._run(ranks.decode_batch(command, body))
+                case ranks.GatherWeights():
+                    for _ in zero.gathered_weights(self._deepspeed):
+                        pass
+                case ranks.SaveCheckpoint(folder=folder, name=name):
+                    self._save(Path(folder), name, {})
+                case ranks.LoadCheckpoint(folder=folder, name=name):
+                    self._load(Path(folder), name)
+                case ranks.Finish():
+                    self.close()
+                    return
+                case _:
+                    assert_never(command)
+
+    # --- all ranks --------------------------------------------------------------------------------------
+
+    def _run(self, batch: Batch) -> Outcome:
+        outcome = self._updater.run(batch, update=self.updates, optimizer_step=self.optimizer_steps)
+        self.updates += 1
+        self.optimizer_steps += outcome.applied
+        return outcome
+
+    def _gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
+        if self.ranks > 1 and self.config.zero_stage == 3:
+            ranks.send(ranks.GatherWeights())
+        yield from zero.gathered_weights(self._deepspeed)
+
+    def _save(self, folder: Path, name: str, client_state: dict[str, Any]) -> None:
+        self._deepspeed.save_checkpoint(str(folder), tag=name, save_latest=False)
+        state = checkpoint.capture(
+            ranks=self.ranks,
+            zero_stage=self.config.zero_stage,
+            dtype=self.config.dtype,
+            updates=self.updates,
+            optimizer_steps=self.optimizer_steps,
+            client=client_state,
+        )
+        checkpoint.write_state(folder, name, self.rank, state)
+        if self.ranks > 1:
+            dist.barrier()
+
+    def _load(self, folder: Path, name: str) -> dict[str, Any]:
+        state = self._read_state(folder, name)
+        path, _ = self._deepspeed.load_checkpoint(str(folder), tag=name)
+        if path is None:
+            raise checkpoint.CheckpointError(f"{folder / name}: DeepSpeed found no checkpoint there")
+        checkpoint.restore_random(state)
+        self.updates, self.optimizer_steps = state.updates, state.optimizer_steps
+        return state.client
+
+    def _read_state(self, folder: Path, name: str) -> checkpoint.RankState:
+        return checkpoint.read_state(
+            folder,
+            name,
+            self.rank,
+            ranks=self.ranks,
+            zero_stage=self.config.zero_stage,
+            dtype=self.config.dtype,
+        )

@@ -1,0 +1,133 @@
+"""A policy to begin with where no hub is at hand: a small random model, taught the form of the answers."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Example = tuple[Sequence[int], Sequence[bool]]
+"""Token ids, and which of them are to be learnt. The first is never learnt: nothing predicts it."""
+
+
+def make_tiny_model(
+    folder: Path,
+    tokenizer_files: Sequence[Path],
+    *,
+    hidden_size: int = 128,
+    layers: int = 4,
+    heads: int = 4,
+    head_dim: int = 32,
+    intermediate_size: int = 384,
+    max_positions: int = 1024,
+    tied: bool = True,
+    seed: int = 0,
+) -> None:
+    """Write a random Qwen3 model, in float32, for a tokenizer.
+
+    Args:
+        folder: where the model and the tokenizer's files are put.
+        tokenizer_files: files of a Hugging Face tokenizer; its size, end and padding tokens are taken over.
+        tied: one matrix is both input and output embedding.
+    """
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in tokenizer_files:
+        if path.resolve() != (folder / path.name).resolve():
+            shutil.copyfile(path, folder / path.name)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=head_dim,
+        intermediate_size=intermediate_size,
+        max_position_embeddings=max_positions,
+        tie_word_embeddings=tied,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        Qwen3ForCausalLM(config).float().save_pretrained(folder)
+
+
+def warm_start(
+    folder: Path,
+    examples: Sequence[Example],
+    *,
+    steps: int,
+    batch: int,
+    lr: float,
+    seed: int,
+    warmup: int = 20,
+    max_grad_norm: float = 1.0,
+) -> list[float]:
+    """Supervised fine-tuning of a model folder, in place.
+
+    Minimises the mean negative log-probability of the tokens to be learnt, with AdamW in float32.
+
+    Args:
+        folder: Hugging Face model folder.
+        examples: drawn from at random, without repeats until all have been seen.
+        steps, batch, warmup: optimizer steps, examples in each, and steps of linear warm-up.
+
+    Returns:
+        Loss of every step, in nats per token.
+
+    Raises:
+        ValueError: no examples, or a loss that is not finite.
+    """
+    from transformers import AutoModelForCausalLM
+
+    if not examples:
+        raise ValueError("warm start needs at least one example")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
+    order = _endless_order(len(examples), steps * batch, seed)
+    losses = []
+    for step in range(steps):
+        drawn = [examples[i] for i in order[step * batch : (step + 1) * batch]]
+        for group in optimizer.param_groups:
+            group["lr"] = lr * min(1.0, (step + 1) / max(1, warmup))
+        token_ids, learnt = _padded(drawn)
+        logits = model(input_ids=token_ids[:, :-1], use_cache=False).logits
+        chosen = learnt[:, 1:]
+        loss = torch.nn.functional.cross_entropy(logits[chosen].float(), token_ids[:, 1:][chosen])
+        if not torch.isfinite(loss):
+            raise ValueError(f"warm start: loss is {loss.item()} at step {step}; lower lr, now {lr:g}")
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+        optimizer.step()
+        losses.append(loss.item())
+    model.save_pretrained(folder)
+    return losses
+
+
+def _endless_order(examples: int, wanted: int, seed: int) -> list[int]:
+    rng = np.random.default_rng(seed)
+    rounds = -(-wanted // examples)
+    order = np.concatenate([rng.permutation(examples) for _ in range(max(1, rounds))])
+    return [int(i) for i in order[:wanted]]
+
+
+def _padded(examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+    """Token ids [B, T] and which are learnt [B, T]; under causal attention padding on the right needs no
+    mask."""
+    width = max(len(ids) for ids, _ in examples)
+    token_ids = torch.zeros(len(examples), width, dtype=torch.int64)
+    learnt = torch.zeros(len(examples), width, dtype=torch.bool)
+    for row, (ids, mask) in enumerate(examples):
+        token_ids[row, : len(ids)] = torch.tensor(ids)
+        learnt[row, : len(ids)] = torch.tensor(mask)
+    learnt[:, 0] = False
+    return token_ids, learnt

@@ -1,0 +1,207 @@
+"""DeepSpeed ZeRO, wrapped: everything that depends on its ways of doing things is here.
+
+Gradients are sums over micro-batches that already carry the global denominator; DeepSpeed averages over
+ranks, so the loss is multiplied by their number. A step with a gradient that is not finite is skipped on
+all ranks: by DeepSpeed from stage 1 on, by `finish_step` at stage 0, where DeepSpeed would apply it.
+"""
+
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from learner.config import LearnerConfig
+from learner.policy import PolicyModule
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""Longer than rank 0 may ever wait for data."""
+GATHER_BYTES = 64 * 2**20
+"""Full parameters held at once when sharded ones are gathered."""
+SAFETENSORS_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16",
+    torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Whether the weights moved, and the norm of the gradient before clipping."""
+
+    applied: bool
+    gradient_norm: float
+
+
+def join_ranks(processes: int) -> tuple[int, int]:
+    """Form the process group; returns (rank, number of ranks).
+
+    Raises:
+        RuntimeError: more than one process is wanted, but this one was not started by torchrun.
+    """
+    os.environ.setdefault("LOCAL_RANK", "0")
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        if processes == 1:
+            store = dist.HashStore()  # type: ignore[attr-defined]
+            dist.init_process_group(backend, store=store, rank=0, world_size=1)
+        elif "RANK" not in os.environ:
+            raise RuntimeError(
+                f"learner.processes is {processes}, but RANK is not set; start with "
+                f"`torchrun --nproc_per_node {processes} -m learner.main`, or set learner.processes to 1"
+            )
+        else:
+            dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if ranks != processes:
+        raise RuntimeError(f"learner.processes is {processes}, but {ranks} were started; make them equal")
+    return rank, ranks
+
+
+def deepspeed_config(config: LearnerConfig, ranks: int) -> dict[str, Any]:
+    """Settings for `deepspeed.initialize`; what has a surprising default is set explicitly."""
+    settings: dict[str, Any] = {
+        "train_batch_size": ranks,  # in units DeepSpeed counts by; micro-batches are ours to form
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": config.optimizer.max_grad_norm,
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {"stage": config.zero_stage},
+        "steps_per_print": 2**31 - 1,
+    }
+    if config.dtype == "bfloat16":
+        settings["bf16"] = {"enabled": True}
+    return settings
+
+
+def initialise(policy: PolicyModule, config: LearnerConfig, ranks: int) -> Any:
+    """The DeepSpeed engine around a policy, with AdamW.
+
+    Raises:
+        ValueError: stage 0 with bfloat16, where DeepSpeed's first updates are too small.
+    """
+    if config.zero_stage == 0 and config.dtype == "bfloat16":
+        raise ValueError(
+            "learner.zero_stage is 0 and learner.dtype is bfloat16: DeepSpeed takes a step with zero "
+            "gradients at the start, which spoils Adam's first updates; set learner.zero_stage to 1"
+        )
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed.*")
+    import deepspeed
+    import deepspeed.ops
+
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # Gloo alone is as fast, and the shared-memory operator would be compiled for minutes at the first start.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    optimizer = torch.optim.AdamW(
+        policy.parameters(),
+        lr=config.optimizer.lr,
+        betas=config.optimizer.betas,
+        eps=config.optimizer.eps,
+        weight_decay=config.optimizer.weight_decay,
+        fused=True,
+    )
+    settings = deepspeed_config(config, ranks)
+    engine, *_ = deepspeed.initialize(model=policy, optimizer=optimizer, config=settings)
+    engine.train()
+    return engine
+
+
+@contextmanager
+def accumulation(engine: Any, ranks: int) -> Iterator[Callable[[Tensor, bool], None]]:
+    """Sum gradients of several losses for one step.
+
+    Yields a function of (loss, whether it is the last). Within one accumulation every rank must call it
+    equally often.
+    """
+    if engine.zero_optimization_stage() > 0:
+        with engine.coalesce_grad_reduction():
+            yield lambda loss, _: engine.backward(loss * ranks, scale_wrt_gas=False)
+        return
+
+    def backward(loss: Tensor, last: bool) -> None:
+        engine.set_gradient_accumulation_boundary(last)
+        engine.backward(loss * ranks, scale_wrt_gas=False)
+
+    yield backward
+
+
+def finish_step(engine: Any, lr: float) -> StepResult:
+    """Clip, and move the weights, unless the gradient is not finite on any rank."""
+    for group in engine.optimizer.param_groups:
+        group["lr"] = lr
+    if engine.zero_optimization_stage() > 0:
+        engine.step()
+        norm = engine.get_global_grad_norm()
+        return StepResult(bool(engine.was_step_applied()), float("nan") if norm is None else float(norm))
+    gradients = [p.grad for p in engine.module.parameters() if p.grad is not None]
+    gradient_norm = float(torch.nn.utils.get_total_norm(gradients))
+    if gradient_norm - gradient_norm != 0:  # not finite; reduced already, so all ranks see the same
+        engine.zero_grad()
+        return StepResult(False, gradient_norm)
+    engine.step()
+    return StepResult(True, gradient_norm)
+
+
+def weight_shapes(engine: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """``name -> (safetensors dtype, shape)`` in Hugging Face names; tied tensors once."""
+    return {
+        name: (SAFETENSORS_NAMES[tensor.dtype], tuple(getattr(tensor, "ds_shape", tensor.shape)))
+        for name, tensor in _named_tensors(engine)
+    }
+
+
+def gathered_weights(engine: Any) -> Iterator[tuple[str, Tensor]]:
+    """Full tensors in the order of `weight_shapes`, on the CPU; each is valid until the next is asked for.
+
+    At stage 3 this is collective: every rank must run through it.
+    """
+    if engine.zero_optimization_stage() < 3:
+        for name, tensor in _named_tensors(engine):
+            yield name, tensor.detach().to("cpu").contiguous()
+        return
+    import deepspeed
+
+    for bucket in _buckets(_named_tensors(engine)):
+        sharded = [tensor for _, tensor in bucket if hasattr(tensor, "ds_id")]
+        with deepspeed.zero.GatheredParameters(sharded):
+            for name, tensor in bucket:
+                yield name, tensor.detach().to("cpu").contiguous()
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, without a copy.
+
+    Example:
+        >>> as_bytes(torch.tensor([1.0], dtype=torch.bfloat16)).hex()
+        '803f'
+    """
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _named_tensors(engine: Any) -> list[tuple[str, Tensor]]:
+    lm = engine.module.lm
+    persistent = lm.state_dict(keep_vars=True).keys()
+    buffers = [(name, buffer) for name, buffer in lm.named_buffers() if name in persistent]
+    return [*lm.named_parameters(), *buffers]
+
+
+def _buckets(tensors: list[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
+    bucket: list[tuple[str, Tensor]] = []
+    size = 0
+    for name, tensor in tensors:
+        nbytes = getattr(tensor, "ds_numel", tensor.numel()) * tensor.element_size()
+        if bucket and size + nbytes > GATHER_BYTES:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, tensor))
+        size += nbytes
+    if bucket:
+        yield bucket
