@@ -37,6 +37,9 @@ class WarmStart(_Section):
     """`[model.tiny.warm_start]`: supervised steps on solutions that the task library gives."""
 
     steps: int = Field(300, ge=0)
+    """At most so many optimizer steps."""
+    stop_at: float = Field(1.0, gt=0, le=1)
+    """Stop as soon as this share of unseen training tasks is solved, so that the rest is left to RL."""
     batch: int = Field(64, ge=1)
     lr: float = Field(1e-3, gt=0)
     warmup_steps: int = Field(20, ge=0)
@@ -51,7 +54,6 @@ class TinyModel(_Section):
     intermediate_size: int = Field(384, ge=8)
     layers: int = Field(4, ge=1)
     heads: int = Field(4, ge=1)
-    kv_heads: int = Field(2, ge=1)
     head_dim: int = Field(32, ge=8)
     tie_embeddings: bool = False
     seed: int = 0

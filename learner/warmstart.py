@@ -2,7 +2,9 @@
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +12,9 @@ from torch import Tensor
 
 Example = tuple[Sequence[int], Sequence[bool]]
 """Token ids, and which of them are to be learnt. The first is never learnt: nothing predicts it."""
+
+VALIDATE_EVERY = 10
+VALIDATION_ROWS = 256
 
 
 def make_tiny_model(
@@ -59,6 +64,20 @@ def make_tiny_model(
         Qwen3ForCausalLM(config).float().save_pretrained(folder)
 
 
+@dataclass(frozen=True)
+class WarmStart:
+    """How a warm start went."""
+
+    losses: list[float]
+    """Of every step, in nats per token."""
+    solved: float
+    """Share of the validation examples solved, as last measured; 0 without any."""
+
+    @property
+    def steps(self) -> int:
+        return len(self.losses)
+
+
 def warm_start(
     folder: Path,
     examples: Sequence[Example],
@@ -69,7 +88,9 @@ def warm_start(
     seed: int,
     warmup: int = 20,
     max_grad_norm: float = 1.0,
-) -> list[float]:
+    validation: Sequence[Example] = (),
+    stop_at: float = 1.0,
+) -> WarmStart:
     """Supervised fine-tuning of a model folder, in place.
 
     Minimises the mean negative log-probability of the tokens to be learnt, with AdamW in float32.
@@ -77,10 +98,9 @@ def warm_start(
     Args:
         folder: Hugging Face model folder.
         examples: drawn from at random, without repeats until all have been seen.
-        steps, batch, warmup: optimizer steps, examples in each, and steps of linear warm-up.
-
-    Returns:
-        Loss of every step, in nats per token.
+        steps, batch, warmup: optimizer steps at most, examples in each, and steps of linear warm-up.
+        validation: examples not trained on; every `VALIDATE_EVERY` steps it is measured how many are solved.
+        stop_at: share of them at which training ends.
 
     Raises:
         ValueError: no examples, or a loss that is not finite.
@@ -93,15 +113,13 @@ def warm_start(
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
     order = _endless_order(len(examples), steps * batch, seed)
-    losses = []
+    losses: list[float] = []
+    solved = 0.0
     for step in range(steps):
         drawn = [examples[i] for i in order[step * batch : (step + 1) * batch]]
         for group in optimizer.param_groups:
             group["lr"] = lr * min(1.0, (step + 1) / max(1, warmup))
-        token_ids, learnt = _padded(drawn)
-        logits = model(input_ids=token_ids[:, :-1], use_cache=False).logits
-        chosen = learnt[:, 1:]
-        loss = torch.nn.functional.cross_entropy(logits[chosen].float(), token_ids[:, 1:][chosen])
+        loss = _loss(model, drawn)
         if not torch.isfinite(loss):
             raise ValueError(f"warm start: loss is {loss.item()} at step {step}; lower lr, now {lr:g}")
         optimizer.zero_grad()
@@ -109,8 +127,35 @@ def warm_start(
         torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
         optimizer.step()
         losses.append(loss.item())
+        if validation and (step + 1) % VALIDATE_EVERY == 0:
+            solved = share_solved(model, validation)
+            if solved >= stop_at:
+                break
     model.save_pretrained(folder)
-    return losses
+    return WarmStart(losses, solved)
+
+
+@torch.no_grad()
+def share_solved(model: Any, examples: Sequence[Example]) -> float:
+    """Share of examples a greedy policy would reproduce in full.
+
+    One forward pass tells: if every learnt token is the most probable one behind the true prefix, greedy
+    decoding never leaves that prefix.
+    """
+    solved = 0
+    for start in range(0, len(examples), VALIDATION_ROWS):
+        token_ids, learnt = _padded(examples[start : start + VALIDATION_ROWS])
+        best = model(input_ids=token_ids[:, :-1], use_cache=False).logits.argmax(-1)
+        wrong = (best != token_ids[:, 1:]) & learnt[:, 1:]
+        solved += int((~wrong.any(1)).sum())
+    return solved / len(examples)
+
+
+def _loss(model: Any, examples: Sequence[Example]) -> Tensor:
+    token_ids, learnt = _padded(examples)
+    logits = model(input_ids=token_ids[:, :-1], use_cache=False).logits
+    chosen = learnt[:, 1:]
+    return torch.nn.functional.cross_entropy(logits[chosen].float(), token_ids[:, 1:][chosen])
 
 
 def _endless_order(examples: int, wanted: int, seed: int) -> list[int]:

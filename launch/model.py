@@ -1,0 +1,154 @@
+"""The model a run starts from: a Hugging Face name or folder, or a tiny one made and warm-started here."""
+
+import asyncio
+import fcntl
+import hashlib
+import logging
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from actors.render import Renderer
+from envs.base import ChatMessage, Suite
+from envs.registry import make_suite
+from launch.config import RunConfig, TinyModel
+from launch.errors import ConfigError
+from launch.tokenizer import make_tokenizer, save_tokenizer
+
+log = logging.getLogger(__name__)
+
+RECIPE_VERSION = 1
+"""Raise it when the making of models changes, so that cached ones are not taken for new ones."""
+VALIDATION_SHARE = 0.1
+
+Example = tuple[list[int], list[bool]]
+
+
+def prepare(config: RunConfig) -> Path:
+    """Folder of the model in Hugging Face format, made first if need be; roles that start together wait for one.
+
+    Raises:
+        ConfigError: the model cannot be found.
+    """
+    if config.model.tiny is None:
+        return _find(config.model.path)
+    text = config.model.tiny.model_dump_json() + config.env.model_dump_json()
+    length = config.learner.sampling.max_trajectory_tokens
+    key = hashlib.sha256(f"{RECIPE_VERSION} {length} {text}".encode()).hexdigest()[:16]
+    folder = config.model.cache / f"tiny-{key}"
+    with _locked(config.model.cache / f"tiny-{key}.lock"):
+        if folder.is_dir():
+            log.info("cached: %s", folder)
+        else:
+            partial = folder.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            make(config, config.model.tiny, partial)
+            partial.rename(folder)
+    return folder
+
+
+def make(config: RunConfig, tiny: TinyModel, folder: Path) -> None:
+    """Tokenizer from the questions, random weights, supervised steps on solutions."""
+    from learner.warmstart import make_tiny_model, warm_start
+
+    started = time.monotonic()
+    suite = make_suite(config.env.name, config.env.params)
+    try:
+        talks = demonstrations(suite, tiny.warm_start.demonstrations)
+    finally:
+        asyncio.run(suite.close())
+    questions = [m["content"] for talk in talks for m in talk[:-1] if m["role"] in ("user", "system")]
+    save_tokenizer(make_tokenizer(questions), folder, max_length=config.generator.max_model_len)
+    make_tiny_model(
+        folder,
+        [folder / "tokenizer.json", folder / "tokenizer_config.json"],
+        hidden_size=tiny.hidden_size,
+        intermediate_size=tiny.intermediate_size,
+        layers=tiny.layers,
+        heads=tiny.heads,
+        head_dim=tiny.head_dim,
+        max_positions=config.generator.max_model_len,
+        tied=tiny.tie_embeddings,
+        seed=tiny.seed,
+    )
+    renderer = Renderer(folder)
+    examples = [example(renderer, talk) for talk in talks]
+    held = max(1, int(VALIDATION_SHARE * len(examples)))
+    progress = warm_start(
+        folder,
+        examples[held:],
+        validation=examples[:held],
+        stop_at=tiny.warm_start.stop_at,
+        steps=tiny.warm_start.steps,
+        batch=tiny.warm_start.batch,
+        lr=tiny.warm_start.lr,
+        warmup=tiny.warm_start.warmup_steps,
+        seed=tiny.seed,
+    )
+    log.info(
+        "made in %.0f s: %d warm-start steps, %.2f of unseen training tasks solved",
+        time.monotonic() - started,
+        progress.steps,
+        progress.solved,
+    )
+
+
+def demonstrations(suite: Suite, count: int) -> list[list[ChatMessage]]:
+    """Solved training tasks, each question once.
+
+    Raises:
+        ConfigError: the suite gives none.
+    """
+    talks: dict[str, list[ChatMessage]] = {}
+    for index in range(count):
+        try:
+            talk = suite.demonstration(index, "train")
+        except LookupError as error:
+            raise ConfigError(f"[model.tiny.warm_start] needs solutions, but: {error}; set model.path") from None
+        talks[talk[0]["content"] + talk[-2]["content"]] = talk
+    return list(talks.values())
+
+
+def example(renderer: Renderer, talk: Sequence[ChatMessage]) -> Example:
+    """Token ids of a conversation, and which of them the assistant wrote (its end tokens included).
+
+    Built as an actor builds a trajectory: the first prompt, then actions and observations in turn.
+    """
+    opening = next(i for i, message in enumerate(talk) if message["role"] == "assistant")
+    ids = renderer.prompt(talk[:opening])
+    learnt = [False] * len(ids)
+    for message in talk[opening:]:
+        if message["role"] == "assistant":
+            action = [*renderer.encode(message["content"]), renderer.eos_ids[0]]
+            ids += action
+            learnt += [True] * len(action)
+        else:
+            added = renderer.observation(message, ids)
+            ids += added
+            learnt += [False] * len(added)
+    return ids, learnt
+
+
+def _find(path: str) -> Path:
+    if Path(path).is_dir():
+        return Path(path)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(path, ignore_patterns=["*.pt", "*.bin", "*.gguf", "original/*"]))
+    except (HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError) as error:
+        raise ConfigError(
+            f"model.path {path!r} is neither a folder nor a model the hub gives us ({type(error).__name__}); check the "
+            "name, the connection and HF_TOKEN, or name a folder"
+        ) from None
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
