@@ -1,0 +1,289 @@
+"""The actor process: many episodes in one event loop, between broker and generators."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import zmq
+
+from actors.config import ActorConfig
+from actors.episode import Bounds, Episode
+from actors.errors import ActorError
+from actors.generator_client import GeneratorPool
+from actors.render import Renderer
+from actors.segments import Cut
+from actors.uplink import Outbox, TaskBook
+from envs.base import Suite
+from envs.config import EnvConfig
+from envs.registry import make_suite
+from protocol.link import AsyncLink
+from protocol.messages import (
+    AnyMessage,
+    CancelTask,
+    Drain,
+    Generators,
+    Hello,
+    LeaseTask,
+    Refused,
+    SegmentAck,
+    SegmentCredit,
+    TaskRejected,
+)
+from protocol.session import Progress
+
+log = logging.getLogger(__name__)
+
+JOIN_TIMEOUT_S = 60.0
+ACK_TIMEOUT_S = 5.0
+WAITING_SEGMENTS = 64
+"""With so many segments waiting for credit, episodes wait too."""
+
+
+def run_actor(config: ActorConfig, *, name: str, broker: str, model: str, env: EnvConfig, run: str) -> None:
+    """Run episodes until SIGTERM, then drain; blocks.
+
+    Args:
+        config: ``[actor]`` of the run file.
+        name: peer name, unique in the run.
+        broker: endpoint of the broker.
+        model: folder with the model's tokenizer files; no weights are read.
+        env: ``[env]`` of the run file.
+        run: name of the run; a broker of another run is refused.
+
+    Raises:
+        EnvError, ActorError: the environment or the tokenizer cannot be used.
+        LinkDown: no broker answers.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the loop has its own handler
+    suite = make_suite(env.name, env.params)
+    try:
+        renderer = Renderer(Path(model))
+    except ActorError:
+        asyncio.run(suite.close())
+        raise
+    asyncio.run(_serve(config, name, broker, env.name, run, suite, renderer))
+    zmq.Context.instance().destroy(linger=1_000)  # lets the Goodbye out
+
+
+async def _serve(
+    config: ActorConfig, name: str, broker: str, env_name: str, run: str, suite: Suite, renderer: Renderer
+) -> None:
+    actor = Actor(config, name, broker, env_name, run, suite, renderer)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, actor.stop)
+    try:
+        await actor.run()
+    finally:
+        await suite.close()
+
+
+class Actor:
+    """State of the actor process; lives on one event loop."""
+
+    def __init__(
+        self,
+        config: ActorConfig,
+        name: str,
+        broker: str,
+        env_name: str,
+        run: str,
+        suite: Suite,
+        renderer: Renderer,
+    ) -> None:
+        self._config, self._env_name, self._run = config, env_name, run
+        self._suite, self._renderer = suite, renderer
+        self._bounds = Bounds(config.segment_tokens, config.max_turns, config.env_timeout_s)
+        self._pool = GeneratorPool(name, config.generator_timeout_s)
+        self._outbox, self._book = Outbox(), TaskBook(config.concurrent_episodes)
+        self._episodes: dict[str, asyncio.Task[None]] = {}
+        self._stop = asyncio.Event()
+        self._room = asyncio.Event()
+        self._fatal = ""
+        self._finished = self._failed = self._tokens = 0
+        self._env_seconds = 0.0
+        hello = Hello(
+            role="actor",
+            peer=name,
+            incarnation=time.time_ns() // 1_000_000,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
+        self._link = AsyncLink(broker, hello, self._received, on_join=self._joined, progress=self._progress)
+
+    def stop(self) -> None:
+        """Take no new tasks, let the running ones end, then return from `run`."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Until `stop` or a Drain; raises ActorError when the broker refuses us, LinkDown without one."""
+        try:
+            await self._wait_for_broker()
+            await self._stop.wait()
+            await self._drain()
+        finally:
+            await self._link.close(self._fatal or "drained")
+            self._pool.close()
+        if self._fatal:
+            raise ActorError(self._fatal)
+
+    async def _wait_for_broker(self) -> None:
+        joining = asyncio.create_task(self._link.joined(JOIN_TIMEOUT_S))
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({joining, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if joining.done():
+                joining.result()
+        finally:
+            for task in (joining, stopping):
+                task.cancel()
+
+    # --- messages from the broker -------------------------------------------------------------------------
+
+    def _joined(self) -> None:
+        welcome = self._link.session.welcome
+        if welcome is not None and welcome.run != self._run:
+            return self._give_up(
+                f"the broker serves run {welcome.run!r}, this actor belongs to {self._run!r}"
+            )
+        self._outbox.rejoined()
+        credit = self._book.joined()
+        if credit is not None:
+            self._link.send(credit)
+        return None
+
+    def _received(self, message: AnyMessage, rest: list[bytes]) -> None:
+        match message:
+            case LeaseTask():
+                self._leased(message)
+            case Generators():
+                self._pool.update(message.generators)
+            case SegmentCredit():
+                self._outbox.granted(message.segments)
+                self._flush()
+            case SegmentAck():
+                self._acked(message)
+            case CancelTask():
+                self._cancel(message.lease_id, message.reason)
+            case Drain():
+                log.info("drain: %s", message.reason)
+                self.stop()
+            case Refused():
+                log.warning("broker refused (%s): %s", message.code, message.message)
+                if message.fatal:
+                    self._give_up(f"the broker refused this actor: {message.message}")
+            case _:
+                log.warning("unexpected message from the broker: %s", type(message).__name__)
+
+    def _leased(self, lease: LeaseTask) -> None:
+        if self._book.knows(lease.lease_id):
+            return
+        if lease.task.env != self._env_name:
+            reason = f"this actor runs environment {self._env_name!r}, not {lease.task.env!r}"
+            self._link.send(TaskRejected(lease_id=lease.lease_id, reason=reason))
+        elif not self._book.leased(lease):
+            self._link.send(TaskRejected(lease_id=lease.lease_id, reason="draining"))
+        else:
+            task = asyncio.create_task(self._run_episode(lease), name=f"episode {lease.task.task_id}")
+            self._episodes[lease.lease_id] = task
+            # Not in the coroutine: a task that is cancelled before its first step never enters it.
+            task.add_done_callback(lambda _: self._ended(lease))
+
+    def _acked(self, ack: SegmentAck) -> None:
+        self._outbox.acked(ack)
+        if ack.status == "refused":
+            log.warning("segment %d of %s refused: %s", ack.index, ack.trajectory_id, ack.reason)
+            lease_id = self._book.lease_of(ack.trajectory_id)
+            if lease_id is not None:  # without this segment the rest of the trajectory is worth nothing
+                self._cancel(lease_id, ack.reason)
+        self._flush()
+
+    def _cancel(self, lease_id: str, reason: str) -> None:
+        episode = self._episodes.get(lease_id)
+        if episode is not None:
+            log.info("lease %s cancelled: %s", lease_id, reason)
+            episode.cancel()
+
+    def _give_up(self, reason: str) -> None:
+        self._fatal = reason
+        self.stop()
+
+    # --- episodes -----------------------------------------------------------------------------------------
+
+    async def _run_episode(self, lease: LeaseTask) -> None:
+        episode = Episode(lease, self._suite, self._renderer, self._pool, self._bounds, self._emit)
+        try:
+            await episode.run()
+            self._finished += episode.status != "failed"
+            self._failed += episode.status == "failed"
+        except asyncio.CancelledError:
+            self._outbox.forget(episode.trajectory_id)
+            raise
+        finally:
+            self._env_seconds += episode.env_seconds
+
+    def _ended(self, lease: LeaseTask) -> None:
+        del self._episodes[lease.lease_id]
+        credit = self._book.ended(lease.lease_id)
+        if credit is not None:
+            self._link.send(credit)
+
+    async def _emit(self, cut: Cut) -> None:
+        self._tokens += cut.segment.tokens
+        self._outbox.offer(cut)
+        self._flush()
+        while self._outbox.waiting > WAITING_SEGMENTS:
+            self._room.clear()
+            await self._room.wait()
+
+    def _flush(self) -> None:
+        for frames in self._outbox.due():
+            self._link.send_frames(frames)
+        self._room.set()
+
+    def _progress(self) -> Progress:
+        ended = self._finished + self._failed
+        gauges = {
+            "episodes_running": float(len(self._book)),
+            "episodes_finished": float(self._finished),
+            "episodes_failed": float(self._failed),
+            "env_seconds": self._env_seconds / max(1, ended),
+            "tokens_total": float(self._tokens),
+            "segments_waiting": float(self._outbox.waiting),
+            "segments_refused": float(self._outbox.acks["refused"]),
+            "generator_interruptions": float(self._pool.interruptions),
+            "scorer_timeouts": 0.0,
+        }
+        own = getattr(self._suite, "gauges", None)
+        if callable(own):
+            gauges |= own()
+        # Episodes that wait for segment credit wait for the broker, not for us.
+        busy = len(self._book) > 0 and self._outbox.waiting == 0
+        return Progress(float(self._tokens + ended), busy, 0, tuple(gauges.items()))
+
+    # --- the end ------------------------------------------------------------------------------------------
+
+    async def _drain(self) -> None:
+        """Let episodes end, then give them up; wait a little until the broker has what they sent."""
+        self._book.draining = True
+        running = list(self._episodes.values())
+        log.info("draining: %d episodes run", len(running))
+        if running and not self._fatal:
+            await asyncio.wait(running, timeout=self._config.drain_timeout_s)
+        left = [task for task in running if not task.done()]
+        for task in left:
+            task.cancel()
+        if left:
+            log.warning("%d episodes given up", len(left))
+            await asyncio.wait(left)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0 if self._fatal else ACK_TIMEOUT_S):
+                while not self._outbox.empty:
+                    self._room.clear()
+                    await self._room.wait()

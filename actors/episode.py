@@ -1,0 +1,232 @@
+"""One episode: an environment and a policy talk until one of them, or a limit, ends it."""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from actors.errors import ActorError
+from actors.generator_client import Piece, TurnRequest
+from actors.segments import Closing, Cut, SegmentCutter
+from envs.base import ChatMessage, Env, StepResult, Suite
+from protocol.messages import LeaseTask
+
+log = logging.getLogger(__name__)
+
+MAX_ERROR_CHARS = 2_000
+MAX_INFO_BYTES = 32_768
+CLOSE_TIMEOUT_S = 5.0
+
+T = TypeVar("T")
+
+
+class Policy(Protocol):
+    """Where action turns come from: a `GeneratorPool`, or a script in a test."""
+
+    def turn(self, request: TurnRequest) -> AsyncGenerator[Piece, None]: ...
+
+
+class Text(Protocol):
+    """Between text and tokens: a `Renderer`, or a toy in a test."""
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]: ...
+    def prompt(self, messages: Sequence[ChatMessage]) -> list[int]: ...
+    def observation(self, message: ChatMessage, sampled: Sequence[int]) -> list[int]: ...
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+    def check_prefix(self, known: Sequence[int], prompt: Sequence[int]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Limits of an episode that come from the actor's settings (the task has others)."""
+
+    segment_tokens: int = 512
+    max_turns: int = 32
+    env_timeout_s: float = 30.0
+
+
+Emit = Callable[[Cut], Awaitable[None]]
+
+
+class Episode:
+    """Runs one leased task and emits its segments as they are cut.
+
+    Whatever goes wrong in the environment or with generators ends the trajectory with status "failed" and the
+    error's text: that is recorded data, not a crash. Only cancellation passes through.
+    """
+
+    def __init__(
+        self, lease: LeaseTask, suite: Suite, text: Text, policy: Policy, bounds: Bounds, emit: Emit
+    ) -> None:
+        self._task, self._suite, self._text, self._policy = lease.task, suite, text, policy
+        self._bounds, self._emit_cut = bounds, emit
+        self.trajectory_id = f"{lease.task.task_id}.{lease.attempt}"
+        self._cutter = SegmentCutter(lease.task, self.trajectory_id, bounds.segment_tokens)
+        self._tokens: list[int] = []
+        self._generator = ""
+        self.env_seconds = 0.0
+        self.status = "unfinished"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the trajectory so far."""
+        return len(self._tokens)
+
+    async def run(self) -> None:
+        """Run to the end; the trajectory is closed afterwards, unless this was cancelled."""
+        env: Env | None = None
+        try:
+            async with asyncio.timeout(self._task.deadline_s) as deadline:
+                env = self._suite.episode()
+                await self._play(env)
+        except TimeoutError as error:
+            late = f"the episode took longer than its deadline of {self._task.deadline_s:g} s"
+            await self._fail(late if deadline.expired() else f"TimeoutError: {error}")
+        except Exception as error:
+            log.warning("episode %s failed: %s", self.trajectory_id, error)
+            await self._fail(f"{type(error).__name__}: {error}")
+        finally:
+            await self._close(env)
+
+    async def _play(self, env: Env) -> None:
+        messages = await self._ask(env.reset(dict(self._task.data)), "reset")
+        prompt = self._text.prompt(messages)
+        limit = self._task.sampling.max_trajectory_tokens
+        if len(prompt) >= limit:
+            raise ActorError(
+                f"first prompt of {len(prompt)} tokens leaves no room for an answer; "
+                f"max_trajectory_tokens is {limit}"
+            )
+        await self._observe(prompt)
+        for turn in range(self._bounds.max_turns):
+            sampled, reason = await self._act(turn)
+            result = await self._ask(env.step(self._answer(sampled)), "step")
+            rewards = finite_rewards(result)
+            observation = self._observation(result, sampled)
+            closing = self._end(result, turn, reason, len(observation))
+            await self._emit(self._cutter.close_turn(rewards, reason, closing))
+            if closing is not None:
+                self.status = closing.status
+                return
+            await self._observe(observation)
+
+    async def _act(self, turn: int) -> tuple[list[int], str]:
+        """Sample one action turn; its tokens and why it ended."""
+        sampling = self._task.sampling
+        room = sampling.max_trajectory_tokens - len(self._tokens)
+        request = TurnRequest(
+            trajectory_id=self.trajectory_id,
+            turn=turn,
+            prompt=tuple(self._tokens),
+            max_tokens=min(sampling.max_turn_tokens, room),
+            sampling=sampling,
+            min_policy_version=self._task.min_policy_version,
+            stop_token_ids=self._text.eos_ids,
+            preferred=self._generator,
+        )
+        start, reason = len(self._tokens), ""
+        async with aclosing(self._policy.turn(request)) as pieces:
+            async for piece in pieces:
+                reason = piece.finish_reason
+                self._generator = piece.sampled.generator
+                self._tokens += piece.sampled.token_ids.tolist()
+                await self._emit(self._cutter.act(piece.sampled))
+        if len(self._tokens) == start:
+            raise ActorError(f"generator {self._generator!r} ended a turn ({reason!r}) without a token")
+        self._text.check_prefix(request.prompt, self._tokens)
+        return self._tokens[start:], reason
+
+    def _answer(self, sampled: list[int]) -> str:
+        ended = bool(sampled) and sampled[-1] in self._text.eos_ids
+        return self._text.decode(sampled[:-1] if ended else sampled)
+
+    def _observation(self, result: StepResult, sampled: list[int]) -> list[int]:
+        if result.done:
+            return []
+        if result.observation is None:
+            raise ActorError("environment: step returned neither an observation nor done")
+        return self._text.observation(result.observation, sampled)
+
+    def _end(self, result: StepResult, turn: int, reason: str, observed: int) -> Closing | None:
+        """How the trajectory ends after this turn, None if it goes on."""
+        extra = {"correct": result.correct, "info": bounded(result.info)}
+        if result.done:
+            return Closing("finished", reason, extra=extra)
+        if turn + 1 >= self._bounds.max_turns:
+            return Closing("truncated", "max_turns", extra=extra)
+        if len(self._tokens) + observed >= self._task.sampling.max_trajectory_tokens:
+            return Closing("truncated", "max_trajectory_tokens", extra=extra)
+        return None
+
+    async def _observe(self, token_ids: list[int]) -> None:
+        self._tokens += token_ids
+        await self._emit(self._cutter.observe(token_ids))
+
+    async def _emit(self, cuts: list[Cut]) -> None:
+        for cut in cuts:
+            await self._emit_cut(cut)
+
+    async def _ask(self, answer: Awaitable[T], what: str) -> T:
+        """Wait for the environment, at most ``env_timeout_s``."""
+        begun = time.monotonic()
+        try:
+            async with asyncio.timeout(self._bounds.env_timeout_s) as limit:
+                return await answer
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise ActorError(
+                f"environment: {what} took longer than env_timeout_s = {self._bounds.env_timeout_s:g} s"
+            ) from error
+        finally:
+            self.env_seconds += time.monotonic() - begun
+
+    async def _fail(self, error: str) -> None:
+        self.status = "failed"
+        if not self._cutter.closed:
+            await self._emit(self._cutter.abandon(Closing("failed", error=error[:MAX_ERROR_CHARS])))
+
+    async def _close(self, env: Env | None) -> None:
+        if env is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await env.close()
+        except Exception as error:
+            log.warning("environment of %s did not close: %r", self.trajectory_id, error)
+
+
+def finite_rewards(result: StepResult) -> dict[str, float]:
+    """The rewards of a step as floats; raises ActorError when one is not a finite number.
+
+    Example:
+        >>> finite_rewards(StepResult(rewards={"score": 1}))
+        {'score': 1.0}
+    """
+    rewards: dict[str, float] = {}
+    for name, value in result.rewards.items():
+        try:
+            rewards[name] = float(value)
+        except (TypeError, ValueError):
+            raise ActorError(f"environment: reward {name!r} is {value!r}, not a number") from None
+        if not math.isfinite(rewards[name]):
+            raise ActorError(f"environment: reward {name!r} is {value!r}, not a finite number")
+    return rewards
+
+
+def bounded(info: dict[str, Any]) -> dict[str, Any]:
+    """``info`` if it can travel, else a note why not."""
+    try:
+        size = len(msgspec.msgpack.encode(info))
+    except (TypeError, ValueError, RecursionError) as error:
+        return {"left_out": f"info cannot be encoded: {error}"[:200]}
+    if size > MAX_INFO_BYTES:
+        return {"left_out": f"info of {size} bytes, at most {MAX_INFO_BYTES}"}
+    return info

@@ -1,0 +1,272 @@
+"""An actor's connections to the generators: which one to ask, and what to do when it stops answering."""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import zmq
+
+from actors.errors import GenerationFailed, NoGenerator
+from actors.segments import Sampled
+from protocol.codec import Frames, decode, encode, encode_arrays, unpack_arrays
+from protocol.errors import ProtocolError
+from protocol.link import AsyncSocket, dealer
+from protocol.messages import Abort, Chunk, Generate, GeneratorInfo, Sampling
+
+log = logging.getLogger(__name__)
+
+VERSION_WAIT_S = 70.0
+"""A generator may hold a request for 60 s until it has the policy version that was asked for."""
+LEAVING_S = 2.0
+"""Patience with a generator that the broker no longer lists."""
+SUSPECT_S = 10.0
+"""For so long after a failure others are preferred."""
+NO_GENERATOR_S = 120.0
+"""Longest wait for any generator at all."""
+MAX_ATTEMPTS = 5
+RETRY_S = 0.25
+
+
+@dataclass(frozen=True)
+class TurnRequest:
+    """One action turn: continue ``prompt``, at most ``max_tokens`` tokens."""
+
+    trajectory_id: str
+    turn: int
+    prompt: Sequence[int]
+    max_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    min_policy_version: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    preferred: str = ""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Sampled tokens; ``finish_reason`` "" means that more follow."""
+
+    sampled: Sampled
+    finish_reason: Literal["", "stop", "length"] = ""
+
+
+@dataclass
+class _Generator:
+    info: GeneratorInfo
+    socket: AsyncSocket
+    streams: dict[str, "asyncio.Queue[_Arrived | None]"] = field(default_factory=dict)
+    suspect_until: float = 0.0
+    leaving: bool = False
+
+
+@dataclass(frozen=True)
+class _Arrived:
+    chunk: Chunk
+    frames: Sequence[bytes | memoryview]
+
+
+class _Interrupted(Exception):
+    """A generator did not bring the turn to its end."""
+
+
+class GeneratorPool:
+    """The generators that the broker lists as healthy.
+
+    Args:
+        name: this actor, as generators see it.
+        timeout_s: without a token for so long, a request goes to another generator.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, name: str, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name, self._timeout_s, self._clock = name, timeout_s, clock
+        self._generators: dict[str, _Generator] = {}
+        self._changed = asyncio.Event()
+        self._counter = itertools.count()
+        self.interruptions = 0
+
+    def update(self, infos: Sequence[GeneratorInfo]) -> None:
+        """Take over a new list of generators; running requests of one that has left get a little longer."""
+        listed = {info.peer: info for info in infos}
+        for peer, generator in list(self._generators.items()):
+            info = listed.get(peer)
+            if info is not None and info.endpoint == generator.info.endpoint:
+                generator.info, generator.leaving = info, False
+            elif not generator.leaving:
+                self._leave(generator)
+        for info in infos:
+            current = self._generators.get(info.peer)
+            if current is None or current.info.endpoint != info.endpoint:
+                self._generators[info.peer] = self._connect(info)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def turn(self, request: TurnRequest) -> AsyncGenerator[Piece, None]:
+        """Sample one action turn, on several generators if need be; tokens once received are kept.
+
+        Raises:
+            GenerationFailed: `MAX_ATTEMPTS` attempts failed, or no generator is known (NoGenerator).
+        """
+        received: list[int] = []
+        preferred, failures = request.preferred, list[str]()
+        while len(failures) < MAX_ATTEMPTS:
+            generator = await self._choose(preferred, after_failure=bool(failures))
+            try:
+                async with aclosing(self._stream(generator, request, received)) as pieces:
+                    async for piece in pieces:
+                        received += piece.sampled.token_ids.tolist()
+                        yield piece
+                        if piece.finish_reason:
+                            return
+            except _Interrupted as why:
+                failures.append(f"{generator.info.peer}: {why}")
+                log.warning(
+                    "turn %s of %s interrupted: %s", request.turn, request.trajectory_id, failures[-1]
+                )
+            self.interruptions += 1
+            generator.suspect_until = self._clock() + SUSPECT_S
+            preferred = ""
+            if received and (received[-1] in request.stop_token_ids or len(received) >= request.max_tokens):
+                stopped = received[-1] in request.stop_token_ids
+                yield Piece(_nothing(generator.info.peer), "stop" if stopped else "length")
+                return
+        raise GenerationFailed(f"{MAX_ATTEMPTS} attempts failed: {'; '.join(failures)}")
+
+    def close(self) -> None:
+        for generator in self._generators.values():
+            generator.socket.close()
+        self._generators.clear()
+
+    def _connect(self, info: GeneratorInfo) -> _Generator:
+        socket = dealer(zmq.Context.instance(), self._name)
+        socket.connect(info.endpoint)
+        streams: dict[str, asyncio.Queue[_Arrived | None]] = {}
+        return _Generator(info, AsyncSocket(socket, lambda frames: _received(streams, frames)), streams)
+
+    def _leave(self, generator: _Generator) -> None:
+        generator.leaving = True
+        for inbox in generator.streams.values():
+            inbox.put_nowait(None)  # wakes the reader, whose patience has changed
+        self._forget_if_idle(generator)
+
+    def _forget_if_idle(self, generator: _Generator) -> None:
+        if generator.leaving and not generator.streams:
+            generator.socket.close()
+            if self._generators.get(generator.info.peer) is generator:
+                del self._generators[generator.info.peer]
+
+    async def _choose(self, preferred: str, *, after_failure: bool) -> _Generator:
+        until = self._clock() + NO_GENERATOR_S
+        while True:
+            usable = [g for g in self._generators.values() if not g.leaving]
+            if usable:
+                break
+            changed = self._changed
+            try:
+                await asyncio.wait_for(changed.wait(), until - self._clock())
+            except TimeoutError:
+                raise NoGenerator(
+                    f"the broker listed no generator for {NO_GENERATOR_S:g} s; is one running? see /status"
+                ) from None
+        now = self._clock()
+        chosen = min(usable, key=lambda g: (g.suspect_until > now, g.info.peer != preferred, len(g.streams)))
+        if after_failure and chosen.suspect_until > now:
+            await asyncio.sleep(RETRY_S)  # it is the only one, and it has just failed
+        return chosen
+
+    async def _stream(
+        self, generator: _Generator, request: TurnRequest, received: list[int]
+    ) -> AsyncGenerator[Piece, None]:
+        """One request to one generator; raises _Interrupted unless it comes to its end."""
+        request_id = f"{request.trajectory_id[-200:]}#{request.turn}.{next(self._counter)}"
+        inbox: asyncio.Queue[_Arrived | None] = asyncio.Queue()
+        generator.streams[request_id] = inbox
+        generator.socket.send(_generate(request_id, request, received))
+        over = False
+        held = request.min_policy_version > generator.info.policy_version
+        try:
+            while not over:
+                arrived = await self._next(generator, inbox, VERSION_WAIT_S if held else 0.0)
+                held = False
+                chunk = arrived.chunk
+                over = chunk.finish_reason != ""
+                sampled = _sampled(arrived, generator.info.peer)
+                if chunk.finish_reason in ("error", "abort"):
+                    if len(sampled.token_ids):
+                        yield Piece(sampled)
+                    raise _Interrupted(f"{chunk.finish_reason} {chunk.error}".rstrip())
+                yield Piece(sampled, chunk.finish_reason)  # type: ignore[arg-type]
+        finally:
+            del generator.streams[request_id]
+            if not over:
+                generator.socket.send(encode(Abort(request_id=request_id)))
+            self._forget_if_idle(generator)
+
+    async def _next(
+        self, generator: _Generator, inbox: "asyncio.Queue[_Arrived | None]", extra_s: float
+    ) -> _Arrived:
+        while True:
+            patience = min(LEAVING_S, self._timeout_s) if generator.leaving else self._timeout_s + extra_s
+            try:
+                arrived = await asyncio.wait_for(inbox.get(), patience)
+            except TimeoutError:
+                gone = ", and the broker no longer lists it" if generator.leaving else ""
+                raise _Interrupted(f"no token for {patience:g} s{gone}") from None
+            if arrived is not None:
+                return arrived
+
+
+def _generate(request_id: str, request: TurnRequest, received: list[int]) -> Frames:
+    sampling = request.sampling
+    seed = sampling.seed
+    message = Generate(
+        request_id=request_id,
+        max_tokens=request.max_tokens - len(received),
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        # Each turn, and each continuation of a turn, draws from a stream of its own.
+        seed=None if seed is None else (seed + 1_000_003 * request.turn + 7_919 * len(received)) % 2**31,
+        stop_token_ids=list(request.stop_token_ids),
+        min_policy_version=request.min_policy_version,
+    )
+    return encode_arrays(message, {"token_ids": np.array([*request.prompt, *received], np.int32)})
+
+
+def _received(streams: dict[str, "asyncio.Queue[_Arrived | None]"], frames: list[bytes]) -> None:
+    try:
+        message, rest = decode(frames)
+    except ProtocolError as error:
+        log.error("message from a generator refused: %s", error)
+        return
+    if isinstance(message, Chunk) and message.request_id in streams:  # else: of a request given up earlier
+        streams[message.request_id].put_nowait(_Arrived(message, rest))
+
+
+def _sampled(arrived: _Arrived, peer: str) -> Sampled:
+    chunk = arrived.chunk
+    if not chunk.arrays:
+        return _nothing(peer)
+    try:
+        arrays = unpack_arrays(chunk.arrays, arrived.frames[0])
+        sampled = Sampled(
+            arrays["token_ids"].astype(np.int32),
+            arrays["logp_behaviour"].astype(np.float32),
+            arrays["policy_version"].astype(np.int32),
+            chunk.kv,
+            peer,
+        )
+    except (ProtocolError, ValueError, KeyError, IndexError) as error:
+        raise _Interrupted(f"chunk without usable arrays: {error!r}") from None
+    if not np.isfinite(sampled.logp_behaviour).all():
+        raise _Interrupted("chunk with a log-probability that is not finite")
+    return sampled
+
+
+def _nothing(peer: str) -> Sampled:
+    return Sampled(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32), generator=peer)

@@ -1,0 +1,205 @@
+"""Cutting a growing trajectory into segments. Pure: no clock, no socket.
+
+    turn     0 observation      1 action       2 observation   3 action
+    tokens   ################## ############## ############### #########
+    segments |---- 0 ----|---- 1 ----|- 2 ----|---------- 3 -----------|
+
+A segment ends after ``segment_tokens`` tokens or at the end of an action turn. The last piece of an action
+turn is held back until the turn is closed, because it carries the turn's rewards, and perhaps the end.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.codec import Arrays
+from protocol.messages import KvPolicy, Reward, Segment, Task, TrajectoryStatus, Turn
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Tokens that a generator sampled: equally long arrays, and where they come from."""
+
+    token_ids: NDArray[np.int32]
+    logp_behaviour: NDArray[np.float32]
+    policy_version: NDArray[np.int32]
+    kv: KvPolicy = "recomputed"
+    generator: str = ""
+
+    def __post_init__(self) -> None:
+        if not len(self.token_ids) == len(self.logp_behaviour) == len(self.policy_version):
+            raise ValueError(
+                f"generator {self.generator!r}: {len(self.token_ids)} tokens, {len(self.logp_behaviour)} "
+                f"log-probabilities and {len(self.policy_version)} versions must be equally many"
+            )
+
+
+@dataclass(frozen=True)
+class Closing:
+    """The end of a trajectory."""
+
+    status: TrajectoryStatus
+    stop_reason: str = ""
+    error: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A finished segment and its arrays."""
+
+    segment: Segment
+    arrays: Arrays
+
+
+class SegmentCutter:
+    """The tokens of one trajectory that are not in a segment yet.
+
+    Call `observe` and `act` as tokens come, `close_turn` after each action turn (with the trajectory's end if
+    it was the last one), and `abandon` when the episode broke down at any other place.
+
+    Example:
+        >>> task = Task(task_id="t", env="e", group_id="g", group_size=1)
+        >>> cutter = SegmentCutter(task, "t.0", segment_tokens=4)
+        >>> [cut.segment.tokens for cut in cutter.observe([1, 2, 3])]
+        []
+        >>> one = np.ones(3, "i4")
+        >>> [cut.segment.tokens for cut in cutter.act(Sampled(one, one.astype("f4"), one))]
+        [4]
+        >>> [(c.segment.tokens, c.segment.rewards) for c in cutter.close_turn({"score": 1.0})]
+        [(2, [Reward(name='score', turn=1, value=1.0)])]
+    """
+
+    def __init__(self, task: Task, trajectory_id: str, segment_tokens: int) -> None:
+        self._task, self._trajectory_id, self._limit = task, trajectory_id, segment_tokens
+        self._index = 0
+        self._turn = -1
+        self._turn_is_action = False
+        self._turns: list[Turn] = []
+        self._pending: list[Arrays] = []
+        self._pending_tokens = 0
+        self._kv: KvPolicy = "recomputed"
+        self._generator = ""
+        self.offset = 0  # of the first pending token
+        self.closed = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the trajectory so far."""
+        return self.offset + self._pending_tokens
+
+    def observe(self, token_ids: list[int]) -> list[Cut]:
+        """Append an observation turn."""
+        n = len(token_ids)
+        return self._append(
+            {
+                "token_ids": np.asarray(token_ids, np.int32),
+                "action_mask": np.zeros(n, np.uint8),
+                "logp_behaviour": np.zeros(n, np.float32),
+                "policy_version": np.full(n, -1, np.int32),
+            },
+            action=False,
+        )
+
+    def act(self, sampled: Sampled) -> list[Cut]:
+        """Append a piece of the current action turn, or begin one."""
+        self._generator = sampled.generator or self._generator
+        self._kv = "kept" if sampled.kv == "kept" else self._kv
+        return self._append(
+            {
+                "token_ids": sampled.token_ids.astype(np.int32),
+                "action_mask": np.ones(len(sampled.token_ids), np.uint8),
+                "logp_behaviour": sampled.logp_behaviour.astype(np.float32),
+                "policy_version": sampled.policy_version.astype(np.int32),
+            },
+            action=True,
+        )
+
+    def close_turn(
+        self, rewards: dict[str, float], stop_reason: str = "", closing: Closing | None = None
+    ) -> list[Cut]:
+        """End the action turn: its last piece with its rewards, and the trajectory's end if there is one."""
+        assert self._turn_is_action, "only an action turn is closed"
+        named = [Reward(name, self._turn, value) for name, value in rewards.items()]
+        cut = self._cut(self._pending_tokens, named, closing or Closing("unfinished", stop_reason))
+        self._turn_is_action = False
+        return [cut]
+
+    def abandon(self, closing: Closing) -> list[Cut]:
+        """End the trajectory where it is; the segment may be empty."""
+        return [self._cut(self._pending_tokens, [], closing)]
+
+    def _append(self, arrays: Arrays, *, action: bool) -> list[Cut]:
+        assert not self.closed, f"trajectory {self._trajectory_id} is closed"
+        n = len(arrays["token_ids"])
+        if n == 0:
+            return []
+        if self._turn < 0 or action != self._turn_is_action or not action:
+            self._turn += 1
+            self._turn_is_action = action
+        self._note_turn(self.tokens, self.tokens + n, action)
+        self._pending.append(arrays)
+        self._pending_tokens += n
+        cuts = []
+        while self._pending_tokens > self._limit:  # strictly: the last piece of a turn is never empty
+            cuts.append(self._cut(self._limit, [], Closing("unfinished")))
+        return cuts
+
+    def _note_turn(self, start: int, end: int, action: bool) -> None:
+        last = self._turns[-1] if self._turns else None
+        if last is not None and last.index == self._turn:
+            self._turns[-1] = Turn(self._turn, last.start, end, action)
+        else:
+            self._turns.append(Turn(self._turn, start, end, action))
+
+    def _cut(self, n: int, rewards: list[Reward], closing: Closing) -> Cut:
+        assert not self.closed, f"trajectory {self._trajectory_id} is closed"
+        arrays = self._take(n)
+        versions = arrays["policy_version"][arrays["action_mask"] == 1]
+        segment = Segment(
+            trajectory_id=self._trajectory_id,
+            task_id=self._task.task_id,
+            group_id=self._task.group_id,
+            group_size=self._task.group_size,
+            index=self._index,
+            offset=self.offset,
+            tokens=n,
+            action_tokens=len(versions),
+            status=closing.status,
+            stop_reason=closing.stop_reason,
+            env=self._task.env,
+            purpose=self._task.purpose,
+            version_min=int(versions.min()) if len(versions) else -1,
+            version_max=int(versions.max()) if len(versions) else -1,
+            turns=self._take_turns(self.offset + n),
+            rewards=rewards,
+            temperature=self._task.sampling.temperature,
+            kv=self._kv,
+            generator=self._generator,
+            error=closing.error,
+            extra=closing.extra,
+        )
+        self._index += 1
+        self.offset += n
+        self.closed = closing.status != "unfinished"
+        return Cut(segment, arrays)
+
+    def _take(self, n: int) -> Arrays:
+        names = ("token_ids", "action_mask", "logp_behaviour", "policy_version")
+        types = (np.int32, np.uint8, np.float32, np.int32)
+        whole: Arrays = {
+            name: np.concatenate([np.empty(0, kind), *(piece[name] for piece in self._pending)])
+            for name, kind in zip(names, types, strict=True)
+        }
+        assert n <= len(whole["token_ids"]) == self._pending_tokens
+        self._pending_tokens -= n
+        self._pending = [{name: array[n:] for name, array in whole.items()}] if self._pending_tokens else []
+        return {name: array[:n] for name, array in whole.items()}
+
+    def _take_turns(self, end: int) -> list[Turn]:
+        """Turns of the tokens before ``end``; a turn that goes on is split there."""
+        taken = [Turn(t.index, t.start, min(t.end, end), t.action) for t in self._turns if t.start < end]
+        self._turns = [Turn(t.index, max(t.start, end), t.end, t.action) for t in self._turns if t.end > end]
+        return taken
