@@ -1,9 +1,10 @@
-"""Trained tokens per second of `Engine.update`, against a bare PyTorch loop with the same forward and backward passes.
+"""Trained tokens per second of `Engine.update`, against a bare PyTorch loop with the same passes.
 
     python -m benchmarks.learner_update [--lengths short|long] [--zero-stage 1] [--rounds 10]
 
-The two take turns, and the best time of each counts, so that other work on the machine disturbs both alike. The bare loop
-uses the same micro-batches and loss, the model's own forward with logits at all positions, and AdamW; it reports nothing.
+The two take turns, and the best time of each counts, so that other work on the machine disturbs both alike.
+The bare loop uses the same micro-batches and loss, the model's own forward with logits at all positions, and
+AdamW; it reports nothing.
 """
 
 import argparse
@@ -31,8 +32,9 @@ def make_model(folder: Path) -> None:
     """A random Qwen3 of about 1.2 million parameters."""
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=160, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=4,
-        head_dim=32, intermediate_size=448, max_position_embeddings=1024, tie_word_embeddings=True, dtype="float32",
+        vocab_size=VOCABULARY, hidden_size=160, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=4, head_dim=32, intermediate_size=448, max_position_embeddings=1024,
+        tie_word_embeddings=True, dtype="float32",
     )  # fmt: skip
     model = Qwen3ForCausalLM(config).float()
     model.save_pretrained(folder)

@@ -1,0 +1,83 @@
+"""Trajectories made up for tests of the learner."""
+
+import numpy as np
+
+from learner.trajectory import Trajectory
+from protocol.messages import Reward, Turn
+
+VOCABULARY = 48
+
+
+def make_trajectory(
+    name: str,
+    *,
+    group: str = "g0",
+    prompt: int = 4,
+    actions: int = 5,
+    reward: float = 0.0,
+    version: int | list[int] = 0,
+    logp: float | np.ndarray = -3.0,
+    temperature: float = 1.0,
+    seed: int = 0,
+    observation: tuple[int, int] | None = None,
+) -> Trajectory:
+    """Prompt, then action tokens; ``observation`` = (start, end) turns some of them into an observation."""
+    rng = np.random.default_rng([seed, *name.encode()])
+    total = prompt + actions
+    mask = np.arange(total) >= prompt
+    if observation:
+        mask[observation[0] : observation[1]] = False
+    versions = np.full(total, -1, dtype=np.int32)
+    versions[mask] = version
+    behaviour = np.zeros(total, dtype=np.float32)
+    behaviour[mask] = logp
+    return Trajectory(
+        trajectory_id=name,
+        group_id=group,
+        group_size=4,
+        env="made up",
+        status="finished",
+        purpose="train",
+        token_ids=rng.integers(0, VOCABULARY, total).astype(np.int32),
+        action_mask=mask,
+        logp_behaviour=behaviour,
+        policy_version=versions,
+        turns=[Turn(0, 0, prompt, False), Turn(1, prompt, total, True)],
+        rewards=[Reward("score", 1, reward)],
+        temperature=temperature,
+    )
+
+
+def make_group(
+    group: str,
+    rewards: list[float],
+    *,
+    lengths: list[int] | None = None,
+    spread: float = 0.5,
+    version: int = 0,
+) -> list[Trajectory]:
+    """One trajectory for each reward, behaviour log-probabilities around -log V."""
+    rng = np.random.default_rng([7, *group.encode()])
+    lengths = lengths or [int(rng.integers(3, 9)) for _ in rewards]
+    return [
+        make_trajectory(
+            f"{group}.{i}",
+            group=group,
+            prompt=int(rng.integers(2, 6)),
+            actions=length,
+            reward=reward,
+            version=version,
+            logp=np.minimum(-np.log(VOCABULARY) + spread * rng.standard_normal(length), -0.01),
+        )
+        for i, (reward, length) in enumerate(zip(rewards, lengths, strict=True))
+    ]
+
+
+def make_batch_of_groups(groups: int = 3, size: int = 4, version: int = 0) -> list[Trajectory]:
+    """Groups with different returns and unequal lengths."""
+    rng = np.random.default_rng(3)
+    return [
+        trajectory
+        for g in range(groups)
+        for trajectory in make_group(f"g{g}", rng.random(size).round(3).tolist(), version=version)
+    ]
