@@ -1,0 +1,208 @@
+"""Real scorer processes, and the attacks that were seen to work against an unconfined one."""
+
+import asyncio
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from envs.calculator import CalculatorSuite
+from envs.errors import EnvError, ScorerFailed
+from envs.reasoning_gym_suite import ReasoningGymSuite
+from envs.scorer import Scorer
+from envs.scorer_process import Family
+from envs.scorer_worker import split_of
+
+JUNK = [
+    "", " ", "\n", "0", "1", "-1", "nan", "inf", "-inf", "None", "True", "False", "[]", "{}", "()", "a", "!!!",
+    "answer", "0" * 500, "ab" * 500, "1/0", "\x00", "é", "<answer></answer>", "I do not know",
+]  # fmt: skip
+
+needs_bwrap = pytest.mark.skipif(
+    shutil.which("bwrap") is None, reason="bubblewrap is not installed (package bubblewrap)"
+)
+
+
+@pytest.fixture(scope="module")
+def words():
+    suite = ReasoningGymSuite("spell_backward", sandbox="process")
+    yield suite
+    asyncio.run(suite.close())
+
+
+@pytest.fixture(scope="module")
+def sums():
+    suite = CalculatorSuite(min_terms=3, max_terms=5, sandbox="process")
+    yield suite
+    asyncio.run(suite.close())
+
+
+def status_of(pid):
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+
+
+def test_a_task_is_the_same_question_in_every_process(words):
+    again = Scorer(Family("spell_backward"), "process")
+    for index in range(5):
+        assert again.entry_now(index, "heldout") == words.scorer.entry_now(index, "heldout")
+    asyncio.run(again.close())
+
+
+def test_the_splits_never_meet(words):
+    async def entries(split):
+        return [(await words.scorer.entry(i, split)).question for i in range(150)]
+
+    train, heldout = asyncio.run(entries("train")), asyncio.run(entries("heldout"))
+    assert not set(train) & set(heldout)
+    assert {split_of(q, 0.125) for q in train} == {"train"}
+    assert {split_of(q, 0.125) for q in heldout} == {"heldout"}
+    texts = words.questions(1_500)
+    share = sum(split_of(q, 0.125) == "heldout" for q in texts) / len(texts)
+    assert 0.09 < share < 0.16
+
+
+def test_an_episode_from_question_to_reward(words):
+    async def play(answer):
+        env = words.episode()
+        (message,) = await env.reset({"index": 4, "split": "train"})
+        result = await env.step(answer or message["content"].rpartition(" ")[2][::-1])
+        await env.close()
+        return result
+
+    right = asyncio.run(play(None))
+    assert (right.rewards, right.correct, right.done) == ({"score": 1.0}, True, True)
+    wrong = asyncio.run(play("zzz"))
+    assert (wrong.rewards, wrong.correct) == ({"score": 0.0}, False)
+
+
+def test_a_demonstration_is_right(words):
+    question, answer = words.demonstration(7, "train")
+    position = words.scorer.entry_now(7, "train").position
+    assert question["role"] == "user"
+    assert asyncio.run(words.scorer.score(position, answer["content"])) == 1.0
+
+
+def test_a_calculator_demonstration_earns_every_reward(sums):
+    async def play():
+        talk = sums.demonstration(3, "train")
+        env = sums.episode()
+        assert await env.reset({"index": 3, "split": "train"}) == talk[:1]
+        results = [await env.step(m["content"]) for m in talk if m["role"] == "assistant"]
+        shown = [m for m in talk if m["role"] == "tool"]
+        assert [r.observation for r in results[:-1]] == shown
+        return results
+
+    results = asyncio.run(play())
+    assert len(results) >= 3
+    assert [r.rewards for r in results] == [{"step": 0.2}] * (len(results) - 1) + [{"answer": 1.0}]
+    assert results[-1].correct
+
+
+@pytest.mark.parametrize("suite", ["words", "sums"])
+def test_junk_is_never_right(suite, request):
+    scorer = request.getfixturevalue(suite).scorer
+
+    async def audit():
+        entry = await scorer.entry(0, "train")
+        return {text: await scorer.score(entry.position, text) for text in JUNK}
+
+    assert len(JUNK) == 25
+    assert {text: score for text, score in asyncio.run(audit()).items() if not 0.0 <= score < 1.0} == {}
+
+
+def test_the_worker_has_given_up_its_rights(words):
+    words.scorer.entry_now(0, "train")  # one that an earlier test lost is started again
+    pid = words.scorer.pid
+    status = status_of(pid)
+    assert status["NoNewPrivs"] == "1"
+    if os.geteuid() == 0:
+        assert set(status["Uid"].split()) == {"65534"}
+        assert int(status["CapEff"], 16) == 0
+    limits = Path(f"/proc/{pid}/limits").read_text()
+    for name in ("Max processes", "Max file size", "Max core file size"):
+        line = next(line for line in limits.splitlines() if line.startswith(name))
+        assert line.split(name)[1].split()[:2] == ["0", "0"]
+
+
+def test_a_worker_that_was_killed_is_replaced(words):
+    async def main():
+        entry = await words.scorer.entry(0, "train")
+        before = words.scorer.pid
+        os.kill(before, signal.SIGKILL)
+        while status_of(before)["State"].split()[0] != "Z":
+            await asyncio.sleep(0.01)
+        assert await words.scorer.score(entry.position, entry.answer) == 1.0
+        assert words.scorer.pid != before
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_stands_still_costs_a_score_and_two_seconds(words):
+    async def main():
+        entry = await words.scorer.entry(0, "train")
+        timeouts = words.scorer.counters.scorer_timeouts
+        os.kill(words.scorer.pid, signal.SIGSTOP)
+        begun = time.monotonic()
+        assert await words.scorer.score(entry.position, entry.answer) == 0.0
+        assert 1.9 < time.monotonic() - begun < 10
+        assert words.gauges()["scorer_timeouts"] == timeouts + 1
+        assert await words.scorer.score(entry.position, entry.answer) == 1.0
+
+    asyncio.run(main())
+
+
+def test_an_unknown_family_names_the_nearest():
+    with pytest.raises(ScorerFailed, match="nearest: spell_backward"):
+        ReasoningGymSuite("spel_backward")
+
+
+def test_a_wrong_setting_is_named():
+    with pytest.raises(ScorerFailed, match="colour"):
+        ReasoningGymSuite("spell_backward", config={"colour": 1})
+    with pytest.raises(EnvError, match="max_turns = 2"):
+        CalculatorSuite(max_terms=3, max_turns=2)
+
+
+@needs_bwrap
+@pytest.mark.slow
+def test_attacks_on_a_scorer_that_runs_answers(tmp_path):
+    """`countdown` hands the answer to sympy's parser, that is, to ``eval``."""
+    mark = Path("/tmp") / f"{tmp_path.name}-{os.getpid()}-touched"
+    scorer = Scorer(Family("countdown"), "bwrap")
+    assert scorer.sandbox.startswith("bwrap")
+
+    async def attack():
+        entry = await scorer.entry(0, "train")
+        assert await scorer.score(entry.position, entry.answer) == 1.0
+        for code in (
+            f"__import__('os').system('touch {mark}')",
+            f"open('{mark}', 'w').write('x')",
+            f"__import__('pathlib').Path('{mark}').touch()",
+            f"__import__('subprocess').run(['touch', '{mark}'])",
+        ):
+            assert await scorer.score(entry.position, code) < 1.0
+        begun = time.monotonic()
+        assert await scorer.score(entry.position, "10**10**8") == 0.0
+        assert time.monotonic() - begun < 10
+        assert scorer.counters.scorer_timeouts == 1
+        assert await scorer.score(entry.position, entry.answer) == 1.0  # the next one is not harmed
+        await scorer.close()
+
+    asyncio.run(attack())
+    assert not mark.exists()
+
+
+@needs_bwrap
+def test_inside_bubblewrap_there_is_no_network_and_no_host():
+    scorer = Scorer(Family("chain_sum"), "bwrap")
+    # The worker is bubblewrap's grandchild; its namespaces differ from ours.
+    child = Path(f"/proc/{scorer.pid}/task/{scorer.pid}/children").read_text().split()
+    assert child
+    for space in ("net", "mnt", "pid"):
+        theirs = os.readlink(f"/proc/{child[0]}/ns/{space}")
+        assert theirs != os.readlink(f"/proc/self/ns/{space}")
+    asyncio.run(scorer.close())

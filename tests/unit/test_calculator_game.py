@@ -1,0 +1,74 @@
+"""The calculator's rules, on questions as the library writes them."""
+
+import pytest
+
+from envs.calculator import Game, Rules, calculate, partial_sums, solution
+from envs.errors import EnvError
+
+
+def question(expression):
+    return f"State the final answer to the following arithmetic problem: {expression} ="
+
+
+def game(expression="4 + 3 - 9", **rules):
+    return Game(question(expression), Rules(**rules))
+
+
+def test_solved_step_by_step_a_sum_of_n_terms_takes_n_turns():
+    steps = partial_sums(question("12 - 30 + 5 + 1"))
+    assert steps == [("12-30", -18), ("-18+5", -13), ("-13+1", -12)]
+    g = game("12 - 30 + 5 + 1")
+    results = [g.step(call) for call, _ in steps]
+    assert [r.observation["content"] for r in results] == ["-18", "-13", "-12"]
+    assert all(r.rewards == {"step": 0.2} and not r.done for r in results)
+    end = g.step("=-12")
+    assert (end.rewards, end.done, end.correct) == ({"answer": 1.0}, True, True)
+
+
+def test_a_wrong_or_repeated_step_is_answered_but_not_rewarded():
+    g = game()
+    assert g.step("3-9").rewards == {"step": 0.0}
+    assert g.step("4+3").rewards == {"step": 0.2}
+    assert g.step("4+3").rewards == {"step": 0.0}
+    assert g.step("7-9").rewards == {"step": 0.2}
+
+
+def test_a_wrong_step_may_end_the_episode():
+    result = game(end_on_wrong_step=True).step("3-9")
+    assert (result.done, result.correct, sum(result.rewards.values())) == (True, False, 0.0)
+
+
+def test_an_answer_without_steps_earns_unless_steps_are_asked_for():
+    assert game().step("=-2").rewards == {"answer": 1.0}
+    lazy = game(answer_needs_steps=True).step("=-2")
+    assert (lazy.rewards, lazy.correct) == ({"answer": 0.0}, True)
+    assert game().step("=2").correct is False
+
+
+def test_the_last_turn_ends_the_episode():
+    g = game(max_turns=3)
+    assert not g.step("1+1").done
+    assert not g.step("1+1").done
+    last = g.step("4+3")
+    assert (last.done, last.rewards, last.observation) == (True, {"step": 0.2}, None)
+
+
+@pytest.mark.parametrize(
+    "action",
+    ["", "4*3", "4+3+2", "2**99", "__import__('os')", "+", "=", "4 + x", "1" * 13 + "+1", "٤+٣", "=1.0", "0x4+1"],
+)
+def test_anything_but_a_call_or_an_answer_ends_with_nothing(action):
+    result = game().step(action)
+    assert (result.done, result.correct, result.rewards) == (True, False, {"answer": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("action", "value"), [("12+7", 19), (" 12 - 7 ", 5), ("-3+-4", -7), ("3--4", 7), ("007+1", 8)]
+)
+def test_calls(action, value):
+    assert calculate(action) == value
+
+
+def test_other_questions_are_refused():
+    with pytest.raises(EnvError, match="not a chain_sum question"):
+        solution("How many legs has a cat?")

@@ -1,0 +1,252 @@
+"""An episode with a scripted policy and environment: whatever happens, the trajectory is closed and readable."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from actors.episode import Bounds, Episode, bounded, finite_rewards
+from actors.errors import ActorError, GenerationFailed, PrefixBroken
+from actors.generator_client import Piece
+from actors.segments import Sampled
+from envs.base import StepResult
+from protocol.messages import LeaseTask, Sampling, Task
+
+EOS = 0
+
+
+class Letters:
+    """Tokens are character codes; 0 ends a turn, '|' is what the template writes between turns."""
+
+    eos_ids = (EOS,)
+
+    def prompt(self, messages):
+        return [ord(c) for m in messages for c in m["content"]]
+
+    def observation(self, message, sampled):
+        closing = [] if sampled[-1] == EOS else [EOS]
+        return [*closing, *map(ord, "|" + message["content"])]
+
+    def decode(self, ids):
+        return "".join(map(chr, ids))
+
+    def check_prefix(self, known, prompt):
+        if list(prompt[: len(known)]) != list(known):
+            raise PrefixBroken("broken")
+
+
+class Script:
+    """Answers turns one after the other; an exception in the script is raised."""
+
+    def __init__(self, *turns):
+        self.turns, self.requests = list(turns), []
+
+    async def turn(self, request):
+        self.requests.append(request)
+        answer = self.turns.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        pieces = [answer] if isinstance(answer, str) else answer
+        left = request.max_tokens
+        for i, piece in enumerate(pieces):
+            ids = np.array([EOS if c == "$" else ord(c) for c in piece][:left], "i4")
+            left -= len(ids)
+            ended = i == len(pieces) - 1 or left == 0
+            reason = ("stop" if len(ids) and ids[-1] == EOS else "length") if ended else ""
+            yield Piece(Sampled(ids, np.full(len(ids), -1, "f4"), np.full(len(ids), i, "i4")), reason)
+            if ended:
+                return
+
+
+class Env:
+    def __init__(self, *steps, reset=None):
+        self.steps, self.actions, self.closed, self._reset = list(steps), [], 0, reset
+
+    async def reset(self, data):
+        self.data = data
+        if self._reset is not None:
+            return await self._reset()
+        return [{"role": "user", "content": "Q:"}]
+
+    async def step(self, action):
+        self.actions.append(action)
+        step = self.steps.pop(0)
+        if isinstance(step, Exception):
+            raise step
+        if callable(step):
+            return await step()
+        return step
+
+    async def close(self):
+        self.closed += 1
+
+
+def say(text, **rewards):
+    return StepResult(observation={"role": "tool", "content": text}, rewards=rewards)
+
+
+DONE = StepResult(rewards={"score": 1.0}, done=True, correct=True, info={"why": "ok"})
+
+
+def play(env, script, bounds=None, deadline_s=60.0, **sampling):
+    cuts = []
+
+    async def emit(cut):
+        cuts.append(cut)
+
+    class Suite:
+        def episode(self):
+            return env
+
+    task = Task(
+        task_id="t", env="e", group_id="g", group_size=1, data={"index": 3}, deadline_s=deadline_s,
+        sampling=Sampling(**({"max_turn_tokens": 16, "max_trajectory_tokens": 64} | sampling)),
+    )  # fmt: skip
+    lease = LeaseTask(lease_id="l", attempt=2, task=task)
+    episode = Episode(lease, Suite(), Letters(), script, bounds or Bounds(), emit)
+    asyncio.run(episode.run())
+    return cuts, episode
+
+
+def text_of(cuts):
+    return "".join(chr(i) if i else "$" for cut in cuts for i in cut.arrays["token_ids"])
+
+
+def test_turns_alternate_and_rewards_stay_with_their_turn():
+    env = Env(say("7", step=0.5), DONE)
+    script = Script("4+3$", "=7$")
+    cuts, episode = play(env, script)
+    assert text_of(cuts) == "Q:4+3$|7=7$"
+    assert env.actions == ["4+3", "=7"]
+    assert [(r.name, r.turn, r.value) for c in cuts for r in c.segment.rewards] == [
+        ("step", 1, 0.5), ("score", 3, 1.0),
+    ]  # fmt: skip
+    last = cuts[-1].segment
+    assert (last.status, last.stop_reason, last.trajectory_id) == ("finished", "stop", "t.2")
+    assert last.extra == {"correct": True, "info": {"why": "ok"}}
+    assert env.closed == 1
+    assert env.data == {"index": 3}
+    assert episode.status == "finished"
+    assert bytes(script.requests[1].prompt) == b"Q:4+3\0|7"
+
+
+def test_versions_of_a_turn_in_pieces_are_kept():
+    cuts, _ = play(Env(DONE), Script(["ab", "c$"]))
+    assert cuts[0].arrays["policy_version"].tolist() == [-1, -1, 0, 0, 1, 1]
+
+
+def test_a_turn_cut_by_length_is_closed_before_the_next_observation():
+    env = Env(say("go"), DONE)
+    cuts, _ = play(env, Script("abcdef", "x$"), max_turn_tokens=4)
+    assert text_of(cuts) == "Q:abcd$|gox$"
+    assert env.actions[0] == "abcd"
+    mask = np.concatenate([c.arrays["action_mask"] for c in cuts]).tolist()
+    assert mask == [0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1]  # the added end is not the policy's
+    assert cuts[0].segment.stop_reason == "length"
+
+
+def test_the_turn_limit_truncates():
+    cuts, _ = play(Env(say("a"), say("b")), Script("1$", "2$"), Bounds(max_turns=2))
+    assert (cuts[-1].segment.status, cuts[-1].segment.stop_reason) == ("truncated", "max_turns")
+    assert text_of(cuts) == "Q:1$|a2$"  # the last observation is nobody's prompt
+
+
+def test_the_token_limit_truncates_before_an_observation_that_leaves_no_room():
+    cuts, _ = play(Env(say("long observation")), Script("1$"), max_trajectory_tokens=12)
+    assert (cuts[-1].segment.status, cuts[-1].segment.stop_reason) == ("truncated", "max_trajectory_tokens")
+    assert text_of(cuts) == "Q:1$"
+
+
+def test_the_room_left_bounds_a_turn():
+    script = Script("1$", "abcdefgh")
+    cuts, _ = play(Env(say("x"), say("y")), script, max_trajectory_tokens=10)
+    assert [r.max_tokens for r in script.requests] == [8, 4]
+    assert sum(c.segment.tokens for c in cuts) == 10
+    assert cuts[-1].segment.status == "truncated"
+
+
+@pytest.mark.parametrize(
+    ("env", "script", "error"),
+    [
+        (Env(ValueError("boom")), Script("1$"), "ValueError: boom"),
+        (Env(StepResult(rewards={"r": float("nan")}, done=True)), Script("1$"), "reward 'r' is nan"),
+        (Env(StepResult(rewards={"r": "x"}, done=True)), Script("1$"), "'x', not a number"),
+        (Env(StepResult()), Script("1$"), "neither an observation nor done"),
+        (Env(DONE), Script(GenerationFailed("5 attempts failed")), "5 attempts failed"),
+        (Env(DONE), Script(""), "without a token"),
+        (Env(TimeoutError("its own")), Script("1$"), "TimeoutError: its own"),
+    ],
+)
+def test_what_breaks_down_is_recorded_as_failed(env, script, error):
+    cuts, episode = play(env, script)
+    last = cuts[-1].segment
+    assert last.status == "failed"
+    assert error in last.error
+    assert last.rewards == []
+    assert env.closed == 1
+    assert episode.status == "failed"
+
+
+def test_tokens_sampled_before_a_failure_are_recorded():
+    cuts, _ = play(Env(say("a"), ValueError("boom")), Script("1$", "2$"))
+    assert text_of(cuts) == "Q:1$|a2$"
+
+
+async def forever():
+    await asyncio.Event().wait()
+
+
+def test_an_environment_that_hangs_is_given_up():
+    for env in (Env(reset=forever), Env(forever)):
+        cuts, _ = play(env, Script("1$"), Bounds(env_timeout_s=0.02))
+        assert "longer than env_timeout_s" in cuts[-1].segment.error
+
+
+def test_the_deadline_of_the_task_holds():
+    cuts, _ = play(Env(forever), Script("1$"), deadline_s=0.02)
+    assert "deadline of 0.02 s" in cuts[-1].segment.error
+
+
+def test_a_prompt_without_room_for_an_answer_is_refused_with_the_figures():
+    cuts, _ = play(Env(DONE), Script("1$"), max_trajectory_tokens=2)
+    assert "first prompt of 2 tokens" in cuts[-1].segment.error
+
+
+def test_cancellation_passes_through_and_closes_the_environment():
+    env = Env(forever)
+
+    async def main():
+        cuts = []
+
+        async def emit(cut):
+            cuts.append(cut)
+
+        class Suite:
+            def episode(self):
+                return env
+
+        task = Task(task_id="t", env="e", group_id="g", group_size=1)
+        lease = LeaseTask(lease_id="l", attempt=0, task=task)
+        running = asyncio.create_task(
+            Episode(lease, Suite(), Letters(), Script("1$"), Bounds(), emit).run()
+        )
+        while not env.actions:
+            await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert cuts == []
+
+    asyncio.run(main())
+    assert env.closed == 1
+
+
+def test_info_that_cannot_travel_is_replaced_by_a_note():
+    assert bounded({"a": [1]}) == {"a": [1]}
+    assert "cannot be encoded" in bounded({"a": object()})["left_out"]
+    assert "at most" in bounded({"a": "x" * 40_000})["left_out"]
+
+
+def test_infinite_rewards_are_named():
+    with pytest.raises(ActorError, match="'r' is inf"):
+        finite_rewards(StepResult(rewards={"r": float("inf")}))

@@ -1,0 +1,179 @@
+"""Text to tokens: as transformers renders it, and never the same text twice."""
+
+import json
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from actors.errors import PrefixBroken, TemplateUnusable
+from actors.render import Renderer
+from launch.tokenizer import make_tokenizer, save_tokenizer
+
+CHATML = """{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+# Like Qwen3: an empty thought in the last assistant turn, none in earlier ones before another question.
+THINKING = """{%- set ns = namespace(last=0) %}
+{%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}
+{%- for m in messages %}
+    {%- set thought = '' %}{%- set content = m.content %}
+    {%- if '</think>' in content %}
+        {%- set thought = content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}
+        {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+    {%- endif %}
+    {%- if m.role == 'assistant' and loop.index0 > ns.last and (loop.last or thought) %}
+        {{- '<|im_start|>assistant\\n<think>\\n' + thought + '\\n</think>\\n\\n' + content + '<|im_end|>\\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + m.role + '\\n' + content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+TALK = [
+    {"role": "user", "content": "4 + 3 ="},
+    {"role": "assistant", "content": "4+3"},
+    {"role": "tool", "content": "7"},
+    {"role": "assistant", "content": "=7"},
+]
+
+
+def byte_level():
+    """A byte-level tokenizer with ChatML markers, as Qwen's, but without merges."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    specials = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in specials])
+    return tokenizer
+
+
+def chatml_folder(folder, template=CHATML):
+    byte_level().save(str(folder / "tokenizer.json"))
+    config = {"eos_token": {"content": "<|im_end|>"}, "pad_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+@pytest.fixture
+def chatml(tmp_path):
+    return Renderer(chatml_folder(tmp_path))
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    questions = [f"Spell this word backward (example: sun -> nus): {w}" for w in ("cat", "horse", "sun")]
+    save_tokenizer(make_tokenizer(questions), tmp_path, max_length=128)
+    return Renderer(tmp_path)
+
+
+@pytest.mark.parametrize("template", [CHATML, THINKING])
+def test_a_prompt_equals_what_transformers_makes(tmp_path, template):
+    renderer = Renderer(chatml_folder(tmp_path, template))
+    theirs = PreTrainedTokenizerFast(tokenizer_object=byte_level(), eos_token="<|im_end|>")
+    theirs.chat_template = template
+    expected = theirs.apply_chat_template(TALK[:3], add_generation_prompt=True, return_dict=False)
+    assert renderer.prompt(TALK[:3]) == expected
+
+
+def test_turns_put_together_equal_the_whole_conversation(chatml):
+    end = chatml.eos_ids[0]
+    ids = chatml.prompt(TALK[:1])
+    ids += (action := [*chatml.encode("4+3"), end])
+    ids += chatml.observation(TALK[2], action)
+    assert ids == chatml.prompt(TALK[:3])
+
+
+def test_what_follows_the_end_token_belongs_to_the_observation(chatml):
+    action = [*chatml.encode("4+3"), chatml.eos_ids[0]]
+    text = chatml._tokenizer.decode(chatml.observation(TALK[2], action), skip_special_tokens=False)
+    assert text.startswith("\n<|im_start|>user\n<tool_response>\n7")
+    assert text.endswith("<|im_start|>assistant\n")
+
+
+def test_a_turn_cut_by_length_is_closed_by_the_observation(chatml):
+    action = chatml.encode("4+3")
+    text = chatml._tokenizer.decode(chatml.observation(TALK[2], action), skip_special_tokens=False)
+    assert text.startswith("<|im_end|>\n<|im_start|>user\n")
+
+
+def test_tiny_tokenizer_round_trips_and_matches_its_template(tiny):
+    question = "Spell this word backward (example: sun -> nus): horse"
+    ids = tiny.prompt([{"role": "user", "content": question}])
+    assert tiny.decode(ids) == question
+    assert len(ids) < len(question) / 2  # words of the template are one token each
+    action = [*tiny.encode("esroh"), *tiny.eos_ids]
+    assert tiny.decode(action[:-1]) == "esroh"
+    observation = tiny.observation({"role": "tool", "content": "7"}, action)
+    assert tiny._tokenizer.decode(observation, skip_special_tokens=False) == "<tool>7<assistant>"
+    cut = tiny.observation({"role": "tool", "content": "7"}, action[:-1])
+    assert cut == [*tiny.eos_ids, *observation]
+
+
+def test_a_template_that_keeps_thoughts_behind_tools_is_usable(tmp_path):
+    renderer = Renderer(chatml_folder(tmp_path, THINKING))
+    action = [*renderer.encode("<think>\nhm\n</think>\n\n4+3"), renderer.eos_ids[0]]
+    text = renderer._tokenizer.decode(renderer.observation(TALK[2], action), skip_special_tokens=False)
+    assert text == "\n<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_template_that_rewrites_earlier_turns_is_an_error_with_the_place(tmp_path):
+    renderer = Renderer(chatml_folder(tmp_path, THINKING))
+    with pytest.raises(PrefixBroken, match="rewrites earlier turns when a 'user' message is added") as caught:
+        renderer.observation({"role": "user", "content": "and now?"}, [1])
+    assert "they part at token" in str(caught.value)
+
+
+def test_a_rewritten_history_is_shown_token_by_token(chatml):
+    known = chatml.encode("abc")
+    chatml.check_prefix(known, [*known, 9])
+    with pytest.raises(PrefixBroken, match=r"part at token 1: so far .*'b'.*then .*'X'"):
+        chatml.check_prefix(known, chatml.encode("aXc"))
+    with pytest.raises(PrefixBroken, match="part at token 2"):
+        chatml.check_prefix(known, known[:2])
+
+
+def test_end_tokens_come_from_the_generation_config_too(tmp_path):
+    folder = chatml_folder(tmp_path)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [258, 257]}))
+    assert set(Renderer(folder).eos_ids) == {257, 258}
+
+
+def test_an_unusual_end_token_leaves_the_whole_closing_to_the_observation(tmp_path):
+    folder = chatml_folder(tmp_path)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [258]}))
+    renderer = Renderer(folder)
+    ids = renderer.observation(TALK[2], [*renderer.encode("4"), 258])
+    assert renderer._tokenizer.decode(ids, skip_special_tokens=False).startswith("<|im_end|>\n")
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{% for %}", "does not compile"),
+        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
+    ],
+)
+def test_a_bad_template_is_named(tmp_path, template, message):
+    folder = chatml_folder(tmp_path, template)
+    with pytest.raises(TemplateUnusable, match=message):
+        Renderer(folder).prompt(TALK[:1])
+
+
+def test_missing_files_are_named(tmp_path):
+    with pytest.raises(TemplateUnusable, match="tokenizer.json"):
+        Renderer(tmp_path)
+    folder = chatml_folder(tmp_path)
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(TemplateUnusable, match="no chat template"):
+        Renderer(folder)
