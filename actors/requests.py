@@ -47,8 +47,8 @@ def why_invalid(prompt: Sequence[int], request: Generate, *, vocab_size: int, ma
     if min(prompt) < 0 or max(prompt) >= vocab_size:
         at = next(i for i, token in enumerate(prompt) if not 0 <= token < vocab_size)
         return f"prompt[{at}] = {prompt[at]} is outside the vocabulary of {vocab_size}"
-    if any(not 0 <= token < vocab_size for token in request.stop_token_ids):
-        return f"stop_token_ids {request.stop_token_ids} leave the vocabulary of {vocab_size}"
+    if any(token < 0 for token in request.stop_token_ids):  # one past the vocabulary just never comes
+        return f"stop_token_ids {request.stop_token_ids}: ids are not negative"
     if not 0 < request.top_p <= 1 or request.top_k < 0 or request.temperature < 0:
         return (
             f"temperature {request.temperature}, top_p {request.top_p}, top_k {request.top_k}: "

@@ -134,7 +134,8 @@ class Serving:
             top_p=message.top_p,
             top_k=message.top_k,
             seed=message.seed,
-            stop=message.stop_token_ids or self._facts.eos_ids,
+            # Ids past the vocabulary never come; engines that mind them need not see them.
+            stop=[i for i in message.stop_token_ids or self._facts.eos_ids if i < self._facts.vocab_size],
         )
         entry = self._entries[key] = _Entry(key, actor, message.request_id, request)
         self._keys[actor, message.request_id] = key

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 
 FLOATS = ("F32", "BF16", "F16")
+FILE_FORMAT = "offbeat-file-1"
 
 
 @dataclass(frozen=True, order=True)

@@ -126,8 +126,11 @@ class VllmEngine:
         return self._version
 
     async def generate(self, request: Request) -> AsyncIterator[Sampled]:
+        from vllm.exceptions import GracefulHTTPError, VLLMClientError
+
         await self._open.wait()
         sent = 0
+        seen: list[tuple[int, int]] = []
         try:
             prompt, sampling = self._prompt(request), self._sampling(request)
             async for output in self._llm.generate(prompt, sampling, request.id):
@@ -137,6 +140,9 @@ class VllmEngine:
                 else:
                     starts = self._starts(request.id)
                 count = len(answer.token_ids)
+                if count and starts[: len(seen)] != seen:
+                    raise EngineFailed(f"versions {seen} were told for tokens that have {starts}")
+                seen = starts or seen
                 yield Sampled(
                     list(answer.token_ids),
                     list(answer.logprobs.logprobs) if count else [],
@@ -144,7 +150,7 @@ class VllmEngine:
                     answer.finish_reason or "",
                 )
                 sent += count
-        except ValueError as error:
+        except (VLLMClientError, GracefulHTTPError, ValueError) as error:
             raise RequestRefused(str(error)) from error
         except Exception as error:
             raise self._fail("generate", error) from error

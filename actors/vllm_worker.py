@@ -20,6 +20,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from actors.orphans import die_with_parent
+from actors.updates import FILE_FORMAT
 
 BACKEND = "offbeat_file"
 
@@ -37,7 +38,9 @@ TORCH_DTYPES = {
 
 @dataclass
 class FileInit(WeightTransferInitInfo):  # type: ignore[misc]
-    """Nothing has to be agreed beforehand."""
+    """The form of the updates that will come; a server with another backend refuses the word."""
+
+    format: str = FILE_FORMAT
 
 
 @dataclass
@@ -59,7 +62,8 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[m
     update_info_cls = FileUpdate
 
     def init_transfer_engine(self, init_info: FileInit) -> None:
-        """Nothing to connect to."""
+        if init_info.format != FILE_FORMAT:
+            raise ValueError(f"updates of form {init_info.format!r} were announced, this is {FILE_FORMAT!r}")
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
