@@ -20,7 +20,7 @@ class Curriculum:
     ``outstanding`` maps a group's id to the trajectories it still owes or has waiting in the learner.
 
     Example:
-        >>> c = Curriculum("gym", LearnerConfig(group_size=2, batch_trajectories=4, max_policy_lag=1), seed=0)
+        >>> c = Curriculum("gym", LearnerConfig(group_size=2, batch_trajectories=4, max_policy_lag=1))
         >>> tasks = c.refill(version=0, lockstep=False)
         >>> len(tasks), tasks[0].group_id, tasks[0].task_id
         (8, '0g0', '0g0.0')
@@ -30,7 +30,6 @@ class Curriculum:
 
     env: str
     config: LearnerConfig
-    seed: int
     epoch: int = 0
     next_index: int = 0
     outstanding: dict[str, int] = field(default_factory=dict)
@@ -60,7 +59,7 @@ class Curriculum:
 
     def evaluation(self, tag: str, version: int) -> list[Task]:
         """Held-out tasks, greedy, sampled by ``version`` or a later one."""
-        sampling = self._sampling(temperature=0.0, seed=None)
+        sampling = self._sampling(temperature=0.0)
         return [
             Task(
                 task_id=f"{self.epoch}eval-{tag}-{i}",
@@ -99,19 +98,15 @@ class Curriculum:
                 member=member,
                 env=self.env,
                 data={"index": index, "split": "train"},
-                sampling=self._sampling(
-                    temperature=self.config.sampling.temperature,
-                    seed=(self.seed * 1_000_003 + index * size + member) % 2**31,
-                ),
+                sampling=self._sampling(temperature=self.config.sampling.temperature),
                 min_policy_version=min_version,
             )
             for member in range(size)
         ]
 
-    def _sampling(self, *, temperature: float, seed: int | None) -> Sampling:
+    def _sampling(self, *, temperature: float) -> Sampling:
         return Sampling(
             temperature=temperature,
             max_turn_tokens=self.config.sampling.max_turn_tokens,
             max_trajectory_tokens=self.config.sampling.max_trajectory_tokens,
-            seed=seed,
         )

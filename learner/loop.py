@@ -11,7 +11,7 @@ import numpy as np
 from learner.config import LearnerConfig
 from learner.engine import Engine, UpdateReport
 from learner.exchange import Exchange, Stopped
-from learner.metrics import Report, rollout_metrics
+from learner.metrics import SCALARS, Report, rollout_metrics
 from learner.nonfinite import Diverged, save_trajectories
 from learner.publisher import Publisher
 from learner.trajectory import Trajectory
@@ -125,7 +125,7 @@ class Learner:
         self.totals.update_seconds += report.metrics["learner/step_seconds"]
         arrived = inlet.take_recent()
         scalars = {
-            **inlet.gauges,
+            **{name: value for name, value in inlet.gauges.items() if name in SCALARS},
             **report.metrics,
             **rollout_metrics(arrived, trained),
             "rollout/failed_trajectories": float(inlet.counts.trajectories.get("failed", 0)),

@@ -49,7 +49,7 @@ def run_learner(
         return
     stop = _Stop(time.monotonic() + max_minutes * 60)
     epoch = next_epoch(run_dir)
-    curriculum = Curriculum(env_name, config, seed, epoch)
+    curriculum = Curriculum(env_name, config, epoch)
     progress = _Progress()
     link = ThreadLink(
         broker,

@@ -9,7 +9,7 @@ from learner.curriculum import Curriculum
 
 def curriculum(**settings):
     values = {"group_size": 4, "batch_trajectories": 8, "max_policy_lag": 2, "evaluation_tasks": 3, **settings}
-    return Curriculum("calculator", LearnerConfig(**values), seed=1, epoch=5)
+    return Curriculum("calculator", LearnerConfig(**values), epoch=5)
 
 
 def test_lockstep_asks_for_one_batch_and_for_the_weights_it_is_meant_for():
@@ -30,11 +30,10 @@ def test_a_settled_group_makes_room_for_one():
     assert {t.data["index"] for t in again} == {6}
 
 
-def test_members_of_a_group_share_the_task_and_differ_in_seed():
+def test_members_of_a_group_share_the_task():
     group = curriculum().refill(version=0, lockstep=True)[:4]
     assert len({t.group_id for t in group}) == 1
     assert len({t.data["index"] for t in group}) == 1
-    assert len({t.sampling.seed for t in group}) == 4
     assert [t.member for t in group] == [0, 1, 2, 3]
 
 

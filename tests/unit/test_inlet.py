@@ -46,7 +46,7 @@ def deliver(inlet, group, *members):
 
 
 def inlet_with_tasks():
-    curriculum = Curriculum("calculator", CONFIG, seed=0)
+    curriculum = Curriculum("calculator", CONFIG)
     curriculum.refill(version=0, lockstep=False)
     return Inlet(curriculum, filter_uniform=True)
 
