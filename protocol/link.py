@@ -16,13 +16,14 @@ import zmq
 
 from protocol.codec import MAX_BODY_BYTES, Frames, decode, encode
 from protocol.errors import LinkDown, ProtocolError
-from protocol.messages import AnyMessage, Goodbye, Hello
+from protocol.messages import AnyMessage, Goodbye, Heartbeat, Hello
 from protocol.session import Progress, Session
 
 log = logging.getLogger(__name__)
 
 OUTBOX_LIMIT = 100_000
 TICK_S = 0.1
+PUMP_BATCH = 256
 LINGER_MS = 2_000
 
 OnMessage = Callable[[AnyMessage, list[bytes]], None]
@@ -94,14 +95,18 @@ class AsyncSocket:
             self._outbox.popleft()
 
     def _pump(self) -> None:
-        # The descriptor is edge-triggered: drain until empty, and look again after every send.
-        while not self._closed:
+        # The descriptor is edge-triggered: drain until empty, and look again after every send. A batch at a
+        # time, so that a flood of messages starves neither timers nor other sockets of the loop.
+        for _ in range(PUMP_BATCH):
+            if self._closed:
+                return
             self._flush()
             try:
                 frames = self._socket.recv_multipart(zmq.DONTWAIT)
             except zmq.Again:
                 return
             self._on_frames(frames)
+        self._loop.call_soon(self._pump)
 
 
 class AsyncLink:
@@ -158,7 +163,7 @@ class AsyncLink:
         if self.session.received(message, time.monotonic()):
             self._joined.set()
             self._on_join()
-        else:
+        elif not isinstance(message, Heartbeat):  # the broker's answer to ours; the session has noted it
             self._on_message(message, list(rest))  # type: ignore[arg-type]
 
     async def _tick(self) -> None:
@@ -246,8 +251,10 @@ class ThreadLink:
             except ProtocolError as error:
                 log.error("message from the broker refused: %s", error)
                 continue
-            joined = self.session.received(message, time.monotonic())
-            self.inbox.put(None if joined else (message, list(rest)))  # type: ignore[arg-type]
+            if self.session.received(message, time.monotonic()):
+                self.inbox.put(None)
+            elif not isinstance(message, Heartbeat):
+                self.inbox.put((message, list(rest)))  # type: ignore[arg-type]
 
 
 def _drain(socket: "zmq.Socket[bytes]") -> None:
