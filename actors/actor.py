@@ -119,6 +119,7 @@ class Actor:
 
     def stop(self) -> None:
         """Take no new tasks, let the running ones end, then return from `run`."""
+        self._book.draining = True  # at once: a lease may be the next message
         self._stop.set()
 
     async def run(self) -> None:
@@ -271,7 +272,6 @@ class Actor:
 
     async def _drain(self) -> None:
         """Let episodes end, then give them up; wait a little until the broker has what they sent."""
-        self._book.draining = True
         running = list(self._episodes.values())
         log.info("draining: %d episodes run", len(running))
         if running and not self._fatal:

@@ -1,5 +1,7 @@
 """Whatever the episode does, its segments put together are the trajectory."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,7 +56,7 @@ def test_headers_describe_their_arrays(turns, limit):
         covered = [(t.start, t.end) for t in segment.turns]
         assert covered[0][0] == offset
         assert covered[-1][1] == offset + segment.tokens
-        assert all(a[1] == b[0] for a, b in zip(covered, covered[1:], strict=False))
+        assert all(a[1] == b[0] for a, b in pairwise(covered))
         for turn in segment.turns:
             inside = arrays["action_mask"][turn.start - offset : turn.end - offset]
             assert set(inside.tolist()) == {int(turn.action)}

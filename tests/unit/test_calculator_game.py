@@ -55,7 +55,20 @@ def test_the_last_turn_ends_the_episode():
 
 @pytest.mark.parametrize(
     "action",
-    ["", "4*3", "4+3+2", "2**99", "__import__('os')", "+", "=", "4 + x", "1" * 13 + "+1", "٤+٣", "=1.0", "0x4+1"],
+    [
+        "",
+        "4*3",
+        "4+3+2",
+        "2**99",
+        "__import__('os')",
+        "+",
+        "=",
+        "4 + x",
+        "1" * 13 + "+1",
+        "٤+٣",
+        "=1.0",
+        "0x4+1",
+    ],
 )
 def test_anything_but_a_call_or_an_answer_ends_with_nothing(action):
     result = game().step(action)

@@ -42,7 +42,7 @@ def test_a_miss_names_the_nearest(own_env):
         make_suite(f"{own_env}:Maize", {})
     with pytest.raises(UnknownEnv, match="no callable 'NUMBER'"):
         make_suite(f"{own_env}:NUMBER", {})
-    with pytest.raises(UnknownEnv, match="maz.py does not exist; did you mean 'maze.py'"):
+    with pytest.raises(UnknownEnv, match=r"maz\.py does not exist; did you mean 'maze\.py'"):
         make_suite(f"{own_env.parent}/maz.py:Maze", {})
     with pytest.raises(UnknownEnv, match="no module 'mazes'"):
         make_suite("mazes:Maze", {})
@@ -85,7 +85,9 @@ def test_the_bonus_moves_weight_to_exact_answers():
     assert blend(1.0, 0.3) == 1.0
 
 
-@pytest.mark.parametrize("data", [{}, {"index": -1}, {"index": "1"}, {"index": True}, {"index": 1, "split": "dev"}])
+@pytest.mark.parametrize(
+    "data", [{}, {"index": -1}, {"index": "1"}, {"index": True}, {"index": 1, "split": "dev"}]
+)
 def test_wrong_task_data_is_shown(data):
     with pytest.raises(EnvError, match="task data"):
         task_of(data)

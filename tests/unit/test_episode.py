@@ -1,4 +1,4 @@
-"""An episode with a scripted policy and environment: whatever happens, the trajectory is closed and readable."""
+"""An episode with a scripted policy and environment: whatever happens, the trajectory is closed."""
 
 import asyncio
 
@@ -213,7 +213,13 @@ def test_a_prompt_without_room_for_an_answer_is_refused_with_the_figures():
 
 
 def test_cancellation_passes_through_and_closes_the_environment():
-    env = Env(forever)
+    begun = asyncio.Event()
+
+    async def begin():
+        begun.set()
+        await forever()
+
+    env = Env(begin)
 
     async def main():
         cuts = []
@@ -227,11 +233,8 @@ def test_cancellation_passes_through_and_closes_the_environment():
 
         task = Task(task_id="t", env="e", group_id="g", group_size=1)
         lease = LeaseTask(lease_id="l", attempt=0, task=task)
-        running = asyncio.create_task(
-            Episode(lease, Suite(), Letters(), Script("1$"), Bounds(), emit).run()
-        )
-        while not env.actions:
-            await asyncio.sleep(0)
+        running = asyncio.create_task(Episode(lease, Suite(), Letters(), Script("1$"), Bounds(), emit).run())
+        await begun.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running

@@ -31,7 +31,8 @@ THINKING = """{%- set ns = namespace(last=0) %}
         {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
     {%- endif %}
     {%- if m.role == 'assistant' and loop.index0 > ns.last and (loop.last or thought) %}
-        {{- '<|im_start|>assistant\\n<think>\\n' + thought + '\\n</think>\\n\\n' + content + '<|im_end|>\\n' }}
+        {{- '<|im_start|>assistant\\n<think>\\n' + thought }}
+        {{- '\\n</think>\\n\\n' + content + '<|im_end|>\\n' }}
     {%- else %}
         {{- '<|im_start|>' + m.role + '\\n' + content + '<|im_end|>\\n' }}
     {%- endif %}
@@ -171,7 +172,7 @@ def test_a_bad_template_is_named(tmp_path, template, message):
 
 
 def test_missing_files_are_named(tmp_path):
-    with pytest.raises(TemplateUnusable, match="tokenizer.json"):
+    with pytest.raises(TemplateUnusable, match=r"tokenizer\.json"):
         Renderer(tmp_path)
     folder = chatml_folder(tmp_path)
     (folder / "chat_template.jinja").unlink()

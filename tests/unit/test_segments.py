@@ -12,9 +12,7 @@ def cutter(limit=4):
 
 
 def sampled(n, version=3, **more):
-    return Sampled(
-        np.arange(n, dtype="i4") + 100, np.full(n, -0.5, "f4"), np.full(n, version, "i4"), **more
-    )
+    return Sampled(np.arange(n, dtype="i4") + 100, np.full(n, -0.5, "f4"), np.full(n, version, "i4"), **more)
 
 
 def test_a_long_turn_streams_but_its_last_piece_waits_for_the_rewards():
