@@ -76,8 +76,7 @@ class Stage:
     """A folder on tmpfs where files lie from their announcement until they are loaded.
 
     Args:
-        name: unique on this host among the generators of all runs. What a killed process of the
-            same name has left there is removed.
+        name: of run and generator. What killed processes of that name have left is removed.
         expected: ``name -> (dtype, shape)`` of the model folder's tensors. Names and shapes must be met. The
             learner may publish another float type than the folder has, but then all versions must have that.
     """
@@ -85,9 +84,11 @@ class Stage:
     def __init__(self, name: str, expected: Shapes, root: Path | None = None) -> None:
         shm = Path("/dev/shm")  # memory that survives neither reboot nor our close()
         root = root or (shm if os.access(shm, os.W_OK) else Path(tempfile.gettempdir()))
-        self.folder = root / f"offbeat-stage-{name}"
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True, mode=0o700)
+        for left in root.glob(f"offbeat-stage-{name}-*"):
+            if not Path("/proc", left.name.rpartition("-")[2]).exists():
+                shutil.rmtree(left, ignore_errors=True)
+        self.folder = root / f"offbeat-stage-{name}-{os.getpid()}"
+        self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
         self._expected = dict(expected)
         self._dtypes_settled = False
 

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 BACKEND = "offbeat_file"
 WORKER_EXTENSION = "actors.vllm_worker.WeightWorker"
+CLOSE_TIMEOUT_S = 1.0  # then the engine process is killed; it holds nothing worth waiting for
 CPU_BLOCK_SIZE = 32  # vLLM's own 128 leaves short prompts without any prefix caching
 
 
@@ -118,8 +119,10 @@ class VllmEngine:
         arguments = engine_arguments(config, model=model, seed=seed, cpu=current_platform.is_cpu())
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
         llm = AsyncLLM.from_engine_args(vllm.AsyncEngineArgs(**arguments))
-        await llm.update_weight_version("0")
-        return cls(llm, config.kv_on_update, config.stream_interval)
+        engine = cls(llm, config.kv_on_update, config.stream_interval)
+        del llm  # vLLM keeps this frame alive; `close` has to drop the last reference
+        await engine._llm.update_weight_version("0")
+        return engine
 
     @property
     def version(self) -> int:
@@ -182,7 +185,7 @@ class VllmEngine:
         return self._failed
 
     async def close(self) -> None:
-        self._llm.shutdown(timeout=5.0)
+        self._llm.shutdown(timeout=CLOSE_TIMEOUT_S)
         self._llm = None
         gc.collect()  # now, as AsyncLLM's finalizer fails noisily when the interpreter is being torn down
 

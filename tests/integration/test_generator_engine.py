@@ -1,7 +1,7 @@
 """The generator process with a real vLLM engine, over real sockets.
 
 What an engine says is compared with a transformers forward pass of the very model whose version a token
-claims. The models are random and far from each other: a token stamped or computed wrongly is nats off, not 1e-4.
+claims. The models are random and far from each other: a token stamped or computed wrongly is nats off.
 """
 
 import os
@@ -275,8 +275,9 @@ def children(pid: int) -> list[int]:
 
 
 def engine_process(pid: int) -> int:
-    """The child that holds the engine, by its name."""
-    (engine,) = [c for c in children(pid) if "EngineCore" in Path(f"/proc/{c}/comm").read_text()]
+    """The child that holds the engine: the only one that is no resource tracker of Python's."""
+    commands = {child: Path(f"/proc/{child}/cmdline").read_bytes() for child in children(pid)}
+    (engine,) = [child for child, command in commands.items() if b"resource_tracker" not in command]
     return engine
 
 

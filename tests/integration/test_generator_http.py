@@ -91,7 +91,7 @@ def wait_for(url: str, process: subprocess.Popen, log: Path) -> None:
 
 @pytest.fixture(scope="module")
 def generator(server, folder):
-    running = Running(GeneratorConfig(backend="http", url=server), folder / "model")
+    running = Running(GeneratorConfig(backend="http", url=server, max_model_len=4096), folder / "model")
     yield running
     running.process.terminate()
     running.until(lambda: running.broker.goodbye is not None)
@@ -133,7 +133,7 @@ def test_a_server_streams_changes_weights_in_mid_sequence_and_aborts(generator, 
 
 def test_what_the_server_refuses_is_the_error_of_that_request_alone(generator):
     actor = generator.actor("errors")
-    answer = generator.ask(actor, "top_k", PROMPT, top_k=10**12)
+    answer = generator.ask(actor, "long", [3] * 2_000)  # too long for the server, not for our own check
     assert answer.finish_reason == "error"
     assert "status 4" in answer.error
     assert generator.ask(actor, "fine", PROMPT, max_tokens=2, stop_token_ids=NEVER).finish_reason == "length"
