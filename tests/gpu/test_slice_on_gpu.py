@@ -1,0 +1,29 @@
+"""The whole loop in bfloat16 on a CUDA GPU, shared by generator and learner."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+
+def test_the_slice_runs_in_bfloat16(tmp_path):
+    overrides = ["generator.dtype=bfloat16", "generator.gpu_memory_utilization=0.3", "learner.dtype=bfloat16"]
+    overrides += ["learner.steps=5", "learner.evaluation_tasks=0", f"run.dir={tmp_path}", "run.name=run"]
+    recipe = str(ROOT / "recipes" / "spell_backward.toml")
+    command = [sys.executable, "-m", "launch.cli", "train", recipe, f"model.cache={tmp_path}", *overrides]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=800)
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    steps = [m for m in lines if "learner/policy_version" in m]
+    assert len(steps) == 5
+    assert all(0.8 < m["learner/ratio_proximal_behaviour_mean"] < 1.25 for m in steps)
