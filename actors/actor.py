@@ -194,7 +194,7 @@ class Actor:
             task = asyncio.create_task(self._run_episode(lease), name=f"episode {lease.task.task_id}")
             self._episodes[lease.lease_id] = task
             # Not in the coroutine: a task that is cancelled before its first step never enters it.
-            task.add_done_callback(lambda _: self._ended(lease))
+            task.add_done_callback(lambda done: self._ended(lease, done))
 
     def _acked(self, ack: SegmentAck) -> None:
         self._outbox.acked(ack)
@@ -229,10 +229,13 @@ class Actor:
         finally:
             self._env_seconds += episode.env_seconds
 
-    def _ended(self, lease: LeaseTask) -> None:
+    def _ended(self, lease: LeaseTask, task: asyncio.Task[None]) -> None:
         del self._episodes[lease.lease_id]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("episode of %s could not be recorded", lease.task.task_id, exc_info=error)
+            self._link.send(TaskRejected(lease_id=lease.lease_id, reason=f"not recordable: {error!r}"[:500]))
         credit = self._book.ended(lease.lease_id)
-        if credit is not None:
+        if credit is not None and self._link.session.joined:  # else the next join announces it
             self._link.send(credit)
 
     async def _emit(self, cut: Cut) -> None:
@@ -244,8 +247,10 @@ class Actor:
             await self._room.wait()
 
     def _flush(self) -> None:
-        for frames in self._outbox.due():
-            self._link.send_frames(frames)
+        # Between Hello and Welcome the broker's count of our credit is about to start anew.
+        if self._link.session.joined:
+            for frames in self._outbox.due():
+                self._link.send_frames(frames)
         self._room.set()
 
     def _progress(self) -> Progress:
@@ -261,12 +266,21 @@ class Actor:
             "generator_interruptions": float(self._pool.interruptions),
             "scorer_timeouts": 0.0,
         }
-        own = getattr(self._suite, "gauges", None)
-        if callable(own):
-            gauges |= own()
+        gauges |= self._suite_gauges()
         # Episodes that wait for segment credit wait for the broker, not for us.
         busy = len(self._book) > 0 and self._outbox.waiting == 0
         return Progress(float(self._tokens + ended), busy, 0, tuple(gauges.items()))
+
+    def _suite_gauges(self) -> dict[str, float]:
+        """Gauges of a suite that has some; they must not cost us the heartbeat."""
+        own = getattr(self._suite, "gauges", None)
+        if not callable(own):
+            return {}
+        try:
+            return {str(name): float(value) for name, value in own().items()}
+        except Exception as error:
+            log.warning("gauges of the environment: %r", error)
+            return {}
 
     # --- the end ------------------------------------------------------------------------------------------
 

@@ -213,7 +213,8 @@ class GeneratorPool:
         while True:
             patience = min(LEAVING_S, self._timeout_s) if generator.leaving else self._timeout_s + extra_s
             try:
-                arrived = await asyncio.wait_for(inbox.get(), patience)
+                async with asyncio.timeout(patience):  # not wait_for: that costs a task per chunk
+                    arrived = await inbox.get()
             except TimeoutError:
                 gone = ", and the broker no longer lists it" if generator.leaving else ""
                 raise _Interrupted(f"no token for {patience:g} s{gone}") from None

@@ -15,7 +15,8 @@ class ReasoningGymSuite:
         family: name of the dataset, e.g. "spell_backward".
         config: its settings, as for ``reasoning_gym.create_dataset``.
         seed: of the generated questions.
-        exact_bonus: weight in [0, 1] given to exactly right answers, see `blend`.
+        exact_bonus: weight in [0, 1] given to exactly right answers, see `blend`. Some scorers give nearly 1
+            to a right answer with junk behind it (spell_backward: 0.9999...); this makes junk expensive.
         heldout_share: part of the questions kept for evaluation, by a hash of the question's text.
         sandbox: "bwrap" (required for families whose scorer runs the answer), "process", or "auto".
         instruction: text of a system message; none if empty.

@@ -1,0 +1,175 @@
+"""Failover between generators, over real sockets: which tokens are kept, and when an attempt is given up."""
+
+import asyncio
+import time
+from contextlib import aclosing
+
+import numpy as np
+import pytest
+import zmq
+
+from actors import generator_client
+from actors.errors import GenerationFailed, NoGenerator
+from actors.generator_client import GeneratorPool, TurnRequest
+from protocol.codec import decode, encode, encode_arrays
+from protocol.link import AsyncSocket, router
+from protocol.messages import Abort, Chunk, Generate, GeneratorInfo, Sampling
+
+EOS = 0
+
+
+class Server:
+    """A generator whose every answer to a request is spelled out: chunks of (tokens, finish reason)."""
+
+    def __init__(self, name, *answers, delay_s=0.0):
+        socket = router(zmq.Context.instance())
+        socket.bind("tcp://127.0.0.1:0")
+        self.info = GeneratorInfo(peer=name, endpoint=socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        self.requests, self.aborted = [], []
+        self._answers, self._delay_s = list(answers), delay_s
+        self._socket = AsyncSocket(socket, self._received)
+
+    def close(self):
+        self._socket.close()
+
+    def _received(self, frames):
+        message, _ = decode(frames[1:])
+        if isinstance(message, Generate):
+            self.requests.append(message)
+            answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+            asyncio.get_running_loop().call_later(self._delay_s, self._answer, frames[0], message, answer)
+        elif isinstance(message, Abort):
+            self.aborted.append(message.request_id)
+
+    def _answer(self, peer, request, answer):
+        for tokens, reason in answer:
+            chunk = Chunk(
+                request_id=request.request_id, finish_reason=reason, error="broken" * (reason == "error")
+            )
+            if tokens is None:  # arrays are missing
+                self._socket.send([peer, *encode(chunk)])
+                continue
+            arrays = {
+                "token_ids": np.array(tokens, "i4"),
+                "logp_behaviour": np.array([np.nan if t == 99 else -1.0 for t in tokens], "f4"),
+                "policy_version": np.full(len(tokens), len(self.requests), "i4"),
+            }
+            self._socket.send([peer, *encode_arrays(chunk, arrays)])
+
+
+def sample(*servers, timeout_s=0.4, **request):
+    """Tokens and finish reason of one turn, the servers, the pool."""
+
+    async def main():
+        live = [Server(*server) if isinstance(server, tuple) else server() for server in servers]
+        pool = GeneratorPool("actor-0", timeout_s)
+        pool.update([server.info for server in live])
+        fields = {
+            "trajectory_id": "t.0",
+            "turn": 0,
+            "prompt": [5, 6],
+            "max_tokens": 8,
+            "stop_token_ids": (EOS,),
+        }
+        pieces = []
+        try:
+            async with aclosing(pool.turn(TurnRequest(**(fields | request)))) as turn:
+                async for piece in turn:
+                    pieces.append(piece)
+        finally:
+            pool.close()
+            for server in live:
+                server.close()
+        tokens = [t for p in pieces for t in p.sampled.token_ids.tolist()]
+        return tokens, pieces[-1].finish_reason, live, pool
+
+    return asyncio.run(main())
+
+
+@pytest.fixture(autouse=True)
+def quick_retry(monkeypatch):
+    monkeypatch.setattr(generator_client, "RETRY_S", 0.01)
+
+
+def test_a_turn_in_chunks():
+    tokens, reason, _, pool = sample(("g0", [([1, 2], ""), ([3, EOS], "stop")]))
+    assert (tokens, reason, pool.interruptions) == ([1, 2, 3, EOS], "stop", 0)
+
+
+@pytest.mark.parametrize("end", ["error", "abort"])
+def test_tokens_before_an_error_are_kept_and_the_rest_asked_elsewhere(end):
+    tokens, reason, (first, second), pool = sample(
+        ("g0", [([1, 2], ""), ([3], end)]), ("g1", [([4, EOS], "stop")])
+    )
+    assert (tokens, reason, pool.interruptions) == ([1, 2, 3, 4, EOS], "stop", 1)
+    assert first.requests[0].max_tokens == 8
+    assert second.requests[0].max_tokens == 5
+    assert second.requests[0].arrays[0].length == 5  # prompt and what was received
+
+
+@pytest.mark.parametrize("broken", [(None, ""), ([99], "")])
+def test_a_chunk_that_cannot_be_used_counts_as_a_failure(broken):
+    tokens, _, (first, _), _ = sample(("g0", [broken]), ("g1", [([4, EOS], "stop")]))
+    assert tokens == [4, EOS]
+    assert first.requests
+
+
+def test_the_only_generator_is_asked_again():
+    tokens, _, (server,), pool = sample(("g0", [([1], "error")], [([2, EOS], "stop")]))
+    assert tokens == [1, 2, EOS]
+    assert (len(server.requests), pool.interruptions) == (2, 1)
+
+
+def test_after_enough_attempts_every_one_is_told():
+    with pytest.raises(GenerationFailed, match=r"5 attempts failed: g0: error broken; .*g0: error broken"):
+        sample(("g0", [([], "error")]))
+
+
+def test_a_turn_that_was_complete_before_the_failure_is_complete():
+    tokens, reason, (server,), _ = sample(("g0", [([1, EOS], "")]), timeout_s=0.05)
+    assert (tokens, reason, len(server.requests)) == ([1, EOS], "stop", 1)
+    tokens, reason, _, _ = sample(("g0", [([1, 2], "")]), timeout_s=0.05, max_tokens=2)
+    assert (tokens, reason) == ([1, 2], "length")
+
+
+def test_waiting_for_a_policy_version_is_not_standing_still():
+    def late():
+        return Server("g0", [([1, EOS], "stop")], delay_s=0.4)
+
+    _, _, _, pool = sample(late, timeout_s=0.1, min_policy_version=7)
+    assert pool.interruptions == 0
+    with pytest.raises(GenerationFailed, match=r"no token for 0\.1 s"):
+        sample(late, timeout_s=0.1)
+
+
+def test_without_any_generator_the_wait_has_an_end(monkeypatch):
+    monkeypatch.setattr(generator_client, "NO_GENERATOR_S", 0.1)
+    begun = time.monotonic()
+    with pytest.raises(NoGenerator, match="listed no generator"):
+        sample()
+    assert time.monotonic() - begun < 5
+
+
+def test_a_continuation_draws_from_another_random_stream():
+    _, _, (server,), _ = sample(("g0", [([1], "error")], [([2, EOS], "stop")]), sampling=Sampling(seed=3))
+    seeds = [request.seed for request in server.requests]
+    assert seeds[0] == 3
+    assert seeds[1] not in (3, None)
+
+
+def test_giving_up_a_turn_aborts_its_request():
+    async def main():
+        server = Server("g0", [([1], "")])
+        pool = GeneratorPool("actor-0", 30.0)
+        pool.update([server.info])
+        request = TurnRequest("t.0", 0, [5], 8)
+        async with aclosing(pool.turn(request)) as turn:
+            await anext(turn)
+        async with asyncio.timeout(10):
+            while not server.aborted:  # noqa: ASYNC110  (the server has no event to wait for)
+                await asyncio.sleep(0.01)
+        assert server.aborted == [server.requests[0].request_id]
+        pool.close()
+        server.close()
+
+    asyncio.run(main())
