@@ -19,7 +19,7 @@ class BrokerConfig(BaseModel):
     delivery_lease_s: float = Field(300.0, gt=0)
     """A learner that does not commit a delivery for so long gets it again."""
     group_deadline_s: float = Field(120.0, gt=0)
-    """After its first finished member a rollout group waits so long for the others; then it is delivered as it is."""
+    """A rollout group waits so long after its first finished member; then it is delivered as it is."""
     min_group_members: int = Field(2, ge=1)
     """A group with fewer finished members at its deadline is dropped."""
     max_attempts: int = Field(3, ge=1)
@@ -32,3 +32,5 @@ class BrokerConfig(BaseModel):
     """Bytes held for the learner; the same rule."""
     segment_credit: int = Field(256, ge=1)
     """Unacknowledged segments one actor may have under way."""
+    generator_stall_s: float = Field(10.0, gt=0)
+    """A generator with work and without a token for so long is not offered to actors meanwhile."""

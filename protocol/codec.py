@@ -7,8 +7,8 @@ Layout of a multipart message::
     frame 2   body: the header's arrays, raw little-endian, 8-byte aligned  (only if the message has arrays)
     ...       Deliver only: (header, body) of each segment it carries
 
-The prelude is read before anything is decoded, so that an unknown major version is refused with a clear error;
-sizes are checked before decoding too.
+The prelude is read before anything is decoded, so that an unknown major version is refused with a clear
+error; sizes are checked before decoding too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ M = TypeVar("M", bound=msgspec.Struct)
 
 
 def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> tuple[list[ArraySpec], bytes]:
-    """Lay one-dimensional arrays one behind the other, each at a multiple of 8 bytes, and say where each one is.
+    """Lay one-dimensional arrays one behind the other, each at a multiple of 8 bytes, and say where each is.
 
     Example:
         >>> specs, body = pack_arrays({"token_ids": np.array([5, 7], dtype="<i4")})

@@ -5,6 +5,7 @@ cancelled. A socket belongs to one thread.
 """
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
@@ -146,7 +147,8 @@ class AsyncLink:
             await asyncio.wait_for(self._joined.wait(), timeout_s)
         except TimeoutError:
             raise LinkDown(
-                f"no broker answered at {self._endpoint} within {timeout_s:g} s; is it started, is the port right?"
+                f"no broker answered at {self._endpoint} within {timeout_s:g} s; is it started, is the port "
+                "right?"
             ) from None
 
     async def close(self, reason: str = "") -> None:
@@ -206,11 +208,8 @@ class ThreadLink:
         self._wake_in.close()
 
     def _wake(self) -> None:
-        with self._wake_lock:
-            try:
-                self._wake_in.send(b"", zmq.DONTWAIT)
-            except zmq.Again:
-                pass  # wake-ups are queued already
+        with self._wake_lock, contextlib.suppress(zmq.Again):  # wake-ups are queued already
+            self._wake_in.send(b"", zmq.DONTWAIT)
 
     def _run(self) -> None:
         socket = dealer(self._context, self.session.hello.peer)
@@ -221,7 +220,7 @@ class ThreadLink:
         poller.register(socket, zmq.POLLIN)
         poller.register(wake, zmq.POLLIN)
         while True:
-            ready = dict(poller.poll(TICK_S * 1000))
+            ready = dict(poller.poll(int(TICK_S * 1000)))
             if wake in ready:
                 _drain(wake)
             if socket in ready:

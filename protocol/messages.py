@@ -36,7 +36,7 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One episode to be run: which environment, which instance of it, and as a member of which rollout group."""
+    """One episode to be run: which environment, which instance of it, as a member of which rollout group."""
 
     task_id: Name
     env: Name
@@ -74,7 +74,7 @@ class Reward(Struct, frozen=True, array_like=True):
 # --- any role -> broker -----------------------------------------------------------------------------------
 
 
-class Hello(Message, tag="hello"):
+class Hello(Message, tag="hello", frozen=True):
     """First message of a peer, and again after every reconnect."""
 
     role: Role
@@ -87,7 +87,7 @@ class Hello(Message, tag="hello"):
     epoch: Count = 0
 
 
-class Heartbeat(Message, tag="heartbeat"):
+class Heartbeat(Message, tag="heartbeat", frozen=True):
     """Sent every ``heartbeat_s``; carries progress, not only life.
 
     ``progress`` must grow while the peer has work (tokens, steps, episodes); ``busy`` says that it has work.
@@ -100,7 +100,7 @@ class Heartbeat(Message, tag="heartbeat"):
     gauges: dict[str, float] = field(default_factory=dict)
 
 
-class Goodbye(Message, tag="goodbye"):
+class Goodbye(Message, tag="goodbye", frozen=True):
     """The peer leaves on purpose; what it held returns to the queue at once."""
 
     reason: str = ""
@@ -109,19 +109,19 @@ class Goodbye(Message, tag="goodbye"):
 # --- learner -> broker ------------------------------------------------------------------------------------
 
 
-class PutTasks(Message, tag="put_tasks"):
+class PutTasks(Message, tag="put_tasks", frozen=True):
     """New tasks for the queue. A task_id seen before is ignored, so the message may be repeated."""
 
     tasks: list[Task]
 
 
-class DeliveryCredit(Message, tag="delivery_credit"):
+class DeliveryCredit(Message, tag="delivery_credit", frozen=True):
     """The learner can take ``units`` more deliveries (adds to what is left)."""
 
     units: Count
 
 
-class Commit(Message, tag="commit"):
+class Commit(Message, tag="commit", frozen=True):
     """These deliveries are done with: ``trained`` entered a gradient, ``dropped`` were filtered out."""
 
     epoch: Count
@@ -130,7 +130,7 @@ class Commit(Message, tag="commit"):
     dropped: list[str] = field(default_factory=list)
 
 
-class PublishWeights(Message, tag="publish_weights"):
+class PublishWeights(Message, tag="publish_weights", frozen=True):
     """A new policy version exists; the broker passes the newest on to generators."""
 
     epoch: Count
@@ -141,18 +141,18 @@ class PublishWeights(Message, tag="publish_weights"):
 # --- actor -> broker --------------------------------------------------------------------------------------
 
 
-class TaskCredit(Message, tag="task_credit"):
+class TaskCredit(Message, tag="task_credit", frozen=True):
     """The actor can run ``tasks`` more episodes (adds to what is left)."""
 
     tasks: Count
 
 
-class Segment(Message, tag="segment"):
+class Segment(Message, tag="segment", frozen=True):
     """A contiguous, immutable piece of a trajectory. Its arrays follow in the body frame, see ``arrays``.
 
     ``index`` counts the trajectory's segments from 0, ``offset`` is the position of its first token in the
-    trajectory. ``status`` other than "unfinished" closes the trajectory. Arrays (all of one length, the number
-    of tokens): ``token_ids`` int32, ``action_mask`` uint8, ``logp_behaviour`` float32 (0 on observations),
+    trajectory. ``status`` other than "unfinished" closes the trajectory. Arrays (all as long as the number of
+    tokens): ``token_ids`` int32, ``action_mask`` uint8, ``logp_behaviour`` float32 (0 on observations),
     ``policy_version`` int32 (-1 on observations); more may be added by name.
     """
 
@@ -181,7 +181,7 @@ class Segment(Message, tag="segment"):
 
 
 class ArraySpec(Struct, frozen=True, array_like=True):
-    """One array of a body frame: little-endian ``dtype``, ``length`` elements, starting at byte ``offset``."""
+    """One array of a body frame: little-endian ``dtype``, ``length`` elements, from byte ``offset`` on."""
 
     name: str
     dtype: Literal["i4", "i8", "u1", "f4", "f8"]
@@ -189,7 +189,7 @@ class ArraySpec(Struct, frozen=True, array_like=True):
     offset: Count
 
 
-class TaskRejected(Message, tag="task_rejected"):
+class TaskRejected(Message, tag="task_rejected", frozen=True):
     """The actor cannot run this task (unknown environment, draining); the broker leases it to another."""
 
     lease_id: str
@@ -199,7 +199,7 @@ class TaskRejected(Message, tag="task_rejected"):
 # --- broker -> any role -----------------------------------------------------------------------------------
 
 
-class Welcome(Message, tag="welcome"):
+class Welcome(Message, tag="welcome", frozen=True):
     """Answer to Hello: the run, the rhythm, the limits, the newest policy version."""
 
     run: str
@@ -209,7 +209,7 @@ class Welcome(Message, tag="welcome"):
     limits: dict[str, int] = field(default_factory=dict)
 
 
-class Refused(Message, tag="refused"):
+class Refused(Message, tag="refused", frozen=True):
     """A request was not accepted: ``code`` for programs, ``message`` with the cure for people."""
 
     code: str
@@ -225,13 +225,13 @@ class GeneratorInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     policy_version: int = 0
 
 
-class Generators(Message, tag="generators"):
+class Generators(Message, tag="generators", frozen=True):
     """To actors: the generators that are healthy now (sent on every change)."""
 
     generators: list[GeneratorInfo]
 
 
-class LeaseTask(Message, tag="lease_task"):
+class LeaseTask(Message, tag="lease_task", frozen=True):
     """To an actor: run this task; the lease is renewed by segments and heartbeats, ``attempt`` counts from 0.
 
     The trajectory's id must be ``f"{task.task_id}.{attempt}"``.
@@ -242,14 +242,14 @@ class LeaseTask(Message, tag="lease_task"):
     task: Task
 
 
-class CancelTask(Message, tag="cancel_task"):
+class CancelTask(Message, tag="cancel_task", frozen=True):
     """To an actor: stop working on this lease (expired, or no longer wanted)."""
 
     lease_id: str
     reason: str
 
 
-class SegmentAck(Message, tag="segment_ack"):
+class SegmentAck(Message, tag="segment_ack", frozen=True):
     """To an actor: what happened to segment (trajectory_id, index)."""
 
     trajectory_id: str
@@ -258,14 +258,14 @@ class SegmentAck(Message, tag="segment_ack"):
     reason: str = ""
 
 
-class SegmentCredit(Message, tag="segment_credit"):
+class SegmentCredit(Message, tag="segment_credit", frozen=True):
     """To an actor: it may have ``segments`` more segments unacknowledged (adds to what is left)."""
 
     segments: Count
 
 
-class Deliver(Message, tag="deliver"):
-    """To the learner: one delivery unit. Frames that follow: header and body of each of ``segments`` segments.
+class Deliver(Message, tag="deliver", frozen=True):
+    """To the learner: one delivery unit. Header and body of each of ``segments`` segments follow.
 
     ``redelivered`` is set when an earlier lease of the same unit was lost.
     """
@@ -277,7 +277,7 @@ class Deliver(Message, tag="deliver"):
     redelivered: bool = False
 
 
-class Dropped(Message, tag="dropped"):
+class Dropped(Message, tag="dropped", frozen=True):
     """To the learner: a unit will never be delivered (too stale, failed, expired); frees its capacity."""
 
     unit_id: str
@@ -286,7 +286,7 @@ class Dropped(Message, tag="dropped"):
     reason: str
 
 
-class WeightsReady(Message, tag="weights_ready"):
+class WeightsReady(Message, tag="weights_ready", frozen=True):
     """To generators: the newest policy version and where its manifest is (path or URL)."""
 
     epoch: Count
@@ -294,13 +294,13 @@ class WeightsReady(Message, tag="weights_ready"):
     manifest: str
 
 
-class Drain(Message, tag="drain"):
+class Drain(Message, tag="drain", frozen=True):
     """To any peer: finish what you have, send it, say Goodbye and end."""
 
     reason: str = ""
 
 
-class QueueStats(Message, tag="queue_stats"):
+class QueueStats(Message, tag="queue_stats", frozen=True):
     """To the learner, about once a second: the broker's gauges, for its TensorBoard."""
 
     gauges: dict[str, float]
@@ -309,7 +309,7 @@ class QueueStats(Message, tag="queue_stats"):
 # --- actor <-> generator ----------------------------------------------------------------------------------
 
 
-class Generate(Message, tag="generate"):
+class Generate(Message, tag="generate", frozen=True):
     """Sample a continuation of the token ids in the body (array ``token_ids``)."""
 
     request_id: Name
@@ -323,13 +323,13 @@ class Generate(Message, tag="generate"):
     arrays: list[ArraySpec] = field(default_factory=list)
 
 
-class Abort(Message, tag="abort"):
+class Abort(Message, tag="abort", frozen=True):
     """Stop this request; a last chunk with finish_reason "abort" follows."""
 
     request_id: Name
 
 
-class Chunk(Message, tag="chunk"):
+class Chunk(Message, tag="chunk", frozen=True):
     """Newly sampled tokens: arrays ``token_ids``, ``logp_behaviour``, ``policy_version`` in the body.
 
     ``finish_reason`` "" means that more follows.

@@ -1,8 +1,8 @@
 """Weights on disk or in shared memory: an ordinary safetensors file beside a manifest that proves it whole.
 
-A version lives in its own folder ``v00000017`` with ``model.safetensors`` and ``manifest.msgpack``. The folder is
-written under another name and renamed when complete, and nothing in it is changed afterwards, so a reader sees
-all of a version or nothing. The manifest lists every tensor with dtype, shape, place and SHA-256.
+A version lives in its own folder ``v00000017`` with ``model.safetensors`` and ``manifest.msgpack``. It is
+written under another name and renamed when complete, and nothing in it is changed afterwards, so a reader
+sees all of a version or nothing. The manifest lists every tensor with dtype, shape, place and SHA-256.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ class TensorSpec(Struct, frozen=True):
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """What a version consists of. ``root`` is the hash over all the tensors' names, dtypes, shapes and hashes."""
+    """What a version consists of. ``root`` is the hash over all tensors' names, dtypes, shapes and hashes."""
 
     run: str
     epoch: int
@@ -111,11 +111,15 @@ def write_version(
         out.write(header)
         for place, (name, data) in zip(places, tensors, strict=True):
             if name != place.name or data.nbytes != place.nbytes:
-                raise WeightsError(f"expected {place.name} of {place.nbytes} bytes, got {name} of {data.nbytes}")
+                raise WeightsError(
+                    f"expected {place.name} of {place.nbytes} bytes, got {name} of {data.nbytes}"
+                )
             out.write(data)
             specs.append(msgspec.structs.replace(place, sha256=hashlib.sha256(data).hexdigest()))
         nbytes = out.tell()
-    manifest = Manifest(run=run, epoch=epoch, version=version, nbytes=nbytes, tensors=specs, root=root_hash(specs))
+    manifest = Manifest(
+        run=run, epoch=epoch, version=version, nbytes=nbytes, tensors=specs, root=root_hash(specs)
+    )
     (partial / MANIFEST).write_bytes(msgspec.msgpack.encode(manifest))
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
@@ -144,21 +148,22 @@ def verify(manifest: Manifest, data: IO[bytes], expected: Mapping[str, tuple[str
         WeightsError: naming the first difference.
     """
     found = {t.name: t for t in manifest.tensors}
+    which = f"version {manifest.version}"
     if missing := sorted(expected.keys() - found.keys()):
-        raise WeightsError(f"version {manifest.version}: tensor {missing[0]} is missing ({len(missing)} in all)")
+        raise WeightsError(f"{which}: tensor {missing[0]} is missing ({len(missing)} in all)")
     if unknown := sorted(found.keys() - expected.keys()):
-        raise WeightsError(f"version {manifest.version}: tensor {unknown[0]} is not part of the model in service")
+        raise WeightsError(f"{which}: tensor {unknown[0]} is not part of the model in service")
     size = os.fstat(data.fileno()).st_size
     if size != manifest.nbytes:
-        raise WeightsError(f"version {manifest.version}: file has {size} bytes, the manifest says {manifest.nbytes}")
+        raise WeightsError(f"{which}: file has {size} bytes, the manifest says {manifest.nbytes}")
     for t in manifest.tensors:
         if (t.dtype, tuple(t.shape)) != expected[t.name]:
             raise WeightsError(
-                f"version {manifest.version}: {t.name} is {t.dtype} {t.shape}, the model in service has {expected[t.name]}"
+                f"{which}: {t.name} is {t.dtype} {t.shape}, the model in service has {expected[t.name]}"
             )
         data.seek(t.offset)
         if hashlib.sha256(data.read(t.nbytes)).hexdigest() != t.sha256:
-            raise WeightsError(f"version {manifest.version}: bytes of {t.name} do not match their hash")
+            raise WeightsError(f"{which}: bytes of {t.name} do not match their hash")
 
 
 def read_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -172,7 +177,7 @@ def read_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def retire(root: Path, keep: int) -> None:
-    """Delete all but the newest ``keep`` versions; readers that hold a file open or linked are not disturbed."""
+    """Delete all but the newest ``keep`` versions; readers that hold a file open are not disturbed."""
     folders = sorted(p for p in root.glob("v*") if p.name[1:].isdigit())
     for folder in folders[: max(0, len(folders) - keep)]:
         shutil.rmtree(folder, ignore_errors=True)

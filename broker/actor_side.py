@@ -1,0 +1,189 @@
+"""The broker towards actors: leases out, segments in, credit. Pure."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Literal
+
+from broker.admission import why_invalid
+from broker.books import Books
+from broker.peers import Peer
+from broker.tasks import UNWANTED, TaskRecord
+from protocol.codec import Buffer
+from protocol.messages import CancelTask, LeaseTask, Segment, SegmentAck, SegmentCredit, TaskRejected
+
+DRAINING = "draining"
+MAX_CREDIT = 1 << 20
+
+
+class ActorSide:
+    """Who runs which task, and what becomes of the segments that come back."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._hungry: OrderedDict[str, Peer] = OrderedDict()
+        """Actors with task credit, the next one to be served first."""
+
+    # --- joining and leaving ------------------------------------------------------------------------------
+
+    def joined(self, peer: Peer, *, trickle: bool) -> None:
+        """A Hello, the first or a repeated one: both sides count credit from zero; leases stay."""
+        self._hungry.pop(peer.name, None)
+        self._books.flow.join(peer.name)
+        self.grant(peer.name, trickle=trickle)
+
+    def left(self, peer: Peer, now: float, *, fault: bool) -> None:
+        """What the actor ran goes back to the front of the queue, in its old order."""
+        self._hungry.pop(peer.name, None)
+        self._books.flow.leave(peer.name)
+        for record in reversed(self._books.tasks.held_by(peer.name)):
+            self.take_back(record, "", now, fault=fault)
+
+    def credited(self, peer: Peer, tasks: int) -> None:
+        """The actor can run more tasks."""
+        peer.task_credit = min(MAX_CREDIT, peer.task_credit + tasks)
+        if peer.task_credit:
+            self._hungry[peer.name] = peer
+
+    # --- tasks out ----------------------------------------------------------------------------------------
+
+    def lease_tasks(self, now: float) -> None:
+        """Lease queued tasks as far as task credit reaches."""
+        tasks = self._books.tasks
+        while self._hungry and tasks.queued:
+            record = tasks.lease_next(lambda record: self._choose(record, now), now)
+            if record is None:
+                return
+            assert record.lease is not None
+            lease = LeaseTask(lease_id=record.lease.lease_id, attempt=record.attempt, task=record.task)
+            self._books.send(record.lease.actor, lease)
+
+    def _choose(self, record: TaskRecord, now: float) -> str | None:
+        """The next actor in turn; one that has rejected this task only if there is no other."""
+        for name, peer in self._hungry.items():
+            if name == record.avoid and (now < record.retry_at or len(self._books.peers.of("actor")) > 1):
+                continue
+            peer.task_credit -= 1
+            if peer.task_credit:
+                self._hungry.move_to_end(name)
+            else:
+                del self._hungry[name]
+            return name
+        return None
+
+    def rejected(self, peer: Peer, message: TaskRejected, now: float) -> None:
+        """The actor does not want a task; with the reason "draining" it wants no other either."""
+        record = self._books.tasks.by_lease(message.lease_id)
+        draining = message.reason == DRAINING
+        if draining:
+            peer.task_credit = 0
+            self._hungry.pop(peer.name, None)
+        if record is not None and record.lease is not None and record.lease.actor == peer.name:
+            self.take_back(record, "", now, fault=not draining, avoid=peer.name)
+
+    def take_back(
+        self, record: TaskRecord, reason: str, now: float, *, fault: bool = True, avoid: str = ""
+    ) -> None:
+        """End a lease; with a reason, the holder is told to stop."""
+        assert record.lease is not None
+        if reason:
+            self._books.send(record.lease.actor, CancelTask(lease_id=record.lease.lease_id, reason=reason))
+        self._books.assembly.abandon(record.trajectory_id, "superseded")
+        if not self._books.tasks.release(record, now, fault=fault, avoid=avoid):
+            self._books.assembly.give_up(record.task, now)
+
+    def cancel(self, task_id: str) -> None:
+        """Nobody waits for this task any more."""
+        record = self._books.tasks.get(task_id)
+        if record is None:
+            return
+        if record.lease is not None:
+            reason = "the deadline of its group has passed"
+            self._books.send(record.lease.actor, CancelTask(lease_id=record.lease.lease_id, reason=reason))
+        self._books.assembly.abandon(record.trajectory_id, "late")
+        self._books.tasks.forget(record, UNWANTED)
+        self._books.ledger.task("cancelled")
+
+    # --- segments in --------------------------------------------------------------------------------------
+
+    def segment(
+        self, peer: Peer, segment: Segment, frames: Sequence[Buffer], now: float, *, trickle: bool
+    ) -> None:
+        """Keep a segment if it is the next of a trajectory that this actor runs; answer in any case."""
+        status, reason = self._judge(peer, segment, frames, now)
+        if status == "duplicate":
+            self._books.ledger.duplicate_segments += 1
+        elif status == "refused":
+            self._books.ledger.refuse(reason.partition(":")[0])
+        ack = SegmentAck(
+            trajectory_id=segment.trajectory_id, index=segment.index, status=status, reason=reason
+        )
+        self._books.send(peer.name, ack)
+        self.grant(peer.name, trickle=trickle)
+
+    def _judge(
+        self, peer: Peer, segment: Segment, frames: Sequence[Buffer], now: float
+    ) -> tuple[Literal["stored", "duplicate", "refused"], str]:
+        books = self._books
+        if not books.flow.used(peer.name, sum(map(len, frames))):
+            return "refused", "no_credit: far more segments were sent than granted"
+        task_id, _, digits = segment.trajectory_id.rpartition(".")
+        if task_id != segment.task_id or not (digits.isascii() and digits.isdecimal() and len(digits) < 10):
+            return "refused", f"invalid: trajectory id must be {segment.task_id}.<attempt>"
+        attempt, record = int(digits), books.tasks.get(task_id)
+        if record is None:
+            final = books.tasks.over.get(task_id)
+            if final == attempt:
+                return "duplicate", ""
+            if final is None:
+                return "refused", "unknown_task: this broker has not leased it; was it restarted?"
+            return "refused", "superseded: the task is over"
+        if attempt < record.attempt:
+            return "refused", f"superseded: attempt {record.attempt} is under way"
+        if attempt > record.attempt or record.lease is None or record.lease.actor != peer.name:
+            return "refused", f"not_leased: attempt {attempt} of this task is not leased to {peer.name}"
+        trajectory = books.assembly.trajectories.get(segment.trajectory_id)
+        expected, offset = (trajectory.next_index, trajectory.tokens) if trajectory else (0, 0)
+        if segment.index < expected:
+            return "duplicate", ""
+        if segment.index > expected:
+            # What is missing was lost on the way, and the actor ends the episode at this answer.
+            self.take_back(record, f"gap: segment {expected} did not arrive", now)
+            return "refused", f"gap: expected segment {expected}, got {segment.index}"
+        header, body = bytes(frames[0]), b"".join(map(bytes, frames[1:]))
+        wrong = why_invalid(segment, record.task, offset, body) if len(frames) <= 2 else "two body frames"
+        if wrong:
+            self.take_back(record, f"invalid: {wrong}", now)
+            return "refused", f"invalid: {wrong}"
+        record.lease.renewed = now
+        if segment.status != "unfinished":
+            books.tasks.close(record)
+        books.assembly.add(segment, record.task, header, body, now)
+        return "stored", ""
+
+    # --- credit and time ----------------------------------------------------------------------------------
+
+    def grant(self, actor: str, *, trickle: bool) -> None:
+        """Grant segment credit, as far as the bounds allow."""
+        store = self._books.store
+        due = self._books.flow.grant(actor, held=len(store), nbytes=store.nbytes, trickle=trickle)
+        if due:
+            self._books.send(actor, SegmentCredit(segments=due))
+
+    def grant_all(self, *, trickle: bool) -> None:
+        """Space has become free."""
+        for peer in self._books.peers.of("actor"):
+            self.grant(peer.name, trickle=trickle)
+
+    def sweep(self, elapsed: float, now: float, *, trickle: bool) -> None:
+        """Credit again for those who wait; end leases without progress."""
+        tasks = self._books.tasks
+        for peer in self._books.peers.of("actor"):
+            self.grant(peer.name, trickle=trickle)
+            if self._books.flow.credit(peer.name) == 0:  # it waits for us
+                tasks.hold(peer.name, elapsed, now)
+        for record, reason in tasks.expired(self._grew_at, now):
+            self.take_back(record, reason, now)
+
+    def _grew_at(self, actor: str) -> float:
+        peer = self._books.peers.get(actor)
+        return peer.grew_at if peer is not None else 0.0

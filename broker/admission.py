@@ -1,0 +1,127 @@
+"""What is let in, and what is too old to be handed on. Pure functions of headers and numbers."""
+
+from broker.config import BrokerConfig
+from protocol.codec import MAX_ARRAYS, Buffer
+from protocol.messages import Segment, Task
+
+REQUIRED_ARRAYS = ("token_ids", "action_mask", "logp_behaviour", "policy_version")
+ITEM_BYTES = {"i4": 4, "i8": 8, "u1": 1, "f4": 4, "f8": 8}
+LEAST_SEGMENT_BYTES = 4_096
+SHARERS = 4
+
+
+def why_invalid(segment: Segment, task: Task, offset: int, body: Buffer) -> str:
+    """What contradicts itself in a segment's header, or the task or its place; "" if nothing does.
+
+    Only the header and the *length* of the body are looked at, never the tokens.
+    """
+    if (segment.group_id, segment.group_size) != (task.group_id, task.group_size):
+        said = f"group {segment.group_id!r} of {segment.group_size}"
+        return f"{said}, the task says {task.group_id!r} of {task.group_size}"
+    if segment.purpose != task.purpose:
+        return f"purpose {segment.purpose!r}, the task says {task.purpose!r}"
+    if segment.offset != offset:
+        return f"offset {segment.offset}, the trajectory has {offset} tokens"
+    if segment.action_tokens > segment.tokens:
+        return f"{segment.action_tokens} action tokens among {segment.tokens} tokens"
+    if segment.version_min > segment.version_max or segment.version_min < -1:
+        return f"policy versions from {segment.version_min} to {segment.version_max}"
+    if segment.action_tokens and segment.version_min < 0:
+        return f"{segment.action_tokens} action tokens without a policy version"
+    end = segment.offset + segment.tokens
+    for turn in segment.turns:
+        if not segment.offset <= turn.start <= turn.end <= end:
+            return f"turn {turn.index} at [{turn.start}, {turn.end}) outside [{segment.offset}, {end})"
+    return _why_arrays_invalid(segment, body)
+
+
+def _why_arrays_invalid(segment: Segment, body: Buffer) -> str:
+    if len(segment.arrays) > MAX_ARRAYS:
+        return f"{len(segment.arrays)} arrays, at most {MAX_ARRAYS}"
+    names = [spec.name for spec in segment.arrays]
+    if missing := [name for name in REQUIRED_ARRAYS if name not in names]:
+        return f"array {missing[0]!r} is missing"
+    if len(set(names)) < len(names):
+        return "two arrays of one name"
+    for spec in segment.arrays:
+        if spec.length != segment.tokens:
+            return f"array {spec.name!r} has {spec.length} elements, the segment {segment.tokens} tokens"
+        if spec.offset + spec.length * ITEM_BYTES[spec.dtype] > len(body):
+            return f"array {spec.name!r} ends behind the body of {len(body)} bytes"
+    return ""
+
+
+def is_stale(version_max: int, current_version: int, max_policy_lag: int) -> bool:
+    """Whether even the freshest token is older than the bound; -1 (no action token) never is.
+
+    Example:
+        >>> [is_stale(newest, 10, 4) for newest in (5, 6, -1)]
+        [True, False, False]
+    """
+    return 0 <= version_max < current_version - max_policy_lag
+
+
+class SegmentFlow:
+    """Credit of actors for segments, so that what is held plus what may still come stays within the bounds.
+
+    With ``trickle`` (the learner waits, nothing is ready, all room is taken by unfinished groups) an actor
+    without credit gets a single one, over the bound: otherwise those groups could never be finished.
+
+    Example:
+        >>> flow = SegmentFlow(BrokerConfig(max_queued_segments=8, segment_credit=100))
+        >>> flow.join("a"); flow.grant("a", held=0, nbytes=0, trickle=False)
+        2
+        >>> flow.grant("a", held=6, nbytes=0, trickle=False), flow.outstanding
+        (0, 2)
+        >>> flow.used("a", 100), flow.used("a", 100), flow.grant("a", held=8, nbytes=0, trickle=True)
+        (True, True, 1)
+    """
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self._max_segments, self._max_bytes = config.max_queued_segments, config.max_queued_bytes
+        self._window = min(config.segment_credit, max(1, config.max_queued_segments // SHARERS))
+        self._overdraft = config.segment_credit
+        self._credit: dict[str, int] = {}
+        self._largest = LEAST_SEGMENT_BYTES
+        self.outstanding = 0
+        """Credit that actors have and have not used."""
+
+    def join(self, actor: str) -> None:
+        """The actor starts without credit."""
+        self.leave(actor)
+        self._credit[actor] = 0
+
+    def leave(self, actor: str) -> None:
+        self.outstanding -= max(0, self._credit.pop(actor, 0))
+
+    def credit(self, actor: str) -> int:
+        return max(0, self._credit.get(actor, 0))
+
+    def used(self, actor: str, nbytes: int) -> bool:
+        """The actor has sent a segment; False if it is over its credit by more than a window."""
+        self._largest = max(self._largest, nbytes)
+        credit = self._credit[actor]
+        if credit <= -self._overdraft:
+            return False
+        self.outstanding -= credit > 0
+        self._credit[actor] = credit - 1
+        return True
+
+    def room(self, held: int, nbytes: int) -> int:
+        """Segments that may still be granted, by number and by bytes (each as large as the largest seen)."""
+        by_bytes = (self._max_bytes - nbytes) // self._largest
+        return min(self._max_segments - held, by_bytes) - self.outstanding
+
+    def grant(self, actor: str, *, held: int, nbytes: int, trickle: bool) -> int:
+        """Credit to grant now (already noted), 0 if none is due."""
+        credit = self.credit(actor)
+        due = min(self._window - credit, self.room(held, nbytes))
+        if due < max(1, self._window // 4) and credit > 0:
+            return 0  # not for every single segment
+        if due <= 0 and trickle and credit == 0:
+            due = 1
+        if due <= 0:
+            return 0
+        self._credit[actor] = credit + due
+        self.outstanding += due
+        return due

@@ -1,0 +1,111 @@
+"""What became of every segment and token that reached the broker."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from broker.store import SegmentKey
+
+Outcome = Literal["trained", "dropped", "stale", "superseded", "late", "given_up", "too_large"]
+OUTCOMES: dict[Outcome, str] = {
+    "trained": "committed by the learner: entered a gradient",
+    "dropped": "committed by the learner: filtered out or evaluated",
+    "stale": "all tokens older than max_policy_lag when delivery was due",
+    "superseded": "of an attempt whose actor was lost before the trajectory was closed",
+    "late": "of a trajectory that was open when its group's deadline passed",
+    "given_up": "of a group too few of whose members were ever closed",
+    "too_large": "of a unit that does not fit into one message",
+}
+
+
+class Piece(NamedTuple):
+    """One stored segment, as far as the broker needs to know it."""
+
+    key: SegmentKey
+    tokens: int
+    action_tokens: int
+    version_max: int
+    nbytes: int
+
+
+@dataclass
+class Tally:
+    """Segments and their tokens, counted together."""
+
+    segments: int = 0
+    tokens: int = 0
+    action_tokens: int = 0
+
+    def add(self, piece: Piece) -> None:
+        self.segments += 1
+        self.tokens += piece.tokens
+        self.action_tokens += piece.action_tokens
+
+
+class Ledger:
+    """Sums that must close: what was stored is held or has exactly one outcome.
+
+    Example:
+        >>> ledger = Ledger()
+        >>> ledger.stored.add(Piece(("t.0", 0), 5, 2, 1, 100))
+        >>> ledger.held_tokens
+        5
+        >>> ledger.settle("trained", Piece(("t.0", 0), 5, 2, 1, 100)); ledger.held_tokens
+        0
+    """
+
+    def __init__(self) -> None:
+        self.stored = Tally()
+        self.delivered = Tally()
+        self.redelivered = Tally()
+        self.outcomes: dict[Outcome, Tally] = {name: Tally() for name in OUTCOMES}
+        self.duplicate_segments = 0
+        self.refused: dict[str, int] = {}
+        self.tasks: dict[str, int] = {}
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens that should be in the store now."""
+        return self.stored.tokens - sum(tally.tokens for tally in self.outcomes.values())
+
+    def settle(self, outcome: Outcome, piece: Piece) -> None:
+        """This piece has left the broker for good."""
+        self.outcomes[outcome].add(piece)
+
+    def refuse(self, code: str) -> None:
+        """Count a refusal by its code."""
+        self.refused[code] = self.refused.get(code, 0) + 1
+
+    def task(self, event: str, count: int = 1) -> None:
+        """Count what happened to tasks: put, leased, lost, given_up, closed, cancelled."""
+        self.tasks[event] = self.tasks.get(event, 0) + count
+
+
+class Recent:
+    """The last ``size`` keys with a number each: memory of what is over, bounded.
+
+    Example:
+        >>> recent = Recent(2)
+        >>> for key in "abc": recent.add(key, 1)
+        >>> recent.get("a") is None, recent.get("c")
+        (True, 1)
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._numbers: OrderedDict[str, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._numbers
+
+    def add(self, key: str, number: int) -> None:
+        self._numbers[key] = number
+        self._numbers.move_to_end(key)
+        while len(self._numbers) > self._size:
+            self._numbers.popitem(last=False)
+
+    def get(self, key: str) -> int | None:
+        return self._numbers.get(key)

@@ -1,0 +1,124 @@
+"""Who is connected: liveness, progress, credit, and what peers report of themselves. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from protocol.messages import GeneratorInfo, Heartbeat, Hello, Role
+
+MAX_PEERS = 4_096
+MAX_GAUGES = 64
+MAX_GAUGE_NAME = 64
+
+
+@dataclass
+class Peer:
+    """One peer that has said Hello and has not been lost since."""
+
+    hello: Hello
+    joined: float
+    heard: float
+    progress_at: float
+    """When progress was last seen to grow; kept up to now while a peer has no work."""
+    grew_at: float = 0.0
+    """When progress was last seen to grow, work or not."""
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    task_credit: int = 0
+    delivery_credit: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.hello.peer
+
+    @property
+    def role(self) -> Role:
+        return self.hello.role
+
+    def beat(self, heartbeat: Heartbeat, now: float) -> None:
+        """Note a heartbeat; gauges beyond the limits are cut off."""
+        if heartbeat.progress != self.heartbeat.progress:
+            self.grew_at = self.progress_at = now
+        elif not heartbeat.busy:
+            self.progress_at = now
+        self.heartbeat = Heartbeat(
+            progress=heartbeat.progress,
+            busy=heartbeat.busy,
+            policy_version=heartbeat.policy_version,
+            gauges={
+                name: value
+                for name, value in list(heartbeat.gauges.items())[:MAX_GAUGES]
+                if len(name) <= MAX_GAUGE_NAME
+            },
+        )
+
+    def stalled_for(self, now: float) -> float:
+        """Seconds that the peer has had work without progress."""
+        return now - self.progress_at
+
+
+class Peers:
+    """The registry."""
+
+    def __init__(self) -> None:
+        self._peers: dict[str, Peer] = {}
+        self._retired: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(list(self._peers.values()))
+
+    def get(self, name: str) -> Peer | None:
+        return self._peers.get(name)
+
+    def of(self, role: Role) -> list[Peer]:
+        """Peers of one role, in the order of joining."""
+        return [peer for peer in self._peers.values() if peer.role == role]
+
+    def add(self, hello: Hello, now: float) -> Peer:
+        """Register a peer; what was known under its name is forgotten, credit first of all."""
+        known = self._peers.get(hello.peer)
+        peer = Peer(hello, joined=now, heard=now, progress_at=now)
+        if known is not None and known.hello.incarnation == hello.incarnation:
+            peer.joined, peer.heartbeat = known.joined, known.heartbeat
+        self._peers[hello.peer] = peer
+        return peer
+
+    def remove(self, name: str) -> None:
+        """Forget a peer; its totals stay in the sums."""
+        peer = self._peers.pop(name)
+        for gauge, value in peer.heartbeat.gauges.items():
+            if gauge.endswith("_total"):
+                key = f"{peer.role}/{gauge}"
+                if key in self._retired or len(self._retired) < MAX_GAUGES:
+                    self._retired[key] = self._retired.get(key, 0.0) + value
+
+    def healthy_generators(self, now: float, stall_s: float) -> list[GeneratorInfo]:
+        """Generators that actors may use: alive, reachable, and not standing still with work."""
+        return [
+            GeneratorInfo(
+                peer=peer.name, endpoint=peer.hello.endpoint, policy_version=peer.heartbeat.policy_version
+            )
+            for peer in self.of("generator")
+            if peer.hello.endpoint and peer.stalled_for(now) < stall_s
+        ]
+
+    def gauges(self) -> dict[str, float]:
+        """Gauges of generators and actors put together.
+
+        Shares, durations and versions as means, others as sums. ``..._total`` counts on after a peer is gone.
+        """
+        values: dict[str, list[float]] = {}
+        for peer in self._peers.values():
+            if peer.role == "learner":
+                continue
+            for gauge, value in peer.heartbeat.gauges.items():
+                values.setdefault(f"{peer.role}/{gauge}", []).append(value)
+        merged = dict(self._retired)
+        for name, numbers in values.items():
+            gauge = name.partition("/")[2]
+            if gauge.endswith(("_share", "_seconds")) or gauge.startswith("policy_version"):
+                merged[name] = sum(numbers) / len(numbers)
+            else:
+                merged[name] = merged.get(name, 0.0) + sum(numbers)
+        return merged

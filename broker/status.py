@@ -1,0 +1,177 @@
+"""What `/status` and `/metrics` say: pure views of the state."""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from broker.ledger import Tally
+from broker.peers import Peer
+from broker.state import BrokerState
+
+
+def status(state: BrokerState, now: float) -> dict[str, Any]:
+    """Everything a person or a program may want to know, as JSON."""
+    books, learners = state.books, state.learners
+    ledger = books.ledger
+    return {
+        "run": state.run,
+        "policy_version": learners.policy_version,
+        "epoch": learners.lineage.epoch if learners.lineage else 0,
+        "delivery_unit": books.assembly.mode,
+        "waits": waits(state, now),
+        "peers": [_peer(state, peer, now) for peer in books.peers],
+        "generators_offered": [info.peer for info in state.offered],
+        "queues": {
+            "tasks_queued": books.tasks.queued,
+            "tasks_leased": books.tasks.leased,
+            "groups_incomplete": len(books.assembly.groups),
+            "trajectories_open": len(books.assembly.trajectories),
+            "units_ready": books.deliveries.ready,
+            "units_leased": books.deliveries.leased,
+            "segments_held": len(books.store),
+            "segments_in_units_ready": books.deliveries.ready_segments,
+            "segments_in_units_leased": books.deliveries.leased_segments,
+            "bytes_held": books.store.nbytes,
+            "segment_credit_outstanding": books.flow.outstanding,
+            "room_segments": books.room(),
+        },
+        "ledger": {
+            "stored": _tally(ledger.stored),
+            "held_tokens": ledger.held_tokens,
+            "delivered": _tally(ledger.delivered),
+            "redelivered": _tally(ledger.redelivered),
+            "outcomes": {name: _tally(tally) for name, tally in ledger.outcomes.items()},
+            "duplicate_segments": ledger.duplicate_segments,
+            "refused": dict(sorted(ledger.refused.items())),
+            "tasks": dict(sorted(ledger.tasks.items())),
+        },
+        "gauges": state.gauges(),
+    }
+
+
+def waits(state: BrokerState, now: float) -> list[str]:
+    """Who waits for whom, one sentence each."""
+    return [*_learner_waits(state, now), *_others_wait(state, now)]
+
+
+def _learner_waits(state: BrokerState, now: float) -> Iterator[str]:
+    books, learner = state.books, state.learners.learner
+    held = books.deliveries.ready + books.deliveries.leased
+    if learner is None:
+        yield "everybody waits for: a learner"
+    elif learner.delivery_credit > 0 and not books.deliveries.ready:
+        group = next(iter(books.assembly.groups.values()), None)
+        if group is not None:
+            here = group.settled - group.lost
+            yield f"{learner.name} waits for: group {group.group_id} ({here}/{group.size} members)"
+        elif books.tasks.queued + books.tasks.leased:
+            yield f"{learner.name} waits for: {books.tasks.queued + books.tasks.leased} tasks under way"
+        elif not held:
+            yield f"{learner.name} waits for: tasks, which it has to put itself"
+    elif learner.delivery_credit == 0 and books.deliveries.ready:
+        yield f"{books.deliveries.ready} units wait for: credit of {learner.name}"
+    oldest = books.deliveries.oldest_lease()
+    if oldest is not None:
+        whom = learner.name if learner else "the learner that left"
+        count = books.deliveries.leased
+        yield f"{count} deliveries wait for: commits of {whom}, the oldest for {now - oldest:.1f} s"
+
+
+def _others_wait(state: BrokerState, now: float) -> Iterator[str]:
+    books = state.books
+    actors = books.peers.of("actor")
+    if books.tasks.queued and not any(actor.task_credit for actor in actors):
+        yield f"{books.tasks.queued} tasks wait for: actors with free episodes"
+    for actor in actors:
+        if books.full() and books.flow.credit(actor.name) == 0:
+            yield f"{actor.name} waits for: room, the broker is full; the learner has to commit"
+        elif actor.task_credit and not books.tasks.queued:
+            yield f"{actor.name} waits for: tasks"
+        elif actor.heartbeat.busy and not state.offered:
+            yield f"{actor.name} waits for: a healthy generator"
+    for generator in books.peers.of("generator"):
+        stalled = generator.stalled_for(now)
+        if stalled > state.config.generator_stall_s:
+            yield f"everybody waits for: {generator.name}, with work and without progress for {stalled:.1f} s"
+
+
+def _peer(state: BrokerState, peer: Peer, now: float) -> dict[str, Any]:
+    books = state.books
+    entry: dict[str, Any] = {
+        "name": peer.name,
+        "role": peer.role,
+        "host": peer.hello.host,
+        "pid": peer.hello.pid,
+        "incarnation": peer.hello.incarnation,
+        "silent_s": round(now - peer.heard, 3),
+        "connected_s": round(now - peer.joined, 3),
+        "busy": peer.heartbeat.busy,
+        "progress": peer.heartbeat.progress,
+        "stalled_s": round(peer.stalled_for(now), 3) if peer.heartbeat.busy else 0.0,
+        "gauges": peer.heartbeat.gauges,
+    }
+    if peer.role == "actor":
+        leases = books.tasks.held_by(peer.name)
+        entry["task_credit"] = peer.task_credit
+        entry["segment_credit"] = books.flow.credit(peer.name)
+        entry["leases"] = [record.trajectory_id for record in leases[:100]]
+        entry["leases_count"] = len(leases)
+    elif peer.role == "learner":
+        entry["delivery_credit"] = peer.delivery_credit
+        entry["epoch"] = peer.hello.epoch
+    else:
+        entry["endpoint"] = peer.hello.endpoint
+        entry["policy_version"] = peer.heartbeat.policy_version
+    return entry
+
+
+def _tally(tally: Tally) -> dict[str, int]:
+    return {"segments": tally.segments, "tokens": tally.tokens, "action_tokens": tally.action_tokens}
+
+
+class _Metrics(Collector):
+    """One scrape of the state."""
+
+    def __init__(self, state: BrokerState, now: float) -> None:
+        self._state, self._now = state, now
+
+    def collect(self) -> Iterable[Metric]:
+        books = self._state.books
+        ledger = books.ledger
+        tokens = CounterMetricFamily("offbeat_tokens", "Tokens by what became of them", labels=["outcome"])
+        tokens.add_metric(["stored"], ledger.stored.tokens)
+        tokens.add_metric(["delivered"], ledger.delivered.tokens)
+        for outcome, tally in ledger.outcomes.items():
+            tokens.add_metric([outcome], tally.tokens)
+        yield tokens
+        refused = CounterMetricFamily("offbeat_refused", "Messages refused, by code", labels=["code"])
+        for code, count in ledger.refused.items():
+            refused.add_metric([code], count)
+        yield refused
+        tasks = CounterMetricFamily("offbeat_tasks", "What happened to tasks", labels=["event"])
+        for event, count in ledger.tasks.items():
+            tasks.add_metric([event], count)
+        yield tasks
+        silence = GaugeMetricFamily("offbeat_peer_silence_seconds", "Last heard", labels=["role", "peer"])
+        for peer in books.peers:
+            silence.add_metric([peer.role, peer.name], self._now - peer.heard)
+        yield silence
+        gauges = {_metric_name(name): value for name, value in self._state.gauges().items()}
+        gauges["offbeat_policy_version"] = float(self._state.learners.policy_version)
+        for name, value in gauges.items():
+            yield GaugeMetricFamily(name, "See docs/metrics.md", value=value)
+
+
+def _metric_name(tag: str) -> str:
+    return "offbeat_" + re.sub(r"[^a-zA-Z0-9_]", "_", tag)
+
+
+def prometheus(state: BrokerState, now: float) -> bytes:
+    """`/metrics` in Prometheus' text format."""
+    registry = CollectorRegistry()
+    registry.register(_Metrics(state, now))
+    return generate_latest(registry)

@@ -1,0 +1,178 @@
+"""The task queue: who runs what, until when, and what happens when it is lost. Pure."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from broker.ledger import Ledger, Recent
+from protocol.messages import Task
+
+REMEMBERED_TASKS = 131_072
+"""Ids of tasks that are over and still recognised, for PutTasks and segments that come twice."""
+REJECTED_WAIT_S = 1.0
+MAX_SKIPPED = 64
+UNWANTED = -1
+
+
+@dataclass
+class TaskLease:
+    """A task in the hands of an actor; ``renewed`` moves with progress, ``limit`` is the latest end."""
+
+    lease_id: str
+    actor: str
+    renewed: float
+    limit: float
+
+
+@dataclass
+class TaskRecord:
+    """A task that is queued (no lease) or being run."""
+
+    task: Task
+    attempt: int = 0
+    losses: int = 0
+    lease: TaskLease | None = None
+    avoid: str = ""
+    retry_at: float = 0.0
+
+    @property
+    def trajectory_id(self) -> str:
+        return f"{self.task.task_id}.{self.attempt}"
+
+
+class TaskBook:
+    """All tasks that are not over, and a bounded memory of those that are.
+
+    Args:
+        lease_s: without progress for so long, a lease ends.
+        max_attempts: a task lost so often is given up.
+        max_queued: tasks waiting for an actor.
+    """
+
+    def __init__(self, ledger: Ledger, *, lease_s: float, max_attempts: int, max_queued: int) -> None:
+        self._ledger = ledger
+        self._lease_s, self._max_attempts, self._max_queued = lease_s, max_attempts, max_queued
+        self._live: dict[str, TaskRecord] = {}
+        self._queues: dict[str, OrderedDict[str, TaskRecord]] = {
+            "eval": OrderedDict(),
+            "train": OrderedDict(),
+        }
+        self._leases: dict[str, TaskRecord] = {}
+        self._lease_count = 0
+        self.over = Recent(REMEMBERED_TASKS)
+
+    @property
+    def queued(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    @property
+    def leased(self) -> int:
+        return len(self._leases)
+
+    def get(self, task_id: str) -> TaskRecord | None:
+        return self._live.get(task_id)
+
+    def by_lease(self, lease_id: str) -> TaskRecord | None:
+        return self._leases.get(lease_id)
+
+    def held_by(self, actor: str) -> list[TaskRecord]:
+        return [r for r in self._leases.values() if r.lease is not None and r.lease.actor == actor]
+
+    def leases(self) -> Iterator[tuple[TaskRecord, TaskLease]]:
+        for record in list(self._leases.values()):
+            assert record.lease is not None
+            yield record, record.lease
+
+    def unseen(self, tasks: list[Task]) -> list[Task]:
+        """Those not seen before, each once."""
+        fresh = {task.task_id: task for task in reversed(tasks)}
+        known = (self._live, self.over)
+        return [
+            task for task in tasks
+            if fresh.get(task.task_id) is task and not any(task.task_id in ids for ids in known)
+        ]  # fmt: skip
+
+    def room(self) -> int:
+        """Tasks that may still be queued."""
+        return max(0, self._max_queued - self.queued)
+
+    def put(self, task: Task) -> None:
+        record = TaskRecord(task)
+        self._live[task.task_id] = record
+        self._queues[task.purpose][task.task_id] = record
+        self._ledger.task("put")
+
+    def lease_next(self, choose: Callable[[TaskRecord], str | None], now: float) -> TaskRecord | None:
+        """Lease the first queued task for which ``choose`` names an actor: evaluation first, then by age."""
+        skipped = 0
+        for queue in self._queues.values():
+            for task_id, record in queue.items():
+                actor = choose(record)
+                if actor is not None:
+                    del queue[task_id]
+                    return self._lease(record, actor, now)
+                skipped += 1
+                if skipped > MAX_SKIPPED:
+                    return None
+        return None
+
+    def _lease(self, record: TaskRecord, actor: str, now: float) -> TaskRecord:
+        self._lease_count += 1
+        limit = now + record.task.deadline_s + self._lease_s
+        record.lease = TaskLease(f"t{self._lease_count}", actor, now, limit)
+        self._leases[record.lease.lease_id] = record
+        self._ledger.task("leased")
+        return record
+
+    def expired(self, progress_at: Callable[[str], float], now: float) -> list[tuple[TaskRecord, str]]:
+        """Leases that have ended, with the reason."""
+        ended: list[tuple[TaskRecord, str]] = []
+        for record, lease in self.leases():
+            renewed = max(lease.renewed, progress_at(lease.actor))
+            if now - renewed > self._lease_s:
+                ended.append((record, f"no progress for {now - renewed:.1f} s"))
+            elif now > lease.limit:
+                ended.append((record, f"not done {self._lease_s:g} s after its deadline"))
+        return ended
+
+    def hold(self, actor: str, seconds: float, now: float) -> None:
+        """Leases of an actor that has to wait for us do not run out."""
+        for record in self.held_by(actor):
+            assert record.lease is not None
+            record.lease.renewed = now
+            record.lease.limit += seconds
+
+    def release(self, record: TaskRecord, now: float, *, fault: bool, avoid: str = "") -> bool:
+        """Take a leased task back, to the front of the queue as a new attempt; False when it is given up.
+
+        ``fault``: the loss counts towards ``max_attempts``; ``avoid``: an actor that does not want it.
+        """
+        assert record.lease is not None
+        del self._leases[record.lease.lease_id]
+        record.lease = None
+        record.losses += fault
+        self._ledger.task("lost")
+        if record.losses >= self._max_attempts:
+            self.forget(record, UNWANTED)
+            self._ledger.task("given_up")
+            return False
+        record.attempt += 1
+        record.avoid, record.retry_at = avoid, now + REJECTED_WAIT_S if avoid else 0.0
+        queue = self._queues[record.task.purpose]
+        queue[record.task.task_id] = record
+        queue.move_to_end(record.task.task_id, last=False)
+        return True
+
+    def close(self, record: TaskRecord) -> None:
+        """The trajectory of this attempt is whole."""
+        self.forget(record, record.attempt)
+        self._ledger.task("closed")
+
+    def forget(self, record: TaskRecord, final_attempt: int) -> None:
+        """The task is over; ``final_attempt`` is the one that counts, UNWANTED if none does."""
+        task_id = record.task.task_id
+        del self._live[task_id]
+        self._queues[record.task.purpose].pop(task_id, None)
+        if record.lease is not None:
+            self._leases.pop(record.lease.lease_id, None)
+        self.over.add(task_id, final_attempt)
