@@ -126,6 +126,9 @@ class HttpEngine:
                 async for line in response.content:
                     if line.startswith(b"data: {") and (sampled := self._take(stream, line[6:])):
                         yield sampled
+                        if sampled.finish_reason:
+                            return
+                raise EngineFailed("generate: the server ended an answer before its last chunk")
         except (aiohttp.ClientError, msgspec.MsgspecError, ValueError) as error:
             if isinstance(error, RequestRefused):
                 raise
@@ -217,7 +220,8 @@ class HttpEngine:
     def _take(self, stream: _Stream, line: bytes) -> Sampled | None:
         event = _decode_event(line)
         if event.error is not None:
-            raise EngineFailed(f"generate: {event.error.get('message', event.error)}")
+            said = f"status {event.error.get('code')}: {event.error.get('message', event.error)}"
+            raise RequestRefused(said) if 400 <= event.error.get("code", 500) < 500 else EngineFailed(said)
         if not event.choices:
             return None
         choice = event.choices[0]

@@ -1,6 +1,9 @@
 """The generator in front of a real vLLM server that others started."""
 
+import contextlib
+import multiprocessing
 import os
+import queue
 import socket
 import subprocess
 import sys
@@ -12,7 +15,10 @@ from pathlib import Path
 import pytest
 
 from actors.config import GeneratorConfig
-from tests.integration.generator_harness import Running
+from actors.generator import serve_generator
+from protocol.link import ThreadLink
+from protocol.messages import Generators, Hello, PublishWeights
+from tests.integration.generator_harness import RUN, ActorStub, Running
 from tests.integration.tiny_qwen3 import VOCAB, greedy, publish, save, score, tiny_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -137,3 +143,67 @@ def test_what_the_server_refuses_is_the_error_of_that_request_alone(generator):
     assert answer.finish_reason == "error"
     assert "status 4" in answer.error
     assert generator.ask(actor, "fine", PROMPT, max_tokens=2, stop_token_ids=NEVER).finish_reason == "length"
+
+
+def run_broker(endpoint: str, http: str) -> None:
+    from broker.config import BrokerConfig
+    from broker.service import serve
+
+    serve(BrokerConfig(endpoint=endpoint, http=http, heartbeat_s=0.2), run=RUN, max_policy_lag=4)
+
+
+class Peer:
+    """A peer of the broker and what it has heard."""
+
+    def __init__(self, endpoint: str, role: str) -> None:
+        self.link = ThreadLink(endpoint, Hello(role=role, peer=f"{role}-0", incarnation=1))
+        self._heard = []
+
+    def until(self, kind: type, matches=lambda message: True):
+        """The first message of a kind that matches, heard before or within 20 s."""
+        deadline = time.monotonic() + 20.0
+        while time.monotonic() < deadline:
+            with contextlib.suppress(queue.Empty):
+                self._heard.append((self.link.inbox.get(timeout=0.05) or [None])[0])
+            for message in self._heard:
+                if isinstance(message, kind) and matches(message):
+                    return message
+        raise AssertionError(f"no such {kind.__name__} among {self._heard}")
+
+
+def test_a_generator_meets_actors_and_the_learner_through_the_broker(server, folder):
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    spawn = multiprocessing.get_context("spawn")
+    broker = spawn.Process(target=run_broker, args=(endpoint, f"127.0.0.1:{free_port()}"))
+    config = GeneratorConfig(backend="http", url=server)
+    names = {"name": "generator-0", "broker": endpoint, "model": str(folder / "model"), "run": RUN, "seed": 0}
+    generator = spawn.Process(target=serve_generator, args=(config,), kwargs=names)
+    broker.start()
+    generator.start()
+    learner, actor = Peer(endpoint, "learner"), Peer(endpoint, "actor")
+    try:
+        info = actor.until(Generators, lambda m: m.generators).generators[0]
+        assert info.peer == "generator-0"
+        stub = ActorStub(info.endpoint)
+        stub.ask("held", PROMPT, min_policy_version=5, stop_token_ids=NEVER)
+        policy = tiny_model(tied=True, seed=5)
+        manifest = publish(policy, folder / "published", version=5)
+        learner.link.send(PublishWeights(epoch=0, version=5, manifest=str(manifest)))
+        deadline = time.monotonic() + 20.0
+        while not stub.answers["held"].finish_reason and time.monotonic() < deadline:
+            stub.poll()
+        answer = stub.answers["held"]
+        assert set(answer.versions) == {5}
+        assert answer.logps == pytest.approx(score(policy, PROMPT, answer.ids), abs=TOLERANCE)
+        actor.until(Generators, lambda m: [g.policy_version for g in m.generators] == [5])
+        generator.terminate()
+        generator.join(20.0)
+        assert generator.exitcode == 0
+        stub.close()
+    finally:
+        for peer in (learner, actor):
+            peer.link.close("the test is over")
+        for process in (generator, broker):
+            process.terminate()
+            process.join(10.0)
+            process.kill()
