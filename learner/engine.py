@@ -149,17 +149,22 @@ class Engine:
                 if path.is_file() and path.resolve() != (folder / path.name).resolve():
                     shutil.copyfile(path, folder / path.name)
 
-    def close(self) -> None:
-        """Let the other ranks go, and free everything. With several ranks end the process by ``os._exit``
-        after it."""
-        if self.rank == 0 and self.ranks > 1:
-            ranks.send(ranks.Finish())
-        self._deepspeed.destroy()
-        del self._deepspeed, self._updater
-        gc.collect()
+    def release(self) -> None:
+        """End the others' `follow` and free the model; the process group stays, for another Engine."""
         if self.ranks > 1:
-            dist.barrier()
-            dist.destroy_process_group()
+            ranks.send(ranks.Finish(leave=False))
+        self._free()
+
+    def close(self) -> None:
+        """End the others' `follow`, free the model, leave the process group.
+
+        With several ranks end the process by ``os._exit`` soon after: interpreter shutdown races with the
+        threads of the collectives.
+        """
+        if self.ranks > 1:
+            ranks.send(ranks.Finish(leave=True))
+        self._free()
+        self._leave()
 
     # --- other ranks ------------------------------------------------------------------------------------
 
@@ -177,13 +182,25 @@ class Engine:
                     self._save(Path(folder), name, {})
                 case ranks.LoadCheckpoint(folder=folder, name=name):
                     self._load(Path(folder), name)
-                case ranks.Finish():
-                    self.close()
+                case ranks.Finish(leave=leave):
+                    self._free()
+                    if leave:
+                        self._leave()
                     return
                 case _:
                     assert_never(command)
 
     # --- all ranks --------------------------------------------------------------------------------------
+
+    def _free(self) -> None:
+        self._deepspeed.destroy()
+        del self._deepspeed, self._updater
+        gc.collect()
+
+    def _leave(self) -> None:
+        if self.ranks > 1:
+            dist.barrier()
+            dist.destroy_process_group()
 
     def _run(self, batch: Batch) -> Outcome:
         outcome = self._updater.run(batch, update=self.updates, optimizer_step=self.optimizer_steps)

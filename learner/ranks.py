@@ -43,7 +43,9 @@ class LoadCheckpoint(Struct, tag="load", frozen=True):
 
 
 class Finish(Struct, tag="finish", frozen=True):
-    """The run is over."""
+    """Rank 0 is done with this engine; ``leave``: and with the process group."""
+
+    leave: bool
 
 
 Command = RunUpdate | GatherWeights | SaveCheckpoint | LoadCheckpoint | Finish
