@@ -78,12 +78,20 @@ class Lab:
         return self.running.broker.beat.gauges.get(name, 0.0)
 
     def close(self) -> None:
+        """SIGTERM with a request running: it is answered with what it has, and nothing stays behind."""
+        actor = self.running.actor("last")
+        actor.ask("last", PROMPT, max_tokens=1000, stop_token_ids=NEVER)
+        last = actor.answers["last"]
+        self.running.until(lambda: len(last.ids) >= 10)
+        engine = engine_process(self.running.process.pid)
         self.running.process.terminate()
-        self.running.until(lambda: self.running.broker.goodbye is not None)
+        self.running.until(lambda: self.running.broker.goodbye is not None and last.finish_reason != "")
         self.running.process.join(20.0)
         exitcode = self.running.process.exitcode
         self.running.close()
-        assert exitcode == 0
+        assert (last.finish_reason, exitcode) == ("abort", 0)
+        assert len(last.ids) < 1000
+        assert gone(engine)
 
 
 @pytest.fixture(scope="module")
