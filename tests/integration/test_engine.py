@@ -14,7 +14,7 @@ from learner.checkpoint import CheckpointError
 from learner.config import AlgorithmConfig, ClipSurrogate, LearnerConfig, OptimizerConfig
 from learner.engine import Engine
 from learner.zero import as_bytes
-from tests.integration.tiny_qwen3 import save, tiny_model
+from tests.integration.tiny_qwen3 import VOCAB, save, tiny_model
 from tests.trajectories import make_batch_of_groups, make_trajectory
 
 # inside torch, when DeepSpeed imports it
@@ -139,6 +139,21 @@ def test_gradient_checkpointing_changes_nothing(start):
     plain.update(trajectories, current_version=0)
     checkpointed.update(trajectories, current_version=0)
     assert_weights_close(weights_of(checkpointed), weights_of(plain), atol=1e-6)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_logits_in_chunks_change_nothing(start, monkeypatch, stage):
+    """At stage 3 the backward pass gathers the sharded head again for every chunk."""
+    trajectories = make_batch_of_groups()
+    algorithm = AlgorithmConfig(entropy_coefficient=0.01)
+    whole, chunked = (
+        start(zero_stage=stage, algorithm=algorithm),
+        start(zero_stage=stage, algorithm=algorithm),
+    )
+    whole.update(trajectories, current_version=0)
+    monkeypatch.setattr("learner.policy.CHUNK_ELEMENTS", 4 * VOCAB)
+    chunked.update(trajectories, current_version=0)
+    assert_weights_close(weights_of(chunked), weights_of(whole), atol=1e-6)
 
 
 def test_one_update_needs_no_extra_forward_for_the_proximal_policy(start, monkeypatch):
