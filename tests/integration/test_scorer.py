@@ -114,6 +114,21 @@ def test_junk_is_never_right(suite, request):
     assert {text: score for text, score in asyncio.run(audit()).items() if not 0.0 <= score < 1.0} == {}
 
 
+def test_a_right_answer_with_junk_behind_it_is_not_right(words):
+    """The library's sum of letters misses 1 by rounding, on either side: 0.9999... or 1.0000000000000002."""
+
+    async def main():
+        errors, scores = words.scorer.counters.scorer_errors, {}
+        for index in range(40):
+            entry = await words.scorer.entry(index, "train")
+            scores[len(entry.answer)] = await words.scorer.score(entry.position, entry.answer + "junk")
+        assert {6, 7, 9} <= set(scores)
+        assert all(0.5 < score < 1.0 for score in scores.values()), scores
+        assert words.scorer.counters.scorer_errors == errors
+
+    asyncio.run(main())
+
+
 def test_the_worker_has_given_up_its_rights(words):
     words.scorer.entry_now(0, "train")  # one that an earlier test lost is started again
     pid = words.scorer.pid
