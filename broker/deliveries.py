@@ -46,6 +46,10 @@ class Deliveries:
     def leased_segments(self) -> int:
         return sum(len(unit.pieces) for unit, _ in self._live.values())
 
+    def units(self) -> list[Unit]:
+        """All units that are not committed, ready ones first."""
+        return [*self._ready.values(), *(unit for unit, _ in self._live.values())]
+
     def oldest_lease(self) -> float | None:
         """When the oldest live lease was given."""
         return min((since for _, since in self._live.values()), default=None)

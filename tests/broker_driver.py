@@ -1,0 +1,175 @@
+"""Drives a BrokerState with a virtual clock: what the broker's tests share."""
+
+import numpy as np
+
+from broker.config import BrokerConfig
+from broker.state import BrokerState
+from protocol.codec import decode, encode, encode_arrays
+from protocol.messages import (
+    Commit,
+    Deliver,
+    DeliveryCredit,
+    Dropped,
+    Heartbeat,
+    Hello,
+    LeaseTask,
+    PublishWeights,
+    PutTasks,
+    Segment,
+    SegmentAck,
+    SegmentCredit,
+    Task,
+    TaskCredit,
+)
+
+
+def config(**settings):
+    return BrokerConfig(endpoint="tcp://127.0.0.1:5555", http="127.0.0.1:5556", **settings)
+
+
+def group(name, size=2, **fields):
+    """Tasks of one rollout group."""
+    return [
+        Task(task_id=f"{name}.{i}", env="e", group_id=name, group_size=size, member=i, **fields)
+        for i in range(size)
+    ]
+
+
+def evaluation(name):
+    return Task(task_id=name, env="e", group_id=name, group_size=1, purpose="eval", min_policy_version=1)
+
+
+def segment_frames(
+    lease, index=0, *, offset=0, tokens=4, action_tokens=2, status="finished", version=0, **changes
+):
+    """Frames of a segment that keeps all rules, but for ``changes`` of its header."""
+    task = lease.task
+    fields = {
+        "trajectory_id": f"{task.task_id}.{lease.attempt}",
+        "task_id": task.task_id,
+        "group_id": task.group_id,
+        "group_size": task.group_size,
+        "index": index,
+        "offset": offset,
+        "tokens": tokens,
+        "action_tokens": action_tokens,
+        "status": status,
+        "purpose": task.purpose,
+        "version_min": version if action_tokens else -1,
+        "version_max": version if action_tokens else -1,
+    }
+    arrays = {
+        "token_ids": np.arange(tokens, dtype="<i4"),
+        "action_mask": np.array([0] * (tokens - action_tokens) + [1] * action_tokens, "u1"),
+        "logp_behaviour": np.zeros(tokens, "<f4"),
+        "policy_version": np.full(tokens, version, "<i4"),
+    }
+    return encode_arrays(Segment(**{**fields, **changes}), arrays)
+
+
+class Driver:
+    """A broker and what it has sent to whom."""
+
+    def __init__(self, lag=4, **settings):
+        self.config = config(**settings)
+        self.now = 1000.0
+        self.state = BrokerState(self.config, run="run", max_policy_lag=lag, now=self.now)
+        self.sent = {}
+        self.frames = {}
+
+    # --- sending ------------------------------------------------------------------------------------------
+
+    def say(self, peer, message):
+        """One message of a peer; returns what the broker answers to anybody."""
+        return self.say_frames(peer, encode(message))
+
+    def say_frames(self, peer, frames):
+        message, _ = decode(frames)
+        return self._note(self.state.handle(peer, message, frames[1:], self.now))
+
+    def wait(self, seconds, *, beating=(), progress=None, step=0.1):
+        """Let time pass; peers in ``beating`` send heartbeats meanwhile."""
+        end = self.now + seconds
+        while self.now < end - 1e-9:
+            self.now += step
+            for peer in beating:
+                grown = 0.0 if progress is None else progress(peer, self.now)
+                self.say(peer, Heartbeat(progress=grown, busy=True))
+            self._note(self.state.tick(self.now))
+
+    def _note(self, actions):
+        for action in actions:
+            self.sent.setdefault(action.peer, []).append(action.message)
+            if isinstance(action.message, Deliver):
+                self.frames[action.message.lease_id] = list(action.frames)
+        return [action.message for action in actions]
+
+    # --- roles --------------------------------------------------------------------------------------------
+
+    def hello(self, role, peer, incarnation=1, **fields):
+        return self.say(peer, Hello(role=role, peer=peer, incarnation=incarnation, **fields))
+
+    def learner(self, epoch=1, credit=100, **fields):
+        answers = self.hello("learner", "learner", incarnation=epoch, epoch=epoch, **fields)
+        if credit:
+            self.say("learner", DeliveryCredit(units=credit))
+        return answers
+
+    def actor(self, name="actor", tasks=100, incarnation=1):
+        answers = self.hello("actor", name, incarnation)
+        if tasks:
+            self.say(name, TaskCredit(tasks=tasks))
+        return answers
+
+    def put(self, *tasks):
+        return self.say("learner", PutTasks(tasks=list(tasks)))
+
+    def publish(self, version, epoch=1):
+        return self.say("learner", PublishWeights(epoch=epoch, version=version, manifest=f"v{version}"))
+
+    def segment(self, peer, lease, index=0, **fields):
+        """Send a segment; returns its acknowledgement."""
+        answers = self.say_frames(peer, segment_frames(lease, index, **fields))
+        return next(message for message in answers if isinstance(message, SegmentAck))
+
+    def commit(self, *leases, epoch=1, dropped=()):
+        return self.say("learner", Commit(epoch=epoch, step=1, trained=list(leases), dropped=list(dropped)))
+
+    # --- what was sent ------------------------------------------------------------------------------------
+
+    def got(self, peer, kind):
+        return [message for message in self.sent.get(peer, []) if isinstance(message, kind)]
+
+    def take(self, peer, kind):
+        """Messages of one kind, each returned once."""
+        got = self.got(peer, kind)
+        self.sent[peer] = [message for message in self.sent.get(peer, []) if not isinstance(message, kind)]
+        return got
+
+    def leases(self, peer="actor"):
+        return self.take(peer, LeaseTask)
+
+    def deliveries(self):
+        return self.take("learner", Deliver)
+
+    def dropped(self):
+        return self.take("learner", Dropped)
+
+    def credit(self, peer="actor"):
+        return sum(message.segments for message in self.take(peer, SegmentCredit))
+
+    @property
+    def held(self):
+        return len(self.state.books.store)
+
+    def balanced(self):
+        """The ledger closes: what is stored is what the sums say."""
+        books = self.state.books
+        pieces = [p for t in books.assembly.trajectories.values() for p in t.pieces]
+        pieces += [p for g in books.assembly.groups.values() for t in g.here for p in t.pieces]
+        units = {id(u): u for u in books.deliveries.units()}
+        pieces += [p for u in units.values() for p in u.pieces]
+        assert len(pieces) == len(books.store)
+        assert sum(p.tokens for p in pieces) == books.ledger.held_tokens
+        assert sum(p.nbytes for p in pieces) == books.store.nbytes
+        return True
