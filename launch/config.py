@@ -55,6 +55,8 @@ class TinyModel(_Section):
     layers: int = Field(4, ge=1)
     heads: int = Field(4, ge=1)
     head_dim: int = Field(32, ge=8)
+    rope_theta: float = Field(500.0, gt=1)
+    """Base of the rotary positions. Small: tiny models see short texts."""
     tie_embeddings: bool = False
     seed: int = 0
     warm_start: WarmStart = WarmStart()

@@ -70,6 +70,7 @@ def make(config: RunConfig, tiny: TinyModel, folder: Path) -> None:
         heads=tiny.heads,
         head_dim=tiny.head_dim,
         max_positions=config.generator.max_model_len,
+        rope_theta=tiny.rope_theta,
         tied=tiny.tie_embeddings,
         seed=tiny.seed,
     )

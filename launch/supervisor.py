@@ -68,7 +68,7 @@ def prepare_model(config: RunConfig, folder: Path, panel: Panel) -> None:
         return
     panel.note("model: making and warm-starting it, unless it is cached")
     command = role_command("model", folder)
-    env = role_environment(2, local_model=True)
+    env = role_environment(1, local_model=True)
     child = spawn("model", command, log=folder / "logs" / "model.log", env=env)
     interrupt = _Interrupt()
     while child.running:

@@ -13,7 +13,7 @@ from torch import Tensor
 Example = tuple[Sequence[int], Sequence[bool]]
 """Token ids, and which of them are to be learnt. The first is never learnt: nothing predicts it."""
 
-VALIDATE_EVERY = 10
+VALIDATE_EVERY = 5
 VALIDATION_ROWS = 256
 
 
@@ -27,6 +27,7 @@ def make_tiny_model(
     head_dim: int = 32,
     intermediate_size: int = 384,
     max_positions: int = 1024,
+    rope_theta: float = 10_000.0,
     tied: bool = True,
     seed: int = 0,
 ) -> None:
@@ -53,6 +54,7 @@ def make_tiny_model(
         head_dim=head_dim,
         intermediate_size=intermediate_size,
         max_position_embeddings=max_positions,
+        rope_parameters={"rope_type": "default", "rope_theta": rope_theta},
         tie_word_embeddings=tied,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
