@@ -98,7 +98,7 @@ def main() -> None:
 def measure(folder: Path, lengths: str, zero_stage: int, rounds: int) -> dict[str, float | int | str]:
     make_model(folder)
     trajectories = make_trajectories(lengths)
-    config = LearnerConfig(zero_stage=zero_stage)  # type: ignore[arg-type]
+    config = LearnerConfig.model_validate({"zero_stage": zero_stage})
     engine = Engine(config, model=str(folder), total_steps=1000, seed=0)
     bare = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     bare.train()
