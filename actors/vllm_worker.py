@@ -102,10 +102,34 @@ def repack_tied(model: torch.nn.Module) -> None:
                 module.quant_method.process_weights_after_loading(module)
 
 
+def spare_cpu_generators() -> None:
+    """Keep seeded requests from killing the engine on CPU.
+
+    When vLLM throws away a token that it sampled in the middle of a prompt (as after an update that recomputes
+    running requests), it turns the request's random generator back. A CPU generator cannot be turned back and
+    raises. It is left where it is: the random numbers go on, the probabilities are right all the same.
+    """
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    bookkeeping = GPUModelRunner._bookkeeping_sync
+
+    def without_turning_back(self: Any, *arguments: Any, **named: Any) -> Any:
+        if self.device.type != "cpu":
+            return bookkeeping(self, *arguments, **named)
+        generators, self.input_batch.generators = self.input_batch.generators, {}
+        try:
+            return bookkeeping(self, *arguments, **named)
+        finally:
+            self.input_batch.generators = generators
+
+    GPUModelRunner._bookkeeping_sync = without_turning_back
+
+
 class WeightWorker:
     """Mixed into vLLM's worker class; being imported is all it is for."""
 
 
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, FileWeights)
+    spare_cpu_generators()
 die_with_parent()

@@ -82,8 +82,10 @@ class Learner:
         self.step += 1
         if report.applied:
             self.applied(report, trajectories)
-        else:
+        if report.nonfinite:
             self.skipped(trajectories)
+        else:
+            self.skipped_in_a_row = 0
         self.exchange.commit(groups, step=self.step)
         self.exchange.refill(step=self.step, version=self.version)
         self.record(report, trajectories, waited, time.monotonic() - started)
@@ -94,7 +96,6 @@ class Learner:
 
     def applied(self, report: UpdateReport, trajectories: Sequence[Trajectory]) -> None:
         """The weights have changed: count, and publish the next version."""
-        self.skipped_in_a_row = 0
         self.totals.add(report, len(trajectories))
         if self.step % self.config.publish_every == 0:
             self.version += 1
@@ -139,11 +140,10 @@ class Learner:
             "learner/policy_version": float(self.version),
             "learner/skipped_steps": float(self.totals.skipped_steps),
         }
-        lengths = {
-            "length_generated_tokens": np.array([t.action_tokens for t in arrived]),
-            "length_trained_tokens": np.array([t.action_tokens for t in trained]),
-        }
-        self.report.write(self.step, scalars, {**report.histograms, **lengths})
+        arrived_lengths = np.array([t.action_tokens for t in arrived])
+        self.report.write(
+            self.step, scalars, {**report.histograms, "length_generated_tokens": arrived_lengths}
+        )
 
     def evaluate(self, tag: str) -> None:
         """Greedy accuracy on held-out tasks under the newest version."""

@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from learner.config import LearnerConfig
 from learner.curriculum import Curriculum
@@ -46,7 +46,7 @@ def run_learner(
     if rank > 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 says when to end
         engine.follow()
-        return
+        _leave()
     stop = _Stop(time.monotonic() + max_minutes * 60)
     epoch = next_epoch(run_dir)
     curriculum = Curriculum(env_name, config, epoch)
@@ -73,7 +73,9 @@ def run_learner(
         link.close("done")
         report.close()
         publisher.close()
-        engine.close()
+    engine.close()
+    if config.processes > 1:
+        _leave()
 
 
 def next_epoch(run_dir: Path) -> int:
@@ -115,6 +117,12 @@ def write_result(learner: Learner, wall_seconds: float) -> None:
     path = learner.run_dir / "result.json"
     path.with_suffix(".partial").write_text(json.dumps(result, indent=1), encoding="utf-8")
     path.with_suffix(".partial").rename(path)
+
+
+def _leave() -> NoReturn:
+    """End one of several ranks at once: torch's threads can abort an orderly exit after a process group."""
+    logging.shutdown()
+    os._exit(0)
 
 
 class _Stop:

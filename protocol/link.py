@@ -66,15 +66,16 @@ class AsyncSocket:
         self._outbox: deque[Frames] = deque()
         self._loop = asyncio.get_running_loop()
         self._closed = False
+        self._scheduled = False
         self._loop.add_reader(socket.fileno(), self._pump)
-        self._loop.call_soon(self._pump)
+        self._schedule()
 
     def send(self, frames: Frames) -> None:
         """Send, or keep until the socket takes it; raises LinkDown when too much is kept."""
         if len(self._outbox) >= OUTBOX_LIMIT:
             raise LinkDown(f"{OUTBOX_LIMIT} messages wait for a peer that takes none")
         self._outbox.append(frames)
-        self._loop.call_soon(self._pump)
+        self._schedule()
 
     def close(self) -> None:
         """Hand what is left to ZeroMQ (it lingers shortly) and close."""
@@ -84,6 +85,11 @@ class AsyncSocket:
         self._closed = True
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:  # one look serves all that is sent meanwhile
+            self._scheduled = True
+            self._loop.call_soon(self._pump)
 
     def _flush(self) -> None:
         while self._outbox:
@@ -98,6 +104,7 @@ class AsyncSocket:
     def _pump(self) -> None:
         # The descriptor is edge-triggered: drain until empty, and look again after every send. A batch at a
         # time, so that a flood of messages starves neither timers nor other sockets of the loop.
+        self._scheduled = False
         for _ in range(PUMP_BATCH):
             if self._closed:
                 return
@@ -107,7 +114,7 @@ class AsyncSocket:
             except zmq.Again:
                 return
             self._on_frames(frames)
-        self._loop.call_soon(self._pump)
+        self._schedule()
 
 
 class AsyncLink:

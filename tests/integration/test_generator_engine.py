@@ -144,6 +144,20 @@ def test_weights_change_in_mid_sequence_and_every_token_says_which(tied):
     assert tied.policies.largest_error(PROMPT, answer) < TOLERANCE
 
 
+def test_many_seeded_requests_survive_an_update_that_recomputes_them(tied):
+    """Recomputed prefixes exceed one engine step; vLLM then throws sampled tokens away, which once killed it."""
+    actor = tied.running.actor("seeded")
+    for i in range(64):
+        actor.ask(f"seeded-{i}", LONG_PROMPT, max_tokens=120, seed=i, stop_token_ids=NEVER)
+    answers = list(actor.answers.values())
+    tied.running.until(lambda: all(len(answer.ids) >= 40 for answer in answers))
+    tied.update()
+    tied.running.until(lambda: all(answer.finish_reason for answer in answers))
+    assert {answer.finish_reason for answer in answers} == {"length"}
+    assert all(len(set(answer.versions)) == 2 for answer in answers)
+    assert tied.policies.largest_error(LONG_PROMPT, answers[0]) < TOLERANCE
+
+
 @pytest.mark.parametrize("lab", ["tied", "kept"])
 def test_after_an_update_the_engine_is_the_policy_and_reads_no_stale_prefix(lab, request):
     lab = request.getfixturevalue(lab)  # tied weights with recomputed KV, untied weights with kept KV
