@@ -1,0 +1,330 @@
+"""The broker under arbitrary actors, learners, crashes and delays, with a virtual clock.
+
+The model keeps what the outside world may rely on: which segments were acknowledged, what was delivered under
+which lease, how much credit was granted.
+"""
+
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from protocol.codec import decode_segment
+from protocol.messages import (
+    CancelTask,
+    Commit,
+    Deliver,
+    DeliveryCredit,
+    Dropped,
+    Goodbye,
+    Heartbeat,
+    LeaseTask,
+    PublishWeights,
+    SegmentAck,
+    SegmentCredit,
+    TaskCredit,
+    TaskRejected,
+)
+from tests.broker_driver import Driver, evaluation, group, segment_frames
+
+ACTORS = ("a", "b", "c")
+WINDOW = 4
+MAX_SEGMENTS = 24
+CREDIT = 3
+
+
+class Run:
+    """An episode in an actor: its lease, and how far it has been sent."""
+
+    def __init__(self, lease):
+        self.lease, self.sent = lease, 0
+
+
+class Actor:
+    def __init__(self, name, incarnation):
+        self.name, self.incarnation = name, incarnation
+        self.credit = 0
+        self.runs = {}
+        self.progress = 0.0
+
+
+class BrokerMachine(RuleBasedStateMachine):
+    @initialize(unit=st.sampled_from(["group", "trajectory", "segment"]))
+    def begin(self, unit):
+        self.driver = Driver(
+            lag=2,
+            segment_credit=WINDOW,
+            max_queued_segments=MAX_SEGMENTS,
+            max_queued_tasks=30,
+            task_lease_s=8.0,
+            delivery_lease_s=15.0,
+            group_deadline_s=20.0,
+            max_attempts=3,
+        )
+        self.unit = unit
+        self.actors = {}
+        self.incarnation = 0
+        self.epoch = 0
+        self.version = 0
+        self.groups = 0
+        self.delivery_credit = 0
+        self.held = {}
+        """Deliveries of the learner alive: lease id to segment keys."""
+        self.acknowledged = {}
+        """Key of every segment acknowledged as stored, with its tokens."""
+        self.committed = Counter()
+        self.start_learner()
+
+    # --- the outside world --------------------------------------------------------------------------------
+
+    def say(self, peer, message):
+        self.driver.say(peer, message)
+        self.read()
+
+    def read(self):
+        """Hand what the broker has sent to those it was meant for."""
+        for peer, messages in sorted(self.driver.sent.items()):  # actors first: acknowledged, then delivered
+            for message in messages:
+                if peer == "learner":
+                    self.learner_reads(message)
+                elif peer in self.actors:
+                    self.actor_reads(self.actors[peer], message)
+            messages.clear()
+
+    def learner_reads(self, message):
+        if isinstance(message, Deliver):
+            self.delivery_credit -= 1
+            assert self.delivery_credit >= 0, "more was delivered than there was credit"
+            pairs = self.driver.frames.pop(message.lease_id)
+            assert len(pairs) == message.segments
+            keys = [self.key_of(header) for header, _ in pairs]
+            assert len(set(keys)) == len(keys)
+            assert set(keys) <= set(self.acknowledged), "what was not acknowledged was delivered"
+            assert not any(self.committed[key] for key in keys), "delivered after it was committed"
+            assert message.lease_id not in self.held
+            if any(set(keys) & set(others) for others in self.held.values()):
+                assert message.redelivered
+            self.held[message.lease_id] = keys
+        elif isinstance(message, Dropped):
+            assert message.reason in ("stale", "given_up", "deadline")
+
+    def key_of(self, header):
+        segment = decode_segment(header)
+        return segment.trajectory_id, segment.index
+
+    def actor_reads(self, actor, message):
+        match message:
+            case LeaseTask():
+                assert message.lease_id not in actor.runs
+                actor.runs[message.lease_id] = Run(message)
+            case CancelTask():
+                actor.runs.pop(message.lease_id, None)
+            case SegmentCredit():
+                actor.credit += message.segments
+                assert actor.credit <= WINDOW, "more credit than the window"
+            case SegmentAck(status="stored"):
+                self.acknowledged[message.trajectory_id, message.index] = 3
+            case SegmentAck(status="refused"):
+                for lease_id, run in list(actor.runs.items()):
+                    if f"{run.lease.task.task_id}.{run.lease.attempt}" == message.trajectory_id:
+                        del actor.runs[lease_id]
+
+    def start_learner(self):
+        self.epoch += 1
+        self.held.clear()
+        self.delivery_credit = 0
+        self.driver.hello("learner", "learner", self.epoch, epoch=self.epoch, deliver=self.unit)
+        self.add_credit(CREDIT)
+
+    def add_credit(self, units):
+        self.delivery_credit += units
+        self.say("learner", DeliveryCredit(units=units))
+
+    # --- rules --------------------------------------------------------------------------------------------
+
+    @rule(size=st.integers(1, 3), evaluated=st.booleans())
+    def put(self, size, evaluated):
+        self.groups += 1
+        if evaluated and size == 1:
+            self.driver.put(evaluation(f"ev{self.groups}"))
+        else:
+            self.driver.put(*group(f"g{self.groups}", size, deadline_s=30.0))
+        self.read()
+
+    @rule(name=st.sampled_from(ACTORS), tasks=st.integers(0, 4))
+    def actor_starts(self, name, tasks):
+        """A new process, whether or not one of the name was alive: a crash and a restart."""
+        self.incarnation += 1
+        self.actors[name] = Actor(name, self.incarnation)
+        self.driver.sent.pop(name, None)
+        self.driver.hello("actor", name, self.incarnation)
+        self.say(name, TaskCredit(tasks=tasks))
+
+    @rule(name=st.sampled_from(ACTORS))
+    def actor_rejoins(self, name):
+        """The same process says Hello again, credit void on both sides."""
+        actor = self.actors.get(name)
+        if actor is not None:
+            actor.credit = 0
+            self.driver.hello("actor", name, actor.incarnation)
+            self.read()
+
+    @rule(name=st.sampled_from(ACTORS), crash=st.booleans())
+    def actor_leaves(self, name, crash):
+        actor = self.actors.pop(name, None)
+        if actor is not None and not crash:
+            self.say(name, Goodbye())
+
+    @rule(
+        name=st.sampled_from(ACTORS), which=st.integers(0, 9), close=st.booleans(), status=st.integers(0, 2)
+    )
+    def actor_sends(self, name, which, close, status):
+        actor = self.actors.get(name)
+        if actor is None or not actor.runs or actor.credit <= 0:
+            return
+        lease_id = sorted(actor.runs)[which % len(actor.runs)]
+        run = actor.runs[lease_id]
+        kind = ("finished", "truncated", "failed")[status] if close else "unfinished"
+        frames = segment_frames(
+            run.lease, run.sent, offset=3 * run.sent, tokens=3, status=kind, version=self.version
+        )
+        run.sent += 1
+        actor.credit -= 1
+        if close:
+            del actor.runs[lease_id]
+        self.driver.say_frames(name, frames)
+        self.read()
+        if close:
+            self.say(name, TaskCredit(tasks=1))
+
+    @rule(name=st.sampled_from(ACTORS), which=st.integers(0, 9))
+    def actor_repeats(self, name, which):
+        """A duplicate of something sent before changes nothing."""
+        actor = self.actors.get(name)
+        runs = [run for run in actor.runs.values() if run.sent] if actor else []
+        if not runs or actor.credit <= 0:
+            return
+        run = runs[which % len(runs)]
+        before = self.driver.state.books.ledger.stored.segments
+        actor.credit -= 1
+        index = which % run.sent
+        frames = segment_frames(run.lease, index, offset=3 * index, tokens=3, status="unfinished")
+        self.driver.say_frames(name, frames)
+        self.read()
+        assert self.driver.state.books.ledger.stored.segments == before
+
+    @rule(name=st.sampled_from(ACTORS), which=st.integers(0, 9))
+    def actor_skips(self, name, which):
+        """A segment was lost on the way."""
+        actor = self.actors.get(name)
+        if actor is None or not actor.runs or actor.credit <= 0:
+            return
+        actor.credit -= 1
+        run = actor.runs[sorted(actor.runs)[which % len(actor.runs)]]
+        self.driver.say_frames(
+            name, segment_frames(run.lease, run.sent + 1, offset=3 * run.sent + 3, tokens=3)
+        )
+        self.read()
+
+    @rule(name=st.sampled_from(ACTORS), draining=st.booleans())
+    def actor_rejects(self, name, draining):
+        actor = self.actors.get(name)
+        if actor is not None and actor.runs:
+            lease_id = next(iter(actor.runs))
+            del actor.runs[lease_id]
+            reason = "draining" if draining else "unknown environment"
+            self.say(name, TaskRejected(lease_id=lease_id, reason=reason))
+
+    @rule(which=st.integers(0, 9), trained=st.booleans(), again=st.booleans())
+    def learner_commits(self, which, trained, again):
+        if not self.held:
+            return
+        lease_id = sorted(self.held)[which % len(self.held)]
+        keys = self.held.pop(lease_id)
+        for other in [lease for lease, others in self.held.items() if set(others) & set(keys)]:
+            del self.held[other]  # an ended lease of the same unit
+        self.committed.update(keys)
+        lists = {"trained": [lease_id]} if trained else {"dropped": [lease_id]}
+        for _ in range(1 + again):
+            self.say("learner", Commit(epoch=self.epoch, step=0, **lists))
+        self.add_credit(1)
+
+    @rule(count=st.integers(1, 3))
+    def learner_publishes(self, count):
+        self.version += count
+        self.say("learner", PublishWeights(epoch=self.epoch, version=self.version, manifest="m"))
+
+    @rule()
+    def learner_restarts(self):
+        self.start_learner()
+
+    @rule(seconds=st.sampled_from([0.5, 3.0, 12.0, 25.0]), progress=st.booleans())
+    def time_passes(self, seconds, progress):
+        end = self.driver.now + seconds
+        while self.driver.now < end:
+            self.driver.now += 0.5
+            for actor in list(self.actors.values()):
+                actor.progress += progress
+                self.say(actor.name, Heartbeat(progress=actor.progress, busy=bool(actor.runs)))
+            self.say("learner", Heartbeat(progress=0.0, busy=False))
+            self.driver._note(self.driver.state.tick(self.driver.now))
+            self.read()
+
+    @precondition(lambda self: self.driver.state.books.tasks.queued + self.driver.state.books.tasks.leased)
+    @rule()
+    def everything_can_be_finished(self):
+        """Whatever happened: a good actor and a good learner bring all tasks to an end."""
+        for _ in range(400):
+            if not self.actors:
+                self.actor_starts("a", 4)
+            for name, actor in list(self.actors.items()):
+                if not actor.runs:
+                    self.say(name, TaskCredit(tasks=1))
+                for _ in range(len(actor.runs)):
+                    self.actor_sends(name, 0, True, 0)
+            while self.held:
+                self.learner_commits(0, True, False)
+            books = self.driver.state.books
+            if not (books.tasks.queued or books.tasks.leased or books.deliveries.ready):
+                return
+            self.time_passes(0.5, True)
+        raise AssertionError("stuck")
+
+    # --- invariants ---------------------------------------------------------------------------------------
+
+    @invariant()
+    def the_ledger_closes(self):
+        if hasattr(self, "driver"):
+            self.driver.balanced()
+            ledger = self.driver.state.books.ledger
+            assert ledger.stored.segments == len(self.acknowledged)
+            assert ledger.held_tokens == 3 * self.driver.held
+            done = ledger.outcomes["trained"].segments + ledger.outcomes["dropped"].segments
+            assert done == len(self.committed)
+
+    @invariant()
+    def no_segment_is_under_two_leases(self):
+        if hasattr(self, "driver"):
+            live = self.driver.state.books.deliveries._live.values()
+            keys = Counter(piece.key for unit, _ in live for piece in unit.pieces)
+            assert all(count == 1 for count in keys.values())
+            assert sum(len(unit.pieces) for unit, _ in live) <= self.driver.held
+
+    @invariant()
+    def memory_is_bounded(self):
+        if hasattr(self, "driver"):
+            books = self.driver.state.books
+            # Over the bound, credit comes one by one, so that unfinished groups can be finished.
+            room = max(0, MAX_SEGMENTS - self.driver.held)
+            assert books.flow.outstanding <= room + len(books.flow._credit)
+            assert books.tasks.queued <= 30 + len(ACTORS) * 30
+            assert len(books.flow._credit) == len(books.peers.of("actor"))
+            assert set(books.assembly.trajectories) <= {
+                record.trajectory_id for record in books.tasks._live.values()
+            }
+            assert books.flow.outstanding == sum(max(0, c) for c in books.flow._credit.values())
+
+
+BrokerMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+test_broker_machine = BrokerMachine.TestCase
