@@ -1,0 +1,49 @@
+"""protocol/SPEC.md names what the code has."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from broker.actor_side import DRAINING
+from broker.admission import REQUIRED_ARRAYS
+from broker.ledger import OUTCOMES
+from broker.peers import MAX_GAUGES, MAX_PEERS
+from broker.tasks import REMEMBERED_TASKS
+from protocol import codec
+from protocol.messages import AnyMessage, Segment
+
+ROOT = Path(__file__).resolve().parents[2]
+SPEC = (ROOT / "protocol" / "SPEC.md").read_text()
+
+
+@pytest.mark.parametrize("kind", AnyMessage.__args__, ids=lambda kind: kind.__name__)
+def test_every_message_has_a_row_with_its_fields(kind):
+    (row,) = [line for line in SPEC.splitlines() if line.startswith(f"| `{kind.__name__}`")]
+    text = SPEC if kind is Segment else row
+    missing = [name for name in kind.__struct_fields__ if not re.search(rf"\b{name}\b", text)]
+    assert [name for name in missing if name != "arrays"] == []
+
+
+def test_limits_are_those_of_the_code():
+    for number in (
+        codec.MAX_HEADER_BYTES,
+        codec.MAX_BODY_BYTES,
+        codec.MAX_MESSAGE_BYTES,
+        codec.MAX_FRAMES,
+        codec.MAX_ARRAYS,
+        MAX_GAUGES,
+        MAX_PEERS,
+        REMEMBERED_TASKS,
+    ):
+        assert f"{number:,}" in SPEC
+    assert f"version {codec.MAJOR}.{codec.MINOR}" in SPEC.splitlines()[0]
+
+
+def test_refusals_outcomes_and_arrays_are_listed():
+    source = "".join(path.read_text() for path in (ROOT / "broker").glob("*.py"))
+    codes = set(re.findall(r'\.refuse\(\s*[\w.]+,\s*"([a-z_]+)"', source))
+    codes |= set(re.findall(r'return "refused", f?"([a-z_]+):', source))
+    assert {"unknown_peer", "queue_full", "gap", "superseded"} <= codes
+    for word in (*codes, *OUTCOMES, *REQUIRED_ARRAYS, DRAINING):
+        assert f"`{word}`" in SPEC or f" {word} " in SPEC or f"`{word} " in SPEC, word
