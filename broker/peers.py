@@ -1,5 +1,6 @@
 """Who is connected: liveness, progress, credit, and what peers report of themselves. Pure."""
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -8,6 +9,7 @@ from protocol.messages import GeneratorInfo, Heartbeat, Hello, Role
 MAX_PEERS = 4_096
 MAX_GAUGES = 64
 MAX_GAUGE_NAME = 64
+MAX_TOTALS = 256
 
 
 @dataclass
@@ -61,6 +63,8 @@ class Peers:
     def __init__(self) -> None:
         self._peers: dict[str, Peer] = {}
         self._retired: dict[str, float] = {}
+        self._gone: OrderedDict[tuple[str, int], dict[str, float]] = OrderedDict()
+        """Totals of processes that are gone, by name and incarnation, should one turn out to live."""
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -82,16 +86,25 @@ class Peers:
         if known is not None and known.hello.incarnation == hello.incarnation:
             peer.joined, peer.heartbeat = known.joined, known.heartbeat
         self._peers[hello.peer] = peer
+        for gauge, value in self._gone.pop((hello.peer, hello.incarnation), {}).items():
+            self._retired[gauge] -= value
         return peer
 
     def remove(self, name: str) -> None:
         """Forget a peer; its totals stay in the sums."""
         peer = self._peers.pop(name)
-        for gauge, value in peer.heartbeat.gauges.items():
-            if gauge.endswith("_total"):
-                key = f"{peer.role}/{gauge}"
-                if key in self._retired or len(self._retired) < MAX_GAUGES:
-                    self._retired[key] = self._retired.get(key, 0.0) + value
+        totals = {
+            f"{peer.role}/{gauge}": value
+            for gauge, value in peer.heartbeat.gauges.items()
+            if gauge.endswith("_total")
+        }
+        known = self._retired
+        totals = {k: v for k, v in totals.items() if k in known or len(known) + len(totals) <= MAX_TOTALS}
+        for gauge, value in totals.items():
+            self._retired[gauge] = self._retired.get(gauge, 0.0) + value
+        self._gone[name, peer.hello.incarnation] = totals
+        while len(self._gone) > MAX_PEERS:
+            self._gone.popitem(last=False)
 
     def healthy_generators(self, now: float, stall_s: float) -> list[GeneratorInfo]:
         """Generators that actors may use: alive, reachable, and not standing still with work."""

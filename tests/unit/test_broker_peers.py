@@ -255,6 +255,20 @@ def test_statistics_reach_the_learner_each_second_with_gauges_put_together():
     assert driver.state.gauges()["generator/idle_share"] == 0.0
 
 
+def test_totals_of_a_peer_that_was_only_silent_are_counted_once():
+    driver = Driver()
+    driver.hello("generator", "g0", endpoint="x")
+    driver.say("g0", Heartbeat(gauges={"tokens_total": 10.0}))
+    driver.wait(10.0)
+    assert driver.state.gauges()["generator/tokens_total"] == 10.0
+    driver.hello("generator", "g0", endpoint="x")
+    driver.say("g0", Heartbeat(gauges={"tokens_total": 12.0}))
+    assert driver.state.gauges()["generator/tokens_total"] == 12.0
+    driver.hello("generator", "g0", incarnation=2, endpoint="x")
+    driver.say("g0", Heartbeat(gauges={"tokens_total": 1.0}))
+    assert driver.state.gauges()["generator/tokens_total"] == 13.0
+
+
 def test_gauges_of_a_heartbeat_are_bounded():
     driver = Driver()
     driver.actor()

@@ -1,0 +1,83 @@
+"""Who waits for whom, and the two pages of numbers."""
+
+import json
+
+from broker.status import prometheus, status, waits
+from protocol.messages import DeliveryCredit, Heartbeat
+from tests.broker_driver import Driver, group
+
+
+def said(driver):
+    return waits(driver.state, driver.now)
+
+
+def test_without_a_learner_everybody_waits_for_one():
+    driver = Driver()
+    driver.actor("a0")
+    assert said(driver) == ["everybody waits for: a learner", "a0 waits for: tasks"]
+
+
+def test_a_group_in_the_making_is_named_with_its_members():
+    driver = Driver()
+    driver.learner()
+    assert said(driver) == ["learner waits for: tasks, which it has to put itself"]
+    driver.put(*group("g12", 3))
+    assert "3 tasks wait for: actors with free episodes" in said(driver)
+    driver.actor("a0", tasks=3)
+    first, _, _ = driver.leases("a0")
+    driver.segment("a0", first)
+    assert said(driver) == ["learner waits for: group g12 (1/3 members)"]
+
+
+def test_units_wait_for_credit_and_deliveries_for_commits():
+    driver = Driver()
+    driver.learner(credit=0)
+    driver.put(*group("g", 1), *group("h", 1))
+    driver.actor("a0", tasks=2)
+    for lease in driver.leases("a0"):
+        driver.segment("a0", lease)
+    assert said(driver) == ["2 units wait for: credit of learner"]
+    driver.say("learner", DeliveryCredit(units=1))
+    driver.now += 2.0
+    assert said(driver)[1] == "1 deliveries wait for: commits of learner, the oldest for 2.0 s"
+
+
+def test_a_full_broker_and_a_standing_generator_are_named():
+    driver = Driver(max_queued_segments=2, segment_credit=2, heartbeat_s=1000.0, generator_stall_s=3.0)
+    driver.learner(credit=0)
+    driver.put(*group("g", 1), *group("h", 1))
+    driver.actor("a0", tasks=2)
+    driver.hello("generator", "g0", endpoint="x")
+    driver.say("g0", Heartbeat(busy=True))
+    for lease in driver.leases("a0"):
+        driver.segment("a0", lease)
+    driver.wait(4.0)
+    assert "a0 waits for: room, the broker is full; the learner has to commit" in said(driver)
+    (standing,) = [line for line in said(driver) if "g0" in line]
+    assert standing.startswith("everybody waits for: g0, with work and without progress for 4")
+
+
+def test_the_pages_have_peers_queues_and_the_ledger():
+    driver = Driver()
+    driver.learner()
+    driver.put(*group("g", 2))
+    driver.actor("a0", tasks=2)
+    first, _ = driver.leases("a0")
+    driver.segment("a0", first)
+    driver.hello("generator", "g0", endpoint="x")
+    driver.say("g0", Heartbeat(gauges={"tokens per second!": 5.0}))
+    driver.now += 0.5
+    page = json.loads(json.dumps(status(driver.state, driver.now)))
+    assert {peer["name"]: peer["silent_s"] for peer in page["peers"]} == {
+        "learner": 0.5,
+        "a0": 0.5,
+        "g0": 0.5,
+    }
+    (actor,) = [peer for peer in page["peers"] if peer["role"] == "actor"]
+    assert (actor["leases"], actor["task_credit"]) == (["g.1.0"], 0)
+    assert page["queues"]["segments_held"] == 1
+    assert page["ledger"]["held_tokens"] == page["ledger"]["stored"]["tokens"] == 4
+    text = prometheus(driver.state, driver.now).decode()
+    assert 'offbeat_peer_silence_seconds{peer="a0",role="actor"} 0.5' in text
+    assert "offbeat_generator_tokens_per_second_ 5.0" in text
+    assert 'offbeat_tasks_total{event="leased"} 2.0' in text
