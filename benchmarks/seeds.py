@@ -20,7 +20,14 @@ ROOT = Path(__file__).parents[1]
 def run(recipe: str, seed: int, folder: Path) -> dict[str, Any]:
     """One whole run; returns its summary."""
     overrides = [f"run.dir={folder}", f"run.name=seed{seed}", f"run.seed={seed}", f"model.tiny.seed={seed}"]
-    command = [sys.executable, "-m", "launch.cli", "train", str(ROOT / "recipes" / f"{recipe}.toml"), *overrides]
+    command = [
+        sys.executable,
+        "-m",
+        "launch.cli",
+        "train",
+        str(ROOT / "recipes" / f"{recipe}.toml"),
+        *overrides,
+    ]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     return json.loads((folder / f"seed{seed}" / "summary.json").read_text())
 
@@ -28,7 +35,7 @@ def run(recipe: str, seed: int, folder: Path) -> dict[str, Any]:
 def table(summaries: list[dict[str, Any]]) -> str:
     """Markdown, one line per seed and the median."""
     lines = [
-        "| seed | before | after | steps | minutes in all | tokens sampled | lag mean / max | idle learner / generator |",
+        "| seed | before | after | steps | minutes | tokens sampled | lag mean / max | idle (learner / generator) |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for s in summaries:
@@ -44,7 +51,9 @@ def table(summaries: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("recipe", nargs="?", default="spell_backward")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path)

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch import run_folder
 from launch.config import RunConfig, load
 from launch.errors import LaunchError
 
@@ -27,14 +26,18 @@ COMMANDS = {
 
 def parser() -> argparse.ArgumentParser:
     """Arguments of all commands."""
-    main_parser = argparse.ArgumentParser(prog="offbeat", epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
+    main_parser = argparse.ArgumentParser(
+        prog="offbeat", epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = main_parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("run_file", type=Path)
         command.add_argument("overrides", nargs="*", metavar="section.field=value")
         if name in ("train", "learner"):
-            command.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of this run")
+            command.add_argument(
+                "--resume", action="store_true", help="go on from the newest checkpoint of this run"
+            )
         if name in ("generator", "actor"):
             command.add_argument("--name", default=f"{name}-0", help="unique among all peers")
     return main_parser

@@ -98,7 +98,9 @@ def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); name a run file, for example one of recipes/") from None
+        raise ConfigError(
+            f"{path}: cannot be read ({error.strerror}); name a run file, for example one of recipes/"
+        ) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     for override in overrides:
@@ -120,7 +122,9 @@ def check(data: dict[str, Any], source: str) -> RunConfig:
 def _override(data: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise ConfigError(f"override {override!r}: write it as section.field=value, for example learner.steps=20")
+        raise ConfigError(
+            f"override {override!r}: write it as section.field=value, for example learner.steps=20"
+        )
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

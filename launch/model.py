@@ -107,7 +107,9 @@ def demonstrations(suite: Suite, count: int) -> list[list[ChatMessage]]:
         try:
             talk = suite.demonstration(index, "train")
         except LookupError as error:
-            raise ConfigError(f"[model.tiny.warm_start] needs solutions, but: {error}; set model.path") from None
+            raise ConfigError(
+                f"[model.tiny.warm_start] needs solutions, but: {error}; set model.path"
+            ) from None
         talks[talk[0]["content"] + talk[-2]["content"]] = talk
     return list(talks.values())
 

@@ -117,7 +117,10 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         ("steps, policy version", f"{summary['steps']}, {summary['policy_version']} ({summary['ended_by']})"),
         ("wall time", f"{summary['wall_seconds']:.0f} s, of it {summary['training_seconds']:.0f} s training"),
         ("tokens", f"{summary['tokens_generated']:,} sampled, {summary['tokens_trained']:,} trained"),
-        ("policy lag", f"mean {lag['mean_versions']:.2f}, max {lag['max_versions']} versions (bound {lag['bound']})"),
+        (
+            "policy lag",
+            f"mean {lag['mean_versions']:.2f}, max {lag['max_versions']} versions (bound {lag['bound']})",
+        ),
         ("idle share", f"learner {idle['learner']:.0%}, generator {idle['generator']:.0%}"),
         ("TensorBoard", f"tensorboard --logdir {summary['tensorboard']}"),
         ("learning curve", summary["learning_curve"]),

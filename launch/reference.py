@@ -61,7 +61,11 @@ def _type_name(annotation: Any) -> str:
         return " or ".join(f"`{a!r}`" for a in typing.get_args(annotation))
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
         return " or ".join(_type_name(a) for a in typing.get_args(annotation))
-    return getattr(annotation, "__name__", str(annotation)) if not typing.get_args(annotation) else str(annotation)
+    return (
+        getattr(annotation, "__name__", str(annotation))
+        if not typing.get_args(annotation)
+        else str(annotation)
+    )
 
 
 if __name__ == "__main__":

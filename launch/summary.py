@@ -64,7 +64,9 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
 
 
-def draw_curve(lines: list[dict[str, Any]], evaluations: list[dict[str, Any]], path: Path, *, title: str) -> None:
+def draw_curve(
+    lines: list[dict[str, Any]], evaluations: list[dict[str, Any]], path: Path, *, title: str
+) -> None:
     """Return, share of right answers and held-out accuracy against the learner step; policy lag below."""
     import matplotlib as mpl
 
@@ -85,7 +87,10 @@ def draw_curve(lines: list[dict[str, Any]], evaluations: list[dict[str, Any]], p
     top.set_ylabel("return / share")
     top.grid(alpha=0.3)
     top.legend()
-    for name, label in (("learner/policy_lag_mean_versions", "mean"), ("learner/policy_lag_max_versions", "max")):
+    for name, label in (
+        ("learner/policy_lag_mean_versions", "mean"),
+        ("learner/policy_lag_max_versions", "max"),
+    ):
         points = [(m["step"], m[name]) for m in lines if name in m]
         if points:
             bottom.plot(*zip(*points, strict=True), label=label, linewidth=1)

@@ -42,7 +42,9 @@ def train(config: RunConfig, *, resume: bool, panel: Panel) -> Summary:
     interrupt = _Interrupt()
     try:
         crew.start(resume=resume)
-        panel.note(f"started {', '.join(c.name for c in crew.children)}; status at http://{config.broker.http}/status")
+        panel.note(
+            f"started {', '.join(c.name for c in crew.children)}; status at http://{config.broker.http}/status"
+        )
         while crew.learner.running:
             crew.revive(panel)
             panel.update(folder, config)
@@ -125,11 +127,9 @@ class Crew:
 
     def stop(self) -> list[str]:
         """Learner, then actors and generators, then the broker; returns who had to be killed."""
-        order: tuple[tuple[str, float], ...] = (
-            ("learner", LEARNER_STOP_S), ("actor", OTHERS_STOP_S), ("generator", OTHERS_STOP_S), ("broker", OTHERS_STOP_S)
-        )  # fmt: skip
         stubborn: list[str] = []
-        for role, patience_s in order:
+        for role in ("learner", "actor", "generator", "broker"):
+            patience_s = LEARNER_STOP_S if role == "learner" else OTHERS_STOP_S
             stubborn += stop([c for c in self.children if c.name.startswith(role)], patience_s=patience_s)
         return stubborn
 

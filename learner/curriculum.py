@@ -17,7 +17,8 @@ from protocol.messages import Sampling, Task
 class Curriculum:
     """Deals out task indices in order and counts what is under way.
 
-    ``outstanding`` maps a group's id to the trajectories it still owes or has waiting in the learner.
+    ``outstanding`` maps a group's id to its tasks, from when they are dealt out until the group is trained or
+    dropped.
 
     Example:
         >>> c = Curriculum("gym", LearnerConfig(group_size=2, batch_trajectories=4, max_policy_lag=1))
@@ -32,7 +33,7 @@ class Curriculum:
     config: LearnerConfig
     epoch: int = 0
     next_index: int = 0
-    outstanding: dict[str, int] = field(default_factory=dict)
+    outstanding: dict[str, list[Task]] = field(default_factory=dict)
 
     def capacity(self, lockstep: bool) -> int:
         """Trajectories that may be under way or waiting."""
@@ -42,7 +43,7 @@ class Curriculum:
     def refill(self, *, version: int, lockstep: bool) -> list[Task]:
         """New tasks up to capacity, whole groups only; in lockstep they wait for weights of ``version``."""
         tasks: list[Task] = []
-        room = self.capacity(lockstep) - sum(self.outstanding.values())
+        room = self.capacity(lockstep) - sum(map(len, self.outstanding.values()))
         while room >= self.config.group_size:
             tasks += self._group(self.next_index, version if lockstep else 0)
             self.next_index += 1
@@ -60,10 +61,11 @@ class Curriculum:
     def evaluation(self, tag: str, version: int) -> list[Task]:
         """Held-out tasks, greedy, sampled by ``version`` or a later one."""
         sampling = self._sampling(temperature=0.0)
+        names = [f"{self.epoch}eval-{tag}-{i}" for i in range(self.config.evaluation_tasks)]
         return [
             Task(
-                task_id=f"{self.epoch}eval-{tag}-{i}",
-                group_id=f"{self.epoch}eval-{tag}-{i}",
+                task_id=name,
+                group_id=name,
                 group_size=1,
                 env=self.env,
                 data={"index": i, "split": "heldout"},
@@ -71,8 +73,12 @@ class Curriculum:
                 sampling=sampling,
                 min_policy_version=version,
             )
-            for i in range(self.config.evaluation_tasks)
+            for i, name in enumerate(names)
         ]
+
+    def is_evaluation(self, group_id: str) -> bool:
+        """Whether a group is one of `evaluation`'s."""
+        return group_id.startswith(f"{self.epoch}eval-")
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint. Groups under way are dealt out again after a restart."""
@@ -89,8 +95,7 @@ class Curriculum:
     def _group(self, index: int, min_version: int) -> list[Task]:
         group_id = f"{self.epoch}g{index}"
         size = self.config.group_size
-        self.outstanding[group_id] = size
-        return [
+        tasks = [
             Task(
                 task_id=f"{group_id}.{member}",
                 group_id=group_id,
@@ -103,6 +108,8 @@ class Curriculum:
             )
             for member in range(size)
         ]
+        self.outstanding[group_id] = tasks
+        return tasks
 
     def _sampling(self, *, temperature: float) -> Sampling:
         return Sampling(

@@ -1,4 +1,4 @@
-"""What arrives from the broker, turned into groups that can be trained. Pure: messages in, groups and commits out."""
+"""What arrives from the broker, turned into groups that can be trained. Pure: messages in, commits out."""
 
 import logging
 from collections import deque
@@ -16,9 +16,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Group:
-    """One delivery: the trajectories of a rollout group (or a single one), and the lease it is held under."""
+    """One delivery: the trajectories of a rollout group, or a single one."""
 
-    lease_id: str
+    unit_id: str
     group_id: str
     trajectories: list[Trajectory]
 
@@ -50,21 +50,29 @@ class Inlet:
     curriculum: Curriculum
     filter_uniform: bool
     ready: deque[Group] = field(default_factory=deque)
-    evaluated: dict[str, Trajectory] = field(default_factory=dict)
+    evaluated: dict[str, Trajectory | None] = field(default_factory=dict)
+    """By group id; None where the broker has given the task up."""
     counts: Counts = field(default_factory=Counts)
     gauges: dict[str, float] = field(default_factory=dict)
     deliveries: int = 0
     recent: list[Trajectory] = field(default_factory=list)
     """Training trajectories that arrived since `take_recent` was last called, whatever became of them."""
+    _leases: dict[str, str] = field(default_factory=dict)
+    """Lease under which each unit that is ready, or being trained, is held now."""
     _dropped: list[str] = field(default_factory=list)
 
     def received(self, message: AnyMessage, rest: Sequence[bytes]) -> None:
         """Take in one message."""
         match message:
+            case Deliver(unit_id=unit_id) if unit_id in self._leases:
+                self._leases[unit_id] = message.lease_id  # we hold it: a new lease, not new data
             case Deliver():
                 self.deliveries += 1
                 self._delivered(message, rest)
             case Dropped():
+                self.deliveries += 1
+                if self.curriculum.is_evaluation(message.group_id):
+                    self.evaluated[message.group_id] = None
                 self.curriculum.settle(message.group_id)
                 outcome = f"dropped_{message.reason}"
                 self.counts.trajectories[outcome] = (
@@ -97,7 +105,12 @@ class Inlet:
         dropped, self._dropped = self._dropped, []
         if not trained and not dropped:
             return None
-        return Commit(epoch=epoch, step=step, trained=[g.lease_id for g in trained], dropped=dropped)
+        leases = [self._leases.pop(group.unit_id) for group in trained]
+        return Commit(epoch=epoch, step=step, trained=leases, dropped=dropped)
+
+    def holds(self, group_id: str) -> bool:
+        """Whether the group is here, waiting to be trained."""
+        return any(group.group_id == group_id for group in self.ready)
 
     def _delivered(self, deliver: Deliver, rest: Sequence[bytes]) -> None:
         try:
@@ -127,7 +140,8 @@ class Inlet:
             self.curriculum.settle(group_id)
             self._drop("uniform" if usable else "unusable", deliver, usable)
             return
-        self.ready.append(Group(deliver.lease_id, group_id, usable))
+        self._leases[deliver.unit_id] = deliver.lease_id
+        self.ready.append(Group(deliver.unit_id, group_id, usable))
 
     def _assemble(self, segments: list[tuple[Segment, Arrays]]) -> list[Trajectory]:
         """The unit's trajectories; one that cannot be put together is counted and left out, not its group."""
@@ -146,4 +160,3 @@ class Inlet:
     def _drop(self, outcome: str, deliver: Deliver, trajectories: Sequence[Trajectory]) -> None:
         self.counts.add(outcome, trajectories)
         self._dropped.append(deliver.lease_id)
-

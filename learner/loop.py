@@ -155,8 +155,8 @@ class Learner:
             self.ended_by = str(reason)
             log.info("evaluation %s left out: %s", tag, reason)
             return
-        accuracy = float(np.mean([t.correct is True for t in episodes]))
-        return_mean = float(np.mean([t.return_ for t in episodes]))
+        accuracy = float(np.mean([t is not None and t.correct is True for t in episodes]))
+        return_mean = float(np.mean([0.0 if t is None else t.return_ for t in episodes]))
         self.evaluations.append(
             {
                 "tag": tag,
@@ -165,12 +165,10 @@ class Learner:
                 "tasks": len(episodes),
                 "accuracy": accuracy,
                 "return_mean": return_mean,
-                "failed": sum(t.status == "failed" for t in episodes),
+                "failed": sum(t is None or t.status == "failed" for t in episodes),
             }
         )
-        self.report.write(
-            self.step, {"evaluation/accuracy": accuracy, "evaluation/return_mean": return_mean}
-        )
+        self.report.write(self.step, {"evaluation/accuracy": accuracy, "evaluation/return_mean": return_mean})
         log.info("evaluation %s: accuracy %.3f on %d held-out tasks", tag, accuracy, len(episodes))
 
     def checkpoint(self) -> None:

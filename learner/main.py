@@ -152,8 +152,11 @@ class _Progress:
     def __call__(self) -> Progress:
         if self.learner is None:
             return Progress()
+        exchange = self.learner.exchange
         return Progress(
-            progress=self.learner.step, busy=True, policy_version=self.learner.version
+            progress=self.learner.step + exchange.inlet.deliveries,
+            busy=not exchange.waiting,
+            policy_version=self.learner.version,
         )
 
 

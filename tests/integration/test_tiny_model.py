@@ -16,7 +16,10 @@ def run_file(cache, **tiny):
     warm = {"steps": 10, "batch": 8, "demonstrations": 60, **tiny.pop("warm_start", {})}
     return check(
         {
-            "model": {"cache": str(cache), "tiny": {"hidden_size": 32, "layers": 1, "warm_start": warm, **tiny}},
+            "model": {
+                "cache": str(cache),
+                "tiny": {"hidden_size": 32, "layers": 1, "warm_start": warm, **tiny},
+            },
             "env": {"name": "calculator"},
             "learner": {"sampling": {"max_turn_tokens": 12, "max_trajectory_tokens": 96}},
         },

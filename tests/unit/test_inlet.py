@@ -118,3 +118,27 @@ def test_take_is_oldest_first_and_whole_groups():
         deliver(inlet, group, member(group, 0, 1.0), member(group, 1, 0.0))
     assert [g.group_id for g in inlet.take(1)] == ["0g0"]
     assert [g.group_id for g in inlet.take(3)] == ["0g1"]
+
+
+def test_a_unit_we_hold_changes_its_lease_and_is_not_trained_twice():
+    inlet = inlet_with_tasks()
+    members = [member("0g0", 0, 1.0), member("0g0", 1, 0.0)]
+    deliver(inlet, "0g0", *members)
+    again = encode_delivery(
+        Deliver(lease_id="lease-again", unit_id="0g0", segments=2, redelivered=True), members
+    )
+    inlet.received(*decode(again))
+    assert inlet.waiting == 2
+    batch = inlet.take(2)
+    inlet.received(*decode(again))
+    assert inlet.waiting == 0, "it is being trained"
+    assert inlet.commit(1, 1, batch).trained == ["lease-again"]
+    inlet.received(*decode(again))
+    assert inlet.waiting == 0, "it has been trained"
+
+
+def test_an_evaluation_task_that_was_given_up_is_not_waited_for():
+    inlet = inlet_with_tasks()
+    name = inlet.curriculum.evaluation("before", 0)[0].group_id
+    inlet.received(Dropped(unit_id=name, group_id=name, trajectories=1, reason="given_up"), [])
+    assert inlet.evaluated == {name: None}

@@ -30,11 +30,17 @@ def test_every_recipe_loads(path):
         ({"learner": {"learning_rate": 1e-3}}, ["learner.learning_rate", "unknown key", "0.001"]),
         ({"learner": {"steps": "many"}}, ["learner.steps", "'many'"]),
         ({"learner": {"step": 3}}, ["learner.step", "did you mean 'steps'"]),
-        ({"learner": {"group_size": 16, "batch_trajectories": 8}}, ["group_size is 16", "raise batch_trajectories"]),
+        (
+            {"learner": {"group_size": 16, "batch_trajectories": 8}},
+            ["group_size is 16", "raise batch_trajectories"],
+        ),
         ({"learner": {"group_size": 8, "batch_trajectories": 20}}, ["multiple", "use 16 or 24"]),
         ({"learner": {"group_size": 1, "batch_trajectories": 4}}, ["group_size is 1", "at least 2"]),
         (
-            {"broker": {"max_queued_segments": 100}, "learner": {"max_policy_lag": 3, "batch_trajectories": 64}},
+            {
+                "broker": {"max_queued_segments": 100},
+                "learner": {"max_policy_lag": 3, "batch_trajectories": 64},
+            },
             ["max_policy_lag 3", "max_queued_segments is 100", "never be reached"],
         ),
         ({"generator": {"max_model_len": 32}}, ["max_trajectory_tokens 256", "max_model_len 32"]),
