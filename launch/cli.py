@@ -1,12 +1,13 @@
 """The command `offbeat`."""
 
 import argparse
+import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from launch.config import RunConfig, load
-from launch.errors import LaunchError
+from launch.errors import ConfigError, LaunchError
 
 EPILOG = """
 Every command takes a run file (see recipes/) and overrides such as learner.steps=20 run.seed=1.
@@ -61,11 +62,13 @@ def execute(args: argparse.Namespace, config: RunConfig) -> int:
     """Run one command."""
     match args.command:
         case "check":
+            verify_environment(config)
             sys.stdout.write(f"{args.run_file}: ok (run {config.run.name}, mode {config.run.mode})\n")
         case "train":
             from launch.panel import Panel
             from launch.supervisor import train
 
+            verify_environment(config)
             train(config, resume=args.resume, panel=Panel())
         case "model":
             from launch import logs
@@ -78,6 +81,22 @@ def execute(args: argparse.Namespace, config: RunConfig) -> int:
 
             run_by_hand(role, config, name=getattr(args, "name", ""), resume=getattr(args, "resume", False))
     return 0
+
+
+def verify_environment(config: RunConfig) -> None:
+    """Open the task suite once, so that a wrong name, family or parameter is found before any role starts.
+
+    Raises:
+        ConfigError: with what the suite says.
+    """
+    from envs.errors import EnvError
+    from envs.registry import make_suite
+
+    try:
+        suite = make_suite(config.env.name, config.env.params)
+    except EnvError as error:
+        raise ConfigError(f"env: {error}") from None
+    asyncio.run(suite.close())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,53 @@
+"""Each role started by its own script, as docs/by-hand.md says."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from launch.processes import free_port
+
+pytestmark = pytest.mark.timeout(600)
+
+ROLES = (
+    ("learner", ()), ("actor", ("--name", "actor-0")), ("generator", ("--name", "generator-0")),
+    ("actor", ("--name", "actor-1")), ("broker", ()),
+)  # fmt: skip
+
+
+def test_roles_started_by_hand_in_any_order_find_each_other(root, tmp_path):
+    offbeat = tmp_path / "offbeat"
+    offbeat.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m launch.cli "$@"\n')
+    offbeat.chmod(0o755)
+    env = {
+        **os.environ,
+        "OFFBEAT": str(offbeat),
+        "OFFBEAT_BROKER": f"tcp://127.0.0.1:{free_port()}",
+        "OFFBEAT_HTTP": f"127.0.0.1:{free_port()}",
+    }
+    settings = ["learner.steps=2", "learner.evaluation_tasks=8", f"run.dir={tmp_path}", "run.name=run"]
+    settings.append(f"model.cache={root / 'runs' / 'models'}")
+    started = {}
+    try:
+        for role, arguments in ROLES:
+            script = str(root / "launch" / "scripts" / f"{role}.sh")
+            command = ["sh", script, str(root / "recipes" / "spell_backward.toml"), *arguments, *settings]
+            name = "-".join([role, *arguments[1:]])
+            log = open(tmp_path / f"{name}.log", "wb")  # noqa: SIM115 (lives as long as the process)
+            started[name] = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
+        code = started["learner"].wait(timeout=400)
+        assert code == 0, (tmp_path / "learner.log").read_text()[-3000:]
+        result = json.loads((tmp_path / "run" / "result.json").read_text())
+        assert result["steps"] == 2
+        assert [e["tag"] for e in result["evaluations"]] == ["before", "after"]
+    finally:
+        for process in started.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 60
+        codes = {name: process.wait(max(1.0, deadline - time.monotonic())) for name, process in started.items()}
+    assert codes == dict.fromkeys(codes, 0)

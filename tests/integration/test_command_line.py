@@ -1,0 +1,46 @@
+"""`offbeat check` and `offbeat train` refuse what cannot work before anything is started."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def offbeat(*arguments, cwd=ROOT):
+    command = [sys.executable, "-m", "launch.cli", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda p: p.stem)
+def test_every_recipe_passes_the_check(recipe):
+    done = offbeat("check", str(recipe))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ok" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["env.name=calculatr"], "did you mean 'calculator'"),
+        (["env.params.family=spel_backward"], "nearest: spell_backward"),
+        (["env.params.family=coin_flip"], "accepts junk"),
+        (["env.params.sead=1"], "does not take params"),
+        (["learner.group_size=7"], "not a multiple"),
+    ],
+)
+def test_a_mistake_ends_the_command_and_leaves_nothing(overrides, words, tmp_path):
+    recipe = str(ROOT / "recipes" / "spell_backward.toml")
+    done = offbeat("train", recipe, f"run.dir={tmp_path}/runs", *overrides)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_roles_by_hand_need_fixed_ports():
+    done = offbeat("broker", str(ROOT / "recipes" / "spell_backward.toml"))
+    assert done.returncode == 1
+    assert "broker.endpoint=tcp://127.0.0.1:5755" in done.stderr

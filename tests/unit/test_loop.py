@@ -1,0 +1,153 @@
+"""The training loop on scripted parts: what follows an update, a skipped one, and a stop."""
+
+import json
+
+import numpy as np
+import pytest
+
+from learner.config import LearnerConfig
+from learner.exchange import Stopped
+from learner.inlet import Counts, Group
+from learner.loop import Learner
+from learner.nonfinite import Diverged
+from learner.report import UpdateReport
+from tests.trajectories import make_trajectory
+
+
+class Inlet:
+    def __init__(self):
+        self.gauges = {"broker/units_ready": 2.0, "someone_elses/number": 1.0}
+        self.counts = Counts()
+
+    def take_recent(self):
+        return [make_trajectory("t")]
+
+
+class Exchange:
+    """Hands out the same batch until the script says stop, and remembers what it was told."""
+
+    def __init__(self, stop_at=None):
+        self.inlet, self.log, self.stop_at = Inlet(), [], stop_at
+
+    def collect(self, *, step, version):
+        if self.stop_at is not None and step >= self.stop_at[0]:
+            raise Stopped(self.stop_at[1])
+        return [Group("u", "g", [make_trajectory("t"), make_trajectory("t")])]
+
+    def evaluate(self, tag, *, version):
+        self.log.append(("evaluate", tag, version))
+        return [make_trajectory("t"), None]
+
+    def announce(self, message):
+        self.log.append(("announce", message))
+
+    def commit(self, groups, *, step):
+        self.log.append(("commit", step))
+
+    def refill(self, *, step, version):
+        self.log.append(("refill", step, version))
+
+    @property
+    def curriculum(self):
+        return self
+
+    def state(self):
+        return {}
+
+
+class Engine:
+    def __init__(self, outcomes):
+        self.outcomes, self.saved = list(outcomes), []
+
+    def update(self, trajectories, *, current_version):
+        outcome = self.outcomes.pop(0)
+        return UpdateReport(
+            applied=outcome == "applied",
+            nonfinite=outcome == "nonfinite",
+            metrics={"learner/trained_tokens": 4.0, "learner/step_seconds": 0.1},
+            histograms={"policy_lag_versions": np.array([0, 0, 1, 1])},
+        )
+
+    def weights(self):
+        return {}, iter(())
+
+    def save(self, folder, state):
+        self.saved.append(json.loads(json.dumps(state)))
+
+
+class Publisher:
+    seconds = 0.0
+
+    def publish(self, version, shapes, tensors):
+        return version
+
+
+class Report:
+    def __init__(self):
+        self.lines = []
+
+    def write(self, step, scalars, histograms=None):
+        self.lines.append((step, scalars))
+
+
+def learner(tmp_path, outcomes, *, stop_at=None, **settings):
+    values = {"steps": len(outcomes), "evaluation_tasks": 2, "max_nonfinite_steps": 2, **settings}
+    exchange = Exchange(stop_at)
+    return Learner(LearnerConfig(**values), tmp_path, Engine(outcomes), exchange, Publisher(), Report())
+
+
+def test_each_applied_step_raises_the_version_and_is_committed(tmp_path):
+    it = learner(tmp_path, ["applied"] * 3)
+    it.train()
+    assert (it.step, it.version, it.ended_by) == (3, 3, "all steps done")
+    assert [entry[1] for entry in it.exchange.log if entry[0] == "announce"] == [1, 2, 3]
+    assert [entry[1] for entry in it.exchange.log if entry[0] == "commit"] == [1, 2, 3]
+    assert [entry[1:] for entry in it.exchange.log if entry[0] == "evaluate"] == [("before 0", 0), ("after 3", 3)]
+    assert it.totals.lag_counts == {"0": 6, "1": 6}
+    assert it.evaluations[0]["failed"] == 1, "a task that was given up counts as failed"
+
+
+def test_weights_are_published_every_nth_step(tmp_path):
+    it = learner(tmp_path, ["applied"] * 5, publish_every=2)
+    it.train()
+    assert (it.step, it.version) == (5, 2)
+
+
+def test_a_step_that_is_not_finite_publishes_nothing_and_saves_its_trajectories(tmp_path):
+    it = learner(tmp_path, ["applied", "nonfinite", "applied"])
+    it.train()
+    assert (it.step, it.version, it.totals.skipped_steps) == (3, 2, 1)
+    saved = np.load(tmp_path / "nonfinite" / "step-000002.npz")
+    assert saved["1.token_ids"].tolist() == make_trajectory("t").token_ids.tolist()
+    assert len(json.loads((tmp_path / "nonfinite" / "step-000002.json").read_text())) == 2
+
+
+def test_too_many_in_a_row_stop_the_run_and_the_text_says_where_to_look(tmp_path):
+    it = learner(tmp_path, ["nonfinite", "applied", "nonfinite", "nonfinite", "applied"])
+    with pytest.raises(Diverged, match="2 steps in a row") as caught:
+        it.train()
+    assert it.step == 4
+    assert str(tmp_path / "nonfinite") in str(caught.value)
+
+
+def test_a_batch_without_fresh_tokens_is_not_a_skipped_step(tmp_path):
+    it = learner(tmp_path, ["stale", "stale", "stale"])
+    it.train()
+    assert (it.version, it.totals.skipped_steps) == (0, 0)
+
+
+@pytest.mark.parametrize(("reason", "evaluated"), [("time limit", True), ("SIGTERM", False)])
+def test_a_stop_ends_with_a_checkpoint_and_an_evaluation_unless_one_is_in_a_hurry(tmp_path, reason, evaluated):
+    it = learner(tmp_path, ["applied"] * 5, stop_at=(2, reason))
+    it.train()
+    assert it.ended_by == reason
+    assert it.engine.saved[-1]["step"] == 2
+    assert (("evaluate", "after 2", 2) in it.exchange.log) is evaluated
+
+
+def test_gauges_nobody_has_documented_are_left_to_the_broker_s_status(tmp_path):
+    it = learner(tmp_path, ["applied"], evaluation_tasks=0)
+    it.train()
+    (_, scalars), *_ = it.report.lines
+    assert scalars["broker/units_ready"] == 2.0
+    assert "someone_elses/number" not in scalars
