@@ -19,7 +19,7 @@ from launch.tokenizer import make_tokenizer, save_tokenizer
 
 log = logging.getLogger(__name__)
 
-RECIPE_VERSION = 1
+RECIPE_VERSION = 2
 """Raise it when the making of models changes, so that cached ones are not taken for new ones."""
 VALIDATION_SHARE = 0.1
 

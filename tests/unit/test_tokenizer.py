@@ -23,11 +23,16 @@ def test_decoding_is_lossless_on_printable_text(tokenizer, text):
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
-def test_template_words_are_one_token_and_answers_are_spelled(tokenizer):
+def test_what_all_questions_begin_with_is_one_token_and_answers_are_spelled(tokenizer):
     tokens = tokenizer.encode(QUESTIONS[2], add_special_tokens=False).tokens
-    assert tokens[:4] == ["Spell", " this", " word", " backward"]
-    assert tokens[-5:] == ["s", "p", "e", "l", "l"]
+    assert tokens == ["Spell this word backward (example: sun -> nus): ", "s", "p", "e", "l", "l"]
     assert tokenizer.encode("word", add_special_tokens=False).tokens == ["w", "o", "r", "d"]
+
+
+def test_words_in_nearly_all_questions_are_one_token():
+    tokenizer = make_tokenizer([f"{n} + {n}, what is the sum?" for n in range(9)])
+    tokens = tokenizer.encode("7 + 7, what is the sum?", add_special_tokens=False).tokens
+    assert tokens == ["7", " ", "+", " ", "7", ",", " what", " is", " the", " sum", "?"]
 
 
 def test_special_tokens_are_one_token(tokenizer):
