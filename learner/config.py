@@ -120,7 +120,9 @@ class LearnerConfig(_Section):
     """Learner steps between checkpoints; 0: only at the end."""
     max_nonfinite_steps: int = Field(5, ge=1)
     """Skipped steps in a row after which the run stops."""
-    data_timeout_s: float = Field(120.0, gt=0)
+    start_timeout_s: float = Field(600.0, gt=0)
+    """Time for generators and actors to start: until the first trajectory has arrived, this is the deadline."""
+    data_timeout_s: float = Field(300.0, gt=0)
     """Without a trajectory for so long the run stops with the reason."""
     evaluation_tasks: int = Field(256, ge=0)
     """Held-out tasks of the greedy evaluation before and after."""

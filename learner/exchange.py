@@ -1,5 +1,6 @@
 """The learner's conversation with the broker: tasks out, groups in, commits and announcements out."""
 
+import logging
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -9,11 +10,25 @@ from learner.curriculum import Curriculum
 from learner.inlet import Group, Inlet
 from learner.trajectory import Trajectory
 from protocol.link import ThreadLink
-from protocol.messages import DeliveryCredit, Drain, PublishWeights, PutTasks, Refused, Task
+from protocol.messages import (
+    AnyMessage,
+    Deliver,
+    DeliveryCredit,
+    Drain,
+    PublishWeights,
+    PutTasks,
+    Refused,
+    Task,
+)
+
+log = logging.getLogger(__name__)
 
 CREDIT_UNITS = 64
 TASKS_PER_MESSAGE = 512
 POLL_S = 0.2
+TIME_LIMIT = "time limit"
+FATAL_CODES = ("queue_full", "bad_task", "malformed", "limit", "version")
+"""Refusals after which we would wait for ever for what was never taken."""
 
 
 class NoData(RuntimeError):
@@ -44,43 +59,51 @@ class Exchange:
         self.curriculum = curriculum
         self.inlet = Inlet(curriculum, config.filter_uniform_groups)
         self._drained = ""
+        self._patience_s = config.start_timeout_s
         self._evaluating: list[Task] = []
         self._announced: PublishWeights | None = None
         self.waiting = False
         """Whether `collect` or `evaluate` is waiting for the broker now."""
 
     def collect(self, *, step: int, version: int) -> list[Group]:
-        """Wait for a full batch of whole groups, oldest first; keeps the task queue filled meanwhile.
+        """Wait for a full batch of groups, oldest first; keeps the task queue filled meanwhile.
 
         Raises:
             NoData: nothing arrived for `data_timeout_s`.
             Stopped: the run is to end.
         """
-        wanted = self._config.batch_trajectories
-        self.refill(step=step, version=version)
+        wanted = self._config.batch_trajectories // self._config.group_size
+        oldest = version - (0 if self._lockstep else self._config.max_policy_lag)
 
         def enough() -> bool:
+            self.inlet.drop_stale(oldest)
             self.refill(step=step, version=version)
-            return self.inlet.waiting >= wanted
+            return len(self.inlet.ready) >= wanted
 
-        self._wait(
-            enough, lambda: f"{self.inlet.waiting} of {wanted} trajectories of the next batch are here"
-        )
+        def missing() -> str:
+            return f"{len(self.inlet.ready)} of {wanted} groups of the next batch are here"
+
+        self._wait(enough, missing, limited=True)
         return self.inlet.take(wanted)
 
     def evaluate(self, tag: str, *, version: int) -> list[Trajectory | None]:
-        """Greedy episodes on held-out tasks, sampled by ``version`` or a later one; None where one was given up."""
+        """Greedy episodes on held-out tasks, sampled by ``version`` or a later one; None where one was given up.
+
+        The run's time limit does not end it.
+        """
         self._evaluating = tasks = self.curriculum.evaluation(tag, version)
         self._put(tasks)
 
-        def missing() -> list[Task]:
-            return [task for task in tasks if task.group_id not in self.inlet.evaluated]
+        def out() -> int:
+            return sum(task.group_id not in self.inlet.evaluated for task in tasks)
 
-        self._wait(
-            lambda: not missing(),
-            lambda: f"evaluation {tag!r}: {len(missing())} of {len(tasks)} tasks are out",
-        )
-        self._evaluating = []
+        def missing() -> str:
+            return f"evaluation {tag!r}: {out()} of {len(tasks)} tasks are out"
+
+        try:
+            self._wait(lambda: not out(), missing, limited=False)
+        finally:
+            self._evaluating = []
         return [self.inlet.evaluated.pop(task.group_id) for task in tasks]
 
     def refill(self, *, step: int, version: int) -> None:
@@ -103,6 +126,12 @@ class Exchange:
         self._announced = message
         self._link.send(message)
 
+    @property
+    def version_before(self) -> int:
+        """Newest policy version the broker knew of when we joined: of an earlier learner, if there was one."""
+        welcome = self._link.session.welcome
+        return welcome.policy_version if welcome else 0
+
     def _put(self, tasks: Sequence[Task]) -> None:
         for start in range(0, len(tasks), TASKS_PER_MESSAGE):
             self._link.send(PutTasks(tasks=list(tasks[start : start + TASKS_PER_MESSAGE])))
@@ -119,28 +148,27 @@ class Exchange:
         self._put([task for task in self._evaluating if task.group_id not in self.inlet.evaluated])
         self._link.send(DeliveryCredit(units=CREDIT_UNITS))
 
-    def _wait(self, done: Callable[[], bool], whom: Callable[[], str]) -> None:
+    def _wait(self, done: Callable[[], bool], missing: Callable[[], str], *, limited: bool) -> None:
+        """Wait until ``done``; the run's time limit ends it only if ``limited``, SIGTERM and Drain always do."""
         self.waiting = True
         try:
-            self._wait_until(done, whom)
+            self._pump(0.0)
+            heard = time.monotonic()
+            while True:
+                reason = self._drained or self._stop_reason()
+                if reason and (limited or reason != TIME_LIMIT):
+                    raise Stopped(reason)
+                if done():
+                    return
+                if self._pump(POLL_S):
+                    heard, self._patience_s = time.monotonic(), self._config.data_timeout_s
+                elif time.monotonic() - heard > self._patience_s:
+                    raise NoData(
+                        f"nothing arrived for {self._patience_s:g} s: {missing()}; broker gauges "
+                        f"{self.inlet.gauges}; the broker's /status says who waits for whom"
+                    )
         finally:
             self.waiting = False
-
-    def _wait_until(self, done: Callable[[], bool], whom: Callable[[], str]) -> None:
-        self._pump(0.0)
-        patience = time.monotonic() + self._config.data_timeout_s
-        while True:
-            if reason := self._drained or self._stop_reason():
-                raise Stopped(reason)
-            if done():
-                return
-            if self._pump(POLL_S):
-                patience = time.monotonic() + self._config.data_timeout_s
-            elif time.monotonic() > patience:
-                raise NoData(
-                    f"nothing arrived for {self._config.data_timeout_s:g} s: {whom()}; broker gauges "
-                    f"{self.inlet.gauges}; the broker's /status says who waits for whom"
-                )
 
     def _pump(self, timeout_s: float) -> bool:
         """Take in all that has arrived, waiting for the first message; True if a delivery was among it."""
@@ -150,19 +178,24 @@ class Exchange:
             while True:
                 if item is None:
                     self._joined()
+                elif isinstance(item, BaseException):
+                    raise item
                 else:
                     self._take_in(*item)
                 item = self._link.inbox.get_nowait()
         except queue.Empty:
             return self.inlet.deliveries > before
 
-    def _take_in(self, message: object, rest: list[bytes]) -> None:
-        if isinstance(message, Drain):
-            self._drained = message.reason or "drain"
-            return
-        if isinstance(message, Refused) and message.code != "unknown_peer":
-            raise BrokerRefused(f"the broker refused the learner ({message.code}): {message.message}")
-        before = self.inlet.deliveries
-        self.inlet.received(message, rest)  # type: ignore[arg-type]
-        if self.inlet.deliveries > before:
-            self._link.send(DeliveryCredit(units=1))
+    def _take_in(self, message: AnyMessage, rest: list[bytes]) -> None:
+        match message:
+            case Drain(reason=reason):
+                self._drained = reason or "drain"
+            case Refused():
+                text = f"the broker refused the learner ({message.code}): {message.message}"
+                if message.fatal or message.code in FATAL_CODES:
+                    raise BrokerRefused(text)
+                log.warning("%s", text)
+            case _:
+                self.inlet.received(message, rest)
+                if isinstance(message, Deliver):
+                    self._link.send(DeliveryCredit(units=1))

@@ -37,10 +37,19 @@ class Counts:
         tokens = sum(t.action_tokens for t in trajectories)
         self.tokens[outcome] = self.tokens.get(outcome, 0) + tokens
 
+    def total(self, *outcomes: str) -> int:
+        """Trajectories with one of these outcomes."""
+        return sum(self.trajectories.get(outcome, 0) for outcome in outcomes)
+
 
 def has_signal(trajectories: Sequence[Trajectory]) -> bool:
     """Whether a group-relative advantage can be anything but zero: two members with different returns."""
     return len({t.return_ for t in trajectories}) > 1
+
+
+def newest_version(trajectories: Sequence[Trajectory]) -> int:
+    """Version of the freshest token."""
+    return max(int(t.policy_version.max()) for t in trajectories)
 
 
 @dataclass
@@ -81,17 +90,17 @@ class Inlet:
             case QueueStats():
                 self.gauges = message.gauges
 
-    @property
-    def waiting(self) -> int:
-        """Trajectories ready to be trained."""
-        return sum(len(group.trajectories) for group in self.ready)
+    def take(self, groups: int) -> list[Group]:
+        """The oldest groups."""
+        return [self.ready.popleft() for _ in range(min(groups, len(self.ready)))]
 
-    def take(self, trajectories: int) -> list[Group]:
-        """The oldest groups, at least so many trajectories."""
-        batch: list[Group] = []
-        while self.ready and sum(len(g.trajectories) for g in batch) < trajectories:
-            batch.append(self.ready.popleft())
-        return batch
+    def drop_stale(self, oldest: int) -> None:
+        """Let go of groups without a single token of version ``oldest`` or later: they would train nothing."""
+        for group in [g for g in self.ready if newest_version(g.trajectories) < oldest]:
+            self.ready.remove(group)
+            self.curriculum.settle(group.group_id)
+            self._dropped.append(self._leases.pop(group.unit_id))
+            self.counts.add("stale", group.trajectories)
 
     def take_recent(self) -> list[Trajectory]:
         """Training trajectories that arrived since the last call."""
@@ -120,8 +129,7 @@ class Inlet:
             segments = []
         trajectories = self._assemble(segments)
         if not trajectories:
-            self.curriculum.settle(deliver.unit_id)
-            self._drop("unusable", deliver, [])
+            self._lost(segments[0][0].group_id if segments else deliver.unit_id.rpartition(".")[0], deliver)
             return
         group_id = trajectories[0].group_id
         if trajectories[0].purpose == "eval":
@@ -142,6 +150,14 @@ class Inlet:
             return
         self._leases[deliver.unit_id] = deliver.lease_id
         self.ready.append(Group(deliver.unit_id, group_id, usable))
+
+    def _lost(self, group_id: str, deliver: Deliver) -> None:
+        """A unit that cannot be read; it is not waited for any more."""
+        if self.curriculum.is_evaluation(group_id):
+            self.evaluated[group_id] = None
+        self.curriculum.settle(group_id)
+        self.curriculum.settle(deliver.unit_id)
+        self._drop("unusable", deliver, [])
 
     def _assemble(self, segments: list[tuple[Segment, Arrays]]) -> list[Trajectory]:
         """The unit's trajectories; one that cannot be put together is counted and left out, not its group."""

@@ -10,7 +10,8 @@ import numpy as np
 
 from learner.config import LearnerConfig
 from learner.engine import Engine, UpdateReport
-from learner.exchange import Exchange, Stopped
+from learner.exchange import TIME_LIMIT, Exchange, Stopped
+from learner.inlet import Counts
 from learner.metrics import SCALARS, Report, rollout_metrics
 from learner.nonfinite import Diverged, save_trajectories
 from learner.publisher import Publisher
@@ -18,7 +19,7 @@ from learner.trajectory import Trajectory
 
 log = logging.getLogger(__name__)
 
-TIME_LIMIT = "time limit"
+AFTER = "after"
 
 
 @dataclass
@@ -56,12 +57,17 @@ class Learner:
     skipped_in_a_row: int = 0
     totals: Totals = field(default_factory=Totals)
     evaluations: list[dict[str, float | str]] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+    seconds_before: float = 0.0
+    """Wall time of this run's earlier learners, in seconds."""
+    generated_before: int = 0
+    """Tokens sampled in their time."""
     ended_by: str = "all steps done"
 
     def train(self) -> None:
         """Run to the last step, or until asked to end; then checkpoint and evaluate."""
         try:
-            if self.step == 0:
+            if not self.evaluations:
                 self.evaluate("before")
             while self.step < self.config.steps:
                 self.learn()
@@ -70,7 +76,7 @@ class Learner:
             log.info("training ends at step %d: %s", self.step, reason)
         self.checkpoint()
         if self.ended_by in ("all steps done", TIME_LIMIT):
-            self.evaluate("after")
+            self.evaluate(AFTER)
 
     def learn(self) -> None:
         """One step."""
@@ -87,7 +93,8 @@ class Learner:
         else:
             self.skipped_in_a_row = 0
         self.exchange.commit(groups, step=self.step)
-        self.exchange.refill(step=self.step, version=self.version)
+        if self.step < self.config.steps:
+            self.exchange.refill(step=self.step, version=self.version)
         self.record(report, trajectories, waited, time.monotonic() - started)
         if self.config.checkpoint_every and self.step % self.config.checkpoint_every == 0:
             self.checkpoint()
@@ -129,9 +136,9 @@ class Learner:
             **{name: value for name, value in inlet.gauges.items() if name in SCALARS},
             **report.metrics,
             **rollout_metrics(arrived, trained),
-            "rollout/failed_trajectories": float(inlet.counts.trajectories.get("failed", 0)),
-            "rollout/uniform_trajectories": float(inlet.counts.trajectories.get("uniform", 0)),
-            "rollout/stale_trajectories": float(inlet.counts.trajectories.get("dropped_stale", 0)),
+            "rollout/failed_trajectories": float(inlet.counts.total("failed", "rejected")),
+            "rollout/uniform_trajectories": float(inlet.counts.total("uniform")),
+            "rollout/stale_trajectories": float(inlet.counts.total("stale", "dropped_stale")),
             "learner/wait_seconds": waited,
             "learner/publish_seconds": self.publisher.seconds,
             "learner/idle_share": waited / wall,
@@ -152,6 +159,8 @@ class Learner:
         try:
             episodes = self.exchange.evaluate(f"{tag} {self.step}", version=self.version)
         except Stopped as reason:
+            if tag != AFTER:
+                raise
             self.ended_by = str(reason)
             log.info("evaluation %s left out: %s", tag, reason)
             return
@@ -171,6 +180,25 @@ class Learner:
         self.report.write(self.step, {"evaluation/accuracy": accuracy, "evaluation/return_mean": return_mean})
         log.info("evaluation %s: accuracy %.3f on %d held-out tasks", tag, accuracy, len(episodes))
 
+    def take_over(self, *, always: bool) -> None:
+        """Publish what we hold, under a version above all that an earlier learner published."""
+        before = self.exchange.version_before
+        if before > self.version:
+            self.version = before + 1
+        elif not always:
+            return
+        self.publish()
+
+    @property
+    def wall_seconds(self) -> float:
+        """Wall time of the run so far."""
+        return self.seconds_before + time.monotonic() - self.started
+
+    @property
+    def tokens_generated(self) -> int:
+        """Action tokens sampled so far."""
+        return self.generated_before + int(self.exchange.inlet.gauges.get("generator/tokens_total", 0))
+
     def checkpoint(self) -> None:
         """One cut of weights, optimizer, RNG, curriculum and totals."""
         state = {
@@ -179,6 +207,9 @@ class Learner:
             "curriculum": self.exchange.curriculum.state(),
             "totals": asdict(self.totals),
             "evaluations": self.evaluations,
+            "wall_seconds": self.wall_seconds,
+            "tokens_generated": self.tokens_generated,
+            "counts": asdict(self.exchange.inlet.counts),
         }
         self.engine.save(self.run_dir / "checkpoints", state)
         log.info("checkpoint at step %d", self.step)
@@ -188,7 +219,10 @@ class Learner:
         state = self.engine.load(self.run_dir / "checkpoints")
         self.step, self.version = state["step"], state["version"]
         self.totals, self.evaluations = Totals(**state["totals"]), state["evaluations"]
+        self.seconds_before, self.generated_before = state["wall_seconds"], state["tokens_generated"]
+        self.exchange.inlet.counts = Counts(**state["counts"])
+        self.report.rewind(self.step)
+        self.take_over(always=True)
         curriculum = self.exchange.curriculum
         self.exchange.put_again(curriculum.restore(state["curriculum"], curriculum.epoch))
-        self.publish()
         log.info("resumed at step %d, version %d, epoch %d", self.step, self.version, curriculum.epoch)

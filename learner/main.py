@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 from learner.config import LearnerConfig
 from learner.curriculum import Curriculum
-from learner.exchange import Exchange
-from learner.loop import TIME_LIMIT, Learner
+from learner.exchange import TIME_LIMIT, Exchange
+from learner.loop import Learner
 from learner.metrics import Report
 from learner.publisher import Publisher
 from protocol.errors import LinkDown
@@ -23,6 +23,7 @@ from protocol.session import Progress
 log = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 60.0
+PID_FILE = "learner.pid"
 
 
 def run_learner(
@@ -38,37 +39,41 @@ def run_learner(
     max_minutes: float,
     resume: bool,
 ) -> None:
-    """Train until done, then write ``run_dir/result.json``. Blocks; SIGTERM ends it with a checkpoint."""
+    """Train until done, then write ``run_dir/result.json``. Blocks; SIGTERM ends it with a checkpoint.
+
+    Raises:
+        LinkDown: no broker answered, or it serves another run.
+    """
+    stop = _Stop()
     from learner.engine import Engine
 
     rank = int(os.environ.get("RANK", "0"))
+    if rank > 0:
+        stop.ignore()  # rank 0 says when to end
     engine = Engine(config, model=model, total_steps=config.steps, seed=seed)
     if rank > 0:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 says when to end
         engine.follow()
         _leave()
-    stop = _Stop(time.monotonic() + max_minutes * 60)
+    (run_dir / PID_FILE).write_text(str(os.getpid()))  # torchrun kills what it is asked to end; ask rank 0
     epoch = next_epoch(run_dir)
-    curriculum = Curriculum(env_name, config, epoch)
     progress = _Progress()
-    link = ThreadLink(
-        broker,
-        Hello(role="learner", peer="learner", incarnation=epoch, pid=os.getpid(), epoch=epoch),
-        progress=progress,
-    )
-    _await_join(link, broker)
+    hello = Hello(role="learner", peer="learner", incarnation=epoch, pid=os.getpid(), epoch=epoch)
+    link = ThreadLink(broker, hello, progress=progress)
+    _await_join(link, broker, run)
+    stop.limit(max_minutes)
+    curriculum = Curriculum(env_name, config, epoch)
     exchange = Exchange(link, curriculum, config, lockstep=mode == "sync", stop_reason=stop.reason)
     publisher = Publisher(run, run_dir, epoch=epoch, keep=config.keep_versions)
     report = Report(run_dir)
-    learner = Learner(config, run_dir, engine, exchange, publisher, report)
-    progress.learner = learner
-    started = time.monotonic()
+    learner = progress.learner = Learner(config, run_dir, engine, exchange, publisher, report)
     try:
         if resume:
             learner.restore()
+        else:
+            learner.take_over(always=False)
         learner.train()
         engine.save_pretrained(run_dir / "model")
-        write_result(learner, time.monotonic() - started)
+        write_result(learner)
     finally:
         link.close("done")
         report.close()
@@ -88,7 +93,7 @@ def next_epoch(run_dir: Path) -> int:
     return epoch
 
 
-def write_result(learner: Learner, wall_seconds: float) -> None:
+def write_result(learner: Learner) -> None:
     """``result.json``: what the learner knows of the run; docs/summary.md explains the fields."""
     totals, inlet = learner.totals, learner.exchange.inlet
     lags = {int(lag): count for lag, count in totals.lag_counts.items()}
@@ -97,10 +102,10 @@ def write_result(learner: Learner, wall_seconds: float) -> None:
         "ended_by": learner.ended_by,
         "steps": learner.step,
         "policy_version": learner.version,
-        "wall_seconds": wall_seconds,
+        "wall_seconds": learner.wall_seconds,
         "evaluations": learner.evaluations,
         "tokens_trained": totals.trained_tokens,
-        "tokens_generated": int(inlet.gauges.get("generator/tokens_total", 0)),
+        "tokens_generated": learner.tokens_generated,
         "trajectories_trained": totals.trained_trajectories,
         "trajectories_by_outcome": inlet.counts.trajectories,
         "tokens_by_outcome": inlet.counts.tokens,
@@ -126,22 +131,29 @@ def _leave() -> NoReturn:
 
 
 class _Stop:
-    """Why training should end, if it should: SIGTERM or the time limit."""
+    """Why training should end, if it should: a signal or the time limit."""
 
-    def __init__(self, deadline: float) -> None:
-        self._deadline, self._signalled = deadline, False
-        signal.signal(signal.SIGTERM, self._signal)
+    def __init__(self) -> None:
+        self._deadline, self._signalled = float("inf"), False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._signal)
 
     def _signal(self, number: int, frame: FrameType | None) -> None:
         self._signalled = True
 
+    def ignore(self) -> None:
+        """Leave the decision to rank 0."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+
+    def limit(self, minutes: float) -> None:
+        """Start the clock of the time limit."""
+        self._deadline = time.monotonic() + minutes * 60
+
     def reason(self) -> str:
         if self._signalled:
             return "SIGTERM"
-        if time.monotonic() > self._deadline:
-            self._deadline = float("inf")  # reported once: the evaluation that follows is not cut short
-            return TIME_LIMIT
-        return ""
+        return TIME_LIMIT if time.monotonic() > self._deadline else ""
 
 
 class _Progress:
@@ -160,9 +172,14 @@ class _Progress:
         )
 
 
-def _await_join(link: ThreadLink, broker: str) -> None:
+def _await_join(link: ThreadLink, broker: str, run: str) -> None:
     deadline = time.monotonic() + JOIN_TIMEOUT_S
     while not link.session.joined:
         if time.monotonic() > deadline:
-            raise LinkDown(f"no broker answered at {broker} within {JOIN_TIMEOUT_S:g} s; is it started?")
+            raise LinkDown(
+                f"no broker took the learner on at {broker} within {JOIN_TIMEOUT_S:g} s; is it started?"
+            )
         time.sleep(0.05)
+    welcome = link.session.welcome
+    if welcome is not None and welcome.run != run:
+        raise LinkDown(f"the broker at {broker} serves run {welcome.run!r}, this learner belongs to {run!r}")

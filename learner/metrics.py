@@ -18,9 +18,9 @@ SCALARS: dict[str, str] = {
     "rollout/return_mean": "mean return (sum of rewards) of the trajectories that arrived",
     "rollout/return_std": "its standard deviation",
     "rollout/correct_share": "share of arrived trajectories that solved the task exactly",
-    "rollout/failed_trajectories": "episodes that failed (recorded, not trained), in all",
+    "rollout/failed_trajectories": "episodes that failed or could not be read (recorded, not trained), in all",
     "rollout/uniform_trajectories": "trajectories left out because their group's returns are equal, in all",
-    "rollout/stale_trajectories": "trajectories dropped by the broker as too stale, in all",
+    "rollout/stale_trajectories": "trajectories dropped as too stale, by the broker or here, in all",
     "rollout/length_mean_tokens": "mean action tokens of the trajectories that arrived",
     "rollout/length_trained_mean_tokens": "mean action tokens of the trajectories trained",
     "rollout/turns_mean": "mean action turns of the trajectories that arrived",
@@ -110,10 +110,22 @@ class Report:
     """
 
     def __init__(self, run_dir: Path) -> None:
+        self._folder = run_dir / "tb"
+        self._path = run_dir / "metrics.jsonl"
+        self._open(purge_step=None)
+
+    def rewind(self, step: int) -> None:
+        """Forget what was reported after ``step``: a run that goes on from a checkpoint reports it again."""
+        self.close()
+        kept = [line for line in self._path.read_text(encoding="utf-8").splitlines() if _step(line) <= step]
+        self._path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        self._open(purge_step=step + 1)
+
+    def _open(self, purge_step: int | None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(run_dir / "tb"))
-        self._lines = open(run_dir / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115 (closed in close)
+        self._writer: Any = SummaryWriter(str(self._folder), purge_step=purge_step)
+        self._lines = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 (closed in close)
 
     def write(
         self,
@@ -136,3 +148,11 @@ class Report:
     def close(self) -> None:
         self._writer.close()
         self._lines.close()
+
+
+def _step(line: str) -> float:
+    """Step of a line of metrics.jsonl; infinite if the line was cut by a crash."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError):
+        return float("inf")

@@ -54,8 +54,8 @@ def inlet_with_tasks():
 def test_a_group_with_different_returns_is_ready_and_committed_as_trained():
     inlet = inlet_with_tasks()
     deliver(inlet, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0))
-    assert inlet.waiting == 2
-    batch = inlet.take(2)
+    assert len(inlet.ready) == 1
+    batch = inlet.take(1)
     commit = inlet.commit(epoch=1, step=3, trained=batch)
     assert (commit.trained, commit.dropped, commit.step) == (["lease-0g0"], [], 3)
     assert not inlet.curriculum.owns("0g0")
@@ -65,7 +65,7 @@ def test_a_group_with_different_returns_is_ready_and_committed_as_trained():
 def test_equal_returns_are_dropped_and_make_room():
     inlet = inlet_with_tasks()
     deliver(inlet, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 1.0))
-    assert inlet.waiting == 0
+    assert not inlet.ready
     assert inlet.counts.trajectories == {"uniform": 2}
     assert inlet.counts.tokens == {"uniform": 4}
     assert inlet.commit(1, 0, []).dropped == ["lease-0g0"]
@@ -78,21 +78,21 @@ def test_a_broken_member_is_rejected_and_the_others_stay():
     assert inlet.counts.trajectories["rejected"] == 1
     deliver(inlet, "0g1", member("0g1", 0, 1.0), member("0g1", 1, 0.0, logp=float("inf")))
     assert inlet.counts.trajectories["rejected"] == 2
-    assert inlet.waiting == 0, "one member left has nothing to be compared with"
+    assert not inlet.ready, "one member left has nothing to be compared with"
 
 
 def test_a_failed_member_is_counted_and_not_trained():
     inlet = inlet_with_tasks()
     deliver(inlet, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0, status="failed"))
     assert inlet.counts.trajectories["failed"] == 1
-    assert inlet.waiting == 0
+    assert not inlet.ready
 
 
 def test_evaluation_goes_aside():
     inlet = inlet_with_tasks()
     deliver(inlet, "0eval-before-0", member("0eval-before-0", 0, 1.0, purpose="eval", correct=True))
     assert inlet.evaluated["0eval-before-0"].correct is True
-    assert inlet.waiting == 0
+    assert not inlet.ready
     assert inlet.recent == []
 
 
@@ -100,7 +100,7 @@ def test_work_of_another_epoch_is_dropped():
     inlet = inlet_with_tasks()
     deliver(inlet, "9g0", member("9g0", 0, 1.0), member("9g0", 1, 0.0))
     assert inlet.counts.trajectories == {"other_epoch": 2}
-    assert inlet.waiting == 0
+    assert not inlet.ready
 
 
 def test_the_broker_s_drops_and_gauges():
@@ -117,7 +117,7 @@ def test_take_is_oldest_first_and_whole_groups():
     for group in ("0g0", "0g1"):
         deliver(inlet, group, member(group, 0, 1.0), member(group, 1, 0.0))
     assert [g.group_id for g in inlet.take(1)] == ["0g0"]
-    assert [g.group_id for g in inlet.take(3)] == ["0g1"]
+    assert [g.group_id for g in inlet.take(5)] == ["0g1"]
 
 
 def test_a_unit_we_hold_changes_its_lease_and_is_not_trained_twice():
@@ -128,17 +128,35 @@ def test_a_unit_we_hold_changes_its_lease_and_is_not_trained_twice():
         Deliver(lease_id="lease-again", unit_id="0g0", segments=2, redelivered=True), members
     )
     inlet.received(*decode(again))
-    assert inlet.waiting == 2
-    batch = inlet.take(2)
+    assert len(inlet.ready) == 1
+    batch = inlet.take(1)
     inlet.received(*decode(again))
-    assert inlet.waiting == 0, "it is being trained"
+    assert not inlet.ready, "it is being trained"
     assert inlet.commit(1, 1, batch).trained == ["lease-again"]
     inlet.received(*decode(again))
-    assert inlet.waiting == 0, "it has been trained"
+    assert not inlet.ready, "it has been trained"
 
 
 def test_an_evaluation_task_that_was_given_up_is_not_waited_for():
     inlet = inlet_with_tasks()
     name = inlet.curriculum.evaluation("before", 0)[0].group_id
     inlet.received(Dropped(unit_id=name, group_id=name, trajectories=1, reason="given_up"), [])
+    assert inlet.evaluated == {name: None}
+
+
+def test_groups_that_went_stale_while_they_waited_are_let_go():
+    inlet = inlet_with_tasks()
+    deliver(inlet, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0))
+    inlet.drop_stale(0)
+    assert len(inlet.ready) == 1
+    inlet.drop_stale(1)
+    assert not inlet.ready
+    assert inlet.counts.trajectories == {"stale": 2}
+    assert inlet.commit(1, 0, []).dropped == ["lease-0g0"]
+
+
+def test_an_evaluation_that_cannot_be_read_is_not_waited_for():
+    inlet = inlet_with_tasks()
+    name = inlet.curriculum.evaluation("before", 0)[0].group_id
+    deliver(inlet, f"{name}.0", member(name, 0, float("nan"), purpose="eval"))
     assert inlet.evaluated == {name: None}

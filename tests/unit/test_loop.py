@@ -9,6 +9,7 @@ from learner.config import LearnerConfig
 from learner.exchange import Stopped
 from learner.inlet import Counts, Group
 from learner.loop import Learner
+from learner.metrics import Report as RealReport
 from learner.nonfinite import Diverged
 from learner.report import UpdateReport
 from tests.trajectories import make_trajectory
@@ -28,6 +29,8 @@ class Exchange:
 
     def __init__(self, stop_at=None):
         self.inlet, self.log, self.stop_at = Inlet(), [], stop_at
+
+    version_before = 0
 
     def collect(self, *, step, version):
         if self.stop_at is not None and step >= self.stop_at[0]:
@@ -151,3 +154,35 @@ def test_gauges_nobody_has_documented_are_left_to_the_broker_s_status(tmp_path):
     (_, scalars), *_ = it.report.lines
     assert scalars["broker/units_ready"] == 2.0
     assert "someone_elses/number" not in scalars
+
+
+def test_a_learner_that_takes_over_publishes_above_what_generators_have(tmp_path):
+    it = learner(tmp_path, ["applied"], evaluation_tasks=0)
+    it.take_over(always=False)
+    assert it.version == 0
+    it.exchange.version_before = 7
+    it.take_over(always=False)
+    assert it.version == 8
+    assert it.exchange.log == [("announce", 8)]
+
+
+def test_the_report_forgets_what_came_after_a_checkpoint(tmp_path):
+    report = RealReport(tmp_path)
+    for step in (1, 2, 3):
+        report.write(step, {"learner/loss": float(step)})
+    report.close()
+    with open(tmp_path / "metrics.jsonl", "a") as lines:
+        lines.write('{"step": 4, "learner/lo')  # cut by a crash
+    report = RealReport(tmp_path)
+    report.rewind(2)
+    report.write(3, {"learner/loss": 30.0})
+    report.close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(m["step"], m["learner/loss"]) for m in lines] == [(1, 1.0), (2, 2.0), (3, 30.0)]
+
+
+def test_a_metric_without_a_meaning_is_refused(tmp_path):
+    report = RealReport(tmp_path)
+    with pytest.raises(KeyError, match="learner/los"):
+        report.write(1, {"learner/los": 1.0})
+    report.close()
