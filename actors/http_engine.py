@@ -156,7 +156,10 @@ class HttpEngine:
             await self._post("/update_weights", {"update_info": info})
             await self._post("/finish_weight_update", {"weight_version": str(manifest.version)})
             await self._post("/resume")
-        except BaseException as error:  # the server stays paused: nobody shall sample from half an update
+        except asyncio.CancelledError as error:  # the end of this process; the model is half replaced
+            self._fail("weight update", error)
+            raise
+        except Exception as error:  # the server stays paused: nobody shall sample from half an update
             raise self._fail("weight update", error) from error
         self._version = manifest.version
         self._open.set()

@@ -173,7 +173,10 @@ class VllmEngine:
             await self._llm.update_weights(update)
             await self._llm.finish_weight_update(str(manifest.version))
             await self._llm.resume_generation()
-        except BaseException as error:  # a cancelled load, too, leaves the model half replaced
+        except asyncio.CancelledError as error:  # the end of this process; the model is half replaced
+            self._fail("weight update", error)
+            raise
+        except Exception as error:
             raise self._fail("weight update", error) from error
         self._version = manifest.version
         self._open.set()
