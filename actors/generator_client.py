@@ -187,7 +187,7 @@ class GeneratorPool:
         inbox: asyncio.Queue[_Arrived | None] = asyncio.Queue()
         generator.streams[request_id] = inbox
         generator.socket.send(_generate(request_id, request, received))
-        over = False
+        over, have = False, 0
         held = request.min_policy_version > generator.info.policy_version
         try:
             while not over:
@@ -196,6 +196,8 @@ class GeneratorPool:
                 chunk = arrived.chunk
                 over = chunk.finish_reason != ""
                 sampled = _sampled(arrived, generator.info.peer)
+                _check_offset(chunk, have, len(sampled.token_ids))
+                have += len(sampled.token_ids)
                 if chunk.finish_reason in ("error", "abort"):
                     if len(sampled.token_ids):
                         yield Piece(sampled)
@@ -247,6 +249,15 @@ def _received(streams: dict[str, "asyncio.Queue[_Arrived | None]"], frames: list
         return
     if isinstance(message, Chunk) and message.request_id in streams:  # else: of a request given up earlier
         streams[message.request_id].put_nowait(_Arrived(message, rest))
+
+
+def _check_offset(chunk: Chunk, have: int, count: int) -> None:
+    """Tokens behind a gap belong to another text than the one we have; what fails without any may say so."""
+    if chunk.offset == have or (count == 0 and chunk.finish_reason in ("error", "abort")):
+        return
+    if chunk.offset > have:
+        raise _Interrupted(f"tokens {have}..{chunk.offset - 1} were lost on the way")
+    raise _Interrupted(f"a chunk begins at token {chunk.offset}, {have} are here already")
 
 
 def _sampled(arrived: _Arrived, peer: str) -> Sampled:

@@ -22,12 +22,14 @@ log = logging.getLogger(__name__)
 NOTHING = Sampled([], [], [])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Entry:
     key: str
     actor: bytes
     request_id: str
     request: Request
+    sent: int = 0
+    """Tokens in the chunks so far."""
 
 
 class Serving:
@@ -173,21 +175,29 @@ class Serving:
                 if sampled.finish_reason:
                     self._forget(entry)
                 chunk = Chunk(
-                    request_id=entry.request_id, finish_reason=sampled.finish_reason, kv=self._engine.kv
+                    request_id=entry.request_id,
+                    offset=entry.sent,
+                    finish_reason=sampled.finish_reason,
+                    kv=self._engine.kv,
                 )
+                entry.sent += len(sampled.ids)
                 self._reply(entry.actor, chunk, sampled)
         except RequestRefused as error:
             self._end(entry, str(error))
         except EngineFailed as error:
             self._end(entry, f"the generator has failed: {error}")
             self._on_failure(str(error))
+        except Exception as error:  # a fault of ours; the actor shall not have to find out by waiting
+            log.exception("request %s of actor %r ended by a fault", entry.request_id, entry.actor)
+            self._end(entry, f"a fault of the generator: {error!r}")
 
     def _end(self, entry: _Entry, error: str) -> None:
         self._forget(entry)
-        self._refuse(entry.actor, entry.request_id, error)
+        self._refuse(entry.actor, entry.request_id, error, offset=entry.sent)
 
-    def _refuse(self, actor: bytes, request_id: str, why: str) -> None:
-        self._reply(actor, Chunk(request_id=request_id, finish_reason="error", error=why[:2_000]), NOTHING)
+    def _refuse(self, actor: bytes, request_id: str, why: str, *, offset: int = 0) -> None:
+        chunk = Chunk(request_id=request_id, offset=offset, finish_reason="error", error=why[:2_000])
+        self._reply(actor, chunk, NOTHING)
 
     def _forget(self, entry: _Entry) -> None:
         self.book.finish(entry.key, time.monotonic())

@@ -332,10 +332,12 @@ class Abort(Message, tag="abort", frozen=True):
 class Chunk(Message, tag="chunk", frozen=True):
     """Newly sampled tokens: arrays ``token_ids``, ``logp_behaviour``, ``policy_version`` in the body.
 
-    ``finish_reason`` "" means that more follows.
+    ``finish_reason`` "" means that more follows. ``offset`` is the number of this request's tokens that were
+    sent before this chunk: another number than the receiver has means that some were lost on the way.
     """
 
     request_id: Name
+    offset: Count = 0
     finish_reason: Literal["", "stop", "length", "abort", "error"] = ""
     error: str = ""
     kv: KvPolicy = "recomputed"

@@ -189,7 +189,7 @@ class ScriptedGenerator:
                 "policy_version": np.array([self.version], "i4"),
             }
             reason = ("stop" if stop else "length") if last else ""
-            chunk = Chunk(request_id=request.request_id, finish_reason=reason)
+            chunk = Chunk(request_id=request.request_id, offset=number, finish_reason=reason)
             self._socket.send([peer, *encode_arrays(chunk, arrays)])
 
 

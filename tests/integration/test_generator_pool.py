@@ -42,10 +42,15 @@ class Server:
             self.aborted.append(message.request_id)
 
     def _answer(self, peer, request, answer):
+        sent = 0
         for tokens, reason in answer:
             chunk = Chunk(
-                request_id=request.request_id, finish_reason=reason, error="broken" * (reason == "error")
+                request_id=request.request_id,
+                offset=sent,
+                finish_reason=reason,
+                error="broken" * (reason == "error"),
             )
+            sent += len(tokens or ())
             if tokens is None:  # arrays are missing
                 self._socket.send([peer, *encode(chunk)])
                 continue

@@ -94,6 +94,10 @@ class Desk:
                 found.append((actor, chunk.finish_reason, ids, versions, chunk.error))
         return found
 
+    def headers(self, request_id):
+        chunks = [decode(frames)[0] for _, *frames in self.sent]
+        return [chunk for chunk in chunks if chunk.request_id == request_id]
+
     async def settle(self) -> None:
         for _ in range(20):
             await asyncio.sleep(0)
@@ -129,6 +133,43 @@ def test_end_tokens_are_the_model_s_unless_the_request_names_others(asked, stop)
         desk.ask("r", stop_token_ids=asked)
         await desk.settle()
         assert desk.engine.requests[0].stop == stop
+
+    asyncio.run(main())
+
+
+def test_chunks_say_how_many_tokens_went_before_them():
+    async def main():
+        desk = Desk()
+        desk.ask("r")
+        desk.engine.go.set()
+        await desk.settle()
+        assert [chunk.offset for chunk in desk.headers("r")] == [0, 2]
+
+    asyncio.run(main())
+
+
+def test_an_error_says_where_the_answer_stood():
+    async def main():
+        desk = Desk()
+        desk.ask("r")
+        await desk.settle()
+        await desk.serving.drain("half an update", timeout_s=1.0)
+        assert [(chunk.offset, chunk.finish_reason) for chunk in desk.headers("r")] == [(0, ""), (2, "error")]
+
+    asyncio.run(main())
+
+
+def test_a_fault_in_a_request_is_its_end_and_the_actor_hears_of_it():
+    async def main():
+        desk = Desk()
+        desk.engine.error = KeyError("span")
+        desk.ask("r")
+        await desk.settle()
+        ((_, reason, _, _, error),) = desk.chunks("r")
+        assert reason == "error"
+        assert "KeyError('span')" in error
+        assert desk.serving.book.keys() == []
+        assert desk.failures == []
 
     asyncio.run(main())
 
