@@ -3,7 +3,6 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RECIPE ?= recipes/spell_backward.toml
 export OMP_NUM_THREADS ?= 1
-export HF_HUB_OFFLINE ?= 1
 
 .PHONY: setup train test check e2e bench docs
 

@@ -8,7 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 class ActorConfig(BaseModel):
     """`[actor]` of the run file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     count: int = Field(2, ge=1)
     """Actor processes that `offbeat train` starts."""
@@ -29,7 +31,9 @@ class ActorConfig(BaseModel):
 class GeneratorConfig(BaseModel):
     """`[generator]` of the run file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     count: int = Field(1, ge=1)
     """Generator processes that `offbeat train` starts."""
@@ -38,7 +42,7 @@ class GeneratorConfig(BaseModel):
     url: str = ""
     """Base URL of the server for backend = "http"."""
     endpoint: str = "tcp://127.0.0.1:0"
-    """Where actors connect. Port 0: a free port is chosen at start."""
+    """Where actors connect: loopback or ipc. Port 0: a free port is chosen at start."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     max_model_len: int = Field(1024, ge=8)
     """Longest prompt plus continuation, in tokens."""

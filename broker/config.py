@@ -6,7 +6,9 @@ from pydantic import BaseModel, ConfigDict, Field
 class BrokerConfig(BaseModel):
     """`[broker]` of the run file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     endpoint: str = "tcp://127.0.0.1:0"
     """Where peers connect. Port 0: a free port is chosen at launch."""

@@ -8,7 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 class EnvConfig(BaseModel):
     """`[env]` of the run file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     name: str
     """`reasoning_gym`, `calculator`, or your own as `module:attribute` or `path/to/file.py:attribute`: a

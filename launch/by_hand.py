@@ -5,16 +5,20 @@ from pathlib import Path
 
 from launch import run_folder
 from launch.config import RunConfig
+from launch.errors import ConfigError
 from launch.processes import role_command, role_environment
 
 
 def run_by_hand(role: str, config: RunConfig, *, name: str, resume: bool) -> None:
     """Replace this process by the role; threads are pinned before any library is loaded."""
     folder = run_folder.join(config)
-    run_folder.save_config(config, folder)
+    if role == "learner" and not resume and (folder / "metrics.jsonl").exists():
+        raise ConfigError(f"{folder} holds a run already; go on with --resume, or choose another run.name")
+    saved = f"config-{name or role}.json"
+    run_folder.save_config(config, folder / saved)
     threads = {"learner": config.learner.threads, "generator": config.generator.threads}.get(role, 1)
     local = not config.model.path or Path(config.model.path).is_dir()
-    arguments = [*(["--name", name] if name else []), *(["--resume"] if resume else [])]
+    arguments = ["--config", saved, *(["--name", name] if name else []), *(["--resume"] if resume else [])]
     processes = config.learner.processes if role == "learner" else 1
     command = role_command(role, folder, *arguments, processes=processes)
     os.execvpe(command[0], command, {**os.environ, **role_environment(threads, local_model=local)})

@@ -69,7 +69,8 @@ def execute(args: argparse.Namespace, config: RunConfig) -> int:
             from launch.supervisor import train
 
             verify_environment(config)
-            train(config, resume=args.resume, panel=Panel())
+            with Panel() as panel:
+                train(config, resume=args.resume, panel=panel)
         case "model":
             from launch import logs
             from launch.model import prepare

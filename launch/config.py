@@ -16,7 +16,9 @@ from learner.config import LearnerConfig
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class RunSection(_Section):
@@ -24,7 +26,7 @@ class RunSection(_Section):
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run folder."""
-    dir: Path = Path("runs")
+    dir: Path = Field(Path("runs"), strict=False)
     """Folder of run folders."""
     seed: int = Field(0, ge=0)
     mode: Literal["async", "sync"] = "async"
@@ -54,7 +56,8 @@ class TinyModel(_Section):
     intermediate_size: int = Field(384, ge=8)
     layers: int = Field(4, ge=1)
     heads: int = Field(4, ge=1)
-    head_dim: int = Field(32, ge=8)
+    head_dim: Literal[32, 64, 80, 96, 112, 128] = 32
+    """Sizes that vLLM's attention on CPU takes."""
     rope_theta: float = Field(500.0, gt=1)
     """Base of the rotary positions. Small: tiny models see short texts."""
     tie_embeddings: bool = False
@@ -68,7 +71,7 @@ class ModelSection(_Section):
     path: str = ""
     """Hugging Face name or folder of a causal language model."""
     tiny: TinyModel | None = None
-    cache: Path = Path("runs/models")
+    cache: Path = Field(Path("runs/models"), strict=False)
     """Where made models are kept."""
 
 
@@ -178,10 +181,11 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
         )
     if group == 1:
         yield "learner.group_size is 1: a group-relative advantage is always zero then; use at least 2"
-    if capacity > config.broker.max_queued_tasks:
+    if capacity + learner.evaluation_tasks > config.broker.max_queued_tasks:
         yield (
-            f"learner.max_policy_lag {learner.max_policy_lag} with batches of {batch} needs room for {capacity} tasks, "
-            f"but broker.max_queued_tasks is {config.broker.max_queued_tasks}; raise it or lower the lag"
+            f"learner.max_policy_lag {learner.max_policy_lag} with batches of {batch} and "
+            f"{learner.evaluation_tasks} evaluation tasks needs room for {capacity + learner.evaluation_tasks} "
+            f"tasks, but broker.max_queued_tasks is {config.broker.max_queued_tasks}; raise it or lower the lag"
         )
     longest = -(-sampling.max_trajectory_tokens // config.actor.segment_tokens) + config.actor.max_turns
     if capacity > config.broker.max_queued_segments:
@@ -216,3 +220,21 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
         )
     if config.generator.backend == "http" and not config.generator.url:
         yield 'generator.backend is "http" but generator.url is empty; name the server, e.g. http://127.0.0.1:8000'
+    if learner.data_timeout_s <= config.broker.group_deadline_s:
+        yield (
+            f"learner.data_timeout_s {learner.data_timeout_s:g} is not longer than broker.group_deadline_s "
+            f"{config.broker.group_deadline_s:g}: the learner would give up before an incomplete group comes; raise it"
+        )
+    yield from _refused_addresses(config)
+
+
+def _refused_addresses(config: RunConfig) -> Iterator[str]:
+    """Addresses the broker would refuse to bind."""
+    from broker.errors import BindRefused
+    from broker.service import check_endpoint, split_http
+
+    try:
+        check_endpoint(config.broker.endpoint)
+        split_http(config.broker.http)
+    except BindRefused as error:
+        yield str(error)

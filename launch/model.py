@@ -35,7 +35,7 @@ def prepare(config: RunConfig) -> Path:
     if config.model.tiny is None:
         return _find(config.model.path)
     text = config.model.tiny.model_dump_json() + config.env.model_dump_json()
-    length = config.learner.sampling.max_trajectory_tokens
+    length = config.generator.max_model_len
     key = hashlib.sha256(f"{RECIPE_VERSION} {length} {text}".encode()).hexdigest()[:16]
     folder = config.model.cache / f"tiny-{key}"
     with _locked(config.model.cache / f"tiny-{key}.lock"):

@@ -14,10 +14,13 @@ from launch.summary import Summary
 PLAIN_INTERVAL_S = 5.0
 
 
-def last_metrics(folder: Path) -> dict[str, Any]:
-    """The newest values of ``metrics.jsonl`` (evaluation lines and step lines merged)."""
+def last_metrics(folder: Path, since: float = 0.0) -> dict[str, Any]:
+    """The newest values of ``metrics.jsonl`` (evaluation lines and step lines merged).
+
+    Empty if nothing was written after ``since`` (seconds of the wall clock), as when a run is resumed.
+    """
     path = folder / "metrics.jsonl"
-    if not path.exists():
+    if not path.exists() or path.stat().st_mtime < since:
         return {}
     merged: dict[str, Any] = {}
     with open(path, "rb") as f:
@@ -45,8 +48,13 @@ def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str
             f" | held-out accuracy {m['evaluation/accuracy']:.2f}" if "evaluation/accuracy" in m else ""
         )
     step, steps = m["step"], config.learner.steps
-    rate = elapsed_s / max(1, step - m.get("first_step", 0))
-    left = min(rate * (steps - step), config.run.max_minutes * 60 - elapsed_s)
+    done = step - m.get("first_step", step)
+    left = ""
+    if done > 0:
+        seconds = int(
+            max(0.0, min(elapsed_s / done * (steps - step), config.run.max_minutes * 60 - elapsed_s))
+        )
+        left = f" | {seconds // 60}:{seconds % 60:02d} left"
     return (
         f"step {step}/{steps} v{m['learner/policy_version']:.0f} | "
         f"reward {m.get('rollout/return_mean', float('nan')):.3f} "
@@ -55,8 +63,7 @@ def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str
         f"(max {m.get('learner/policy_lag_max_versions', 0):.0f}) | "
         f"{m.get('generator/tokens_per_second', 0):.0f} tok/s sampled, "
         f"{m.get('learner/trained_tokens_per_second', 0):.0f} trained | "
-        f"queue {m.get('broker/queue_depth_segments', 0):.0f} | "
-        f"{max(0.0, left) // 60:.0f}:{max(0.0, left) % 60:02.0f} left"
+        f"queue {m.get('broker/queue_depth_segments', 0):.0f}{left}"
     )
 
 
@@ -67,6 +74,7 @@ class Panel:
         self._console = Console(soft_wrap=True, highlight=False)
         self._status = self._console.status("starting") if self._console.is_terminal else None
         self._started = self._training_since = time.monotonic()
+        self._since = time.time()
         self._seen_step = 0
         self._printed = 0.0
         if self._status:
@@ -81,13 +89,10 @@ class Panel:
         now = time.monotonic()
         if not last and now - self._printed < (0.5 if self._status else PLAIN_INTERVAL_S):
             return
-        metrics = last_metrics(folder)
-        if not self._seen_step:
-            self._training_since = now if metrics.get("step") else self._started
-            self._seen_step = metrics.get("step", 0)
-            metrics["first_step"] = 0
-        else:
-            metrics["first_step"] = self._seen_step
+        metrics = last_metrics(folder, self._since)
+        if not self._seen_step and "learner/policy_version" in metrics:
+            self._training_since, self._seen_step = now, metrics["step"]
+        metrics["first_step"] = self._seen_step
         line = progress_line(metrics, config, now - self._training_since)
         self._printed = now
         if self._status and not last:
@@ -102,7 +107,14 @@ class Panel:
             table.add_row(name, value)
         self._console.print(table)
 
+    def __enter__(self) -> "Panel":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
+        """Give the terminal back."""
         if self._status:
             self._status.stop()
 

@@ -8,10 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)  # looked up now: between fork and exec only a bare call is safe
 
 
 @dataclass
@@ -23,6 +24,7 @@ class Child:
     process: subprocess.Popen[bytes]
     log: Path
     restarts: int = 0
+    started: float = field(default_factory=time.monotonic)
 
     @property
     def running(self) -> bool:
@@ -101,4 +103,4 @@ def free_port() -> int:
 
 def die_with_parent() -> None:
     """Ask the kernel to send this process SIGKILL when its parent dies (Linux)."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -4,11 +4,15 @@ Each branch imports its role only, so that a broker never loads torch.
 """
 
 import argparse
+import os
+import sys
 from pathlib import Path
 
 from launch import logs, run_folder
 from launch.config import RunConfig
+from launch.errors import LaunchError
 from launch.processes import die_with_parent
+from protocol.errors import LinkDown
 
 ROLES = ("broker", "learner", "generator", "actor", "model")
 
@@ -74,9 +78,15 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--name", default="")
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--config", default=run_folder.CONFIG, help="file in the run folder")
     args = parser.parse_args()
-    die_with_parent()  # torchrun stands between the supervisor and learner ranks
-    run(args.role, run_folder.load_config(args.folder), args.folder, name=args.name, resume=args.resume)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with_parent()  # torchrun stands between whoever started us and the learner's ranks
+    config = run_folder.load_config(args.folder / args.config)
+    try:
+        run(args.role, config, args.folder, name=args.name, resume=args.resume)
+    except (LaunchError, LinkDown) as error:
+        sys.exit(f"{args.name or args.role}: {error}")
 
 
 if __name__ == "__main__":

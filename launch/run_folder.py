@@ -1,7 +1,10 @@
 """The run folder: the resolved configuration, logs, metrics, checkpoints, summary."""
 
+import fcntl
+import os
 import re
 from pathlib import Path
+from typing import IO
 
 from launch.config import RunConfig
 from launch.errors import ConfigError
@@ -13,9 +16,10 @@ CONFIG = "config.json"
 def create(config: RunConfig, *, resume: bool) -> Path:
     """A fresh folder ``dir/name`` (or ``name-2``, ...); with ``resume`` the newest one that has a checkpoint."""
     base = config.run.dir / config.run.name
-    taken = [p for p in [base, *config.run.dir.glob(f"{config.run.name}-*")] if p.is_dir()]
     if resume:
-        old = [p for p in taken if (p / "checkpoints").is_dir()]
+        name = re.compile(re.escape(config.run.name) + r"(-\d+)?")
+        taken = [p for p in config.run.dir.glob(f"{config.run.name}*") if name.fullmatch(p.name)]
+        old = [p for p in taken if (p / "checkpoints" / "latest").exists()]
         if not old:
             raise ConfigError(f"--resume: no run folder {base} with a checkpoint; start without --resume")
         return max(old, key=lambda p: p.stat().st_mtime)
@@ -50,11 +54,28 @@ def with_ports(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"broker": broker})
 
 
-def save_config(config: RunConfig, folder: Path) -> None:
-    """Write the configuration in force."""
-    (folder / CONFIG).write_text(config.model_dump_json(indent=1), encoding="utf-8")
+def save_config(config: RunConfig, path: Path) -> None:
+    """Write the configuration in force; whole or not at all."""
+    partial = path.with_suffix(f".partial-{os.getpid()}")
+    partial.write_text(config.model_dump_json(indent=1), encoding="utf-8")
+    partial.rename(path)
 
 
-def load_config(folder: Path) -> RunConfig:
-    """The configuration in force in a run folder."""
-    return RunConfig.model_validate_json((folder / CONFIG).read_text(encoding="utf-8"))
+def load_config(path: Path) -> RunConfig:
+    """The configuration in force."""
+    return RunConfig.model_validate_json(path.read_text(encoding="utf-8"))
+
+
+def claim(folder: Path) -> IO[str]:
+    """Take the folder for this process; the claim ends with it.
+
+    Raises:
+        ConfigError: another run is using the folder.
+    """
+    lock = open(folder / "lock", "w")  # noqa: SIM115 (held until the process ends)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise ConfigError(f"{folder} is in use by a run that has not ended") from None
+    return lock

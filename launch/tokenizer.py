@@ -6,10 +6,10 @@ shorter.
 """
 
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -45,7 +45,9 @@ def common_opening(questions: Sequence[str]) -> str:
         >>> common_opening(["Spell it: cat", "Spell it: cow"])
         'Spell it: '
     """
-    return re.sub(r"[A-Za-z0-9]+$", "", os.path.commonprefix(list(questions)))
+    pairs = zip(min(questions), max(questions), strict=False)  # all others lie between these two
+    same = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return re.sub(r"[A-Za-z0-9]+$", "", same)
 
 
 def make_tokenizer(questions: Sequence[str]) -> Tokenizer:

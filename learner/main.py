@@ -15,6 +15,7 @@ from learner.exchange import TIME_LIMIT, Exchange
 from learner.loop import Learner
 from learner.metrics import Report
 from learner.publisher import Publisher
+from learner.run_files import PID_FILE, next_epoch
 from protocol.errors import LinkDown
 from protocol.link import ThreadLink
 from protocol.messages import Hello
@@ -23,7 +24,6 @@ from protocol.session import Progress
 log = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 60.0
-PID_FILE = "learner.pid"
 
 
 def run_learner(
@@ -81,16 +81,6 @@ def run_learner(
     engine.close()
     if config.processes > 1:
         _leave()
-
-
-def next_epoch(run_dir: Path) -> int:
-    """Epoch of this learner's lineage: one more than the last learner of this run folder had."""
-    path = run_dir / "epoch"
-    epoch = int(path.read_text()) + 1 if path.exists() else 1
-    partial = path.with_suffix(".partial")
-    partial.write_text(str(epoch))
-    partial.rename(path)
-    return epoch
 
 
 def write_result(learner: Learner) -> None:

@@ -1,23 +1,13 @@
 """New policy versions out: written whole into shared memory, then announced through the broker."""
 
-import hashlib
 import shutil
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from learner.run_files import weights_folder
 from protocol.messages import PublishWeights
 from protocol.weights import retire, write_version
-
-SHARED_MEMORY = Path("/dev/shm")
-
-
-def weights_folder(run_dir: Path) -> Path:
-    """Where this run's versions live: shared memory when there is some, else the run folder."""
-    if SHARED_MEMORY.is_dir():
-        digest = hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:12]
-        return SHARED_MEMORY / f"offbeat-{run_dir.name}-{digest}"
-    return run_dir / "weights"
 
 
 class Publisher:

@@ -37,8 +37,8 @@ def test_roles_started_by_hand_in_any_order_find_each_other(root, tmp_path):
             script = str(root / "launch" / "scripts" / f"{role}.sh")
             command = ["sh", script, str(root / "recipes" / "spell_backward.toml"), *arguments, *settings]
             name = "-".join([role, *arguments[1:]])
-            log = open(tmp_path / f"{name}.log", "wb")  # noqa: SIM115 (lives as long as the process)
-            started[name] = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
+            with open(tmp_path / f"{name}.log", "wb") as log:
+                started[name] = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
         code = started["learner"].wait(timeout=400)
         assert code == 0, (tmp_path / "learner.log").read_text()[-3000:]
         result = json.loads((tmp_path / "run" / "result.json").read_text())

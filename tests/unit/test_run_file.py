@@ -1,5 +1,7 @@
 """Mistakes in a run file are found before anything starts, and the message names field, value and cure."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,13 @@ def test_every_recipe_loads(path):
     [
         ({"learner": {"learning_rate": 1e-3}}, ["learner.learning_rate", "unknown key", "0.001"]),
         ({"learner": {"steps": "many"}}, ["learner.steps", "'many'"]),
+        ({"learner": {"steps": "3"}}, ["learner.steps", "'3'"]),
+        ({"learner": {"steps": True}}, ["learner.steps", "True"]),
+        ({"learner": {"optimizer": {"lr": float("inf")}}}, ["learner.optimizer.lr", "inf"]),
+        ({"learner": {"optimizer": {"betas": [0.9, 2.0]}}}, ["betas", "2.0"]),
+        ({"broker": {"endpoint": "tcp://0.0.0.0:5555"}}, ["broker.endpoint", "loopback"]),
+        ({"broker": {"max_queued_tasks": 800}}, ["896", "max_queued_tasks is 800"]),
+        ({"learner": {"data_timeout_s": 60.0}}, ["data_timeout_s 60", "raise it"]),
         ({"learner": {"step": 3}}, ["learner.step", "did you mean 'steps'"]),
         (
             {"learner": {"group_size": 16, "batch_trajectories": 8}},
@@ -96,3 +105,9 @@ def test_lockstep_has_no_lag():
 
 def test_the_reference_page_is_up_to_date():
     assert (ROOT / "docs" / "configuration.md").read_text() == reference(), "run `make docs`"
+
+
+def test_the_command_line_starts_without_heavy_libraries():
+    code = "import sys, launch.cli, launch.supervisor; print({'torch', 'vllm', 'transformers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
