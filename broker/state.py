@@ -157,7 +157,7 @@ class BrokerState:
         peer = self.books.peers.add(hello, now)
         if hello.role == "learner":
             self.learners.joined(peer, now)
-        self.books.send(name, self._welcome())
+        self.books.send(name, self._welcome(hello.attempt))
         if hello.role == "actor":
             self.books.send(name, Generators(generators=self.offered))
             self.actors.joined(peer, trickle=self.learners.starving(now))
@@ -181,7 +181,7 @@ class BrokerState:
             return False
         return hello.role != "learner" or self.learners.may_join(hello)
 
-    def _welcome(self) -> Welcome:
+    def _welcome(self, attempt: int) -> Welcome:
         return Welcome(
             run=self.run,
             epoch=self.learners.lineage.epoch if self.learners.lineage else 0,
@@ -193,6 +193,7 @@ class BrokerState:
                 "queued_tasks": self.config.max_queued_tasks,
                 "unacknowledged_segments": self.config.segment_credit,
             },
+            attempt=attempt,
         )
 
     def _lose(self, peer: Peer, now: float, *, fault: bool) -> None:

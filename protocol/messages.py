@@ -75,7 +75,7 @@ class Reward(Struct, frozen=True, array_like=True):
 
 
 class Hello(Message, tag="hello", frozen=True):
-    """First message of a peer, and again after every reconnect."""
+    """First message of a peer, and again after every reconnect; ``attempt`` counts them from 0."""
 
     role: Role
     peer: Name
@@ -85,6 +85,7 @@ class Hello(Message, tag="hello", frozen=True):
     endpoint: str = ""
     deliver: DeliveryUnit = "group"
     epoch: Count = 0
+    attempt: Count = 0
 
 
 class Heartbeat(Message, tag="heartbeat", frozen=True):
@@ -200,13 +201,14 @@ class TaskRejected(Message, tag="task_rejected", frozen=True):
 
 
 class Welcome(Message, tag="welcome", frozen=True):
-    """Answer to Hello: the run, the rhythm, the limits, the newest policy version."""
+    """Answer to the Hello of this ``attempt``: the run, the rhythm, the limits, the newest policy version."""
 
     run: str
     epoch: Count
     heartbeat_s: float
     policy_version: Version
     limits: dict[str, int] = field(default_factory=dict)
+    attempt: Count = 0
 
 
 class Refused(Message, tag="refused", frozen=True):

@@ -7,10 +7,13 @@ socket passes ``now`` (monotonic seconds) in and sends what comes out.
 
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from protocol.messages import AnyMessage, Heartbeat, Hello, Refused, Welcome
 
 HELLO_RETRY_S = 1.0
 MISSED_BEATS = 5
+SLOW_BROKER_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Session:
         self.hello = hello
         self.welcome: Welcome | None = None
         self.joins = 0
+        self._attempts = 0
         self._heard = now
         self._next = now
 
@@ -59,6 +63,11 @@ class Session:
         """Note a message from the broker; True when it made us join (again)."""
         self._heard = now
         match message:
+            case Welcome() if message.attempt + 1 < self._attempts:
+                # The answer to a Hello that we have repeated since; joining by it would announce twice what
+                # the broker counts anew with each. The answer to the last one is on its way.
+                if self.welcome is None:
+                    self._next = now + SLOW_BROKER_S
             case Welcome():
                 self.welcome = message
                 self.joins += 1
@@ -78,7 +87,8 @@ class Session:
             return []
         if self.welcome is None:
             self._next = now + HELLO_RETRY_S
-            return [self.hello]
+            self._attempts += 1
+            return [replace(self.hello, attempt=self._attempts - 1)]
         self._next = now + self.welcome.heartbeat_s
         return [
             Heartbeat(

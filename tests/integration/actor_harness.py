@@ -112,12 +112,15 @@ class NotingBroker:
     def close(self) -> None:
         self._socket.close()
 
+    def _welcome(self, attempt: int) -> Welcome:
+        return Welcome(run=self.run, epoch=0, heartbeat_s=0.2, policy_version=0, attempt=attempt)
+
     def _received(self, frames: list[bytes]) -> None:
         message, rest = decode(frames[1:])
         match message:
             case Hello():
                 self.hellos.append(message)
-                self.send(Welcome(run=self.run, epoch=0, heartbeat_s=0.2, policy_version=0))
+                self.send(self._welcome(message.attempt))
                 self.send(Generators(generators=self.generators))
                 self.send(SegmentCredit(segments=self.credit))
             case Segment():

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import zmq
+from msgspec.structs import replace
 
 from actors.config import GeneratorConfig
 from actors.generator import serve_generator
@@ -39,7 +40,7 @@ class BrokerStub:
             match decode(frames)[0]:
                 case Hello() as hello:
                     self.hello, self._peer = hello, peer
-                    self.send(self._welcome)
+                    self.send(replace(self._welcome, attempt=hello.attempt))
                 case Heartbeat() as beat:
                     self.beat = beat
                     self.beats += 1

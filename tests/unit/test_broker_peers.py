@@ -43,6 +43,11 @@ def test_a_peer_that_speaks_before_hello_is_told_to_say_hello():
     assert names(driver.say("actor", Heartbeat())) == ["Heartbeat"]
 
 
+def test_a_welcome_says_which_hello_it_answers():
+    driver = Driver()
+    assert [driver.hello("actor", "a", attempt=n)[0].attempt for n in (0, 1, 7)] == [0, 1, 7]
+
+
 def test_hello_must_name_the_routing_id():
     driver = Driver()
     assert refusal(driver.say("a", Hello(role="actor", peer="b", incarnation=1))) == ("bad_hello", True)
