@@ -115,7 +115,14 @@ class Actor:
             host=socket.gethostname(),
             pid=os.getpid(),
         )
-        self._link = AsyncLink(broker, hello, self._received, on_join=self._joined, progress=self._progress)
+        self._link = AsyncLink(
+            broker,
+            hello,
+            self._received,
+            on_join=self._joined,
+            progress=self._progress,
+            on_failure=self._give_up,
+        )
 
     def stop(self) -> None:
         """Take no new tasks, let the running ones end, then return from `run`."""

@@ -1,10 +1,12 @@
-"""Errors of an actor.
+"""Errors of actors and generators.
 
 ActorError
 ├── PrefixBroken       the tokens of the next prompt do not begin with the tokens so far
 ├── TemplateUnusable   the model folder has no usable tokenizer or chat template
 └── GenerationFailed   no generator continued the turn
     └── NoGenerator    none was known within the deadline
+
+EndpointRefused        an address that a generator must not listen on
 """
 
 
@@ -26,3 +28,7 @@ class GenerationFailed(ActorError, RuntimeError):
 
 class NoGenerator(GenerationFailed):
     """No generator was known within the deadline."""
+
+
+class EndpointRefused(ValueError):
+    """An address that a generator must not listen on; the text names the cure."""

@@ -8,6 +8,7 @@ start.
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import os
 import signal
@@ -21,6 +22,7 @@ import zmq
 
 from actors.config import GeneratorConfig
 from actors.engine import Engine
+from actors.errors import EndpointRefused
 from actors.model_folder import ModelFacts, read_model_facts
 from actors.serving import Serving
 from actors.updates import Announced, NewestWins, Stage
@@ -51,15 +53,38 @@ def serve_generator(
         model: Hugging Face model folder; its weights are policy version 0.
 
     Raises:
+        EndpointRefused: ``config.endpoint`` is not of this host alone.
         GeneratorFailed: the engine is lost; start the process again.
         LinkDown: no broker answered.
     """
+    check_endpoint(config.endpoint)
     # Until the loop takes the signal over there is nothing to hand back.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         asyncio.run(_serve(config, name=name, broker=broker, model=model, run=run, seed=seed))
     finally:
         zmq.Context.instance().destroy(linger=1_000)  # the last chunks and the Goodbye shall leave
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Refuse an endpoint that other hosts can reach: nothing on the wire is encrypted or authenticated yet.
+
+    Example:
+        >>> check_endpoint("tcp://127.0.0.1:0"); check_endpoint("ipc:///tmp/generator")
+        >>> check_endpoint("tcp://*:5557")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        actors.errors.EndpointRefused: generator.endpoint tcp://*:5557: only loopback and ipc may be bound...
+    """
+    if endpoint.startswith("ipc://"):
+        return
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    with contextlib.suppress(ValueError):  # not an address
+        if endpoint.startswith("tcp://") and (host == "localhost" or ipaddress.ip_address(host).is_loopback):
+            return
+    raise EndpointRefused(
+        f"generator.endpoint {endpoint}: only loopback and ipc may be bound, because requests are neither "
+        "encrypted nor authenticated; use tcp://127.0.0.1:PORT and, for other hosts, an SSH tunnel"
+    )
 
 
 async def _serve(config: GeneratorConfig, *, name: str, broker: str, model: str, run: str, seed: int) -> None:
@@ -114,9 +139,15 @@ class Generator:
             loop.add_signal_handler(number, self._stop.set)
         endpoint, actors = self._bind()
         self._link = link = AsyncLink(
-            broker, self._hello(endpoint), self._from_broker, on_join=self._joined, progress=self.progress
+            broker,
+            self._hello(endpoint),
+            self._from_broker,
+            on_join=self._joined,
+            progress=self.progress,
+            on_failure=self._fail,
         )
         updates = asyncio.create_task(self._updater.run(self._serving.updated), name="updates")
+        updates.add_done_callback(self._updates_ended)
         try:
             await link.joined(JOIN_TIMEOUT_S)
             log.info("%s serves actors at %s", self._name, endpoint)
@@ -129,7 +160,7 @@ class Generator:
             await self._serving.drain(self._failure, DRAIN_TIMEOUT_S)
             await link.close(self._failure or "drained")
             actors.close()
-            await asyncio.gather(updates, return_exceptions=True)
+            await asyncio.wait({updates}, timeout=DRAIN_TIMEOUT_S)
         if self._failure:
             raise GeneratorFailed(f"{self._name}: {self._failure}")
 
@@ -147,7 +178,6 @@ class Generator:
         plain = router(zmq.Context.instance())
         plain.bind(self._config.endpoint)
         endpoint = plain.getsockopt_string(zmq.LAST_ENDPOINT)
-        endpoint = endpoint.replace("//0.0.0.0:", f"//{socket.gethostname()}:")
         actors = AsyncSocket(plain, self._serving.received)
         self._serving.send = actors.send
         return endpoint, actors
@@ -198,6 +228,11 @@ class Generator:
         if now - self._window >= (welcome.heartbeat_s if welcome else 1.0):
             self._window = now
             self._gauges = tuple((self._serving.gauges(now) | self._updater.gauges()).items())
+
+    def _updates_ended(self, updates: "asyncio.Task[None]") -> None:
+        if not updates.cancelled() and (error := updates.exception()) is not None:
+            log.error("weight updates have ended by a fault", exc_info=error)
+            self._fail(f"weight updates have ended by a fault: {error!r}")
 
     def _fail(self, why: str) -> None:
         if not self._failure:

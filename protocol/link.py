@@ -27,6 +27,7 @@ TICK_S = 0.1
 PUMP_BATCH = 256
 LINGER_MS = 2_000
 
+Inbox = tuple[AnyMessage, list[bytes]] | Exception | None
 OnMessage = Callable[[AnyMessage, list[bytes]], None]
 
 
@@ -113,7 +114,10 @@ class AsyncSocket:
                 frames = self._socket.recv_multipart(zmq.DONTWAIT)
             except zmq.Again:
                 return
-            self._on_frames(frames)
+            try:
+                self._on_frames(frames)
+            except Exception:  # the rest would stay unread until the next message comes
+                log.exception("a message could not be handled")
         self._schedule()
 
 
@@ -121,7 +125,8 @@ class AsyncLink:
     """A peer's connection to the broker on an asyncio loop: joins, beats, rejoins by itself.
 
     ``on_message`` gets every message but Welcome; ``on_join`` is called after each Welcome, so that the owner
-    can announce again what it has (credit, unacknowledged segments).
+    can announce again what it has (credit, unacknowledged segments). ``on_failure`` is told, once, why the link
+    can go on no longer; without its heartbeats this peer will be taken for dead, so its role has to end.
     """
 
     def __init__(
@@ -132,9 +137,11 @@ class AsyncLink:
         *,
         on_join: Callable[[], None] = lambda: None,
         progress: Callable[[], Progress] = Progress,
+        on_failure: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self.session = Session(hello, time.monotonic())
         self._on_message, self._on_join, self._progress = on_message, on_join, progress
+        self._on_failure, self._failure = on_failure, ""
         self._joined = asyncio.Event()
         self._endpoint = endpoint
         socket = dealer(zmq.Context.instance(), hello.peer)
@@ -149,7 +156,7 @@ class AsyncLink:
         self._socket.send(frames)
 
     async def joined(self, timeout_s: float) -> None:
-        """Wait for the first Welcome; raises LinkDown naming the endpoint."""
+        """Wait for the first Welcome; raises LinkDown naming the endpoint, or what has ended the link."""
         try:
             await asyncio.wait_for(self._joined.wait(), timeout_s)
         except TimeoutError:
@@ -157,10 +164,13 @@ class AsyncLink:
                 f"no broker answered at {self._endpoint} within {timeout_s:g} s; is it started, is the port "
                 "right?"
             ) from None
+        if self._failure:
+            raise LinkDown(self._failure)
 
     async def close(self, reason: str = "") -> None:
         self._ticker.cancel()
-        self.send(Goodbye(reason=reason))
+        with contextlib.suppress(LinkDown):  # too much is waiting; the broker will miss us
+            self.send(Goodbye(reason=reason))
         self._socket.close()
 
     def _received(self, frames: list[bytes]) -> None:
@@ -176,20 +186,27 @@ class AsyncLink:
             self._on_message(message, list(rest))  # type: ignore[arg-type]
 
     async def _tick(self) -> None:
-        while True:
-            for message in self.session.due(time.monotonic(), self._progress()):
-                self.send(message)
-            await asyncio.sleep(TICK_S)
+        try:
+            while True:
+                for message in self.session.due(time.monotonic(), self._progress()):
+                    self.send(message)
+                await asyncio.sleep(TICK_S)
+        except Exception as error:
+            log.critical("the link to %s has ended", self._endpoint, exc_info=True)
+            self._failure = f"the link to the broker at {self._endpoint} has ended: {error!r}"
+            self._joined.set()
+            self._on_failure(self._failure)
 
 
 class ThreadLink:
     """A peer's connection to the broker in a thread of its own, for a role whose main thread computes.
 
-    Messages arrive in ``inbox``, a queue of (message, frames behind the header); None marks each (re)join.
+    Messages arrive in ``inbox``, a queue of (message, frames behind the header); None marks each (re)join, and
+    an exception is the last item: the thread has ended by it, and whoever reads the inbox should raise it.
     """
 
     def __init__(self, endpoint: str, hello: Hello, *, progress: Callable[[], Progress] = Progress) -> None:
-        self.inbox: queue.SimpleQueue[tuple[AnyMessage, list[bytes]] | None] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[Inbox] = queue.SimpleQueue()
         self.session = Session(hello, time.monotonic())
         self._endpoint, self._progress = endpoint, progress
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
@@ -220,9 +237,20 @@ class ThreadLink:
 
     def _run(self) -> None:
         socket = dealer(self._context, self.session.hello.peer)
-        socket.connect(self._endpoint)
         wake = self._context.socket(zmq.PAIR)
-        wake.connect(self._wake_address)
+        try:
+            socket.connect(self._endpoint)
+            wake.connect(self._wake_address)
+            self._exchange(socket, wake)
+        except Exception as error:
+            log.critical("the link to %s has ended", self._endpoint, exc_info=True)
+            self.inbox.put(error)
+        finally:
+            socket.close()
+            wake.close()
+
+    def _exchange(self, socket: "zmq.Socket[bytes]", wake: "zmq.Socket[bytes]") -> None:
+        """Until told to stop."""
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(wake, zmq.POLLIN)
@@ -242,9 +270,7 @@ class ThreadLink:
                     break
                 self._outbox.popleft()
             if stopping:
-                break
-        socket.close()
-        wake.close()
+                return
 
     def _receive(self, socket: "zmq.Socket[bytes]") -> None:
         while True:

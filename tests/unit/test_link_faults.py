@@ -1,0 +1,113 @@
+"""What breaks in the background of a connection is seen by its owner. No sockets: those are stood in for."""
+
+import asyncio
+import logging
+import queue
+
+import pytest
+import zmq
+
+from protocol import link
+from protocol.errors import LinkDown
+from protocol.link import AsyncLink, AsyncSocket, ThreadLink
+from protocol.messages import Hello
+
+HELLO = Hello(role="actor", peer="a", incarnation=1)
+FAULT = ZeroDivisionError("in progress")
+
+
+class Received:
+    """A socket with messages to be read, and none sent."""
+
+    def __init__(self, *messages):
+        self.messages = [[message] for message in messages]
+
+    def connect(self, endpoint):
+        pass
+
+    def bind(self, endpoint):
+        pass
+
+    def fileno(self):
+        return 0
+
+    def recv_multipart(self, flags):
+        if not self.messages:
+            raise zmq.Again
+        return self.messages.pop(0)
+
+    def send_multipart(self, frames, flags):
+        pass
+
+    def send(self, frame, flags):
+        pass
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def no_descriptors(monkeypatch):
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "add_reader", lambda *_: None)
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "remove_reader", lambda *_: None)
+    monkeypatch.setattr(link, "dealer", lambda context, identity: Received())
+
+
+def failing():
+    raise FAULT
+
+
+def test_a_message_that_cannot_be_handled_does_not_leave_the_next_unread(caplog):
+    seen = []
+
+    def handle(frames):
+        seen.append(frames[0])
+        if frames[0] == b"bad":
+            raise KeyError("fault")
+
+    async def main():
+        socket = AsyncSocket(Received(b"bad", b"good"), handle)
+        await asyncio.sleep(0)
+        socket.close()
+
+    with caplog.at_level(logging.CRITICAL + 1):
+        asyncio.run(main())
+    assert seen == [b"bad", b"good"]
+
+
+def test_a_link_whose_heartbeats_fail_tells_its_owner(caplog):
+    reasons = []
+
+    async def main():
+        broken = AsyncLink(
+            "tcp://broker", HELLO, lambda *_: None, progress=failing, on_failure=reasons.append
+        )
+        with pytest.raises(LinkDown, match="tcp://broker has ended: ZeroDivisionError"):
+            await broken.joined(5.0)
+        await broken.close()
+
+    with caplog.at_level(logging.CRITICAL + 1):
+        asyncio.run(main())
+    assert len(reasons) == 1
+
+
+def test_a_link_thread_that_fails_leaves_its_exception_in_the_inbox(monkeypatch, caplog):
+    class Context:
+        def socket(self, kind):
+            return Received()
+
+    class Poller:
+        def register(self, socket, events):
+            pass
+
+        def poll(self, milliseconds):
+            return []
+
+    monkeypatch.setattr(zmq.Context, "instance", Context)
+    monkeypatch.setattr(zmq, "Poller", Poller)
+    with caplog.at_level(logging.CRITICAL + 1):
+        broken = ThreadLink("tcp://broker", HELLO, progress=failing)
+        broken.close()
+    assert broken.inbox.get_nowait() is FAULT
+    with pytest.raises(queue.Empty):
+        broken.inbox.get_nowait()
