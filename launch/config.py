@@ -164,68 +164,90 @@ def _fields_beside(location: tuple[Any, ...]) -> list[str]:
 
 def _contradictions(config: RunConfig) -> Iterator[str]:
     """Combinations that could never work, each with the cure."""
-    learner, sampling = config.learner, config.learner.sampling
-    batch, group = learner.batch_trajectories, learner.group_size
-    capacity = (config.max_policy_lag + 1) * batch
     if bool(config.model.path) == (config.model.tiny is not None):
         yield "model: set either model.path (a Hugging Face name or folder) or the section [model.tiny]"
+    yield from _batches(config)
+    yield from _queues(config)
+    yield from _lengths(config)
+    yield from _roles(config)
+    yield from _refused_addresses(config)
+
+
+def _batches(config: RunConfig) -> Iterator[str]:
+    batch, group = config.learner.batch_trajectories, config.learner.group_size
+    updates = config.learner.algorithm.updates_per_batch
+    if group == 1:
+        yield "learner.group_size is 1: a group-relative advantage is always zero then; use at least 2"
     if group > batch:
         yield (
             f"learner.group_size is {group} but learner.batch_trajectories is {batch}: no batch can hold a "
             f"whole group; raise batch_trajectories to at least {group}"
         )
-    elif batch % group:
+        return
+    if batch % group:
         yield (
             f"learner.batch_trajectories is {batch}, not a multiple of learner.group_size {group}; "
             f"use {batch // group * group} or {(batch // group + 1) * group}"
         )
-    if group == 1:
-        yield "learner.group_size is 1: a group-relative advantage is always zero then; use at least 2"
-    if capacity + learner.evaluation_tasks > config.broker.max_queued_tasks:
+    if updates > batch // group:
         yield (
-            f"learner.max_policy_lag {learner.max_policy_lag} with batches of {batch} and "
-            f"{learner.evaluation_tasks} evaluation tasks needs room for {capacity + learner.evaluation_tasks} "
-            f"tasks, but broker.max_queued_tasks is {config.broker.max_queued_tasks}; raise it or lower the lag"
+            f"learner.algorithm.updates_per_batch is {updates} but a batch has only {batch // group} groups; "
+            "lower it"
         )
-    longest = -(-sampling.max_trajectory_tokens // config.actor.segment_tokens) + config.actor.max_turns
-    if capacity > config.broker.max_queued_segments:
+
+
+def _queues(config: RunConfig) -> Iterator[str]:
+    learner, broker = config.learner, config.broker
+    capacity = (config.max_policy_lag + 1) * learner.batch_trajectories
+    what = f"learner.max_policy_lag {config.max_policy_lag} with batches of {learner.batch_trajectories}"
+    if capacity + learner.evaluation_tasks > broker.max_queued_tasks:
         yield (
-            f"learner.max_policy_lag {learner.max_policy_lag} with batches of {batch} needs room for {capacity} "
-            f"trajectories of up to {longest} segments, but broker.max_queued_segments is "
-            f"{config.broker.max_queued_segments}: the bound could never be reached; raise it or lower the lag"
+            f"{what} and {learner.evaluation_tasks} evaluation tasks needs room for "
+            f"{capacity + learner.evaluation_tasks} tasks, but broker.max_queued_tasks is "
+            f"{broker.max_queued_tasks}; raise it or lower the lag"
         )
-    if sampling.max_turn_tokens >= sampling.max_trajectory_tokens:
+    if capacity > broker.max_queued_segments:
         yield (
-            f"learner.sampling.max_turn_tokens {sampling.max_turn_tokens} leaves no room for a prompt in "
-            f"max_trajectory_tokens {sampling.max_trajectory_tokens}; raise the latter"
+            f"{what} needs room for {capacity} trajectories of at least one segment, but "
+            f"broker.max_queued_segments is {broker.max_queued_segments}: the bound could never be reached; "
+            "raise it or lower the lag"
         )
-    if sampling.max_trajectory_tokens > config.generator.max_model_len:
-        yield (
-            f"learner.sampling.max_trajectory_tokens {sampling.max_trajectory_tokens} is longer than "
-            f"generator.max_model_len {config.generator.max_model_len}; raise the latter"
-        )
-    if sampling.max_trajectory_tokens > learner.micro_batch_tokens:
-        yield (
-            f"learner.micro_batch_tokens {learner.micro_batch_tokens} cannot hold one trajectory of "
-            f"{sampling.max_trajectory_tokens} tokens; raise it"
-        )
-    if config.run.mode == "sync" and learner.publish_every != 1:
-        yield f"run.mode is sync but learner.publish_every is {learner.publish_every}: lockstep needs 1"
-    if learner.zero_stage == 0 and learner.dtype == "bfloat16":
-        yield "learner.zero_stage 0 with bfloat16 takes a wrong first step in DeepSpeed; use zero_stage 1"
-    if learner.algorithm.updates_per_batch > batch // max(1, group):
-        yield (
-            f"learner.algorithm.updates_per_batch is {learner.algorithm.updates_per_batch} but a batch has only "
-            f"{batch // group} groups; lower it"
-        )
-    if config.generator.backend == "http" and not config.generator.url:
-        yield 'generator.backend is "http" but generator.url is empty; name the server, e.g. http://127.0.0.1:8000'
-    if learner.data_timeout_s <= config.broker.group_deadline_s:
+    if learner.data_timeout_s <= broker.group_deadline_s:
         yield (
             f"learner.data_timeout_s {learner.data_timeout_s:g} is not longer than broker.group_deadline_s "
-            f"{config.broker.group_deadline_s:g}: the learner would give up before an incomplete group comes; raise it"
+            f"{broker.group_deadline_s:g}: the learner would give up before an incomplete group comes; raise it"
         )
-    yield from _refused_addresses(config)
+
+
+def _lengths(config: RunConfig) -> Iterator[str]:
+    turn, whole = (
+        config.learner.sampling.max_turn_tokens,
+        config.learner.sampling.max_trajectory_tokens,
+    )
+    if turn >= whole:
+        yield (
+            f"learner.sampling.max_turn_tokens {turn} leaves no room for a prompt in max_trajectory_tokens "
+            f"{whole}; raise the latter"
+        )
+    if whole > config.generator.max_model_len:
+        yield (
+            f"learner.sampling.max_trajectory_tokens {whole} is longer than generator.max_model_len "
+            f"{config.generator.max_model_len}; raise the latter"
+        )
+    if whole > config.learner.micro_batch_tokens:
+        yield (
+            f"learner.micro_batch_tokens {config.learner.micro_batch_tokens} cannot hold one trajectory of "
+            f"{whole} tokens; raise it"
+        )
+
+
+def _roles(config: RunConfig) -> Iterator[str]:
+    if config.run.mode == "sync" and config.learner.publish_every != 1:
+        yield f"run.mode is sync but learner.publish_every is {config.learner.publish_every}: lockstep needs 1"
+    if config.learner.zero_stage == 0 and config.learner.dtype == "bfloat16":
+        yield "learner.zero_stage 0 with bfloat16 takes a wrong first step in DeepSpeed; use zero_stage 1"
+    if config.generator.backend == "http" and not config.generator.url:
+        yield 'generator.backend is "http" but generator.url is empty; name the server, e.g. http://127.0.0.1:8000'
 
 
 def _refused_addresses(config: RunConfig) -> Iterator[str]:

@@ -49,5 +49,7 @@ def test_roles_started_by_hand_in_any_order_find_each_other(root, tmp_path):
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + 60
-        codes = {name: process.wait(max(1.0, deadline - time.monotonic())) for name, process in started.items()}
+        codes = {
+            name: process.wait(max(1.0, deadline - time.monotonic())) for name, process in started.items()
+        }
     assert codes == dict.fromkeys(codes, 0)

@@ -62,9 +62,11 @@ def await_gone(pids: set[int], deadline_s: float = 30.0) -> set[int]:
     return left
 
 
-def test_interrupt_then_resume(train_command, root, tmp_path):
+@pytest.mark.parametrize("processes", [1, 2])
+def test_interrupt_then_resume(train_command, root, tmp_path, processes):
     folder = tmp_path / "run"
-    first = start(train_command("spell_backward", *SETTINGS), root)
+    command = train_command("spell_backward", *SETTINGS, f"learner.processes={processes}")
+    first = start(command, root)
     await_step(folder, 3, first)
     family = descendants(first.pid)
     assert len(family) >= 6, "broker, learner, generator and its engine, two actors"
@@ -76,7 +78,7 @@ def test_interrupt_then_resume(train_command, root, tmp_path):
     assert summary["ended_by"] == "SIGTERM"
     reached = summary["steps"]
 
-    second = start([*train_command("spell_backward", *SETTINGS), "--resume"], root)
+    second = start([*command, "--resume"], root)
     try:
         await_step(folder, reached + 2, second)
     finally:
