@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import zmq
@@ -33,6 +34,7 @@ from protocol.messages import (
     Refused,
     SegmentAck,
     SegmentCredit,
+    TaskCredit,
     TaskRejected,
 )
 from protocol.session import Progress
@@ -190,18 +192,34 @@ class Actor:
                 log.warning("unexpected message from the broker: %s", type(message).__name__)
 
     def _leased(self, lease: LeaseTask) -> None:
+        trajectory_id = f"{lease.task.task_id}.{lease.attempt}"
         if self._book.knows(lease.lease_id):
-            return
-        if lease.task.env != self._env_name:
-            reason = f"this actor runs environment {self._env_name!r}, not {lease.task.env!r}"
-            self._link.send(TaskRejected(lease_id=lease.lease_id, reason=reason))
-        elif not self._book.leased(lease):
-            self._link.send(TaskRejected(lease_id=lease.lease_id, reason="draining"))
+            self._give_back(self._book.unused())
+        elif lease.task.env != self._env_name:
+            self._reject(lease, f"this actor runs environment {self._env_name!r}, not {lease.task.env!r}")
+        elif (running := self._book.lease_of(trajectory_id)) is not None:
+            # Leased by a broker that has been restarted since. Segments of the old episode may be on their
+            # way under this very id, so nothing new may be sent under it: the next attempt has another.
+            self._cancel(running, "leased again by another broker")
+            self._outbox.forget(trajectory_id)
+            self._reject(lease, "this attempt is under way already, under another lease")
+        elif why := self._book.why_not():
+            self._link.send(TaskRejected(lease_id=lease.lease_id, reason=why))  # asks for nothing else either
         else:
+            self._book.leased(lease)
             task = asyncio.create_task(self._run_episode(lease), name=f"episode {lease.task.task_id}")
             self._episodes[lease.lease_id] = task
             # Not in the coroutine: a task that is cancelled before its first step never enters it.
             task.add_done_callback(lambda done: self._ended(lease, done))
+
+    def _reject(self, lease: LeaseTask, reason: str) -> None:
+        """Refuse one task, and ask for another in its place."""
+        self._link.send(TaskRejected(lease_id=lease.lease_id, reason=reason))
+        self._give_back(self._book.unused())
+
+    def _give_back(self, credit: TaskCredit | None) -> None:
+        if credit is not None and self._link.session.joined:  # else the next join announces it
+            self._link.send(credit)
 
     def _acked(self, ack: SegmentAck) -> None:
         self._outbox.acked(ack)
@@ -241,13 +259,13 @@ class Actor:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("episode of %s could not be recorded", lease.task.task_id, exc_info=error)
             self._link.send(TaskRejected(lease_id=lease.lease_id, reason=f"not recordable: {error!r}"[:500]))
-        credit = self._book.ended(lease.lease_id)
-        if credit is not None and self._link.session.joined:  # else the next join announces it
-            self._link.send(credit)
+        self._give_back(self._book.ended(lease.lease_id))
 
-    async def _emit(self, cut: Cut) -> None:
-        self._tokens += cut.segment.tokens
-        self._outbox.offer(cut)
+    async def _emit(self, cuts: Sequence[Cut]) -> None:
+        """Take segments over, all of them before the first wait; then wait for room."""
+        for cut in cuts:
+            self._tokens += cut.segment.tokens
+            self._outbox.offer(cut)
         self._flush()
         while self._outbox.waiting > WAITING_SEGMENTS:
             self._room.clear()

@@ -52,7 +52,7 @@ class Bounds:
     env_timeout_s: float = 30.0
 
 
-Emit = Callable[[Cut], Awaitable[None]]
+Emit = Callable[[Sequence[Cut]], Awaitable[None]]
 
 
 class Episode:
@@ -66,7 +66,7 @@ class Episode:
         self, lease: LeaseTask, suite: Suite, text: Text, policy: Policy, bounds: Bounds, emit: Emit
     ) -> None:
         self._task, self._suite, self._text, self._policy = lease.task, suite, text, policy
-        self._bounds, self._emit_cut = bounds, emit
+        self._bounds, self._emit_cuts = bounds, emit
         self.trajectory_id = f"{lease.task.task_id}.{lease.attempt}"
         self._cutter = SegmentCutter(lease.task, self.trajectory_id, bounds.segment_tokens)
         self._tokens: list[int] = []
@@ -170,8 +170,8 @@ class Episode:
         await self._emit(self._cutter.observe(token_ids))
 
     async def _emit(self, cuts: list[Cut]) -> None:
-        for cut in cuts:
-            await self._emit_cut(cut)
+        if cuts:  # together: the deadline may end any wait, and no index must be missing then
+            await self._emit_cuts(cuts)
 
     async def _ask(self, answer: Awaitable[T], what: str) -> T:
         """Wait for the environment, at most ``env_timeout_s``."""

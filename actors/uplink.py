@@ -115,9 +115,15 @@ class TaskBook:
         free = self._capacity - len(self._running)
         return TaskCredit(tasks=free) if free > 0 and not self.draining else None
 
+    def why_not(self) -> str:
+        """Reason to reject any lease now: "draining", "full" (more came than there was credit), or ""."""
+        if self.draining:
+            return "draining"
+        return "full" if len(self._running) >= self._capacity else ""
+
     def leased(self, lease: LeaseTask) -> bool:
-        """Note a lease; False if it is not to be started: it runs already, or the actor is draining."""
-        if self.draining or lease.lease_id in self._running:
+        """Note a lease; False if it is not to be started: it runs already, or there is a reason not to."""
+        if self.why_not() or lease.lease_id in self._running:
             return False
         self._running[lease.lease_id] = f"{lease.task.task_id}.{lease.attempt}"
         return True
@@ -131,6 +137,8 @@ class TaskBook:
 
     def ended(self, lease_id: str) -> TaskCredit | None:
         """Note the end of a lease, and give its credit back."""
-        if self._running.pop(lease_id, None) is None or self.draining:
-            return None
-        return TaskCredit(tasks=1)
+        return self.unused() if self._running.pop(lease_id, None) is not None else None
+
+    def unused(self) -> TaskCredit | None:
+        """Credit for a lease that has come to nothing."""
+        return None if self.draining else TaskCredit(tasks=1)

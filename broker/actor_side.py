@@ -12,6 +12,7 @@ from protocol.codec import Buffer
 from protocol.messages import CancelTask, LeaseTask, Segment, SegmentAck, SegmentCredit, TaskRejected
 
 DRAINING = "draining"
+FULL = "full"
 MAX_CREDIT = 1 << 20
 
 
@@ -71,14 +72,14 @@ class ActorSide:
         return None
 
     def rejected(self, peer: Peer, message: TaskRejected, now: float) -> None:
-        """The actor does not want a task; with the reason "draining" it wants no other either."""
+        """The actor does not want a task; with the reason "draining" or "full" it wants no other either."""
         record = self._books.tasks.by_lease(message.lease_id)
-        draining = message.reason == DRAINING
-        if draining:
+        wants_none = message.reason in (DRAINING, FULL)
+        if wants_none:
             peer.task_credit = 0
             self._hungry.pop(peer.name, None)
         if record is not None and record.lease is not None and record.lease.actor == peer.name:
-            self.take_back(record, "", now, fault=not draining, avoid=peer.name)
+            self.take_back(record, "", now, fault=not wants_none, avoid=peer.name)
 
     def take_back(
         self, record: TaskRecord, reason: str, now: float, *, fault: bool = True, avoid: str = ""

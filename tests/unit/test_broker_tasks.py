@@ -162,11 +162,12 @@ def test_a_rejected_task_comes_back_to_the_only_actor_after_a_second(driver):
     assert len(driver.leases("a")) == 1
 
 
-def test_a_draining_actor_costs_no_attempt_and_gets_nothing_more(driver):
+@pytest.mark.parametrize("reason", ["draining", "full"])
+def test_a_draining_or_full_actor_costs_no_attempt_and_gets_nothing_more(driver, reason):
     driver.actor("a")
     driver.put(*group("g", 3))
     for lease in driver.leases("a"):
-        driver.say("a", TaskRejected(lease_id=lease.lease_id, reason="draining"))
+        driver.say("a", TaskRejected(lease_id=lease.lease_id, reason=reason))
     driver.wait(5.0)
     assert driver.leases("a") == []
     assert all(driver.state.books.tasks.get(f"g.{i}").losses == 0 for i in range(3))

@@ -91,8 +91,8 @@ DONE = StepResult(rewards={"score": 1.0}, done=True, correct=True, info={"why": 
 def play(env, script, bounds=None, deadline_s=60.0, **sampling):
     cuts = []
 
-    async def emit(cut):
-        cuts.append(cut)
+    async def emit(new):
+        cuts.extend(new)
 
     class Suite:
         def episode(self):
@@ -207,6 +207,29 @@ def test_the_deadline_of_the_task_holds():
     assert "deadline of 0.02 s" in cuts[-1].segment.error
 
 
+def test_no_segment_is_missing_when_the_deadline_ends_a_wait_for_credit():
+    cuts = []
+
+    async def emit(new):
+        waits = not cuts
+        cuts.extend(new)
+        if waits:
+            await forever()
+
+    class Suite:
+        def episode(self):
+            return Env(DONE)
+
+    sampling = Sampling(max_turn_tokens=16, max_trajectory_tokens=64)
+    task = Task(task_id="t", env="e", group_id="g", group_size=1, deadline_s=0.02, sampling=sampling)
+    lease = LeaseTask(lease_id="l", attempt=0, task=task)
+    bounds = Bounds(segment_tokens=2)
+    asyncio.run(Episode(lease, Suite(), Letters(), Script("1234567$"), bounds, emit).run())
+    assert [cut.segment.index for cut in cuts] == list(range(len(cuts)))
+    assert sum(cut.segment.tokens for cut in cuts) == 10
+    assert (len(cuts), cuts[-1].segment.status) == (5, "failed")
+
+
 def test_a_prompt_without_room_for_an_answer_is_refused_with_the_figures():
     cuts, _ = play(Env(DONE), Script("1$"), max_trajectory_tokens=2)
     assert "first prompt of 2 tokens" in cuts[-1].segment.error
@@ -224,8 +247,8 @@ def test_cancellation_passes_through_and_closes_the_environment():
     async def main():
         cuts = []
 
-        async def emit(cut):
-            cuts.append(cut)
+        async def emit(new):
+            cuts.extend(new)
 
         class Suite:
             def episode(self):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.actor_side import DRAINING
+from broker.actor_side import DRAINING, FULL
 from broker.admission import REQUIRED_ARRAYS
 from broker.ledger import OUTCOMES
 from broker.peers import MAX_GAUGES, MAX_PEERS
@@ -45,5 +45,5 @@ def test_refusals_outcomes_and_arrays_are_listed():
     codes = set(re.findall(r'\.refuse\(\s*[\w.]+,\s*"([a-z_]+)"', source))
     codes |= set(re.findall(r'return "refused", f?"([a-z_]+):', source))
     assert {"unknown_peer", "queue_full", "gap", "superseded"} <= codes
-    for word in (*codes, *OUTCOMES, *REQUIRED_ARRAYS, DRAINING):
+    for word in (*codes, *OUTCOMES, *REQUIRED_ARRAYS, DRAINING, FULL):
         assert f"`{word}`" in SPEC or f" {word} " in SPEC or f"`{word} " in SPEC, word

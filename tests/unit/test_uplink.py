@@ -106,6 +106,16 @@ def test_after_a_rejoin_credit_is_what_does_not_run():
     assert book.ended("l0") == TaskCredit(tasks=1)
 
 
+def test_more_leases_than_there_is_room_for_are_not_run():
+    book = TaskBook(1)
+    assert book.leased(lease(0))
+    assert book.why_not() == "full"
+    assert not book.leased(lease(1))
+    book.ended("l0")
+    assert book.why_not() == ""
+    assert book.leased(lease(1))
+
+
 def test_the_same_lease_is_run_once_and_none_while_draining():
     book = TaskBook(2)
     assert book.leased(lease(0))

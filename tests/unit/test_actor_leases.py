@@ -1,0 +1,122 @@
+"""What an actor answers to leases; the link is a list of what was sent."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from actors import actor as module
+from actors.actor import Actor
+from actors.config import ActorConfig
+from protocol.messages import LeaseTask, SegmentCredit, Task, TaskCredit, TaskRejected
+
+
+class Link:
+    def __init__(self, *_, **__):
+        self.sent, self.segments = [], []
+        self.session = SimpleNamespace(joined=True)
+
+    def send(self, message):
+        self.sent.append(message)
+
+    def send_frames(self, frames):
+        self.segments.append(frames)
+
+
+class Suite:
+    def episode(self):
+        raise AssertionError("no test here comes so far")
+
+
+@pytest.fixture
+def make(monkeypatch):
+    monkeypatch.setattr(module, "AsyncLink", Link)
+
+    async def run_episode(self, lease):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Actor, "_run_episode", run_episode)
+
+    def make():
+        return Actor(ActorConfig(concurrent_episodes=2), "a", "tcp://b", "e", "r", Suite(), None)
+
+    return make
+
+
+def lease(lease_id, name="t", env="e", attempt=0):
+    task = Task(task_id=name, env=env, group_id="g", group_size=1)
+    return LeaseTask(lease_id=lease_id, attempt=attempt, task=task)
+
+
+def test_a_task_of_another_environment_gives_its_credit_back_unless_draining(make):
+    async def main():
+        actor = make()
+        actor._received(lease("l1", env="other"), [])
+        rejected, credit = actor._link.sent
+        assert (rejected.lease_id, credit) == ("l1", TaskCredit(tasks=1))
+        actor.stop()
+        actor._received(lease("l2", env="other"), [])
+        assert [type(message) for message in actor._link.sent[2:]] == [TaskRejected]
+
+    asyncio.run(main())
+
+
+def test_a_lease_that_is_known_already_gives_its_credit_back(make):
+    async def main():
+        actor = make()
+        actor._received(lease("l1"), [])
+        assert actor._link.sent == []
+        actor._received(lease("l1"), [])
+        assert actor._link.sent == [TaskCredit(tasks=1)]
+        assert len(actor._episodes) == 1
+
+    asyncio.run(main())
+
+
+def test_leases_beyond_the_capacity_are_rejected_without_more_credit(make):
+    async def main():
+        actor = make()
+        for number in range(3):
+            actor._received(lease(f"l{number}", name=f"t{number}"), [])
+        assert actor._link.sent == [TaskRejected(lease_id="l2", reason="full")]
+        assert len(actor._episodes) == 2
+
+    asyncio.run(main())
+
+
+def test_an_attempt_leased_again_by_another_broker_is_neither_run_twice_nor_spliced(make):
+    async def main():
+        actor = make()
+        actor._received(lease("old"), [])
+        await asyncio.sleep(0)
+        actor._outbox.offer_frames(("t.0", 0), [b"of the old episode"])
+        actor._received(lease("new"), [])
+        assert [type(message) for message in actor._link.sent] == [TaskRejected, TaskCredit]
+        assert actor._link.sent[0].lease_id == "new"
+        actor._received(SegmentCredit(segments=9), [])
+        assert actor._link.segments == []
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert actor._episodes == {}
+        actor._received(lease("next", attempt=1), [])
+        assert list(actor._episodes) == ["next"]
+
+    asyncio.run(main())
+
+
+def test_segments_are_offered_together_before_waiting_for_room(make, monkeypatch):
+    monkeypatch.setattr(module, "WAITING_SEGMENTS", 0)
+
+    async def main():
+        actor = make()
+        cuts = [SimpleNamespace(segment=SimpleNamespace(tokens=1)) for _ in range(3)]
+        offered = []
+        monkeypatch.setattr(actor._outbox, "offer", offered.append)
+        actor._outbox.offer_frames(("t.0", 0), [b"waiting"])
+        emitting = asyncio.create_task(actor._emit(cuts))
+        await asyncio.sleep(0)
+        assert offered == cuts
+        assert not emitting.done()
+        emitting.cancel()
+
+    asyncio.run(main())
