@@ -27,7 +27,7 @@ e2e: setup              ## the real system learns, at reduced length
 	$(BIN)/python -m pytest tests/e2e -q
 
 bench: setup            ## ratios against a peer or a limit; see docs/benchmarks.md
-	@for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done
+	@for program in benchmarks/*.py; do $(BIN)/python -m benchmarks.$$(basename $$program .py) || exit 1; done
 
 docs: setup             ## docs/configuration.md and the API reference in build/docs
 	$(BIN)/python -m launch.reference docs/configuration.md

@@ -20,55 +20,68 @@ ROLES = ("broker", "learner", "generator", "actor", "model")
 def run(role: str, config: RunConfig, folder: Path, *, name: str = "", resume: bool = False) -> None:
     """Run one role until it ends."""
     logs.configure(name or role)
-    if role == "broker":
-        from broker.service import serve
+    match role:
+        case "broker":
+            from broker.service import serve
 
-        serve(config.broker, run=folder.name, max_policy_lag=config.max_policy_lag)
-        return
+            serve(config.broker, run=folder.name, max_policy_lag=config.max_policy_lag)
+        case "model":
+            _model(config)
+        case "learner":
+            learner(config, folder, resume=resume)
+        case "generator":
+            generator(config, folder, name=name or "generator-0")
+        case "actor":
+            actor(config, folder, name=name or "actor-0")
+
+
+def learner(config: RunConfig, folder: Path, *, resume: bool) -> None:
+    from learner.main import run_learner
+
+    run_learner(
+        config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag}),
+        broker=config.broker.endpoint,
+        model=_model(config),
+        env_name=config.env.name,
+        run=folder.name,
+        run_dir=folder,
+        seed=config.run.seed,
+        mode=config.run.mode,
+        max_minutes=config.run.max_minutes,
+        resume=resume,
+    )
+
+
+def generator(config: RunConfig, folder: Path, *, name: str) -> None:
+    from actors.generator import serve_generator
+
+    serve_generator(
+        config.generator,
+        name=name,
+        broker=config.broker.endpoint,
+        model=_model(config),
+        run=folder.name,
+        seed=config.run.seed,
+    )
+
+
+def actor(config: RunConfig, folder: Path, *, name: str) -> None:
+    from actors.actor import run_actor
+
+    run_actor(
+        config.actor,
+        name=name,
+        broker=config.broker.endpoint,
+        model=_model(config),
+        env=config.env,
+        run=folder.name,
+    )
+
+
+def _model(config: RunConfig) -> str:
     from launch.model import prepare
 
-    if role == "model":
-        prepare(config)
-        return
-    model = str(prepare(config))
-    match role:
-        case "learner":
-            from learner.main import run_learner
-
-            run_learner(
-                config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag}),
-                broker=config.broker.endpoint,
-                model=model,
-                env_name=config.env.name,
-                run=folder.name,
-                run_dir=folder,
-                seed=config.run.seed,
-                mode=config.run.mode,
-                max_minutes=config.run.max_minutes,
-                resume=resume,
-            )
-        case "generator":
-            from actors.generator import serve_generator
-
-            serve_generator(
-                config.generator,
-                name=name or "generator-0",
-                broker=config.broker.endpoint,
-                model=model,
-                run=folder.name,
-                seed=config.run.seed,
-            )
-        case "actor":
-            from actors.actor import run_actor
-
-            run_actor(
-                config.actor,
-                name=name or "actor-0",
-                broker=config.broker.endpoint,
-                model=model,
-                env=config.env,
-                run=folder.name,
-            )
+    return str(prepare(config))
 
 
 def main() -> None:
