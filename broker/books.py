@@ -26,7 +26,9 @@ class Send:
 class Books:
     """Shared by the parts of `broker.state.BrokerState`."""
 
-    def __init__(self, config: BrokerConfig, store: SegmentStore, max_policy_lag: int) -> None:
+    def __init__(
+        self, config: BrokerConfig, store: SegmentStore, max_policy_lag: int, boot: str = ""
+    ) -> None:
         self.config = config
         self.store = store
         self.ledger = Ledger()
@@ -37,12 +39,17 @@ class Books:
             lease_s=config.task_lease_s,
             max_attempts=config.max_attempts,
             max_queued=config.max_queued_tasks,
+            boot=boot,
         )
         self.assembly = Assembly(
             store, self.ledger, min_members=config.min_group_members, deadline_s=config.group_deadline_s
         )
         self.deliveries = Deliveries(
-            store, self.ledger, lease_s=config.delivery_lease_s, max_policy_lag=max_policy_lag
+            store,
+            self.ledger,
+            lease_s=config.delivery_lease_s,
+            max_policy_lag=max_policy_lag,
+            boot=boot,
         )
         self._out: list[Send] = []
 

@@ -15,10 +15,13 @@ class Deliveries:
 
     A unit is held until it is committed. Several leases may have been given for it one after the other;
     within one learner epoch a commit of any of them counts, so that a late one prevents a second training.
+    Lease ids contain ``boot``, so that those of a broker before this one are not taken for ours.
     """
 
-    def __init__(self, store: SegmentStore, ledger: Ledger, *, lease_s: float, max_policy_lag: int) -> None:
-        self._store, self._ledger = store, ledger
+    def __init__(
+        self, store: SegmentStore, ledger: Ledger, *, lease_s: float, max_policy_lag: int, boot: str = ""
+    ) -> None:
+        self._store, self._ledger, self._boot = store, ledger, boot
         self._lease_s, self._max_policy_lag = lease_s, max_policy_lag
         self._order: list[tuple[bool, int]] = []
         self._ready: dict[int, Unit] = {}
@@ -68,7 +71,9 @@ class Deliveries:
             unit = self._ready.pop(age, None)
             if unit is None:  # committed by an ended lease while it was ready again
                 continue
-            if unit.purpose == "eval" or not is_stale(unit.version_max, version, self._max_policy_lag):
+            # A lease that counts still: the learner may hold the unit, and train it.
+            may_be_held = bool(unit.lease_ids) or unit.purpose == "eval"
+            if may_be_held or not is_stale(unit.version_max, version, self._max_policy_lag):
                 return unit, stale
             self._remove(unit, "stale")
             stale.append(
@@ -84,7 +89,7 @@ class Deliveries:
     def lease(self, unit: Unit, now: float) -> str:
         """Lease a unit that `take` gave; returns the lease's id."""
         self._leases += 1
-        lease_id = f"d{self._leases}"
+        lease_id = f"d{self._boot}.{self._leases}"
         unit.lease_ids.append(lease_id)
         self._units[lease_id] = unit
         self._live[lease_id] = (unit, now)
@@ -119,15 +124,20 @@ class Deliveries:
             self._return(lease_id)
         return len(ended)
 
-    def return_all(self) -> int:
-        """The learner is gone: everything is ready again, and its leases are void; how many."""
+    def return_live(self) -> int:
+        """What is leased may have been lost on the way: it is ready again, its leases still count; how many."""
         live = list(self._live)
         for lease_id in live:
             self._return(lease_id)
+        return len(live)
+
+    def return_all(self) -> int:
+        """The learner is gone: everything is ready again, and its leases are void; how many."""
+        returned = self.return_live()
         for unit in self._units.values():
             unit.lease_ids = []
         self._units = {}
-        return len(live)
+        return returned
 
     def _queue(self, unit: Unit) -> None:
         self._ready[unit.age] = unit

@@ -3,11 +3,13 @@
 from collections import deque
 
 from broker.books import Books
+from broker.ledger import Recent
 from broker.peers import Peer
-from protocol.messages import Commit, Deliver, Dropped, Hello, PublishWeights, PutTasks, WeightsReady
+from protocol.messages import Commit, Deliver, Dropped, Hello, PublishWeights, PutTasks, Task, WeightsReady
 
 MAX_NOTICES = 65_536
 MAX_CREDIT = 1 << 20
+REMIND_S = 5.0
 
 
 class LearnerSide:
@@ -20,6 +22,8 @@ class LearnerSide:
         """The newest learner's Hello, also while it is away."""
         self.weights: WeightsReady | None = None
         self._notices: deque[Dropped] = deque(maxlen=MAX_NOTICES)
+        self._told = Recent(MAX_NOTICES)
+        """Groups of the notices sent since the last Hello."""
 
     @property
     def policy_version(self) -> int:
@@ -52,7 +56,10 @@ class LearnerSide:
         return True
 
     def joined(self, peer: Peer, now: float) -> None:
-        """Take over; deliveries return unless this is the process that holds them, back after a silence."""
+        """Take over. What is leased goes out again: it may have been lost with a connection.
+
+        A process that comes back after a silence may commit under the leases it has; those of another are void.
+        """
         before, self.lineage = self.lineage, peer.hello
         if self.learner is not None and self.learner.name != peer.name:
             text = f"a learner of epoch {peer.hello.epoch} has joined"
@@ -61,6 +68,9 @@ class LearnerSide:
         self.learner = peer
         if before is None or _process(before) != _process(peer.hello):
             self._books.deliveries.return_all()
+        else:
+            self._books.deliveries.return_live()
+        self._told = Recent(MAX_NOTICES)
         self._books.assembly.set_mode(peer.hello.deliver, now)
 
     def left(self, peer: Peer, *, on_purpose: bool) -> None:
@@ -92,6 +102,23 @@ class LearnerSide:
                 books.refuse(peer.name, "bad_task", wrong)
             else:
                 books.tasks.put(task)
+        self._tell_over(message.tasks)
+
+    def _tell_over(self, tasks: list[Task]) -> None:
+        """A learner that puts tasks again whose end is past and gone has missed the notice of it."""
+        books = self._books
+        over: dict[str, list[Task]] = {}
+        for task in tasks:
+            if task.task_id in books.tasks.over and task.group_id not in self._told:
+                over.setdefault(task.group_id, []).append(task)
+        if not over:
+            return
+        held = books.tasks.groups() | {unit.group_id for unit in books.deliveries.units()}
+        for group_id in sorted(over.keys() - held - books.assembly.groups.keys()):
+            ended = over[group_id]
+            unit_id = ended[0].task_id if ended[0].purpose == "eval" else group_id
+            notice = Dropped(unit_id=unit_id, group_id=group_id, trajectories=len(ended), reason="over")
+            self._notices.append(notice)
 
     def commit(self, peer: Peer, message: Commit, now: float) -> bool:
         """Let go of what the learner is done with; False when refused."""
@@ -117,6 +144,14 @@ class LearnerSide:
         for generator in self._books.peers.of("generator"):
             self._books.send(generator.name, self.weights)
 
+    def remind(self, generator: Peer, now: float) -> None:
+        """Repeat the announcement to a generator that serves another version: it may have been lost."""
+        if self.weights is None or generator.heartbeat.policy_version == self.weights.version:
+            return
+        if now - generator.reminded_at >= REMIND_S:
+            generator.reminded_at = now
+            self._books.send(generator.name, self.weights)
+
     def _of_this_epoch(self, peer: Peer, epoch: int, what: str) -> bool:
         if epoch == peer.hello.epoch:
             return True
@@ -132,7 +167,9 @@ class LearnerSide:
 
     def send_notices(self) -> None:
         while self.learner is not None and self._notices:
-            self._books.send(self.learner.name, self._notices.popleft())
+            notice = self._notices.popleft()
+            self._told.add(notice.group_id, 0)
+            self._books.send(self.learner.name, notice)
 
     def deliver(self, now: float) -> None:
         """Lease ready units to the learner, oldest first, as far as its credit reaches."""

@@ -21,8 +21,10 @@ class Peer:
     heard: float
     progress_at: float
     """When progress was last seen to grow; kept up to now while a peer has no work."""
-    grew_at: float = 0.0
+    grew_at: float
     """When progress was last seen to grow, work or not."""
+    reminded_at: float
+    """When a generator was last told of the newest weights, the Hello included."""
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     task_credit: int = 0
     delivery_credit: int = 0
@@ -82,7 +84,7 @@ class Peers:
     def add(self, hello: Hello, now: float) -> Peer:
         """Register a peer; what was known under its name is forgotten, credit first of all."""
         known = self._peers.get(hello.peer)
-        peer = Peer(hello, joined=now, heard=now, progress_at=now)
+        peer = Peer(hello, joined=now, heard=now, progress_at=now, grew_at=now, reminded_at=now)
         if known is not None and known.hello.incarnation == hello.incarnation:
             peer.joined, peer.heartbeat = known.joined, known.heartbeat
         self._peers[hello.peer] = peer

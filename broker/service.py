@@ -86,7 +86,13 @@ class Service:
 
     def __init__(self, config: BrokerConfig, *, run: str, max_policy_lag: int) -> None:
         self._config = config
-        self._state = BrokerState(config, run=run, max_policy_lag=max_policy_lag, now=time.monotonic())
+        self._state = BrokerState(
+            config,
+            run=run,
+            max_policy_lag=max_policy_lag,
+            now=time.monotonic(),
+            boot=format(time.time_ns(), "x"),
+        )
         self._socket: AsyncSocket | None = None
         self._stop = asyncio.Event()
 

@@ -57,6 +57,7 @@ class BrokerState:
         run: name of the run, told to every peer.
         max_policy_lag: a unit whose freshest token is older than this, in versions, is not delivered.
         now: monotonic seconds; never compared with another host's.
+        boot: a part of lease ids, to be another one with each start of the process.
 
     Example:
         >>> state = BrokerState(BrokerConfig(), run="r", max_policy_lag=4, now=0.0)
@@ -75,9 +76,10 @@ class BrokerState:
         max_policy_lag: int,
         now: float,
         store: SegmentStore | None = None,
+        boot: str = "",
     ) -> None:
         self.config, self.run = config, run
-        self.books = Books(config, MemoryStore() if store is None else store, max_policy_lag)
+        self.books = Books(config, MemoryStore() if store is None else store, max_policy_lag, boot)
         self.actors = ActorSide(self.books)
         self.learners = LearnerSide(self.books)
         self.offered: list[GeneratorInfo] = []
@@ -210,6 +212,8 @@ class BrokerState:
             case Heartbeat():
                 peer.beat(message, now)
                 self.books.send(peer.name, Heartbeat(policy_version=self.learners.policy_version))
+                if peer.role == "generator":
+                    self.learners.remind(peer, now)
                 self._offer_generators(now)
             case Goodbye():
                 self._lose(peer, now, fault=False)

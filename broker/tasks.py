@@ -47,10 +47,13 @@ class TaskBook:
         lease_s: without progress for so long, a lease ends.
         max_attempts: a task lost so often is given up.
         max_queued: tasks waiting for an actor.
+        boot: a part of lease ids, other with each start of the broker.
     """
 
-    def __init__(self, ledger: Ledger, *, lease_s: float, max_attempts: int, max_queued: int) -> None:
-        self._ledger = ledger
+    def __init__(
+        self, ledger: Ledger, *, lease_s: float, max_attempts: int, max_queued: int, boot: str = ""
+    ) -> None:
+        self._ledger, self._boot = ledger, boot
         self._lease_s, self._max_attempts, self._max_queued = lease_s, max_attempts, max_queued
         self._live: dict[str, TaskRecord] = {}
         self._queues: dict[str, OrderedDict[str, TaskRecord]] = {
@@ -82,6 +85,10 @@ class TaskBook:
         for record in list(self._leases.values()):
             assert record.lease is not None
             yield record, record.lease
+
+    def groups(self) -> set[str]:
+        """Groups with a task that is not over."""
+        return {record.task.group_id for record in self._live.values()}
 
     def unseen(self, tasks: list[Task]) -> list[Task]:
         """Those not seen before, each once."""
@@ -119,7 +126,7 @@ class TaskBook:
     def _lease(self, record: TaskRecord, actor: str, now: float) -> TaskRecord:
         self._lease_count += 1
         limit = now + record.task.deadline_s + self._lease_s
-        record.lease = TaskLease(f"t{self._lease_count}", actor, now, limit)
+        record.lease = TaskLease(f"t{self._boot}.{self._lease_count}", actor, now, limit)
         self._leases[record.lease.lease_id] = record
         self._ledger.task("leased")
         return record

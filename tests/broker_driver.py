@@ -70,10 +70,10 @@ def segment_frames(
 class Driver:
     """A broker and what it has sent to whom."""
 
-    def __init__(self, lag=4, **settings):
+    def __init__(self, lag=4, boot="", **settings):
         self.config = config(**settings)
         self.now = 1000.0
-        self.state = BrokerState(self.config, run="run", max_policy_lag=lag, now=self.now)
+        self.state = BrokerState(self.config, run="run", max_policy_lag=lag, now=self.now, boot=boot)
         self.sent = {}
         self.frames = {}
 

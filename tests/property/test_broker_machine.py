@@ -259,6 +259,13 @@ class BrokerMachine(RuleBasedStateMachine):
     def learner_restarts(self):
         self.start_learner()
 
+    @rule()
+    def learner_rejoins(self):
+        """The same process says Hello again: it holds what it held, and gets it again."""
+        self.delivery_credit = 0
+        self.driver.hello("learner", "learner", self.epoch, epoch=self.epoch, deliver=self.unit)
+        self.add_credit(CREDIT)
+
     @rule(seconds=st.sampled_from([0.5, 3.0, 12.0, 25.0]), progress=st.booleans())
     def time_passes(self, seconds, progress):
         end = self.driver.now + seconds

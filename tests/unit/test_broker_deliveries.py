@@ -229,14 +229,77 @@ def test_evaluation_and_units_without_action_tokens_are_never_stale():
     assert units(driver) == ["ev.0", "g"]
 
 
-def test_a_redelivery_is_judged_by_the_version_of_then(driver):
+def test_a_unit_the_learner_may_hold_is_not_dropped_as_stale(driver):
     driver.put(*group("g", 1))
     close(driver, driver.leases()[0], version=0)
     assert units(driver) == ["g"]
     driver.publish(3)
     driver.wait(60.0, step=1.0)
+    assert units(driver) == ["g"]
+    assert driver.dropped() == []
+
+
+def test_for_another_process_a_returned_unit_is_judged_by_the_version_of_then(driver):
+    driver.put(*group("g", 1))
+    close(driver, driver.leases()[0], version=0)
+    assert units(driver) == ["g"]
+    driver.publish(3)
+    driver.learner(epoch=2)
     assert units(driver) == []
     assert [d.reason for d in driver.dropped()] == ["stale"]
+
+
+def test_a_repeated_hello_brings_again_what_may_have_been_lost_on_the_way(driver):
+    driver.put(*group("g", 1), *group("h", 1))
+    for lease in driver.leases():
+        close(driver, lease)
+    first, second = driver.deliveries()
+    driver.learner()
+    again = driver.deliveries()
+    assert [(d.unit_id, d.redelivered) for d in again] == [("g", True), ("h", True)]
+    driver.commit(first.lease_id)  # of the same process: counts
+    driver.commit(again[1].lease_id)
+    assert driver.held == 0
+    assert driver.balanced()
+
+
+def test_tasks_put_again_whose_notice_was_lost_are_said_to_be_over_once_a_group(driver):
+    driver.put(*group("g", 4, deadline_s=1000.0), *group("running", 2, deadline_s=1000.0))
+    close(driver, driver.leases()[0])
+    driver.wait(31.0)
+    assert [d.reason for d in driver.dropped()] == ["deadline"]
+    driver.put(*group("g", 4))
+    assert driver.dropped() == []  # it was told since the last Hello
+    driver.learner()
+    driver.put(*group("g", 4), *group("running", 2))
+    driver.put(*group("g", 4))
+    assert [(d.unit_id, d.group_id, d.trajectories, d.reason) for d in driver.dropped()] == [("g", "g", 4, "over")]
+
+
+def test_tasks_put_again_whose_unit_is_held_are_not_over(driver):
+    driver.put(*group("g", 2), evaluation("ev"))
+    for lease in driver.leases():
+        close(driver, lease)
+    first = driver.deliveries()
+    driver.learner()
+    driver.put(*group("g", 2), evaluation("ev"))
+    assert driver.dropped() == []
+    driver.commit(*(d.lease_id for d in first))
+    driver.put(evaluation("ev"))
+    assert [(d.unit_id, d.group_id) for d in driver.dropped()] == [("ev", "ev")]
+
+
+def test_lease_ids_of_two_starts_of_the_broker_differ():
+    ids = []
+    for boot in ("1", "2"):
+        driver = Driver(boot=boot)
+        driver.learner()
+        driver.actor()
+        driver.put(*group("g", 1))
+        (lease,) = driver.leases()
+        close(driver, lease)
+        ids += [lease.lease_id, driver.deliveries()[0].lease_id]
+    assert len(set(ids)) == 4
 
 
 def test_notices_wait_for_an_absent_learner(driver):

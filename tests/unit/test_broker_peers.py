@@ -1,6 +1,7 @@
 """Joining, liveness, incarnations, epochs, generators' health."""
 
 from protocol.messages import (
+    CancelTask,
     Commit,
     DeliveryCredit,
     Drain,
@@ -144,7 +145,7 @@ def test_of_one_epoch_only_one_learner_lives():
     assert names(driver.say("second", second)) == ["Welcome"]
 
 
-def test_a_silent_learner_that_comes_back_still_holds_its_deliveries():
+def test_a_silent_learner_that_comes_back_may_commit_what_it_held():
     driver = Driver()
     driver.learner()
     driver.put(*group("g"))
@@ -155,9 +156,27 @@ def test_a_silent_learner_that_comes_back_still_holds_its_deliveries():
     driver.wait(10.0)
     assert driver.state.learners.learner is None
     driver.learner()
-    assert driver.deliveries() == []
+    assert [d.unit_id for d in driver.deliveries()] == [delivery.unit_id]
     driver.commit(delivery.lease_id)
     assert driver.held == 0
+
+
+def test_a_repeated_hello_is_no_standstill():
+    driver = Driver(heartbeat_s=1000.0, task_lease_s=10.0, delivery_lease_s=20.0)
+    driver.learner()
+    driver.put(*group("g", 1), *group("h", 1, deadline_s=1000.0))
+    driver.actor()
+    done, running = driver.leases()
+    driver.segment("actor", done)
+    assert len(driver.deliveries()) == 1
+    driver.wait(9.0)
+    driver.actor(tasks=0)
+    driver.learner()
+    assert len(driver.deliveries()) == 1
+    driver.wait(9.0)
+    assert driver.got("actor", CancelTask) == []
+    driver.wait(2.0)
+    assert [c.lease_id for c in driver.got("actor", CancelTask)] == [running.lease_id]
 
 
 def test_a_restarted_learner_process_gets_its_deliveries_again():
@@ -185,6 +204,21 @@ def test_weights_reach_generators_at_once_and_those_that_join_later():
     assert driver.got("g0", WeightsReady) == [wanted]
     assert driver.got("g1", WeightsReady) == [wanted]
     assert driver.hello("actor", "a")[0].policy_version == 3
+
+
+def test_a_generator_that_missed_the_announcement_hears_it_again_until_it_serves_the_version():
+    driver = Driver()
+    driver.learner()
+    driver.hello("generator", "g0", endpoint="tcp://127.0.0.1:1")
+    driver.publish(3)
+    driver.take("g0", WeightsReady)
+    for _ in range(12):
+        driver.now += 1.0
+        driver.say("g0", Heartbeat(policy_version=2))
+    assert [ready.version for ready in driver.take("g0", WeightsReady)] == [3, 3]
+    driver.now += 60.0
+    driver.say("g0", Heartbeat(policy_version=3))
+    assert driver.take("g0", WeightsReady) == []
 
 
 def test_actors_hear_of_every_change_of_generators():
