@@ -51,23 +51,31 @@ class NewestWins:
         self.in_service = Announced(-1, 0)
         self.skipped = 0
         self._next: Announced | None = None
+        self._taken: Announced | None = None
+        self._never = (-1, -1)
 
     def offer(self, announced: Announced) -> bool:
-        """Note an announcement; False when it is not newer than what is in service or waiting."""
-        newest = self._next or self.in_service
-        if (announced.epoch, announced.version) <= (newest.epoch, newest.version):
+        """Note an announcement; False when it is not newer than what is in service, being loaded or waiting."""
+        newest = self._next or self._taken or self.in_service
+        place = (announced.epoch, announced.version)
+        if place <= (newest.epoch, newest.version) or place == self._never:
             return False
         self.skipped += self._next is not None
         self._next = announced
         return True
 
     def take(self) -> Announced | None:
-        """The newest announced version, once."""
-        announced, self._next = self._next, None
-        return announced
+        """The newest announced version, once; it counts as being loaded until `settle`."""
+        self._taken, self._next = self._next, None
+        return self._taken
+
+    def never(self, announced: Announced) -> None:
+        """The engine cannot take this version: it is in vain to announce it again."""
+        self._never = (announced.epoch, announced.version)
 
     def settle(self, announced: Announced, *, applied: bool) -> None:
         """What became of a version taken; one that was refused may be announced again."""
+        self._taken = None
         if applied:
             self.in_service = announced
 

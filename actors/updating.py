@@ -32,7 +32,7 @@ class Updater:
         self._pause_s = 0.0
 
     def offer(self, announced: Announced) -> None:
-        """Note an announcement of the broker; it is repeated whenever a link is made again."""
+        """Note an announcement of the broker; it is repeated until the version is in service."""
         if self._queue.offer(announced):
             self._offered.set()
         elif announced < self._queue.in_service:
@@ -65,6 +65,7 @@ class Updater:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
                 self._pause_s = await self._engine.apply_weights(manifest, data)
         except UpdateRefused as error:
+            self._queue.never(announced)
             self._refuse(str(error))
             return False
         except (EngineFailed, TimeoutError) as error:

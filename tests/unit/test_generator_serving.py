@@ -347,5 +347,7 @@ def test_an_engine_that_refuses_lives_on_and_one_that_fails_is_lost(tmp_path, er
         assert not up.loading
         assert up.gauges()["updates_refused"] == refused
         assert len(failures) == lost
+        up.offer(publish(tmp_path / "w", 4))
+        assert (up._queue.take() is None) == bool(refused)  # what it can never take is not staged again
 
     asyncio.run(main())

@@ -62,6 +62,18 @@ def test_a_refused_version_may_be_announced_again():
     assert queue.offer(Announced(0, 1))
 
 
+def test_what_is_being_loaded_is_not_taken_again():
+    queue = NewestWins()
+    queue.offer(Announced(0, 3))
+    loading = queue.take()
+    assert not queue.offer(Announced(0, 3))
+    assert not queue.offer(Announced(0, 2))
+    assert queue.offer(Announced(0, 4))
+    queue.settle(loading, applied=True)
+    assert queue.skipped == 0
+    assert queue.take() == Announced(0, 4)
+
+
 def test_any_publication_is_newer_than_the_model_folder():
     assert NewestWins().offer(Announced(0, 0))
 
