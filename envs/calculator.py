@@ -92,10 +92,6 @@ class CalculatorSuite:
         messages.append({"role": "assistant", "content": f"={solution(question)}"})
         return messages
 
-    def questions(self, count: int) -> list[str]:
-        """Texts of ``count`` questions, for making a tokenizer; blocking."""
-        return self.scorer.questions(count)
-
     def gauges(self) -> dict[str, float]:
         """Numbers for the actor's heartbeat."""
         return self.scorer.gauges()

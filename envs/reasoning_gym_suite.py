@@ -51,10 +51,6 @@ class ReasoningGymSuite:
             raise LookupError(f"task {index} of {split}: the library gives no solution for this family")
         return [*opening(entry.question, self._instruction), {"role": "assistant", "content": entry.answer}]
 
-    def questions(self, count: int) -> list[str]:
-        """Texts of ``count`` questions, for making a tokenizer; blocking."""
-        return self.scorer.questions(count)
-
     def gauges(self) -> dict[str, float]:
         """Numbers for the actor's heartbeat."""
         return self.scorer.gauges()

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from envs.base import Split
 from envs.errors import EnvError, RefusedFamily, ScorerFailed
-from envs.scorer_process import START_DEADLINE_S, Family, ScorerProcess, Wrap
+from envs.scorer_process import Family, ScorerProcess, Wrap
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,6 @@ Sandbox = Literal["auto", "bwrap", "process"]
 ENTRY_DEADLINE_S = 20.0
 SCORE_DEADLINE_S = 2.0
 MAX_ANSWER_CHARS = 65_536
-QUESTIONS_A_REQUEST = 1_000
 
 RUNS_ANSWERS = frozenset(
     {
@@ -126,10 +125,6 @@ class Scorer:
         score: float = await self._elsewhere(self._score, position, answer)
         return score
 
-    def questions(self, count: int) -> list[str]:
-        """Texts of the library's first ``count`` questions, of both splits (for a tokenizer); blocking."""
-        return self._thread.submit(self._questions, count).result()
-
     def gauges(self) -> dict[str, float]:
         """The counters, for a heartbeat."""
         return {name: float(count) for name, count in asdict(self.counters).items()}
@@ -198,17 +193,6 @@ class Scorer:
             self.counters.scorer_errors += 1
             return 0.0
         return score
-
-    def _questions(self, count: int) -> list[str]:
-        texts: list[str] = []
-        while len(texts) < count:
-            size = min(QUESTIONS_A_REQUEST, count - len(texts))
-            request = {"op": "questions", "start": len(texts), "count": size}
-            reply = self._request(request, START_DEADLINE_S)
-            if "error" in reply:
-                raise ScorerFailed(f"family {self._family.name!r}: {reply['error']}")
-            texts += reply["questions"]
-        return texts
 
 
 def _wraps(chosen: Literal["bwrap", "process"], wanted: Sandbox, family: str) -> list[Wrap]:

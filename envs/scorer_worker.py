@@ -180,9 +180,6 @@ def answer(questions: Questions, request: dict[str, Any]) -> dict[str, Any]:
             return {"position": position, "question": entry["question"], "answer": solution and str(solution)}
         case "score":
             return {"score": questions.score(request["position"], request["answer"])}
-        case "questions":
-            start = request["start"]
-            return {"questions": [questions.at(start + i)["question"] for i in range(request["count"])]}
     raise ValueError(f"unknown request {request['op']!r}")
 
 
