@@ -253,7 +253,7 @@ def test_a_repeated_hello_brings_again_what_may_have_been_lost_on_the_way(driver
     driver.put(*group("g", 1), *group("h", 1))
     for lease in driver.leases():
         close(driver, lease)
-    first, second = driver.deliveries()
+    first, _ = driver.deliveries()
     driver.learner()
     again = driver.deliveries()
     assert [(d.unit_id, d.redelivered) for d in again] == [("g", True), ("h", True)]
@@ -273,7 +273,9 @@ def test_tasks_put_again_whose_notice_was_lost_are_said_to_be_over_once_a_group(
     driver.learner()
     driver.put(*group("g", 4), *group("running", 2))
     driver.put(*group("g", 4))
-    assert [(d.unit_id, d.group_id, d.trajectories, d.reason) for d in driver.dropped()] == [("g", "g", 4, "over")]
+    assert [(d.unit_id, d.group_id, d.trajectories, d.reason) for d in driver.dropped()] == [
+        ("g", "g", 4, "over")
+    ]
 
 
 def test_tasks_put_again_whose_unit_is_held_are_not_over(driver):

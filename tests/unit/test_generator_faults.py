@@ -50,7 +50,9 @@ def test_updates_that_are_cancelled_are_no_failure():
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:0", "tcp://*:5557", "tcp://10.0.0.1:1", "udp://127.0.0.1:1"])
+@pytest.mark.parametrize(
+    "endpoint", ["tcp://0.0.0.0:0", "tcp://*:5557", "tcp://10.0.0.1:1", "udp://127.0.0.1:1"]
+)
 def test_an_endpoint_that_others_can_reach_is_refused_before_anything_starts(endpoint):
     with pytest.raises(EndpointRefused, match="only loopback and ipc"):
         serve_generator(

@@ -74,7 +74,8 @@ def test_a_slow_broker_is_given_time_to_answer_the_last_hello():
     session.due(0.0, Progress())
     session.due(1.0, Progress())
     assert not session.received(WELCOME, 1.5)
-    assert session.due(2.4, Progress()) == []  # else its answer, 1.5 s late each time, would never be the last
+    # Another Hello now, and its answer, late by 1.5 s each time, would never be to the last one.
+    assert session.due(2.4, Progress()) == []
     assert session.received(replace(WELCOME, attempt=1), 2.5)
 
 
