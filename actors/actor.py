@@ -197,10 +197,10 @@ class Actor:
             self._give_back(self._book.unused())
         elif lease.task.env != self._env_name:
             self._reject(lease, f"this actor runs environment {self._env_name!r}, not {lease.task.env!r}")
-        elif (running := self._book.lease_of(trajectory_id)) is not None:
+        elif (running := self._book.lease_of(trajectory_id)) or self._outbox.holds(trajectory_id):
             # Leased by a broker that has been restarted since. Segments of the old episode may be on their
             # way under this very id, so nothing new may be sent under it: the next attempt has another.
-            self._cancel(running, "leased again by another broker")
+            self._cancel(running or "", "leased again by another broker")
             self._outbox.forget(trajectory_id)
             self._reject(lease, "this attempt is under way already, under another lease")
         elif why := self._book.why_not():

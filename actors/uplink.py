@@ -81,6 +81,10 @@ class Outbox:
         self._unacked.update(self._waiting)
         self._waiting, self._unacked = self._unacked, OrderedDict()
 
+    def holds(self, trajectory_id: str) -> bool:
+        """Whether a segment of a trajectory is not acknowledged yet."""
+        return any(key[0] == trajectory_id for kept in (self._waiting, self._unacked) for key in kept)
+
     def forget(self, trajectory_id: str) -> None:
         """Drop what is left of a trajectory that nobody wants any more."""
         for kept in (self._waiting, self._unacked):

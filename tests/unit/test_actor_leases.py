@@ -104,6 +104,18 @@ def test_an_attempt_leased_again_by_another_broker_is_neither_run_twice_nor_spli
     asyncio.run(main())
 
 
+def test_an_attempt_that_has_ended_here_but_is_not_acknowledged_is_not_run_under_another_lease(make):
+    async def main():
+        actor = make()
+        actor._outbox.offer_frames(("t.0", 1), [b"closing segment, for the broker before this one"])
+        actor._received(lease("new"), [])
+        assert [type(message) for message in actor._link.sent] == [TaskRejected, TaskCredit]
+        assert actor._episodes == {}
+        assert actor._outbox.empty
+
+    asyncio.run(main())
+
+
 def test_segments_are_offered_together_before_waiting_for_room(make, monkeypatch):
     monkeypatch.setattr(module, "WAITING_SEGMENTS", 0)
 
