@@ -105,7 +105,10 @@ def test_each_applied_step_raises_the_version_and_is_committed(tmp_path):
     assert (it.step, it.version, it.ended_by) == (3, 3, "all steps done")
     assert [entry[1] for entry in it.exchange.log if entry[0] == "announce"] == [1, 2, 3]
     assert [entry[1] for entry in it.exchange.log if entry[0] == "commit"] == [1, 2, 3]
-    assert [entry[1:] for entry in it.exchange.log if entry[0] == "evaluate"] == [("before 0", 0), ("after 3", 3)]
+    assert [entry[1:] for entry in it.exchange.log if entry[0] == "evaluate"] == [
+        ("before 0", 0),
+        ("after 3", 3),
+    ]
     assert it.totals.lag_counts == {"0": 6, "1": 6}
     assert it.evaluations[0]["failed"] == 1, "a task that was given up counts as failed"
 
@@ -140,7 +143,9 @@ def test_a_batch_without_fresh_tokens_is_not_a_skipped_step(tmp_path):
 
 
 @pytest.mark.parametrize(("reason", "evaluated"), [("time limit", True), ("SIGTERM", False)])
-def test_a_stop_ends_with_a_checkpoint_and_an_evaluation_unless_one_is_in_a_hurry(tmp_path, reason, evaluated):
+def test_a_stop_ends_with_a_checkpoint_and_an_evaluation_unless_one_is_in_a_hurry(
+    tmp_path, reason, evaluated
+):
     it = learner(tmp_path, ["applied"] * 5, stop_at=(2, reason))
     it.train()
     assert it.ended_by == reason
