@@ -1,8 +1,9 @@
 """Does a shipped recipe learn on every seed? Runs it whole, once per seed, and prints all results.
 
-    python benchmarks/seeds.py [RECIPE] [--seeds 0 1 2] [--out FILE.json]
+    python -m benchmarks.seeds [RECIPE] [--seeds 0 1 2] [--models] [--out FILE.json]
 
-The warm-started model differs by seed too. Accuracy is greedy, on held-out tasks.
+All seeds start from the recipe's warm-started model; with --models each one makes a model of its own.
+Accuracy is greedy, on held-out tasks.
 """
 
 import argparse
@@ -17,9 +18,10 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 
 
-def run(recipe: str, seed: int, folder: Path) -> dict[str, Any]:
+def run(recipe: str, seed: int, folder: Path, *, models: bool) -> dict[str, Any]:
     """One whole run; returns its summary."""
-    overrides = [f"run.dir={folder}", f"run.name=seed{seed}", f"run.seed={seed}", f"model.tiny.seed={seed}"]
+    overrides = [f"run.dir={folder}", f"run.name=seed{seed}", f"run.seed={seed}"]
+    overrides += [f"model.tiny.seed={seed}"] if models else []
     command = [
         sys.executable,
         "-m",
@@ -56,10 +58,11 @@ def main() -> None:
     )
     parser.add_argument("recipe", nargs="?", default="spell_backward")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--models", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        summaries = [run(args.recipe, seed, Path(folder)) for seed in args.seeds]
+        summaries = [run(args.recipe, seed, Path(folder), models=args.models) for seed in args.seeds]
     sys.stdout.write(table(summaries) + "\n")
     if args.out:
         args.out.write_text(json.dumps(summaries, indent=1))
