@@ -46,9 +46,11 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
-    args = parser().parse_args(arguments)
+    args, rest = parser().parse_known_args(arguments)
+    if unknown := [word for word in rest if word.startswith("-") or "=" not in word]:
+        parser().error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
-        config = load(args.run_file, args.overrides)
+        config = load(args.run_file, [*args.overrides, *rest])  # overrides may stand behind options, too
         return execute(args, config)
     except LaunchError as error:
         sys.stderr.write(f"offbeat {args.command}: {error}\n")

@@ -44,3 +44,11 @@ def test_roles_by_hand_need_fixed_ports():
     done = offbeat("broker", str(ROOT / "recipes" / "spell_backward.toml"))
     assert done.returncode == 1
     assert "broker.endpoint=tcp://127.0.0.1:5755" in done.stderr
+
+
+def test_overrides_may_stand_before_and_behind_options():
+    recipe = str(ROOT / "recipes" / "spell_backward.toml")
+    done = offbeat("actor", recipe, "run.mode=sync", "--name", "a", "learner.steps=0")
+    assert done.returncode == 1
+    assert "learner.steps" in done.stderr, "the last override was read"
+    assert offbeat("actor", recipe, "--nam", "a", "--wrong").returncode == 2
