@@ -24,8 +24,6 @@ def test_reward_rises(offbeat, recipe):
     assert summary["killed_processes"] == []
     assert (run.folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     assert list((run.folder / "tb").glob("events.*"))
-
-
-def test_multi_turn_trajectories_have_turns_with_observations_between(offbeat):
-    run = offbeat("calculator", "learner.steps=3", "learner.evaluation_tasks=16")
-    assert run.steps[-1]["rollout/turns_mean"] > 1.5
+    if recipe == "calculator":  # episodes end at the first wrong call: more turns are more right ones
+        turns = [m["rollout/turns_mean"] for m in run.steps if "rollout/turns_mean" in m]
+        assert statistics.mean(turns[-8:]) > max(1.3, statistics.mean(turns[:8]) + 0.1)
