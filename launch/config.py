@@ -69,7 +69,7 @@ class ModelSection(_Section):
     """`[model]`: a Hugging Face name or folder, or a tiny model that is made here."""
 
     path: str = ""
-    """Hugging Face name or folder of a causal language model."""
+    """Hugging Face name or folder of a causal language model; takes the place of a tiny one."""
     tiny: TinyModel | None = None
     cache: Path = Field(Path("runs/models"), strict=False)
     """Where made models are kept."""
@@ -164,8 +164,8 @@ def _fields_beside(location: tuple[Any, ...]) -> list[str]:
 
 def _contradictions(config: RunConfig) -> Iterator[str]:
     """Combinations that could never work, each with the cure."""
-    if bool(config.model.path) == (config.model.tiny is not None):
-        yield "model: set either model.path (a Hugging Face name or folder) or the section [model.tiny]"
+    if not config.model.path and config.model.tiny is None:
+        yield "model: set model.path (a Hugging Face name or folder), or add the section [model.tiny]"
     yield from _batches(config)
     yield from _queues(config)
     yield from _lengths(config)

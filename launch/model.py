@@ -32,7 +32,7 @@ def prepare(config: RunConfig) -> Path:
     Raises:
         ConfigError: the model cannot be found.
     """
-    if config.model.tiny is None:
+    if config.model.path or config.model.tiny is None:
         return _find(config.model.path)
     text = config.model.tiny.model_dump_json() + config.env.model_dump_json()
     length = config.generator.max_model_len

@@ -82,7 +82,7 @@ def watch(crew: "Crew", panel: Panel, interrupt: "Interrupt") -> None:
 
 def prepare_model(config: RunConfig, folder: Path, panel: Panel, interrupt: "Interrupt") -> None:
     """Make the tiny model if the run file asks for one and it is not in the cache; in a process of its own."""
-    if config.model.tiny is None:
+    if config.model.path or config.model.tiny is None:
         return
     panel.note("model: making and warm-starting it, unless it is cached")
     env = role_environment(1, local_model=True)

@@ -99,3 +99,10 @@ def test_the_configuration_names_the_tokens(made):
     config = json.loads((folder / "tokenizer_config.json").read_text())
     assert config["eos_token"] == "<eos>"
     assert "chat_template" in config
+
+
+def test_a_model_that_is_named_takes_the_place_of_a_tiny_one(made):
+    folder, cache = made
+    config = run_file(cache)
+    named = config.model_copy(update={"model": config.model.model_copy(update={"path": str(folder)})})
+    assert prepare(named) == folder
