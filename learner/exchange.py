@@ -92,7 +92,7 @@ class Exchange:
         The run's time limit does not end it.
         """
         self._evaluating = tasks = self.curriculum.evaluation(tag, version)
-        self._put(tasks)
+        self.put(tasks)
 
         def out() -> int:
             return sum(task.group_id not in self.inlet.evaluated for task in tasks)
@@ -109,11 +109,7 @@ class Exchange:
     def refill(self, *, step: int, version: int) -> None:
         """Let go of what was filtered out and put tasks up to the capacity that the lag bound allows."""
         self.commit([], step=step)
-        self._put(self.curriculum.refill(version=version, lockstep=self._lockstep))
-
-    def put_again(self, tasks: Sequence[Task]) -> None:
-        """Tasks that a checkpoint says were under way."""
-        self._put(tasks)
+        self.put(self.curriculum.refill(version=version, lockstep=self._lockstep))
 
     def commit(self, trained: Sequence[Group], *, step: int) -> None:
         """These groups entered a gradient at ``step``."""
@@ -132,7 +128,8 @@ class Exchange:
         welcome = self._link.session.welcome
         return welcome.policy_version if welcome else 0
 
-    def _put(self, tasks: Sequence[Task]) -> None:
+    def put(self, tasks: Sequence[Task]) -> None:
+        """Queue tasks; the broker ignores those it has seen."""
         for start in range(0, len(tasks), TASKS_PER_MESSAGE):
             self._link.send(PutTasks(tasks=list(tasks[start : start + TASKS_PER_MESSAGE])))
 
@@ -144,8 +141,8 @@ class Exchange:
         if self._announced is not None:
             self._link.send(self._announced)
         groups = self.curriculum.outstanding.items()
-        self._put([task for group, tasks in groups if not self.inlet.holds(group) for task in tasks])
-        self._put([task for task in self._evaluating if task.group_id not in self.inlet.evaluated])
+        self.put([task for group, tasks in groups if not self.inlet.holds(group) for task in tasks])
+        self.put([task for task in self._evaluating if task.group_id not in self.inlet.evaluated])
         self._link.send(DeliveryCredit(units=CREDIT_UNITS))
 
     def _wait(self, done: Callable[[], bool], missing: Callable[[], str], *, limited: bool) -> None:

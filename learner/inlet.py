@@ -31,11 +31,14 @@ class Counts:
     tokens: dict[str, int] = field(default_factory=dict)
 
     def add(self, outcome: str, trajectories: Sequence[Trajectory]) -> None:
-        if not trajectories:
-            return
-        self.trajectories[outcome] = self.trajectories.get(outcome, 0) + len(trajectories)
-        tokens = sum(t.action_tokens for t in trajectories)
-        self.tokens[outcome] = self.tokens.get(outcome, 0) + tokens
+        if trajectories:
+            self.note(outcome, len(trajectories))
+            tokens = sum(t.action_tokens for t in trajectories)
+            self.tokens[outcome] = self.tokens.get(outcome, 0) + tokens
+
+    def note(self, outcome: str, trajectories: int) -> None:
+        """Count trajectories whose tokens never reached us."""
+        self.trajectories[outcome] = self.trajectories.get(outcome, 0) + trajectories
 
     def total(self, *outcomes: str) -> int:
         """Trajectories with one of these outcomes."""
@@ -80,13 +83,8 @@ class Inlet:
                 self._delivered(message, rest)
             case Dropped():
                 self.deliveries += 1
-                if self.curriculum.is_evaluation(message.group_id):
-                    self.evaluated[message.group_id] = None
-                self.curriculum.settle(message.group_id)
-                outcome = f"dropped_{message.reason}"
-                self.counts.trajectories[outcome] = (
-                    self.counts.trajectories.get(outcome, 0) + message.trajectories
-                )
+                self._will_not_come(message.group_id)
+                self.counts.note(f"dropped_{message.reason}", message.trajectories)
             case QueueStats():
                 self.gauges = message.gauges
 
@@ -129,7 +127,10 @@ class Inlet:
             segments = []
         trajectories = self._assemble(segments)
         if not trajectories:
-            self._lost(segments[0][0].group_id if segments else deliver.unit_id.rpartition(".")[0], deliver)
+            group_id = segments[0][0].group_id if segments else deliver.unit_id.rpartition(".")[0]
+            self._will_not_come(group_id)
+            self.curriculum.settle(deliver.unit_id)  # a unit that cannot be read may be a group or its member
+            self._drop("unusable", deliver, [])
             return
         group_id = trajectories[0].group_id
         if trajectories[0].purpose == "eval":
@@ -151,13 +152,11 @@ class Inlet:
         self._leases[deliver.unit_id] = deliver.lease_id
         self.ready.append(Group(deliver.unit_id, group_id, usable))
 
-    def _lost(self, group_id: str, deliver: Deliver) -> None:
-        """A unit that cannot be read; it is not waited for any more."""
+    def _will_not_come(self, group_id: str) -> None:
+        """Wait for this group no more."""
         if self.curriculum.is_evaluation(group_id):
             self.evaluated[group_id] = None
         self.curriculum.settle(group_id)
-        self.curriculum.settle(deliver.unit_id)
-        self._drop("unusable", deliver, [])
 
     def _assemble(self, segments: list[tuple[Segment, Arrays]]) -> list[Trajectory]:
         """The unit's trajectories; one that cannot be put together is counted and left out, not its group."""
@@ -170,7 +169,7 @@ class Inlet:
                 trajectories.append(assemble(pieces))
             except BrokenTrajectory as error:
                 log.error("trajectory rejected: %s", error)
-                self.counts.trajectories["rejected"] = self.counts.trajectories.get("rejected", 0) + 1
+                self.counts.note("rejected", 1)
         return trajectories
 
     def _drop(self, outcome: str, deliver: Deliver, trajectories: Sequence[Trajectory]) -> None:

@@ -224,5 +224,5 @@ class Learner:
         self.report.rewind(self.step)
         self.take_over(always=True)
         curriculum = self.exchange.curriculum
-        self.exchange.put_again(curriculum.restore(state["curriculum"], curriculum.epoch))
+        self.exchange.put(curriculum.restore(state["curriculum"], curriculum.epoch))
         log.info("resumed at step %d, version %d, epoch %d", self.step, self.version, curriculum.epoch)
