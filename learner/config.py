@@ -2,18 +2,14 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from learner.algorithm_config import AlgorithmConfig, Section
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-
-class SamplingConfig(_Section):
+class SamplingConfig(Section):
     """How training trajectories are sampled. Nucleus and top-k sampling are left out on purpose: they would make
     the behaviour probabilities of tokens outside the nucleus zero and the importance ratio undefined."""
 
@@ -24,61 +20,7 @@ class SamplingConfig(_Section):
     """Prompt, observations and actions together."""
 
 
-class GroupAdvantage(_Section):
-    """Group-relative advantage (GRPO, arXiv:2402.03300)."""
-
-    kind: Literal["group"] = "group"
-    scale: Literal["std", "none"] = "std"
-    """"std" divides by the group's standard deviation; "none" is the Dr. GRPO form (arXiv:2503.20783)."""
-
-
-AdvantageConfig = GroupAdvantage
-
-
-class TruncatedCorrection(_Section):
-    """Weight min(ceiling, proximal / behaviour), detached (truncated importance sampling)."""
-
-    kind: Literal["truncated"] = "truncated"
-    ceiling: float = Field(2.0, gt=0)
-
-
-class NoCorrection(_Section):
-    """The staleness of a token is ignored."""
-
-    kind: Literal["none"] = "none"
-
-
-CorrectionConfig = Annotated[TruncatedCorrection | NoCorrection, Field(discriminator="kind")]
-
-
-class ClipSurrogate(_Section):
-    """PPO clip of current / proximal to [1 - low, 1 + high]."""
-
-    kind: Literal["clip"] = "clip"
-    low: float = Field(0.2, ge=0, lt=1)
-    high: float = Field(0.28, ge=0)
-
-
-SurrogateConfig = ClipSurrogate
-
-
-class AlgorithmConfig(_Section):
-    """`[learner.algorithm]`: the objective, put together from parts."""
-
-    advantage: AdvantageConfig = GroupAdvantage()
-    correction: CorrectionConfig = TruncatedCorrection()
-    surrogate: SurrogateConfig = ClipSurrogate()
-    proximal: Literal["recomputed", "behaviour"] = "recomputed"
-    """Proximal policy: the learner's weights before the update, or the behaviour policy itself."""
-    entropy_coefficient: float = Field(0.0, ge=0)
-    kl_coefficient: float = Field(0.0, ge=0)
-    """Of the k3 estimate of KL(current || proximal)."""
-    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
-    updates_per_batch: int = Field(1, ge=1)
-    """Optimizer steps on one batch (its trajectories are dealt to that many mini-batches)."""
-
-
-class OptimizerConfig(_Section):
+class OptimizerConfig(Section):
     """AdamW and its schedule."""
 
     lr: float = Field(3e-4, gt=0)
@@ -90,7 +32,33 @@ class OptimizerConfig(_Section):
     max_grad_norm: float = Field(1.0, gt=0)
 
 
-class LearnerConfig(_Section):
+class ReplayConfig(Section):
+    """`[learner.replay]`: part of each batch are trajectories that were trained before."""
+
+    rule: Literal["uniform", "recent", "success", "per_prompt", "advantage", "difficulty"] = "recent"
+    """What is kept and drawn: groups at random; groups, the newest likelier (ReMix, arXiv:2507.06892); groups
+    whose success rate is near `target_success` (DOTS, arXiv:2506.05316); trajectories that succeeded, to
+    rescue a group that failed completely (ARPO, arXiv:2505.16282), the last one per prompt only (RAPO,
+    arXiv:2509.24107); trajectories that were better than the present baseline (SPEAR, arXiv:2509.22601)."""
+    share: float = Field(0.4, gt=0, lt=1)
+    """Of each batch. Rescue rules replace failed members instead, whatever the share."""
+    capacity_groups: int = Field(512, ge=1)
+    max_policy_lag: int = Field(2, ge=1)
+    """Versions; what is older is thrown away."""
+    max_uses: int = Field(4, ge=1)
+    """How often one item is replayed."""
+    min_size: int = Field(1, ge=1)
+    """Items held before the first is drawn."""
+    samples_per_insert: float | None = Field(None, gt=0)
+    """Most samples per item inserted, in the long run."""
+    target_success: float = Field(0.5, ge=0, le=1)
+    temperature: float = Field(0.1, gt=0)
+    per_prompt_capacity: int = Field(8, ge=1)
+    stop_at_step: int = Field(0, ge=0)
+    """No replay from this learner step on; 0: never stops."""
+
+
+class LearnerConfig(Section):
     """`[learner]` of the run file."""
 
     steps: int = Field(100, ge=1)
@@ -101,11 +69,18 @@ class LearnerConfig(_Section):
     """Trajectories per learner step; a multiple of group_size."""
     max_policy_lag: int = Field(4, ge=0)
     """Oldest token that may carry gradient, in versions."""
+    forced_lag: int = Field(0, ge=0)
+    """With run.mode = "sync": train on batches that lag exactly so many versions. For experiments on staleness."""
+    train_on: Literal["groups", "trajectories", "windows"] = "groups"
+    """What a batch is made of: whole rollout groups; finished trajectories as they come, for methods with a
+    critic; or windows (segments, see actor.segment_tokens) of trajectories that are still being generated
+    (T-PPO)."""
     filter_uniform_groups: bool = True
     """Leave out groups whose returns are all equal: their group-relative advantage is zero. Such groups count as
     dropped by a filter, and the batch is filled with others."""
     sampling: SamplingConfig = SamplingConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    replay: ReplayConfig | None = None
     optimizer: OptimizerConfig = OptimizerConfig()
     processes: int = Field(1, ge=1)
     """Learner ranks on this machine."""
