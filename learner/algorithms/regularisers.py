@@ -1,17 +1,32 @@
-"""Regularisers and what they are measured by: entropy, and estimates of the KL divergence from sampled
+r"""Regularisers and what they are measured by: entropy, and estimates of the KL divergence from sampled
 tokens.
 
 Estimators k1, k2, k3 of KL(a || b) from tokens sampled by a (J. Schulman, "Approximating KL divergence",
 2020), with d = log b(x) - log a(x). All are per token, in nats.
+
+An estimate that is good as a number need not be good as a loss (arXiv:2506.09477): differentiating it leaves
+out that a also chose the token. With gradient through log a and tokens sampled by a itself, the expected
+gradients are
+
+    k1: 0 (noise alone)    k2: that of KL(a || b)    k3: that of KL(b || a), the other direction
+
+and the last two agree to first order where a and b are close.
 """
+
+from typing import Literal, assert_never
 
 from torch import Tensor
 
 from learner.algorithms.ratios import LOG_RATIO_LIMIT
 
+KlEstimator = Literal["k1", "k2", "k3"]
+
 
 def kl_k1(logp_a: Tensor, logp_b: Tensor) -> Tensor:
-    """-d: unbiased, high variance, may be negative. Shape [N].
+    r"""-d: unbiased, high variance, may be negative. Shape [N].
+
+    As a loss its gradient is :math:`\nabla \log a`, zero in expectation: it regularises nothing. For
+    measuring, or as a penalty inside the reward.
 
     Example:
         >>> import torch
@@ -22,7 +37,10 @@ def kl_k1(logp_a: Tensor, logp_b: Tensor) -> Tensor:
 
 
 def kl_k2(logp_a: Tensor, logp_b: Tensor) -> Tensor:
-    """d²/2: biased, low variance, never negative. Shape [N].
+    r"""d²/2: biased, low variance, never negative. Shape [N].
+
+    As a loss its gradient is :math:`(\log a - \log b) \nabla \log a`, on policy an unbiased estimate of the
+    gradient of the reverse KL, :math:`\nabla KL(a || b)`.
 
     Example:
         >>> import torch
@@ -33,9 +51,12 @@ def kl_k2(logp_a: Tensor, logp_b: Tensor) -> Tensor:
 
 
 def kl_k3(logp_a: Tensor, logp_b: Tensor) -> Tensor:
-    """exp(d) - 1 - d: unbiased, never negative; the one of GRPO (arXiv:2402.03300, equation 4). Shape [N].
+    r"""exp(d) - 1 - d: unbiased, never negative; the one of GRPO (arXiv:2402.03300, equation 4). Shape [N].
 
-    d is held within ±20 nats. Gradient flows to both arguments, and is zero where they are equal.
+    d is held within ±20 nats. Gradient flows to both arguments, and is zero where they are equal. As a loss
+    its gradient is :math:`(1 - b/a) \nabla \log a`, on policy an estimate of the gradient of the *forward*
+    KL, :math:`\nabla KL(b || a)`: biased for the reverse one, weak (at most 1 · ∇ log a) where a token has
+    become too likely, strong where it has become too unlikely.
 
     Example:
         >>> import torch
@@ -44,6 +65,129 @@ def kl_k3(logp_a: Tensor, logp_b: Tensor) -> Tensor:
     """
     d = (logp_b - logp_a).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return d.expm1() - d
+
+
+def kl_estimate(logp_a: Tensor, logp_b: Tensor, *, estimator: KlEstimator) -> Tensor:
+    """Estimate of KL(a || b) per token, in nats, by the estimator's name.
+
+    Args:
+        logp_a: log-probabilities [N] of the tokens under a, nats; in a penalty, the current policy.
+        logp_b: the same under b.
+        estimator: what each is as a number and as a loss stands in `kl_k1`, `kl_k2` and `kl_k3`. As a loss,
+            k3 is the common choice and k2 the one whose gradient is that of the divergence it estimates.
+
+    Returns:
+        [N]; gradient flows to both arguments.
+
+    Example:
+        >>> import torch
+        >>> kl_estimate(torch.tensor([0.5]).log(), torch.tensor([0.25]).log(), estimator="k2")
+        tensor([0.2402])
+    """
+    match estimator:
+        case "k1":
+            return kl_k1(logp_a, logp_b)
+        case "k2":
+            return kl_k2(logp_a, logp_b)
+        case "k3":
+            return kl_k3(logp_a, logp_b)
+        case _:
+            assert_never(estimator)
+
+
+def base_share(step: int, *, hold: int = 50, every: int = 10, drop: float = 0.1, floor: float = 0.5) -> float:
+    r"""Share of the base policy in `kl_convex`, as training goes on.
+
+    .. math:: \lambda(t) = \max(1 - \delta \lceil \max(t - t_0, 0) / k \rceil, \lambda_\min)
+
+    ReMix (arXiv:2507.06892), whose numbers are the defaults: held close to the base policy first, more and
+    more to the predecessor later.
+
+    Args:
+        step: t, learner steps.
+        hold: t_0, steps with the base policy alone.
+        every: k, steps between two drops, >= 1.
+        drop: by how much.
+        floor: least share.
+
+    Returns:
+        In [floor, 1].
+
+    Raises:
+        ValueError: every is below 1.
+
+    Example:
+        >>> [round(base_share(step), 1) for step in (50, 51, 60, 61, 90, 91, 150)]
+        [1.0, 0.9, 0.9, 0.8, 0.6, 0.5, 0.5]
+    """
+    if every < 1:
+        raise ValueError(f"every must be at least 1 step, got {every}")
+    drops = -(-max(step - hold, 0) // every)
+    return max(1 - drop * drops, floor)
+
+
+def kl_convex(
+    logp_current: Tensor,
+    logp_base: Tensor,
+    logp_predecessor: Tensor,
+    *,
+    base_share: float,
+    estimator: KlEstimator,
+) -> Tensor:
+    r"""Convex mixture of the divergences from the base policy and from the predecessor.
+
+    .. math:: \lambda\, KL(\pi_\theta || \pi_\mathrm{base}) + (1 - \lambda)\, KL(\pi_\theta || \pi_{k-1})
+
+    KL-convex of ReMix (arXiv:2507.06892). The paper does not say which estimator; as a loss see `kl_estimate`.
+
+    Args:
+        logp_current: log-probabilities [N] under the current policy, with gradient, nats.
+        logp_base: under the base policy, which training began with or was restarted from.
+        logp_predecessor: under the policy before the last update.
+        base_share: lambda in [0, 1], from `base_share`.
+
+    Returns:
+        [N], nats; 0 where the three agree.
+
+    Example:
+        >>> import torch
+        >>> now, base = torch.tensor([0.5]).log(), torch.tensor([0.25]).log()
+        >>> kl_convex(now, base, now, base_share=0.5, estimator="k1")
+        tensor([0.3466])
+    """
+    from_base = kl_estimate(logp_current, logp_base, estimator=estimator)
+    from_predecessor = kl_estimate(logp_current, logp_predecessor, estimator=estimator)
+    return base_share * from_base + (1 - base_share) * from_predecessor
+
+
+def next_entropy_coefficient(
+    coefficient: float, entropy: float, *, target: float, change: float, maximum: float
+) -> float:
+    """Coefficient of the entropy bonus, steered so that the entropy does not stay below a target.
+
+    Raised by ``change`` where the measured entropy is below the target, lowered otherwise, held within
+    [0, maximum]: adaptive entropy control of Skywork-OR1 (arXiv:2505.22312, section 3.2.5; its released
+    program bounds the coefficient). There the bonus is also switched off for every step whose entropy is not
+    below the target, whatever the coefficient; here the coefficient runs down step by step instead.
+
+    Args:
+        coefficient: that of the step just made.
+        entropy: mean entropy of its tokens, nats.
+        target: nats; Skywork-OR1 uses 0.2.
+        change: > 0; its scripts use 1e-4.
+        maximum: its scripts use 0.005.
+
+    Returns:
+        The coefficient of the next step.
+
+    Example:
+        >>> next_entropy_coefficient(0.003, 0.1, target=0.2, change=0.001, maximum=0.005)
+        0.004
+        >>> next_entropy_coefficient(0.0, 0.3, target=0.2, change=0.001, maximum=0.005)
+        0.0
+    """
+    step = change if entropy < target else -change
+    return min(max(coefficient + step, 0.0), maximum)
 
 
 def entropy(log_probabilities: Tensor) -> Tensor:
