@@ -28,8 +28,9 @@ class GroupAdvantage(Section):
     """Return against the mean of the rollout group (GRPO, arXiv:2402.03300)."""
 
     kind: Literal["group"] = "group"
-    scale: Literal["std", "none"] = "std"
-    """"std" divides by the group's standard deviation; "none" is the Dr. GRPO form (arXiv:2503.20783)."""
+    scale: Literal["std", "sample_std", "none"] = "std"
+    """"std" divides by the group's standard deviation ("sample_std": by that with G - 1); "none" is the Dr.
+    GRPO form (arXiv:2503.20783)."""
 
 
 class LeaveOneOutAdvantage(Section):
@@ -80,9 +81,6 @@ class GaeAdvantage(Section):
     """Lambda; with `adaptive_alpha` the smallest one."""
     adaptive_alpha: float = Field(0.0, ge=0)
     """Length-adaptive lambda = max(trace, 1 - 1 / (alpha * length)); 0: off. T-PPO uses 0.05."""
-    bootstrap: Literal["last_value", "true_value"] = "last_value"
-    """After the last token of an unfinished trajectory: the value before it (T-PPO), or the critic's estimate
-    there."""
     ignored_tail: int = Field(8, ge=0)
     """Last tokens of an unfinished window without policy gradient; their advantages are the most biased."""
     whiten: bool = True

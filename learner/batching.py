@@ -16,8 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.algorithms.aggregation import Aggregation, token_weights
+from learner.algorithm_config import AggregationConfig
+from learner.algorithms.aggregation import token_weights
 from learner.algorithms.staleness import assert_lag_bound, loss_mask
+from learner.credit import Credit
 from learner.trajectory import Trajectory
 
 Ints = NDArray[np.int64]
@@ -35,13 +37,16 @@ class Batch:
 
     lengths: NDArray[np.int32]
     """[S]"""
-    token_ids: NDArray[np.int32]
-    """[ΣT], like all that follow but `temperature`"""
-    loss_mask: NDArray[np.bool_]
-    logp_behaviour: Floats
-    advantage: Floats
     temperature: Floats
     """[S]"""
+    token_ids: NDArray[np.int32]
+    """[ΣT], like all that follow"""
+    loss_mask: NDArray[np.bool_]
+    """tokens that carry policy gradient"""
+    seen_mask: NDArray[np.bool_]
+    """those, and tokens that the critic or imitation learns from"""
+    columns: dict[str, Floats]
+    """by name, see `make_batch`"""
 
     @property
     def starts(self) -> Ints:
@@ -50,11 +55,15 @@ class Batch:
 
     @property
     def trained(self) -> Ints:
-        """Tokens of each trajectory that carry gradient, [S]."""
-        sums = np.concatenate([[0], np.cumsum(self.loss_mask, dtype=np.int64)])
+        """Tokens of each trajectory that carry policy gradient, [S]."""
+        return self.count(self.loss_mask)
+
+    def count(self, mask: NDArray[np.bool_]) -> Ints:
+        """Tokens of each trajectory under a mask [ΣT], [S]."""
+        sums = np.concatenate([[0], np.cumsum(mask, dtype=np.int64)])
         starts = self.starts
-        trained: Ints = sums[starts[1:]] - sums[starts[:-1]]
-        return trained
+        counts: Ints = sums[starts[1:]] - sums[starts[:-1]]
+        return counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,61 +78,94 @@ class MicroBatch:
     """[N] token ids"""
     temperature: Floats
     """[N]"""
-    logp_behaviour: Floats
+    row: Ints
     """[N]"""
-    advantage: Floats
-    """[N]"""
-    weight: Floats
-    """[N] share in the loss of the mini-batch; 0 in a dummy"""
+    columns: dict[str, Floats]
+    """[N] each: those of the batch, and the shares of each target in the losses of the mini-batch: `weight`,
+    `value_weight`, `imitation_weight`"""
+    policy: NDArray[np.bool_]
+    """[N] targets that carry policy gradient"""
     token: Ints
-    """[N] which of the batch's trained tokens each target is; -1 in a dummy"""
+    """[N] which of the batch's seen tokens each target is; -1 in a dummy"""
     filled: int
     """Input positions that are not padding."""
 
 
 def make_batch(
     trajectories: Sequence[Trajectory],
-    advantages: NDArray[np.floating],
+    credit: Credit,
     *,
     current_version: int,
     max_policy_lag: int,
+    max_replay_lag: int = 0,
+    imitate: bool = False,
 ) -> Batch:
     """Lay trajectories out and decide which tokens carry gradient.
 
+    The columns are ``fresh`` (0 or 1), ``logp_behaviour``, ``lag`` (versions), ``turn`` (index), ``advantage``,
+    ``median_advantage``, ``value_mask``, ``value_target`` and ``imitation_mask``.
+
     Args:
-        advantages: [S], one per trajectory; every token of it gets the same.
+        max_policy_lag: bound for trajectories that are trained for the first time.
+        max_replay_lag: bound for replayed ones.
+        imitate: whether finished trajectories with a return above 0 are imitated, as far as they are fresh.
 
     Raises:
         ValueError: a trajectory that can carry gradient was sampled greedily.
         StaleTokens: a version that does not exist yet, or a fault in the mask.
     """
-    masks = []
-    for t in trajectories:
-        mask = loss_mask(
-            t.action_mask, t.policy_version, current_version=current_version, max_policy_lag=max_policy_lag
-        )
-        assert_lag_bound(
-            mask,
-            t.policy_version,
-            current_version=current_version,
-            max_policy_lag=max_policy_lag,
-            trajectory_id=t.trajectory_id,
-        )
-        if mask.any() and t.temperature <= 0:
-            raise ValueError(
-                f"trajectory {t.trajectory_id} was sampled at temperature {t.temperature:g} and has no "
-                "behaviour distribution to train against; sample training tasks at a temperature above 0"
-            )
-        masks.append(mask)
+    fresh = np.concatenate(
+        [
+            _fresh(t, current_version, max_replay_lag if t.replayed else max_policy_lag)
+            for t in trajectories
+        ]
+    )
     lengths = np.array([len(t) for t in trajectories], dtype=np.int32)
+    good = [imitate and t.status != "unfinished" and t.return_ > 0 for t in trajectories]
+    imitation = fresh & np.repeat(np.array(good, dtype=np.bool_), lengths)
+    loss_mask = fresh & credit.policy
+    columns = {
+        "fresh": fresh,
+        "logp_behaviour": np.concatenate([t.logp_behaviour for t in trajectories]),
+        "lag": np.where(fresh, current_version - np.concatenate([t.policy_version for t in trajectories]), 0),
+        "turn": np.concatenate([t.action_turn_index() for t in trajectories]),
+        "advantage": credit.advantage,
+        "median_advantage": credit.median_advantage,
+        "value_mask": credit.value,
+        "value_target": credit.value_target,
+        "imitation_mask": imitation,
+    }
     return Batch(
         lengths=lengths,
-        token_ids=np.concatenate([t.token_ids for t in trajectories]),
-        loss_mask=np.concatenate(masks),
-        logp_behaviour=np.concatenate([t.logp_behaviour for t in trajectories]),
-        advantage=np.repeat(np.asarray(advantages, dtype=np.float32), lengths),
         temperature=np.array([t.temperature for t in trajectories], dtype=np.float32),
+        token_ids=np.concatenate([t.token_ids for t in trajectories]),
+        loss_mask=loss_mask,
+        seen_mask=loss_mask | credit.value | imitation,
+        columns={name: np.ascontiguousarray(column, dtype=np.float32) for name, column in columns.items()},
     )
+
+
+def _fresh(t: Trajectory, current_version: int, max_policy_lag: int) -> NDArray[np.bool_]:
+    """Tokens of the present window that may carry gradient."""
+    if t.baseline:
+        return np.zeros(len(t), dtype=np.bool_)
+    mask = loss_mask(
+        t.action_mask, t.policy_version, current_version=current_version, max_policy_lag=max_policy_lag
+    )
+    mask[: t.window_start] = False
+    assert_lag_bound(
+        mask,
+        t.policy_version,
+        current_version=current_version,
+        max_policy_lag=max_policy_lag,
+        trajectory_id=t.trajectory_id,
+    )
+    if mask.any() and t.temperature <= 0:
+        raise ValueError(
+            f"trajectory {t.trajectory_id} was sampled at temperature {t.temperature:g} and has no "
+            "behaviour distribution to train against; sample training tasks at a temperature above 0"
+        )
+    return mask
 
 
 def deal_mini_batches(trajectories: int, parts: int, seed: Sequence[int]) -> list[Ints]:
@@ -179,7 +221,7 @@ def make_micro_batches(
     batch: Batch,
     members: Ints,
     *,
-    aggregation: Aggregation,
+    aggregation: AggregationConfig,
     budget: int,
     rank: int = 0,
     ranks: int = 1,
@@ -192,21 +234,35 @@ def make_micro_batches(
         budget: most positions of a micro-batch, padding included.
 
     Returns:
-        An empty list, on every rank, if no token carries gradient.
+        An empty list, on every rank, if no token is to be seen.
     """
-    trained = batch.trained[members]
-    weights = token_weights(trained, aggregation=aggregation)
+    seen = batch.count(batch.seen_mask)
+    shares = _shares(batch, members, aggregation)
     inputs = _needed_inputs(batch)[members]
-    kept = np.flatnonzero(trained)
+    kept = np.flatnonzero(seen[members])
     order = kept[np.argsort(-inputs[kept], kind="stable")]
     rounds = -(-len(order) // ranks)
     mine = [_dealt(order, i, rank, ranks) for i in range(rounds)]
-    first_trained = np.concatenate([[0], np.cumsum(batch.trained)])
+    first_seen = np.concatenate([[0], np.cumsum(seen)])
     result = []
     for start, end in choose_cuts(inputs[order[::ranks]], budget):
         rows = [row for row in mine[start:end] if row is not None]
-        result.append(_micro_batch(batch, members[rows], weights[rows], inputs[rows], first_trained))
+        row_shares = {name: values[rows] for name, values in shares.items()}
+        result.append(_micro_batch(batch, members[rows], row_shares, inputs[rows], first_seen))
     return result
+
+
+def _shares(batch: Batch, members: Ints, aggregation: AggregationConfig) -> dict[str, NDArray[np.float64]]:
+    """Weight of one token of each member, in each of the losses."""
+    kind, tokens = (aggregation, 0) if isinstance(aggregation, str) else ("fixed", aggregation.tokens)
+    trained = batch.trained[members]
+    valued = batch.count(batch.columns["value_mask"] > 0)[members]
+    imitated = batch.count(batch.columns["imitation_mask"] > 0)[members]
+    return {
+        "weight": token_weights(trained, aggregation=kind, fixed_tokens=tokens),
+        "value_weight": token_weights(valued, aggregation="sequence_mean"),
+        "imitation_weight": token_weights(imitated, aggregation="token_mean"),
+    }
 
 
 def padding_fraction(filled: int, computed: int) -> float:
@@ -223,7 +279,7 @@ def _needed_inputs(batch: Batch) -> Ints:
     """Positions of each trajectory the model must see, [S]: up to the one that predicts its last target."""
     needed = np.zeros(len(batch.lengths), dtype=np.int64)
     starts = batch.starts
-    places = np.flatnonzero(batch.loss_mask)
+    places = np.flatnonzero(batch.seen_mask)
     owners = np.searchsorted(starts, places, side="right") - 1
     np.maximum.at(needed, owners, places - starts[owners])
     return needed
@@ -238,12 +294,12 @@ def _dealt(order: Ints, turn: int, rank: int, ranks: int) -> int | None:
 def _micro_batch(
     batch: Batch,
     members: Ints,
-    weights: NDArray[np.float64],
+    shares: dict[str, NDArray[np.float64]],
     inputs: Ints,
-    first_trained: Ints,
+    first_seen: Ints,
 ) -> MicroBatch:
     if not len(members):
-        return _dummy()
+        return _dummy([*batch.columns, *shares])
     width = int(inputs.max())
     token_ids = np.full((len(members), width), PADDING, dtype=np.int64)
     places, positions, tokens = [], [], []
@@ -251,36 +307,43 @@ def _micro_batch(
     for row, (member, length) in enumerate(zip(members, inputs, strict=True)):
         start = starts[member]
         token_ids[row, :length] = batch.token_ids[start : start + length]
-        targets = np.flatnonzero(batch.loss_mask[start : starts[member + 1]])
+        targets = np.flatnonzero(batch.seen_mask[start : starts[member + 1]])
         places.append(start + targets)
         positions.append(row * width + targets - 1)
-        tokens.append(first_trained[member] + np.arange(len(targets)))
+        tokens.append(first_seen[member] + np.arange(len(targets)))
     counts = [len(p) for p in places]
     place = np.concatenate(places)
+    columns = {name: column[place] for name, column in batch.columns.items()}
+    masks = {
+        "weight": batch.loss_mask[place],
+        "value_weight": columns["value_mask"],
+        "imitation_weight": columns["imitation_mask"],
+    }
+    for name, share in shares.items():
+        columns[name] = (np.repeat(share, counts) * masks[name]).astype(np.float32)
     return MicroBatch(
         token_ids=token_ids,
         position=np.concatenate(positions),
         target=batch.token_ids[place].astype(np.int64),
         temperature=np.repeat(batch.temperature[members], counts),
-        logp_behaviour=batch.logp_behaviour[place],
-        advantage=batch.advantage[place],
-        weight=np.repeat(weights, counts).astype(np.float32),
+        row=np.repeat(np.arange(len(members)), counts),
+        columns=columns,
+        policy=batch.loss_mask[place],
         token=np.concatenate(tokens),
         filled=int(inputs.sum()),
     )
 
 
-def _dummy() -> MicroBatch:
+def _dummy(columns: Sequence[str]) -> MicroBatch:
     """Takes part in every collective and changes nothing."""
-    zero = np.zeros(1, dtype=np.float32)
     return MicroBatch(
         token_ids=np.full((1, 1), PADDING, dtype=np.int64),
         position=np.zeros(1, dtype=np.int64),
         target=np.zeros(1, dtype=np.int64),
         temperature=np.ones(1, dtype=np.float32),
-        logp_behaviour=zero,
-        advantage=zero,
-        weight=zero,
+        row=np.zeros(1, dtype=np.int64),
+        columns={name: np.zeros(1, dtype=np.float32) for name in columns},
+        policy=np.ones(1, dtype=np.bool_),
         token=np.full(1, -1, dtype=np.int64),
         filled=0,
     )

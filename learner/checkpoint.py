@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from msgspec import Struct
 
+from learner.adaptive import AdaptiveState
+
 LATEST = "latest"
 
 
@@ -34,6 +36,7 @@ class RankState(Struct, frozen=True, kw_only=True):
     dtype: str
     updates: int
     optimizer_steps: int
+    adaptive: AdaptiveState
     torch_rng: bytes
     numpy_rng: tuple[str, bytes, int, int, float]
     python_rng: tuple[int, list[int], float | None]
@@ -41,7 +44,14 @@ class RankState(Struct, frozen=True, kw_only=True):
 
 
 def capture(
-    *, ranks: int, zero_stage: int, dtype: str, updates: int, optimizer_steps: int, client: dict[str, Any]
+    *,
+    ranks: int,
+    zero_stage: int,
+    dtype: str,
+    updates: int,
+    optimizer_steps: int,
+    adaptive: AdaptiveState,
+    client: dict[str, Any],
 ) -> RankState:
     """State of this rank now, the random generators included."""
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
@@ -52,6 +62,7 @@ def capture(
         dtype=dtype,
         updates=updates,
         optimizer_steps=optimizer_steps,
+        adaptive=adaptive,
         torch_rng=torch.get_rng_state().numpy().tobytes(),
         numpy_rng=(str(kind), np.asarray(keys).tobytes(), int(position), int(has_gauss), float(cached)),
         python_rng=(version, list(internal), gauss),

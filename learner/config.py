@@ -107,3 +107,17 @@ class LearnerConfig(Section):
     """Held-out tasks of the greedy evaluation before and after."""
     evaluation_every: int = Field(0, ge=0)
     """Learner steps between evaluations in between; 0: none."""
+
+    @property
+    def lag_bound(self) -> int:
+        """Oldest token that may carry gradient the first time it is trained, in versions."""
+        return max(self.max_policy_lag, self.forced_lag)
+
+    @property
+    def fresh_trajectories(self) -> int:
+        """Trajectories of a batch that are trained for the first time: whole groups."""
+        replay = self.replay
+        if replay is None or replay.rule in ("success", "per_prompt"):
+            return self.batch_trajectories
+        groups = self.batch_trajectories / self.group_size * (1 - replay.share)
+        return max(1, round(groups)) * self.group_size

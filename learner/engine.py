@@ -9,6 +9,7 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -16,13 +17,18 @@ import torch
 import torch.distributed as dist
 
 from learner import checkpoint, ranks, zero
+from learner.adaptive import first_state, reference_policies
 from learner.batching import Batch, make_batch
 from learner.config import LearnerConfig
-from learner.objective import trajectory_advantages
+from learner.credit import assign_credit
+from learner.critic import load_critic
+from learner.estimates import ValueMemory, everything, scatter_estimates
+from learner.frozen import FrozenPolicy
+from learner.outcome import Outcome
 from learner.policy import load_policy
 from learner.report import UpdateReport, make_report
 from learner.trajectory import Trajectory
-from learner.update import Outcome, Updater
+from learner.update import Updater
 
 __all__ = ["Engine", "UpdateReport"]
 
@@ -54,18 +60,31 @@ class Engine:
         self.config = config
         self.model = model
         self.rank, self.ranks = zero.join_ranks(config.processes)
+        algorithm, dtype = config.algorithm, DTYPES[config.dtype]
+        head = algorithm.critic is not None and algorithm.critic.model == "head"
         policy = load_policy(
-            model, dtype=DTYPES[config.dtype], gradient_checkpointing=config.gradient_checkpointing
+            model, dtype=dtype, gradient_checkpointing=config.gradient_checkpointing, value_head=head
         )
         self._deepspeed = zero.initialise(policy, config, self.ranks)
+        self._critic = None
+        if algorithm.critic is not None and not head:
+            critic = load_critic(model, dtype=dtype, gradient_checkpointing=config.gradient_checkpointing)
+            self._critic = zero.initialise(critic, config, self.ranks)
         self._updater = Updater(
             engine=self._deepspeed,
+            critic=self._critic,
+            frozen={
+                name: FrozenPolicy(load_policy(model, dtype=dtype), self._deepspeed.device)
+                for name in reference_policies(algorithm)
+            },
             config=config,
-            total_steps=total_steps * config.algorithm.updates_per_batch,
+            total_steps=total_steps,
             seed=seed,
             rank=self.rank,
             ranks=self.ranks,
+            state=first_state(algorithm),
         )
+        self._values = ValueMemory()
         self.updates = 0
         """Calls of `update` so far, over restarts."""
         self.optimizer_steps = 0
@@ -87,17 +106,33 @@ class Engine:
         started = time.perf_counter()
         if not trajectories:
             raise ValueError("update needs at least one trajectory")
-        batch = make_batch(
-            trajectories,
-            trajectory_advantages(self.config.algorithm.advantage, trajectories),
-            current_version=current_version,
-            max_policy_lag=self.config.max_policy_lag,
-        )
+        batch = self._batch(trajectories, current_version)
         if self.ranks > 1:
-            ranks.send(*ranks.encode_batch(batch))
+            ranks.send(*ranks.encode_batch(ranks.RunUpdate, batch))
         outcome = self._run(batch)
         seconds = time.perf_counter() - started
         return make_report(trajectories, batch, outcome, current_version=current_version, seconds=seconds)
+
+    def _batch(self, trajectories: Sequence[Trajectory], current_version: int) -> Batch:
+        """Credit assigned, and all laid out."""
+        algorithm = self.config.algorithm
+        lay_out = partial(
+            make_batch,
+            trajectories,
+            current_version=current_version,
+            max_policy_lag=self.config.lag_bound,
+            max_replay_lag=self.config.replay.max_policy_lag if self.config.replay else 0,
+            imitate=algorithm.imitation_coefficient > 0,
+        )
+        if algorithm.critic is None:
+            return lay_out(assign_credit(algorithm, trajectories))
+        unknown = lay_out(everything(trajectories))
+        if self.ranks > 1:
+            ranks.send(*ranks.encode_batch(ranks.RunEstimate, unknown))
+        estimates = scatter_estimates(unknown, self._updater.estimate(unknown))
+        batch = lay_out(assign_credit(algorithm, trajectories, estimates))
+        batch.columns["value_before"] = self._values.recall(trajectories, estimates.value)
+        return batch
 
     def weights(self) -> tuple[dict[str, tuple[str, tuple[int, ...]]], Iterator[tuple[str, memoryview]]]:
         """``name -> (safetensors dtype, shape)`` and the tensors' bytes in the same order.
@@ -175,6 +210,8 @@ class Engine:
             match command:
                 case ranks.RunUpdate():
                     self._run(ranks.decode_batch(command, body))
+                case ranks.RunEstimate():
+                    self._updater.estimate(ranks.decode_batch(command, body))
                 case ranks.GatherWeights():
                     for _ in zero.gathered_weights(self._deepspeed):
                         pass
@@ -194,7 +231,9 @@ class Engine:
 
     def _free(self) -> None:
         self._deepspeed.destroy()
-        del self._deepspeed, self._updater
+        if self._critic is not None:
+            self._critic.destroy()
+        del self._deepspeed, self._critic, self._updater
         gc.collect()
 
     def _leave(self) -> None:
@@ -203,10 +242,20 @@ class Engine:
             dist.destroy_process_group()
 
     def _run(self, batch: Batch) -> Outcome:
-        outcome = self._updater.run(batch, update=self.updates, optimizer_step=self.optimizer_steps)
+        change = self.config.algorithm.reincarnation
+        frozen = self._updater.frozen
+        if change is not None and self.updates == change.step and "reference" in frozen:
+            frozen["reference"].replace(zero.gathered_weights(self._deepspeed))
+        before = self._snapshot() if "predecessor" in frozen else []
+        outcome = self._updater.run(batch, step=self.updates, optimizer_step=self.optimizer_steps)
+        if before:
+            frozen["predecessor"].replace(before)
         self.updates += 1
         self.optimizer_steps += outcome.applied
         return outcome
+
+    def _snapshot(self) -> list[tuple[str, torch.Tensor]]:
+        return [(name, tensor.clone()) for name, tensor in zero.gathered_weights(self._deepspeed)]
 
     def _gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
         if self.ranks > 1 and self.config.zero_stage == 3:
@@ -214,13 +263,18 @@ class Engine:
         yield from zero.gathered_weights(self._deepspeed)
 
     def _save(self, folder: Path, name: str, client_state: dict[str, Any]) -> None:
-        self._deepspeed.save_checkpoint(str(folder), tag=name, save_latest=False)
+        for engine, path in self._engines(folder / name):
+            engine.save_checkpoint(str(path.parent), tag=path.name, save_latest=False)
+        if self.rank == 0:
+            for policy, frozen in self._updater.frozen.items():
+                frozen.save(folder / name / f"{policy}.safetensors")
         state = checkpoint.capture(
             ranks=self.ranks,
             zero_stage=self.config.zero_stage,
             dtype=self.config.dtype,
             updates=self.updates,
             optimizer_steps=self.optimizer_steps,
+            adaptive=self._updater.state,
             client=client_state,
         )
         checkpoint.write_state(folder, name, self.rank, state)
@@ -229,12 +283,23 @@ class Engine:
 
     def _load(self, folder: Path, name: str) -> dict[str, Any]:
         state = self._read_state(folder, name)
-        path, _ = self._deepspeed.load_checkpoint(str(folder), tag=name)
-        if path is None:
-            raise checkpoint.CheckpointError(f"{folder / name}: DeepSpeed found no checkpoint there")
+        for engine, place in self._engines(folder / name):
+            path, _ = engine.load_checkpoint(str(place.parent), tag=place.name)
+            if path is None:
+                raise checkpoint.CheckpointError(f"{place}: DeepSpeed found no checkpoint there")
+        for policy, frozen in self._updater.frozen.items():
+            frozen.load(folder / name / f"{policy}.safetensors")
         checkpoint.restore_random(state)
         self.updates, self.optimizer_steps = state.updates, state.optimizer_steps
+        self._updater.state = state.adaptive
         return state.client
+
+    def _engines(self, folder: Path) -> list[tuple[Any, Path]]:
+        """DeepSpeed's engines, and the folder of each in a checkpoint."""
+        engines = [(self._deepspeed, folder)]
+        if self._critic is not None:
+            engines.append((self._critic, folder / "critic"))
+        return engines
 
     def _read_state(self, folder: Path, name: str) -> checkpoint.RankState:
         return checkpoint.read_state(

@@ -1,35 +1,48 @@
-"""The objective, put together from config: correction of staleness x surrogate, minus regularisers.
+"""The objective, put together from config: corrections of staleness x surrogate, minus regularisers.
 
-    loss = Σ_t weight_t · ( - c_t · surrogate(current / proximal, A_t)
-                            - entropy_coefficient · H_t  +  kl_coefficient · k3_t )
+    loss = Σ_t weight_t · ( - c_t · surrogate_t - entropy_coefficient · H_t  +  kl_coefficient · KL_t )
 
-All tensors are flat, [N]: one element per token that carries gradient, of whatever trajectory.
+All tensors are flat, [N]: one element per token that carries policy gradient, of whatever trajectory.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.algorithms.advantages import group_relative_advantage
-from learner.algorithms.ratios import at_ceiling, importance_ratio, truncated_weight
-from learner.algorithms.regularisers import kl_k3
-from learner.algorithms.surrogates import clip_active, clipped_surrogate
-from learner.config import (
-    AdvantageConfig,
+from learner.algorithm_config import (
     AlgorithmConfig,
+    BalancedSurrogate,
+    BoundedSurrogate,
+    Centre,
+    ChunkSurrogate,
     ClipSurrogate,
     CorrectionConfig,
-    GroupAdvantage,
-    NoCorrection,
+    EntropySurrogate,
+    IntervalCorrection,
+    KlConfig,
+    KlConvex,
+    KlPenalty,
+    LagSurrogate,
+    Level,
+    MiniRlSurrogate,
+    MirrorDescentSurrogate,
+    RatioVarianceSurrogate,
     SurrogateConfig,
+    TripletSurrogate,
     TruncatedCorrection,
+    WeightedSurrogate,
+    WindowSurrogate,
 )
-from learner.trajectory import Trajectory
+from learner.algorithms import surrogates
+from learner.algorithms.clipping import hapo_bounds, hapo_redistribute, lag_bounds
+from learner.algorithms.corrections import interval_correction, truncated_correction
+from learner.algorithms.ratios import importance_ratio, interpolated_proximal, level_ratio
+from learner.algorithms.regularisers import kl_convex, kl_estimate
+from learner.algorithms.surrogates import SurrogateValue
 
 
 @dataclass(frozen=True)
@@ -39,9 +52,32 @@ class Tokens:
     logp_behaviour: Tensor
     advantage: Tensor
     weight: Tensor
-    """Share of each token in the loss; they sum to 1 over a mini-batch. 0 on dummies."""
+    """Share of each token in the loss."""
+    lag: Tensor
+    """Versions."""
+    sequence: Tensor
+    """int64; equal within a trajectory"""
+    turn: Tensor
+    """int64; equal within a turn"""
     logp_proximal: Tensor | None = None
     """None: the current policy is the proximal one (first and only update on a batch)."""
+    median_advantage: Tensor | None = None
+    entropy_signal: Tensor | None = None
+    logp_reference: Tensor | None = None
+    logp_predecessor: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """Numbers that are the same for all tokens of an optimizer step, and change from step to step."""
+
+    clip_low: float = 0.8
+    clip_high: float = 1.2
+    """Bounds of the ratio itself."""
+    dual: float = 0.0
+    entropy_coefficient: float = 0.0
+    base_share: float = 1.0
+    mirror_step: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -50,99 +86,246 @@ class Diagnostics:
 
     logp_current: Tensor
     logp_proximal: Tensor
+    logp_behaviour: Tensor
     entropy: Tensor
     loss: Tensor
     """The token's part of the loss; the parts of all tokens of a mini-batch add up to it."""
     clipped: Tensor
     truncated: Tensor
+    correction: Tensor
 
 
-Objective = Callable[[Tokens, Tensor, Tensor], tuple[Tensor, Diagnostics]]
-Correction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-Surrogate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+@dataclass(frozen=True)
+class View:
+    """All policies' log-probabilities of the tokens, for a surrogate to form its ratios of."""
+
+    tokens: Tokens
+    adaptive: Adaptive
+    logp_current: Tensor
+    logp_proximal: Tensor
+
+    def ratio(self, centre: Centre, level: Level = "token") -> Tensor:
+        """Ratio current / centre, with gradient."""
+        below = self.logp_proximal if centre == "proximal" else self.tokens.logp_behaviour
+        return level_ratio(
+            self.logp_current, below, level=level, sequence=self.tokens.sequence, turn=self.tokens.turn
+        )
+
+
+Objective = Callable[[Tokens, Adaptive, Tensor, Tensor], tuple[Tensor, Diagnostics]]
+Correction = Callable[[Tokens, Tensor], tuple[Tensor, Tensor]]
+Surrogate = Callable[[View], SurrogateValue]
+Kl = Callable[[View], Tensor]
 
 
 def make_objective(config: AlgorithmConfig) -> Objective:
-    """Function of (tokens, logp_current [N] with gradient, entropy [N]) that gives (loss, diagnostics).
+    """Function of (tokens, adaptive, logp_current [N] with gradient, entropy [N]) that gives
+    (loss, diagnostics).
 
     Example:
-        >>> lp = torch.tensor([-1.0, -2.0], requires_grad=True)
-        >>> tokens = Tokens(lp.detach(), advantage=torch.tensor([1.0, -1.0]), weight=torch.tensor([0.5, 0.5]))
-        >>> loss, _ = make_objective(AlgorithmConfig())(tokens, lp, torch.zeros(2))
+        >>> lp, row = torch.tensor([-1.0, -2.0], requires_grad=True), torch.zeros(2, dtype=torch.int64)
+        >>> tokens = Tokens(lp.detach(), advantage=torch.tensor([1.0, -1.0]), weight=torch.tensor([0.5, 0.5]),
+        ...     lag=torch.zeros(2), sequence=row, turn=row)
+        >>> loss, _ = make_objective(AlgorithmConfig())(tokens, Adaptive(), lp, torch.zeros(2))
         >>> loss.backward(); lp.grad
         tensor([-0.5000,  0.5000])
     """
-    correct = make_correction(config.correction)
+    correct = make_corrections(config.corrections)
     surrogate = make_surrogate(config.surrogate)
+    kl = make_kl(config.kl) if config.kl else None
 
-    def objective(tokens: Tokens, logp_current: Tensor, entropy: Tensor) -> tuple[Tensor, Diagnostics]:
-        logp_proximal = proximal_logp(config, tokens, logp_current)
-        correction, truncated = correct(logp_proximal, tokens.logp_behaviour)
-        value, clipped = surrogate(importance_ratio(logp_current, logp_proximal), tokens.advantage)
+    def objective(
+        tokens: Tokens, adaptive: Adaptive, logp_current: Tensor, entropy: Tensor
+    ) -> tuple[Tensor, Diagnostics]:
+        view = View(tokens, adaptive, logp_current, proximal_logp(config, tokens, logp_current))
+        correction, truncated = correct(tokens, view.logp_proximal)
+        value, clipped = surrogate(view)
         per_token = -correction * value
-        if config.entropy_coefficient:
-            per_token = per_token - config.entropy_coefficient * entropy
-        if config.kl_coefficient:
-            per_token = per_token + config.kl_coefficient * kl_k3(logp_current, logp_proximal)
+        if adaptive.entropy_coefficient:
+            per_token = per_token - adaptive.entropy_coefficient * entropy
+        if kl is not None:
+            per_token = per_token + kl(view)
         parts = tokens.weight * per_token
         return parts.sum(), Diagnostics(
             logp_current=logp_current.detach(),
-            logp_proximal=logp_proximal,
+            logp_proximal=view.logp_proximal,
+            logp_behaviour=tokens.logp_behaviour,
             entropy=entropy.detach(),
             loss=parts.detach(),
             clipped=clipped,
             truncated=truncated,
+            correction=correction,
         )
 
     return objective
 
 
 def proximal_logp(config: AlgorithmConfig, tokens: Tokens, logp_current: Tensor) -> Tensor:
-    """Log-probabilities [N] under the policy the clip range is centred on; no gradient."""
+    """Log-probabilities [N] under the proximal policy; no gradient."""
     match config.proximal:
         case "behaviour":
             return tokens.logp_behaviour
+        case "interpolated":
+            return interpolated_proximal(tokens.logp_behaviour, logp_current, tokens.lag)
         case "recomputed":
             return logp_current.detach() if tokens.logp_proximal is None else tokens.logp_proximal
         case _:
             assert_never(config.proximal)
 
 
-def make_correction(config: CorrectionConfig) -> Correction:
-    """Function of (logp_proximal, logp_behaviour) that gives (weight, where it was truncated), [N] each."""
+def make_corrections(configs: Sequence[CorrectionConfig]) -> Correction:
+    """Function of (tokens, logp_proximal) that gives (product of all weights, where any was cut), [N] each."""
+    parts = [_make_correction(config) for config in configs]
+
+    def correct(tokens: Tokens, logp_proximal: Tensor) -> tuple[Tensor, Tensor]:
+        weight = torch.ones_like(logp_proximal)
+        cut = torch.zeros_like(logp_proximal, dtype=torch.bool)
+        for part in parts:
+            factor, where = part(tokens, logp_proximal)
+            weight, cut = weight * factor, cut | where
+        return weight, cut
+
+    return correct
+
+
+def _make_correction(config: CorrectionConfig) -> Correction:
+    def ratio(tokens: Tokens, logp_proximal: Tensor) -> Tensor:
+        return level_ratio(
+            logp_proximal,
+            tokens.logp_behaviour,
+            level=config.level,
+            sequence=tokens.sequence,
+            turn=tokens.turn,
+        )
+
     match config:
         case TruncatedCorrection(ceiling=ceiling):
-            return lambda proximal, behaviour: (
-                truncated_weight(proximal, behaviour, ceiling=ceiling),
-                at_ceiling(proximal, behaviour, ceiling=ceiling),
-            )
-        case NoCorrection():
-            return lambda proximal, _: (
-                torch.ones_like(proximal),
-                torch.zeros_like(proximal, dtype=torch.bool),
+            return lambda tokens, logp: truncated_correction(ratio(tokens, logp), ceiling=ceiling)
+        case IntervalCorrection(low=low, high=high, weight=weight):
+            return lambda tokens, logp: interval_correction(
+                ratio(tokens, logp), low=low, high=high, keep_weight=weight
             )
         case _:
             assert_never(config)
 
 
 def make_surrogate(config: SurrogateConfig) -> Surrogate:
-    """Function of (ratio, advantage) that gives (objective, where the clip cut the gradient), [N] each."""
+    """Function of a `View` that gives (objective, where a bound cut the gradient), [N] each."""
     match config:
-        case ClipSurrogate(low=low, high=high):
-            return lambda ratio, advantage: (
-                clipped_surrogate(ratio, advantage, low=low, high=high),
-                clip_active(ratio.detach(), advantage, low=low, high=high),
+        case ClipSurrogate(low=low, high=high, dual=dual, level=level, centre=centre):
+            return lambda v: _clip(v.ratio(centre, level), v.tokens.advantage, low, high, dual)
+        case WeightedSurrogate(low=low, high=high, centre=centre):
+            return lambda v: surrogates.weighted_surrogate(
+                v.logp_current, v.ratio(centre), v.tokens.advantage, low=low, high=high
+            )
+        case MiniRlSurrogate(low=low, high=high, ceiling=ceiling):
+            return lambda v: surrogates.minirl_surrogate(
+                v.logp_current,
+                v.ratio("proximal"),
+                v.ratio("behaviour"),
+                v.tokens.advantage,
+                low=low,
+                high=high,
+                ceiling=ceiling,
+            )
+        case TripletSurrogate(negative_low=low, negative_high=ceiling, positive_high=high):
+            return lambda v: surrogates.triplet_clipped_surrogate(
+                v.ratio("behaviour"),
+                v.tokens.advantage,
+                negative_low=low,
+                negative_high=ceiling,
+                positive_high=high,
+            )
+        case ChunkSurrogate():
+            return lambda v: surrogates.chunk_surrogate(
+                v.logp_current, v.ratio("proximal", "turn"), v.tokens.advantage
+            )
+        case BalancedSurrogate(dual=dual, centre=centre):
+            return lambda v: _clip(
+                v.ratio(centre), v.tokens.advantage, 1 - v.adaptive.clip_low, v.adaptive.clip_high - 1, dual
+            )
+        case EntropySurrogate():
+            return lambda v: _entropy_clip(v, config)
+        case LagSurrogate(low=low, high=high, contraction=contraction, dual=dual):
+            return lambda v: _clip(
+                v.ratio("proximal"),
+                v.tokens.advantage,
+                *lag_bounds(v.tokens.lag, low=low, high=high, contraction=contraction),
+                dual,
+            )
+        case WindowSurrogate(epsilon=epsilon, centre_ceiling=ceiling):
+            return lambda v: surrogates.window_clipped_surrogate(
+                v.ratio("behaviour"),
+                importance_ratio(v.logp_proximal, v.tokens.logp_behaviour).clamp(max=ceiling or math.inf),
+                v.tokens.advantage,
+                epsilon=epsilon,
+            )
+        case RatioVarianceSurrogate(centre=centre):
+            return lambda v: surrogates.ratio_variance_surrogate(
+                v.ratio(centre), v.tokens.advantage, dual=v.adaptive.dual
+            )
+        case BoundedSurrogate():
+            return lambda v: _bounded(v, config)
+        case MirrorDescentSurrogate():
+            return lambda v: surrogates.mirror_descent_surrogate(
+                v.ratio("proximal"), v.tokens.advantage, step_size=v.adaptive.mirror_step
             )
         case _:
             assert_never(config)
 
 
-def trajectory_advantages(config: AdvantageConfig, trajectories: Sequence[Trajectory]) -> NDArray[np.float64]:
-    """Advantage of each trajectory, [S]; all of its tokens get the same."""
-    returns = np.array([t.return_ for t in trajectories])
-    groups = [t.group_id for t in trajectories]
+def _clip(
+    ratio: Tensor, advantage: Tensor, low: float | Tensor, high: float | Tensor, dual: float
+) -> SurrogateValue:
+    return surrogates.dual_clipped_surrogate(
+        ratio, advantage, low=low, high=high, ceiling=dual if dual else None
+    )
+
+
+def _entropy_clip(view: View, config: EntropySurrogate) -> SurrogateValue:
+    signal = view.tokens.entropy_signal
+    assert signal is not None
+    ratio, advantage = view.ratio("proximal"), view.tokens.advantage
+    low, high = hapo_bounds(signal, low=config.low, high=config.high)
+    if config.redistribute:
+        advantage = hapo_redistribute(advantage, ratio.detach(), signal, low=config.low, high=config.high)
+    return _clip(ratio, advantage, low, high, config.dual)
+
+
+def _bounded(view: View, config: BoundedSurrogate) -> SurrogateValue:
+    median_advantage = view.tokens.median_advantage
+    assert median_advantage is not None
+    target = surrogates.bounded_target(
+        median_advantage, low=config.low, high=config.high, temperature=config.temperature
+    )
+    return surrogates.bounded_surrogate(view.ratio(config.centre), target, view.tokens.advantage.abs())
+
+
+def make_kl(config: KlConfig) -> Kl:
+    """Function of a `View` that gives the penalty, its coefficient included, [N]."""
     match config:
-        case GroupAdvantage(scale=scale):
-            return group_relative_advantage(returns, groups, scale=scale)
+        case KlPenalty(coefficient=coefficient, to=to, estimator=estimator):
+
+            def penalty(view: View) -> Tensor:
+                other = view.logp_proximal if to == "proximal" else view.tokens.logp_reference
+                assert other is not None
+                return coefficient * kl_estimate(view.logp_current, other, estimator=estimator)
+
+            return penalty
+        case KlConvex(coefficient=coefficient, estimator=estimator):
+
+            def convex(view: View) -> Tensor:
+                base, predecessor = view.tokens.logp_reference, view.tokens.logp_predecessor
+                assert base is not None
+                assert predecessor is not None
+                return coefficient * kl_convex(
+                    view.logp_current,
+                    base,
+                    predecessor,
+                    base_share=view.adaptive.base_share,
+                    estimator=estimator,
+                )
+
+            return convex
         case _:
             assert_never(config)

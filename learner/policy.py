@@ -1,18 +1,28 @@
 """The policy as a module: token ids in, log-probability and entropy of chosen targets out."""
 
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from learner.algorithms.regularisers import entropy as entropy_of
+from learner.batching import MicroBatch
 
 log = logging.getLogger(__name__)
 
 CHUNK_ELEMENTS = 2**25
 """Targets x vocabulary held at once in float32 (128 MB, a few times over in the backward pass)."""
+
+
+class Outputs(NamedTuple):
+    """Of each target, float32 [N]."""
+
+    logp: Tensor
+    entropy: Tensor
+    value: Tensor | None
+    """None without a value head."""
 
 
 class PolicyModule(nn.Module):
@@ -24,12 +34,14 @@ class PolicyModule(nn.Module):
         lm: the model, as `load_policy` gives it.
         plain_head: logits are the output embedding of the last hidden state and nothing else, so that they
             may be computed for chosen positions only. Otherwise the model's own forward is used, in full.
+        value_head: whether it estimates values, too, from the same hidden states.
     """
 
-    def __init__(self, lm: nn.Module, *, plain_head: bool) -> None:
+    def __init__(self, lm: nn.Module, *, plain_head: bool, value_head: bool = False) -> None:
         super().__init__()
         self.lm: Any = lm
         self.plain_head = plain_head
+        self.value_head = make_value_head(self.lm) if value_head else None
 
     def forward(
         self,
@@ -38,8 +50,9 @@ class PolicyModule(nn.Module):
         target: Tensor,
         temperature: Tensor,
         entropy_gradient: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        r"""Log-probabilities of the targets at the temperature they were sampled at.
+        value_gradient: bool = True,
+    ) -> Outputs:
+        r"""Log-probabilities of the targets at the temperature they were sampled at, and values before them.
 
         .. math:: \log\pi(a) = \log\mathrm{softmax}(z / \tau)_a
 
@@ -49,16 +62,28 @@ class PolicyModule(nn.Module):
             target: [N] int64.
             temperature: [N] float32, > 0.
             entropy_gradient: whether gradient flows through the entropy.
+            value_gradient: whether gradient of the values flows beyond the head.
 
         Returns:
-            Log-probabilities and entropies in nats, float32 [N].
+            Log-probabilities and entropies in nats, and values in units of the return.
         """
-        if not self.plain_head:
-            logits = self.lm(input_ids=token_ids, use_cache=False).logits.flatten(0, 1)[position]
-            return _select(logits, target, temperature, entropy_gradient)
-        decoder = self.lm.get_decoder()
-        hidden = decoder(input_ids=token_ids, use_cache=False).last_hidden_state.flatten(0, 1)[position]
-        return self._in_chunks(hidden, target, temperature, entropy_gradient)
+        if self.plain_head:
+            decoder = self.lm.get_decoder()
+            states = decoder(input_ids=token_ids, use_cache=False).last_hidden_state
+            hidden = states.flatten(0, 1)[position]
+            logp, entropy = self._in_chunks(hidden, target, temperature, entropy_gradient)
+        else:
+            output = self.lm(
+                input_ids=token_ids, use_cache=False, output_hidden_states=self.value_head is not None
+            )
+            logits = output.logits.flatten(0, 1)[position]
+            logp, entropy = _select(logits, target, temperature, entropy_gradient)
+            hidden = output.hidden_states[-1].flatten(0, 1)[position] if self.value_head else logits
+        if self.value_head is None:
+            return Outputs(logp, entropy, None)
+        if not value_gradient:
+            hidden = hidden.detach()
+        return Outputs(logp, entropy, self.value_head(hidden)[:, 0].float())
 
     def _in_chunks(
         self, hidden: Tensor, target: Tensor, temperature: Tensor, entropy_gradient: bool
@@ -90,12 +115,42 @@ def _select(
         return logp, entropy_of(log_probabilities if entropy_gradient else log_probabilities.detach())
 
 
-def load_policy(model: str, *, dtype: torch.dtype, gradient_checkpointing: bool = False) -> PolicyModule:
+def make_value_head(lm: Any) -> nn.Linear:
+    """From a hidden state to a value; zero at first, so that advantages begin as plain returns."""
+    head = nn.Linear(int(lm.config.get_text_config().hidden_size), 1, dtype=lm.dtype)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def micro_batch_inputs(micro_batch: MicroBatch, device: torch.device) -> tuple[Tensor, ...]:
+    """Arguments of `PolicyModule.forward`."""
+    arrays = (micro_batch.token_ids, micro_batch.position, micro_batch.target, micro_batch.temperature)
+    return tuple(torch.from_numpy(array).to(device) for array in arrays)
+
+
+def load_policy(
+    model: str, *, dtype: torch.dtype, gradient_checkpointing: bool = False, value_head: bool = False
+) -> PolicyModule:
     """Load a causal language model by Hugging Face name or folder.
 
     Raises:
         OSError: no such model (from transformers).
     """
+    lm = without_dropout(model, dtype)
+    if gradient_checkpointing:
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    plain = _has_plain_head(lm)
+    if not plain:
+        log.warning(
+            "the logits of %s are more than its output embedding: computing them at all positions", model
+        )
+    lm.train()  # gradient checkpointing acts in training mode only
+    return PolicyModule(lm, plain_head=plain, value_head=value_head)
+
+
+def without_dropout(model: str, dtype: torch.dtype) -> Any:
+    """A causal language model by Hugging Face name or folder, all of its dropout set to 0."""
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
@@ -108,15 +163,7 @@ def load_policy(model: str, *, dtype: torch.dtype, gradient_checkpointing: bool 
     for module in lm.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    if gradient_checkpointing:
-        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    plain = _has_plain_head(lm)
-    if not plain:
-        log.warning(
-            "the logits of %s are more than its output embedding: computing them at all positions", model
-        )
-    lm.train()  # gradient checkpointing acts in training mode only
-    return PolicyModule(lm, plain_head=plain)
+    return lm
 
 
 @torch.no_grad()

@@ -18,8 +18,17 @@ from protocol.codec import pack_arrays, unpack_arrays
 from protocol.messages import ArraySpec
 
 
+COLUMN = "column."
+
+
 class RunUpdate(Struct, tag="update", frozen=True):
     """Train on the batch in the body."""
+
+    arrays: list[ArraySpec]
+
+
+class RunEstimate(Struct, tag="estimate", frozen=True):
+    """Estimate values of the batch in the body."""
 
     arrays: list[ArraySpec]
 
@@ -48,7 +57,7 @@ class Finish(Struct, tag="finish", frozen=True):
     leave: bool
 
 
-Command = RunUpdate | GatherWeights | SaveCheckpoint | LoadCheckpoint | Finish
+Command = RunUpdate | RunEstimate | GatherWeights | SaveCheckpoint | LoadCheckpoint | Finish
 _decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 
 
@@ -70,21 +79,32 @@ def receive() -> tuple[Command, bytes]:
     return _decoder.decode(data[:header]), data[header:]
 
 
-def encode_batch(batch: Batch) -> tuple[RunUpdate, bytes]:
-    """A batch as a command."""
+def encode_batch(
+    command: type[RunUpdate] | type[RunEstimate], batch: Batch
+) -> tuple[RunUpdate | RunEstimate, bytes]:
+    """A command with a batch."""
     arrays: Mapping[str, NDArray[Any]] = {
         "lengths": batch.lengths,
+        "temperature": batch.temperature,
         "token_ids": batch.token_ids,
         "loss_mask": batch.loss_mask.astype(np.uint8),
-        "logp_behaviour": batch.logp_behaviour,
-        "advantage": batch.advantage,
-        "temperature": batch.temperature,
+        "seen_mask": batch.seen_mask.astype(np.uint8),
+        **{COLUMN + name: column for name, column in batch.columns.items()},
     }
     specs, body = pack_arrays(arrays)
-    return RunUpdate(specs), body
+    return command(specs), body
 
 
-def decode_batch(command: RunUpdate, body: bytes) -> Batch:
+def decode_batch(command: RunUpdate | RunEstimate, body: bytes) -> Batch:
     """The batch of a command."""
     arrays = unpack_arrays(command.arrays, memoryview(bytearray(body)))  # writable, for torch.from_numpy
-    return Batch(**{**arrays, "loss_mask": arrays["loss_mask"].astype(np.bool_)})
+    return Batch(
+        lengths=arrays["lengths"],
+        temperature=arrays["temperature"],
+        token_ids=arrays["token_ids"],
+        loss_mask=arrays["loss_mask"].astype(np.bool_),
+        seen_mask=arrays["seen_mask"].astype(np.bool_),
+        columns={
+            name.removeprefix(COLUMN): array for name, array in arrays.items() if name.startswith(COLUMN)
+        },
+    )

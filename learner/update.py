@@ -1,94 +1,141 @@
-"""One update on this rank: mini-batches of micro-batches, forward and backward, step."""
+"""One update on this rank: score, then mini-batches of micro-batches, forward and backward, step."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from learner.adaptive import (
+    AdaptiveState,
+    adaptive,
+    after_optimizer_step,
+    after_update,
+    algorithm_at,
+    has_entropy_gradient,
+    needs_balance,
+    optimizer_steps_per_update,
+)
+from learner.algorithm_config import AlgorithmConfig, BalancedSurrogate, RatioVarianceSurrogate
+from learner.algorithms.clipping import BalancedBounds, balance_path, balance_sums, choose_bounds
+from learner.algorithms.ratios import importance_ratio
+from learner.algorithms.values import value_loss
 from learner.batching import Batch, MicroBatch, deal_mini_batches, make_micro_batches
 from learner.config import LearnerConfig
-from learner.objective import Diagnostics, Tokens, make_objective
+from learner.critic import critic_inputs
+from learner.frozen import FrozenPolicy
+from learner.objective import Adaptive, Objective, Tokens, make_objective
+from learner.outcome import Outcome, Recorder
+from learner.policy import Outputs, micro_batch_inputs
 from learner.schedule import learning_rate
-from learner.zero import StepResult, accumulation, finish_step
-
-ROWS = ("seen", "logp_current", "logp_proximal", "entropy", "loss", "clipped", "truncated")
-"""What is recorded of every trained token."""
+from learner.scores import Scores, score_mini_batches
+from learner.zero import accumulation, finish_step, sum_over_ranks
 
 
 @dataclass
-class Outcome:
-    """What an update did, over all ranks."""
-
-    tokens: dict[str, NDArray[np.float32]]
-    """One array [M] for each of ROWS, in the batch's order of trained tokens; only where ``seen`` is 1."""
-    steps: list[StepResult] = field(default_factory=list)
-    learning_rates: list[float] = field(default_factory=list)
-    filled: int = 0
-    computed: int = 0
-
-    @property
-    def applied(self) -> int:
-        """Optimizer steps that moved the weights."""
-        return sum(step.applied for step in self.steps)
-
-    @property
-    def nonfinite(self) -> bool:
-        """A step was skipped for a loss or gradient that is not finite; the rest of the batch was left
-        alone."""
-        return self.applied < len(self.steps)
-
-
-@dataclass(frozen=True)
 class Updater:
-    """Runs updates on one rank. All ranks must call `run` with the same arguments, in the same order."""
+    """Runs updates on one rank. All ranks must call the same methods with the same arguments, in the same
+    order."""
 
     engine: Any
-    """DeepSpeed's."""
+    """DeepSpeed's, of the policy."""
+    critic: Any
+    """DeepSpeed's, of a separate critic; None without one."""
+    frozen: dict[str, FrozenPolicy]
     config: LearnerConfig
     total_steps: int
-    """Optimizer steps of the whole run, for the schedule."""
+    """Learner steps of the whole run."""
     seed: int
     rank: int
     ranks: int
+    state: AdaptiveState
+    _step: int = field(default=0, init=False)
+    """Learner step under way."""
 
-    def run(self, batch: Batch, *, update: int, optimizer_step: int) -> Outcome:
+    def run(self, batch: Batch, *, step: int, optimizer_step: int) -> Outcome:
         """Train on one batch.
 
         Args:
-            update: counts updates; decides how trajectories are dealt to mini-batches.
+            step: learner steps before this one; decides how trajectories are dealt to mini-batches.
             optimizer_step: optimizer steps applied so far.
         """
-        algorithm = self.config.algorithm
-        members = deal_mini_batches(len(batch.lengths), algorithm.updates_per_batch, [self.seed, update])
-        mini_batches = [self._micro_batches(batch, part) for part in members]
-        mini_batches = [micro_batches for micro_batches in mini_batches if micro_batches]
-        # With one step the weights before it are the current ones: the forward pass of the update gives both.
-        recompute = algorithm.proximal == "recomputed" and len(mini_batches) > 1
-        proximal = [self._score(m) if recompute else [None] * len(m) for m in mini_batches]
-        recorded = torch.zeros(len(ROWS), int(batch.trained.sum()))
-        outcome = Outcome({})
-        for micro_batches, logps in zip(mini_batches, proximal, strict=True):
-            lr = learning_rate(self.config.optimizer, optimizer_step + outcome.applied, self.total_steps)
-            self._accumulate(micro_batches, logps, recorded)
-            outcome.learning_rates.append(lr)
-            outcome.steps.append(finish_step(self.engine, lr))
-            if not outcome.steps[-1].applied:
+        self._step = step
+        algorithm = algorithm_at(self.config.algorithm, step)
+        mini_batches = self._mini_batches(batch, algorithm)
+        scores = score_mini_batches(self, batch, mini_batches, algorithm)
+        objective = make_objective(algorithm)
+        recorder = Recorder(int(batch.seen_mask.sum()), self.ranks)
+        for micro_batches, scored in zip(mini_batches, scores, strict=True):
+            bounds = self._balance(micro_batches, algorithm)
+            numbers = adaptive(algorithm, self.state, step=step, steps=self.total_steps, bounds=bounds)
+            recorder.begin(numbers, bounds)
+            self._accumulate(micro_batches, scored, objective, numbers, recorder)
+            self._finish(recorder, algorithm, optimizer_step)
+            if not recorder.steps[-1].applied:
                 break
-        counts = torch.tensor(_positions(mini_batches))
-        if self.ranks > 1:  # each token was seen by one rank, the others hold zeros
-            dist.all_reduce(recorded)
-            dist.all_reduce(counts)
-        outcome.tokens = dict(zip(ROWS, recorded.numpy(), strict=True))
-        outcome.filled, outcome.computed = counts.tolist()
+        outcome = recorder.finish(mini_batches)
+        if outcome.tokens["seen"].any():
+            entropy = outcome.mean("entropy")
+            self.state = after_update(algorithm, self.state, entropy=entropy)
+        outcome.state = self.state
         return outcome
 
-    def _micro_batches(self, batch: Batch, members: NDArray[np.int64]) -> list[MicroBatch]:
+    @torch.no_grad()
+    def estimate(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """Values, and log-probabilities, of the batch's seen tokens under the weights as they are."""
+        recorder = Recorder(int(batch.seen_mask.sum()), self.ranks)
+        for micro_batch in self._micro_batches(batch, torch.arange(len(batch.lengths)).numpy()):
+            if self.critic is not None:
+                values = self.critic(*critic_inputs(micro_batch, self.device))
+                logp = self.forward(micro_batch).logp if self._vtrace else torch.zeros_like(values)
+            else:
+                logp, _, head = self.forward(micro_batch)
+                assert head is not None
+                values = head
+            recorder.put(micro_batch, {"value": values, "logp_current": logp})
+        return recorder.gathered("value", "logp_current")
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors go."""
+        device: torch.device = self.engine.device
+        return device
+
+    @property
+    def _vtrace(self) -> bool:
+        critic = self.config.algorithm.critic
+        return critic is not None and critic.target == "vtrace"
+
+    @property
+    def _warming_up(self) -> bool:
+        """Whether only the critic learns in this step."""
+        critic = self.config.algorithm.critic
+        return critic is not None and self._step < critic.warmup_steps
+
+    def forward(self, micro_batch: MicroBatch) -> Outputs:
+        """The policy's opinion of a micro-batch."""
+        outputs: Outputs = self.engine(
+            *micro_batch_inputs(micro_batch, self.device),
+            entropy_gradient=has_entropy_gradient(self.config.algorithm),
+            value_gradient=not self._warming_up,
+        )
+        return outputs
+
+    def _mini_batches(self, batch: Batch, algorithm: AlgorithmConfig) -> list[list[MicroBatch]]:
+        """Those of all passes, without empty ones."""
+        members = [
+            part
+            for turn in range(algorithm.passes)
+            for part in deal_mini_batches(
+                len(batch.lengths), algorithm.updates_per_batch, [self.seed, self._step, turn]
+            )
+        ]
+        return [micro_batches for part in members if (micro_batches := self._micro_batches(batch, part))]
+
+    def _micro_batches(self, batch: Batch, members: NDArray[Any]) -> list[MicroBatch]:
         return make_micro_batches(
             batch,
             members,
@@ -99,53 +146,147 @@ class Updater:
         )
 
     @torch.no_grad()
-    def _score(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor | None]:
-        """Log-probabilities under the weights as they are."""
-        return [self._forward(micro_batch)[0] for micro_batch in micro_batches]
-
-    def _forward(self, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        logp, entropy = self.engine(
-            self._tensor(micro_batch.token_ids),
-            self._tensor(micro_batch.position),
-            self._tensor(micro_batch.target),
-            self._tensor(micro_batch.temperature),
-            entropy_gradient=self.config.algorithm.entropy_coefficient > 0,
+    def _balance(
+        self, micro_batches: Sequence[MicroBatch], algorithm: AlgorithmConfig
+    ) -> BalancedBounds | None:
+        """Clip bounds for the mini-batch under the weights as they are, the same on every rank."""
+        surrogate = algorithm.surrogate
+        if not needs_balance(algorithm) or not isinstance(surrogate, BalancedSurrogate):
+            return None
+        path = balance_path(
+            low=(surrogate.low_start, surrogate.low_stop),
+            high=(surrogate.high_start, surrogate.high_stop),
+            low_step=surrogate.low_step,
+            high_step=surrogate.high_step,
+            order=surrogate.order,
         )
-        return logp, entropy
+        sums = torch.zeros(len(path), 2, dtype=torch.float64)
+        for micro_batch in micro_batches:
+            if micro_batch.token[0] < 0 or not micro_batch.policy.any():
+                self.forward(micro_batch)  # collectives under ZeRO 3 need all ranks
+                continue
+            policy = torch.from_numpy(micro_batch.policy)
+            logp = self.forward(micro_batch).logp.cpu()[policy]
+            columns = {k: torch.from_numpy(v)[policy] for k, v in micro_batch.columns.items()}
+            behaviour = columns["logp_behaviour"]
+            one = surrogate.weight == "one"
+            sums += balance_sums(
+                importance_ratio(logp, behaviour),
+                columns["advantage"],
+                torch.ones_like(behaviour) if one else behaviour.exp(),
+                path,
+                measure=surrogate.measure,
+            )
+        return choose_bounds(sum_over_ranks(sums, self.ranks), path, target=surrogate.target)
 
     def _accumulate(
-        self, micro_batches: Sequence[MicroBatch], proximal: Sequence[Tensor | None], recorded: Tensor
+        self,
+        micro_batches: Sequence[MicroBatch],
+        scores: Sequence[Scores],
+        objective: Objective,
+        numbers: Adaptive,
+        recorder: Recorder,
     ) -> None:
-        """Gradient of one mini-batch."""
-        objective = make_objective(self.config.algorithm)
+        """Gradient of one mini-batch, of the policy and of a critic of its own."""
+        if self.critic is not None:
+            with accumulation(self.critic, self.ranks) as backward:
+                for i, micro_batch in enumerate(micro_batches):
+                    values = self.critic(*critic_inputs(micro_batch, self.device))
+                    loss = self._value_loss(micro_batch, values)
+                    recorder.put(micro_batch, {"value": values})
+                    backward(loss, i == len(micro_batches) - 1)
+        if self.critic is not None and self._warming_up:
+            return
         with accumulation(self.engine, self.ranks) as backward:
-            for i, (micro_batch, logp_proximal) in enumerate(zip(micro_batches, proximal, strict=True)):
-                logp, entropy = self._forward(micro_batch)
-                tokens = Tokens(
-                    logp_behaviour=self._tensor(micro_batch.logp_behaviour),
-                    advantage=self._tensor(micro_batch.advantage),
-                    weight=self._tensor(micro_batch.weight),
-                    logp_proximal=logp_proximal,
-                )
-                loss, diagnostics = objective(tokens, logp, entropy)
-                if not math.isfinite(loss.item()):
-                    loss = logp.sum() * math.nan  # whatever the loss was, no rank may take this step
+            for i, (micro_batch, scored) in enumerate(zip(micro_batches, scores, strict=True)):
+                loss = self._policy_loss(micro_batch, scored, objective, numbers, recorder)
                 backward(loss, i == len(micro_batches) - 1)
-                _record(recorded, micro_batch, diagnostics)
+
+    def _policy_loss(
+        self,
+        micro_batch: MicroBatch,
+        scored: Scores,
+        objective: Objective,
+        numbers: Adaptive,
+        recorder: Recorder,
+    ) -> Tensor:
+        """Loss of a micro-batch: surrogate, imitation, and the value head's part."""
+        outputs = self.forward(micro_batch)
+        columns = {name: self._tensor(column) for name, column in micro_batch.columns.items()}
+        policy = self._tensor(micro_batch.policy)
+        loss = outputs.logp.sum() * 0.0
+        if not self._warming_up and micro_batch.policy.any():
+            tokens = _tokens(micro_batch, columns, scored, policy)
+            part, diagnostics = objective(tokens, numbers, outputs.logp[policy], outputs.entropy[policy])
+            loss = loss + part
+            recorder.policy(micro_batch, diagnostics)
+        coefficient = self.config.algorithm.imitation_coefficient
+        if coefficient and not self._warming_up:
+            loss = loss - coefficient * (columns["imitation_weight"] * outputs.logp).sum()
+        critic = self.config.algorithm.critic
+        if outputs.value is not None and critic is not None:
+            loss = loss + critic.coefficient * self._value_loss(micro_batch, outputs.value)
+            recorder.put(micro_batch, {"value": outputs.value.detach()})
+        if not math.isfinite(loss.item()):
+            loss = outputs.logp.sum() * math.nan  # whatever the loss was, no rank may take this step
+        return loss
+
+    def _value_loss(self, micro_batch: MicroBatch, values: Tensor) -> Tensor:
+        critic = self.config.algorithm.critic
+        assert critic is not None
+        clipped = bool(critic.clip_low or critic.clip_high) and "value_before" in micro_batch.columns
+        per_token = value_loss(
+            values,
+            self._tensor(micro_batch.columns["value_target"]),
+            self._tensor(micro_batch.columns["value_before"]) if clipped else None,
+            clip_low=critic.clip_low,
+            clip_high=critic.clip_high,
+        )
+        return (self._tensor(micro_batch.columns["value_weight"]) * per_token).sum()
+
+    def _finish(self, recorder: Recorder, algorithm: AlgorithmConfig, optimizer_step: int) -> None:
+        """Step the optimizers, and what follows from the tokens of the step on all ranks."""
+        done = optimizer_step + recorder.applied
+        total = self.total_steps * optimizer_steps_per_update(self.config.algorithm)
+        lr = learning_rate(self.config.optimizer, done, total)
+        critic = self.config.algorithm.critic
+        critic_lr = critic.lr * lr / self.config.optimizer.lr if critic is not None else 0.0
+        if algorithm.scale_lr_by_ess:
+            lr *= recorder.step_effective_sample_size()
+        if self.critic is not None:
+            recorder.critic_steps.append(finish_step(self.critic, critic_lr, critic_lr))
+            if self._warming_up:
+                recorder.end_step(recorder.critic_steps[-1], 0.0)
+                return
+        recorder.end_step(finish_step(self.engine, lr, critic_lr), lr)
+        if isinstance(algorithm.surrogate, RatioVarianceSurrogate):
+            mean_square = recorder.step_mean_square(algorithm.surrogate.centre)
+            self.state = after_optimizer_step(algorithm.surrogate, self.state, mean_square=mean_square)
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(self.engine.device)
+        return torch.from_numpy(array).to(self.device)
 
 
-def _record(recorded: Tensor, micro_batch: MicroBatch, diagnostics: Diagnostics) -> None:
-    if micro_batch.token[0] < 0:  # a dummy
-        return
-    seen = torch.ones_like(diagnostics.loss)
-    values = [seen, *(getattr(diagnostics, row).float() for row in ROWS[1:])]
-    recorded[:, torch.from_numpy(micro_batch.token)] = torch.stack(values).cpu()
+def _tokens(
+    micro_batch: MicroBatch, columns: dict[str, Tensor], scored: Scores, policy: Tensor
+) -> Tokens:
+    """The tokens of a micro-batch that carry policy gradient."""
 
+    def chosen(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor[policy]
 
-def _positions(mini_batches: Sequence[Sequence[MicroBatch]]) -> list[int]:
-    """Input positions that are not padding, and all of them."""
-    micro_batches = [micro_batch for part in mini_batches for micro_batch in part]
-    return [sum(m.filled for m in micro_batches), sum(m.token_ids.size for m in micro_batches)]
+    sequence = torch.from_numpy(micro_batch.row).to(policy.device)
+    turn = columns["turn"].long()
+    return Tokens(
+        logp_behaviour=columns["logp_behaviour"][policy],
+        advantage=columns["advantage"][policy],
+        weight=columns["weight"][policy],
+        lag=columns["lag"][policy],
+        sequence=sequence[policy],
+        turn=(sequence * (turn.max() + 2) + turn + 1)[policy],
+        logp_proximal=chosen(scored.logp_proximal),
+        median_advantage=columns["median_advantage"][policy],
+        entropy_signal=chosen(scored.entropy_signal),
+        logp_reference=chosen(scored.logp_reference),
+        logp_predecessor=chosen(scored.logp_predecessor),
+    )

@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from learner.config import LearnerConfig
-from learner.policy import PolicyModule
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Longer than rank 0 may ever wait for data."""
@@ -82,8 +81,8 @@ def deepspeed_config(config: LearnerConfig, ranks: int) -> dict[str, Any]:
     return settings
 
 
-def initialise(policy: PolicyModule, config: LearnerConfig, ranks: int) -> Any:
-    """The DeepSpeed engine around a policy, with AdamW.
+def initialise(module: nn.Module, config: LearnerConfig, ranks: int) -> Any:
+    """The DeepSpeed engine around a policy or critic, with AdamW.
 
     Raises:
         ValueError: stage 0 with bfloat16, where DeepSpeed's first updates are too small.
@@ -101,7 +100,7 @@ def initialise(policy: PolicyModule, config: LearnerConfig, ranks: int) -> Any:
     # Gloo alone is as fast, and the shared-memory operator would be compiled for minutes at the first start.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     optimizer = torch.optim.AdamW(
-        policy.parameters(),
+        _parameter_groups(module),
         lr=config.optimizer.lr,
         betas=config.optimizer.betas,
         eps=config.optimizer.eps,
@@ -109,9 +108,16 @@ def initialise(policy: PolicyModule, config: LearnerConfig, ranks: int) -> Any:
         fused=True,
     )
     settings = deepspeed_config(config, ranks)
-    engine, *_ = deepspeed.initialize(model=policy, optimizer=optimizer, config=settings)
+    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings)
     engine.train()
     return engine
+
+
+def _parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
+    """The value head of a module apart from the rest: it has a learning rate of its own."""
+    head = [p for name, p in module.named_parameters() if name.startswith("value_head.")]
+    rest = [p for name, p in module.named_parameters() if not name.startswith("value_head.")]
+    return [{"params": rest}, {"params": head}] if head else [{"params": rest}]
 
 
 @contextmanager
@@ -133,10 +139,10 @@ def accumulation(engine: Any, ranks: int) -> Iterator[Callable[[Tensor, bool], N
     yield backward
 
 
-def finish_step(engine: Any, lr: float) -> StepResult:
+def finish_step(engine: Any, lr: float, head_lr: float = 0.0) -> StepResult:
     """Clip, and move the weights, unless the gradient is not finite on any rank."""
-    for group in engine.optimizer.param_groups:
-        group["lr"] = lr
+    for i, group in enumerate(engine.optimizer.param_groups):
+        group["lr"] = head_lr if i else lr
     if engine.zero_optimization_stage() > 0:
         engine.step()
         norm = engine.get_global_grad_norm()
@@ -148,6 +154,13 @@ def finish_step(engine: Any, lr: float) -> StepResult:
         return StepResult(False, gradient_norm)
     engine.step()
     return StepResult(True, gradient_norm)
+
+
+def sum_over_ranks(values: Tensor, ranks: int) -> Tensor:
+    """The same sum on every rank; collective."""
+    if ranks > 1:
+        dist.all_reduce(values)
+    return values
 
 
 def weight_shapes(engine: Any) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -1,0 +1,241 @@
+"""Credit: from rewards, and values where there is a critic, to an advantage for every token.
+
+Pure, on rank 0, from whole trajectories. "Rows" are trajectories laid one behind the other: ΣT tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learner.algorithm_config import (
+    AdvantageConfig,
+    AlgorithmConfig,
+    BatchMeanAdvantage,
+    CriticConfig,
+    GaeAdvantage,
+    GreedyAdvantage,
+    GroupAdvantage,
+    LeaveOneOutAdvantage,
+    TokenGroupAdvantage,
+    TurnReturnAdvantage,
+)
+from learner.algorithms import advantages as adv
+from learner.algorithms import truncation
+from learner.algorithms.values import lambda_returns, monte_carlo_returns, vtrace_targets
+from learner.trajectory import Trajectory
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Credit:
+    """Per token of all rows, [ΣT]."""
+
+    advantage: Floats
+    median_advantage: Floats
+    """Against the group's median instead of its mean; for bounded-ratio objectives."""
+    policy: Mask
+    """Tokens that may carry policy gradient: those of the present window, less an ignored tail."""
+    value: Mask
+    """Tokens the critic learns from."""
+    value_target: Floats
+
+    @classmethod
+    def of_trajectories(
+        cls, advantages: Floats, median: Floats, trajectories: Sequence[Trajectory]
+    ) -> "Credit":
+        """The same advantage for all tokens of a trajectory; no critic."""
+        lengths = [len(t) for t in trajectories]
+        return cls.of_tokens(np.repeat(advantages, lengths), np.repeat(median, lengths))
+
+    @classmethod
+    def of_tokens(cls, advantage: Floats, median: Floats) -> "Credit":
+        return cls(
+            advantage=advantage,
+            median_advantage=median,
+            policy=np.ones(len(advantage), dtype=np.bool_),
+            value=np.zeros(len(advantage), dtype=np.bool_),
+            value_target=np.zeros(len(advantage)),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Estimates:
+    """What the critic and the learner's weights say of the tokens of all rows, [ΣT]; 0 on observations."""
+
+    value: Floats
+    """Value before each action token."""
+    ratio_proximal_behaviour: Floats
+    """1 unless the critic's targets need it."""
+
+
+def assign_credit(
+    config: AlgorithmConfig, trajectories: Sequence[Trajectory], estimates: Estimates | None = None
+) -> Credit:
+    """Advantages, and targets for the critic if there is one.
+
+    Args:
+        trajectories: rollout groups may stand in any order.
+        estimates: needed for advantages of kind "gae".
+
+    Raises:
+        ValueError: a return is not finite; there is no greedy member where one is needed.
+    """
+    if isinstance(config.advantage, GaeAdvantage):
+        if estimates is None or config.critic is None:
+            raise ValueError("advantages of kind gae need a critic; add [learner.algorithm.critic]")
+        return _estimated(config.advantage, config.critic, trajectories, estimates)
+    if isinstance(config.advantage, TurnReturnAdvantage):
+        return _turn_credit(config.advantage, trajectories)
+    advantages, median = trajectory_advantages(config.advantage, trajectories)
+    if config.scale_by_informative:
+        returns, groups = _returns(trajectories), [t.group_id for t in trajectories]
+        advantages = advantages * adv.informative_scale(returns, groups)
+    stored = np.array([np.nan if t.advantage is None else t.advantage for t in trajectories])
+    advantages = np.where(np.isnan(stored), advantages, stored)
+    return Credit.of_trajectories(advantages, median, trajectories)
+
+
+def trajectory_advantages(
+    config: AdvantageConfig, trajectories: Sequence[Trajectory]
+) -> tuple[Floats, Floats]:
+    """Advantage of each trajectory, and its advantage against the group's median, [S] each."""
+    returns, groups = _returns(trajectories), [t.group_id for t in trajectories]
+    median = adv.median_relative_advantage(returns, groups)
+    match config:
+        case GroupAdvantage(scale=scale):
+            return adv.group_relative_advantage(returns, groups, scale=scale), median
+        case LeaveOneOutAdvantage():
+            return adv.leave_one_out_advantage(returns, groups), median
+        case TokenGroupAdvantage(ceiling=ceiling):
+            lengths = np.array([t.action_tokens for t in trajectories])
+            return adv.token_group_advantage(returns, lengths, groups, ceiling=ceiling), median
+        case BatchMeanAdvantage(scale=scale):
+            return adv.batch_mean_advantage(returns, scale=scale), median
+        case GreedyAdvantage():
+            return _greedy_advantages(trajectories, returns, groups), median
+        case TurnReturnAdvantage() | GaeAdvantage():
+            raise ValueError(f"advantages of kind {config.kind} are per token")
+        case _:
+            assert_never(config)
+
+
+def _returns(trajectories: Sequence[Trajectory]) -> Floats:
+    return np.array([t.return_ for t in trajectories])
+
+
+def _greedy_advantages(
+    trajectories: Sequence[Trajectory], returns: Floats, groups: Sequence[str]
+) -> Floats:
+    baselines = {t.group_id: t.return_ for t in trajectories if t.baseline}
+    missing = sorted(set(groups) - set(baselines))
+    if missing:
+        raise ValueError(f"group {missing[0]} has no greedy member to be compared with")
+    return adv.greedy_baseline_advantage(returns, np.array([baselines[group] for group in groups]))
+
+
+def _turn_credit(config: TurnReturnAdvantage, trajectories: Sequence[Trajectory]) -> Credit:
+    """Discounted return from each action turn on."""
+    action_turns = [sorted({turn.index for turn in t.turns if turn.action}) for t in trajectories]
+    returns = [
+        adv.turn_returns(np.array([t.turn_rewards.get(i, 0.0) for i in turns]), discount=config.discount)
+        for t, turns in zip(trajectories, action_turns, strict=True)
+    ]
+    groups = [t.group_id for t in trajectories]
+    by_turn = adv.turn_return_advantage(returns, groups, baseline=config.baseline)
+    rows = []
+    for t, turns, values in zip(trajectories, action_turns, by_turn, strict=True):
+        index = t.action_turn_index()
+        row = np.zeros(len(t))
+        for turn, value in zip(turns, values, strict=True):
+            row[index == turn] = value
+        rows.append(row)
+    advantage = np.concatenate(rows)
+    return Credit.of_tokens(advantage, advantage)
+
+
+def _estimated(
+    config: GaeAdvantage, critic: CriticConfig, trajectories: Sequence[Trajectory], estimates: Estimates
+) -> Credit:
+    """Advantages from values, token by token; whitened over the batch's policy tokens."""
+    total = len(estimates.value)
+    advantage, target = np.zeros(total), np.zeros(total)
+    policy, value_mask = np.zeros(total, dtype=np.bool_), np.zeros(total, dtype=np.bool_)
+    start = 0
+    for t in trajectories:
+        row = slice(start, start + len(t))
+        actions = start + np.flatnonzero(t.action_mask)
+        window = actions[actions >= start + t.window_start]
+        rewards = t.reward_per_token()
+        finished = t.status != "unfinished"
+        advantage[window] = _window_advantage(config, t, rewards, estimates.value[row], window - start)
+        tail = truncation.tail_mask(len(window), finished=finished, ignore=config.ignored_tail)
+        policy[window] = tail
+        if len(actions) and (finished or critic.target != "monte_carlo"):
+            learned = actions if critic.target == "monte_carlo" else window
+            value_mask[learned] = True
+            target[learned] = _value_targets(
+                config, critic, rewards[learned - start], estimates, learned, advantage[learned], finished
+            )
+        start += len(t)
+    if config.whiten:
+        advantage = adv.whiten(advantage, policy)
+    advantage = advantage.clip(-config.ceiling, config.ceiling)
+    return Credit(advantage, advantage, policy, value_mask, target)
+
+
+def _window_advantage(
+    config: GaeAdvantage, t: Trajectory, rewards: Floats, values: Floats, window: NDArray[np.intp]
+) -> Floats:
+    if not len(window):
+        return np.zeros(0)
+    finished = t.status != "unfinished"
+    trace = config.trace
+    if config.adaptive_alpha:
+        trace = truncation.adaptive_trace(
+            t.action_tokens,
+            unfinished=not finished,
+            window=len(window),
+            alpha=config.adaptive_alpha,
+            base=config.trace,
+        )
+    return truncation.extended_gae(
+        rewards[window],
+        values[window],
+        finished=finished,
+        discount=config.discount,
+        trace=trace,
+    )
+
+
+def _value_targets(
+    config: GaeAdvantage,
+    critic: CriticConfig,
+    rewards: Floats,
+    estimates: Estimates,
+    tokens: NDArray[np.intp],
+    advantage: Floats,
+    finished: bool,
+) -> Floats:
+    values = estimates.value[tokens]
+    match critic.target:
+        case "monte_carlo":
+            return monte_carlo_returns(rewards, discount=config.discount)
+        case "lambda":
+            return lambda_returns(advantage, values)
+        case "vtrace":
+            targets, _ = vtrace_targets(
+                rewards,
+                values,
+                estimates.ratio_proximal_behaviour[tokens],
+                bootstrap=0.0 if finished else float(values[-1]),
+                discount=config.discount,
+                trace=config.trace,
+            )
+            return targets
+        case _:
+            assert_never(critic.target)
