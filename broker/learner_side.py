@@ -129,6 +129,7 @@ class LearnerSide:
         unknown += self._books.deliveries.commit(message.dropped, "dropped")
         for _ in unknown:
             self._books.ledger.refuse("unknown_lease")
+        self._books.ledger.replayed_tokens += message.replayed_tokens
         return True
 
     def publish(self, peer: Peer, message: PublishWeights) -> None:

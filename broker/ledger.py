@@ -59,6 +59,8 @@ class Ledger:
         self.delivered = Tally()
         self.redelivered = Tally()
         self.outcomes: dict[Outcome, Tally] = {name: Tally() for name in OUTCOMES}
+        self.replayed_tokens = 0
+        """Action tokens trained once more, after they were settled as trained; outside the sums."""
         self.duplicate_segments = 0
         self.refused: dict[str, int] = {}
         self.tasks: dict[str, int] = {}

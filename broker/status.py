@@ -45,6 +45,7 @@ def status(state: BrokerState, now: float) -> dict[str, Any]:
             "delivered": _tally(ledger.delivered),
             "redelivered": _tally(ledger.redelivered),
             "outcomes": {name: _tally(tally) for name, tally in ledger.outcomes.items()},
+            "replayed_tokens": ledger.replayed_tokens,
             "duplicate_segments": ledger.duplicate_segments,
             "refused": dict(sorted(ledger.refused.items())),
             "tasks": dict(sorted(ledger.tasks.items())),
@@ -145,6 +146,7 @@ class _Metrics(Collector):
         tokens = CounterMetricFamily("offbeat_tokens", "Tokens by what became of them", labels=["outcome"])
         tokens.add_metric(["stored"], ledger.stored.tokens)
         tokens.add_metric(["delivered"], ledger.delivered.tokens)
+        tokens.add_metric(["replayed"], ledger.replayed_tokens)
         for outcome, tally in ledger.outcomes.items():
             tokens.add_metric([outcome], tally.tokens)
         yield tokens

@@ -123,12 +123,17 @@ class DeliveryCredit(Message, tag="delivery_credit", frozen=True):
 
 
 class Commit(Message, tag="commit", frozen=True):
-    """These deliveries are done with: ``trained`` entered a gradient, ``dropped`` were filtered out."""
+    """These deliveries are done with: ``trained`` entered a gradient, ``dropped`` were filtered out.
+
+    ``replayed_tokens`` entered a gradient again, from the learner's own replay table; they were committed as
+    trained before.
+    """
 
     epoch: Count
     step: Count
     trained: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
+    replayed_tokens: Count = 0
 
 
 class PublishWeights(Message, tag="publish_weights", frozen=True):

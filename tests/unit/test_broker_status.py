@@ -3,7 +3,7 @@
 import json
 
 from broker.status import prometheus, status, waits
-from protocol.messages import DeliveryCredit, Heartbeat
+from protocol.messages import Commit, DeliveryCredit, Heartbeat
 from tests.broker_driver import Driver, group
 
 
@@ -81,3 +81,21 @@ def test_the_pages_have_peers_queues_and_the_ledger():
     assert 'offbeat_peer_silence_seconds{peer="a0",role="actor"} 0.5' in text
     assert "offbeat_generator_tokens_per_second_ 5.0" in text
     assert 'offbeat_tasks_total{event="leased"} 2.0' in text
+
+
+def test_tokens_trained_again_are_told_apart_from_those_trained_once():
+    driver = Driver()
+    driver.learner()
+    driver.put(*group("g", 1))
+    driver.actor()
+    (lease,) = driver.leases()
+    driver.segment("actor", lease, status="finished")
+    (delivery,) = driver.deliveries()
+    driver.say("learner", Commit(epoch=1, step=1, trained=[delivery.lease_id], replayed_tokens=7))
+    ledger = status(driver.state, driver.now)["ledger"]
+    assert (ledger["outcomes"]["trained"]["tokens"], ledger["replayed_tokens"], ledger["held_tokens"]) == (
+        4,
+        7,
+        0,
+    )
+    assert 'offbeat_tokens_total{outcome="replayed"} 7.0' in prometheus(driver.state, driver.now).decode()
