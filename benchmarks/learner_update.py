@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from learner.batching import MicroBatch, make_batch, make_micro_batches
 from learner.config import LearnerConfig
 from learner.engine import Engine
-from learner.objective import trajectory_advantages
+from learner.credit import assign_credit
 from learner.trajectory import Trajectory
 from protocol.messages import Reward, Turn
 
@@ -76,10 +76,10 @@ def bare_step(model: Any, optimizer: torch.optim.Optimizer, micro_batches: list[
         logp_all = logits.float().log_softmax(-1).flatten(0, 1)[torch.from_numpy(m.position)]
         logp = logp_all.gather(1, torch.from_numpy(m.target)[:, None])[:, 0]
         ratio = (logp - logp.detach()).exp()
-        advantage = torch.from_numpy(m.advantage)
-        weight = (logp.detach() - torch.from_numpy(m.logp_behaviour)).exp().clamp(max=2.0)
+        advantage = torch.from_numpy(m.columns["advantage"])
+        weight = (logp.detach() - torch.from_numpy(m.columns["logp_behaviour"])).exp().clamp(max=2.0)
         objective = weight * torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
-        (-(objective * torch.from_numpy(m.weight)).sum()).backward()
+        (-(objective * torch.from_numpy(m.columns["weight"])).sum()).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
 
@@ -103,8 +103,8 @@ def measure(folder: Path, lengths: str, zero_stage: int, rounds: int) -> dict[st
     bare = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     bare.train()
     optimizer = torch.optim.AdamW(bare.parameters(), lr=3e-4, fused=True)
-    advantages = trajectory_advantages(config.algorithm.advantage, trajectories)
-    batch = make_batch(trajectories, advantages, current_version=0, max_policy_lag=0)
+    credit = assign_credit(config.algorithm, trajectories)
+    batch = make_batch(trajectories, credit, current_version=0, max_policy_lag=0)
     micro_batches = make_micro_batches(
         batch,
         np.arange(len(trajectories)),

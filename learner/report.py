@@ -12,8 +12,9 @@ from learner.algorithms.clipping import entropy_change, entropy_quadrants
 from learner.algorithms.ratios import effective_sample_size, importance_ratio
 from learner.algorithms.regularisers import kl_k3
 from learner.algorithms.values import explained_variance
-from learner.batching import Batch, padding_fraction
+from learner.batching import Batch
 from learner.outcome import Outcome
+from learner.packing import padding_fraction
 from learner.trajectory import Trajectory
 
 

@@ -23,12 +23,13 @@ from learner.algorithm_config import AlgorithmConfig, BalancedSurrogate, RatioVa
 from learner.algorithms.clipping import BalancedBounds, balance_path, balance_sums, choose_bounds
 from learner.algorithms.ratios import importance_ratio
 from learner.algorithms.values import value_loss
-from learner.batching import Batch, MicroBatch, deal_mini_batches, make_micro_batches
+from learner.batching import Batch, MicroBatch, make_micro_batches
 from learner.config import LearnerConfig
 from learner.critic import critic_inputs
 from learner.frozen import FrozenPolicy
 from learner.objective import Adaptive, Objective, Tokens, make_objective
 from learner.outcome import Outcome, Recorder
+from learner.packing import deal_mini_batches
 from learner.policy import Outputs, micro_batch_inputs
 from learner.schedule import learning_rate
 from learner.scores import Scores, score_mini_batches

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from learner.batching import Batch, make_batch
+from learner.credit import Credit
 from learner.trajectory import Trajectory
 from protocol.messages import Reward, Turn
 
@@ -81,3 +83,10 @@ def make_batch_of_groups(groups: int = 3, size: int = 4, version: int = 0) -> li
         for g in range(groups)
         for trajectory in make_group(f"g{g}", rng.random(size).round(3).tolist(), version=version)
     ]
+
+
+def batch_of(trajectories: list[Trajectory], advantages: np.ndarray | None = None, **bounds: int) -> Batch:
+    """A batch in which all tokens of a trajectory have the same advantage; 0 unless given."""
+    values = np.zeros(len(trajectories)) if advantages is None else np.asarray(advantages, dtype=float)
+    credit = Credit.of_trajectories(values, values, trajectories)
+    return make_batch(trajectories, credit, **{"current_version": 0, "max_policy_lag": 0} | bounds)

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from learner.algorithms.advantages import group_relative_advantage
 from learner.checkpoint import CheckpointError
-from learner.config import AlgorithmConfig, ClipSurrogate, LearnerConfig, OptimizerConfig
+from learner.algorithm_config import AlgorithmConfig, ClipSurrogate
+from learner.config import LearnerConfig, OptimizerConfig
 from learner.engine import Engine
 from learner.zero import as_bytes
 from tests.integration.tiny_qwen3 import VOCAB, save, tiny_model
@@ -145,7 +146,7 @@ def test_gradient_checkpointing_changes_nothing(start):
 def test_logits_in_chunks_change_nothing(start, monkeypatch, stage):
     """At stage 3 the backward pass gathers the sharded head again for every chunk."""
     trajectories = make_batch_of_groups()
-    algorithm = AlgorithmConfig(entropy_coefficient=0.01)
+    algorithm = AlgorithmConfig(entropy={"coefficient": 0.01})
     whole, chunked = (
         start(zero_stage=stage, algorithm=algorithm),
         start(zero_stage=stage, algorithm=algorithm),
@@ -211,7 +212,7 @@ def test_nan_skips_the_step_and_the_next_one_is_sound(start, model, monkeypatch,
             bad[5] = dataclasses.replace(bad[5], logp_behaviour=poisoned)
         else:
             advantages = np.where(np.arange(len(bad)) == 5, np.nan, 1.0)
-            patch.setattr("learner.engine.trajectory_advantages", lambda *_: advantages)
+            patch.setattr("learner.credit.trajectory_advantages", lambda *_: (advantages, advantages))
         report = engine.update(bad, current_version=0)
     assert (report.applied, report.nonfinite) == (False, True)
     assert engine.optimizer_steps == 0
@@ -283,7 +284,7 @@ def test_temperature_is_that_of_sampling(start, model):
 
 def test_rewarded_actions_become_likelier(start):
     trajectories = make_batch_of_groups(1, 4)
-    engine = start(algorithm=AlgorithmConfig(correction={"kind": "none"}))
+    engine = start(algorithm=AlgorithmConfig(corrections=()))
     before = score(weights_of(engine), trajectories, engine.model)
     for _ in range(3):
         assert engine.update(trajectories, current_version=0).applied

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from learner.algorithm_config import AlgorithmConfig, ClipSurrogate, KlPenalty, TruncatedCorrection
 from learner.algorithms.advantages import group_relative_advantage
 from learner.algorithms.aggregation import token_weights
 from learner.algorithms.ratios import effective_sample_size, importance_ratio, truncated_weight
 from learner.algorithms.regularisers import entropy, kl_k1, kl_k2, kl_k3
 from learner.algorithms.surrogates import clip_active, clipped_surrogate
-from learner.config import AlgorithmConfig, ClipSurrogate, NoCorrection, TruncatedCorrection
-from learner.objective import Tokens, make_objective
+from learner.objective import Adaptive, Tokens, make_objective
 
 RNG = np.random.default_rng(11)
 
@@ -40,16 +40,15 @@ def slow_loss(
     for i, advantage in enumerate(advantages):
         total = 0.0
         for t in range(len(current[i])):
-            match config.correction:
-                case TruncatedCorrection(ceiling=c):
-                    weight = min(c, math.exp(proximal[i][t]) / math.exp(behaviour[i][t]))
-                case NoCorrection():
-                    weight = 1.0
+            weight = 1.0
+            for correction in config.corrections:
+                ratio = math.exp(proximal[i][t]) / math.exp(behaviour[i][t])
+                weight *= min(correction.ceiling, ratio)
             ratio = math.exp(current[i][t]) / math.exp(proximal[i][t])
             total -= weight * ppo_objective(ratio, advantage, config.surrogate.low, config.surrogate.high)
-            total -= config.entropy_coefficient * entropies[i][t]
+            total -= config.entropy.coefficient * entropies[i][t]
             back = proximal[i][t] - current[i][t]
-            total += config.kl_coefficient * (math.exp(back) - 1 - back)
+            total += (config.kl.coefficient if config.kl else 0.0) * (math.exp(back) - 1 - back)
         sequence_sums.append(total)
         tokens += len(current[i])
     if config.aggregation == "token_mean":
@@ -61,9 +60,11 @@ def slow_loss(
 CONFIGS = [
     AlgorithmConfig(),
     AlgorithmConfig(aggregation="sequence_mean"),
-    AlgorithmConfig(correction=NoCorrection(), surrogate=ClipSurrogate(low=0.1, high=0.1)),
+    AlgorithmConfig(corrections=(), surrogate=ClipSurrogate(low=0.1, high=0.1)),
     AlgorithmConfig(
-        correction=TruncatedCorrection(ceiling=0.7), entropy_coefficient=0.03, kl_coefficient=0.2
+        corrections=(TruncatedCorrection(ceiling=0.7),),
+        entropy={"coefficient": 0.03},
+        kl=KlPenalty(coefficient=0.2, to="proximal"),
     ),
 ]
 
@@ -81,9 +82,13 @@ def test_objective_equals_the_loop_over_tokens(config):
         logp_behaviour=flat(behaviour),
         advantage=torch.tensor(np.repeat(advantages, lengths)),
         weight=torch.tensor(np.repeat(weights, lengths)),
+        lag=torch.zeros(sum(lengths)),
+        sequence=torch.tensor(np.repeat(np.arange(3), lengths)),
+        turn=torch.tensor(np.repeat(np.arange(3), lengths)),
         logp_proximal=flat(proximal),
     )
-    loss, diagnostics = make_objective(config)(tokens, flat(current), flat(entropies))
+    numbers = Adaptive(entropy_coefficient=config.entropy.coefficient)
+    loss, diagnostics = make_objective(config)(tokens, numbers, flat(current), flat(entropies))
     assert loss.item() == pytest.approx(expected, rel=1e-12)
     assert diagnostics.loss.sum().item() == pytest.approx(expected, rel=1e-12)
 

@@ -10,9 +10,9 @@ from learner.algorithms.aggregation import token_weights
 from learner.algorithms.ratios import effective_sample_size, importance_ratio, truncated_weight
 from learner.algorithms.regularisers import kl_k3
 from learner.algorithms.staleness import assert_lag_bound, loss_mask
-from learner.batching import choose_cuts
-from learner.config import AlgorithmConfig
-from learner.objective import Tokens, make_objective
+from learner.algorithm_config import AlgorithmConfig, KlPenalty
+from learner.objective import Adaptive, Tokens, make_objective
+from learner.packing import choose_cuts
 
 log_ratios = st.lists(st.floats(-20, 20), min_size=1, max_size=20)
 
@@ -45,9 +45,18 @@ def test_loss_and_gradient_are_finite(current_proximal, proximal_behaviour, adva
     behaviour = torch.zeros(n)
     logp_proximal = behaviour + torch.tensor(proximal_behaviour[:n])
     current = (logp_proximal + torch.tensor(current_proximal[:n])).requires_grad_()
-    config = AlgorithmConfig(proximal=proximal, kl_coefficient=0.1, entropy_coefficient=0.1)
-    tokens = Tokens(behaviour, torch.full((n,), advantage), torch.full((n,), 1 / n), logp_proximal)
-    loss, _ = make_objective(config)(tokens, current, torch.ones(n))
+    config = AlgorithmConfig(proximal=proximal, kl=KlPenalty(coefficient=0.1, to="proximal"))
+    row = torch.zeros(n, dtype=torch.int64)
+    tokens = Tokens(
+        logp_behaviour=behaviour,
+        advantage=torch.full((n,), advantage),
+        weight=torch.full((n,), 1 / n),
+        lag=torch.zeros(n),
+        sequence=row,
+        turn=row,
+        logp_proximal=logp_proximal,
+    )
+    loss, _ = make_objective(config)(tokens, Adaptive(entropy_coefficient=0.1), current, torch.ones(n))
     loss.backward()
     assert torch.isfinite(loss)
     assert torch.isfinite(current.grad).all()

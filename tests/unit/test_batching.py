@@ -6,13 +6,9 @@ import numpy as np
 import pytest
 
 from learner.algorithms.staleness import StaleTokens
-from learner.batching import choose_cuts, deal_mini_batches, make_batch, make_micro_batches
-from tests.trajectories import make_batch_of_groups, make_trajectory
-
-
-def batch_of(trajectories, **kwargs):
-    advantages = np.arange(1, len(trajectories) + 1, dtype=float)
-    return make_batch(trajectories, advantages, **{"current_version": 0, "max_policy_lag": 0} | kwargs)
+from learner.batching import make_micro_batches
+from learner.packing import choose_cuts, deal_mini_batches
+from tests.trajectories import batch_of, make_batch_of_groups, make_trajectory
 
 
 def plan(batch, *, budget=64, ranks=1, aggregation="token_mean", members=None):
@@ -28,17 +24,19 @@ def plan(batch, *, budget=64, ranks=1, aggregation="token_mean", members=None):
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
 def test_every_target_appears_once_with_its_own_numbers(ranks, budget, aggregation):
     trajectories = make_batch_of_groups(3, 4)
-    batch = batch_of(trajectories)
+    batch = batch_of(trajectories, np.arange(1, len(trajectories) + 1))
     plans = plan(batch, budget=budget, ranks=ranks, aggregation=aggregation)
     assert len({len(p) for p in plans}) == 1
     micro_batches = [m for p in plans for m in p if m.token[0] >= 0]
     tokens = np.concatenate([m.token for m in micro_batches])
     order = np.argsort(tokens)
     assert tokens[order].tolist() == list(range(int(batch.loss_mask.sum())))
-    for name, source in [("target", "token_ids"), ("logp_behaviour",) * 2, ("advantage",) * 2]:
-        found = np.concatenate([getattr(m, name) for m in micro_batches])[order]
-        assert found.tolist() == getattr(batch, source)[batch.loss_mask].tolist()
-    assert sum(m.weight.sum() for m in micro_batches) == pytest.approx(1)
+    found = np.concatenate([m.target for m in micro_batches])[order]
+    assert found.tolist() == batch.token_ids[batch.loss_mask].tolist()
+    for name, column in batch.columns.items():
+        found = np.concatenate([m.columns[name] for m in micro_batches])[order]
+        assert found.tolist() == column[batch.loss_mask].tolist()
+    assert sum(m.columns["weight"].sum() for m in micro_batches) == pytest.approx(1)
 
 
 def test_inputs_end_where_the_last_target_is_predicted():
@@ -66,7 +64,7 @@ def test_stale_trajectories_are_left_out_and_denominators_do_not_count_them():
     batch = batch_of([stale, fresh], current_version=5, max_policy_lag=2)
     [[m]] = plan(batch, aggregation="sequence_mean")
     assert len(m.token_ids) == 1
-    assert m.weight.tolist() == pytest.approx([0.2] * 5)
+    assert m.columns["weight"].tolist() == pytest.approx([0.2] * 5)
 
 
 def test_half_stale_trajectory_keeps_its_fresh_suffix():
@@ -84,7 +82,7 @@ def test_nothing_to_train_gives_no_micro_batches_on_any_rank():
 def test_a_rank_without_rows_runs_a_dummy_of_weight_zero():
     first, second = plan(batch_of([make_trajectory("a")]), ranks=2)
     assert len(first) == len(second) == 1
-    assert second[0].weight.tolist() == [0]
+    assert second[0].columns["weight"].tolist() == [0]
     assert second[0].token.tolist() == [-1]
 
 

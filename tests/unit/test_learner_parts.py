@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from learner import checkpoint
-from learner.batching import make_batch
+from learner.adaptive import AdaptiveState
 from learner.config import LearnerConfig, OptimizerConfig
-from learner.ranks import decode_batch, encode_batch
+from learner.outcome import ROWS, Outcome
+from learner.ranks import RunUpdate, decode_batch, encode_batch
 from learner.report import make_report
 from learner.schedule import learning_rate
-from learner.update import ROWS, Outcome
 from learner.warmstart import _endless_order
 from learner.zero import StepResult, deepspeed_config, initialise
-from tests.trajectories import make_batch_of_groups, make_trajectory
+from tests.trajectories import batch_of, make_batch_of_groups, make_trajectory
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
@@ -37,10 +37,11 @@ def test_cosine_is_half_way_down_in_the_middle():
 
 def test_a_batch_survives_the_journey_to_another_rank():
     trajectories = make_batch_of_groups(2, 3)
-    batch = make_batch(trajectories, np.arange(6.0), current_version=0, max_policy_lag=0)
-    copy = decode_batch(*encode_batch(batch))
-    for name in ("lengths", "token_ids", "loss_mask", "logp_behaviour", "advantage", "temperature"):
-        a, b = getattr(batch, name), getattr(copy, name)
+    batch = batch_of(trajectories, np.arange(6.0))
+    copy = decode_batch(*encode_batch(RunUpdate, batch))
+    assert batch.columns.keys() == copy.columns.keys()
+    pairs = [(getattr(batch, name), getattr(copy, name)) for name in vars(batch) if name != "columns"]
+    for a, b in [*pairs, *((batch.columns[name], copy.columns[name]) for name in batch.columns)]:
         assert a.dtype == b.dtype
         assert a.tolist() == b.tolist()
 
@@ -67,6 +68,7 @@ def a_state(**changes):
             "dtype": "float32",
             "updates": 3,
             "optimizer_steps": 4,
+            "adaptive": AdaptiveState(dual=0.7, entropy_coefficient=0.1),
             "client": {"a": 1},
         }
         | changes
@@ -84,6 +86,7 @@ def test_random_generators_continue_where_they_were(tmp_path):
     checkpoint.restore_random(state)
     assert draw() == expected
     assert (state.updates, state.optimizer_steps, state.client) == (3, 4, {"a": 1})
+    assert state.adaptive == AdaptiveState(dual=0.7, entropy_coefficient=0.1)
 
 
 def test_a_checkpoint_of_other_ranks_is_refused_with_the_cure(tmp_path):
@@ -112,15 +115,16 @@ def test_report_of_known_tokens():
         make_trajectory("a", prompt=1, actions=2, version=[0, 3], logp=-1.0),
         make_trajectory("b", prompt=1, actions=1, version=2, logp=-1.0),
     ]
-    batch = make_batch(trajectories, np.zeros(2), current_version=3, max_policy_lag=1)
+    batch = batch_of(trajectories, current_version=3, max_policy_lag=1)
     assert batch.trained.tolist() == [1, 1]
     rows = dict.fromkeys(ROWS, np.zeros(2, dtype=np.float32))
     rows["seen"] = np.ones(2, dtype=np.float32)
+    rows["logp_behaviour"] = np.full(2, -1, dtype=np.float32)
     rows["logp_proximal"] = np.full(2, -1 - math.log(2), dtype=np.float32)
     rows["logp_current"] = np.array([-1.0, -1 - math.log(2)], dtype=np.float32)
     rows["clipped"] = np.array([1, 0], dtype=np.float32)
     rows["loss"] = np.array([0.5, 0.25], dtype=np.float32)
-    outcome = Outcome(rows, [StepResult(True, 2.0)], [1e-3], filled=6, computed=8)
+    outcome = Outcome(rows, [StepResult(True, 2.0)], learning_rates=[1e-3], filled=6, computed=8)
     report = make_report(trajectories, batch, outcome, current_version=3, seconds=0.5)
     assert report.applied
     assert not report.nonfinite
@@ -140,6 +144,7 @@ def test_report_of_known_tokens():
         "learner/ratio_current_proximal_min": 1,
         "learner/ratio_proximal_behaviour_mean": 0.5,
         "learner/effective_sample_size": 1,
+        "learner/ratio_variance": 0.125,
         "learner/kl_current_proximal_nats": (0.5 - 1 + math.log(2)) / 2,
         "learner/kl_proximal_behaviour_nats": 0.5 - 1 + math.log(2),
     }
@@ -151,9 +156,9 @@ def test_report_of_known_tokens():
 
 def test_report_of_a_skipped_step_is_json():
     trajectories = [make_trajectory("a")]
-    batch = make_batch(trajectories, np.zeros(1), current_version=0, max_policy_lag=0)
+    batch = batch_of(trajectories)
     rows = dict.fromkeys(ROWS, np.full(5, np.nan, dtype=np.float32)) | {"seen": np.ones(5, dtype=np.float32)}
-    outcome = Outcome(rows, [StepResult(False, math.inf)], [1e-3], filled=5, computed=5)
+    outcome = Outcome(rows, [StepResult(False, math.inf)], learning_rates=[1e-3], filled=5, computed=5)
     report = make_report(trajectories, batch, outcome, current_version=0, seconds=1.0)
     assert report.nonfinite
     assert not report.applied
@@ -163,7 +168,7 @@ def test_report_of_a_skipped_step_is_json():
 
 def test_report_without_any_trained_token():
     trajectories = [make_trajectory("a", version=0)]
-    batch = make_batch(trajectories, np.zeros(1), current_version=5, max_policy_lag=1)
+    batch = batch_of(trajectories, current_version=5, max_policy_lag=1)
     outcome = Outcome({row: np.zeros(0, dtype=np.float32) for row in ROWS})
     report = make_report(trajectories, batch, outcome, current_version=5, seconds=1.0)
     assert (report.applied, report.nonfinite) == (False, False)

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from learner import policy as policy_file
-from learner.batching import make_batch, make_micro_batches
+from learner.batching import make_micro_batches
 from learner.policy import PolicyModule, _has_plain_head, load_policy
 from tests.integration.tiny_qwen3 import VOCAB, tiny_model
-from tests.trajectories import make_batch_of_groups
+from tests.trajectories import batch_of, make_batch_of_groups
 
 TRAJECTORIES = make_batch_of_groups(2, 3)
 
@@ -20,14 +20,14 @@ def lm():
 
 def run(module, *, budget=10_000, temperature=1.0, entropy_gradient=False):
     """Log-probability and entropy of every trained token of TRAJECTORIES, in their order."""
-    batch = make_batch(TRAJECTORIES, np.zeros(len(TRAJECTORIES)), current_version=0, max_policy_lag=0)
+    batch = batch_of(TRAJECTORIES)
     logps = torch.zeros(int(batch.loss_mask.sum()))
     entropies = torch.zeros_like(logps)
     members = np.arange(len(TRAJECTORIES))
     for m in make_micro_batches(batch, members, aggregation="token_mean", budget=budget):
         tau = torch.full((len(m.target),), temperature)
         inputs = [torch.from_numpy(a) for a in (m.token_ids, m.position, m.target)]
-        logp, entropy = module(*inputs, tau, entropy_gradient)
+        logp, entropy, _ = module(*inputs, tau, entropy_gradient)
         logps = logps.index_put((torch.from_numpy(m.token),), logp)
         entropies = entropies.index_put((torch.from_numpy(m.token),), entropy)
     return logps, entropies

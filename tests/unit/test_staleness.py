@@ -5,7 +5,7 @@ import pytest
 
 import learner.batching
 from learner.algorithms.staleness import StaleTokens, assert_lag_bound, loss_mask
-from tests.trajectories import make_trajectory
+from tests.trajectories import batch_of, make_trajectory
 
 MASK = np.array([False, True, True, True])
 VERSIONS = np.array([-1, 2, 5, 6])
@@ -27,6 +27,4 @@ def test_a_broken_mask_is_caught_before_the_gradient(monkeypatch):
     """A mask that lets everything pass stands for a fault of ours; the assertion has to fire behind it."""
     monkeypatch.setattr(learner.batching, "loss_mask", lambda action_mask, version, **_: action_mask)
     with pytest.raises(StaleTokens, match="lags 9 behind 9, bound 2"):
-        learner.batching.make_batch(
-            [make_trajectory("t", version=0)], np.zeros(1), current_version=9, max_policy_lag=2
-        )
+        batch_of([make_trajectory("t", version=0)], current_version=9, max_policy_lag=2)
