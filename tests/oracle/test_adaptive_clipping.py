@@ -142,6 +142,19 @@ def test_limits_of_the_search(measure):
     assert end == BalancedBounds(0.9, 3.0, 0.0, 51)
 
 
+@pytest.mark.parametrize("bounds", [(0.6, 1.2), (0.69, 1.31), (0.9, 3.0)])
+def test_gradient_measure_is_what_autograd_lets_through(bounds):
+    """d/d(log r) of a token is r A where it is not clipped, else 0; the bounds themselves are inside."""
+    logp = RATIO.log().requires_grad_()
+    inside = RATIO + 1e-9 * ADVANTAGE.neg()  # at a tie `minimum` halves the gradient
+    clipped_surrogate(
+        inside.detach() * (logp - logp.detach()).exp(), ADVANTAGE, low=1 - bounds[0], high=bounds[1] - 1
+    ).sum().backward()
+    plus, minus = balance_sums(RATIO, ADVANTAGE, torch.ones(12), [bounds], measure="gradient")[0].tolist()
+    assert plus == pytest.approx(logp.grad[8:].sum().item(), abs=1e-7)
+    assert minus == pytest.approx(-logp.grad[:8].sum().item(), abs=1e-7)
+
+
 def test_order_of_the_released_program_is_low_first():
     path = balance_path(**PUBLISHED, order="code")
     assert path[:2] == [(0.6, 1.2), (0.62, 1.2)]
@@ -374,6 +387,14 @@ def test_no_tokens_drive_no_entropy():
     nothing = torch.zeros(0)
     assert entropy_change(nothing, nothing, nothing.bool()).item() == 0
     assert [p.item() for p in entropy_quadrants(nothing, nothing, nothing.bool())] == [0, 0, 0, 0]
+
+
+def test_quadrants_are_split_at_the_median_not_the_mean():
+    """One very unlikely token pulls the mean to -2.5; -0.6 is above it and still below the median, -0.4."""
+    logp = doubles([-11.0, -0.6, -0.4, -0.3, -0.2])
+    parts = entropy_quadrants(logp, doubles([0, 1, 0, 0, 0]), torch.ones(5, dtype=torch.bool))
+    assert parts.low_positive.item() == pytest.approx(-(-0.6 + 2.5) / 5)
+    assert parts.high_positive.item() == 0
 
 
 def test_certain_tokens_are_not_unlikely_ones():
