@@ -70,7 +70,7 @@ class Updater:
         objective = make_objective(algorithm)
         recorder = Recorder(int(batch.seen_mask.sum()), self.ranks)
         for micro_batches, scored in zip(mini_batches, scores, strict=True):
-            bounds = self._balance(micro_batches, algorithm)
+            bounds = self._balance(micro_batches, scored, algorithm)
             numbers = adaptive(algorithm, self.state, step=step, steps=self.total_steps, bounds=bounds)
             recorder.begin(numbers, bounds)
             self._accumulate(micro_batches, scored, objective, numbers, recorder)
@@ -148,7 +148,7 @@ class Updater:
 
     @torch.no_grad()
     def _balance(
-        self, micro_batches: Sequence[MicroBatch], algorithm: AlgorithmConfig
+        self, micro_batches: Sequence[MicroBatch], scores: Sequence[Scores], algorithm: AlgorithmConfig
     ) -> BalancedBounds | None:
         """Clip bounds for the mini-batch under the weights as they are, the same on every rank."""
         surrogate = algorithm.surrogate
@@ -162,22 +162,22 @@ class Updater:
             order=surrogate.order,
         )
         sums = torch.zeros(len(path), 2, dtype=torch.float64)
-        for micro_batch in micro_batches:
-            if micro_batch.token[0] < 0 or not micro_batch.policy.any():
-                self.forward(micro_batch)  # collectives under ZeRO 3 need all ranks
+        for micro_batch, scored in zip(micro_batches, scores, strict=True):
+            current = self.forward(micro_batch).logp  # on a dummy, too: collectives need all ranks
+            if micro_batch.token[0] < 0:
                 continue
-            policy = torch.from_numpy(micro_batch.policy)
-            logp = self.forward(micro_batch).logp.cpu()[policy]
-            columns = {k: torch.from_numpy(v)[policy] for k, v in micro_batch.columns.items()}
-            behaviour = columns["logp_behaviour"]
-            one = surrogate.weight == "one"
+            behaviour = self._tensor(micro_batch.columns["logp_behaviour"])
+            proximal = current if scored.logp_proximal is None else scored.logp_proximal
+            ratio = importance_ratio(current, behaviour if surrogate.centre == "behaviour" else proximal)
+            weight = torch.ones_like(behaviour) if surrogate.weight == "one" else behaviour.exp()
+            policy = self._tensor(micro_batch.policy)
             sums += balance_sums(
-                importance_ratio(logp, behaviour),
-                columns["advantage"],
-                torch.ones_like(behaviour) if one else behaviour.exp(),
+                ratio[policy],
+                self._tensor(micro_batch.columns["advantage"])[policy],
+                weight[policy],
                 path,
                 measure=surrogate.measure,
-            )
+            ).cpu()
         return choose_bounds(sum_over_ranks(sums, self.ranks), path, target=surrogate.target)
 
     def _accumulate(
