@@ -1,7 +1,11 @@
 """Importance ratios between policies, formed in log space."""
 
+from typing import Literal, assert_never
+
 import torch
 from torch import Tensor
+
+Level = Literal["token", "turn", "sequence"]
 
 LOG_RATIO_LIMIT = 20.0
 """Log ratios are held within ±20 (4.9e8): beyond it a float32 product of ratio and advantage may overflow."""
@@ -32,6 +36,129 @@ def importance_ratio(logp_numerator: Tensor, logp_denominator: Tensor) -> Tensor
             f"and {tuple(logp_denominator.shape)}"
         )
     return (logp_numerator - logp_denominator).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+def segment_mean(values: Tensor, segment: Tensor) -> Tensor:
+    r"""Mean over the tokens of a segment, given to each of its tokens.
+
+    .. math:: \bar v_t = \frac{1}{|S_t|} \sum_{s \in S_t} v_s, \quad S_t = \{s : g_s = g_t\}
+
+    Args:
+        values: [N], floating point.
+        segment: g, int64 [N], >= 0; equal within a segment, neither sorted nor contiguous.
+
+    Returns:
+        [N], in the unit and dtype of ``values``. Gradient flows: each token gets the mean of its segment's.
+
+    Raises:
+        ValueError: the shapes differ.
+
+    Example:
+        >>> segment_mean(torch.tensor([1.0, 10.0, 3.0]), torch.tensor([7, 0, 7]))
+        tensor([ 2., 10.,  2.])
+    """
+    if values.shape != segment.shape:
+        raise ValueError(
+            f"every value needs the id of its segment, got {tuple(values.shape)} and {tuple(segment.shape)}"
+        )
+    ids, row = torch.unique(segment, return_inverse=True)
+    zeros = values.new_zeros(len(ids))
+    sums = zeros.index_add(0, row, values)
+    sizes = zeros.index_add(0, row, torch.ones_like(values))
+    return (sums / sizes)[row]
+
+
+def level_ratio(
+    logp_numerator: Tensor, logp_denominator: Tensor, *, level: Level, sequence: Tensor, turn: Tensor
+) -> Tensor:
+    r"""Importance ratio of tokens, or the geometric mean of it over the turn or the sequence they belong to.
+
+    .. math:: s_t = \exp\Big(\mathrm{clamp}\Big(\frac{1}{|S_t|} \sum_{s \in S_t}
+              \log\frac{\pi_a(a_s|s_s)}{\pi_b(a_s|s_s)}, \pm 20\Big)\Big)
+
+    With S the sequence: GSPO (arXiv:2507.18071, equation 7), normalised by length, so that one clip range
+    serves short and long answers (the paper's is 3e-4 and 4e-4 wide). With S the turn: the chunk ratio of IPA
+    (arXiv:2512.24873). With one token a turn, or one turn a sequence, the levels coincide.
+
+    Args:
+        logp_numerator: log-probabilities [N], nats, of the tokens under policy a.
+        logp_denominator: the same under policy b.
+        level: of S; ``token`` is `importance_ratio`.
+        sequence: int64 [N], equal within a trajectory.
+        turn: int64 [N], equal within a turn, different in different trajectories.
+
+    Returns:
+        Ratios [N] in [2e-9, 5e8], equal within S. Gradient flows to the log-probabilities of *all* tokens of
+        S, 1/\|S\| each, and is zero where the clamp acts. Where all tokens of S have one advantage, that is the
+        gradient of GSPO.
+
+    Raises:
+        ValueError: the shapes differ.
+
+    Example:
+        >>> a, b = torch.tensor([0.4, 0.4, 0.5]).log(), torch.tensor([0.1, 0.4, 0.5]).log()
+        >>> row, turn = torch.tensor([0, 0, 1]), torch.tensor([0, 1, 2])
+        >>> level_ratio(a, b, level="sequence", sequence=row, turn=turn)
+        tensor([2., 2., 1.])
+        >>> level_ratio(a, b, level="turn", sequence=row, turn=turn)
+        tensor([4., 1., 1.])
+    """
+    match level:
+        case "token":
+            return importance_ratio(logp_numerator, logp_denominator)
+        case "turn":
+            segment = turn
+        case "sequence":
+            segment = sequence
+        case _:
+            assert_never(level)
+    if logp_numerator.shape != logp_denominator.shape:
+        raise ValueError(
+            f"log-probabilities must have one shape, got {tuple(logp_numerator.shape)} "
+            f"and {tuple(logp_denominator.shape)}"
+        )
+    mean = segment_mean(logp_numerator - logp_denominator, segment)
+    return mean.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+def interpolated_proximal(
+    logp_behaviour: Tensor,
+    logp_current: Tensor,
+    lag: Tensor,
+    *,
+    fresh: Literal["current", "behaviour"] = "current",
+) -> Tensor:
+    r"""Proximal policy between behaviour and current policy, by policy lag, without a forward pass.
+
+    .. math:: \log \pi_\mathrm{prox} = \tfrac{1}{d_t} \log \mu + (1 - \tfrac{1}{d_t}) \log \pi_\theta,
+              \quad d_t \ge 1
+
+    A-3PO (arXiv:2512.06547): policies are taken to move evenly from version to version, in log space, and the
+    proximal policy to be one version behind the current one. At lag 1 it is the behaviour policy.
+
+    At lag 0 there is nothing between the two. ``current`` (default) continues the formula: the ratio is 1, so
+    nothing holds fresh tokens, which is right for one update per batch. ``behaviour``, which the released
+    program of AReaL does, is plain PPO there: the choice for several updates per batch.
+
+    Args:
+        logp_behaviour: log-probabilities [N], nats.
+        logp_current: the same under the current policy.
+        lag: d [N], versions, integers >= 0 in any dtype.
+        fresh: the proximal policy at lag 0.
+
+    Returns:
+        Log-probabilities [N], nats, between the two, without gradient.
+
+    Example:
+        >>> b, c = torch.full((4,), -3.0), torch.full((4,), -1.0)
+        >>> interpolated_proximal(b, c, torch.tensor([0, 1, 2, 4]))
+        tensor([-1.0000, -3.0000, -2.0000, -1.5000])
+    """
+    current, behaviour = logp_current.detach(), logp_behaviour.detach()
+    share = 1 / lag.to(current.dtype).clamp(min=1)
+    if fresh == "current":
+        share = torch.where(lag > 0, share, 0)
+    return torch.lerp(current, behaviour, share)
 
 
 def truncated_weight(logp_proximal: Tensor, logp_behaviour: Tensor, *, ceiling: float) -> Tensor:
@@ -77,6 +204,36 @@ def effective_sample_size(weights: Tensor) -> Tensor:
     """
     weights = weights.double()
     return (weights.sum().square() / (len(weights) * weights.square().sum())).float()
+
+
+def learning_rate_factor(
+    effective_sample_share: float, *, rule: Literal["linear", "sqrt"] = "linear"
+) -> float:
+    r"""Factor of the learning rate by which a batch of stale tokens is trusted less.
+
+    .. math:: \mathrm{ESS}/N \ \text{(linear)}, \quad \sqrt{\mathrm{ESS}/N} \ \text{(sqrt)}
+
+    VCPO (arXiv:2602.17616) scales the rate by the effective sample size as one does by the batch size. Linear
+    (default) suits gradients that are used as they are, and is the more cautious; the paper's program takes
+    the root for optimizers that divide by the size of the gradient, like Adam.
+
+    Args:
+        effective_sample_share: from `effective_sample_size`, over all tokens of the update on all ranks.
+
+    Returns:
+        In (0, 1]; 1 when all weights are equal.
+
+    Raises:
+        ValueError: the share is not in (0, 1].
+
+    Example:
+        >>> learning_rate_factor(0.25), learning_rate_factor(0.25, rule="sqrt")
+        (0.25, 0.5)
+    """
+    if not 0 < effective_sample_share <= 1 + 1e-6:
+        raise ValueError(f"effective sample share must be in (0, 1], got {effective_sample_share}")
+    share = min(effective_sample_share, 1.0)
+    return share if rule == "linear" else share**0.5
 
 
 def at_ceiling(logp_proximal: Tensor, logp_behaviour: Tensor, *, ceiling: float) -> Tensor:
