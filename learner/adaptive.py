@@ -74,7 +74,13 @@ def after_optimizer_step(
     surrogate: RatioVarianceSurrogate, state: AdaptiveState, *, mean_square: float
 ) -> AdaptiveState:
     """Move the dual variable by the mean of (ratio - 1)² over the step's tokens, on all ranks alike."""
-    dual = next_dual(state.dual, mean_square, bound=surrogate.bound, rate=surrogate.dual_rate)
+    dual = next_dual(
+        state.dual,
+        mean_square,
+        bound=surrogate.bound,
+        rate=surrogate.dual_rate,
+        ceiling=surrogate.dual_ceiling,
+    )
     return replace(state, dual=dual)
 
 
@@ -119,5 +125,3 @@ def reference_policies(config: AlgorithmConfig) -> tuple[str, ...]:
     if isinstance(config.kl, KlConvex):
         return ("reference", "predecessor")
     return ("reference",) if config.kl is not None and config.kl.to == "reference" else ()
-
-

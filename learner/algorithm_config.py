@@ -245,6 +245,8 @@ class RatioVarianceSurrogate(Section):
     dual_start: float = Field(1.0, ge=0)
     dual_rate: float = Field(0.5, ge=0)
     """Step of the dual variable per optimizer step."""
+    dual_ceiling: float = Field(10.0, gt=0)
+    """One token with a huge ratio would otherwise raise it for the rest of the run."""
     centre: Centre = "behaviour"
 
 

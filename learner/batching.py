@@ -114,10 +114,7 @@ def make_batch(
         StaleTokens: a version that does not exist yet, or a fault in the mask.
     """
     fresh = np.concatenate(
-        [
-            _fresh(t, current_version, max_replay_lag if t.replayed else max_policy_lag)
-            for t in trajectories
-        ]
+        [_fresh(t, current_version, max_replay_lag if t.replayed else max_policy_lag) for t in trajectories]
     )
     lengths = np.array([len(t) for t in trajectories], dtype=np.int32)
     good = [imitate and t.status != "unfinished" and t.return_ > 0 for t in trajectories]

@@ -128,9 +128,7 @@ def _returns(trajectories: Sequence[Trajectory]) -> Floats:
     return np.array([t.return_ for t in trajectories])
 
 
-def _greedy_advantages(
-    trajectories: Sequence[Trajectory], returns: Floats, groups: Sequence[str]
-) -> Floats:
+def _greedy_advantages(trajectories: Sequence[Trajectory], returns: Floats, groups: Sequence[str]) -> Floats:
     baselines = {t.group_id: t.return_ for t in trajectories if t.baseline}
     missing = sorted(set(groups) - set(baselines))
     if missing:

@@ -46,9 +46,7 @@ class ValueMemory:
     def __len__(self) -> int:
         return len(self._values)
 
-    def recall(
-        self, trajectories: Sequence[Trajectory], now: NDArray[np.floating]
-    ) -> NDArray[np.float32]:
+    def recall(self, trajectories: Sequence[Trajectory], now: NDArray[np.floating]) -> NDArray[np.float32]:
         """Values of all rows [ΣT]: those remembered of earlier windows, and of the present ones those of now.
 
         Windows of unfinished trajectories are remembered; finished ones are forgotten.

@@ -268,9 +268,7 @@ class Updater:
         return torch.from_numpy(array).to(self.device)
 
 
-def _tokens(
-    micro_batch: MicroBatch, columns: dict[str, Tensor], scored: Scores, policy: Tensor
-) -> Tokens:
+def _tokens(micro_batch: MicroBatch, columns: dict[str, Tensor], scored: Scores, policy: Tensor) -> Tokens:
     """The tokens of a micro-batch that carry policy gradient."""
 
     def chosen(tensor: Tensor | None) -> Tensor | None:
