@@ -1,0 +1,373 @@
+"""Which stored rollouts are trained again, how many of them, and with what advantage.
+
+Selectors give log-weights [M], one for each of M stored items: an item is drawn with probability
+`selection_probabilities` of them, and -inf is never drawn. They stay in log space so that sharp rules
+(a difficulty temperature of 1e-3) do not underflow to "nothing can be drawn".
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+ROUNDING = 1e-9
+"""Sums of shares this close below a whole number count as that number."""
+
+
+def uniform_logits(count: int) -> Floats:
+    """Every item alike.
+
+    Args:
+        count: items, >= 0.
+
+    Returns:
+        Log-weights [M].
+
+    Example:
+        >>> selection_probabilities(uniform_logits(4)).tolist()
+        [0.25, 0.25, 0.25, 0.25]
+    """
+    return np.zeros(count)
+
+
+def recent_logits(lags: ArrayLike, *, max_lag: int) -> Floats:
+    r"""Items of the last policies, the newest likelier.
+
+    .. math:: w_i = N + 1 - \mathrm{lag}_i \quad (0 \le \mathrm{lag}_i \le N)
+
+    ReMix (arXiv:2507.06892) draws replayed items from the last N policies; the distribution inside
+    that window is not printed. Linear weights are our choice: all of the window is in use, and an item fades
+    instead of falling off its edge.
+
+    Args:
+        lags: [M], versions, >= 0.
+        max_lag: N, versions, >= 0; older items get -inf.
+
+    Returns:
+        Log-weights [M].
+
+    Raises:
+        ValueError: a lag is negative.
+
+    Example:
+        >>> selection_probabilities(recent_logits([0, 1, 2, 3], max_lag=2)).round(4).tolist()
+        [0.5, 0.3333, 0.1667, 0.0]
+    """
+    lag = np.asarray(lags, dtype=np.float64)
+    if (lag < 0).any():
+        raise ValueError(f"lag {lag.min():g} is negative: an item of a version that does not exist yet")
+    return _log(np.maximum(max_lag + 1 - lag, 0.0))
+
+
+def difficulty_logits(success_rates: ArrayLike, *, target: float, temperature: float) -> Floats:
+    r"""Items whose success rate is near the target.
+
+    .. math:: \log w_i = - |p_i - \alpha| / T
+
+    The rule by which DOTS chooses prompts (arXiv:2506.05316; there α = 0.5, T = 1e-3), here for
+    stored groups: the group-relative signal is proportional to p (1 - p), largest at one half.
+
+    Args:
+        success_rates: [M], in [0, 1].
+        target: α, in [0, 1].
+        temperature: T > 0, in units of success rate.
+
+    Returns:
+        Log-weights [M], <= 0.
+
+    Raises:
+        ValueError: temperature is not above 0.
+
+    Example:
+        >>> rates = [0.0, 0.25, 0.5, 0.75, 1.0]
+        >>> selection_probabilities(difficulty_logits(rates, target=0.5, temperature=1e-3)).round(6).tolist()
+        [0.0, 0.0, 1.0, 0.0, 0.0]
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature is {temperature}, it must be above 0")
+    distance: Floats = np.abs(np.asarray(success_rates, dtype=np.float64) - target)
+    return -distance / temperature
+
+
+def success_logits(returns: ArrayLike, *, threshold: float) -> Floats:
+    """Items that succeeded, each alike.
+
+    ARPO (arXiv:2505.16282) draws uniformly from the successes of a task, those with outcome above 0.1.
+
+    Args:
+        returns: [M].
+        threshold: a return above it is a success.
+
+    Returns:
+        Log-weights [M], 0 or -inf.
+
+    Example:
+        >>> selection_probabilities(success_logits([0.0, 1.0, 0.1, 0.6], threshold=0.1)).tolist()
+        [0.0, 0.5, 0.0, 0.5]
+    """
+    return _log((np.asarray(returns, dtype=np.float64) > threshold).astype(np.float64))
+
+
+def last_success_logits(returns: ArrayLike, order: ArrayLike, *, threshold: float) -> Floats:
+    """The last item that succeeded, and no other.
+
+    RAPO (arXiv:2509.24107, sections 2.2 to 2.5) keeps one trajectory per prompt, the last with a return above 0.5.
+
+    Args:
+        returns: [M], items of one prompt.
+        order: [M], when each was stored; all different.
+        threshold: a return above it is a success.
+
+    Returns:
+        Log-weights [M], 0 for at most one item, -inf for the others.
+
+    Example:
+        >>> last_success_logits([1.0, 0.9, 0.0], [0, 1, 2], threshold=0.5).tolist()
+        [-inf, 0.0, -inf]
+    """
+    success = np.asarray(returns, dtype=np.float64) > threshold
+    place = np.where(success, np.asarray(order, dtype=np.float64), -np.inf)
+    return _log((success & (place == place.max(initial=-np.inf))).astype(np.float64))
+
+
+def advantage_logits(advantages: ArrayLike, recalibrated: ArrayLike) -> Floats:
+    r"""Items that were better than their group, and still are better than what is usual now.
+
+    .. math:: w_i = 1[A_i > 0 \wedge \tilde A_i > 0]
+
+    SPEAR (arXiv:2509.22601).
+
+    Args:
+        advantages: [M], A, when the item was sampled.
+        recalibrated: [M], see `advantage_recalibrated`.
+
+    Returns:
+        Log-weights [M], 0 or -inf.
+
+    Example:
+        >>> advantage_logits([0.5, 0.5, -0.5], [0.2, 0.0, 0.2]).tolist()
+        [0.0, -inf, -inf]
+    """
+    gate = (np.asarray(advantages, dtype=np.float64) > 0) & (np.asarray(recalibrated, dtype=np.float64) > 0)
+    return _log(gate.astype(np.float64))
+
+
+def selection_probabilities(logits: ArrayLike) -> Floats:
+    """Probability of each item to be the next one drawn.
+
+    Args:
+        logits: log-weights [M], -inf for what is never drawn.
+
+    Returns:
+        [M], sum 1; all 0 where nothing can be drawn.
+
+    Example:
+        >>> selection_probabilities([0.0, math.log(3.0), -math.inf]).round(6).tolist()
+        [0.25, 0.75, 0.0]
+    """
+    values = np.asarray(logits, dtype=np.float64)
+    if not (values > -np.inf).any():
+        return np.zeros_like(values)
+    weights: Floats = np.exp(values - values.max())
+    probabilities: Floats = weights / weights.sum()
+    return probabilities
+
+
+def choose(logits: ArrayLike, count: int, rng: np.random.Generator) -> list[int]:
+    """Draw items one after the other, without replacement, each with `selection_probabilities` of what is left.
+
+    By the Gumbel top-k trick (arXiv:1903.06059): the largest of ``logits + Gumbel noise``, which is
+    the same distribution, and needs no probability to be above zero in floating point.
+
+    Args:
+        logits: log-weights [M], -inf for what is never drawn.
+        count: how many, >= 0.
+        rng: M numbers are drawn from it, whatever ``count``.
+
+    Returns:
+        Indices in the order drawn; fewer than ``count`` where no more can be drawn.
+
+    Raises:
+        ValueError: count is negative.
+
+    Example:
+        >>> sorted(choose([0.0, -math.inf, 0.0], 5, np.random.default_rng(0)))
+        [0, 2]
+    """
+    if count < 0:
+        raise ValueError(f"cannot draw {count} items")
+    values = np.asarray(logits, dtype=np.float64)
+    keys = values + rng.gumbel(size=len(values))
+    ranked = np.argsort(-keys, kind="stable")[:count]
+    return [int(i) for i in ranked if values[i] > -np.inf]
+
+
+def advantage_recalibrated(return_: ArrayLike, baselines: Sequence[float]) -> Floats:
+    r"""Return against what is usual now.
+
+    .. math:: \tilde A = R - \mathrm{median}(D_R)
+
+    SPEAR (arXiv:2509.22601): D_R are the mean returns of recent groups. Not divided by a standard
+    deviation. The released code can instead multiply the stored advantage by a decay; the median is its
+    recommended setting and ours.
+
+    Args:
+        return_: [M] or a number.
+        baselines: mean returns of recent groups, at least one.
+
+    Returns:
+        As many as returns.
+
+    Raises:
+        ValueError: there are no baselines.
+
+    Example:
+        >>> advantage_recalibrated([1.0, 0.0], [0.0, 0.0, 1.0]).tolist()
+        [1.0, 0.0]
+    """
+    if not len(baselines):
+        raise ValueError("no baselines to compare a return with; note the mean return of a group first")
+    return np.asarray(return_, dtype=np.float64) - float(np.median(np.asarray(baselines, dtype=np.float64)))
+
+
+def self_imitation_weight(step: int, *, warmup_steps: int, ceiling: float = 1.0) -> float:
+    r"""Weight of replayed items, growing while the policy learns what is worth imitating.
+
+    .. math:: \gamma(t) = c\,\frac{1 - \cos(\pi t / T_w)}{2} \quad (t \le T_w), \qquad c \text{ after}
+
+    SPEAR (arXiv:2509.22601): c = 1, T_w = 200.
+
+    Args:
+        step: t >= 0, learner steps.
+        warmup_steps: T_w >= 0; 0: no warm-up.
+        ceiling: c.
+
+    Returns:
+        In [0, c].
+
+    Example:
+        >>> [round(self_imitation_weight(t, warmup_steps=200), 4) for t in (0, 50, 100, 150, 200, 500)]
+        [0.0, 0.1464, 0.5, 0.8536, 1.0, 1.0]
+    """
+    if step >= warmup_steps:
+        return ceiling
+    return ceiling * (1 - math.cos(math.pi * step / warmup_steps)) / 2
+
+
+def tool_bonus_weight(step: int, *, decay_steps: int) -> float:
+    r"""Weight of a bonus for calling tools, fading once tools are in use.
+
+    .. math:: \mu(t) = \frac{1 + \cos(\pi t / T_d)}{2} \quad (t \le T_d), \qquad 0 \text{ after}
+
+    SPEAR (arXiv:2509.22601): T_d = 100; the bonus is μ(t) · min(0.1 · tool turns, 1).
+
+    Args:
+        step: t >= 0, learner steps.
+        decay_steps: T_d >= 0; 0: no bonus.
+
+    Returns:
+        In [0, 1].
+
+    Example:
+        >>> [round(tool_bonus_weight(t, decay_steps=100), 4) for t in (0, 50, 100, 101)]
+        [1.0, 0.5, 0.0, 0.0]
+    """
+    return 0.0 if step >= decay_steps else (1 + math.cos(math.pi * step / decay_steps)) / 2
+
+
+def replay_quota(share: float, batch: int, carry: float) -> tuple[int, float]:
+    r"""How many of a batch's items are replayed, so that over many batches the share is exact.
+
+    .. math:: n_k = \lfloor p\,B + c_{k-1} \rfloor, \qquad c_k = p\,B + c_{k-1} - n_k
+
+    ReMix draws each item from the past with probability p (arXiv:2507.06892); the carry keeps the
+    mean and takes the variance away: after k batches the sum of quotas is within one of k p B.
+
+    Args:
+        share: p, in [0, 1).
+        batch: B, all items of the batch, replayed ones included.
+        carry: what the last batch left over, in [0, 1); 0 at the start.
+
+    Returns:
+        (quota, next carry).
+
+    Raises:
+        ValueError: share is outside [0, 1).
+
+    Example:
+        >>> replay_quota(0.4, 4, 0.0)
+        (1, 0.6000000000000001)
+        >>> replay_quota(0.4, 4, 0.6)[0]
+        2
+    """
+    if not 0 <= share < 1:
+        raise ValueError(f"share is {share}, it must be at least 0 and below 1")
+    return _whole(share * batch + carry)
+
+
+def replay_quota_beside(share: float, fresh: int, carry: float) -> tuple[int, float]:
+    r"""How many items are replayed beside fresh ones, so that their share of both is exact over many batches.
+
+    .. math:: n_k = \lfloor \tfrac{p}{1 - p} F + c_{k-1} \rfloor
+
+    As `replay_quota`, where the number of fresh items is what is given.
+
+    Args:
+        share: p, in [0, 1).
+        fresh: F, items of the batch that are trained for the first time.
+        carry: what the last batch left over, in [0, 1); 0 at the start.
+
+    Returns:
+        (quota, next carry).
+
+    Raises:
+        ValueError: share is outside [0, 1).
+
+    Example:
+        >>> replay_quota_beside(0.5, 3, 0.0)
+        (3, 0.0)
+        >>> replay_quota_beside(0.4, 6, 0.0)[0]
+        4
+    """
+    if not 0 <= share < 1:
+        raise ValueError(f"share is {share}, it must be at least 0 and below 1")
+    return _whole(share / (1 - share) * fresh + carry)
+
+
+def group_failed(returns: ArrayLike, *, max_std: float = 0.05, max_mean: float = 0.2) -> bool:
+    r"""Whether a group failed completely, so that it has no signal unless a stored success joins it.
+
+    .. math:: \mathrm{std}(R) < 0.05 \wedge \mathrm{mean}(R) < 0.2
+
+    ARPO (arXiv:2505.16282, released code). The standard deviation is that of the group itself (divided by G).
+
+    Args:
+        returns: [G], at least one.
+        max_std: exclusive.
+        max_mean: exclusive.
+
+    Raises:
+        ValueError: the group is empty.
+
+    Example:
+        >>> group_failed([0.0, 0.0, 0.0]), group_failed([0.0, 0.0, 1.0]), group_failed([1.0, 1.0, 1.0])
+        (True, False, False)
+    """
+    values = np.asarray(returns, dtype=np.float64)
+    if not values.size:
+        raise ValueError("a group without members has neither failed nor succeeded")
+    return bool(values.std() < max_std and values.mean() < max_mean)
+
+
+def _whole(amount: float) -> tuple[int, float]:
+    """Whole part and what is left over."""
+    whole = math.floor(amount + ROUNDING)
+    return whole, max(0.0, amount - whole)
+
+
+def _log(weights: Floats) -> Floats:
+    with np.errstate(divide="ignore"):  # log 0 = -inf is meant
+        logits: Floats = np.log(weights)
+    return logits
