@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from learner.config import LearnerConfig, OptimizerConfig
 from learner.engine import Engine
-from tests.trajectories import make_batch_of_groups
+from tests.methods import method
+from tests.trajectories import make_batch_of_groups, make_group
 
 OPTIMIZER = OptimizerConfig(lr=1e-3, eps=1e-5, max_grad_norm=0.5)
 
@@ -32,6 +33,24 @@ def settings(stage, dtype, processes):
 def batches():
     """Three batches; the last has one trajectory, so that one of two ranks has nothing to do."""
     return [make_batch_of_groups(3, 3), make_batch_of_groups(2, 4), make_batch_of_groups(2, 2)[:1]]
+
+
+def method_settings(name, processes):
+    return {
+        "processes": processes,
+        "optimizer": OPTIMIZER,
+        "micro_batch_tokens": 40,
+        "max_policy_lag": 4,
+        "algorithm": method(name),
+    }
+
+
+def method_batches():
+    """Two batches with tokens of lags 0 to 2, behaviour near the policy, and unequal lengths."""
+    return [
+        [*make_batch_of_groups(2, 3, version=2), *make_group("h", [0.1, 0.9, 0.4], version=1, spread=0.2)],
+        [*make_batch_of_groups(1, 4, version=0), *make_group("i", [1.0, 0.0, 0.3], version=2, spread=0.2)],
+    ]
 
 
 def weights_of(engine):
@@ -77,19 +96,26 @@ def lead(engine, out):
     (out / "result.json").write_text(json.dumps(result))
 
 
+def lead_method(engine, out):
+    metrics = [engine.update(batch, current_version=2).metrics for batch in method_batches()]
+    save_file(weights_of(engine), out / "trained.safetensors")
+    (out / "result.json").write_text(json.dumps(metrics))
+
+
 def main():
     warnings.simplefilter("ignore")
     model, out, *cases = sys.argv[1:]
     torch.set_num_threads(1)
     for case in cases:
-        stage, dtype = case.split("-")
-        engine = Engine(settings(int(stage), dtype, 2), model=model, total_steps=10, seed=5)
+        stage, dtype, *name = case.split("-")
+        chosen = LearnerConfig(**method_settings(name[0], 2)) if name else settings(int(stage), dtype, 2)
+        engine = Engine(chosen, model=model, total_steps=10, seed=5)
         if engine.rank > 0:
             engine.follow()
             continue
         folder = Path(out) / case
         folder.mkdir()
-        lead(engine, folder)
+        lead_method(engine, folder) if name else lead(engine, folder)
         if case == cases[-1]:
             engine.close()
         else:

@@ -1,0 +1,49 @@
+"""One setting of every part of the objective, for tests that hold for all of them."""
+
+from learner.algorithm_config import AlgorithmConfig
+
+MASKS = [
+    {"kind": "interval", "low": 0.6, "high": 1.6, "level": "sequence", "weight": False},
+    {"kind": "interval", "low": 0.4, "high": 2.5, "weight": False},
+]
+CRITIC = {"advantage": {"kind": "gae", "ignored_tail": 1}, "corrections": [], "imitation_coefficient": 0.1}
+
+METHODS = {
+    "grpo": {"surrogate": {"kind": "clip", "centre": "behaviour"}, "corrections": []},
+    "dual_clip": {"surrogate": {"kind": "clip", "dual": 3.0}},
+    "gspo": {"surrogate": {"kind": "clip", "level": "sequence"}, "aggregation": "sequence_mean"},
+    "turn_level": {
+        "surrogate": {"kind": "clip", "level": "turn"},
+        "corrections": [{"kind": "truncated", "level": "turn"}],
+    },
+    "icepop": {"corrections": [{"kind": "interval"}]},
+    "interpolated": {"proximal": "interpolated"},
+    "rloo": {"advantage": {"kind": "leave_one_out"}, "proximal": "behaviour", "corrections": []},
+    "batch_mean": {"advantage": {"kind": "batch_mean"}},
+    "turn_return": {"advantage": {"kind": "turn_return", "discount": 0.9}},
+    "cispo": {"surrogate": {"kind": "weighted", "high": 1.5}, "corrections": []},
+    "minirl": {"surrogate": {"kind": "minirl"}, "corrections": []},
+    "hispo": {"surrogate": {"kind": "triplet"}, "corrections": MASKS},
+    "ipa": {"surrogate": {"kind": "chunk"}},
+    "bapo": {"surrogate": {"kind": "balanced", "target": 0.5}, "corrections": []},
+    "hapo": {"surrogate": {"kind": "entropy"}, "advantage": {"kind": "token_group"}},
+    "lag_clip": {"surrogate": {"kind": "lag"}},
+    "mix": {"surrogate": {"kind": "window"}, "corrections": [], "updates_per_batch": 2, "passes": 2},
+    "convex": {"kl": {"kind": "convex", "coefficient": 0.1, "hold": 0, "every": 1}, "updates_per_batch": 2},
+    "reference": {"kl": {"kind": "penalty", "coefficient": 0.1, "estimator": "k2"}},
+    "r2vpo": {"surrogate": {"kind": "ratio_variance"}, "corrections": []},
+    "gbpo": {"surrogate": {"kind": "bounded"}},
+    "mdpo": {"surrogate": {"kind": "mirror_descent"}, "passes": 3},
+    "fixed": {"aggregation": {"kind": "fixed", "tokens": 16}},
+    "ess": {"scale_lr_by_ess": True},
+    "entropy_target": {"entropy": {"coefficient": 0.01, "target": 9.0, "change": 0.01, "maximum": 0.5}},
+    "value_head": CRITIC | {"critic": {"model": "head"}},
+    "critic": CRITIC | {"critic": {"model": "separate"}},
+    "vtrace": CRITIC | {"critic": {"model": "separate", "target": "vtrace"}},
+    "lambda_head": CRITIC | {"critic": {"model": "head", "target": "lambda"}},
+}
+
+
+def method(name: str) -> AlgorithmConfig:
+    """The objective of that name."""
+    return AlgorithmConfig.model_validate(METHODS[name])
