@@ -635,6 +635,14 @@ def test_bounded_surrogate_equals_the_loop_and_leads_back():
     assert (function(tensor(targets)).value == 0).all()
 
 
+def test_targets_of_unequal_half_widths_by_hand():
+    """ε 0.2 below and 0.4 above: 0.8, 1.4, and at the median half way between, 1.1; σ(log 3) = 3/4: 1.25."""
+    got = bounded_target(tensor([-1.0, 0.0, 1.0]), low=0.2, high=0.4, temperature=1e-4)
+    assert_allclose(got, [0.8, 1.1, 1.4])
+    got = bounded_target(tensor([math.log(3)]), low=0.2, high=0.4, temperature=1.0)
+    assert_allclose(got, [1.25])
+
+
 def test_targets_ask_for_a_temperature():
     with pytest.raises(ValueError, match="temperature"):
         bounded_target(torch.zeros(1), low=0.3, high=0.3, temperature=0.0)
