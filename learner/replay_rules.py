@@ -1,0 +1,192 @@
+"""Settings of a replay table turned into functions: what is drawn, how fast, and what would wait for ever. Pure."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learner.algorithms import replay
+from learner.algorithms.replay import ROUNDING
+from learner.config import ReplayConfig
+
+Floats = NDArray[np.float64]
+RESCUE_RULES = ("success", "per_prompt")
+"""Items are drawn when a fresh group has failed, not as a share of the batch."""
+SUCCESS_RETURN = {"success": 0.1, "per_prompt": 0.5}
+"""A return above it is a success: as ARPO (arXiv:2505.16282) and RAPO (arXiv:2509.24107) have it."""
+
+
+class Columns(NamedTuple):
+    """What a selector sees: [M] each, one for every item that may be drawn, oldest first."""
+
+    lag: Floats
+    """Versions."""
+    return_: Floats
+    advantage: Floats
+    recalibrated: Floats
+    """Return against the median of recent groups' mean returns; the return itself while there are none."""
+    success_rate: Floats
+    order: Floats
+
+
+Selector = Callable[[Columns], Floats]
+"""Log-weights [M]; -inf is never drawn."""
+
+
+def make_selector(config: ReplayConfig) -> Selector:
+    """What is drawn.
+
+    Example:
+        >>> select = make_selector(ReplayConfig(rule="recent", max_policy_lag=2))
+        >>> select(Columns(np.array([0.0, 3.0]), *[np.zeros(2)] * 5)).round(3).tolist()
+        [1.099, -inf]
+    """
+    match config.rule:
+        case "uniform":
+            return lambda c: replay.uniform_logits(len(c.lag))
+        case "recent":
+            return lambda c: replay.recent_logits(c.lag, max_lag=config.max_policy_lag)
+        case "difficulty":
+            return lambda c: replay.difficulty_logits(
+                c.success_rate, target=config.target_success, temperature=config.temperature
+            )
+        case "success":
+            return lambda c: replay.success_logits(c.return_, threshold=SUCCESS_RETURN["success"])
+        case "per_prompt":
+            return lambda c: replay.last_success_logits(
+                c.return_, c.order, threshold=SUCCESS_RETURN["per_prompt"]
+            )
+        case "advantage":
+            return lambda c: replay.advantage_logits(c.advantage, c.recalibrated)
+        case _:
+            assert_never(config.rule)
+
+
+def items_per_prompt(config: ReplayConfig) -> int | None:
+    """Most items of one prompt, of which the newest stay; None: any number.
+
+    One group in DOTS (arXiv:2506.05316), one trajectory in RAPO, a few in ARPO.
+    """
+    match config.rule:
+        case "uniform" | "recent" | "advantage":
+            return None
+        case "difficulty" | "per_prompt":
+            return 1
+        case "success":
+            return config.per_prompt_capacity
+        case _:
+            assert_never(config.rule)
+
+
+class ReplayConfigError(ValueError):
+    """Settings under which nothing would be replayed, or not as much as asked for; the text names the cure."""
+
+
+@dataclass(frozen=True)
+class Limiter:
+    """Keeps samples in proportion to inserts, like the rate limiter of Reverb (arXiv:2102.04736, section 3.4).
+
+    Inserts are never held up: whoever inserts is whoever samples, and would wait for itself.
+
+    Example:
+        >>> limiter = Limiter(min_size=2, samples_per_insert=1.5, error_buffer=2.0)
+        >>> limiter.room(inserted=1, held=1, sampled=0), limiter.room(inserted=2, held=2, sampled=0)
+        (0, 2)
+        >>> limiter.room(inserted=4, held=4, sampled=2)
+        3
+    """
+
+    min_size: int = 1
+    samples_per_insert: float | None = None
+    """None: only `min_size` counts."""
+    error_buffer: float = 1.0
+    """Samples that may be taken ahead of the inserts that pay for them."""
+
+    def room(self, *, inserted: int, held: int, sampled: int) -> int:
+        """Samples that may be taken now."""
+        if held < self.min_size:
+            return 0
+        if self.samples_per_insert is None:
+            return held
+        paid = self.samples_per_insert * (inserted - self.min_size) + self.error_buffer
+        return max(0, math.floor(paid - sampled + ROUNDING))
+
+
+def make_limiter(config: ReplayConfig, *, error_buffer: float | None = None) -> Limiter:
+    """The limiter of these settings; the buffer is one insert's worth of samples unless given.
+
+    Raises:
+        ReplayConfigError: nothing could ever be drawn.
+    """
+    rate = config.samples_per_insert
+    needed = max(1.0, rate or 0.0)
+    buffer = needed if error_buffer is None else error_buffer
+    if buffer < needed:
+        raise ReplayConfigError(
+            f"error_buffer is {buffer:g}, less than the {needed:g} samples that one insert is worth: samples "
+            f"and inserts would wait for each other; make it at least {needed:g}"
+        )
+    if config.min_size > config.capacity_groups:
+        raise ReplayConfigError(
+            f"learner.replay.min_size is {config.min_size}, but the table holds at most capacity_groups = "
+            f"{config.capacity_groups}: nothing would ever be drawn; lower min_size or raise capacity_groups"
+        )
+    if rate is not None and rate > config.max_uses:
+        raise ReplayConfigError(
+            f"learner.replay.samples_per_insert is {rate:g}, but an item is used at most max_uses = "
+            f"{config.max_uses} times; raise max_uses or lower samples_per_insert"
+        )
+    return Limiter(config.min_size, rate, buffer)
+
+
+def check_share(config: ReplayConfig, *, fresh_items: int | None, publish_every: int) -> None:
+    """Check that the share can be had: what is inserted can be drawn often enough before it is thrown away.
+
+    These conditions are necessary: rollouts that are stale when they are trained, or that the rule does not
+    keep, make it less.
+
+    Args:
+        fresh_items: items inserted per learner step; None where unknown.
+        publish_every: learner steps per policy version, >= 1.
+
+    Raises:
+        ReplayConfigError: the share is out of reach, or `min_size` is.
+    """
+    lifetime = (config.max_policy_lag + 1) * publish_every - 1  # steps, for the luckiest of items
+    if fresh_items is not None and config.min_size > fresh_items * lifetime:
+        raise ReplayConfigError(
+            f"learner.replay.min_size is {config.min_size}, but {fresh_items} items per step that are kept for "
+            f"{lifetime} steps (max_policy_lag = {config.max_policy_lag}) make {fresh_items * lifetime} at most: "
+            "nothing would ever be drawn; lower min_size or raise max_policy_lag"
+        )
+    if config.rule in RESCUE_RULES:
+        return
+    needed = config.share / (1 - config.share)
+    what = f"learner.replay.share = {config.share:g} draws every item {needed:.3g} times on average"
+    if needed > config.max_uses + ROUNDING:
+        raise ReplayConfigError(
+            f"{what}, max_uses is {config.max_uses}; raise max_uses to {_above(needed)} or lower share"
+        )
+    if needed > lifetime + ROUNDING:
+        raise ReplayConfigError(
+            f"{what}, once per step at most, but an item is kept for {lifetime} steps (max_policy_lag = "
+            f"{config.max_policy_lag}); raise max_policy_lag to {_above(needed / publish_every)} or lower share"
+        )
+    rate = config.samples_per_insert
+    if rate is not None and needed > rate + ROUNDING:
+        raise ReplayConfigError(
+            f"{what}, samples_per_insert is {rate:g}; raise samples_per_insert to {needed:.3g} or lower share"
+        )
+    if fresh_items is not None and needed * fresh_items > config.capacity_groups + ROUNDING:
+        raise ReplayConfigError(
+            f"learner.replay.share = {config.share:g} draws {needed * fresh_items:.3g} items per step, but "
+            f"capacity_groups is {config.capacity_groups}; raise capacity_groups to "
+            f"{_above(needed * fresh_items)} or lower share"
+        )
+
+
+def _above(number: float) -> int:
+    return math.ceil(number - ROUNDING)
