@@ -9,15 +9,14 @@ from msgspec.structs import replace
 from learner.algorithm_config import (
     AlgorithmConfig,
     BalancedSurrogate,
-    ClipSurrogate,
     EntropySurrogate,
     KlConvex,
     MirrorDescentSurrogate,
     RatioVarianceSurrogate,
 )
 from learner.algorithms.clipping import BalancedBounds
+from learner.algorithms.penalties import mirror_step_size, next_dual
 from learner.algorithms.regularisers import base_share, next_entropy_coefficient
-from learner.algorithms.surrogates import mirror_step_size, next_dual
 from learner.objective import Adaptive
 
 

@@ -386,8 +386,9 @@ class AlgorithmConfig(Section):
     """Optimizer steps on one batch: its trajectories are dealt to that many mini-batches, `passes` times."""
     passes: int = Field(1, ge=1)
     """How often each trajectory of a batch is trained on."""
-    scale_lr_by_ess: bool = False
-    """Multiply the learning rate by the effective sample size of the proximal / behaviour weights."""
+    lr_by_ess: Literal["none", "linear", "sqrt"] = "none"
+    """Multiply the learning rate by the effective sample size of the proximal / behaviour weights (0 to 1), or by
+    its root (VCPO, arXiv:2602.17616)."""
     scale_by_informative: bool = False
     """Multiply advantages by the number of groups over those with unequal returns (RAPO, arXiv:2509.24107)."""
     imitation_coefficient: float = Field(0.0, ge=0)

@@ -37,7 +37,7 @@ from learner.algorithm_config import (
     WeightedSurrogate,
     WindowSurrogate,
 )
-from learner.algorithms import surrogates
+from learner.algorithms import penalties, surrogates
 from learner.algorithms.clipping import hapo_bounds, hapo_redistribute, lag_bounds
 from learner.algorithms.corrections import interval_correction, truncated_correction
 from learner.algorithms.ratios import importance_ratio, interpolated_proximal, level_ratio
@@ -166,7 +166,10 @@ def proximal_logp(config: AlgorithmConfig, tokens: Tokens, logp_current: Tensor)
         case "behaviour":
             return tokens.logp_behaviour
         case "interpolated":
-            return interpolated_proximal(tokens.logp_behaviour, logp_current, tokens.lag)
+            # after a first step on a batch the current policy is no centre for fresh tokens any more
+            several = config.updates_per_batch * config.passes > 1
+            fresh = "behaviour" if several else "current"
+            return interpolated_proximal(tokens.logp_behaviour, logp_current, tokens.lag, fresh=fresh)
         case "recomputed":
             return logp_current.detach() if tokens.logp_proximal is None else tokens.logp_proximal
         case _:
@@ -261,13 +264,13 @@ def make_surrogate(config: SurrogateConfig) -> Surrogate:
                 epsilon=epsilon,
             )
         case RatioVarianceSurrogate(centre=centre):
-            return lambda v: surrogates.ratio_variance_surrogate(
+            return lambda v: penalties.ratio_variance_surrogate(
                 v.ratio(centre), v.tokens.advantage, dual=v.adaptive.dual
             )
         case BoundedSurrogate():
             return lambda v: _bounded(v, config)
         case MirrorDescentSurrogate():
-            return lambda v: surrogates.mirror_descent_surrogate(
+            return lambda v: penalties.mirror_descent_surrogate(
                 v.ratio("proximal"), v.tokens.advantage, step_size=v.adaptive.mirror_step
             )
         case _:
@@ -295,10 +298,10 @@ def _entropy_clip(view: View, config: EntropySurrogate) -> SurrogateValue:
 def _bounded(view: View, config: BoundedSurrogate) -> SurrogateValue:
     median_advantage = view.tokens.median_advantage
     assert median_advantage is not None
-    target = surrogates.bounded_target(
+    target = penalties.bounded_target(
         median_advantage, low=config.low, high=config.high, temperature=config.temperature
     )
-    return surrogates.bounded_surrogate(view.ratio(config.centre), target, view.tokens.advantage.abs())
+    return penalties.bounded_surrogate(view.ratio(config.centre), target, view.tokens.advantage.abs())
 
 
 def make_kl(config: KlConfig) -> Kl:

@@ -21,7 +21,7 @@ from learner.adaptive import (
 )
 from learner.algorithm_config import AlgorithmConfig, BalancedSurrogate, RatioVarianceSurrogate
 from learner.algorithms.clipping import BalancedBounds, balance_path, balance_sums, choose_bounds
-from learner.algorithms.ratios import importance_ratio
+from learner.algorithms.ratios import importance_ratio, learning_rate_factor
 from learner.algorithms.values import value_loss
 from learner.batching import Batch, MicroBatch, make_micro_batches
 from learner.config import LearnerConfig
@@ -252,8 +252,8 @@ class Updater:
         lr = learning_rate(self.config.optimizer, done, total)
         critic = self.config.algorithm.critic
         critic_lr = critic.lr * lr / self.config.optimizer.lr if critic is not None else 0.0
-        if algorithm.scale_lr_by_ess:
-            lr *= recorder.step_effective_sample_size()
+        if algorithm.lr_by_ess != "none":
+            lr *= learning_rate_factor(recorder.step_effective_sample_size(), rule=algorithm.lr_by_ess)
         if self.critic is not None:
             recorder.critic_steps.append(finish_step(self.critic, critic_lr, critic_lr))
             if self._warming_up:

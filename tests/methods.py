@@ -35,7 +35,7 @@ METHODS = {
     "gbpo": {"surrogate": {"kind": "bounded"}},
     "mdpo": {"surrogate": {"kind": "mirror_descent"}, "passes": 3},
     "fixed": {"aggregation": {"kind": "fixed", "tokens": 16}},
-    "ess": {"scale_lr_by_ess": True},
+    "ess": {"lr_by_ess": "linear"},
     "entropy_target": {"entropy": {"coefficient": 0.01, "target": 9.0, "change": 0.01, "maximum": 0.5}},
     "value_head": CRITIC | {"critic": {"model": "head"}},
     "critic": CRITIC | {"critic": {"model": "separate"}},

@@ -11,13 +11,12 @@ from learner.algorithms.clipping import (
     balance_path,
     balance_sums,
     choose_bounds,
-    entropy_change,
-    entropy_quadrants,
     entropy_signal,
     hapo_bounds,
     hapo_redistribute,
     lag_bounds,
 )
+from learner.algorithms.entropy_change import entropy_change, entropy_quadrants
 from learner.algorithms.surrogates import clipped_surrogate
 
 RNG = np.random.default_rng(5)

@@ -11,6 +11,14 @@ import torch
 from numpy.testing import assert_allclose
 
 from learner.algorithms.corrections import interval_correction, truncated_correction
+from learner.algorithms.penalties import (
+    bounded_surrogate,
+    bounded_target,
+    mirror_descent_surrogate,
+    mirror_step_size,
+    next_dual,
+    ratio_variance_surrogate,
+)
 from learner.algorithms.ratios import (
     at_ceiling,
     importance_ratio,
@@ -21,17 +29,11 @@ from learner.algorithms.ratios import (
     truncated_weight,
 )
 from learner.algorithms.surrogates import (
-    bounded_surrogate,
-    bounded_target,
     chunk_surrogate,
     clip_active,
     clipped_surrogate,
     dual_clipped_surrogate,
     minirl_surrogate,
-    mirror_descent_surrogate,
-    mirror_step_size,
-    next_dual,
-    ratio_variance_surrogate,
     triplet_clipped_surrogate,
     weighted_surrogate,
     window_clipped_surrogate,

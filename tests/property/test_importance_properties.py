@@ -7,6 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.algorithms.corrections import interval_correction, truncated_correction
+from learner.algorithms.penalties import (
+    bounded_surrogate,
+    bounded_target,
+    mirror_descent_surrogate,
+    mirror_step_size,
+    next_dual,
+    ratio_variance_surrogate,
+)
 from learner.algorithms.ratios import (
     effective_sample_size,
     importance_ratio,
@@ -16,15 +24,9 @@ from learner.algorithms.ratios import (
     segment_mean,
 )
 from learner.algorithms.surrogates import (
-    bounded_surrogate,
-    bounded_target,
     chunk_surrogate,
     dual_clipped_surrogate,
     minirl_surrogate,
-    mirror_descent_surrogate,
-    mirror_step_size,
-    next_dual,
-    ratio_variance_surrogate,
     triplet_clipped_surrogate,
     weighted_surrogate,
     window_clipped_surrogate,

@@ -5,12 +5,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from learner.algorithm_config import AlgorithmConfig, KlPenalty
 from learner.algorithms.advantages import group_relative_advantage
 from learner.algorithms.aggregation import token_weights
 from learner.algorithms.ratios import effective_sample_size, importance_ratio, truncated_weight
 from learner.algorithms.regularisers import kl_k3
 from learner.algorithms.staleness import assert_lag_bound, loss_mask
-from learner.algorithm_config import AlgorithmConfig, KlPenalty
 from learner.objective import Adaptive, Tokens, make_objective
 from learner.packing import choose_cuts
 

@@ -1,0 +1,181 @@
+"""Surrogate objectives that penalise the distance of a ratio instead of clipping it; see `surrogates`.
+
+Advantages are constant for the gradient.
+"""
+
+import math
+
+from torch import Tensor
+
+from learner.algorithms.surrogates import SurrogateValue, unclipped
+
+
+def ratio_variance_surrogate(ratio: Tensor, advantage: Tensor, *, dual: float) -> SurrogateValue:
+    r"""Penalty on the distance of the ratio from 1 in place of a clip.
+
+    .. math:: r_t A_t - \lambda (r_t - 1)^2
+
+    R2VPO (arXiv:2601.03320, 2605.26784): the Lagrangian of a bound on the variance of the ratio, λ from
+    `next_dual`. Stale tokens are pulled back towards their behaviour policy, none is dropped; a token rests
+    at r = 1 + A / 2λ. At r = 1 the gradient is that of REINFORCE for every λ.
+
+    Args:
+        ratio: [N], > 0, with gradient; to the policy that sampled the token, as published.
+        advantage: [N].
+        dual: λ >= 0.
+
+    Returns:
+        (objective [N], clipped: False everywhere).
+
+    Example:
+        >>> import torch
+        >>> ratio_variance_surrogate(torch.tensor([1.0, 2.0]), torch.ones(2), dual=0.5).value
+        tensor([1.0000, 1.5000])
+    """
+    return unclipped(ratio * advantage - dual * (ratio - 1).square())
+
+
+def next_dual(
+    dual: float, mean_square: float, *, bound: float, rate: float, ceiling: float = math.inf
+) -> float:
+    r"""Dual variable of `ratio_variance_surrogate` after a step.
+
+    .. math:: \lambda \leftarrow \max(0, \lambda + \eta\,(\overline{(r-1)^2} - \delta))
+
+    Dual ascent in its usual form; the schedule of R2VPO (arXiv:2601.03320) is not published. The way down is
+    slow, δη a step: after a mean square in the thousands, which one token at the limit of the log-ratio
+    brings about, λ stays large for the rest of a run unless a ceiling holds it.
+
+    Args:
+        dual: λ >= 0.
+        mean_square: mean of (ratio - 1)² over all tokens of the step, on all ranks.
+        bound: δ > 0.
+        rate: η >= 0, per step.
+        ceiling: largest λ.
+
+    Returns:
+        λ in [0, ceiling]; larger than before if and only if mean_square > bound, up to the ceiling.
+
+    Raises:
+        ValueError: the mean square is not a number: such a step has to be skipped, its penalty would be lost.
+
+    Example:
+        >>> import torch
+        >>> next_dual(1.0, 0.25, bound=0.125, rate=2.0), next_dual(0.125, 0.0, bound=0.5, rate=1.0)
+        (1.25, 0.0)
+    """
+    if math.isnan(mean_square):
+        raise ValueError("mean square of ratio - 1 is not a number; skip this step")
+    return min(max(0.0, dual + rate * (mean_square - bound)), ceiling)
+
+
+def bounded_target(median_advantage: Tensor, *, low: float, high: float, temperature: float) -> Tensor:
+    r"""Ratio at which a policy that may leave its predecessor by so much gains most.
+
+    .. math:: 1 - \epsilon_l + (\epsilon_l + \epsilon_h)\,\sigma(\tilde A_t / \tau)
+
+    BPO and GBPO (arXiv:2604.18578): in the limit of low temperature an action better than the median goes to
+    the upper bound, a worse one to the lower. At the median: 1 + (ε_h - ε_l)/2, so equal half widths pull it
+    back to 1.
+
+    Args:
+        median_advantage: return minus the *median* of its group, over the standard deviation [N].
+        low, high: half widths around 1; 0.3 in the paper.
+        temperature: τ > 0, in units of the advantage; the paper's runs use 1e-4.
+
+    Returns:
+        Targets [N] in [1 - low, 1 + high], without gradient.
+
+    Raises:
+        ValueError: the temperature is not positive.
+
+    Example:
+        >>> import torch
+        >>> bounded_target(torch.tensor([-1.0, 0.0, 1.0]), low=0.25, high=0.5, temperature=1e-4)
+        tensor([0.7500, 1.1250, 1.5000])
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature must be > 0, got {temperature}")
+    return 1 - low + (low + high) * (median_advantage.detach() / temperature).sigmoid()
+
+
+def bounded_surrogate(ratio: Tensor, target: Tensor, weight: Tensor) -> SurrogateValue:
+    r"""Distance of the ratio from its target.
+
+    .. math:: -|r_t - r^*_t|\, w_t
+
+    GBPO (arXiv:2604.18578), w = \|A\| with the usual group advantage. Inside the bounds the gradient is that of
+    PPO; outside, where PPO has none, it leads back.
+
+    Args:
+        ratio: [N], > 0, with gradient.
+        target: from `bounded_target`, [N].
+        weight: [N], >= 0.
+
+    Returns:
+        (objective [N] <= 0, clipped: False everywhere). At the target value and gradient are 0.
+
+    Example:
+        >>> import torch
+        >>> bounded_surrogate(torch.tensor([1.0, 1.5]), torch.tensor([1.25, 1.25]), torch.tensor([2.0, 2.0])).value
+        tensor([-0.5000, -0.5000])
+    """
+    return unclipped(-(ratio - target).abs() * weight)
+
+
+def mirror_descent_surrogate(ratio: Tensor, advantage: Tensor, *, step_size: float) -> SurrogateValue:
+    r"""A proximal step in place of a clip.
+
+    .. math:: r_t A_t - \tfrac{1}{t_k} (r_t \log r_t - r_t + 1)
+
+    MDPO (arXiv:2005.09814), on-policy form. The bracket is never negative, and its mean over tokens of the
+    proximal policy is KL(current \|\| proximal), without bias. That direction makes it mirror descent: with a
+    table the maximum is π ∝ π_prox exp(t A). At r = 1 its gradient is zero, so that it takes several updates
+    per batch to act (10 in the paper).
+
+    Args:
+        ratio: current / proximal [N], > 0, with gradient.
+        advantage: [N].
+        step_size: t_k > 0, from `mirror_step_size`.
+
+    Returns:
+        (objective [N], clipped: False everywhere).
+
+    Raises:
+        ValueError: the step size is not positive.
+
+    Example:
+        >>> import torch
+        >>> mirror_descent_surrogate(torch.tensor([1.0, 2.0]), torch.ones(2), step_size=0.5).value
+        tensor([1.0000, 1.2274])
+    """
+    if step_size <= 0:
+        raise ValueError(f"step size must be > 0, got {step_size}")
+    # near 1 the terms cancel to half the square of r - 1, of which float32 leaves noise of either sign
+    wide = ratio.double()
+    divergence = wide * wide.log() - (wide - 1)
+    return unclipped(ratio * advantage - divergence.to(ratio.dtype) / step_size)
+
+
+def mirror_step_size(k: int, total: int) -> float:
+    r"""Step size of `mirror_descent_surrogate` in batch k of a run, from 1 down to 1 / total.
+
+    .. math:: t_k = 1 - (k - 1) / K
+
+    arXiv:2005.09814, as in its released program. After the K-th batch it stays at 1 / K.
+
+    Args:
+        k: counts from 1.
+        total: K >= 1.
+
+    Raises:
+        ValueError: k or total is below 1.
+
+    Example:
+        >>> import torch
+        >>> [mirror_step_size(k, 4) for k in (1, 2, 4, 9)]
+        [1.0, 0.75, 0.25, 0.25]
+    """
+    if k < 1 or total < 1:
+        raise ValueError(f"batches count from 1, got batch {k} of {total}")
+    return 1 - (min(k, total) - 1) / total
