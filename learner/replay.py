@@ -219,10 +219,11 @@ class ReplayTable(Generic[T]):
                 f"replay table: filled under learner.replay.rule = {stored.rule!r}, this run has "
                 f"{self.config.rule!r}; resume with the former, or delete the table's file to start with an empty one"
             )
-        if stored.inserted != len(stored.entries) + sum(stored.evicted.values()):
+        held, evicted = len(stored.entries), sum(stored.evicted.values())
+        if stored.inserted != held + evicted:
             raise ReplayStateError(
-                f"replay table: {stored.inserted} inserted, but {len(stored.entries)} held and "
-                f"{stored.evicted} evicted; the file is damaged, delete it to resume with an empty table"
+                f"replay table: {stored.inserted} inserted, but {held} held and {evicted} evicted; the file is "
+                "damaged, delete it to resume with an empty table"
             )
         self.entries = {e.order: _entry(e) for e in stored.entries}
         self.inserted, self.sampled = stored.inserted, stored.sampled

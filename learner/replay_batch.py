@@ -144,8 +144,7 @@ def alone(entry: Entry[Trajectory], baselines: Sequence[float], *, weight: float
 def prompt_key(trajectory: Trajectory) -> str:
     """Equal for trajectories of the same environment that began with the same tokens."""
     prompt = np.ascontiguousarray(trajectory.token_ids[: trajectory.prompt_tokens], dtype="<i4")
-    digest = hashlib.blake2b(prompt.tobytes(), digest_size=16, key=trajectory.env.encode()[:64])
-    return digest.hexdigest()
+    return hashlib.blake2b(trajectory.env.encode() + b"\0" + prompt.tobytes(), digest_size=16).hexdigest()
 
 
 def batch_metrics(trajectories: Sequence[Trajectory], *, version: int) -> dict[str, float]:

@@ -87,7 +87,7 @@ class ReplayConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Limiter:
-    """Keeps samples in proportion to inserts, like the rate limiter of Reverb (arXiv:2102.04736, section 3.4).
+    """Keeps samples in proportion to inserts, like the rate limiter of Reverb (arXiv:2102.04736).
 
     Inserts are never held up: whoever inserts is whoever samples, and would wait for itself.
 
@@ -103,7 +103,15 @@ class Limiter:
     samples_per_insert: float | None = None
     """None: only `min_size` counts."""
     error_buffer: float = 1.0
-    """Samples that may be taken ahead of the inserts that pay for them."""
+    """Samples that may be taken ahead of the inserts that pay for them; at least one insert's worth."""
+
+    def __post_init__(self) -> None:
+        needed = max(1.0, self.samples_per_insert or 0.0)
+        if self.error_buffer < needed:
+            raise ReplayConfigError(
+                f"error_buffer is {self.error_buffer:g}: the {needed:g} samples that one insert is worth could "
+                f"not be taken when it comes; make it at least {needed:g}"
+            )
 
     def room(self, *, inserted: int, held: int, sampled: int) -> int:
         """Samples that may be taken now."""
@@ -115,20 +123,13 @@ class Limiter:
         return max(0, math.floor(paid - sampled + ROUNDING))
 
 
-def make_limiter(config: ReplayConfig, *, error_buffer: float | None = None) -> Limiter:
-    """The limiter of these settings; the buffer is one insert's worth of samples unless given.
+def make_limiter(config: ReplayConfig) -> Limiter:
+    """The limiter of these settings, its buffer one insert's worth of samples.
 
     Raises:
-        ReplayConfigError: nothing could ever be drawn.
+        ReplayConfigError: nothing could ever be drawn, or not as much as asked for.
     """
     rate = config.samples_per_insert
-    needed = max(1.0, rate or 0.0)
-    buffer = needed if error_buffer is None else error_buffer
-    if buffer < needed:
-        raise ReplayConfigError(
-            f"error_buffer is {buffer:g}, less than the {needed:g} samples that one insert is worth: samples "
-            f"and inserts would wait for each other; make it at least {needed:g}"
-        )
     if config.min_size > config.capacity_groups:
         raise ReplayConfigError(
             f"learner.replay.min_size is {config.min_size}, but the table holds at most capacity_groups = "
@@ -139,7 +140,7 @@ def make_limiter(config: ReplayConfig, *, error_buffer: float | None = None) -> 
             f"learner.replay.samples_per_insert is {rate:g}, but an item is used at most max_uses = "
             f"{config.max_uses} times; raise max_uses or lower samples_per_insert"
         )
-    return Limiter(config.min_size, rate, buffer)
+    return Limiter(config.min_size, rate, error_buffer=max(1.0, rate or 0.0))
 
 
 def check_share(config: ReplayConfig, *, fresh_items: int | None, publish_every: int) -> None:
