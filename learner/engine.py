@@ -100,7 +100,7 @@ class Engine:
         update.
 
         Raises:
-            ValueError: there are no trajectories, a return is not finite, or one was sampled greedily.
+            ValueError: there are no trajectories, or a return is not finite.
             StaleTokens: tokens of a version after ``current_version``.
         """
         started = time.perf_counter()

@@ -142,6 +142,7 @@ def test_a_token_from_the_future_is_refused():
         batch_of([make_trajectory("a", version=7)], current_version=5)
 
 
-def test_greedy_trajectories_cannot_be_trained():
-    with pytest.raises(ValueError, match="temperature 0 and has no behaviour distribution"):
-        batch_of([make_trajectory("a", temperature=0.0)])
+def test_greedy_trajectories_carry_no_gradient():
+    """They have no behaviour distribution to train against; others are compared with them."""
+    batch = batch_of([make_trajectory("a", temperature=0.0), make_trajectory("b")])
+    assert batch.trained.tolist() == [0, 5]
