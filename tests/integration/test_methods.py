@@ -53,6 +53,13 @@ def assert_close(found, expected, atol=2e-5):
         torch.testing.assert_close(found[name], tensor, atol=atol, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
 
 
+def comparable(metrics):
+    """Names of numbers that must not depend on how tokens are dealt; the quadrants split at a median, where a
+    rounding may move a token."""
+    free = ("learner/step_seconds", "learner/padding_fraction")
+    return [name for name in metrics if name not in free and "entropy_change_" not in name]
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_padding_and_packing_change_nothing(start, name):
     """Two updates, once in small micro-batches and once in one piece."""
@@ -64,7 +71,7 @@ def test_padding_and_packing_change_nothing(start, name):
         weights.append(weights_of(engine))
         metrics.append(reports[-1].metrics)
     assert_close(*weights)
-    for key in metrics[0].keys() - {"learner/step_seconds", "learner/padding_fraction"}:
+    for key in comparable(metrics[0]):
         assert metrics[0][key] == pytest.approx(metrics[1][key], rel=2e-3, abs=2e-4), key
 
 
@@ -92,7 +99,7 @@ def test_two_ranks_equal_one(start, out, name):
         method_batches(), json.loads((out / f"1-float32-{name}" / "result.json").read_text()), strict=True
     ):
         expected = engine.update(batch, current_version=2).metrics
-        for key in expected.keys() - {"learner/step_seconds", "learner/padding_fraction"}:
+        for key in comparable(expected):
             assert found[key] == pytest.approx(expected[key], rel=2e-3, abs=2e-4), key
     assert_close(load_file(out / f"1-float32-{name}" / "trained.safetensors"), weights_of(engine))
 
