@@ -54,6 +54,8 @@ class ReplayConfig(Section):
     target_success: float = Field(0.5, ge=0, le=1)
     temperature: float = Field(0.1, gt=0)
     per_prompt_capacity: int = Field(8, ge=1)
+    warmup_steps: int = Field(0, ge=0)
+    """Rule "advantage": learner steps over which the weight of what is replayed rises to 1."""
     stop_at_step: int = Field(0, ge=0)
     """No replay from this learner step on; 0: never stops."""
 

@@ -8,7 +8,7 @@ import gc
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, assert_never
@@ -144,16 +144,20 @@ class Engine:
             (name, zero.as_bytes(tensor)) for name, tensor in self._gathered()
         )
 
-    def save(self, folder: Path, client_state: dict[str, Any]) -> None:
+    def save(
+        self, folder: Path, client_state: dict[str, Any], also: Callable[[Path], None] = lambda _: None
+    ) -> None:
         """Write a checkpoint; it counts once all of it is on disk. The last two are kept.
 
         Args:
             client_state: returned by `load`; JSON types only.
+            also: puts more into the checkpoint's folder.
         """
         name = checkpoint.next_name(folder, self.optimizer_steps)
         if self.ranks > 1:
             ranks.send(ranks.SaveCheckpoint(str(folder), name))
         self._save(folder, name, client_state)
+        also(folder / name)
         checkpoint.mark_latest(folder, name)
 
     def load(self, folder: Path) -> dict[str, Any]:

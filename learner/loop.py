@@ -5,28 +5,35 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from learner.algorithms.replay import self_imitation_weight
+from learner.checkpoint import latest_name
 from learner.config import LearnerConfig
 from learner.engine import Engine, UpdateReport
 from learner.exchange import TIME_LIMIT, Exchange, Stopped
-from learner.inlet import Counts
+from learner.inlet import Counts, Group
 from learner.metrics import SCALARS, Report, rollout_metrics
 from learner.nonfinite import Diverged, save_trajectories
 from learner.publisher import Publisher
+from learner.replay import ReplayTable
+from learner.replay_batch import batch_metrics, mix, remember
 from learner.trajectory import Trajectory
 
 log = logging.getLogger(__name__)
 
 AFTER = "after"
+REPLAY_FILE = "replay.msgpack"
 
 
 @dataclass
 class Totals:
-    """Running totals, for the summary and the checkpoint."""
+    """Running totals, for the summary and the checkpoint. What is replayed counts apart."""
 
     trained_tokens: int = 0
+    replayed_tokens: int = 0
     trained_trajectories: int = 0
     wait_seconds: float = 0.0
     update_seconds: float = 0.0
@@ -35,7 +42,8 @@ class Totals:
     lag_counts: dict[str, int] = field(default_factory=dict)
 
     def add(self, report: UpdateReport, trajectories: int) -> None:
-        self.trained_tokens += int(report.metrics["learner/trained_tokens"])
+        self.trained_tokens += int(report.metrics["learner/trained_tokens"]) - report.replayed_tokens
+        self.replayed_tokens += report.replayed_tokens
         self.trained_trajectories += trajectories
         lags, counts = np.unique(report.histograms["policy_lag_versions"], return_counts=True)
         for lag, count in zip(lags.astype(int).tolist(), counts.tolist(), strict=True):
@@ -52,6 +60,8 @@ class Learner:
     exchange: Exchange
     publisher: Publisher
     report: Report
+    replay: ReplayTable[Any] | None = None
+    seed: int = 0
     step: int = 0
     version: int = 0
     skipped_in_a_row: int = 0
@@ -83,16 +93,16 @@ class Learner:
         started = time.monotonic()
         groups = self.exchange.collect(step=self.step, version=self.version)
         waited = time.monotonic() - started
-        trajectories = [t for group in groups for t in group.trajectories]
+        trajectories = self.batch(groups)
         report = self.engine.update(trajectories, current_version=self.version)
         self.step += 1
         if report.applied:
-            self.applied(report, trajectories)
+            self.applied(report, groups)
         if report.nonfinite:
             self.skipped(trajectories)
         else:
             self.skipped_in_a_row = 0
-        self.exchange.commit(groups, step=self.step)
+        self.exchange.commit(groups, step=self.step, replayed_tokens=report.replayed_tokens)
         if self.step < self.config.steps:
             self.exchange.refill(step=self.step, version=self.version)
         self.record(report, trajectories, waited, time.monotonic() - started)
@@ -101,9 +111,19 @@ class Learner:
         if self.config.evaluation_every and self.step % self.config.evaluation_every == 0:
             self.evaluate(f"step {self.step}")
 
-    def applied(self, report: UpdateReport, trajectories: Sequence[Trajectory]) -> None:
-        """The weights have changed: count, and publish the next version."""
-        self.totals.add(report, len(trajectories))
+    def batch(self, groups: Sequence[Group]) -> list[Trajectory]:
+        """What to train on: the groups, and what is replayed with them."""
+        if self.replay is None:
+            return [t for group in groups for t in group.trajectories]
+        weight = self_imitation_weight(self.step, warmup_steps=self.replay.config.warmup_steps)
+        rng = np.random.default_rng([self.seed, self.step])  # a restart draws the same again
+        return mix(self.replay, groups, step=self.step, version=self.version, rng=rng, weight=weight)
+
+    def applied(self, report: UpdateReport, groups: Sequence[Group]) -> None:
+        """The weights have changed: count, remember for replay, and publish the next version."""
+        self.totals.add(report, sum(len(group.trajectories) for group in groups))
+        if self.replay is not None:
+            remember(self.replay, groups, step=self.step - 1)
         if self.step % self.config.publish_every == 0:
             self.version += 1
             self.publish()
@@ -136,6 +156,7 @@ class Learner:
             **{name: value for name, value in inlet.gauges.items() if name in SCALARS},
             **report.metrics,
             **rollout_metrics(arrived, trained),
+            **self.replay_metrics(trained),
             "rollout/failed_trajectories": float(inlet.counts.total("failed", "rejected")),
             "rollout/uniform_trajectories": float(inlet.counts.total("uniform")),
             "rollout/stale_trajectories": float(inlet.counts.total("stale", "dropped_stale")),
@@ -144,6 +165,7 @@ class Learner:
             "learner/idle_share": waited / wall,
             "learner/trained_tokens_per_second": report.metrics["learner/trained_tokens"] / wall,
             "learner/tokens_trained_total": float(self.totals.trained_tokens),
+            "learner/tokens_replayed_total": float(self.totals.replayed_tokens),
             "learner/policy_version": float(self.version),
             "learner/skipped_steps": float(self.totals.skipped_steps),
         }
@@ -151,6 +173,12 @@ class Learner:
         self.report.write(
             self.step, scalars, {**report.histograms, "length_generated_tokens": arrived_lengths}
         )
+
+    def replay_metrics(self, trained: Sequence[Trajectory]) -> dict[str, float]:
+        """Of the replay table and the batch, if there is a table."""
+        if self.replay is None:
+            return {}
+        return self.replay.metrics() | batch_metrics(trained, version=self.version)
 
     def evaluate(self, tag: str) -> None:
         """Greedy accuracy on held-out tasks under the newest version."""
@@ -211,12 +239,24 @@ class Learner:
             "tokens_generated": self.tokens_generated,
             "counts": asdict(self.exchange.inlet.counts),
         }
-        self.engine.save(self.run_dir / "checkpoints", state)
+        self.engine.save(self.checkpoints, state, also=self.save_replay)
         log.info("checkpoint at step %d", self.step)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints."""
+        return self.run_dir / "checkpoints"
+
+    def save_replay(self, folder: Path) -> None:
+        """Put the replay table into a checkpoint."""
+        if self.replay is not None:
+            self.replay.save(folder / REPLAY_FILE)
 
     def restore(self) -> None:
         """Continue from the newest checkpoint: put again what was under way, publish what we hold."""
-        state = self.engine.load(self.run_dir / "checkpoints")
+        state = self.engine.load(self.checkpoints)
+        if self.replay is not None:
+            self.replay.load(self.checkpoints / latest_name(self.checkpoints) / REPLAY_FILE)
         self.step, self.version = state["step"], state["version"]
         self.totals, self.evaluations = Totals(**state["totals"]), state["evaluations"]
         self.seconds_before, self.generated_before = state["wall_seconds"], state["tokens_generated"]

@@ -95,6 +95,7 @@ def write_result(learner: Learner) -> None:
         "wall_seconds": learner.wall_seconds,
         "evaluations": learner.evaluations,
         "tokens_trained": totals.trained_tokens,
+        "tokens_replayed": totals.replayed_tokens,
         "tokens_generated": learner.tokens_generated,
         "trajectories_trained": totals.trained_trajectories,
         "trajectories_by_outcome": inlet.counts.trajectories,
