@@ -1,0 +1,209 @@
+"""The critic: what its values should be, and its loss.
+
+Targets are numpy, float64, one trajectory at a time; the loss is torch.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+Floats = NDArray[np.float64]
+
+
+class VTrace(NamedTuple):
+    """Off-policy corrected value targets, and the advantages that follow from them."""
+
+    targets: Floats
+    advantages: Floats
+    """Already times the truncated ratio rho; unlike targets less values they look one target ahead."""
+
+
+def value_loss(
+    values: Tensor, targets: Tensor, values_before: Tensor | None, *, clip_low: float, clip_high: float
+) -> Tensor:
+    r"""Squared error of values that may move only so far in one update.
+
+    .. math::
+        \tfrac12 \max\left( (V - R)^2,
+        (\mathrm{clip}(V, V_b - \epsilon_{low}, V_b + \epsilon_{high}) - R)^2 \right)
+
+    PPO's value clipping with two bounds, as T-PPO uses it with 0.5 and 0.6 (arXiv:2506.15050). The larger error
+    counts: a value that left the range away from its target still gets gradient, one that left it towards its
+    target gets none.
+
+    Args:
+        values: [N], float32, with gradient.
+        targets: [N], same unit as values; constant.
+        values_before: [N], values when the tokens were seen first; constant. None: no clipping.
+        clip_low, clip_high: how far down and up, >= 0, in the unit of the values.
+
+    Returns:
+        Loss per token [N], >= 0, not averaged. Gradient in ``values`` only.
+
+    Raises:
+        ValueError: a negative bound.
+
+    Example:
+        >>> one = torch.tensor([1.0])
+        >>> value_loss(one, one * 2, one * 0, clip_low=0.5, clip_high=0.5).tolist()  # (0.5 - 2)^2 / 2
+        [1.125]
+        >>> value_loss(one, one * 2, None, clip_low=0.5, clip_high=0.5).tolist()
+        [0.5]
+    """
+    if clip_low < 0 or clip_high < 0:
+        raise ValueError(f"clip bounds {clip_low} and {clip_high}: distances, not negative")
+    targets = targets.detach()
+    error = (values - targets).square()
+    if values_before is not None:
+        before = values_before.detach()
+        near = torch.clamp(values, before - clip_low, before + clip_high)
+        error = torch.maximum(error, (near - targets).square())
+    return 0.5 * error
+
+
+def monte_carlo_returns(rewards: ArrayLike, *, discount: float) -> Floats:
+    r"""Discounted sum of the rewards from each step on: targets of a critic that need no critic.
+
+    .. math:: G_t = \sum_{k \ge 0} \gamma^k r_{t+k}
+
+    Right for finished trajectories only. T-PPO's targets are these with discount 1 (arXiv:2506.15050).
+
+    Args:
+        rewards: [T].
+        discount: gamma, [0, 1], per step.
+
+    Returns:
+        Returns [T], float64, in the unit of the rewards.
+
+    Example:
+        >>> monte_carlo_returns([0.0, 1.0, 2.0], discount=0.5).tolist()
+        [1.0, 2.0, 2.0]
+    """
+    rewards = np.asarray(rewards, dtype=np.float64)
+    returns, running = np.zeros_like(rewards), 0.0
+    for t in reversed(range(len(rewards))):
+        running = rewards[t] + discount * running
+        returns[t] = running
+    return returns
+
+
+def lambda_returns(advantage: ArrayLike, values: ArrayLike) -> Floats:
+    r"""Targets of the critic that belong to advantages by GAE: :math:`R_t = A_t + V_t`.
+
+    The lambda-return of arXiv:1506.02438, section 3, with the lambda and the discount the advantages were
+    made with; lambda 1 on a finished trajectory gives `monte_carlo_returns`.
+
+    Args:
+        advantage: [T], before any whitening or clipping.
+        values: [T], those the advantages were made from.
+
+    Returns:
+        Targets [T], float64.
+
+    Raises:
+        ValueError: shapes differ.
+
+    Example:
+        >>> lambda_returns([0.5, -0.25], [1.0, 1.0]).tolist()
+        [1.5, 0.75]
+    """
+    advantage, values = np.asarray(advantage, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    if advantage.shape != values.shape:
+        raise ValueError(
+            f"advantages {advantage.shape} and values {values.shape}: give one of each per token"
+        )
+    return advantage + values
+
+
+def vtrace_targets(
+    rewards: ArrayLike,
+    values: ArrayLike,
+    ratios: ArrayLike,
+    *,
+    bootstrap: float,
+    discount: float,
+    ceiling_rho: float = 1.0,
+    ceiling_c: float = 1.0,
+    trace: float = 1.0,
+) -> VTrace:
+    r"""V-trace: value targets for a policy other than the one that acted.
+
+    .. math::
+        v_s &= V_s + \sum_{t \ge s} \gamma^{t-s} \Big(\prod_{i=s}^{t-1} c_i\Big)
+        \rho_t (r_t + \gamma V_{t+1} - V_t) \\
+        \rho_t &= \min(\bar\rho, w_t), \qquad c_t = \lambda \min(\bar c, w_t) \\
+        A_t &= \rho_t (r_t + \gamma v_{t+1} - V_t)
+
+    IMPALA, arXiv:1802.01561, section 4.1, equation 1, with the lambda of its remark 2; advantages from
+    section 4.2. The ceiling of rho decides which policy's value is learned (1: between the two), that of c only
+    how fast. With all ratios 1 the targets are lambda-returns, V + GAE.
+
+    Args:
+        rewards, values: [T], of successive action tokens.
+        ratios: w, [T], >= 0: target policy / behaviour policy.
+        bootstrap: value after the last token; 0 where the trajectory ended.
+        discount: gamma, [0, 1].
+        ceiling_rho, ceiling_c: > 0, rho's not below c's, as the paper requires.
+        trace: lambda, [0, 1].
+
+    Returns:
+        Targets and advantages, [T] each, float64.
+
+    Raises:
+        ValueError: shapes differ, a ratio is negative or not finite, or the ceilings are in the wrong order.
+
+    Example:
+        >>> vtrace_targets([0.0, 1.0], [0.5, 0.5], [1.0, 0.5], bootstrap=0.0, discount=1.0).targets.tolist()
+        [0.75, 0.75]
+    """
+    rewards, values, ratios = (np.asarray(x, dtype=np.float64) for x in (rewards, values, ratios))
+    if rewards.ndim != 1 or not rewards.shape == values.shape == ratios.shape:
+        raise ValueError(
+            f"rewards {rewards.shape}, values {values.shape}, ratios {ratios.shape}: one per token each"
+        )
+    if not (np.isfinite(ratios) & (ratios >= 0)).all():
+        raise ValueError(
+            f"ratios from {ratios.min()} to {ratios.max()}: exp of held log ratios is finite, not negative"
+        )
+    if not 0 < ceiling_c <= ceiling_rho:
+        raise ValueError(f"ceilings rho {ceiling_rho}, c {ceiling_c}: need 0 < c <= rho")
+    rho, c = np.minimum(ceiling_rho, ratios), trace * np.minimum(ceiling_c, ratios)
+    deltas = rho * (rewards + discount * np.append(values[1:], bootstrap) - values)
+    excess, running = np.zeros_like(values), 0.0
+    for t in reversed(range(len(values))):
+        running = deltas[t] + discount * c[t] * running
+        excess[t] = running
+    targets = values + excess
+    return VTrace(targets, rho * (rewards + discount * np.append(targets[1:], bootstrap) - values))
+
+
+def explained_variance(targets: ArrayLike, values: ArrayLike) -> float:
+    r"""How much of the targets' variance the values account for: :math:`1 - Var(R - V) / Var(R)`.
+
+    1 is perfect, 0 as good as any constant, below 0 worse than one. An offset common to all values is not held
+    against them.
+
+    Args:
+        targets, values: [M].
+
+    Returns:
+        At most 1; NaN where all targets are equal, or there is none.
+
+    Raises:
+        ValueError: shapes differ.
+
+    Example:
+        >>> explained_variance([0.0, 1.0, 2.0], [0.0, 1.0, 2.0])
+        1.0
+        >>> explained_variance([1.0, 1.0], [0.0, 1.0])
+        nan
+    """
+    targets, values = np.asarray(targets, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    if targets.shape != values.shape:
+        raise ValueError(f"targets {targets.shape} and values {values.shape}: give one of each per token")
+    if not targets.size or np.ptp(targets) == 0:
+        return float("nan")
+    return float(1 - np.var(targets - values) / np.var(targets))
