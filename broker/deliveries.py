@@ -71,9 +71,9 @@ class Deliveries:
             unit = self._ready.pop(age, None)
             if unit is None:  # committed by an ended lease while it was ready again
                 continue
-            # A lease that counts still: the learner may hold the unit, and train it.
-            may_be_held = bool(unit.lease_ids) or unit.purpose == "eval"
-            if may_be_held or not is_stale(unit.version_max, version, self._max_policy_lag):
+            # A lease that counts still: the learner may hold the unit, and train it. Context: what follows needs it.
+            wanted = bool(unit.lease_ids) or unit.purpose == "eval" or unit.context
+            if wanted or not is_stale(unit.version_max, version, self._max_policy_lag):
                 return unit, stale
             self._remove(unit, "stale")
             stale.append(

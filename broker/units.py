@@ -52,6 +52,8 @@ class Unit:
     pieces: list[Piece]
     trajectories: int
     complete: bool
+    context: bool = False
+    """Whether pieces that follow are of no use without it."""
     redelivered: bool = False
     lease_ids: list[str] = field(default_factory=list)
     age: int = 0
@@ -192,7 +194,17 @@ class Assembly:
             for piece in trajectory.pieces:
                 unit_id = f"{trajectory.trajectory_id}/{piece.key[1]}"
                 last = trajectory.closed and piece is trajectory.pieces[-1]
-                self._emit(Unit(unit_id, task.group_id, task.purpose, [piece], int(last), complete=last))
+                self._emit(
+                    Unit(
+                        unit_id,
+                        task.group_id,
+                        task.purpose,
+                        [piece],
+                        int(last),
+                        complete=last,
+                        context=not last,
+                    )
+                )
             trajectory.pieces = []
         if not trajectory.closed:
             return

@@ -196,12 +196,14 @@ def make_micro_batches(
 
 def _shares(batch: Batch, members: Ints, aggregation: AggregationConfig) -> dict[str, NDArray[np.float64]]:
     """Weight of one token of each member, in each of the losses."""
-    kind, tokens = (aggregation, 0) if isinstance(aggregation, str) else ("fixed", aggregation.tokens)
+    tokens = 0 if isinstance(aggregation, str) else aggregation.tokens
     trained = batch.trained[members]
     valued = batch.count(batch.columns["value_mask"] > 0)[members]
     imitated = batch.count(batch.columns["imitation_mask"] > 0)[members]
     return {
-        "weight": token_weights(trained, aggregation=kind, fixed_tokens=tokens),
+        "weight": token_weights(
+            trained, aggregation=aggregation if isinstance(aggregation, str) else "fixed", fixed_tokens=tokens
+        ),
         "value_weight": token_weights(valued, aggregation="sequence_mean"),
         "imitation_weight": token_weights(imitated, aggregation="token_mean"),
     }

@@ -116,6 +116,24 @@ class LearnerConfig(Section):
         return max(self.max_policy_lag, self.forced_lag)
 
     @property
+    def drops_uniform_groups(self) -> bool:
+        """Whether groups without a signal are filtered out: only where advantages come from the group alone."""
+        relative = self.algorithm.advantage.kind in ("group", "leave_one_out", "token_group")
+        return self.filter_uniform_groups and self.train_on == "groups" and relative
+
+    @property
+    def group_members(self) -> int:
+        """Trajectories per task: one more than trained where a greedy one serves as baseline."""
+        return self.group_size + (self.algorithm.advantage.kind == "greedy")
+
+    @property
+    def units_per_batch(self) -> int:
+        """Groups, trajectories or windows that are trained for the first time in one learner step."""
+        if self.train_on != "groups":
+            return self.batch_trajectories
+        return self.fresh_trajectories // self.group_size
+
+    @property
     def fresh_trajectories(self) -> int:
         """Trajectories of a batch that are trained for the first time: whole groups."""
         replay = self.replay

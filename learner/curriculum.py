@@ -6,6 +6,7 @@ every batch that is trained raises the version by one and takes the oldest first
 arXiv:2505.24298, section 4).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +18,8 @@ from protocol.messages import Sampling, Task
 class Curriculum:
     """Deals out task indices in order and counts what is under way.
 
-    ``outstanding`` maps a group's id to its tasks, from when they are dealt out until the group is trained or
-    dropped.
+    ``outstanding`` maps a group's id to its tasks, from when they are dealt out until they are trained or
+    dropped: all at once, or member by member where the learner does not train on whole groups.
 
     Example:
         >>> c = Curriculum("gym", LearnerConfig(group_size=2, batch_trajectories=4, max_policy_lag=1))
@@ -35,24 +36,51 @@ class Curriculum:
     next_index: int = 0
     outstanding: dict[str, list[Task]] = field(default_factory=dict)
 
-    def capacity(self, lockstep: bool) -> int:
-        """Trajectories that may be under way or waiting."""
-        lag = 0 if lockstep else self.config.max_policy_lag
-        return (lag + 1) * self.config.batch_trajectories
+    def capacity(self, lockstep: bool, steps_left: int | None = None) -> int:
+        """Trajectories that may be under way or waiting.
 
-    def refill(self, *, version: int, lockstep: bool) -> list[Task]:
+        Of windows a trajectory has many, so one batch of trajectories keeps more than one batch of windows
+        coming. Otherwise the lag bound decides, and no more is asked for than is trained until the end.
+        """
+        config = self.config
+        if config.train_on == "windows":
+            return config.batch_trajectories // config.group_size * config.group_members
+        batches = (config.forced_lag if lockstep else config.max_policy_lag) + 1
+        if steps_left is not None:
+            batches = min(batches, steps_left)
+        return batches * config.fresh_trajectories // config.group_size * config.group_members
+
+    def refill(self, *, version: int, lockstep: bool, steps_left: int | None = None) -> list[Task]:
         """New tasks up to capacity, whole groups only; in lockstep they wait for weights of ``version``."""
         tasks: list[Task] = []
-        room = self.capacity(lockstep) - sum(map(len, self.outstanding.values()))
-        while room >= self.config.group_size:
+        room = self.capacity(lockstep, steps_left) - sum(map(len, self.outstanding.values()))
+        while room >= self.config.group_members:
             tasks += self._group(self.next_index, version if lockstep else 0)
             self.next_index += 1
-            room -= self.config.group_size
+            room -= self.config.group_members
         return tasks
 
     def settle(self, group_id: str) -> None:
         """This group is trained or dropped; its room is free again."""
         self.outstanding.pop(group_id, None)
+
+    def settle_member(self, group_id: str, task_id: str) -> None:
+        """This member is trained or dropped."""
+        left = [task for task in self.outstanding.get(group_id, []) if task.task_id != task_id]
+        if left:
+            self.outstanding[group_id] = left
+        else:
+            self.settle(group_id)
+
+    @staticmethod
+    def index_of(group_id: str) -> int:
+        """Place of a group in the order in which groups were dealt out.
+
+        Example:
+            >>> Curriculum.index_of("3g17")
+            17
+        """
+        return int(group_id.rpartition("g")[2])
 
     def owns(self, group_id: str) -> bool:
         """Whether this lineage asked for the group (tasks of an earlier epoch are not ours)."""
@@ -82,7 +110,10 @@ class Curriculum:
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint. Groups under way are dealt out again after a restart."""
-        unfinished = [int(group.split("g")[1]) for group in self.outstanding]
+        unfinished = [
+            [self.index_of(group), [task.member for task in tasks]]
+            for group, tasks in self.outstanding.items()
+        ]
         return {"next_index": self.next_index, "unfinished": sorted(unfinished)}
 
     def restore(self, state: dict[str, Any], epoch: int) -> list[Task]:
@@ -90,11 +121,13 @@ class Curriculum:
         self.epoch = epoch
         self.next_index = state["next_index"]
         self.outstanding.clear()
-        return [task for index in state["unfinished"] for task in self._group(index, 0)]
+        return [task for index, members in state["unfinished"] for task in self._group(index, 0, members)]
 
-    def _group(self, index: int, min_version: int) -> list[Task]:
+    def _group(self, index: int, min_version: int, members: Sequence[int] | None = None) -> list[Task]:
+        """Tasks of a group, or of some of its members; the one after the last trained is greedy."""
         group_id = f"{self.epoch}g{index}"
-        size = self.config.group_size
+        size = self.config.group_members
+        temperature = self.config.sampling.temperature
         tasks = [
             Task(
                 task_id=f"{group_id}.{member}",
@@ -103,10 +136,10 @@ class Curriculum:
                 member=member,
                 env=self.env,
                 data={"index": index, "split": "train"},
-                sampling=self._sampling(temperature=self.config.sampling.temperature),
+                sampling=self._sampling(temperature=temperature if member < self.config.group_size else 0.0),
                 min_policy_version=min_version,
             )
-            for member in range(size)
+            for member in (range(size) if members is None else members)
         ]
         self.outstanding[group_id] = tasks
         return tasks

@@ -57,7 +57,7 @@ class Exchange:
     ) -> None:
         self._link, self._config, self._lockstep, self._stop_reason = link, config, lockstep, stop_reason
         self.curriculum = curriculum
-        self.inlet = Inlet(curriculum, config.filter_uniform_groups)
+        self.inlet = Inlet(curriculum, config.drops_uniform_groups, windows=config.train_on == "windows")
         self._drained = ""
         self._patience_s = config.start_timeout_s
         self._evaluating: list[Task] = []
@@ -66,25 +66,30 @@ class Exchange:
         """Whether `collect` or `evaluate` is waiting for the broker now."""
 
     def collect(self, *, step: int, version: int) -> list[Group]:
-        """Wait for a full batch of groups, oldest first; keeps the task queue filled meanwhile.
+        """Wait for a full batch, oldest first; keeps the task queue filled meanwhile.
+
+        In lockstep it waits for all that is under way, the batches of a forced lag included, so that nothing is
+        sampled while the weights change; they are taken in the order they were dealt out.
 
         Raises:
             NoData: nothing arrived for `data_timeout_s`.
             Stopped: the run is to end.
         """
-        wanted = self._config.batch_trajectories // self._config.group_size
-        oldest = version - (0 if self._lockstep else self._config.max_policy_lag)
+        config = self._config
+        wanted = config.units_per_batch
+        batches = min(config.forced_lag + 1, config.steps - step) if self._lockstep else 1
+        oldest = version - (config.forced_lag if self._lockstep else config.max_policy_lag)
 
         def enough() -> bool:
             self.inlet.drop_stale(oldest)
             self.refill(step=step, version=version)
-            return len(self.inlet.ready) >= wanted
+            return len(self.inlet.ready) >= wanted * batches
 
         def missing() -> str:
-            return f"{len(self.inlet.ready)} of {wanted} groups of the next batch are here"
+            return f"{len(self.inlet.ready)} of {wanted * batches} {config.train_on} are here"
 
         self._wait(enough, missing, limited=True)
-        return self.inlet.take(wanted)
+        return self.inlet.take(wanted, in_order=self._lockstep)
 
     def evaluate(self, tag: str, *, version: int) -> list[Trajectory | None]:
         """Greedy episodes on held-out tasks, sampled by ``version`` or a later one; None where one was given up.
@@ -109,11 +114,12 @@ class Exchange:
     def refill(self, *, step: int, version: int) -> None:
         """Let go of what was filtered out and put tasks up to the capacity that the lag bound allows."""
         self.commit([], step=step)
-        self.put(self.curriculum.refill(version=version, lockstep=self._lockstep))
+        left = max(1, self._config.steps - step)
+        self.put(self.curriculum.refill(version=version, lockstep=self._lockstep, steps_left=left))
 
-    def commit(self, trained: Sequence[Group], *, step: int) -> None:
-        """These groups entered a gradient at ``step``."""
-        message = self.inlet.commit(self.curriculum.epoch, step, trained)
+    def commit(self, trained: Sequence[Group], *, step: int, replayed_tokens: int = 0) -> None:
+        """These groups entered a gradient at ``step``, and so did tokens that had been committed before."""
+        message = self.inlet.commit(self.curriculum.epoch, step, trained, replayed_tokens)
         if message is not None:
             self._link.send(message)
 

@@ -2,10 +2,11 @@
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from learner.curriculum import Curriculum
+from learner.open_trajectories import OpenTrajectories
 from learner.trajectory import BrokenTrajectory, Trajectory, assemble
 from protocol.codec import Arrays, decode_delivery
 from protocol.errors import ProtocolError
@@ -16,7 +17,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Group:
-    """One delivery: the trajectories of a rollout group, or a single one."""
+    """One delivery: the trajectories of a rollout group, a single one, or a window of one."""
 
     unit_id: str
     group_id: str
@@ -33,7 +34,7 @@ class Counts:
     def add(self, outcome: str, trajectories: Sequence[Trajectory]) -> None:
         if trajectories:
             self.note(outcome, len(trajectories))
-            tokens = sum(t.action_tokens for t in trajectories)
+            tokens = sum(t.window_tokens for t in trajectories)
             self.tokens[outcome] = self.tokens.get(outcome, 0) + tokens
 
     def note(self, outcome: str, trajectories: int) -> None:
@@ -51,8 +52,8 @@ def has_signal(trajectories: Sequence[Trajectory]) -> bool:
 
 
 def newest_version(trajectories: Sequence[Trajectory]) -> int:
-    """Version of the freshest token."""
-    return max(int(t.policy_version.max()) for t in trajectories)
+    """Version of the freshest token that would be trained."""
+    return max(int(t.policy_version[t.window_start :].max(initial=-1)) for t in trajectories)
 
 
 @dataclass
@@ -61,6 +62,11 @@ class Inlet:
 
     curriculum: Curriculum
     filter_uniform: bool
+    windows: bool = False
+    """Whether deliveries are segments, each of which is trained as it comes."""
+    rescuable: Callable[[Sequence[Trajectory]], bool] = field(default=lambda _: False)
+    """Whether a group without signal is wanted all the same."""
+    open: OpenTrajectories = field(default_factory=OpenTrajectories)
     ready: deque[Group] = field(default_factory=deque)
     evaluated: dict[str, Trajectory | None] = field(default_factory=dict)
     """By group id; None where the broker has given the task up."""
@@ -83,20 +89,23 @@ class Inlet:
                 self._delivered(message, rest)
             case Dropped():
                 self.deliveries += 1
-                self._will_not_come(message.group_id)
+                self._will_not_come(message.group_id, message.unit_id)
                 self.counts.note(f"dropped_{message.reason}", message.trajectories)
             case QueueStats():
                 self.gauges = message.gauges
 
-    def take(self, groups: int) -> list[Group]:
-        """The oldest groups."""
+    def take(self, groups: int, *, in_order: bool = False) -> list[Group]:
+        """The oldest groups: by arrival, or in the order they were dealt out."""
+        if in_order:
+            order = sorted(self.ready, key=lambda group: Curriculum.index_of(group.group_id))
+            self.ready = deque(order)
         return [self.ready.popleft() for _ in range(min(groups, len(self.ready)))]
 
     def drop_stale(self, oldest: int) -> None:
         """Let go of groups without a single token of version ``oldest`` or later: they would train nothing."""
         for group in [g for g in self.ready if newest_version(g.trajectories) < oldest]:
             self.ready.remove(group)
-            self.curriculum.settle(group.group_id)
+            self._settle(group)
             self._dropped.append(self._leases.pop(group.unit_id))
             self.counts.add("stale", group.trajectories)
 
@@ -105,15 +114,19 @@ class Inlet:
         recent, self.recent = self.recent, []
         return recent
 
-    def commit(self, epoch: int, step: int, trained: Sequence[Group]) -> Commit | None:
+    def commit(
+        self, epoch: int, step: int, trained: Sequence[Group], replayed_tokens: int = 0
+    ) -> Commit | None:
         """What to tell the broker: these groups are trained, and those were dropped since the last time."""
         for group in trained:
-            self.curriculum.settle(group.group_id)
+            self._settle(group)
         dropped, self._dropped = self._dropped, []
         if not trained and not dropped:
             return None
         leases = [self._leases.pop(group.unit_id) for group in trained]
-        return Commit(epoch=epoch, step=step, trained=leases, dropped=dropped)
+        return Commit(
+            epoch=epoch, step=step, trained=leases, dropped=dropped, replayed_tokens=replayed_tokens
+        )
 
     def holds(self, group_id: str) -> bool:
         """Whether the group is here, waiting to be trained."""
@@ -125,10 +138,13 @@ class Inlet:
         except ProtocolError as error:
             log.error("delivery refused unit=%s: %s", deliver.unit_id, error)
             segments = []
+        if self.windows and segments and segments[0][0].purpose == "train":
+            self._window(deliver, segments)
+            return
         trajectories = self._assemble(segments)
         if not trajectories:
             group_id = segments[0][0].group_id if segments else deliver.unit_id.rpartition(".")[0]
-            self._will_not_come(group_id)
+            self._will_not_come(group_id, deliver.unit_id)
             self.curriculum.settle(deliver.unit_id)  # a unit that cannot be read may be a group or its member
             self._drop("unusable", deliver, [])
             return
@@ -145,18 +161,61 @@ class Inlet:
         failed = [t for t in trajectories if t.status == "failed"]
         self.counts.add("failed", failed)
         usable = [t for t in trajectories if t.status != "failed" and t.action_tokens]
-        if not usable or (self.filter_uniform and not has_signal(usable)):
-            self.curriculum.settle(group_id)
+        group = Group(deliver.unit_id, group_id, usable)
+        uniform = self.filter_uniform and not has_signal(usable) and not self.rescuable(usable)
+        if not any(not t.baseline for t in usable) or uniform:
+            self._settle(Group(deliver.unit_id, group_id, trajectories))
             self._drop("uniform" if usable else "unusable", deliver, usable)
             return
         self._leases[deliver.unit_id] = deliver.lease_id
-        self.ready.append(Group(deliver.unit_id, group_id, usable))
+        self.ready.append(group)
 
-    def _will_not_come(self, group_id: str) -> None:
-        """Wait for this group no more."""
+    def _window(self, deliver: Deliver, segments: list[tuple[Segment, Arrays]]) -> None:
+        """The next segment of a trajectory that may still be growing: train on it, with all before as context."""
+        segment = segments[0][0]
+        if not self.curriculum.owns(segment.group_id):
+            self._drop("other_epoch", deliver, [])
+            return
+        try:
+            trajectory = self.open.extend(segments)
+        except BrokenTrajectory as error:
+            log.error("window rejected: %s", error)
+            self.counts.note("rejected", 1)
+            self._drop("broken", deliver, [])
+            if segment.status != "unfinished":
+                self.curriculum.settle_member(segment.group_id, segment.task_id)
+            return
+        if trajectory.status != "unfinished":
+            self.recent.append(trajectory)
+        group = Group(deliver.unit_id, segment.group_id, [trajectory])
+        if trajectory.status == "failed" or not trajectory.window_tokens:
+            self._settle(group)
+            self._drop("failed" if trajectory.status == "failed" else "unusable", deliver, [trajectory])
+            return
+        self._leases[deliver.unit_id] = deliver.lease_id
+        self.ready.append(group)
+
+    def _settle(self, group: Group) -> None:
+        """Its room is free again; that of an unfinished trajectory only when its last window is done with."""
+        if group.unit_id == group.group_id:
+            self.curriculum.settle(group.group_id)
+            return
+        for trajectory in group.trajectories:
+            if trajectory.status != "unfinished":
+                task_id = trajectory.trajectory_id.rpartition(".")[0]
+                self.curriculum.settle_member(group.group_id, task_id)
+
+    def _will_not_come(self, group_id: str, unit_id: str) -> None:
+        """Wait for this group, or this member of it, no more."""
         if self.curriculum.is_evaluation(group_id):
             self.evaluated[group_id] = None
-        self.curriculum.settle(group_id)
+        if unit_id == group_id or not unit_id:
+            self.curriculum.settle(group_id)
+            return
+        trajectory_id = unit_id.partition("/")[0]
+        for task_id in (trajectory_id, trajectory_id.rpartition(".")[0]):
+            self.open.forget(task_id)
+            self.curriculum.settle_member(group_id, task_id)
 
     def _assemble(self, segments: list[tuple[Segment, Arrays]]) -> list[Trajectory]:
         """The unit's trajectories; one that cannot be put together is counted and left out, not its group."""

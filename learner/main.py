@@ -15,15 +15,21 @@ from learner.exchange import TIME_LIMIT, Exchange
 from learner.loop import Learner
 from learner.metrics import Report
 from learner.publisher import Publisher
+from learner.replay import ReplayTable, make_table
 from learner.run_files import PID_FILE, next_epoch
 from protocol.errors import LinkDown
 from protocol.link import ThreadLink
-from protocol.messages import Hello
+from protocol.messages import DeliveryUnit, Hello
 from protocol.session import Progress
 
 log = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 60.0
+DELIVERY_UNITS: dict[str, DeliveryUnit] = {
+    "groups": "group",
+    "trajectories": "trajectory",
+    "windows": "segment",
+}
 
 
 def run_learner(
@@ -57,7 +63,14 @@ def run_learner(
     (run_dir / PID_FILE).write_text(str(os.getpid()))  # torchrun kills what it is asked to end; ask rank 0
     epoch = next_epoch(run_dir)
     progress = _Progress()
-    hello = Hello(role="learner", peer="learner", incarnation=epoch, pid=os.getpid(), epoch=epoch)
+    hello = Hello(
+        role="learner",
+        peer="learner",
+        incarnation=epoch,
+        pid=os.getpid(),
+        epoch=epoch,
+        deliver=DELIVERY_UNITS[config.train_on],
+    )
     link = ThreadLink(broker, hello, progress=progress)
     _await_join(link, broker, run)
     stop.limit(max_minutes)
@@ -65,7 +78,9 @@ def run_learner(
     exchange = Exchange(link, curriculum, config, lockstep=mode == "sync", stop_reason=stop.reason)
     publisher = Publisher(run, run_dir, epoch=epoch, keep=config.keep_versions)
     report = Report(run_dir)
-    learner = progress.learner = Learner(config, run_dir, engine, exchange, publisher, report)
+    learner = progress.learner = Learner(
+        config, run_dir, engine, exchange, publisher, report, replay=replay_table(config), seed=seed
+    )
     try:
         if resume:
             learner.restore()
@@ -81,6 +96,15 @@ def run_learner(
     engine.close()
     if config.processes > 1:
         _leave()
+
+
+def replay_table(config: LearnerConfig) -> ReplayTable[Any] | None:
+    """The table of a run with replay."""
+    if config.replay is None:
+        return None
+    fresh = {"advantage": config.fresh_trajectories, "success": None, "per_prompt": None}
+    items = fresh.get(config.replay.rule, config.units_per_batch)
+    return make_table(config.replay, fresh_items=items, publish_every=config.publish_every)
 
 
 def write_result(learner: Learner) -> None:

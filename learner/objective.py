@@ -168,8 +168,9 @@ def proximal_logp(config: AlgorithmConfig, tokens: Tokens, logp_current: Tensor)
         case "interpolated":
             # after a first step on a batch the current policy is no centre for fresh tokens any more
             several = config.updates_per_batch * config.passes > 1
-            fresh = "behaviour" if several else "current"
-            return interpolated_proximal(tokens.logp_behaviour, logp_current, tokens.lag, fresh=fresh)
+            return interpolated_proximal(
+                tokens.logp_behaviour, logp_current, tokens.lag, fresh="behaviour" if several else "current"
+            )
         case "recomputed":
             return logp_current.detach() if tokens.logp_proximal is None else tokens.logp_proximal
         case _:

@@ -17,7 +17,6 @@ from learner.batching import Batch
 from protocol.codec import pack_arrays, unpack_arrays
 from protocol.messages import ArraySpec
 
-
 COLUMN = "column."
 
 

@@ -42,6 +42,12 @@ class Trajectory:
     """Whether the task was solved exactly, where the environment says so."""
     error: str = ""
     n_segments: int = 1
+    window_start: int = 0
+    """First token of the present window; what stands before is context, trained when it was the window itself."""
+    replayed: bool = False
+    """Whether it was trained before."""
+    advantage: float | None = None
+    """Given with a replayed trajectory, in place of one formed from its group."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -55,6 +61,16 @@ class Trajectory:
     def action_tokens(self) -> int:
         """Number of tokens the policy sampled."""
         return int(self.action_mask.sum())
+
+    @property
+    def window_tokens(self) -> int:
+        """Number of tokens the policy sampled in the present window."""
+        return int(self.action_mask[self.window_start :].sum())
+
+    @property
+    def baseline(self) -> bool:
+        """Whether it was sampled greedily for others to be compared with; it has no behaviour distribution."""
+        return self.temperature == 0 and self.purpose == "train"
 
     @property
     def action_turns(self) -> int:
@@ -73,6 +89,25 @@ class Trajectory:
         for reward in self.rewards:
             totals[reward.turn] = totals.get(reward.turn, 0.0) + reward.value
         return totals
+
+    def action_turn_index(self) -> NDArray[np.int32]:
+        """Index of each token's turn, [T]; -1 where no turn is known."""
+        index = np.full(len(self), -1, dtype=np.int32)
+        for turn in self.turns:
+            index[turn.start : turn.end] = turn.index
+        return index
+
+    def reward_per_token(self) -> NDArray[np.float64]:
+        """Each reward on the last action token of its turn, or of the trajectory if the turn has none; [T]."""
+        rewards = np.zeros(len(self))
+        places = np.flatnonzero(self.action_mask)
+        if not len(places):
+            return rewards
+        turns = self.action_turn_index()[places]
+        for reward in self.rewards:
+            own = places[turns == reward.turn]
+            rewards[own[-1] if len(own) else places[-1]] += reward.value
+        return rewards
 
 
 def assemble(segments: Sequence[tuple[Segment, Arrays]]) -> Trajectory:

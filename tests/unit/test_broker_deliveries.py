@@ -323,3 +323,17 @@ def test_a_unit_too_large_for_one_message_is_dropped_not_sent_in_vain(driver, mo
     assert [d.reason for d in driver.dropped()] == ["too_large"]
     assert driver.held == 0
     assert driver.balanced()
+
+
+def test_a_stale_piece_of_an_open_trajectory_is_delivered_as_context():
+    driver = Driver(lag=0, heartbeat_s=1000.0)
+    driver.learner(deliver="segment", credit=0)
+    driver.actor()
+    driver.put(*group("g", 1))
+    (lease,) = driver.leases()
+    driver.segment("actor", lease, status="unfinished")
+    driver.segment("actor", lease, 1, offset=4, status="finished")
+    driver.publish(9)
+    driver.say("learner", DeliveryCredit(units=5))
+    assert units(driver) == ["g.0.0/0"]
+    assert [d.unit_id for d in driver.dropped()] == ["g.0.0/1"]

@@ -44,7 +44,7 @@ class Exchange:
     def announce(self, message):
         self.log.append(("announce", message))
 
-    def commit(self, groups, *, step):
+    def commit(self, groups, *, step, replayed_tokens=0):
         self.log.append(("commit", step))
 
     def refill(self, *, step, version):
@@ -74,7 +74,7 @@ class Engine:
     def weights(self):
         return {}, iter(())
 
-    def save(self, folder, state):
+    def save(self, folder, state, also):
         self.saved.append(json.loads(json.dumps(state)))
 
 
