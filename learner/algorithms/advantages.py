@@ -210,15 +210,20 @@ def greedy_baseline_advantage(returns: ArrayLike, baselines: ArrayLike) -> Float
         Advantages [S]; 0 for the greedy responses themselves.
 
     Raises:
-        ValueError: a return or baseline is not finite (NaN: no greedy response; its index is named), or the
-            lengths differ.
+        ValueError: a return or baseline is not finite (the index of the first NaN is named), or the lengths
+            differ.
 
     Example:
         >>> greedy_baseline_advantage([1.0, 0.0], [0.25, 0.25]).tolist()
         [0.75, -0.25]
     """
     values = _finite("return", returns)
-    return values - _finite("baseline", baselines, len(values))
+    baseline = np.asarray(baselines, dtype=np.float64)
+    if np.isnan(baseline).any():
+        raise ValueError(
+            f"trajectory {int(np.isnan(baseline).argmax())} has no baseline: add its greedy response"
+        )
+    return values - _finite("baseline", baseline, len(values))
 
 
 # --- one advantage for a turn, or a token ---------------------------------------------------------------------

@@ -115,7 +115,8 @@ def lambda_returns(advantage: ArrayLike, values: ArrayLike) -> Floats:
         raise ValueError(
             f"advantages {advantage.shape} and values {values.shape}: give one of each per token"
         )
-    return advantage + values
+    targets: Floats = advantage + values
+    return targets
 
 
 def vtrace_targets(

@@ -1,0 +1,282 @@
+"""Each function of `learner.algorithms.advantages` against a slow twin, and numbers worked out by hand."""
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+
+from learner.algorithms.advantages import (
+    batch_mean_advantage,
+    greedy_baseline_advantage,
+    group_relative_advantage,
+    informative_scale,
+    leave_one_out_advantage,
+    median_relative_advantage,
+    token_group_advantage,
+    turn_return_advantage,
+    turn_returns,
+    whiten,
+)
+
+RNG = np.random.default_rng(23)
+GROUPS = ["a", "b", "a", "a", "c", "b", "a", "d", "d", "d"]
+"""Of four, two, one and three members, mixed: what is left of groups of four."""
+
+
+def others(i, groups):
+    return [j for j in range(len(groups)) if groups[j] == groups[i] and j != i]
+
+
+def peers(i, groups):
+    return [*others(i, groups), i]
+
+
+def sampled_returns():
+    return RNG.normal(size=len(GROUPS))
+
+
+@pytest.mark.parametrize("scale", ["std", "sample_std", "none"])
+def test_group_relative_against_a_loop(scale):
+    returns = sampled_returns()
+    deviation = {"std": statistics.pstdev, "sample_std": statistics.stdev, "none": None}[scale]
+    expected = []
+    for i in range(len(GROUPS)):
+        mine = [returns[j] for j in peers(i, GROUPS)]
+        centred = returns[i] - sum(mine) / len(mine)
+        alone = len(mine) == 1
+        expected.append(0.0 if alone else centred / (deviation(mine) + 1e-6 if deviation else 1.0))
+    np.testing.assert_allclose(group_relative_advantage(returns, GROUPS, scale=scale), expected, atol=1e-12)
+
+
+def test_sample_deviation_by_hand():
+    """Returns 0, 0, 0, 1: mean 1/4, sum of squares 3/4, over G - 1 = 3 a deviation of 1/2."""
+    advantages = group_relative_advantage([0, 0, 0, 1], ["a"] * 4, scale="sample_std")
+    np.testing.assert_allclose(advantages, [-0.5, -0.5, -0.5, 1.5], atol=4e-6)
+
+
+def test_leave_one_out_against_a_loop():
+    returns = sampled_returns()
+    expected = []
+    for i in range(len(GROUPS)):
+        rest = [returns[j] for j in others(i, GROUPS)]
+        expected.append(returns[i] - sum(rest) / len(rest) if rest else 0.0)
+    np.testing.assert_allclose(leave_one_out_advantage(returns, GROUPS), expected, atol=1e-12)
+
+
+def test_leave_one_out_by_hand():
+    """1 - (0 + .5 + .5)/3 = 2/3; K/(K-1) times the distance from the mean says the same: 4/3 * .5."""
+    returns = np.array([1.0, 0.0, 0.5, 0.5])
+    advantages = leave_one_out_advantage(returns, ["a"] * 4)
+    np.testing.assert_allclose(advantages, [2 / 3, -2 / 3, 0, 0], atol=1e-15)
+    np.testing.assert_allclose(advantages, 4 / 3 * (returns - 0.5), atol=1e-15)
+
+
+def test_a_member_that_was_lost_is_not_divided_by():
+    """Of a group of four two are left: each is compared with the one other."""
+    assert leave_one_out_advantage([1.0, 0.25], ["a", "a"]).tolist() == [0.75, -0.75]
+
+
+def test_median_against_a_loop():
+    returns = sampled_returns()
+    expected = []
+    for i in range(len(GROUPS)):
+        mine = sorted(returns[j] for j in peers(i, GROUPS))
+        n = len(mine)
+        middle = (mine[(n - 1) // 2] + mine[n // 2]) / 2
+        expected.append((returns[i] - middle) / (statistics.stdev(mine) + 1e-6) if n > 1 else 0.0)
+    np.testing.assert_allclose(median_relative_advantage(returns, GROUPS), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("returns", "temperature", "targets"),
+    [
+        ([0, 0, 0, 1], 1e-4, [1.0, 1.0, 1.0, 1.3]),
+        ([0, 0, 1, 1], 1e-4, [0.7, 0.7, 1.3, 1.3]),
+        ([0, 0, 0, 1], 1.0, [1.0, 1.0, 1.0, 1.228478]),
+    ],
+)
+def test_median_gives_the_target_ratios_of_bounded_ratio_learning(returns, temperature, targets):
+    """arXiv:2604.18578: target 1 - c + 2 c sigmoid(z / T), c = 0.3; the median's members are drawn to 1."""
+    z = median_relative_advantage(returns, ["a"] * 4)
+    drawn = [0.7 + 0.6 / (1 + math.exp(-v / temperature)) if v > -0.05 else 0.7 for v in z]
+    np.testing.assert_allclose(drawn, targets, atol=1e-6)
+
+
+def test_a_group_of_one_has_no_advantage():
+    for advantage in (
+        group_relative_advantage([3.0], ["a"], scale="sample_std"),
+        leave_one_out_advantage([3.0], ["a"]),
+        median_relative_advantage([3.0], ["a"]),
+        token_group_advantage([3.0], [7], ["a"]),
+        batch_mean_advantage([3.0], scale="std"),
+    ):
+        assert advantage.tolist() == [0.0]
+
+
+def test_equal_returns_give_exactly_zero():
+    """Three times 0.1 does not sum to 0.3; that must not be blown up by a deviation of 1e-17."""
+    returns, groups = [0.1, 0.1, 0.1], ["a"] * 3
+    for advantage in (
+        group_relative_advantage(returns, groups, scale="sample_std"),
+        leave_one_out_advantage(returns, groups),
+        median_relative_advantage(returns, groups),
+        token_group_advantage(returns, [1, 2, 3], groups),
+        batch_mean_advantage(returns, scale="std"),
+        whiten(returns, [True] * 3),
+        turn_return_advantage([np.array([r]) for r in returns], groups, baseline="group")[0],
+    ):
+        assert (advantage == 0).all()
+
+
+@pytest.mark.parametrize("scale", ["std", "none"])
+def test_batch_mean_against_a_loop(scale):
+    returns = sampled_returns()
+    mean = sum(returns) / len(returns)
+    divisor = statistics.pstdev(returns) + 1e-6 if scale == "std" else 1.0
+    expected = [(r - mean) / divisor for r in returns]
+    np.testing.assert_allclose(batch_mean_advantage(returns, scale=scale), expected, atol=1e-12)
+
+
+def test_greedy_baseline():
+    """arXiv:2310.10505: nothing for the greedy response itself; a shift of all rewards changes nothing."""
+    returns, baselines = np.array([1.0, 0.0, 0.5]), np.array([0.5, 0.5, 0.5])
+    assert greedy_baseline_advantage(returns, baselines).tolist() == [0.5, -0.5, 0.0]
+    assert greedy_baseline_advantage(returns + 2, baselines + 2).tolist() == [0.5, -0.5, 0.0]
+
+
+def test_a_missing_greedy_response_is_named():
+    with pytest.raises(ValueError, match="trajectory 1 has no baseline"):
+        greedy_baseline_advantage([1.0, 0.0], [0.5, math.nan])
+
+
+def test_token_group_by_hand():
+    """Lengths 2 and 6, returns 1 and 0: mean 1/4, variance 3/16 over the eight tokens; sum over tokens 0."""
+    advantages = token_group_advantage([1.0, 0.0], [2, 6], ["a", "a"])
+    np.testing.assert_allclose(advantages, [math.sqrt(3), -1 / math.sqrt(3)], atol=5e-6)
+    assert 2 * advantages[0] + 6 * advantages[1] == pytest.approx(0, abs=1e-12)
+
+
+def test_token_group_against_every_token_written_out():
+    returns, lengths = sampled_returns(), RNG.integers(1, 9, len(GROUPS))
+    expected = []
+    for i in range(len(GROUPS)):
+        tokens = [returns[j] for j in peers(i, GROUPS) for _ in range(lengths[j])]
+        mean = sum(tokens) / len(tokens)
+        alone = len(peers(i, GROUPS)) == 1
+        expected.append(0.0 if alone else (returns[i] - mean) / (statistics.pstdev(tokens) + 1e-6))
+    assert max(map(abs, expected)) < 5
+    np.testing.assert_allclose(token_group_advantage(returns, lengths, GROUPS), expected, atol=1e-12)
+
+
+def test_a_group_with_a_giant_falls_back_alone():
+    """One token against 99 gives sqrt(99); group "b" in the same batch keeps its token-level advantages."""
+    returns, lengths, groups = [1.0, 0.0, 1.0, 0.0], [1, 99, 2, 6], ["a", "a", "b", "b"]
+    advantages = token_group_advantage(returns, lengths, groups)
+    np.testing.assert_allclose(advantages, [1, -1, math.sqrt(3), -1 / math.sqrt(3)], atol=5e-6)
+    higher = token_group_advantage(returns, lengths, groups, ceiling=10.0)
+    np.testing.assert_allclose(higher[:2], [math.sqrt(99), -1 / math.sqrt(99)], atol=2e-4)
+
+
+def test_the_fall_back_begins_at_the_ceiling_itself():
+    returns, lengths, groups = [1.0, 0.0], [2, 6], ["a", "a"]
+    largest = token_group_advantage(returns, lengths, groups).max()
+    at = token_group_advantage(returns, lengths, groups, ceiling=largest)
+    np.testing.assert_allclose(at, [1, -1], atol=5e-6)
+    above = token_group_advantage(returns, lengths, groups, ceiling=np.nextafter(largest, 9))
+    assert above.max() == largest
+
+
+def test_a_trajectory_without_tokens_is_not_compared_with():
+    with_it = token_group_advantage([1.0, 0.0, 9.0], [2, 6, 0], ["a"] * 3)
+    assert with_it.tolist() == [*token_group_advantage([1.0, 0.0], [2, 6], ["a"] * 2), 0.0]
+
+
+def test_equal_lengths_reduce_to_grpo():
+    returns = sampled_returns()
+    plain = group_relative_advantage(returns, GROUPS, scale="std")
+    np.testing.assert_allclose(token_group_advantage(returns, [4] * len(GROUPS), GROUPS), plain, atol=1e-12)
+
+
+@pytest.mark.parametrize(("discount", "expected"), [(0.9, [0.81, 0.9, 1.0]), (1.0, [1.0, 1.0, 1.0])])
+def test_turn_returns_of_a_final_reward(discount, expected):
+    """arXiv:2512.24873: gamma^(J - j) times the reward at the end."""
+    np.testing.assert_allclose(turn_returns([0, 0, 1], discount=discount), expected, atol=1e-15)
+
+
+def test_turn_returns_against_the_sum():
+    rewards = RNG.normal(size=7)
+    expected = [sum(0.8 ** (k - j) * rewards[k] for k in range(j, 7)) for j in range(7)]
+    np.testing.assert_allclose(turn_returns(rewards, discount=0.8), expected, atol=1e-12)
+
+
+def test_turns_are_compared_with_the_same_turn_of_the_group():
+    lengths = RNG.integers(0, 5, len(GROUPS))
+    returns = [RNG.normal(size=n) for n in lengths]
+    result = turn_return_advantage(returns, GROUPS, baseline="group")
+    for i, row in enumerate(result):
+        assert len(row) == lengths[i]
+        for j, advantage in enumerate(row):
+            there = [returns[k][j] for k in peers(i, GROUPS) if lengths[k] > j]
+            assert advantage == pytest.approx(returns[i][j] - sum(there) / len(there), abs=1e-12)
+
+
+def test_turn_baseline_by_hand():
+    """Turn 0: mean of 1, 0; turn 1 exists once and is compared with itself; group "b" stands alone."""
+    returns = [np.array([1.0, 1.0]), np.array([0.0]), np.array([]), np.array([5.0])]
+    rows = turn_return_advantage(returns, ["a", "a", "a", "b"], baseline="group")
+    assert [row.tolist() for row in rows] == [[0.5, 0.0], [-0.5], [], [0.0]]
+
+
+def test_without_baseline_the_returns_are_copied():
+    returns = [np.array([1.0, 2.0])]
+    (row,) = turn_return_advantage(returns, ["a"], baseline="none")
+    row[0] = 9
+    assert returns[0].tolist() == [1.0, 2.0]
+    assert row.tolist() == [9.0, 2.0]
+
+
+def test_no_trajectories_at_all():
+    assert turn_return_advantage([], [], baseline="group") == []
+    assert leave_one_out_advantage([], []).shape == (0,)
+    assert informative_scale([], []) == 1.0
+    assert whiten([], []).shape == (0,)
+
+
+def test_whitened_by_hand():
+    """1, 3, 5: mean 3, variance 8/3; NaN outside the mask stays outside."""
+    result = whiten([1, math.nan, 3, 5], [True, False, True, True])
+    np.testing.assert_allclose(result, [-math.sqrt(1.5), 0, 0, math.sqrt(1.5)], atol=1e-15)
+
+
+def test_informative_scale_by_hand():
+    """arXiv:2509.24107: 32 groups, 8 of which have both outcomes, factor 4; none, nothing to scale."""
+    returns, groups = [], []
+    for g in range(32):
+        returns += [1.0, 0.0] if g < 8 else [float(g % 2)] * 2
+        groups += [f"g{g}"] * 2
+    assert informative_scale(returns, groups) == 4.0
+    assert informative_scale(returns[16:], groups[16:]) == 1.0
+
+
+def test_a_lone_member_is_not_an_informative_group():
+    assert informative_scale([1.0, 0.0, 1.0], ["a", "a", "b"]) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: leave_one_out_advantage([1.0, math.inf], ["a", "a"]), "return 1 is not finite"),
+        (lambda: median_relative_advantage([1.0], ["a", "a"]), "each of 2"),
+        (lambda: token_group_advantage([1.0], [-1], ["a"]), "shortest length -1"),
+        (lambda: token_group_advantage([1.0], [1], ["a"], ceiling=0), "ceiling 0"),
+        (lambda: turn_return_advantage([np.zeros(1)], [], baseline="group"), "0 group ids"),
+        (lambda: turn_returns([math.nan], discount=1.0), "reward 0"),
+        (lambda: whiten([1.0, 2.0], [True]), "mask of shape"),
+        (lambda: whiten([math.nan], [True]), "masked value 0"),
+        (lambda: greedy_baseline_advantage([1.0], [1.0, 2.0]), "each of 1"),
+    ],
+)
+def test_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
