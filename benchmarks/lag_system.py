@@ -1,0 +1,184 @@
+"""The real system for experiments on staleness: one broker, generator and actor, and many learners in turn.
+
+The roles are those of `offbeat train`, as processes; each learner, in this process, is a new epoch that publishes
+its own first weights and trains in lockstep with a forced lag.
+"""
+
+import gc
+import json
+import os
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from launch import run_folder
+from launch.config import RunConfig
+from launch.processes import Child, role_command, role_environment, spawn, stop
+from learner.curriculum import Curriculum
+from learner.engine import Engine
+from learner.exchange import Exchange
+from learner.loop import Learner
+from learner.main import replay_table
+from learner.metrics import Report
+from learner.publisher import Publisher
+from learner.run_files import next_epoch
+from protocol.link import ThreadLink
+from protocol.messages import Hello, Task
+from protocol.session import Progress
+
+START_S = 120.0
+
+
+@dataclass(frozen=True)
+class System:
+    """Roles that are up, and where they are."""
+
+    config: RunConfig
+    folder: Path
+    model: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one learner came to."""
+
+    score: float
+    """Mean return of sampled responses under the last version."""
+    start: float
+    """The same under the first."""
+    curve: list[float]
+    """Mean return of the trajectories that arrived, per step."""
+    tokens_by_lag: dict[int, int]
+    diagnostics: dict[str, list[float]]
+    seconds: float
+
+
+class SampledCurriculum(Curriculum):
+    """Evaluates by sampling as in training: the mean return is what is trained, not the greedy response."""
+
+    def evaluation(self, tag: str, version: int) -> list[Task]:
+        sampling = self._sampling(temperature=self.config.sampling.temperature)
+        tasks = super().evaluation(tag, version)
+        return [msgspec.structs.replace(task, sampling=sampling) for task in tasks]
+
+
+@contextmanager
+def running(config: RunConfig) -> Iterator[System]:
+    """Start broker, generator and actor; stop them at the end."""
+    from launch.model import prepare
+
+    folder = run_folder.create(config, resume=False)
+    config = run_folder.with_ports(config)
+    run_folder.save_config(config, folder / run_folder.CONFIG)
+    model = str(prepare(config))
+    children: list[Child] = []
+    try:
+        for name in ("broker", "generator-0", "actor-0"):
+            role = name.partition("-")[0]
+            command = role_command(role, folder, *([] if role == "broker" else ["--name", name]))
+            log = folder / "logs" / f"{name}.log"
+            children.append(spawn(name, command, log=log, env=role_environment(1, local_model=True)))
+            if role == "broker":
+                _await_broker(config, children[0])
+        yield System(config, folder, model)
+    finally:
+        stop(children, patience_s=15.0)
+
+
+def _await_broker(config: RunConfig, broker: Child) -> None:
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://{config.broker.http}/status", timeout=2) as answer:
+                json.load(answer)
+            return
+        except (urllib.error.URLError, ConnectionError):
+            if not broker.running or time.monotonic() > deadline:
+                raise RuntimeError(f"the broker did not start:\n{broker.tail()}") from None
+            time.sleep(0.1)
+
+
+def train(system: System, config: RunConfig, seed: int) -> Outcome:
+    """One learner from the first weights to the last step."""
+    started = time.monotonic()
+    learner_config = config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag})
+    engine = Engine(learner_config, model=system.model, total_steps=learner_config.steps, seed=seed)
+    epoch = next_epoch(system.folder)
+    folder = system.folder / f"learner-{epoch}"
+    folder.mkdir()
+    hello = Hello(role="learner", peer="learner", incarnation=epoch, pid=os.getpid(), epoch=epoch)
+    link = ThreadLink(system.config.broker.endpoint, hello, progress=Progress)
+    report = Report(folder)
+    publisher = Publisher(system.folder.name, folder, epoch=epoch, keep=learner_config.keep_versions)
+    try:
+        _await_join(link)
+        curriculum = SampledCurriculum(system.config.env.name, learner_config, epoch, next_index=seed * 1000)
+        exchange = Exchange(link, curriculum, learner_config, lockstep=True, stop_reason=lambda: "")
+        learner = Learner(
+            learner_config,
+            folder,
+            engine,
+            exchange,
+            publisher,
+            report,
+            replay=replay_table(learner_config),
+            seed=seed,
+        )
+        learner.take_over(always=True)
+        learner.evaluate("before")
+        while learner.step < learner_config.steps:
+            learner.learn()
+        learner.evaluate("after")
+    finally:
+        link.close("done")
+        report.close()
+        publisher.close()
+        engine.release()
+        del engine
+        gc.collect()
+    outcome = _outcome(learner, folder, time.monotonic() - started)
+    shutil.rmtree(folder)
+    return outcome
+
+
+def _outcome(learner: Learner, folder: Path, seconds: float) -> Outcome:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    names = (
+        "learner/entropy_nats", "learner/effective_sample_size", "learner/clip_fraction",
+        "learner/truncated_fraction", "learner/ratio_proximal_behaviour_max", "learner/gradient_norm",
+    )  # fmt: skip
+    return Outcome(
+        score=float(learner.evaluations[-1]["return_mean"]),
+        start=float(learner.evaluations[0]["return_mean"]),
+        curve=[line["rollout/return_mean"] for line in lines if "rollout/return_mean" in line],
+        tokens_by_lag={int(lag): count for lag, count in learner.totals.lag_counts.items()},
+        diagnostics={name: [line[name] for line in lines if name in line][::5] for name in names},
+        seconds=seconds,
+    )
+
+
+def _await_join(link: ThreadLink) -> None:
+    deadline = time.monotonic() + START_S
+    while not link.session.joined:
+        if time.monotonic() > deadline:
+            raise RuntimeError("no broker answered")
+        time.sleep(0.02)
+
+
+def lag_is_exact(outcome: Outcome, lag: int, steps: int) -> bool:
+    """All tokens of step s lag min(s, lag) versions: the share of each lag is what it must be, within the
+    unequal lengths of batches."""
+    total = sum(outcome.tokens_by_lag.values())
+    if set(outcome.tokens_by_lag) != set(range(min(lag, steps - 1) + 1)):
+        return False
+    expected = max(1, steps - lag) / steps
+    return bool(np.isclose(outcome.tokens_by_lag[max(outcome.tokens_by_lag)] / total, expected, atol=0.15))

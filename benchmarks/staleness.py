@@ -1,0 +1,212 @@
+"""What staleness costs each method: reward after equally many updates, with the lag forced to exact numbers.
+
+    python -m benchmarks.staleness [--recipes grpo bapo ...] [--lags 0 1 ...] [--seeds 0 1 2] [--steps N]
+                                   [--out FILE.jsonl] [--plot FILE.png] [--smoke]
+
+The real system runs in lockstep: vLLM samples, DeepSpeed trains, and the batch of step s was sampled by version
+s - lag, wholly (`learner.forced_lag`). One broker, generator and actor serve all learners, which run one after the
+other, each from the same first weights. Model, task, learning rate and number of updates are the same for all;
+of a recipe only `[learner.algorithm]` and `[learner.replay]` are taken. A recipe with a critic trains on whole groups
+here, too: finished trajectories or windows as they come cannot be held back by an exact number of versions.
+
+A finished run is a line of FILE.jsonl; those that are there are not run again.
+"""
+
+import argparse
+import json
+import logging
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lag_system import lag_is_exact, running, train
+from launch.config import RunConfig, check, load
+from launch.errors import ConfigError
+
+ROOT = Path(__file__).parents[1]
+LAGS = (0, 1, 2, 4, 8, 16, 32)
+RECIPES = (
+    "grpo", "ppo", "rloo", "cispo", "gspo", "decoupled-ppo", "minirl", "hispo", "bapo", "hapo", "tppo", "remix",
+    "r2vpo", "gbpo", "lag-clip", "icepop", "ipa", "mdpo",
+)  # fmt: skip
+BASE: dict[str, Any] = {
+    "run": {"name": "staleness", "dir": "build/staleness", "mode": "sync", "max_minutes": 600.0},
+    "model": {
+        "tiny": {
+            "hidden_size": 64,
+            "intermediate_size": 192,
+            "layers": 2,
+            "heads": 2,
+            "head_dim": 32,
+            "tie_embeddings": True,
+            "warm_start": {"steps": 30, "demonstrations": 64, "batch": 16, "lr": 1e-3},
+        },
+        "cache": "build/models",
+    },
+    "env": {"name": "benchmarks/letter_env.py:LetterSuite", "params": {"length": 32}},
+    "generator": {"max_model_len": 64, "max_num_seqs": 64, "kv_cache_mb": 64, "stream_interval": 64},
+    "actor": {"concurrent_episodes": 64, "segment_tokens": 64},
+    "learner": {
+        "steps": 120,
+        "group_size": 8,
+        "batch_trajectories": 32,
+        "max_policy_lag": 0,
+        "evaluation_tasks": 64,
+        "filter_uniform_groups": False,
+        "sampling": {"max_turn_tokens": 32, "max_trajectory_tokens": 48},
+        "optimizer": {"lr": 1e-3, "max_grad_norm": 1.0},
+    },
+}
+
+
+def base(steps: int, lr: float) -> RunConfig:
+    """Settings common to all runs."""
+    learner = BASE["learner"] | {"steps": steps, "optimizer": BASE["learner"]["optimizer"] | {"lr": lr}}
+    return check(BASE | {"learner": learner}, "benchmarks/staleness.py")
+
+
+def with_recipe(config: RunConfig, recipe: str, lag: int) -> RunConfig:
+    """The recipe's objective and replay on the benchmark's task, with the lag forced."""
+    file = Path(recipe) if recipe.endswith(".toml") else ROOT / "recipes" / f"{recipe}.toml"
+    theirs = load(file).learner
+    changes = {"algorithm": theirs.algorithm, "replay": theirs.replay, "forced_lag": lag, "train_on": "groups"}
+    return config.model_copy(update={"learner": config.learner.model_copy(update=changes)})
+
+
+def run_all(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run what is missing; returns all results asked for."""
+    out: Path = args.out
+    out.parent.mkdir(parents=True, exist_ok=True)
+    known = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    wanted = [(s, lag, r) for s in args.seeds for lag in args.lags for r in args.recipes]
+    done = {(r["seed"], r["lag"], r["recipe"]) for r in known if same_setting(r, args)}
+    missing = [cell for cell in wanted if cell not in done]
+    if missing:
+        config = base(args.steps, args.lr)
+        with running(config) as system:
+            for i, (seed, lag, recipe) in enumerate(missing):
+                try:
+                    chosen = with_recipe(config, recipe, lag)
+                except ConfigError as error:
+                    sys.stderr.write(f"{recipe}: {error}\n")
+                    continue
+                outcome = train(system, chosen, seed)
+                exact = lag_is_exact(outcome, lag, args.steps)
+                cell = {"recipe": recipe, "lag": lag, "seed": seed, "steps": args.steps, "lr": args.lr}
+                result = cell | {"exact": exact} | asdict(outcome)
+                with open(out, "a") as lines:
+                    lines.write(json.dumps(result) + "\n")
+                known.append(result)
+                sys.stderr.write(
+                    f"{time.strftime('%H:%M:%S')} {i + 1}/{len(missing)} {recipe} lag {lag} seed {seed}: "
+                    f"{outcome.start:.3f} -> {outcome.score:.3f} in {outcome.seconds:.0f} s, exact {exact}\n"
+                )
+    asked = set(wanted)
+    return [r for r in known if (r["seed"], r["lag"], r["recipe"]) in asked and same_setting(r, args)]
+
+
+def same_setting(result: dict[str, Any], args: argparse.Namespace) -> bool:
+    return bool(result["steps"] == args.steps and result["lr"] == args.lr)
+
+
+def cells(results: Sequence[dict[str, Any]], recipe: str, lag: int) -> dict[int, float]:
+    """Score by seed."""
+    return {r["seed"]: r["score"] for r in results if r["recipe"] == recipe and r["lag"] == lag}
+
+
+def shares(results: Sequence[dict[str, Any]], recipe: str, lag: int) -> list[float]:
+    """Score over that of lag 0 with the same seed."""
+    fresh = cells(results, recipe, 0)
+    return [s / fresh[seed] for seed, s in cells(results, recipe, lag).items() if fresh.get(seed)]
+
+
+def tables(results: Sequence[dict[str, Any]], recipes: Sequence[str], lags: Sequence[int]) -> str:
+    """Two tables in Markdown: share of the lag-0 reward, and reward; median and spread over seeds."""
+    head = "| recipe | " + " | ".join(f"lag {lag}" for lag in lags) + " |\n|---" * 1
+    rule = "|---" * (len(lags) + 1) + "|"
+    head = "| recipe | " + " | ".join(f"lag {lag}" for lag in lags) + " |"
+    blocks = []
+    for title, values in (
+        ("share of the reward at lag 0", shares),
+        ("reward", lambda *key: list(cells(*key).values())),
+    ):
+        rows = []
+        for recipe in recipes:
+            row = [_cell(values(results, recipe, lag)) for lag in lags]
+            if any(cell != "-" for cell in row):
+                rows.append(f"| {recipe} | " + " | ".join(row) + " |")
+        blocks.append("\n".join([f"**{title}** (median, in brackets least and most over seeds)", "", head, rule, *rows]))
+    return "\n\n".join(blocks)
+
+
+def _cell(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    spread = f" [{min(values):.2f}, {max(values):.2f}]" if len(values) > 1 else ""
+    return f"{statistics.median(values):.2f}{spread}"
+
+
+def plot(results: Sequence[dict[str, Any]], recipes: Sequence[str], lags: Sequence[int], path: Path) -> None:
+    """Reward over lag, a line per recipe; plain GRPO in black."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(9, 5.5))
+    colours = plt.get_cmap("tab20")
+    for i, recipe in enumerate(recipes):
+        points = [(lag, list(cells(results, recipe, lag).values())) for lag in lags]
+        points = [(lag, values) for lag, values in points if values]
+        if not points:
+            continue
+        x, y = [lag for lag, _ in points], [statistics.median(values) for _, values in points]
+        plain = recipe == "grpo"
+        axes.plot(
+            x, y, marker="o", markersize=4, label=recipe, color="black" if plain else colours(i % 20),
+            linewidth=3 if plain else 1.5, zorder=3 if plain else 2,
+        )  # fmt: skip
+    axes.set_xscale("symlog", base=2, linthresh=1)
+    axes.set_xticks(lags, [str(lag) for lag in lags])
+    axes.set(xlabel="forced policy lag, versions", ylabel="reward after equally many updates", ylim=(0, 1.02))
+    axes.grid(alpha=0.3)
+    axes.legend(ncols=1, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
+    parser.add_argument("--lags", type=int, nargs="+", default=list(LAGS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=BASE["learner"]["steps"])
+    parser.add_argument("--lr", type=float, default=BASE["learner"]["optimizer"]["lr"])
+    parser.add_argument("--out", type=Path, default=Path("build/staleness.jsonl"))
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--smoke", action="store_true", help="two recipes, lags 0 and 2, six steps")
+    args = parser.parse_args(arguments)
+    if args.smoke:
+        args.recipes, args.lags, args.seeds, args.steps = ["grpo", "decoupled-ppo"], [0, 2], [0], 6
+    return args
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = parse(arguments)
+    logging.basicConfig(level=logging.WARNING)
+    results = run_all(args)
+    sys.stdout.write(tables(results, args.recipes, args.lags) + "\n")
+    if args.plot:
+        plot(results, args.recipes, args.lags, args.plot)
+    if wrong := [r for r in results if not r["exact"]]:
+        sys.exit(f"{len(wrong)} runs in which tokens did not lag as forced")
+
+
+if __name__ == "__main__":
+    main()
