@@ -35,30 +35,47 @@ class Curriculum:
     epoch: int = 0
     next_index: int = 0
     outstanding: dict[str, list[Task]] = field(default_factory=dict)
+    _dealt: int = 0
+    """Members of the group ``next_index`` that are dealt out already."""
 
     def capacity(self, lockstep: bool, steps_left: int | None = None) -> int:
-        """Trajectories that may be under way or waiting.
+        """Trajectories that may be under way or waiting, as the lag bound allows.
 
-        Of windows a trajectory has many, so one batch of trajectories keeps more than one batch of windows
-        coming. Otherwise the lag bound decides, and no more is asked for than is trained until the end.
+        No more is asked for than is trained until the end, where it is known how much that is: a trajectory
+        may have many windows, or few.
         """
         config = self.config
-        if config.train_on == "windows":
-            return config.batch_trajectories // config.group_size * config.group_members
         batches = (config.forced_lag if lockstep else config.max_policy_lag) + 1
-        if steps_left is not None:
+        if steps_left is not None and config.train_on != "windows":
             batches = min(batches, steps_left)
-        return batches * config.fresh_trajectories // config.group_size * config.group_members
+        return batches * config.units_per_batch * (config.group_members if self._whole_groups else 1)
 
-    def refill(self, *, version: int, lockstep: bool, steps_left: int | None = None) -> list[Task]:
-        """New tasks up to capacity, whole groups only; in lockstep they wait for weights of ``version``."""
+    def refill(
+        self, *, version: int, lockstep: bool, steps_left: int | None = None, backlog: int = 0
+    ) -> list[Task]:
+        """New tasks up to capacity; in lockstep they wait for weights of ``version``.
+
+        Groups are dealt out whole, or member by member where members are trained by themselves: there a room
+        smaller than a group may be all that ever becomes free.
+
+        Args:
+            backlog: what waits to be trained beside whole trajectories; it takes room too.
+        """
         tasks: list[Task] = []
-        room = self.capacity(lockstep, steps_left) - sum(map(len, self.outstanding.values()))
-        while room >= self.config.group_members:
-            tasks += self._group(self.next_index, version if lockstep else 0)
-            self.next_index += 1
-            room -= self.config.group_members
+        room = self.capacity(lockstep, steps_left) - sum(map(len, self.outstanding.values())) - backlog
+        size = self.config.group_members
+        while room >= (size if self._whole_groups else 1):
+            dealt = self._dealt
+            members = range(dealt, min(size, dealt + room))
+            tasks += self._group(self.next_index, version if lockstep else 0, members)
+            room -= len(members)
+            self._dealt = members.stop % size
+            self.next_index += not self._dealt
         return tasks
+
+    @property
+    def _whole_groups(self) -> bool:
+        return self.config.train_on == "groups"
 
     def settle(self, group_id: str) -> None:
         """This group is trained or dropped; its room is free again."""
@@ -85,6 +102,10 @@ class Curriculum:
     def owns(self, group_id: str) -> bool:
         """Whether this lineage asked for the group (tasks of an earlier epoch are not ours)."""
         return group_id in self.outstanding
+
+    def awaits(self, group_id: str, task_id: str) -> bool:
+        """Whether this member of the group is neither trained nor dropped yet."""
+        return any(task.task_id == task_id for task in self.outstanding.get(group_id, []))
 
     def evaluation(self, tag: str, version: int) -> list[Task]:
         """Held-out tasks, greedy, sampled by ``version`` or a later one."""
@@ -114,17 +135,22 @@ class Curriculum:
             [self.index_of(group), [task.member for task in tasks]]
             for group, tasks in self.outstanding.items()
         ]
-        return {"next_index": self.next_index, "unfinished": sorted(unfinished)}
+        return {"next_index": self.next_index, "dealt": self._dealt, "unfinished": sorted(unfinished)}
 
-    def restore(self, state: dict[str, Any], epoch: int) -> list[Task]:
-        """Continue from a checkpoint under a new epoch; returns the tasks to put again."""
+    def restore(self, state: dict[str, Any], epoch: int, min_version: int = 0) -> list[Task]:
+        """Continue from a checkpoint under a new epoch; returns the tasks to put again.
+
+        Args:
+            min_version: in lockstep, the version published after the restart.
+        """
         self.epoch = epoch
-        self.next_index = state["next_index"]
+        self.next_index, self._dealt = state["next_index"], state["dealt"]
         self.outstanding.clear()
-        return [task for index, members in state["unfinished"] for task in self._group(index, 0, members)]
+        unfinished = state["unfinished"]
+        return [task for index, members in unfinished for task in self._group(index, min_version, members)]
 
-    def _group(self, index: int, min_version: int, members: Sequence[int] | None = None) -> list[Task]:
-        """Tasks of a group, or of some of its members; the one after the last trained is greedy."""
+    def _group(self, index: int, min_version: int, members: Sequence[int]) -> list[Task]:
+        """Tasks of these members of a group; the one after the last trained is greedy."""
         group_id = f"{self.epoch}g{index}"
         size = self.config.group_members
         temperature = self.config.sampling.temperature
@@ -139,9 +165,9 @@ class Curriculum:
                 sampling=self._sampling(temperature=temperature if member < self.config.group_size else 0.0),
                 min_policy_version=min_version,
             )
-            for member in (range(size) if members is None else members)
+            for member in members
         ]
-        self.outstanding[group_id] = tasks
+        self.outstanding[group_id] = self.outstanding.get(group_id, []) + tasks
         return tasks
 
     def _sampling(self, *, temperature: float) -> Sampling:

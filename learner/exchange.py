@@ -115,7 +115,10 @@ class Exchange:
         """Let go of what was filtered out and put tasks up to the capacity that the lag bound allows."""
         self.commit([], step=step)
         left = max(1, self._config.steps - step)
-        self.put(self.curriculum.refill(version=version, lockstep=self._lockstep, steps_left=left))
+        tasks = self.curriculum.refill(
+            version=version, lockstep=self._lockstep, steps_left=left, backlog=self.inlet.backlog
+        )
+        self.put(tasks)
 
     def commit(self, trained: Sequence[Group], *, step: int, replayed_tokens: int = 0) -> None:
         """These groups entered a gradient at ``step``, and so did tokens that had been committed before."""
@@ -146,8 +149,7 @@ class Exchange:
         """
         if self._announced is not None:
             self._link.send(self._announced)
-        groups = self.curriculum.outstanding.items()
-        self.put([task for group, tasks in groups if not self.inlet.holds(group) for task in tasks])
+        self.put(self.inlet.awaited())
         self.put([task for task in self._evaluating if task.group_id not in self.inlet.evaluated])
         self._link.send(DeliveryCredit(units=CREDIT_UNITS))
 

@@ -10,7 +10,7 @@ from learner.open_trajectories import OpenTrajectories
 from learner.trajectory import BrokenTrajectory, Trajectory, assemble
 from protocol.codec import Arrays, decode_delivery
 from protocol.errors import ProtocolError
-from protocol.messages import AnyMessage, Commit, Deliver, Dropped, QueueStats, Segment
+from protocol.messages import AnyMessage, Commit, Deliver, Dropped, QueueStats, Segment, Task
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +33,14 @@ class Counts:
 
     def add(self, outcome: str, trajectories: Sequence[Trajectory]) -> None:
         if trajectories:
-            self.note(outcome, len(trajectories))
-            tokens = sum(t.window_tokens for t in trajectories)
-            self.tokens[outcome] = self.tokens.get(outcome, 0) + tokens
+            self.note(outcome, len(trajectories), sum(t.window_tokens for t in trajectories))
 
-    def note(self, outcome: str, trajectories: int) -> None:
-        """Count trajectories whose tokens never reached us."""
-        self.trajectories[outcome] = self.trajectories.get(outcome, 0) + trajectories
+    def note(self, outcome: str, trajectories: int, tokens: int = 0) -> None:
+        """Count what never became a trajectory here; its tokens, where they reached us at all."""
+        if trajectories:
+            self.trajectories[outcome] = self.trajectories.get(outcome, 0) + trajectories
+        if tokens:
+            self.tokens[outcome] = self.tokens.get(outcome, 0) + tokens
 
     def total(self, *outcomes: str) -> int:
         """Trajectories with one of these outcomes."""
@@ -47,8 +48,11 @@ class Counts:
 
 
 def has_signal(trajectories: Sequence[Trajectory]) -> bool:
-    """Whether a group-relative advantage can be anything but zero: two members with different returns."""
-    return len({t.return_ for t in trajectories}) > 1
+    """Whether a group-relative advantage can be anything but zero: two members with different returns.
+
+    A greedy member serves as baseline and is no part of the comparison.
+    """
+    return len({t.return_ for t in trajectories if not t.baseline}) > 1
 
 
 def newest_version(trajectories: Sequence[Trajectory]) -> int:
@@ -89,7 +93,8 @@ class Inlet:
                 self._delivered(message, rest)
             case Dropped():
                 self.deliveries += 1
-                self._will_not_come(message.group_id, message.unit_id)
+                if message.trajectories:  # a piece in the middle shows as a gap, when the next one comes
+                    self._will_not_come(message.group_id, message.unit_id)
                 self.counts.note(f"dropped_{message.reason}", message.trajectories)
             case QueueStats():
                 self.gauges = message.gauges
@@ -128,9 +133,21 @@ class Inlet:
             epoch=epoch, step=step, trained=leases, dropped=dropped, replayed_tokens=replayed_tokens
         )
 
-    def holds(self, group_id: str) -> bool:
-        """Whether the group is here, waiting to be trained."""
-        return any(group.group_id == group_id for group in self.ready)
+    @property
+    def backlog(self) -> int:
+        """Windows that wait and are not the last of their trajectory; for that one it still has its room."""
+        return sum(group.trajectories[0].status == "unfinished" for group in self.ready)
+
+    def awaited(self) -> list[Task]:
+        """Tasks that are out and whose end is not here: a broker that was restarted has to be told of them."""
+        here = {unit_id.rpartition(".")[0] for unit_id in self._leases if "/" not in unit_id}
+        return [
+            task
+            for group_id, tasks in self.curriculum.outstanding.items()
+            if group_id not in self._leases
+            for task in tasks
+            if task.task_id not in here and not self.open.ended(task.task_id)
+        ]
 
     def _delivered(self, deliver: Deliver, rest: Sequence[bytes]) -> None:
         try:
@@ -143,9 +160,9 @@ class Inlet:
             return
         trajectories = self._assemble(segments)
         if not trajectories:
-            group_id = segments[0][0].group_id if segments else deliver.unit_id.rpartition(".")[0]
-            self._will_not_come(group_id, deliver.unit_id)
-            self.curriculum.settle(deliver.unit_id)  # a unit that cannot be read may be a group or its member
+            group_id = segments[0][0].group_id if segments else deliver.unit_id.partition(".")[0]
+            if deliver.complete or deliver.unit_id == group_id:
+                self._will_not_come(group_id, deliver.unit_id)
             self._drop("unusable", deliver, [])
             return
         group_id = trajectories[0].group_id
@@ -161,36 +178,52 @@ class Inlet:
         failed = [t for t in trajectories if t.status == "failed"]
         self.counts.add("failed", failed)
         usable = [t for t in trajectories if t.status != "failed" and t.action_tokens]
-        group = Group(deliver.unit_id, group_id, usable)
-        uniform = self.filter_uniform and not has_signal(usable) and not self.rescuable(usable)
-        if not any(not t.baseline for t in usable) or uniform:
+        outcome = self._fault(usable)
+        if outcome:
             self._settle(Group(deliver.unit_id, group_id, trajectories))
-            self._drop("uniform" if usable else "unusable", deliver, usable)
+            self._drop(outcome, deliver, usable)
             return
         self._leases[deliver.unit_id] = deliver.lease_id
-        self.ready.append(group)
+        self.ready.append(Group(deliver.unit_id, group_id, usable))
+
+    def _fault(self, usable: Sequence[Trajectory]) -> str:
+        """Why a group would train nothing; empty if it would train something."""
+        config = self.curriculum.config
+        baselines = sum(t.baseline for t in usable)
+        if baselines == len(usable) or (config.group_members > config.group_size and not baselines):
+            return "unusable"  # nothing to be trained, or nothing to compare it with
+        if self.filter_uniform and not has_signal(usable) and not self.rescuable(usable):
+            return "uniform"
+        return ""
 
     def _window(self, deliver: Deliver, segments: list[tuple[Segment, Arrays]]) -> None:
         """The next segment of a trajectory that may still be growing: train on it, with all before as context."""
-        segment = segments[0][0]
-        if not self.curriculum.owns(segment.group_id):
+        segment, last = segments[0][0], segments[-1][0]
+        tokens = sum(piece.action_tokens for piece, _ in segments)
+        if not self.curriculum.awaits(segment.group_id, segment.task_id):
+            self.counts.note("other_epoch", 0, tokens)
             self._drop("other_epoch", deliver, [])
             return
+        if self.open.displaced_by(segments):
+            self.counts.note("broken", 1)
         try:
             trajectory = self.open.extend(segments)
         except BrokenTrajectory as error:
             log.error("window rejected: %s", error)
-            self.counts.note("rejected", 1)
+            self.counts.note("broken", 1)
+            trajectory = None
+        if trajectory is None:
+            self.counts.note("broken", 0, tokens)
             self._drop("broken", deliver, [])
-            if segment.status != "unfinished":
-                self.curriculum.settle_member(segment.group_id, segment.task_id)
+            if last.status != "unfinished":
+                self._settle_member(segment.group_id, segment.task_id)
             return
         if trajectory.status != "unfinished":
             self.recent.append(trajectory)
         group = Group(deliver.unit_id, segment.group_id, [trajectory])
         if trajectory.status == "failed" or not trajectory.window_tokens:
             self._settle(group)
-            self._drop("failed" if trajectory.status == "failed" else "unusable", deliver, [trajectory])
+            self._drop("failed" if trajectory.status == "failed" else "context", deliver, [trajectory])
             return
         self._leases[deliver.unit_id] = deliver.lease_id
         self.ready.append(group)
@@ -202,20 +235,25 @@ class Inlet:
             return
         for trajectory in group.trajectories:
             if trajectory.status != "unfinished":
-                task_id = trajectory.trajectory_id.rpartition(".")[0]
-                self.curriculum.settle_member(group.group_id, task_id)
+                self._settle_member(group.group_id, trajectory.trajectory_id.rpartition(".")[0])
+
+    def _settle_member(self, group_id: str, task_id: str) -> None:
+        self.open.forget(task_id)
+        self.curriculum.settle_member(group_id, task_id)
 
     def _will_not_come(self, group_id: str, unit_id: str) -> None:
         """Wait for this group, or this member of it, no more."""
         if self.curriculum.is_evaluation(group_id):
             self.evaluated[group_id] = None
-        if unit_id == group_id or not unit_id:
+            return
+        if unit_id in ("", group_id):
+            for task in self.curriculum.outstanding.get(group_id, []):
+                self.open.forget(task.task_id)
             self.curriculum.settle(group_id)
             return
-        trajectory_id = unit_id.partition("/")[0]
-        for task_id in (trajectory_id, trajectory_id.rpartition(".")[0]):
-            self.open.forget(task_id)
-            self.curriculum.settle_member(group_id, task_id)
+        name = unit_id.partition("/")[0]  # of the task, or of its trajectory
+        task_id = name if self.curriculum.awaits(group_id, name) else name.rpartition(".")[0]
+        self._settle_member(group_id, task_id)
 
     def _assemble(self, segments: list[tuple[Segment, Arrays]]) -> list[Trajectory]:
         """The unit's trajectories; one that cannot be put together is counted and left out, not its group."""

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from learner.config import LearnerConfig
 from learner.curriculum import Curriculum
@@ -11,16 +13,21 @@ from protocol.messages import Deliver, Dropped, Reward, Segment, Turn
 
 CONFIG = LearnerConfig(group_size=1, batch_trajectories=2, max_policy_lag=1, train_on="windows")
 PROMPT, WINDOW = 2, 3
+LONGEST = 5
+ATTEMPTS = st.lists(
+    st.lists(st.sampled_from([0, 1, 1, 2]), min_size=1, max_size=LONGEST), min_size=1, max_size=3
+)
+"""How often each segment of each attempt at a task comes."""
 
 
 @pytest.fixture
 def inlet():
     curriculum = Curriculum("calculator", CONFIG)
-    assert len(curriculum.refill(version=0, lockstep=False)) == 2
+    assert len(curriculum.refill(version=0, lockstep=False)) == 4
     return Inlet(curriculum, filter_uniform=False, windows=True)
 
 
-def segment(index, *, task="0g0.0", attempt=0, status="unfinished", version=0):
+def segment(index, *, task="0g0.0", attempt=0, status="unfinished", version=0, logp=-0.5, prompt_only=False):
     """The prompt and a window of actions, or a window more."""
     start = 0 if index == 0 else PROMPT + WINDOW * index
     end = PROMPT + WINDOW * (index + 1)
@@ -33,16 +40,16 @@ def segment(index, *, task="0g0.0", attempt=0, status="unfinished", version=0):
         index=index,
         offset=start,
         tokens=end - start,
-        action_tokens=WINDOW,
+        action_tokens=0 if prompt_only else WINDOW,
         status=status,
         turns=[*turns, Turn(1, max(start, PROMPT), end, True)],
         rewards=[] if status == "unfinished" else [Reward("score", 1, 1.0)],
     )
-    actions = np.arange(start, end) >= PROMPT
+    actions = np.arange(start, end) >= (end if prompt_only else PROMPT)
     arrays = {
         "token_ids": np.arange(start, end, dtype=np.int32),
         "action_mask": actions.astype(np.uint8),
-        "logp_behaviour": np.where(actions, -0.5, 0).astype(np.float32),
+        "logp_behaviour": np.where(actions, logp, 0).astype(np.float32),
         "policy_version": np.where(actions, version, -1).astype(np.int32),
     }
     return head, encode_arrays(head, arrays)[1:3]
@@ -52,7 +59,10 @@ def deliver(inlet, index, **fields):
     head, frames = segment(index, **fields)
     unit = f"{head.trajectory_id}/{index}"
     message, rest = decode(
-        encode_delivery(Deliver(lease_id=f"lease-{unit}", unit_id=unit, segments=1), [tuple(frames)])
+        encode_delivery(
+            Deliver(lease_id=f"lease-{unit}", unit_id=unit, segments=1, complete=head.status != "unfinished"),
+            [tuple(frames)],
+        )
     )
     inlet.received(message, rest)
 
@@ -92,12 +102,19 @@ def test_a_stale_window_is_not_trained_and_stays_as_context(inlet):
     assert len(group.trajectories[0]) == PROMPT + 2 * WINDOW
 
 
+def test_windows_that_wait_take_the_room_of_new_trajectories():
+    curriculum = Curriculum("calculator", CONFIG)
+    assert len(curriculum.refill(version=0, lockstep=False, backlog=3)) == 1
+    assert curriculum.refill(version=0, lockstep=False, backlog=3) == []
+
+
 def test_a_gap_breaks_the_trajectory_and_leaves_nothing_behind(inlet):
     deliver(inlet, 0)
     deliver(inlet, 2)
     deliver(inlet, 3, status="finished")
-    assert inlet.counts.trajectories == {"rejected": 2}
-    assert len(inlet.open) == 0
+    assert inlet.counts.trajectories == {"broken": 1}
+    assert inlet.counts.tokens == {"broken": 2 * WINDOW}
+    assert (len(inlet.open), inlet.open.tokens) == (0, 0)
     assert not inlet.curriculum.owns("0g0")
     assert len(inlet.commit(1, 0, inlet.take(5)).dropped) == 2
 
@@ -110,11 +127,117 @@ def test_another_attempt_takes_the_place_of_the_first(inlet):
     assert [g.trajectories[0].trajectory_id for g in inlet.take(3)] == ["0g0.0.0", "0g0.0.1", "0g0.0.1"]
 
 
-def test_pieces_of_an_attempt_that_was_replaced_are_rejected(inlet):
+def test_late_pieces_of_an_attempt_that_was_replaced_harm_the_next_one_not(inlet):
     deliver(inlet, 0)
     deliver(inlet, 0, attempt=1)
     deliver(inlet, 1, attempt=0)
-    assert inlet.counts.trajectories == {"rejected": 1}
+    assert inlet.counts.trajectories == {"broken": 1}
+    assert inlet.counts.tokens == {"broken": WINDOW}
+    deliver(inlet, 1, attempt=1, status="finished")
+    assert [g.unit_id for g in inlet.take(5)] == ["0g0.0.0/0", "0g0.0.1/0", "0g0.0.1/1"]
+
+
+def test_a_prompt_longer_than_a_segment_is_context_and_no_window(inlet):
+    deliver(inlet, 0, prompt_only=True)
+    assert not inlet.ready
+    assert inlet.counts.tokens == {}
+    assert inlet.open.tokens == PROMPT + WINDOW
+    deliver(inlet, 0, prompt_only=True)  # again, because our commit was lost
+    deliver(inlet, 1, status="finished")
+    (group,) = inlet.take(1)
+    assert group.trajectories[0].window_start == PROMPT + WINDOW
+    assert group.trajectories[0].window_tokens == WINDOW
+    assert "broken" not in inlet.counts.trajectories
+
+
+def test_an_attempt_that_begins_anew_after_a_restart_of_the_broker_is_another_one(inlet):
+    deliver(inlet, 0)
+    inlet.commit(1, 0, inlet.take(1))
+    deliver(inlet, 0, version=3)
+    assert inlet.counts.trajectories == {"broken": 1}
+    deliver(inlet, 1, version=3, status="finished")
+    *_, last = inlet.take(2)
+    assert last.trajectories[0].policy_version.tolist() == [-1] * PROMPT + [3] * 2 * WINDOW
+
+
+def test_what_has_ended_here_is_not_asked_for_again(inlet):
+    deliver(inlet, 0, task="0g0.0")
+    deliver(inlet, 0, task="0g1.0", status="finished")
+    assert [task.task_id for task in inlet.awaited()] == ["0g0.0", "0g2.0", "0g3.0"]
+
+
+def test_a_group_that_is_over_takes_its_prefixes_with_it(inlet):
+    deliver(inlet, 0)
+    inlet.received(Dropped(unit_id="0g0", group_id="0g0", trajectories=1, reason="over"), [])
+    assert len(inlet.open) == 0
+    assert not inlet.curriculum.owns("0g0")
+
+
+def test_a_last_window_the_broker_dropped_frees_prefix_and_room(inlet):
+    deliver(inlet, 0)
+    inlet.received(Dropped(unit_id="0g0.0.0/1", group_id="0g0", trajectories=1, reason="stale"), [])
+    assert len(inlet.open) == 0
+    assert not inlet.curriculum.owns("0g0")
+
+
+def test_a_window_the_broker_dropped_in_the_middle_breaks_what_follows(inlet):
+    deliver(inlet, 0)
+    inlet.received(Dropped(unit_id="0g0.0.0/1", group_id="0g0", trajectories=0, reason="too_large"), [])
+    assert inlet.curriculum.owns("0g0"), "the actor is at it still"
+    deliver(inlet, 2)
+    assert inlet.counts.trajectories["broken"] == 1
+    assert len(inlet.open) == 0
+    deliver(inlet, 3, status="finished")
+    assert not inlet.curriculum.owns("0g0")
+
+
+def test_a_last_window_that_cannot_be_read_frees_prefix_and_room(inlet):
+    deliver(inlet, 0)
+    head = Deliver(lease_id="bad", unit_id="0g0.0.0/1", segments=1, complete=True)
+    inlet.received(head, [b"no segment", b""])
+    assert len(inlet.open) == 0
+    assert not inlet.curriculum.owns("0g0")
+
+
+def test_numbers_that_would_spoil_a_gradient_break_the_trajectory(inlet):
+    deliver(inlet, 0, logp=float("nan"))
+    assert inlet.counts.trajectories == {"broken": 1}
+    assert not inlet.ready
+    deliver(inlet, 1, status="finished")
+    assert not inlet.curriculum.owns("0g0")
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_prefixes_are_bounded_and_none_is_left_whatever_is_lost(data):
+    """Segments are lost or come twice, attempts are cut off; each task ends, or is given up."""
+    curriculum = Curriculum("calculator", CONFIG)
+    inlet = Inlet(curriculum, filter_uniform=False, windows=True)
+    tasks = [task.task_id for task in curriculum.refill(version=0, lockstep=False)]
+    script = {task: list(unroll(data.draw(ATTEMPTS))) for task in tasks}
+    while any(script.values()):
+        task = data.draw(st.sampled_from([task for task in tasks if script[task]]))
+        attempt, index, status, times = script[task].pop(0)
+        for _ in range(times):
+            deliver(inlet, index, task=task, attempt=attempt, status=status)
+        if status != "unfinished" and not times:
+            group_id = task.partition(".")[0]
+            notice = Dropped(unit_id=task, group_id=group_id, trajectories=1, reason="given_up")
+            inlet.received(notice, [])
+        assert inlet.open.tokens <= (PROMPT + WINDOW * LONGEST) * len(curriculum.outstanding)
+        inlet.commit(1, 0, inlet.take(data.draw(st.integers(0, 2))))
+    inlet.commit(1, 0, inlet.take(99))
+    assert (len(inlet.open), inlet.open.tokens) == (0, 0)
+    assert not curriculum.outstanding
+    assert not inlet._leases
+
+
+def unroll(attempts):
+    """Segments in order; the last attempt ends."""
+    for number, counts in enumerate(attempts):
+        for index, times in enumerate(counts):
+            ends = number == len(attempts) - 1 and index == len(counts) - 1
+            yield number, index, "finished" if ends else "unfinished", times
 
 
 def test_a_failed_end_frees_the_room_and_is_not_trained(inlet):
@@ -149,7 +272,8 @@ def test_a_group_of_several_is_free_when_its_last_member_is():
     assert curriculum.owns("0g0")
     assert [task.member for task in curriculum.outstanding["0g0"]] == [1]
     restored = Curriculum("calculator", config)
-    assert [task.member for task in restored.restore(curriculum.state(), epoch=2)] == [1]
+    tasks = restored.restore(curriculum.state(), epoch=2)
+    assert [task.task_id for task in tasks] == ["2g0.1", "2g1.0", "2g1.1"]
     deliver(inlet, 0, task="0g0.1", status="finished")
     inlet.commit(1, 1, inlet.take(1))
     assert not curriculum.owns("0g0")
