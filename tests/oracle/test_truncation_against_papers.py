@@ -353,6 +353,7 @@ def test_value_loss_and_gradient_against_the_cases(clipped):
         (1.0, 0.0, 0.5, 1.0),  # beyond + .6, target behind: pulled back
         (-1.0, -2.0, 1.125, 0.0),  # beyond - .5: (-.5 + 2)^2 / 2
         (0.6, 2.0, 0.98, -1.4),  # on the bound, still free
+        (-1.0, -0.75, 0.03125, -0.25),  # as far from the target clipped, -.5, as not: the whole gradient
         (0.1, 0.3, 0.02, -0.2),
     ],
 )
