@@ -1,5 +1,6 @@
 """What is under way never exceeds the capacity that the lag bound allows."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,3 +68,37 @@ def test_capacity_is_never_exceeded(settles, lag, groups_per_batch):
         c.refill(version=0, lockstep=False)
         assert sum(map(len, c.outstanding.values())) == (lag + 1) * 4 * groups_per_batch
         c.settle(list(c.outstanding)[choice % len(c.outstanding)])
+
+
+@pytest.mark.parametrize("train_on", ["trajectories", "windows"])
+@given(st.lists(st.integers(0, 50), max_size=60), st.integers(0, 2))
+def test_where_members_are_trained_alone_the_smallest_room_is_filled(train_on, settles, lag):
+    """A group's place may never be free as a whole; a lag of 0 would then wait for ever."""
+    c = curriculum(train_on=train_on, max_policy_lag=lag)
+    dealt = []
+    for choice in settles:
+        dealt += c.refill(version=0, lockstep=False)
+        out = [task for tasks in c.outstanding.values() for task in tasks]
+        assert len(out) == (lag + 1) * 8
+        gone = out[choice % len(out)]
+        c.settle_member(gone.group_id, gone.task_id)
+        assert not c.awaits(gone.group_id, gone.task_id)
+    assert [(task.data["index"], task.member) for task in dealt] == [divmod(i, 4) for i in range(len(dealt))]
+
+
+def test_a_group_dealt_out_in_part_is_dealt_out_to_the_end_after_a_restart():
+    c = curriculum(train_on="trajectories", max_policy_lag=0)
+    c.refill(version=0, lockstep=False)
+    c.settle_member("5g0", "5g0.2")
+    assert [task.task_id for task in c.refill(version=0, lockstep=False)] == ["5g2.0"]
+    fresh = curriculum(train_on="trajectories", max_policy_lag=0)
+    again = fresh.restore(c.state(), epoch=6)
+    assert [task.task_id for task in again][:4] == ["6g0.0", "6g0.1", "6g0.3", "6g1.0"]
+    fresh.settle("6g0")
+    assert [task.task_id for task in fresh.refill(version=0, lockstep=False)] == ["6g2.1", "6g2.2", "6g2.3"]
+
+
+def test_in_lockstep_what_is_dealt_out_again_waits_for_the_weights_of_the_restart():
+    c = curriculum()
+    c.refill(version=3, lockstep=True)
+    assert {task.min_policy_version for task in curriculum().restore(c.state(), 6, min_version=9)} == {9}

@@ -4,14 +4,17 @@ import numpy as np
 
 from learner.config import LearnerConfig
 from learner.curriculum import Curriculum
-from learner.inlet import Inlet
+from learner.inlet import Inlet, has_signal
 from protocol.codec import decode, encode_arrays, encode_delivery
 from protocol.messages import Deliver, Dropped, QueueStats, Reward, Segment, Turn
+from tests.trajectories import make_trajectory
 
 CONFIG = LearnerConfig(group_size=2, batch_trajectories=4, max_policy_lag=0)
 
 
-def member(group, number, reward, *, status="finished", purpose="train", logp=-0.5, correct=None):
+def member(
+    group, number, reward, *, status="finished", purpose="train", logp=-0.5, correct=None, temperature=1.0
+):
     segment = Segment(
         trajectory_id=f"{group}.{number}.0",
         task_id=f"{group}.{number}",
@@ -25,6 +28,7 @@ def member(group, number, reward, *, status="finished", purpose="train", logp=-0
         purpose=purpose,
         turns=[Turn(0, 0, 1, False), Turn(1, 1, 3, True)],
         rewards=[Reward("score", 1, reward)],
+        temperature=temperature,
         extra={"correct": correct},
     )
     arrays = {
@@ -37,18 +41,18 @@ def member(group, number, reward, *, status="finished", purpose="train", logp=-0
     return frames[1], frames[2]
 
 
-def deliver(inlet, group, *members):
+def deliver(inlet, unit, *members):
     frames = encode_delivery(
-        Deliver(lease_id=f"lease-{group}", unit_id=group, segments=len(members)), list(members)
+        Deliver(lease_id=f"lease-{unit}", unit_id=unit, segments=len(members)), list(members)
     )
     message, rest = decode(frames)
     inlet.received(message, rest)
 
 
-def inlet_with_tasks():
-    curriculum = Curriculum("calculator", CONFIG)
+def inlet_with_tasks(*, filter_uniform=True, **settings):
+    curriculum = Curriculum("calculator", LearnerConfig.model_validate(CONFIG.model_dump() | settings))
     curriculum.refill(version=0, lockstep=False)
-    return Inlet(curriculum, filter_uniform=True)
+    return Inlet(curriculum, filter_uniform)
 
 
 def test_a_group_with_different_returns_is_ready_and_committed_as_trained():
@@ -160,3 +164,89 @@ def test_an_evaluation_that_cannot_be_read_is_not_waited_for():
     name = inlet.curriculum.evaluation("before", 0)[0].group_id
     deliver(inlet, f"{name}.0", member(name, 0, float("nan"), purpose="eval"))
     assert inlet.evaluated == {name: None}
+
+
+def test_a_group_that_is_here_or_being_trained_is_not_asked_for_again():
+    inlet = inlet_with_tasks()
+    deliver(inlet, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0))
+    batch = inlet.take(1)
+    assert {task.group_id for task in inlet.awaited()} == {"0g1"}
+    inlet.commit(1, 1, batch)
+    assert {task.group_id for task in inlet.awaited()} == {"0g1"}
+
+
+def test_in_order_means_as_dealt_out_not_as_arrived():
+    inlet = inlet_with_tasks(batch_trajectories=24)
+    for group in ("0g10", "0g2", "0g9"):
+        deliver(inlet, group, member(group, 0, 1.0), member(group, 1, 0.0))
+    assert [g.group_id for g in inlet.take(3, in_order=True)] == ["0g2", "0g9", "0g10"]
+
+
+# --- members trained by themselves --------------------------------------------------------------------------
+
+
+def test_trajectories_are_trained_one_by_one_and_free_their_own_room():
+    inlet = inlet_with_tasks(filter_uniform=False, train_on="trajectories")
+    deliver(inlet, "0g0.1.0", member("0g0", 1, 1.0))
+    deliver(inlet, "0g0.0.0", member("0g0", 0, 0.0, status="failed"))
+    assert [g.unit_id for g in inlet.ready] == ["0g0.1.0"]
+    assert [task.task_id for task in inlet.curriculum.refill(version=0, lockstep=False)] == ["0g2.0"]
+    assert [task.task_id for task in inlet.awaited()] == ["0g1.0", "0g1.1", "0g2.0"]
+    assert inlet.commit(1, 1, inlet.take(1)).trained == ["lease-0g0.1.0"]
+    assert not inlet.curriculum.owns("0g0")
+
+
+def test_a_trajectory_the_broker_dropped_frees_its_own_room_only():
+    inlet = inlet_with_tasks(filter_uniform=False, train_on="trajectories")
+    inlet.received(Dropped(unit_id="0g0.1.2", group_id="0g0", trajectories=1, reason="stale"), [])
+    inlet.received(Dropped(unit_id="0g1.0", group_id="0g1", trajectories=1, reason="given_up"), [])
+    assert [task.task_id for task in inlet.awaited()] == ["0g0.0", "0g1.1"]
+
+
+def test_a_trajectory_that_cannot_be_read_frees_its_room():
+    inlet = inlet_with_tasks(filter_uniform=False, train_on="trajectories")
+    inlet.received(Deliver(lease_id="bad", unit_id="0g0.1.0", segments=1), [b"no segment", b""])
+    deliver(inlet, "0g1.0.0", member("0g1", 0, float("nan")))
+    assert [task.task_id for task in inlet.awaited()] == ["0g0.0", "0g1.1"]
+
+
+# --- a greedy member as baseline ----------------------------------------------------------------------------
+
+
+def with_baseline():
+    return inlet_with_tasks(filter_uniform=False, algorithm={"advantage": {"kind": "greedy"}})
+
+
+def test_a_group_needs_its_greedy_member():
+    inlet = with_baseline()
+    deliver(
+        inlet, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0), member("0g0", 2, 0.0, temperature=0.0)
+    )
+    deliver(
+        inlet,
+        "0g1",
+        member("0g1", 0, 1.0),
+        member("0g1", 1, 0.0),
+        member("0g1", 2, 0.0, temperature=0.0, status="failed"),
+    )
+    assert [g.group_id for g in inlet.ready] == ["0g0"]
+    assert inlet.counts.trajectories == {"failed": 1, "unusable": 2}
+    assert not inlet.curriculum.owns("0g1")
+
+
+def test_a_greedy_member_alone_trains_nothing():
+    inlet = with_baseline()
+    deliver(
+        inlet,
+        "0g0",
+        member("0g0", 0, 1.0, status="failed"),
+        member("0g0", 1, 0.0, status="failed"),
+        member("0g0", 2, 0.0, temperature=0.0),
+    )
+    assert not inlet.ready
+
+
+def test_a_greedy_member_does_not_make_a_signal():
+    equal = [make_trajectory(str(i), reward=1.0) for i in range(2)]
+    assert not has_signal([*equal, make_trajectory("b", reward=0.0, temperature=0.0)])
+    assert has_signal([*equal, make_trajectory("c", reward=0.0)])
