@@ -75,9 +75,18 @@ class ModelSection(_Section):
     """Where made models are kept."""
 
 
+class RecipeSection(_Section):
+    """`[recipe]`: what a shipped run file is; no role reads it."""
+
+    title: str = Field(min_length=1)
+    source: str = Field("", pattern=r"^(\d{4}\.\d{5}(, \d{4}\.\d{5})*)?$")
+    """arXiv ids; empty: of our own making."""
+
+
 class RunConfig(_Section):
     """The whole run file."""
 
+    recipe: RecipeSection | None = None
     run: RunSection = RunSection()
     model: ModelSection
     env: EnvConfig
@@ -93,22 +102,72 @@ class RunConfig(_Section):
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a run file, apply ``key.path=value`` overrides, check types and the rules between roles.
+    """Read a run file with all that it extends, apply ``key.path=value`` overrides, check types and the rules
+    between roles.
 
     Raises:
         ConfigError: with one line per mistake: field, value seen, cure.
     """
+    data = read(path)
+    return check(merge(data, _overlay(data, overrides)), str(path))
+
+
+def read(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Content of a run file, merged over that of the file it extends, which may extend another.
+
+    Raises:
+        ConfigError: a file cannot be read or is not TOML; files extend each other in a circle.
+    """
+    content = read_own(path)
+    base = content.pop("extends", None)
+    if base is None:
+        return content
+    if not isinstance(base, str):
+        raise ConfigError(f"{path}: extends is {base!r}; write the name of one file, as a string")
+    file, chain = path.parent / base, (*extended_by, path.resolve())
+    if not file.is_file():
+        raise ConfigError(f"{path}: extends {base!r}: there is no file {file}; name it relative to {path}")
+    if file.resolve() in chain:
+        names = " -> ".join(p.name for p in (*chain, file.resolve()))
+        raise ConfigError(f"{path}: extends {base!r} makes a circle: {names}; take one extends out")
+    return merge(read(file, chain), content)
+
+
+def read_own(path: Path) -> dict[str, Any]:
+    """Content of this file alone.
+
+    Raises:
+        ConfigError: it cannot be read or is not TOML.
+    """
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be read ({error.strerror}); name a run file, for example one of recipes/"
         ) from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    for override in overrides:
-        _override(data, override)
-    return check(data, str(path))
+
+
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Tables are merged key by key, anything else is replaced; a table of another ``kind`` replaces the whole.
+
+    Example:
+        >>> merge({"a": {"kind": "x", "low": 1}, "b": [1, 2], "c": {"d": 1}}, {"a": {"kind": "y"}, "c": {"e": 2}})
+        {'a': {'kind': 'y'}, 'b': [1, 2], 'c': {'d': 1, 'e': 2}}
+    """
+    merged = dict(base)
+    for key, value in over.items():
+        below = base.get(key)
+        if isinstance(value, dict) and isinstance(below, dict) and _same_kind(below, value):
+            merged[key] = merge(below, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _same_kind(base: dict[str, Any], over: dict[str, Any]) -> bool:
+    return bool(over.get("kind", base.get("kind")) == base.get("kind"))
 
 
 def check(data: dict[str, Any], source: str) -> RunConfig:
@@ -122,23 +181,41 @@ def check(data: dict[str, Any], source: str) -> RunConfig:
     return config
 
 
-def _override(data: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key:
-        raise ConfigError(
-            f"override {override!r}: write it as section.field=value, for example learner.steps=20"
-        )
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    *parents, last = key.split(".")
-    table = data
-    for parent in parents:
-        table = table.setdefault(parent, {})
-        if not isinstance(table, dict):
+def _overlay(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Overrides as a table that is to be merged over the file's ``data``, whatever their order."""
+    overlay: dict[str, Any] = {}
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key:
+            raise ConfigError(
+                f"override {override!r}: write it as section.field=value, for example learner.steps=20"
+            )
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        *parents, last = key.split(".")
+        table: Any = overlay
+        for parent in parents:
+            table = table.setdefault(parent, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
+        table[last] = value
+    for override in overrides:
+        _check_parents(overlay, data, override)
+    return overlay
+
+
+def _check_parents(overlay: dict[str, Any], data: dict[str, Any], override: str) -> None:
+    """A value of the file becomes a section only where the overrides give it a kind."""
+    over: Any = overlay
+    below: Any = data
+    for parent in override.partition("=")[0].split(".")[:-1]:
+        over, below = over[parent], below.get(parent, {})
+        if not isinstance(below, dict):
+            if "kind" in over:
+                return
             raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
-    table[last] = value
 
 
 def _explain(error: Any, source: str) -> str:
@@ -176,7 +253,11 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
 def _batches(config: RunConfig) -> Iterator[str]:
     batch, group = config.learner.batch_trajectories, config.learner.group_size
     updates = config.learner.algorithm.updates_per_batch
-    if group == 1:
+    if (
+        group == 1
+        and config.learner.train_on == "groups"
+        and config.learner.algorithm.advantage.kind != "greedy"
+    ):
         yield "learner.group_size is 1: a group-relative advantage is always zero then; use at least 2"
     if group > batch:
         yield (

@@ -9,6 +9,7 @@ import pytest
 from launch.config import check, load
 from launch.errors import ConfigError
 from launch.reference import reference
+from learner.algorithm_config import ClipSurrogate, FixedAggregation, LagSurrogate, WeightedSurrogate
 
 ROOT = Path(__file__).parents[2]
 GOOD = {"model": {"path": "some/model"}, "env": {"name": "calculator"}}
@@ -89,6 +90,107 @@ def test_an_override_that_cannot_be_meant_is_refused(tmp_path, override):
     path.write_text('[model]\npath = "m"\n[run]\nname = "a"\n[env]\nname = "calculator"\n')
     with pytest.raises(ConfigError, match="override"):
         load(path, [override])
+
+
+def written(tmp_path, **files):
+    """Run files in a folder."""
+    for name, text in files.items():
+        path = tmp_path / f"{name}.toml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+BASE = """
+[model]
+path = "m"
+[env]
+name = "calculator"
+[learner]
+steps = 7
+[learner.optimizer]
+betas = [0.5, 0.6]
+lr = 1e-5
+[learner.algorithm]
+aggregation = "sequence_mean"
+[learner.algorithm.surrogate]
+kind = "clip"
+low = 0.1
+high = 0.3
+"""
+
+
+def test_a_file_that_extends_another_is_merged_over_it(tmp_path):
+    folder = written(
+        tmp_path,
+        base=BASE,
+        middle='extends = "base.toml"\n[learner]\nbatch_trajectories = 16\nsteps = 8\n',
+        top='extends = "middle.toml"\n[learner]\nsteps = 9\n[learner.optimizer]\nbetas = [0.7, 0.8]\n',
+    )
+    learner = load(folder / "top.toml").learner
+    assert (learner.steps, learner.batch_trajectories) == (9, 16)
+    assert (learner.optimizer.betas, learner.optimizer.lr) == ((0.7, 0.8), 1e-5)
+
+
+def test_a_table_of_the_same_kind_is_merged_and_one_of_another_kind_replaced(tmp_path):
+    surrogate = 'extends = "base.toml"\n[learner.algorithm.surrogate]\n'
+    folder = written(
+        tmp_path,
+        base=BASE,
+        same=surrogate + 'kind = "clip"\nlow = 0.2\n',
+        unnamed=surrogate + "low = 0.2\n",
+        other=surrogate + 'kind = "lag"\nlow = 0.2\n',
+        weighted=surrogate + 'kind = "weighted"\ncentre = "proximal"\n',
+    )
+    for name in ("same", "unnamed"):
+        assert load(folder / f"{name}.toml").learner.algorithm.surrogate == ClipSurrogate(low=0.2, high=0.3)
+    assert load(folder / "other.toml").learner.algorithm.surrogate == LagSurrogate(low=0.2)
+    weighted = WeightedSurrogate(centre="proximal")
+    assert load(folder / "weighted.toml").learner.algorithm.surrogate == weighted
+
+
+def test_extends_is_relative_to_the_file_that_says_it(tmp_path, monkeypatch):
+    written(tmp_path, base=BASE, **{"inner/top": 'extends = "../base.toml"\n'})
+    monkeypatch.chdir("/")
+    assert load(tmp_path / "inner" / "top.toml").learner.steps == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('extends = "none.toml"', ["top.toml", "'none.toml'", "there is no file"]),
+        ('extends = "top.toml"', ["circle: top.toml -> top.toml"]),
+        ('extends = "second.toml"', ["second.toml: ", "circle: top.toml -> second.toml -> top.toml"]),
+        ("extends = 3", ["extends is 3", "one file"]),
+        ('extends = "broken.toml"', ["broken.toml: not valid TOML"]),
+    ],
+)
+def test_what_cannot_be_extended_is_refused(tmp_path, text, words):
+    folder = written(tmp_path, top=text, second='extends = "top.toml"', broken="[run")
+    with pytest.raises(ConfigError) as caught:
+        load(folder / "top.toml")
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_an_override_of_a_kind_drops_the_other_keys_whatever_the_order(tmp_path, backward):
+    name = "learner.algorithm.surrogate"
+    overrides = [f"{name}.kind=lag", f"{name}.low=0.15", "learner.algorithm.aggregation.kind=fixed"]
+    overrides += ["learner.algorithm.aggregation.tokens=9"]
+    path = written(tmp_path, base=BASE) / "base.toml"
+    algorithm = load(path, overrides[::-1] if backward else overrides).learner.algorithm
+    assert algorithm.surrogate == LagSurrogate(low=0.15)
+    assert algorithm.aggregation == FixedAggregation(tokens=9)
+    assert load(path, [f"{name}.low=0.15"]).learner.algorithm.surrogate == ClipSurrogate(low=0.15, high=0.3)
+
+
+@pytest.mark.parametrize(
+    "title", ['title = ""', 'title = "t"\nsource = "a paper"', 'title = "t"\nnote = "n"']
+)
+def test_the_recipe_section_is_strict(tmp_path, title):
+    with pytest.raises(ConfigError, match="recipe"):
+        load(written(tmp_path, top=f"{BASE}[recipe]\n{title}\n") / "top.toml")
 
 
 def test_missing_file_and_bad_toml(tmp_path):
