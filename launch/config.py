@@ -2,9 +2,9 @@
 
 import difflib
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -12,6 +12,7 @@ from actors.config import ActorConfig, GeneratorConfig
 from broker.config import BrokerConfig
 from envs.config import EnvConfig
 from launch.errors import ConfigError
+from launch.rules import contradictions
 from learner.config import LearnerConfig
 
 
@@ -97,8 +98,8 @@ class RunConfig(_Section):
 
     @property
     def max_policy_lag(self) -> int:
-        """The lag bound in force: none is allowed in lockstep."""
-        return 0 if self.run.mode == "sync" else self.learner.max_policy_lag
+        """The lag bound in force: in lockstep only what is forced."""
+        return self.learner.forced_lag if self.run.mode == "sync" else self.learner.max_policy_lag
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -176,7 +177,7 @@ def check(data: dict[str, Any], source: str) -> RunConfig:
         config = RunConfig.model_validate(data)
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(e, source) for e in error.errors())) from None
-    if problems := list(_contradictions(config)):
+    if problems := list(contradictions(config)):
         raise ConfigError("\n".join(f"{source}: {problem}" for problem in problems))
     return config
 
@@ -219,125 +220,51 @@ def _check_parents(overlay: dict[str, Any], data: dict[str, Any], override: str)
 
 
 def _explain(error: Any, source: str) -> str:
-    place = ".".join(str(part) for part in error["loc"]) or "(top level)"
-    if error["type"] == "extra_forbidden":
-        known = _fields_beside(error["loc"])
-        near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
-        cure = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
-        return f"{source}: {place}: unknown key (value {error['input']!r}); {cure}"
-    if error["type"] == "missing":
-        return f"{source}: {place}: missing; add it"
-    return f"{source}: {place}: {error['msg']}, got {error['input']!r}"
+    names, sections = _locate(error["loc"])
+    place = ".".join(names) or "(top level)"
+    match error["type"]:
+        case "extra_forbidden":
+            names, sections = _locate(error["loc"][:-1])
+            known = sorted({name for section in sections for name in section.model_fields})
+            near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
+            cure = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
+            return f"{source}: {place}: unknown key (value {error['input']!r}); {cure}"
+        case "missing":
+            return f"{source}: {place}: missing; add it"
+        case "union_tag_not_found":
+            kinds = ", ".join(sorted(kind_of(section) for section in sections))
+            return f"{source}: {place}: the form is not said; add {place}.kind, one of {kinds}"
+        case "union_tag_invalid":
+            kinds = ", ".join(sorted(kind_of(section) for section in sections))
+            return f"{source}: {place}.kind: unknown kind {error['ctx']['tag']!r}; use one of {kinds}"
+        case _:
+            return f"{source}: {place}: {error['msg']}, got {error['input']!r}"
 
 
-def _fields_beside(location: tuple[Any, ...]) -> list[str]:
-    model: Any = RunConfig
-    for part in location[:-1]:
-        field = getattr(model, "model_fields", {}).get(part)
-        candidates = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
-        model = next((c for c in candidates if hasattr(c, "model_fields")), None)
-    return sorted(getattr(model, "model_fields", {}))
+def _locate(location: tuple[Any, ...]) -> tuple[list[str], list[type[BaseModel]]]:
+    """Names of keys on the way to a place in the run file, and the sections that may stand there."""
+    names: list[str] = []
+    sections: list[type[BaseModel]] = [RunConfig]
+    for part in location:
+        if not isinstance(part, int):
+            forms = [s for s in sections if part in (kind_of(s), s.__name__)]
+            if forms or "[" in part:  # which of several forms was tried: not a key of the file
+                sections = forms or sections
+                continue
+            fields = [s.model_fields[part] for s in sections if part in s.model_fields]
+            sections = [s for field in fields for s in sections_in(field.annotation)]
+        names.append(str(part))
+    return names, sections
 
 
-def _contradictions(config: RunConfig) -> Iterator[str]:
-    """Combinations that could never work, each with the cure."""
-    if not config.model.path and config.model.tiny is None:
-        yield "model: set model.path (a Hugging Face name or folder), or add the section [model.tiny]"
-    yield from _batches(config)
-    yield from _queues(config)
-    yield from _lengths(config)
-    yield from _roles(config)
-    yield from _refused_addresses(config)
+def sections_in(annotation: Any) -> list[type[BaseModel]]:
+    """Sections in a field's type: several, where it has several forms."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [section for argument in get_args(annotation) for section in sections_in(argument)]
 
 
-def _batches(config: RunConfig) -> Iterator[str]:
-    batch, group = config.learner.batch_trajectories, config.learner.group_size
-    updates = config.learner.algorithm.updates_per_batch
-    if (
-        group == 1
-        and config.learner.train_on == "groups"
-        and config.learner.algorithm.advantage.kind != "greedy"
-    ):
-        yield "learner.group_size is 1: a group-relative advantage is always zero then; use at least 2"
-    if group > batch:
-        yield (
-            f"learner.group_size is {group} but learner.batch_trajectories is {batch}: no batch can hold a "
-            f"whole group; raise batch_trajectories to at least {group}"
-        )
-        return
-    if batch % group:
-        yield (
-            f"learner.batch_trajectories is {batch}, not a multiple of learner.group_size {group}; "
-            f"use {batch // group * group} or {(batch // group + 1) * group}"
-        )
-    if updates > batch // group:
-        yield (
-            f"learner.algorithm.updates_per_batch is {updates} but a batch has only {batch // group} groups; "
-            "lower it"
-        )
-
-
-def _queues(config: RunConfig) -> Iterator[str]:
-    learner, broker = config.learner, config.broker
-    capacity = (config.max_policy_lag + 1) * learner.batch_trajectories
-    what = f"learner.max_policy_lag {config.max_policy_lag} with batches of {learner.batch_trajectories}"
-    if capacity + learner.evaluation_tasks > broker.max_queued_tasks:
-        yield (
-            f"{what} and {learner.evaluation_tasks} evaluation tasks needs room for "
-            f"{capacity + learner.evaluation_tasks} tasks, but broker.max_queued_tasks is "
-            f"{broker.max_queued_tasks}; raise it or lower the lag"
-        )
-    if capacity > broker.max_queued_segments:
-        yield (
-            f"{what} needs room for {capacity} trajectories of at least one segment, but "
-            f"broker.max_queued_segments is {broker.max_queued_segments}: the bound could never be reached; "
-            "raise it or lower the lag"
-        )
-    if learner.data_timeout_s <= broker.group_deadline_s:
-        yield (
-            f"learner.data_timeout_s {learner.data_timeout_s:g} is not longer than broker.group_deadline_s "
-            f"{broker.group_deadline_s:g}: the learner would give up before an incomplete group comes; raise it"
-        )
-
-
-def _lengths(config: RunConfig) -> Iterator[str]:
-    turn, whole = (
-        config.learner.sampling.max_turn_tokens,
-        config.learner.sampling.max_trajectory_tokens,
-    )
-    if turn >= whole:
-        yield (
-            f"learner.sampling.max_turn_tokens {turn} leaves no room for a prompt in max_trajectory_tokens "
-            f"{whole}; raise the latter"
-        )
-    if whole > config.generator.max_model_len:
-        yield (
-            f"learner.sampling.max_trajectory_tokens {whole} is longer than generator.max_model_len "
-            f"{config.generator.max_model_len}; raise the latter"
-        )
-    if whole > config.learner.micro_batch_tokens:
-        yield (
-            f"learner.micro_batch_tokens {config.learner.micro_batch_tokens} cannot hold one trajectory of "
-            f"{whole} tokens; raise it"
-        )
-
-
-def _roles(config: RunConfig) -> Iterator[str]:
-    if config.run.mode == "sync" and config.learner.publish_every != 1:
-        yield f"run.mode is sync but learner.publish_every is {config.learner.publish_every}: lockstep needs 1"
-    if config.learner.zero_stage == 0 and config.learner.dtype == "bfloat16":
-        yield "learner.zero_stage 0 with bfloat16 takes a wrong first step in DeepSpeed; use zero_stage 1"
-    if config.generator.backend == "http" and not config.generator.url:
-        yield 'generator.backend is "http" but generator.url is empty; name the server, e.g. http://127.0.0.1:8000'
-
-
-def _refused_addresses(config: RunConfig) -> Iterator[str]:
-    """Addresses the broker would refuse to bind."""
-    from broker.errors import BindRefused
-    from broker.service import check_endpoint, split_http
-
-    try:
-        check_endpoint(config.broker.endpoint)
-        split_http(config.broker.http)
-    except BindRefused as error:
-        yield str(error)
+def kind_of(section: type[BaseModel]) -> str:
+    """What `kind` says of this form of a section; empty where there is only one."""
+    kind = section.model_fields.get("kind")
+    return str(kind.default) if kind is not None else ""

@@ -60,6 +60,31 @@ def test_every_recipe_loads(path):
         ({"model": {"path": ""}}, ["model.path", "[model.tiny]"]),
         ({"learner": {"algorithm": {"updates_per_batch": 1000}}}, ["updates_per_batch is 1000"]),
         ({"learner": {"micro_batch_tokens": 64}}, ["micro_batch_tokens 64", "raise it"]),
+        (
+            {"learner": {"algorithm": {"surrogate": {"low": 0.1}}}},
+            [
+                "learner.algorithm.surrogate: the form is not said",
+                "add learner.algorithm.surrogate.kind",
+                "lag",
+            ],
+        ),
+        (
+            {"learner": {"algorithm": {"surrogate": {"kind": "clipp"}}}},
+            ["learner.algorithm.surrogate.kind: unknown kind 'clipp'", "balanced"],
+        ),
+        (
+            {"learner": {"algorithm": {"surrogate": {"kind": "lag", "contractoin": 1.0}}}},
+            ["learner.algorithm.surrogate.contractoin: unknown key", "did you mean 'contraction'"],
+        ),
+        (
+            {"learner": {"algorithm": {"corrections": [{"kind": "truncated", "cap": 2.0}]}}},
+            ["learner.algorithm.corrections.0.cap: unknown key", "known here: ceiling, kind, level"],
+        ),
+        ({"learner": {"replay": {"share": 1.0}}}, ["learner.replay.share", "1.0"]),
+        (
+            {"learner": {"algorithm": {"aggregation": {"kind": "fixed"}}}},
+            ["learner.algorithm.aggregation: ", "aggregation.tokens: missing"],
+        ),
     ],
 )
 def test_a_wrong_run_file_is_refused_with_the_cure(sections, words):
