@@ -55,7 +55,7 @@ class Exchange:
         lockstep: bool,
         stop_reason: Callable[[], str],
     ) -> None:
-        self._link, self._config, self._lockstep, self._stop_reason = link, config, lockstep, stop_reason
+        self._link, self._config, self.lockstep, self._stop_reason = link, config, lockstep, stop_reason
         self.curriculum = curriculum
         self.inlet = Inlet(curriculum, config.drops_uniform_groups, windows=config.train_on == "windows")
         self._drained = ""
@@ -77,8 +77,8 @@ class Exchange:
         """
         config = self._config
         wanted = config.units_per_batch
-        batches = min(config.forced_lag + 1, config.steps - step) if self._lockstep else 1
-        oldest = version - (config.forced_lag if self._lockstep else config.max_policy_lag)
+        batches = min(config.forced_lag + 1, config.steps - step) if self.lockstep else 1
+        oldest = version - (config.forced_lag if self.lockstep else config.max_policy_lag)
 
         def enough() -> bool:
             self.inlet.drop_stale(oldest)
@@ -89,7 +89,7 @@ class Exchange:
             return f"{len(self.inlet.ready)} of {wanted * batches} {config.train_on} are here"
 
         self._wait(enough, missing, limited=True)
-        return self.inlet.take(wanted, in_order=self._lockstep)
+        return self.inlet.take(wanted, in_order=self.lockstep)
 
     def evaluate(self, tag: str, *, version: int) -> list[Trajectory | None]:
         """Greedy episodes on held-out tasks, sampled by ``version`` or a later one; None where one was given up.
@@ -116,7 +116,7 @@ class Exchange:
         self.commit([], step=step)
         left = max(1, self._config.steps - step)
         tasks = self.curriculum.refill(
-            version=version, lockstep=self._lockstep, steps_left=left, backlog=self.inlet.backlog
+            version=version, lockstep=self.lockstep, steps_left=left, backlog=self.inlet.backlog
         )
         self.put(tasks)
 

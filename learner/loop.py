@@ -157,7 +157,7 @@ class Learner:
             **report.metrics,
             **rollout_metrics(arrived, trained),
             **self.replay_metrics(trained),
-            "rollout/failed_trajectories": float(inlet.counts.total("failed", "rejected")),
+            "rollout/failed_trajectories": float(inlet.counts.total("failed", "rejected", "broken")),
             "rollout/uniform_trajectories": float(inlet.counts.total("uniform")),
             "rollout/stale_trajectories": float(inlet.counts.total("stale", "dropped_stale")),
             "learner/wait_seconds": waited,
@@ -264,5 +264,7 @@ class Learner:
         self.report.rewind(self.step)
         self.take_over(always=True)
         curriculum = self.exchange.curriculum
-        self.exchange.put(curriculum.restore(state["curriculum"], curriculum.epoch))
+        # in lockstep no token may be sampled by weights from before the restart
+        oldest = self.version if self.exchange.lockstep else 0
+        self.exchange.put(curriculum.restore(state["curriculum"], curriculum.epoch, oldest))
         log.info("resumed at step %d, version %d, epoch %d", self.step, self.version, curriculum.epoch)

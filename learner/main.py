@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -16,6 +17,7 @@ from learner.loop import Learner
 from learner.metrics import Report
 from learner.publisher import Publisher
 from learner.replay import ReplayTable, make_table
+from learner.replay_batch import can_rescue
 from learner.run_files import PID_FILE, next_epoch
 from protocol.errors import LinkDown
 from protocol.link import ThreadLink
@@ -78,8 +80,11 @@ def run_learner(
     exchange = Exchange(link, curriculum, config, lockstep=mode == "sync", stop_reason=stop.reason)
     publisher = Publisher(run, run_dir, epoch=epoch, keep=config.keep_versions)
     report = Report(run_dir)
+    replay = replay_table(config)
+    if replay is not None:
+        exchange.inlet.rescuable = partial(can_rescue, replay)
     learner = progress.learner = Learner(
-        config, run_dir, engine, exchange, publisher, report, replay=replay_table(config), seed=seed
+        config, run_dir, engine, exchange, publisher, report, replay=replay, seed=seed
     )
     try:
         if resume:

@@ -22,7 +22,7 @@ SCALARS: dict[str, str] = {
     "rollout/uniform_trajectories": "trajectories left out because their group's returns are equal, in all",
     "rollout/stale_trajectories": "trajectories dropped as too stale, by the broker or here, in all",
     "rollout/length_mean_tokens": "mean action tokens of the trajectories that arrived",
-    "rollout/length_trained_mean_tokens": "mean action tokens of the trajectories trained",
+    "rollout/length_trained_mean_tokens": "mean action tokens of the trajectories, or windows, trained",
     "rollout/turns_mean": "mean action turns of the trajectories that arrived",
     "learner/loss": "loss of the step, global token mean",
     "learner/gradient_norm": "norm of the gradient before clipping",
@@ -123,7 +123,7 @@ def rollout_metrics(arrived: Sequence[Trajectory], trained: Sequence[Trajectory]
         "rollout/return_std": float(returns.std()),
         "rollout/correct_share": float(np.mean([t.correct is True for t in finished])),
         "rollout/length_mean_tokens": float(np.mean([t.action_tokens for t in finished])),
-        "rollout/length_trained_mean_tokens": float(np.mean([t.action_tokens for t in trained] or [0])),
+        "rollout/length_trained_mean_tokens": float(np.mean([t.window_tokens for t in trained] or [0])),
         "rollout/turns_mean": float(turns.mean()),
     }
 

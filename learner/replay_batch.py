@@ -102,6 +102,14 @@ def rescue_group(
     return rescue(group, [e.item for e in entries], rng)
 
 
+def can_rescue(table: ReplayTable[Any], group: Sequence[Trajectory]) -> bool:
+    """Whether the rule is one of rescue, the group failed completely, and a success of its prompt is at hand."""
+    if table.config.rule not in ("success", "per_prompt") or not group_failed([t.return_ for t in group]):
+        return False
+    key = prompt_key(group[0])
+    return any(entry.key == key for entry in table.entries.values())
+
+
 def rescue(
     group: Sequence[Trajectory], stored: Sequence[Trajectory], rng: np.random.Generator
 ) -> list[Trajectory]:

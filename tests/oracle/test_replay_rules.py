@@ -25,7 +25,10 @@ from learner.algorithms.replay import (
     tool_bonus_weight,
     uniform_logits,
 )
-from learner.replay_batch import rescue
+from learner.config import ReplayConfig
+from learner.inlet import Group
+from learner.replay import make_table
+from learner.replay_batch import can_rescue, remember, rescue
 from tests.trajectories import make_group, make_trajectory
 
 RNG = np.random.default_rng(11)
@@ -242,3 +245,14 @@ def test_stored_success_and_place_are_uniform():
         counts[pair] = counts.get(pair, 0) + 1
     assert len(counts) == 8
     assert max(abs(n / 4000 - 1 / 8) for n in counts.values()) < 6 * math.sqrt(7 / 64 / 4000)
+
+
+def test_only_a_failed_group_with_a_success_of_its_prompt_can_be_rescued():
+    success, failed = make_trajectory("s", reward=1.0), [make_trajectory("s"), make_trajectory("s")]
+    table = make_table(ReplayConfig(rule="success", max_policy_lag=9))
+    assert not can_rescue(table, failed)
+    remember(table, [Group("u", "g", [success, *failed])], step=0)
+    assert can_rescue(table, failed)
+    assert not can_rescue(table, [success, *failed[1:]])
+    assert not can_rescue(table, [make_trajectory("another prompt")] * 2)
+    assert not can_rescue(make_table(ReplayConfig(rule="uniform", max_policy_lag=9)), failed)

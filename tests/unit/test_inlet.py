@@ -250,3 +250,11 @@ def test_a_greedy_member_does_not_make_a_signal():
     equal = [make_trajectory(str(i), reward=1.0) for i in range(2)]
     assert not has_signal([*equal, make_trajectory("b", reward=0.0, temperature=0.0)])
     assert has_signal([*equal, make_trajectory("c", reward=0.0)])
+
+
+def test_a_failed_group_that_can_be_rescued_is_kept():
+    inlet = inlet_with_tasks()
+    inlet.rescuable = lambda trajectories: trajectories[0].group_id == "0g1"
+    deliver(inlet, "0g0", member("0g0", 0, 0.0), member("0g0", 1, 0.0))
+    deliver(inlet, "0g1", member("0g1", 0, 0.0), member("0g1", 1, 0.0))
+    assert [group.group_id for group in inlet.ready] == ["0g1"]

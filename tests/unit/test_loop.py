@@ -1,16 +1,18 @@
 """The training loop on scripted parts: what follows an update, a skipped one, and a stop."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
-from learner.config import LearnerConfig
+from learner.config import LearnerConfig, ReplayConfig
 from learner.exchange import Stopped
 from learner.inlet import Counts, Group
-from learner.loop import Learner
+from learner.loop import REPLAY_FILE, Learner
 from learner.metrics import Report as RealReport
 from learner.nonfinite import Diverged
+from learner.replay import make_table
 from learner.report import UpdateReport
 from tests.trajectories import make_trajectory
 
@@ -28,7 +30,7 @@ class Exchange:
     """Hands out the same batch until the script says stop, and remembers what it was told."""
 
     def __init__(self, stop_at=None):
-        self.inlet, self.log, self.stop_at = Inlet(), [], stop_at
+        self.inlet, self.log, self.stop_at, self.replayed = Inlet(), [], stop_at, []
 
     version_before = 0
 
@@ -45,6 +47,7 @@ class Exchange:
         self.log.append(("announce", message))
 
     def commit(self, groups, *, step, replayed_tokens=0):
+        self.replayed.append(replayed_tokens)
         self.log.append(("commit", step))
 
     def refill(self, *, step, version):
@@ -191,3 +194,25 @@ def test_a_metric_without_a_meaning_is_refused(tmp_path):
     with pytest.raises(KeyError, match="learner/los"):
         report.write(1, {"learner/los": 1.0})
     report.close()
+
+
+def test_what_was_trained_is_replayed_told_apart_and_part_of_the_checkpoint(tmp_path):
+    config = ReplayConfig(rule="uniform", share=0.5, max_policy_lag=9)
+    it = learner(tmp_path, ["applied"] * 3, evaluation_tasks=0)
+    it.replay, trained = make_table(config), []
+
+    def update(trajectories, *, current_version):
+        trained.append([t.replayed for t in trajectories])
+        report = Engine.update(it.engine, trajectories, current_version=current_version)
+        return dataclasses.replace(report, replayed_tokens=4 * sum(trained[-1]) // 2)
+
+    it.engine.update = update
+    it.train()
+    assert trained == [[False] * 2, [False, False, True, True], [False, False, True, True]]
+    assert it.exchange.replayed == [0, 4, 4]
+    assert (it.totals.trained_tokens, it.totals.replayed_tokens) == (4, 8)
+    assert it.report.lines[1][1]["replay/share"] == 0.5
+    it.save_replay(tmp_path)
+    again = make_table(config)
+    again.load(tmp_path / REPLAY_FILE)
+    assert (len(again), again.sampled) == (len(it.replay), it.replay.sampled)
