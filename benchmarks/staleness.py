@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 LAGS = (0, 1, 2, 4, 8, 16, 32)
 RECIPES = (
     "grpo", "ppo", "rloo", "cispo", "gspo", "decoupled-ppo", "minirl", "hispo", "bapo", "hapo", "tppo", "remix",
-    "r2vpo", "gbpo", "lag-clip", "icepop", "ipa", "mdpo",
+    "r2vpo", "gbpo", "lag-clip", "icepop", "ipa", "mdpo", "remax",
 )  # fmt: skip
 BASE: dict[str, Any] = {
     "run": {"name": "staleness", "dir": "build/staleness", "mode": "sync", "max_minutes": 600.0},
@@ -51,7 +51,7 @@ BASE: dict[str, Any] = {
     "generator": {"max_model_len": 64, "max_num_seqs": 64, "kv_cache_mb": 64, "stream_interval": 64},
     "actor": {"concurrent_episodes": 64, "segment_tokens": 64},
     "learner": {
-        "steps": 120,
+        "steps": 80,
         "group_size": 8,
         "batch_trajectories": 32,
         "max_policy_lag": 0,
@@ -73,7 +73,10 @@ def with_recipe(config: RunConfig, recipe: str, lag: int) -> RunConfig:
     """The recipe's objective and replay on the benchmark's task, with the lag forced."""
     file = Path(recipe) if recipe.endswith(".toml") else ROOT / "recipes" / f"{recipe}.toml"
     theirs = load(file).learner
-    changes = {"algorithm": theirs.algorithm, "replay": theirs.replay, "forced_lag": lag, "train_on": "groups"}
+    replay = theirs.replay
+    if replay is not None:  # what is replayed is older by the forced lag
+        replay = replay.model_copy(update={"max_policy_lag": replay.max_policy_lag + lag})
+    changes = {"algorithm": theirs.algorithm, "replay": replay, "forced_lag": lag, "train_on": "groups"}
     return config.model_copy(update={"learner": config.learner.model_copy(update=changes)})
 
 
@@ -126,7 +129,6 @@ def shares(results: Sequence[dict[str, Any]], recipe: str, lag: int) -> list[flo
 
 def tables(results: Sequence[dict[str, Any]], recipes: Sequence[str], lags: Sequence[int]) -> str:
     """Two tables in Markdown: share of the lag-0 reward, and reward; median and spread over seeds."""
-    head = "| recipe | " + " | ".join(f"lag {lag}" for lag in lags) + " |\n|---" * 1
     rule = "|---" * (len(lags) + 1) + "|"
     head = "| recipe | " + " | ".join(f"lag {lag}" for lag in lags) + " |"
     blocks = []
