@@ -31,6 +31,9 @@ def parser() -> argparse.ArgumentParser:
         prog="offbeat", epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = main_parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    text = "list the shipped run files, or print one with what it needs and where it is explained"
+    recipes = commands.add_parser("recipes", help=text, description=text)
+    recipes.add_argument("name", nargs="?", help="print this one")
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("run_file", type=Path)
@@ -50,6 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := [word for word in rest if word.startswith("-") or "=" not in word]:
         parser().error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
+        if args.command == "recipes":
+            if rest:
+                parser().error(f"unrecognized arguments: {' '.join(rest)}")
+            return show_recipes(args.name)
         config = load(args.run_file, [*args.overrides, *rest])  # overrides may stand behind options, too
         return execute(args, config)
     except LaunchError as error:
@@ -58,6 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
+
+
+def show_recipes(name: str | None) -> int:
+    """Print all recipes, or one."""
+    from launch.recipes import find, page, recipes, table
+
+    sys.stdout.write(page(find(name)) if name else table(recipes()))
+    return 0
 
 
 def execute(args: argparse.Namespace, config: RunConfig) -> int:
