@@ -167,14 +167,17 @@ def _ratios(algorithm: AlgorithmConfig) -> Iterator[str]:
             'learner.algorithm.proximal is "behaviour": all corrections, of the ratio proximal / behaviour, are 1 '
             "then; set corrections = []"
         )
-    weights = [c.kind for c in algorithm.corrections if not isinstance(c, IntervalCorrection) or c.weight]
     for field, surrogate, _ in surrogates_of(algorithm):
+        owner = field.removesuffix("surrogate")
+        change = algorithm.reincarnation if "reincarnation" in field else None
+        corrections = change.corrections if change else algorithm.corrections
+        weights = [c.kind for c in corrections if not isinstance(c, IntervalCorrection) or c.weight]
         itself = isinstance(surrogate, MiniRlSurrogate | TripletSurrogate | WindowSurrogate)
         if weights and (itself or getattr(surrogate, "centre", "proximal") == "behaviour"):
             centre = "" if itself else ' with centre = "behaviour"'
             yield (
                 f'{field} of kind "{surrogate.kind}"{centre} has the ratio current / behaviour in it, and '
-                f"learner.algorithm.corrections ({', '.join(weights)}) would weigh staleness a second time; set "
+                f"{owner}corrections ({', '.join(weights)}) would weigh staleness a second time; set "
                 'corrections = [], or keep kind "interval" with weight = false only'
             )
 

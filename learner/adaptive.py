@@ -46,7 +46,11 @@ def algorithm_at(config: AlgorithmConfig, step: int) -> AlgorithmConfig:
     if change is None or step < change.step:
         return config
     return config.model_copy(
-        update={"surrogate": change.surrogate, "updates_per_batch": change.updates_per_batch}
+        update={
+            "surrogate": change.surrogate,
+            "corrections": change.corrections,
+            "updates_per_batch": change.updates_per_batch,
+        }
     )
 
 

@@ -362,10 +362,11 @@ class CriticConfig(Section):
 
 class Reincarnation(Section):
     """From a learner step on: the base policy becomes the policy of that moment, replay ends, and the
-    surrogate changes (ReMix, arXiv:2507.06892)."""
+    objective changes (ReMix, arXiv:2507.06892)."""
 
     step: int = Field(50, ge=1)
     surrogate: SurrogateConfig = ClipSurrogate()
+    corrections: tuple[CorrectionConfig, ...] = Field((TruncatedCorrection(),), strict=False)
     updates_per_batch: int = Field(1, ge=1)
 
 
