@@ -37,6 +37,7 @@ def write_summary(config: RunConfig, folder: Path, *, wall_seconds: float, kille
         "evaluations": result["evaluations"],
         "tokens_generated": result["tokens_generated"],
         "tokens_trained": result["tokens_trained"],
+        "tokens_replayed": result["tokens_replayed"],
         "trajectories_trained": result["trajectories_trained"],
         "trajectories_by_outcome": result["trajectories_by_outcome"],
         "tokens_by_outcome": result["tokens_by_outcome"],
