@@ -98,7 +98,7 @@ def run_all(args: argparse.Namespace) -> list[dict[str, Any]]:
                     sys.stderr.write(f"{recipe}: {error}\n")
                     continue
                 outcome = train(system, chosen, seed)
-                exact = lag_is_exact(outcome, lag, args.steps)
+                exact = lag_is_exact(outcome.tokens_by_lag, lag, args.steps)
                 cell = {"recipe": recipe, "lag": lag, "seed": seed, "steps": args.steps, "lr": args.lr}
                 result = cell | {"exact": exact} | asdict(outcome)
                 with open(out, "a") as lines:
@@ -141,7 +141,9 @@ def tables(results: Sequence[dict[str, Any]], recipes: Sequence[str], lags: Sequ
             row = [_cell(values(results, recipe, lag)) for lag in lags]
             if any(cell != "-" for cell in row):
                 rows.append(f"| {recipe} | " + " | ".join(row) + " |")
-        blocks.append("\n".join([f"**{title}** (median, in brackets least and most over seeds)", "", head, rule, *rows]))
+        blocks.append(
+            "\n".join([f"**{title}** (median, in brackets least and most over seeds)", "", head, rule, *rows])
+        )
     return "\n\n".join(blocks)
 
 
