@@ -4,11 +4,13 @@ One generator per subject; each yields a line with field, value seen and cure.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from learner.algorithm_config import (
     AlgorithmConfig,
     BalancedSurrogate,
     ClipSurrogate,
+    CorrectionConfig,
     EntropySurrogate,
     GaeAdvantage,
     IntervalCorrection,
@@ -41,12 +43,22 @@ def method_contradictions(learner: LearnerConfig) -> Iterator[str]:
     yield from _updates(learner)
 
 
-def surrogates_of(algorithm: AlgorithmConfig) -> Iterator[tuple[str, SurrogateConfig, int]]:
-    """Field, surrogate and updates per batch: from the first step, and from the reincarnation on."""
-    yield "learner.algorithm.surrogate", algorithm.surrogate, algorithm.updates_per_batch
-    change = algorithm.reincarnation
+class Objective(NamedTuple):
+    """What a reincarnation changes; `name` is the table it is written in."""
+
+    name: str
+    surrogate: SurrogateConfig
+    corrections: tuple[CorrectionConfig, ...]
+    updates_per_batch: int
+
+
+def objectives_of(algorithm: AlgorithmConfig) -> Iterator[Objective]:
+    """The objective of the first step, and that from the reincarnation on."""
+    name, change = "learner.algorithm", algorithm.reincarnation
+    yield Objective(name, algorithm.surrogate, algorithm.corrections, algorithm.updates_per_batch)
     if change is not None:
-        yield "learner.algorithm.reincarnation.surrogate", change.surrogate, change.updates_per_batch
+        name += ".reincarnation"
+        yield Objective(name, change.surrogate, change.corrections, change.updates_per_batch)
 
 
 def compares_members(learner: LearnerConfig) -> bool:
@@ -84,10 +96,10 @@ def _groups(learner: LearnerConfig) -> Iterator[str]:
             f'learner.train_on is "trajectories" but an advantage of kind "{kind}" needs the whole group; '
             'use train_on = "groups", or kind "gae" with a critic, or "batch_mean"'
         )
-    for field, surrogate, _ in surrogates_of(algorithm):
-        if surrogate.kind == "bounded" and kind not in OF_GROUP:
+    for objective in objectives_of(algorithm):
+        if objective.surrogate.kind == "bounded" and kind not in OF_GROUP:
             yield (
-                f'{field}.kind is "bounded", which compares with the group\'s median, but '
+                f'{objective.name}.surrogate.kind is "bounded", which compares with the group\'s median, but '
                 f'learner.algorithm.advantage.kind is "{kind}"; use one of {", ".join(OF_GROUP)}'
             )
     if algorithm.scale_by_informative and kind not in OF_GROUP:
@@ -162,55 +174,54 @@ def _reincarnation(learner: LearnerConfig) -> Iterator[str]:
 
 def _ratios(algorithm: AlgorithmConfig) -> Iterator[str]:
     """Staleness is to be corrected once."""
-    if algorithm.proximal == "behaviour" and algorithm.corrections:
-        yield (
-            'learner.algorithm.proximal is "behaviour": all corrections, of the ratio proximal / behaviour, are 1 '
-            "then; set corrections = []"
-        )
-    for field, surrogate, _ in surrogates_of(algorithm):
-        owner = field.removesuffix("surrogate")
-        change = algorithm.reincarnation if "reincarnation" in field else None
-        corrections = change.corrections if change else algorithm.corrections
+    for name, surrogate, corrections, _ in objectives_of(algorithm):
+        if algorithm.proximal == "behaviour" and corrections:
+            yield (
+                f'learner.algorithm.proximal is "behaviour": {name}.corrections, of the ratio proximal / behaviour, '
+                "are all 1 then; set corrections = [] there"
+            )
         weights = [c.kind for c in corrections if not isinstance(c, IntervalCorrection) or c.weight]
         itself = isinstance(surrogate, MiniRlSurrogate | TripletSurrogate | WindowSurrogate)
         if weights and (itself or getattr(surrogate, "centre", "proximal") == "behaviour"):
             centre = "" if itself else ' with centre = "behaviour"'
             yield (
-                f'{field} of kind "{surrogate.kind}"{centre} has the ratio current / behaviour in it, and '
-                f"{owner}corrections ({', '.join(weights)}) would weigh staleness a second time; set "
+                f'{name}.surrogate of kind "{surrogate.kind}"{centre} has the ratio current / behaviour in it, and '
+                f"{name}.corrections ({', '.join(weights)}) would weigh staleness a second time; set "
                 'corrections = [], or keep kind "interval" with weight = false only'
             )
 
 
 def _bounds(algorithm: AlgorithmConfig) -> Iterator[str]:
-    for i, correction in enumerate(algorithm.corrections):
-        if isinstance(correction, IntervalCorrection) and correction.low >= correction.high:
-            yield (
-                f"learner.algorithm.corrections.{i}: low {correction.low:g} is not below high {correction.high:g}: "
-                "no token would be left; lower low"
-            )
-    for field, surrogate, _ in surrogates_of(algorithm):
-        match surrogate:
-            case BalancedSurrogate(low_start=a, low_stop=b, high_start=c, high_stop=d) if (
-                not a <= b < 1 < c <= d
-            ):
+    for name, surrogate, corrections, _ in objectives_of(algorithm):
+        for i, correction in enumerate(corrections):
+            if isinstance(correction, IntervalCorrection) and correction.low >= correction.high:
                 yield (
-                    f"{field}: low {a:g} to {b:g}, high {c:g} to {d:g}: bounds of the ratio must be "
-                    "low_start <= low_stop < 1 < high_start <= high_stop"
+                    f"{name}.corrections.{i}: low {correction.low:g} is not below high {correction.high:g}: "
+                    "no token would be left; lower low"
                 )
-            case WeightedSurrogate(low=low, high=high) if low > high:
-                yield f"{field}: low {low:g} is above high {high:g}; lower low"
-            case TripletSurrogate(negative_low=low, negative_high=high) if low >= high:
-                yield f"{field}: negative_low {low:g} is not below negative_high {high:g}; lower it"
-            case _:
-                pass
-        yield from _dual(field, surrogate)
+        yield from _order(f"{name}.surrogate", surrogate)
+        yield from _dual(f"{name}.surrogate", surrogate)
     bonus = algorithm.entropy
     if bonus.target and bonus.coefficient > bonus.maximum:
         yield (
             f"learner.algorithm.entropy.coefficient {bonus.coefficient:g} is above its maximum {bonus.maximum:g}; "
             "raise maximum or lower the coefficient"
         )
+
+
+def _order(field: str, surrogate: SurrogateConfig) -> Iterator[str]:
+    match surrogate:
+        case BalancedSurrogate(low_start=a, low_stop=b, high_start=c, high_stop=d) if not a <= b < 1 < c <= d:
+            yield (
+                f"{field}: low {a:g} to {b:g}, high {c:g} to {d:g}: bounds of the ratio must be "
+                "low_start <= low_stop < 1 < high_start <= high_stop"
+            )
+        case WeightedSurrogate(low=low, high=high) if low > high:
+            yield f"{field}: low {low:g} is above high {high:g}; lower low"
+        case TripletSurrogate(negative_low=low, negative_high=high) if low >= high:
+            yield f"{field}: negative_low {low:g} is not below negative_high {high:g}; lower it"
+        case _:
+            pass
 
 
 def _dual(field: str, surrogate: SurrogateConfig) -> Iterator[str]:
@@ -235,12 +246,11 @@ def _updates(learner: LearnerConfig) -> Iterator[str]:
     room, units = learner.batch_trajectories, "trajectories" if learner.train_on != "windows" else "windows"
     if learner.train_on == "groups":
         room, units = learner.batch_trajectories // learner.group_size, "groups"
-    for field, surrogate, updates in surrogates_of(algorithm):
-        owner = field.removesuffix("surrogate")
+    for name, surrogate, _, updates in objectives_of(algorithm):
         if updates > max(1, room):
-            yield f"{owner}updates_per_batch is {updates} but a batch has only {room} {units}; lower it"
+            yield f"{name}.updates_per_batch is {updates} but a batch has only {room} {units}; lower it"
         if isinstance(surrogate, MirrorDescentSurrogate) and updates * algorithm.passes == 1:
             yield (
-                f'{field}.kind is "mirror_descent" with a single step per batch, of which its KL has no gradient; '
-                "raise learner.algorithm.passes to 2 or more"
+                f'{name}.surrogate.kind is "mirror_descent" with a single step per batch, of which its KL has no '
+                "gradient; raise learner.algorithm.passes to 2 or more"
             )

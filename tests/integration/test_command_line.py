@@ -52,3 +52,22 @@ def test_overrides_may_stand_before_and_behind_options():
     assert done.returncode == 1
     assert "learner.steps" in done.stderr, "the last override was read"
     assert offbeat("actor", recipe, "--nam", "a", "--wrong").returncode == 2
+
+
+def test_recipes_are_listed_and_printed():
+    done = offbeat("recipes")
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = {line.split()[0]: line for line in done.stdout.splitlines()[1:]}
+    assert set(rows) == {path.stem for path in (ROOT / "recipes").glob("*.toml")}
+    assert "critic, windows" in rows["tppo"]
+    assert "2506.15050" in rows["tppo"]
+    one = offbeat("recipes", "bapo")
+    assert one.stdout.startswith((ROOT / "recipes" / "bapo.toml").read_text())
+    assert "docs/recipes/bapo.md" in one.stdout
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["bappo"], 1), (["bapo", "learner.steps=3"], 2)])
+def test_recipes_takes_one_name(arguments, code):
+    done = offbeat("recipes", *arguments)
+    assert done.returncode == code
+    assert ("did you mean 'bapo'" if code == 1 else "unrecognized") in done.stderr

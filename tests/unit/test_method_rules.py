@@ -190,6 +190,18 @@ def test_nor_after_a_reincarnation():
     learner = algorithm(reincarnation={"surrogate": CENTRED}, kl={"kind": "convex"})
     (line,) = problems(learner)
     assert "learner.algorithm.reincarnation.surrogate" in line
+    assert "learner.algorithm.reincarnation.corrections (truncated)" in line
+    change = {"surrogate": CENTRED, "corrections": []}
+    assert problems(algorithm(reincarnation=change, kl={"kind": "convex"})) == []
+
+
+def test_corrections_after_a_reincarnation_are_looked_at_too():
+    change = {"corrections": [{"kind": "interval", "low": 3.0}]}
+    (line,) = problems(algorithm(reincarnation=change, kl={"kind": "convex"}))
+    assert "learner.algorithm.reincarnation.corrections.0: low 3" in line
+    behaviour = algorithm(proximal="behaviour", corrections=[], reincarnation={}, kl={"kind": "convex"})
+    (line,) = problems(behaviour)
+    assert "learner.algorithm.reincarnation.corrections" in line
 
 
 def test_a_lag_cannot_be_forced_on_single_trajectories():
