@@ -1,0 +1,416 @@
+"""Wall time to the same reward: windows (T-PPO), finished responses as they come, and waiting for whole batches.
+
+    python -m benchmarks.truncation [--seeds 0 1 2] [--minutes M] [--arms tppo finished waiting] [--shares 0.5 0.9]
+                                    [--set section.field=value ...] [--out FILE.json] [--plot FILE.png]
+
+The real system on a task whose responses are long-tailed (`benchmarks.long_tail_env`), started afresh for every run.
+Model, critic, objective, batch and learning rate (benchmarks/truncation.toml) are the same in all arms; they differ in
+what is trained when:
+
+- tppo: windows of `actor.segment_tokens` tokens, of trajectories that are still being generated; asynchronous;
+- finished: the same, but of finished trajectories, as they come;
+- waiting: lockstep, the paper's baseline: sample a batch, wait for its longest response, train on it.
+
+The arms take turns within a seed, and begin in another order in each. A run has its minutes, from when all roles are
+up, the first weights evaluated and the critic has had its steps alone. The level to be reached is fixed before any run:
+a share of what the waiting arm gains from the first evaluation to its last, of the same seed. The reward over time is
+that of training trajectories as they end, a mean over short and long tasks weighted with their shares, in a window
+centred on the moment, so that smoothing delays no arm. Evaluations sample held-out tasks as in training; the clock
+does not run meanwhile.
+"""
+
+import argparse
+import json
+import logging
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.lag_system import SampledCurriculum, System, running
+from benchmarks.long_tail_env import LongTailSuite
+from launch.config import RunConfig, load
+from learner.curriculum import Curriculum
+from learner.engine import Engine
+from learner.exchange import TIME_LIMIT, Exchange, Stopped
+from learner.loop import Learner, Totals
+from learner.main import DELIVERY_UNITS, JOIN_TIMEOUT_S
+from learner.metrics import Report
+from learner.publisher import Publisher
+from learner.run_files import next_epoch
+from protocol.link import ThreadLink
+from protocol.messages import Hello
+from protocol.session import Progress
+
+ARMS = ("tppo", "finished", "waiting")
+SMOOTHED = {False: 96, True: 24}
+"""Short and long trajectories in the window of the reward curve."""
+POINTS = 200
+"""Of a curve, at most."""
+SETTINGS = Path(__file__).with_suffix(".toml")
+TRAIN_ON = {"tppo": "windows", "finished": "trajectories", "waiting": "trajectories"}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A training trajectory that ended, as the learner came to see it."""
+
+    time: float
+    """Seconds of training."""
+    long: bool
+    reward: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one learner came to."""
+
+    arm: str
+    seed: int
+    minutes: float
+    start: float
+    """Mean reward on held-out tasks before, and below after training."""
+    end: float
+    curve: list[tuple[float, float]]
+    """Seconds of training, and mean reward then."""
+    steps: int
+    tokens_per_second: float
+    """Trained."""
+    generated_per_second: float
+    idle_learner: float
+    idle_generator: float
+    running_requests: float
+    """Mean over the steps."""
+    lag_mean: float
+    lag_max: int
+    stale_tokens: float
+    """Share of the action tokens in batches that were too stale to be trained."""
+    tokens_mean: float
+    """Per trajectory that ended; the next: in the long tail, and at the end of training."""
+    tokens_99: float
+    tokens_mean_last: float
+    tail: float = field(default=0.0)
+    """Mean over batches of the longest trajectory over the mean one."""
+
+
+class TimedLearner(Learner):
+    """Remembers when each trajectory ended, from the start of the clock on."""
+
+    ended: list[Ended] | None = None
+
+    def begin(self, is_long: Callable[[int], bool]) -> None:
+        """The clock starts."""
+        self.ended, self.totals, self.steps_before = [], Totals(), self.step
+        self.training_began = time.monotonic()
+        self._is_long = is_long
+
+    @property
+    def training_seconds(self) -> float:
+        """Since `begin`."""
+        return time.monotonic() - self.training_began
+
+    def record(self, *args: Any) -> None:
+        """As ever, and for the curve."""
+        for t in self.exchange.inlet.recent:
+            if t.status != "failed" and self.ended is not None:
+                long = self._is_long(Curriculum.index_of(t.group_id))
+                self.ended.append(Ended(self.training_seconds, long, t.return_, t.action_tokens))
+        super().record(*args)
+
+
+def configured(arm: str, seed: int, minutes: float, overrides: Sequence[str]) -> RunConfig:
+    """The settings of one run."""
+    mode = "sync" if arm == "waiting" else "async"
+    own = [
+        f"run.seed={seed}",
+        f"run.max_minutes={minutes}",
+        f"run.mode={mode}",
+        f"learner.train_on={TRAIN_ON[arm]}",
+    ]
+    return load(SETTINGS, [*overrides, *own])
+
+
+def train(system: System, arm: str, config: RunConfig) -> Run:
+    """One learner from the first weights until its time is up."""
+    settings = config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag})
+    engine = Engine(settings, model=system.model, total_steps=settings.steps, seed=config.run.seed)
+    epoch = next_epoch(system.folder)
+    hello = Hello(
+        role="learner",
+        peer="learner",
+        incarnation=epoch,
+        pid=os.getpid(),
+        epoch=epoch,
+        deliver=DELIVERY_UNITS[settings.train_on],
+    )
+    link = ThreadLink(system.config.broker.endpoint, hello, progress=Progress)
+    report = Report(system.folder)
+    publisher = Publisher(system.folder.name, system.folder, epoch=epoch, keep=settings.keep_versions)
+    deadline = float("inf")
+    try:
+        _await_join(link)
+        exchange = Exchange(
+            link,
+            SampledCurriculum(config.env.name, settings, epoch, next_index=config.run.seed * 1_000_000),
+            settings,
+            lockstep=config.run.mode == "sync",
+            stop_reason=lambda: TIME_LIMIT if time.monotonic() > deadline else "",
+        )
+        learner = TimedLearner(
+            settings, system.folder, engine, exchange, publisher, report, seed=config.run.seed
+        )
+        learner.take_over(always=True)
+        learner.evaluate("before")
+        critic = settings.algorithm.critic
+        while critic is not None and learner.step < critic.warmup_steps:
+            learner.learn()
+        learner.begin(partial(_is_long, LongTailSuite(**config.env.params)))
+        deadline = learner.training_began + config.run.max_minutes * 60
+        seconds, generated = _until_stopped(learner)
+        learner.evaluate("after")
+    finally:
+        link.close("done")
+        report.close()
+        publisher.close()
+        engine.release()
+    return _outcome(learner, arm, config, seconds, generated)
+
+
+def _await_join(link: ThreadLink) -> None:
+    deadline = time.monotonic() + JOIN_TIMEOUT_S
+    while not link.session.joined:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"no broker answered within {JOIN_TIMEOUT_S:g} s")
+        time.sleep(0.02)
+
+
+def _is_long(suite: LongTailSuite, index: int) -> bool:
+    return suite.task(index, "train").long
+
+
+def _until_stopped(learner: TimedLearner) -> tuple[float, int]:
+    """Train; gives the seconds and the tokens generated in them."""
+    before = learner.tokens_generated
+    try:
+        while True:
+            learner.learn()
+    except Stopped:
+        return learner.training_seconds, learner.tokens_generated - before
+
+
+def _outcome(learner: TimedLearner, arm: str, config: RunConfig, seconds: float, generated: int) -> Run:
+    text = (learner.run_dir / "metrics.jsonl").read_text(encoding="utf-8")
+    lines = [line for line in map(json.loads, text.splitlines()) if line["step"] > learner.steps_before]
+    assert learner.ended is not None
+    lags = {int(lag): count for lag, count in learner.totals.lag_counts.items()}
+    lengths = np.array([e.tokens for e in learner.ended])
+    batch = config.learner.batch_trajectories
+    batches = lengths[: len(lengths) // batch * batch].reshape(-1, batch)
+
+    def mean(name: str) -> float:
+        return float(np.mean([line[name] for line in lines if name in line] or [0.0]))
+
+    return Run(
+        arm=arm,
+        seed=config.run.seed,
+        minutes=config.run.max_minutes,
+        start=float(learner.evaluations[0]["return_mean"]),
+        end=float(learner.evaluations[-1]["return_mean"]),
+        curve=smoothed(learner.ended, long_share=float(config.env.params["long_share"])),
+        steps=learner.step - learner.steps_before,
+        tokens_per_second=learner.totals.trained_tokens / seconds,
+        generated_per_second=generated / seconds,
+        idle_learner=learner.totals.wait_seconds / seconds,
+        idle_generator=mean("generator/idle_share"),
+        running_requests=mean("generator/running_requests"),
+        lag_mean=sum(lag * n for lag, n in lags.items()) / max(1, sum(lags.values())),
+        lag_max=max(lags, default=0),
+        stale_tokens=mean("learner/stale_token_fraction"),
+        tokens_mean=float(lengths.mean()),
+        tokens_99=float(np.quantile(lengths, 0.99)),
+        tokens_mean_last=float(lengths[-len(lengths) // 5 :].mean()),
+        tail=float((batches.max(1) / batches.mean(1)).mean()),
+    )
+
+
+def smoothed(ended: Sequence[Ended], *, long_share: float) -> list[tuple[float, float]]:
+    """Mean reward over time: of each kind in a window centred on the moment, weighted with its share of tasks.
+
+    The moments are those at which the window of every kind lies wholly inside the run.
+    """
+    weights = {kind: share for kind, share in ((False, 1 - long_share), (True, long_share)) if share}
+    series = {kind: _moving([e for e in ended if e.long == kind], SMOOTHED[kind]) for kind in weights}
+    if any(not len(times) for times, _ in series.values()):
+        return []
+    first, last = (
+        max(times[0] for times, _ in series.values()),
+        min(times[-1] for times, _ in series.values()),
+    )
+    moments = np.linspace(first, max(first, last), POINTS)
+    rewards = sum(weights[kind] * np.interp(moments, *pair) for kind, pair in series.items())
+    return [
+        (round(float(t), 2), round(float(r), 4)) for t, r in zip(moments, np.asarray(rewards), strict=True)
+    ]
+
+
+def _moving(ended: Sequence[Ended], size: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean times and mean rewards of all runs of ``size`` neighbours."""
+    if len(ended) < size:
+        return np.empty(0), np.empty(0)
+    kernel = np.full(size, 1 / size)
+    times, rewards = np.array([e.time for e in ended]), np.array([e.reward for e in ended])
+    return np.convolve(times, kernel, "valid"), np.convolve(rewards, kernel, "valid")
+
+
+def seconds_to(run: Run, level: float) -> float | None:
+    """When the curve first reaches a level; None if it never does."""
+    return next((t for t, reward in run.curve if reward >= level), None)
+
+
+def ratios(runs: Sequence[Run], arm: str, share: float) -> list[float]:
+    """Per seed: the arm's time to a share of the waiting arm's gain, over that of tppo; where both got there."""
+    found = []
+    for seed in sorted({run.seed for run in runs}):
+        times = times_to(runs, seed, share)
+        ours, theirs = times.get("tppo"), times.get(arm)
+        if ours is not None and theirs is not None:
+            found.append(theirs / max(ours, 1e-9))
+    return found
+
+
+def times_to(runs: Sequence[Run], seed: int, share: float) -> dict[str, float | None]:
+    """By arm: seconds to a share of what the waiting arm of the seed gained."""
+    of_seed = {run.arm: run for run in runs if run.seed == seed}
+    waiting = of_seed.get("waiting")
+    if waiting is None:
+        return {}
+    level = waiting.start + share * (waiting.end - waiting.start)
+    return {arm: seconds_to(run, level) for arm, run in of_seed.items()}
+
+
+def tables(runs: Sequence[Run], shares: Sequence[float]) -> str:
+    """Markdown: time to the levels, and what the arms did."""
+    seeds = sorted({run.seed for run in runs})
+    arms = [arm for arm in ARMS if any(run.arm == arm for run in runs)]
+    blocks = []
+    for share in shares:
+        rows = [f"| arm | {' | '.join(f'seed {seed}' for seed in seeds)} | time over tppo, median [spread] |"]
+        rows.append("|---" * (len(seeds) + 2) + "|")
+        for arm in arms:
+            times = [_seconds(times_to(runs, seed, share).get(arm)) for seed in seeds]
+            rows.append(f"| {arm} | {' | '.join(times)} | {_spread(ratios(runs, arm, share), len(seeds))} |")
+        blocks.append("\n".join([f"**Seconds to {share:.0%} of the waiting arm's gain**", "", *rows]))
+    rows = [
+        "| arm | reward before | reward after | steps | trained tokens/s | generated tokens/s "
+        "| idle learner / generator | running requests | lag mean / max | stale tokens "
+        "| tokens per response mean / 99% / mean at the end | longest over mean |",
+        "|---" * 12 + "|",
+    ]
+    rows += [_row(arm, [run for run in runs if run.arm == arm]) for arm in arms]
+    title = (
+        f"**After {runs[0].minutes:g} minutes of training each** (median over seeds; reward: median [spread])"
+    )
+    return "\n\n".join([*blocks, "\n".join([title, "", *rows])])
+
+
+def _row(arm: str, runs: Sequence[Run]) -> str:
+    def median(name: str) -> float:
+        return float(statistics.median(getattr(run, name) for run in runs))
+
+    return (
+        f"| {arm} | {median('start'):.3f} | {_spread([run.end for run in runs], len(runs), 3)} "
+        f"| {median('steps'):.0f} | {median('tokens_per_second'):,.0f} | {median('generated_per_second'):,.0f} "
+        f"| {median('idle_learner'):.0%} / {median('idle_generator'):.0%} | {median('running_requests'):.1f} "
+        f"| {median('lag_mean'):.2f} / {max(run.lag_max for run in runs)} | {median('stale_tokens'):.1%} "
+        f"| {median('tokens_mean'):.0f} / {median('tokens_99'):.0f} / {median('tokens_mean_last'):.0f} "
+        f"| {median('tail'):.1f} |"
+    )
+
+
+def _seconds(value: float | None) -> str:
+    return "not reached" if value is None else f"{value:.1f}"
+
+
+def _spread(values: Sequence[float], wanted: int, digits: int = 2) -> str:
+    if not values:
+        return "-"
+    text = f"{statistics.median(values):.{digits}f}"
+    if len(values) > 1:
+        text += f" [{min(values):.{digits}f}, {max(values):.{digits}f}]"
+    return text if len(values) == wanted else f"{text} ({len(values)} of {wanted} seeds)"
+
+
+def plot(runs: Sequence[Run], path: Path) -> None:
+    """Reward over wall time, an arm a colour, a seed a line."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    colours = dict(zip(ARMS, ("#d62728", "#1f77b4", "#444444"), strict=True))
+    for run in runs:
+        if run.curve:
+            label = run.arm if run.seed == runs[0].seed else None
+            axes.plot(*zip(*run.curve, strict=True), color=colours[run.arm], label=label, linewidth=1.3)
+    axes.set(xlabel="seconds of training", ylabel="mean reward", ylim=(0, 1.02))
+    axes.set_title("Long-tailed responses; one line a seed", fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def run_all(args: argparse.Namespace) -> list[Run]:
+    """All runs, written to the file after each."""
+    runs: list[Run] = []
+    for turn, seed in enumerate(args.seeds):
+        order = [*args.arms[turn % len(args.arms) :], *args.arms[: turn % len(args.arms)]]
+        for arm in order:
+            config = configured(arm, seed, args.minutes, args.set)
+            with running(config) as system:
+                runs.append(train(system, arm, config))
+            sys.stderr.write(f"{time.strftime('%H:%M:%S')} seed {seed} {_row(arm, runs[-1:])}\n")
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            settings = {"file": SETTINGS.read_text(encoding="utf-8"), "overrides": args.set}
+            args.out.write_text(
+                json.dumps({"settings": settings, "runs": [asdict(run) for run in runs]}, indent=1)
+            )
+    return runs
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--minutes", type=float, default=2.0, help="of training, per run")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.9])
+    parser.add_argument("--set", nargs="+", default=[], metavar="section.field=value")
+    parser.add_argument("--out", type=Path, default=Path("build/truncation.json"))
+    parser.add_argument("--plot", type=Path)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = parse(arguments)
+    logging.basicConfig(level=logging.WARNING)
+    runs = run_all(args)
+    sys.stdout.write(tables(runs, args.shares) + "\n")
+    if args.plot:
+        plot(runs, args.plot)
+
+
+if __name__ == "__main__":
+    main()
