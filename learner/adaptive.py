@@ -33,6 +33,16 @@ def first_state(config: AlgorithmConfig) -> AdaptiveState:
     return AdaptiveState(dual=dual, entropy_coefficient=config.entropy.coefficient)
 
 
+def state_at(config: AlgorithmConfig, state: AdaptiveState, step: int) -> AdaptiveState:
+    """The state a learner step begins with: a reincarnation starts the dual variable of its surrogate."""
+    change = config.reincarnation
+    if change is None or step != change.step:
+        return state
+    surrogate = change.surrogate
+    dual = surrogate.dual_start if isinstance(surrogate, RatioVarianceSurrogate) else 0.0
+    return replace(state, dual=dual)
+
+
 def algorithm_at(config: AlgorithmConfig, step: int) -> AlgorithmConfig:
     """The objective in force at a learner step: a reincarnated run changes it once.
 
@@ -106,6 +116,14 @@ def has_entropy_gradient(config: AlgorithmConfig) -> bool:
 def optimizer_steps_per_update(config: AlgorithmConfig) -> int:
     """Most optimizer steps on one batch."""
     return config.updates_per_batch * config.passes
+
+
+def total_optimizer_steps(config: AlgorithmConfig, steps: int) -> int:
+    """Optimizer steps of a run of ``steps`` learner steps, a reincarnation included."""
+    change = config.reincarnation
+    before = steps if change is None else min(steps, change.step)
+    after = algorithm_at(config, before) if before < steps else config
+    return before * optimizer_steps_per_update(config) + (steps - before) * optimizer_steps_per_update(after)
 
 
 def needs_scores(config: AlgorithmConfig, optimizer_steps: int) -> bool:

@@ -112,13 +112,15 @@ def make_batch(
     Raises:
         StaleTokens: a version that does not exist yet, or a fault in the mask.
     """
-    fresh = np.concatenate(
-        [_fresh(t, current_version, max_replay_lag if t.replayed else max_policy_lag) for t in trajectories]
-    )
+    bounds = [max_replay_lag if t.replayed else max_policy_lag for t in trajectories]
+    within = [_within_bound(t, current_version, bound) for t, bound in zip(trajectories, bounds, strict=True)]
+    present = [np.arange(len(t)) >= t.window_start for t in trajectories]
+    fresh = np.concatenate([mask & here for mask, here in zip(within, present, strict=True)])
     lengths = np.array([len(t) for t in trajectories], dtype=np.int32)
     good = [imitate and t.status != "unfinished" and t.return_ > 0 for t in trajectories]
-    imitation = fresh & np.repeat(np.array(good, dtype=np.bool_), lengths)
+    imitation = np.concatenate(within) & np.repeat(np.array(good, dtype=np.bool_), lengths)
     loss_mask = fresh & credit.policy
+    _assert_bounds(trajectories, loss_mask | imitation, current_version, bounds)
     columns = {
         "fresh": fresh,
         "logp_behaviour": np.concatenate([t.logp_behaviour for t in trajectories]),
@@ -140,23 +142,30 @@ def make_batch(
     )
 
 
-def _fresh(t: Trajectory, current_version: int, max_policy_lag: int) -> NDArray[np.bool_]:
-    """Tokens of the present window that may carry gradient; none of a greedy trajectory, which has no
-    behaviour distribution to train against."""
+def _within_bound(t: Trajectory, current_version: int, max_policy_lag: int) -> NDArray[np.bool_]:
+    """Action tokens that are fresh enough; none of a greedy trajectory, which has no behaviour distribution to
+    train against."""
     if t.baseline:
         return np.zeros(len(t), dtype=np.bool_)
-    mask = loss_mask(
+    return loss_mask(
         t.action_mask, t.policy_version, current_version=current_version, max_policy_lag=max_policy_lag
     )
-    mask[: t.window_start] = False
-    assert_lag_bound(
-        mask,
-        t.policy_version,
-        current_version=current_version,
-        max_policy_lag=max_policy_lag,
-        trajectory_id=t.trajectory_id,
-    )
-    return mask
+
+
+def _assert_bounds(
+    trajectories: Sequence[Trajectory], mask: NDArray[np.bool_], current_version: int, bounds: Sequence[int]
+) -> None:
+    """On the very mask by which gradient flows."""
+    start = 0
+    for t, bound in zip(trajectories, bounds, strict=True):
+        assert_lag_bound(
+            mask[start : start + len(t)],
+            t.policy_version,
+            current_version=current_version,
+            max_policy_lag=bound,
+            trajectory_id=t.trajectory_id,
+        )
+        start += len(t)
 
 
 def make_micro_batches(

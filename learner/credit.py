@@ -74,13 +74,18 @@ class Estimates:
 
 
 def assign_credit(
-    config: AlgorithmConfig, trajectories: Sequence[Trajectory], estimates: Estimates | None = None
+    config: AlgorithmConfig,
+    trajectories: Sequence[Trajectory],
+    estimates: Estimates | None = None,
+    fresh: Mask | None = None,
 ) -> Credit:
     """Advantages, and targets for the critic if there is one.
 
     Args:
         trajectories: rollout groups may stand in any order.
         estimates: needed for advantages of kind "gae".
+        fresh: tokens [ΣT] within the lag bound; advantages of kind "gae" are whitened over these. All, unless
+            given.
 
     Raises:
         ValueError: a return is not finite; there is no greedy member where one is needed.
@@ -88,15 +93,16 @@ def assign_credit(
     if isinstance(config.advantage, GaeAdvantage):
         if estimates is None or config.critic is None:
             raise ValueError("advantages of kind gae need a critic; add [learner.algorithm.critic]")
-        return _estimated(config.advantage, config.critic, trajectories, estimates)
+        return _estimated(config.advantage, config.critic, trajectories, estimates, fresh)
     if isinstance(config.advantage, TurnReturnAdvantage):
         return _turn_credit(config.advantage, trajectories)
     advantages, median = trajectory_advantages(config.advantage, trajectories)
     if config.scale_by_informative:
-        returns, groups = _returns(trajectories), [t.group_id for t in trajectories]
-        advantages = advantages * adv.informative_scale(returns, groups)
+        own = [t for t in trajectories if t.advantage is None]
+        advantages = advantages * adv.informative_scale(_returns(own), [t.group_id for t in own])
     stored = np.array([np.nan if t.advantage is None else t.advantage for t in trajectories])
     advantages = np.where(np.isnan(stored), advantages, stored)
+    median = np.where(np.isnan(stored), median, stored)
     return Credit.of_trajectories(advantages, median, trajectories)
 
 
@@ -157,7 +163,11 @@ def _turn_credit(config: TurnReturnAdvantage, trajectories: Sequence[Trajectory]
 
 
 def _estimated(
-    config: GaeAdvantage, critic: CriticConfig, trajectories: Sequence[Trajectory], estimates: Estimates
+    config: GaeAdvantage,
+    critic: CriticConfig,
+    trajectories: Sequence[Trajectory],
+    estimates: Estimates,
+    fresh: Mask | None,
 ) -> Credit:
     """Advantages from values, token by token; whitened over the batch's policy tokens."""
     total = len(estimates.value)
@@ -181,7 +191,7 @@ def _estimated(
             )
         start += len(t)
     if config.whiten:
-        advantage = adv.whiten(advantage, policy)
+        advantage = adv.whiten(advantage, policy if fresh is None else policy & fresh)
     advantage = advantage.clip(-config.ceiling, config.ceiling)
     return Credit(advantage, advantage, policy, value_mask, target)
 

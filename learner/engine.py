@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, assert_never
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -39,6 +40,11 @@ TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*",
     "vocab*", "merges.txt", "*.model",
 )  # fmt: skip
+
+
+def nothing_trained(started: float) -> dict[str, float]:
+    """Metrics of an update that ended before its first step."""
+    return {"learner/trained_tokens": 0.0, "learner/step_seconds": time.perf_counter() - started}
 
 
 class Engine:
@@ -107,14 +113,16 @@ class Engine:
         if not trajectories:
             raise ValueError("update needs at least one trajectory")
         batch = self._batch(trajectories, current_version)
+        if batch is None:
+            return UpdateReport(applied=False, nonfinite=True, metrics=nothing_trained(started))
         if self.ranks > 1:
             ranks.send(*ranks.encode_batch(ranks.RunUpdate, batch))
         outcome = self._run(batch)
         seconds = time.perf_counter() - started
         return make_report(trajectories, batch, outcome, current_version=current_version, seconds=seconds)
 
-    def _batch(self, trajectories: Sequence[Trajectory], current_version: int) -> Batch:
-        """Credit assigned, and all laid out."""
+    def _batch(self, trajectories: Sequence[Trajectory], current_version: int) -> Batch | None:
+        """Credit assigned, and all laid out; None if the critic's values are not finite."""
         algorithm = self.config.algorithm
         lay_out = partial(
             make_batch,
@@ -130,7 +138,13 @@ class Engine:
         if self.ranks > 1:
             ranks.send(*ranks.encode_batch(ranks.RunEstimate, unknown))
         estimates = scatter_estimates(unknown, self._updater.estimate(unknown))
-        batch = lay_out(assign_credit(algorithm, trajectories, estimates))
+        if (
+            not np.isfinite(estimates.value).all()
+            or not np.isfinite(estimates.ratio_proximal_behaviour).all()
+        ):
+            return None
+        fresh = unknown.columns["fresh"] > 0
+        batch = lay_out(assign_credit(algorithm, trajectories, estimates, fresh))
         batch.columns["value_before"] = self._values.recall(trajectories, estimates.value)
         return batch
 
@@ -252,7 +266,7 @@ class Engine:
             frozen["reference"].replace(zero.gathered_weights(self._deepspeed))
         before = self._snapshot() if "predecessor" in frozen else []
         outcome = self._updater.run(batch, step=self.updates, optimizer_step=self.optimizer_steps)
-        if before:
+        if before and outcome.applied:
             frozen["predecessor"].replace(before)
         self.updates += 1
         self.optimizer_steps += outcome.applied

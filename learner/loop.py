@@ -113,16 +113,19 @@ class Learner:
 
     def batch(self, groups: Sequence[Group]) -> list[Trajectory]:
         """What to train on: the groups, and what is replayed with them."""
+        fresh = [t for group in groups for t in group.trajectories]
         if self.replay is None:
-            return [t for group in groups for t in group.trajectories]
+            return fresh
         weight = self_imitation_weight(self.step, warmup_steps=self.replay.config.warmup_steps)
+        if not weight:
+            return fresh
         rng = np.random.default_rng([self.seed, self.step])  # a restart draws the same again
         return mix(self.replay, groups, step=self.step, version=self.version, rng=rng, weight=weight)
 
     def applied(self, report: UpdateReport, groups: Sequence[Group]) -> None:
         """The weights have changed: count, remember for replay, and publish the next version."""
         self.totals.add(report, sum(len(group.trajectories) for group in groups))
-        if self.replay is not None:
+        if self.replay is not None and not report.nonfinite:
             remember(self.replay, groups, step=self.step - 1)
         if self.step % self.config.publish_every == 0:
             self.version += 1

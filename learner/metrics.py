@@ -165,6 +165,7 @@ class Report:
             self._writer.add_scalar(name, value, step)
         for name, values in (histograms or {}).items():
             HISTOGRAMS[name]
+            values = values[np.isfinite(values)]
             if values.size:
                 self._writer.add_histogram("histogram/" + name, values, step)
         self._writer.flush()

@@ -258,12 +258,7 @@ def make_surrogate(config: SurrogateConfig) -> Surrogate:
                 dual,
             )
         case WindowSurrogate(epsilon=epsilon, centre_ceiling=ceiling):
-            return lambda v: surrogates.window_clipped_surrogate(
-                v.ratio("behaviour"),
-                importance_ratio(v.logp_proximal, v.tokens.logp_behaviour).clamp(max=ceiling or math.inf),
-                v.tokens.advantage,
-                epsilon=epsilon,
-            )
+            return lambda v: _window_clip(v, epsilon, ceiling or math.inf)
         case RatioVarianceSurrogate(centre=centre):
             return lambda v: penalties.ratio_variance_surrogate(
                 v.ratio(centre), v.tokens.advantage, dual=v.adaptive.dual
@@ -284,6 +279,15 @@ def _clip(
     return surrogates.dual_clipped_surrogate(
         ratio, advantage, low=low, high=high, ceiling=dual if dual else None
     )
+
+
+def _window_clip(view: View, epsilon: float, ceiling: float) -> SurrogateValue:
+    """The window stays where it is; a weight above the ceiling is scaled down to it."""
+    centre = importance_ratio(view.logp_proximal, view.tokens.logp_behaviour)
+    value, clipped = surrogates.window_clipped_surrogate(
+        view.ratio("behaviour"), centre, view.tokens.advantage, epsilon=epsilon
+    )
+    return SurrogateValue(value * (ceiling / centre).clamp(max=1.0), clipped)
 
 
 def _entropy_clip(view: View, config: EntropySurrogate) -> SurrogateValue:

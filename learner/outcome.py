@@ -37,6 +37,10 @@ class Outcome:
     bounds: list[BalancedBounds] = field(default_factory=list)
     filled: int = 0
     computed: int = 0
+    mini_batches: float = 1.0
+    """Per pass: ``tokens`` hold what the last pass found."""
+    critic_only: bool = False
+    """The policy was not to move."""
     state: AdaptiveState | None = None
 
     @property
@@ -46,9 +50,9 @@ class Outcome:
 
     @property
     def nonfinite(self) -> bool:
-        """A step was skipped for a loss or gradient that is not finite; the rest of the batch was left
-        alone."""
-        return self.applied < len(self.steps)
+        """A step, of the policy or of a critic, was skipped for a loss or gradient that is not finite; the rest
+        of the batch was left alone."""
+        return any(not step.applied for step in (*self.steps, *self.critic_steps))
 
     def mean(self, row: str) -> float:
         """Mean over the tokens of the policy's objective."""
@@ -66,6 +70,7 @@ class Recorder:
     def __init__(self, tokens: int, ranks: int) -> None:
         self._rows = torch.zeros(len(ROWS), tokens)
         self._ranks = ranks
+        self._turn = 0
         self._step_tokens: list[NDArray[np.int64]] = []
         self.steps: list[StepResult] = []
         self.critic_steps: list[StepResult] = []
@@ -77,8 +82,15 @@ class Recorder:
     def applied(self) -> int:
         return sum(step.applied for step in self.steps)
 
-    def begin(self, numbers: Adaptive, bounds: BalancedBounds | None) -> None:
-        """An optimizer step begins."""
+    @property
+    def nonfinite(self) -> bool:
+        return any(not step.applied for step in (*self.steps, *self.critic_steps))
+
+    def begin(self, turn: int, numbers: Adaptive, bounds: BalancedBounds | None) -> None:
+        """An optimizer step begins, in this pass over the batch."""
+        if turn != self._turn:  # in another pass a token may be seen by another rank
+            self._rows.zero_()
+            self._turn = turn
         self._step_tokens = []
         self._adaptive.append(numbers)
         if bounds is not None:
@@ -128,7 +140,7 @@ class Recorder:
         chosen = sum_over_ranks(self._rows[[ROWS.index(name) for name in rows]], self._ranks)
         return dict(zip(rows, chosen.numpy(), strict=True))
 
-    def finish(self, mini_batches: Sequence[Sequence[MicroBatch]]) -> Outcome:
+    def finish(self, mini_batches: Sequence[Sequence[MicroBatch]], *, passes: int) -> Outcome:
         """All of it, over all ranks."""
         micro_batches = [micro_batch for part in mini_batches for micro_batch in part]
         sizes = [sum(m.filled for m in micro_batches), sum(m.token_ids.size for m in micro_batches)]
@@ -142,4 +154,5 @@ class Recorder:
             bounds=self._bounds,
             filled=int(filled),
             computed=int(computed),
+            mini_batches=max(1.0, len(mini_batches) / passes),
         )

@@ -70,7 +70,7 @@ def make_report(
         histograms |= ratios
     metrics |= _critic_metrics(outcome, columns)
     return UpdateReport(
-        applied=outcome.applied > 0,
+        applied=outcome.applied > 0 and not outcome.critic_only,
         metrics={name: value for name, value in metrics.items() if np.isfinite(value)},
         histograms=histograms,
         nonfinite=outcome.nonfinite,
@@ -80,11 +80,10 @@ def make_report(
 
 def _step_metrics(outcome: Outcome) -> dict[str, float]:
     """Means over the optimizer steps of the update."""
-    metrics = {
-        "learner/loss": float(outcome.tokens["loss"].sum(dtype=np.float64)) / len(outcome.steps),
-        "learner/gradient_norm": float(np.mean([step.gradient_norm for step in outcome.steps])),
-        "learner/learning_rate": outcome.learning_rates[-1],
-    }
+    metrics = {"learner/loss": float(outcome.tokens["loss"].sum(dtype=np.float64)) / outcome.mini_batches}
+    if outcome.steps:
+        metrics["learner/gradient_norm"] = float(np.mean([step.gradient_norm for step in outcome.steps]))
+        metrics["learner/learning_rate"] = outcome.learning_rates[-1]
     if outcome.bounds:
         metrics |= {
             "learner/clip_low": float(np.mean([b.low for b in outcome.bounds])),
@@ -129,7 +128,7 @@ def _token_metrics(tokens: dict[str, torch.Tensor]) -> tuple[dict[str, float], d
 
 def _clip_metrics(tokens: dict[str, torch.Tensor], advantage: torch.Tensor) -> dict[str, float]:
     """What the unclipped tokens do to the entropy (BAPO, arXiv:2510.18927, entropy-clip rule)."""
-    active = tokens["clipped"] == 0
+    active = (tokens["clipped"] == 0) & (tokens["correction"] != 0)
     logp = tokens["logp_current"]
     metrics = {"learner/entropy_change": float(entropy_change(logp, advantage, active))}
     for name, value in entropy_quadrants(logp, advantage, active)._asdict().items():

@@ -18,6 +18,8 @@ from learner.adaptive import (
     has_entropy_gradient,
     needs_balance,
     optimizer_steps_per_update,
+    state_at,
+    total_optimizer_steps,
 )
 from learner.algorithm_config import AlgorithmConfig, BalancedSurrogate, RatioVarianceSurrogate
 from learner.algorithms.clipping import BalancedBounds, balance_path, balance_sums, choose_bounds
@@ -27,13 +29,27 @@ from learner.batching import Batch, MicroBatch, make_micro_batches
 from learner.config import LearnerConfig
 from learner.critic import critic_inputs
 from learner.frozen import FrozenPolicy
-from learner.objective import Adaptive, Objective, Tokens, make_objective
+from learner.objective import Adaptive, Objective, Tokens, make_corrections, make_objective, proximal_logp
 from learner.outcome import Outcome, Recorder
 from learner.packing import deal_mini_batches
 from learner.policy import Outputs, micro_batch_inputs
 from learner.schedule import learning_rate
 from learner.scores import Scores, score_mini_batches
 from learner.zero import accumulation, finish_step, sum_over_ranks
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """Tokens of one optimizer step; whether there is anything to learn from them is the same on all ranks."""
+
+    turn: int
+    """Pass over the batch it belongs to."""
+    micro_batches: list[MicroBatch]
+    """This rank's."""
+    policy: bool
+    """Tokens carry policy gradient, or are imitated."""
+    values: bool
+    """The critic learns from some."""
 
 
 @dataclass
@@ -65,22 +81,23 @@ class Updater:
         """
         self._step = step
         algorithm = algorithm_at(self.config.algorithm, step)
+        self.state = state_at(self.config.algorithm, self.state, step)
         mini_batches = self._mini_batches(batch, algorithm)
-        scores = score_mini_batches(self, batch, mini_batches, algorithm)
+        scores = score_mini_batches(self, batch, [m.micro_batches for m in mini_batches], algorithm)
         objective = make_objective(algorithm)
         recorder = Recorder(int(batch.seen_mask.sum()), self.ranks)
-        for micro_batches, scored in zip(mini_batches, scores, strict=True):
-            bounds = self._balance(micro_batches, scored, algorithm)
+        for mini_batch, scored in zip(mini_batches, scores, strict=True):
+            bounds = self._balance(mini_batch.micro_batches, scored, algorithm)
             numbers = adaptive(algorithm, self.state, step=step, steps=self.total_steps, bounds=bounds)
-            recorder.begin(numbers, bounds)
-            self._accumulate(micro_batches, scored, objective, numbers, recorder)
-            self._finish(recorder, algorithm, optimizer_step)
-            if not recorder.steps[-1].applied:
+            recorder.begin(mini_batch.turn, numbers, bounds)
+            self._accumulate(mini_batch, scored, objective, numbers, recorder)
+            self._finish(mini_batch, recorder, algorithm, optimizer_step)
+            if recorder.nonfinite:
                 break
-        outcome = recorder.finish(mini_batches)
-        if outcome.tokens["seen"].any():
-            entropy = outcome.mean("entropy")
-            self.state = after_update(algorithm, self.state, entropy=entropy)
+        outcome = recorder.finish([m.micro_batches for m in mini_batches], passes=algorithm.passes)
+        outcome.critic_only = self._warming_up
+        if outcome.tokens["seen"].any() and not outcome.nonfinite:
+            self.state = after_update(algorithm, self.state, entropy=outcome.mean("entropy"))
         outcome.state = self.state
         return outcome
 
@@ -125,16 +142,26 @@ class Updater:
         )
         return outputs
 
-    def _mini_batches(self, batch: Batch, algorithm: AlgorithmConfig) -> list[list[MicroBatch]]:
+    def _mini_batches(self, batch: Batch, algorithm: AlgorithmConfig) -> list[MiniBatch]:
         """Those of all passes, without empty ones."""
+        valued, imitated = batch.columns["value_mask"] > 0, batch.columns["imitation_mask"] > 0
         members = [
-            part
+            (turn, part)
             for turn in range(algorithm.passes)
             for part in deal_mini_batches(
                 len(batch.lengths), algorithm.updates_per_batch, [self.seed, self._step, turn]
             )
         ]
-        return [micro_batches for part in members if (micro_batches := self._micro_batches(batch, part))]
+        return [
+            MiniBatch(
+                turn,
+                micro_batches,
+                policy=bool((batch.trained + batch.count(imitated))[part].any()),
+                values=bool(batch.count(valued)[part].any()),
+            )
+            for turn, part in members
+            if (micro_batches := self._micro_batches(batch, part))
+        ]
 
     def _micro_batches(self, batch: Batch, members: NDArray[Any]) -> list[MicroBatch]:
         return make_micro_batches(
@@ -161,47 +188,57 @@ class Updater:
             high_step=surrogate.high_step,
             order=surrogate.order,
         )
+        correct = make_corrections(algorithm.corrections)
         sums = torch.zeros(len(path), 2, dtype=torch.float64)
         for micro_batch, scored in zip(micro_batches, scores, strict=True):
             current = self.forward(micro_batch).logp  # on a dummy, too: collectives need all ranks
             if micro_batch.token[0] < 0:
                 continue
-            behaviour = self._tensor(micro_batch.columns["logp_behaviour"])
-            proximal = current if scored.logp_proximal is None else scored.logp_proximal
-            ratio = importance_ratio(current, behaviour if surrogate.centre == "behaviour" else proximal)
-            weight = torch.ones_like(behaviour) if surrogate.weight == "one" else behaviour.exp()
             policy = self._tensor(micro_batch.policy)
-            sums += balance_sums(
-                ratio[policy],
-                self._tensor(micro_batch.columns["advantage"])[policy],
-                weight[policy],
-                path,
-                measure=surrogate.measure,
-            ).cpu()
+            columns = {name: self._tensor(column) for name, column in micro_batch.columns.items()}
+            tokens = _tokens(micro_batch, columns, scored, policy)
+            proximal = proximal_logp(algorithm, tokens, current[policy])
+            centre = tokens.logp_behaviour if surrogate.centre == "behaviour" else proximal
+            weight, _ = correct(tokens, proximal)
+            if surrogate.weight == "behaviour_probability":
+                weight = weight * tokens.logp_behaviour.exp()
+            ratio = importance_ratio(current[policy], centre)
+            sums += balance_sums(ratio, tokens.advantage, weight, path, measure=surrogate.measure).cpu()
         return choose_bounds(sum_over_ranks(sums, self.ranks), path, target=surrogate.target)
 
     def _accumulate(
         self,
-        micro_batches: Sequence[MicroBatch],
+        mini_batch: MiniBatch,
         scores: Sequence[Scores],
         objective: Objective,
         numbers: Adaptive,
         recorder: Recorder,
     ) -> None:
-        """Gradient of one mini-batch, of the policy and of a critic of its own."""
-        if self.critic is not None:
+        """Gradient of one mini-batch, of the policy and of a critic of its own, each if it has any."""
+        micro_batches = mini_batch.micro_batches
+        if self._trains_critic(mini_batch):
             with accumulation(self.critic, self.ranks) as backward:
                 for i, micro_batch in enumerate(micro_batches):
                     values = self.critic(*critic_inputs(micro_batch, self.device))
                     loss = self._value_loss(micro_batch, values)
                     recorder.put(micro_batch, {"value": values})
                     backward(loss, i == len(micro_batches) - 1)
-        if self.critic is not None and self._warming_up:
+        if not self._trains_policy(mini_batch):
             return
         with accumulation(self.engine, self.ranks) as backward:
             for i, (micro_batch, scored) in enumerate(zip(micro_batches, scores, strict=True)):
                 loss = self._policy_loss(micro_batch, scored, objective, numbers, recorder)
                 backward(loss, i == len(micro_batches) - 1)
+
+    def _trains_critic(self, mini_batch: MiniBatch) -> bool:
+        """Whether a separate critic has a gradient: an optimizer would move it without one, by its momentum."""
+        return self.critic is not None and mini_batch.values
+
+    def _trains_policy(self, mini_batch: MiniBatch) -> bool:
+        """Whether the policy's engine, its value head included, has a gradient."""
+        if self.critic is not None:
+            return mini_batch.policy and not self._warming_up
+        return mini_batch.policy or mini_batch.values
 
     def _policy_loss(
         self,
@@ -245,24 +282,40 @@ class Updater:
         )
         return (self._tensor(micro_batch.columns["value_weight"]) * per_token).sum()
 
-    def _finish(self, recorder: Recorder, algorithm: AlgorithmConfig, optimizer_step: int) -> None:
-        """Step the optimizers, and what follows from the tokens of the step on all ranks."""
-        done = optimizer_step + recorder.applied
-        total = self.total_steps * optimizer_steps_per_update(self.config.algorithm)
-        lr = learning_rate(self.config.optimizer, done, total)
-        critic = self.config.algorithm.critic
-        critic_lr = critic.lr * lr / self.config.optimizer.lr if critic is not None else 0.0
-        if algorithm.lr_by_ess != "none":
-            lr *= learning_rate_factor(recorder.step_effective_sample_size(), rule=algorithm.lr_by_ess)
-        if self.critic is not None:
+    def _finish(
+        self, mini_batch: MiniBatch, recorder: Recorder, algorithm: AlgorithmConfig, optimizer_step: int
+    ) -> None:
+        """Step the optimizers that have a gradient, and what follows from the tokens of the step."""
+        lr, critic_lr = self._learning_rates(optimizer_step + recorder.applied)
+        if self._trains_critic(mini_batch):
             recorder.critic_steps.append(finish_step(self.critic, critic_lr, critic_lr))
-            if self._warming_up:
-                recorder.end_step(recorder.critic_steps[-1], 0.0)
-                return
-        recorder.end_step(finish_step(self.engine, lr, critic_lr), lr)
+        if not self._trains_policy(mini_batch):
+            return
+        if algorithm.lr_by_ess != "none":
+            share = recorder.step_effective_sample_size()
+            if math.isfinite(share):  # otherwise the step will be skipped
+                lr *= learning_rate_factor(share, rule=algorithm.lr_by_ess)
+        recorder.end_step(finish_step(self.engine, 0.0 if self._warming_up else lr, critic_lr), lr)
         if isinstance(algorithm.surrogate, RatioVarianceSurrogate):
             mean_square = recorder.step_mean_square(algorithm.surrogate.centre)
-            self.state = after_optimizer_step(algorithm.surrogate, self.state, mean_square=mean_square)
+            if recorder.steps[-1].applied and math.isfinite(mean_square):
+                self.state = after_optimizer_step(algorithm.surrogate, self.state, mean_square=mean_square)
+
+    def _learning_rates(self, done: int) -> tuple[float, float]:
+        """Of the policy and of the critic, after ``done`` optimizer steps of the policy's engine.
+
+        The policy's schedule begins where it begins to learn.
+        """
+        algorithm, optimizer = self.config.algorithm, self.config.optimizer
+        critic_only = 0
+        if algorithm.critic is not None and algorithm.critic.model == "head":
+            critic_only = algorithm.critic.warmup_steps * optimizer_steps_per_update(algorithm)
+        total = total_optimizer_steps(algorithm, self.total_steps)
+        lr = learning_rate(optimizer, max(0, done - critic_only), max(1, total - critic_only))
+        if algorithm.critic is None:
+            return lr, 0.0
+        progress = learning_rate(optimizer, done, total) / optimizer.lr
+        return lr, algorithm.critic.lr * (1.0 if self._warming_up else progress)
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.device)
