@@ -31,9 +31,9 @@ def parser() -> argparse.ArgumentParser:
         prog="offbeat", epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = main_parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    text = "list the shipped run files, or print one with what it needs and where it is explained"
+    text = "list the shipped run files, or print one: needs, page, and all settings, merged"
     recipes = commands.add_parser("recipes", help=text, description=text)
-    recipes.add_argument("name", nargs="?", help="print this one")
+    recipes.add_argument("name", nargs="?", help="print this one; the output is a run file, too")
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("run_file", type=Path)

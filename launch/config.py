@@ -15,6 +15,9 @@ from launch.errors import ConfigError
 from launch.rules import contradictions
 from learner.config import LearnerConfig
 
+FORM_NAMED_BY = {"env": "name"}
+"""Key that says what else a table may hold, where it is not `kind`: another environment has other params."""
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(
@@ -151,24 +154,28 @@ def read_own(path: Path) -> dict[str, Any]:
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Tables are merged key by key, anything else is replaced; a table of another ``kind`` replaces the whole.
+    """Tables are merged key by key, anything else is replaced; a table of another ``kind``, or of another
+    environment, replaces the whole.
 
     Example:
         >>> merge({"a": {"kind": "x", "low": 1}, "b": [1, 2], "c": {"d": 1}}, {"a": {"kind": "y"}, "c": {"e": 2}})
         {'a': {'kind': 'y'}, 'b': [1, 2], 'c': {'d': 1, 'e': 2}}
+        >>> merge({"env": {"name": "x", "params": {"low": 1}}}, {"env": {"name": "y"}})
+        {'env': {'name': 'y'}}
     """
     merged = dict(base)
     for key, value in over.items():
         below = base.get(key)
-        if isinstance(value, dict) and isinstance(below, dict) and _same_kind(below, value):
+        if isinstance(value, dict) and isinstance(below, dict) and _same_form(key, below, value):
             merged[key] = merge(below, value)
         else:
             merged[key] = value
     return merged
 
 
-def _same_kind(base: dict[str, Any], over: dict[str, Any]) -> bool:
-    return bool(over.get("kind", base.get("kind")) == base.get("kind"))
+def _same_form(key: str, base: dict[str, Any], over: dict[str, Any]) -> bool:
+    form = FORM_NAMED_BY.get(key, "kind")
+    return bool(over.get(form, base.get(form)) == base.get(form))
 
 
 def check(data: dict[str, Any], source: str) -> RunConfig:

@@ -173,8 +173,14 @@ def _reincarnation(learner: LearnerConfig) -> Iterator[str]:
 
 
 def _ratios(algorithm: AlgorithmConfig) -> Iterator[str]:
-    """Staleness is to be corrected once."""
+    """Staleness is to be corrected once, and ratios are to be of the policy that a surrogate looks at."""
     for name, surrogate, corrections, _ in objectives_of(algorithm):
+        if isinstance(surrogate, EntropySurrogate) and algorithm.proximal != "recomputed":
+            yield (
+                f'{name}.surrogate.kind is "entropy" but learner.algorithm.proximal is "{algorithm.proximal}": the '
+                "entropies are those of the learner's weights before the update, and its clip is around them; use "
+                'proximal = "recomputed", which costs nothing more'
+            )
         if algorithm.proximal == "behaviour" and corrections:
             yield (
                 f'learner.algorithm.proximal is "behaviour": {name}.corrections, of the ratio proximal / behaviour, '

@@ -1,10 +1,14 @@
 """The run files that come with the program: what there is, what each needs, and where it is explained."""
 
 import difflib
+import json
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from launch.config import RunConfig, load
+from launch.config import RunConfig, load, read
 from launch.errors import ConfigError
 from launch.method_rules import compares_members
 from learner.algorithm_config import KlConvex, KlPenalty
@@ -62,13 +66,7 @@ def recipes(folder: Path = FOLDER) -> list[Recipe]:
     Raises:
         ConfigError: there are none, or one is wrong.
     """
-    paths = sorted(folder.glob("*.toml"))
-    if not paths:
-        raise ConfigError(
-            f"{folder}: no run files there; recipes belong to the repository, not to the installed package: "
-            "run from a clone (pip install -e)"
-        )
-    return [_recipe(path) for path in paths]
+    return [_recipe(path) for path in _run_files(folder)]
 
 
 def find(name: str, folder: Path = FOLDER) -> Recipe:
@@ -77,9 +75,9 @@ def find(name: str, folder: Path = FOLDER) -> Recipe:
     Raises:
         ConfigError: there is none.
     """
+    names = [path.stem for path in _run_files(folder)]
     path = folder / f"{name.removesuffix('.toml')}.toml"
-    if not path.is_file():
-        names = sorted(p.stem for p in folder.glob("*.toml"))
+    if path.stem not in names:
         near = difflib.get_close_matches(name, names, n=1)
         cure = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
         raise ConfigError(f"no recipe {name!r}; {cure}")
@@ -98,14 +96,59 @@ def table(entries: list[Recipe]) -> str:
 
 
 def page(recipe: Recipe) -> str:
-    """The file's own settings, what it needs, and where it is explained."""
+    """What a recipe needs, where it is explained, and its settings merged over those of what it extends: a run
+    file that stands alone."""
     explained = recipe.page or DOCS / "README.md"
     facts = [
-        f"# file:  {recipe.path}",
+        f"# {recipe.description}",
         f"# needs: {', '.join(recipe.needs) or 'nothing beside a policy'}",
         f"# docs:  {explained}",
+        f"# file:  {recipe.path} (with comments)",
     ]
-    return recipe.path.read_text(encoding="utf-8").rstrip() + "\n\n" + "\n".join(facts) + "\n"
+    return "\n".join([*facts, *_toml(read(recipe.path))]) + "\n"
+
+
+def _toml(table: dict[str, Any], path: Sequence[str] = ()) -> Iterator[str]:
+    """Lines of a table: values first, then what has a heading of its own."""
+    nested = {key: value for key, value in table.items() if isinstance(value, dict) or _has_tables(value)}
+    for key, value in table.items():
+        if key not in nested:
+            yield f"{_key(key)} = {_value(value)}"
+    for key, value in nested.items():
+        name = [*path, key]
+        heading = ".".join(map(_key, name))
+        if isinstance(value, dict):
+            yield from ("", f"[{heading}]") if set(map(type, value.values())) != {dict} else ()
+            yield from _toml(value, name)
+        else:
+            for entry in value:
+                yield from ("", f"[[{heading}]]", *_toml(entry, name))
+
+
+def _has_tables(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(entry, dict) for entry in value)
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_key(key)} = {_value(inner)}" for key, inner in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)
+
+
+def _run_files(folder: Path) -> list[Path]:
+    paths = sorted(folder.glob("*.toml"))
+    if not paths:
+        raise ConfigError(
+            f"{folder}: no run files there; recipes belong to the repository, not to the installed package: "
+            "run from a clone (pip install -e)"
+        )
+    return paths
 
 
 def _recipe(path: Path) -> Recipe:

@@ -16,10 +16,11 @@ from launch.config import RunConfig, kind_of, sections_in
 HEAD = """# The run file
 
 One TOML file configures all roles. `extends = "other.toml"` at its top takes another file, named relative to this one,
-as base: tables are merged key by key, arrays replaced, and a table of another `kind` replaces that of the base. Any
-field can be overridden on the command line: `learner.steps=20`. Unknown keys, wrong types and impossible combinations
-are refused before anything starts (`offbeat check`). Where a section has several forms, `kind` says which, and each
-form has its own fields. [Recipes](recipes/README.md) are settings that belong together.
+as base: tables are merged key by key, arrays replaced, and a table of another `kind` replaces that of the base, as does
+`[env]` with another `name`. Any field can be overridden on the command line, by the same rules: `learner.steps=20`.
+Unknown keys, wrong types and impossible combinations are refused before anything starts (`offbeat check`). Where a
+section has several forms, `kind` says which, and each form has its own fields. [Recipes](recipes/README.md) are
+settings that belong together.
 This page is generated from the code by `make docs`.
 """
 TABLE = ["| field | type | default | meaning |", "|---|---|---|---|"]

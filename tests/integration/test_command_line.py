@@ -61,9 +61,16 @@ def test_recipes_are_listed_and_printed():
     assert set(rows) == {path.stem for path in (ROOT / "recipes").glob("*.toml")}
     assert "critic, windows" in rows["tppo"]
     assert "2506.15050" in rows["tppo"]
+
+
+def test_a_printed_recipe_is_a_run_file(tmp_path):
     one = offbeat("recipes", "bapo")
-    assert one.stdout.startswith((ROOT / "recipes" / "bapo.toml").read_text())
     assert "docs/recipes/bapo.md" in one.stdout
+    assert 'family = "spell_backward"' in one.stdout, "merged"
+    path = tmp_path / "copy.toml"
+    path.write_text(one.stdout)
+    done = offbeat("check", str(path))
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(("arguments", "code"), [(["bappo"], 1), (["bapo", "learner.steps=3"], 2)])

@@ -87,6 +87,10 @@ REFUSED = {
     "corrections that are all 1": (
         algorithm(proximal="behaviour"), ['proximal is "behaviour"', "set corrections = []"]
     ),
+    "entropies of another policy than the clip's": (
+        algorithm(surrogate={"kind": "entropy"}, proximal="interpolated"),
+        ['surrogate.kind is "entropy"', 'proximal is "interpolated"', 'use proximal = "recomputed"'],
+    ),
     "an empty interval": (
         algorithm(corrections=[{"kind": "interval", "low": 2.0, "high": 2.0}]),
         ["corrections.0", "low 2 is not below high 2"],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.config import load, read_own
+from launch.config import check, load, read, read_own
 from launch.errors import ConfigError
 from launch.recipes import FOLDER, Recipe, find, page, recipes, table
 from learner.metrics import SCALARS
@@ -96,6 +96,20 @@ def test_the_index_lists_every_page():
     assert sorted(set(linked)) == [p.stem for p in METHODS]
 
 
+def test_the_index_says_what_a_method_does_and_costs(path):
+    recipe = find(path.stem)
+    (row,) = [
+        line
+        for line in (DOCS / "README.md").read_text().splitlines()
+        if line.startswith(f"| [{path.stem}]({path.stem}.md) |")
+    ]
+    _, _, does, corrects, costs, source, _ = (cell.strip() for cell in row.split("|"))
+    assert does == recipe.description
+    assert corrects
+    assert all(need in costs for need in recipe.needs)
+    assert source == (recipe.source or "ours")
+
+
 def test_what_methods_need_is_listed():
     needs = {recipe.name: recipe.needs for recipe in recipes()}
     assert needs["tppo"] == ["critic", "windows"]
@@ -112,8 +126,31 @@ def test_what_methods_need_is_listed():
 def test_one_recipe_is_printed_with_its_page(path):
     recipe = find(path.stem)
     text = page(recipe)
-    assert text.startswith(path.read_text().rstrip())
+    assert text.startswith(f"# {recipe.description}\n# needs: {', '.join(recipe.needs)}\n")
     assert str(DOCS / f"{path.stem}.md") in text
+
+
+def test_what_is_printed_is_a_run_file_that_stands_alone(path):
+    text = page(find(path.stem))
+    assert "extends" not in tomllib.loads(text)
+    assert tomllib.loads(text) == read(path)
+    assert check(tomllib.loads(text), "printed") == load(path)
+
+
+def test_any_settings_can_be_printed(tmp_path):
+    odd = """[model]
+path = 'a "quoted" \\ path, é'
+[env]
+name = "calculator"
+[env.params]
+"a key" = [[1, 2.5], [], [true, 1e-9, {x = "y", z = {}}]]
+empty = {}
+many = [{name = "a", inner = {b = 1, c = [{d = 2}, {d = 3}]}}, {}]
+"""
+    path = tmp_path / "odd.toml"
+    path.write_text("# An odd one.\n" + odd)
+    text = page(find("odd", tmp_path))
+    assert tomllib.loads(text) == tomllib.loads(odd)
 
 
 def test_a_job_has_no_page_of_its_own():
@@ -130,3 +167,5 @@ def test_an_unknown_recipe_and_an_empty_folder_are_said_with_the_cure(tmp_path):
         find("zzz")
     with pytest.raises(ConfigError, match="no run files there"):
         recipes(tmp_path)
+    with pytest.raises(ConfigError, match=r"no run files there.*run from a clone"):
+        find("bapo", tmp_path / "none")

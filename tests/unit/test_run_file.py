@@ -210,6 +210,18 @@ def test_an_override_of_a_kind_drops_the_other_keys_whatever_the_order(tmp_path,
     assert load(path, [f"{name}.low=0.15"]).learner.algorithm.surrogate == ClipSurrogate(low=0.15, high=0.3)
 
 
+def test_a_job_of_ones_own_takes_a_method_along(tmp_path):
+    bapo = ROOT / "recipes" / "bapo.toml"
+    job = f'extends = "{bapo}"\n[model]\npath = "m"\n[env]\nname = "calculator"\n'
+    written(tmp_path, job=job, same=job + "[env.params]\nmax_turns = 3\n")
+    config, base = load(tmp_path / "job.toml"), load(bapo)
+    assert config.learner == base.learner
+    assert (config.model.path, config.env.name, config.env.params) == ("m", "calculator", {})
+    assert load(tmp_path / "same.toml").env.params == {"max_turns": 3}
+    assert load(bapo, ["env.params.seed=2"]).env.params == base.env.params | {"seed": 2}
+    assert load(bapo, ["env.params.seed=2", "env.name=calculator"]).env.params == {"seed": 2}
+
+
 @pytest.mark.parametrize(
     "title", ['title = ""', 'title = "t"\nsource = "a paper"', 'title = "t"\nnote = "n"']
 )
