@@ -9,6 +9,7 @@ from typing import NamedTuple
 from learner.algorithm_config import (
     AlgorithmConfig,
     BalancedSurrogate,
+    BoundedSurrogate,
     ClipSurrogate,
     CorrectionConfig,
     EntropySurrogate,
@@ -39,6 +40,7 @@ def method_contradictions(learner: LearnerConfig) -> Iterator[str]:
     yield from _replay(learner)
     yield from _reincarnation(learner)
     yield from _ratios(learner.algorithm)
+    yield from _without_effect(learner.algorithm)
     yield from _bounds(learner.algorithm)
     yield from _updates(learner)
 
@@ -123,6 +125,11 @@ def _replay(learner: LearnerConfig) -> Iterator[str]:
             f'learner.replay.rule is "advantage" but learner.algorithm.advantage.kind is "{kind}", which cannot be '
             f"kept with one trajectory; use one of {', '.join(OF_GROUP)}, or another rule"
         )
+    elif replay.rule == "advantage" and isinstance(learner.algorithm.surrogate, BoundedSurrogate):
+        yield (
+            'learner.replay.rule is "advantage" but learner.algorithm.surrogate.kind is "bounded", whose target comes '
+            "from a group that a stored trajectory no longer has; use another rule"
+        )
     elif replay.rule in RESCUE_RULES and not (compares_members(learner) or kind == "greedy"):
         yield (
             f'learner.replay.rule is "{replay.rule}", which rescues groups, but learner.algorithm.advantage.kind is '
@@ -195,6 +202,21 @@ def _ratios(algorithm: AlgorithmConfig) -> Iterator[str]:
                 f"{name}.corrections ({', '.join(weights)}) would weigh staleness a second time; set "
                 'corrections = [], or keep kind "interval" with weight = false only'
             )
+
+
+def _without_effect(algorithm: AlgorithmConfig) -> Iterator[str]:
+    """Settings that would do nothing at all."""
+    if algorithm.lr_by_ess != "none" and algorithm.proximal == "behaviour":
+        yield (
+            f'learner.algorithm.lr_by_ess is "{algorithm.lr_by_ess}" but learner.algorithm.proximal is "behaviour": all '
+            'weights, and the effective sample size, are 1 then; use proximal = "recomputed"'
+        )
+    kl, single = algorithm.kl, algorithm.updates_per_batch * algorithm.passes == 1
+    if isinstance(kl, KlPenalty) and kl.to == "proximal" and single and algorithm.proximal == "recomputed":
+        yield (
+            'learner.algorithm.kl.to is "proximal" with a single step per batch, which begins at the proximal policy, '
+            "where the penalty has no gradient; raise learner.algorithm.passes to 2 or more, or use reference"
+        )
 
 
 def _bounds(algorithm: AlgorithmConfig) -> Iterator[str]:

@@ -106,6 +106,11 @@ def _roles(config: "RunConfig") -> Iterator[str]:
     learner, sync = config.learner, config.run.mode == "sync"
     if sync and learner.publish_every != 1:
         yield f"run.mode is sync but learner.publish_every is {learner.publish_every}: lockstep needs 1"
+    if sync and learner.train_on == "windows":
+        yield (
+            'run.mode is sync but learner.train_on is "windows": a trajectory goes on while its windows are trained, so '
+            "nothing can stand still; use run.mode async"
+        )
     if learner.forced_lag and not sync:
         yield (
             f"learner.forced_lag is {learner.forced_lag} but run.mode is async, where lag is what it is; set run.mode "

@@ -14,9 +14,10 @@ def offbeat(*arguments, cwd=ROOT):
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda p: p.stem)
-def test_every_recipe_passes_the_check(recipe):
-    done = offbeat("check", str(recipe))
+@pytest.mark.parametrize("recipe", ["calculator", "tppo", "remix"])
+def test_a_shipped_recipe_passes_the_check(recipe):
+    """What `check` makes of the others is a unit test."""
+    done = offbeat("check", str(ROOT / "recipes" / f"{recipe}.toml"))
     assert (done.returncode, done.stderr) == (0, "")
     assert "ok" in done.stdout
 

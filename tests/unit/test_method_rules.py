@@ -60,6 +60,16 @@ REFUSED = {
         {"replay": {"rule": "advantage"}} | algorithm(advantage={"kind": "turn_return"}),
         ['rule is "advantage"', '"turn_return"'],
     ),
+    "a target without its group": (
+        {"replay": {"rule": "advantage"}} | algorithm(surrogate={"kind": "bounded"}),
+        ['rule is "advantage"', '"bounded"'],
+    ),
+    "a learning rate by weights that are all 1": (
+        algorithm(proximal="behaviour", corrections=[], lr_by_ess="sqrt"), ['lr_by_ess is "sqrt"', "are 1"]
+    ),
+    "a penalty at its own centre": (
+        algorithm(kl={"kind": "penalty", "to": "proximal"}), ['kl.to is "proximal"', "passes to 2"]
+    ),
     "rescue without a group": (
         {"replay": {"rule": "success"}} | algorithm(advantage={"kind": "batch_mean"}),
         ['rule is "success"', '"batch_mean"'],
@@ -81,7 +91,7 @@ REFUSED = {
         ["step is 50", "stop_at_step is 40", "make them equal"],
     ),
     "reincarnation of nothing": (
-        algorithm(reincarnation={}, kl={"kind": "penalty", "to": "proximal"}),
+        algorithm(reincarnation={}, kl={"kind": "penalty", "to": "proximal"}, passes=2),
         ["reincarnation is set", 'kind "convex"'],
     ),
     "corrections that are all 1": (
@@ -206,6 +216,12 @@ def test_corrections_after_a_reincarnation_are_looked_at_too():
     behaviour = algorithm(proximal="behaviour", corrections=[], reincarnation={}, kl={"kind": "convex"})
     (line,) = problems(behaviour)
     assert "learner.algorithm.reincarnation.corrections" in line
+
+
+def test_windows_do_not_stand_still_in_lockstep():
+    (line,) = problems(WINDOWS, run={"mode": "sync"})
+    assert 'train_on is "windows"' in line
+    assert "use run.mode async" in line
 
 
 def test_a_lag_cannot_be_forced_on_single_trajectories():
