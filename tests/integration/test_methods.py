@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
@@ -211,3 +212,81 @@ def test_a_replayed_trajectory_has_a_lag_bound_of_its_own(start):
     assert report.metrics["learner/policy_lag_max_versions"] == 4
     strict = start(max_policy_lag=1, replay={"max_policy_lag": 3}).update([*fresh, *old], current_version=5)
     assert strict.replayed_tokens == 0
+
+
+@pytest.mark.parametrize("name", ["r2vpo", "ess", "bapo", "hapo", "convex", "value_head", "vtrace"])
+def test_a_step_that_is_not_finite_is_skipped_whatever_the_method(start, name):
+    engine = start(algorithm=method(name))
+    good, other = method_batches()
+    poisoned = good[0].logp_behaviour.copy()
+    poisoned[-1] = np.nan
+    before, state = weights_of(engine), engine._updater.state
+    report = engine.update(
+        [dataclasses.replace(good[0], logp_behaviour=poisoned), *good[1:]], current_version=2
+    )
+    assert report.nonfinite
+    assert_close(weights_of(engine), before, atol=0)
+    assert engine._updater.state == state
+    assert engine.update(other, current_version=2).applied
+
+
+def test_values_that_are_not_finite_skip_the_update(start):
+    engine = start(algorithm=method("value_head"))
+    with torch.no_grad():
+        engine._deepspeed.module.value_head.weight.fill_(math.nan)
+    report = engine.update(method_batches()[0], current_version=2)
+    assert (report.applied, report.nonfinite) == (False, True)
+
+
+def test_no_optimizer_moves_without_a_gradient(start):
+    """Momentum would: after one whole batch, a batch of windows has nothing for the critic, a stale one nothing
+    for the policy."""
+    engine = start(algorithm=method("critic"), max_policy_lag=1)
+    whole = make_batch_of_groups(1, 4, version=2)
+    engine.update(whole, current_version=2)
+    critic = [p.detach().clone() for p in engine._critic.module.parameters()]
+    window = [dataclasses.replace(t, status="unfinished", rewards=[]) for t in whole]
+    assert engine.update(window, current_version=2).applied
+    assert all(torch.equal(a, b) for a, b in zip(critic, engine._critic.module.parameters(), strict=True))
+    policy = weights_of(engine)
+    report = engine.update(whole, current_version=9)
+    assert not report.applied
+    assert not report.nonfinite
+    assert_close(weights_of(engine), policy, atol=0)
+    assert not torch.equal(critic[0], next(iter(engine._critic.module.parameters())))
+
+
+def test_a_policy_does_not_decay_while_its_critic_warms_up(start):
+    algorithm = method("value_head")
+    algorithm = algorithm.model_copy(
+        update={"critic": algorithm.critic.model_copy(update={"warmup_steps": 1})}
+    )
+    optimizer = OPTIMIZER.model_copy(update={"weight_decay": 0.1, "warmup_steps": 2})
+    engine = start(algorithm=algorithm, optimizer=optimizer)
+    before = weights_of(engine)
+    report = engine.update(method_batches()[0], current_version=2)
+    assert not report.applied, "no new version of the same policy"
+    assert_close(weights_of(engine), before, atol=0)
+    report = engine.update(method_batches()[1], current_version=2)
+    assert report.metrics["learner/learning_rate"] == pytest.approx(OPTIMIZER.lr / 2), (
+        "its schedule begins now"
+    )
+
+
+def test_all_of_a_finished_trajectory_is_imitated(start):
+    last = dataclasses.replace(
+        make_trajectory("t", prompt=4, actions=8, reward=1.0, version=0), window_start=8
+    )
+    engine = start(algorithm=method("value_head"))
+    batch = engine._batch([last, make_trajectory("u", group="g1", reward=0.0, version=0)], 0)
+    assert batch.columns["imitation_mask"].sum() == 8
+    assert batch.loss_mask.sum() == 4 + 5
+
+
+def test_what_is_reported_does_not_grow_with_the_passes(start):
+    losses = []
+    for passes in (1, 3):
+        algorithm = method("dual_clip").model_copy(update={"passes": passes})
+        engine = start(algorithm=algorithm, optimizer=OPTIMIZER.model_copy(update={"lr": 1e-12}))
+        losses.append(engine.update(method_batches()[0], current_version=2).metrics["learner/loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
