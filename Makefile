@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 RECIPE ?= recipes/spell_backward.toml
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup train test check e2e bench docs
+.PHONY: setup train test check e2e bench staleness docs
 
 setup: $(VENV)/.installed
 
@@ -27,7 +27,10 @@ e2e: setup              ## the real system learns, at reduced length
 	$(BIN)/python -m pytest tests/e2e -q
 
 bench: setup            ## ratios against a peer or a limit; see docs/benchmarks.md
-	@for program in benchmarks/*.py; do $(BIN)/python -m benchmarks.$$(basename $$program .py) || exit 1; done
+	@for program in learner_update generator_throughput seeds; do $(BIN)/python -m benchmarks.$$program || exit 1; done
+
+staleness: setup        ## reward over exact policy lag, every recipe; hours, resumable
+	$(BIN)/python -m benchmarks.staleness --plot build/staleness.png
 
 docs: setup             ## docs/configuration.md and the API reference in build/docs
 	$(BIN)/python -m launch.reference docs/configuration.md

@@ -11,9 +11,11 @@ import shutil
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -24,6 +26,7 @@ from launch.processes import Child, role_command, role_environment, spawn, stop
 from learner.curriculum import Curriculum
 from learner.engine import Engine
 from learner.exchange import Exchange
+from learner.inlet import Group
 from learner.loop import Learner
 from learner.main import replay_table
 from learner.metrics import Report
@@ -56,6 +59,8 @@ class Outcome:
     curve: list[float]
     """Mean return of the trajectories that arrived, per step."""
     tokens_by_lag: dict[int, int]
+    exact: bool
+    """Every action token of the batch of step s lagged min(s, forced lag) versions when it was handed over."""
     diagnostics: dict[str, list[float]]
     seconds: float
 
@@ -67,6 +72,25 @@ class SampledCurriculum(Curriculum):
         sampling = self._sampling(temperature=self.config.sampling.temperature)
         tasks = super().evaluation(tag, version)
         return [msgspec.structs.replace(task, sampling=sampling) for task in tasks]
+
+
+class CountingExchange(Exchange):
+    """Notes the lag of every action token of every batch: the proof that it was forced, token by token.
+
+    What is replayed comes later and from elsewhere; it is not in it.
+    """
+
+    def collect(self, *, step: int, version: int) -> list[Group]:
+        groups = super().collect(step=step, version=version)
+        lags: Counter[int] = Counter()
+        for trajectory in (t for group in groups for t in group.trajectories):
+            lags.update((version - trajectory.policy_version[trajectory.action_mask > 0]).tolist())
+        self.lags_by_step[step] = lags
+        return groups
+
+    @cached_property
+    def lags_by_step(self) -> dict[int, Counter[int]]:
+        return {}
 
 
 @contextmanager
@@ -120,7 +144,7 @@ def train(system: System, config: RunConfig, seed: int) -> Outcome:
     try:
         _await_join(link)
         curriculum = SampledCurriculum(system.config.env.name, learner_config, epoch, next_index=seed * 1000)
-        exchange = Exchange(link, curriculum, learner_config, lockstep=True, stop_reason=lambda: "")
+        exchange = CountingExchange(link, curriculum, learner_config, lockstep=True, stop_reason=lambda: "")
         learner = Learner(
             learner_config,
             folder,
@@ -143,12 +167,17 @@ def train(system: System, config: RunConfig, seed: int) -> Outcome:
         engine.release()
         del engine
         gc.collect()
-    outcome = _outcome(learner, folder, time.monotonic() - started)
+    critic = learner_config.algorithm.critic
+    still = critic.warmup_steps if critic is not None else 0
+    exact = lag_is_exact(
+        exchange.lags_by_step, learner_config.forced_lag, learner_config.steps, warmup_steps=still
+    )
+    outcome = _outcome(learner, folder, exact, time.monotonic() - started)
     shutil.rmtree(folder)
     return outcome
 
 
-def _outcome(learner: Learner, folder: Path, seconds: float) -> Outcome:
+def _outcome(learner: Learner, folder: Path, exact: bool, seconds: float) -> Outcome:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     names = (
         "learner/entropy_nats", "learner/effective_sample_size", "learner/clip_fraction",
@@ -159,6 +188,7 @@ def _outcome(learner: Learner, folder: Path, seconds: float) -> Outcome:
         start=float(learner.evaluations[0]["return_mean"]),
         curve=[line["rollout/return_mean"] for line in lines if "rollout/return_mean" in line],
         tokens_by_lag={int(lag): count for lag, count in learner.totals.lag_counts.items()},
+        exact=exact,
         diagnostics={name: [line[name] for line in lines if name in line][::5] for name in names},
         seconds=seconds,
     )
@@ -172,11 +202,19 @@ def _await_join(link: ThreadLink) -> None:
         time.sleep(0.02)
 
 
-def lag_is_exact(tokens_by_lag: dict[int, int], lag: int, steps: int) -> bool:
-    """All tokens of step s lag min(s, lag) versions: the share of each lag is what it must be, within the
-    unequal lengths of batches. First steps may be missing, where only a critic learns; what is replayed does not
-    count."""
-    total, largest = sum(tokens_by_lag.values()), min(lag, steps - 1)
-    if not total or not set(tokens_by_lag) <= set(range(largest + 1)) or largest not in tokens_by_lag:
-        return False
-    return tokens_by_lag[largest] / total > (steps - largest) / steps - 0.15
+def lag_is_exact(
+    lags_by_step: Mapping[int, Counter[int]], lag: int, steps: int, *, warmup_steps: int = 0
+) -> bool:
+    """Whether each step has tokens, and all of them lag what they must: the versions so far, up to ``lag``.
+
+    While only a critic learns, in the first ``warmup_steps``, the version stands still.
+
+    Example:
+        >>> lag_is_exact({0: Counter({0: 9}), 1: Counter({1: 9}), 2: Counter({1: 9})}, lag=1, steps=3)
+        True
+        >>> lag_is_exact({0: Counter({0: 9}), 1: Counter({1: 9}), 2: Counter({1: 8, 2: 1})}, lag=1, steps=3)
+        False
+    """
+    return set(lags_by_step) == set(range(steps)) and all(
+        set(lags) == {min(max(0, step - warmup_steps), lag)} for step, lags in lags_by_step.items()
+    )

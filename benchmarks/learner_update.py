@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from learner.batching import MicroBatch, make_batch, make_micro_batches
 from learner.config import LearnerConfig
-from learner.engine import Engine
 from learner.credit import assign_credit
+from learner.engine import Engine
 from learner.trajectory import Trajectory
 from protocol.messages import Reward, Turn
 
