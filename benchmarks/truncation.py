@@ -12,11 +12,11 @@ what is trained when:
 - waiting: lockstep, the paper's baseline: sample a batch, wait for its longest response, train on it.
 
 The arms take turns within a seed, and begin in another order in each. A run has its minutes, from when all roles are
-up, the first weights evaluated and the critic has had its steps alone. The level to be reached is fixed before any run:
-a share of what the waiting arm gains from the first evaluation to its last, of the same seed. The reward over time is
-that of training trajectories as they end, a mean over short and long tasks weighted with their shares, in a window
-centred on the moment, so that smoothing delays no arm. Evaluations sample held-out tasks as in training; the clock
-does not run meanwhile.
+up, the first weights evaluated and the critic has had its steps alone. The level to be reached follows a rule fixed
+beforehand: a share of what the waiting arm gains from the first evaluation to its last, of the same seed. The reward
+over time is that of training trajectories as they end, a mean over short and long tasks weighted with their shares,
+in a window centred on the moment, so that smoothing delays no arm. Evaluations sample held-out tasks as in training;
+the clock does not run meanwhile.
 """
 
 import argparse
