@@ -114,9 +114,11 @@ def test_a_group_of_one_has_no_advantage():
         assert advantage.tolist() == [0.0]
 
 
-def test_equal_returns_give_exactly_zero():
-    """Three times 0.1 does not sum to 0.3; that must not be blown up by a deviation of 1e-17."""
-    returns, groups = [0.1, 0.1, 0.1], ["a"] * 3
+@pytest.mark.parametrize("scale", [1.0, 1e9])
+@pytest.mark.parametrize("other", [0.3, 0.1 + 0.2])
+def test_returns_equal_but_for_rounding_give_exactly_zero(other, scale):
+    """0.1 + 0.2 is 0.3 and 5.6e-17; that must not be blown up by a deviation as small, at any size of reward."""
+    returns, groups = [0.3 * scale, other * scale, 0.3 * scale], ["a"] * 3
     for advantage in (
         group_relative_advantage(returns, groups, scale="sample_std"),
         leave_one_out_advantage(returns, groups),
@@ -124,9 +126,17 @@ def test_equal_returns_give_exactly_zero():
         token_group_advantage(returns, [1, 2, 3], groups),
         batch_mean_advantage(returns, scale="std"),
         whiten(returns, [True] * 3),
-        turn_return_advantage([np.array([r]) for r in returns], groups, baseline="group")[0],
+        np.concatenate(turn_return_advantage([np.array([r]) for r in returns], groups, baseline="group")),
     ):
         assert (advantage == 0).all()
+    assert informative_scale([*returns, 1.0, 0.0], [*groups, "b", "b"]) == 2.0
+
+
+def test_a_small_difference_that_is_no_rounding_counts():
+    returns = [0.3, 0.3 + 1e-6, 0.3]
+    np.testing.assert_allclose(whiten(returns, [True] * 3), [-(0.5**0.5), 2**0.5, -(0.5**0.5)], atol=1e-6)
+    assert informative_scale(returns, ["a"] * 3) == 1.0
+    assert leave_one_out_advantage(returns, ["a"] * 3)[1] == pytest.approx(1e-6)
 
 
 @pytest.mark.parametrize("scale", ["std", "none"])

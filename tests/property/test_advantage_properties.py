@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.algorithms.advantages import (
@@ -18,6 +18,9 @@ from learner.algorithms.advantages import (
 )
 from learner.algorithms.truncation import adaptive_trace, extended_gae, tail_mask
 from learner.algorithms.values import explained_variance, lambda_returns, value_loss, vtrace_targets
+
+patient = settings(deadline=None)
+"""A loaded machine fails no test."""
 
 numbers = st.floats(-1e4, 1e4)
 shares = st.floats(0, 1)
@@ -45,6 +48,7 @@ def columns(rows):
     return np.array(returns), np.array(lengths), list(groups)
 
 
+@patient
 @given(members, kinds)
 def test_advantages_are_finite_and_of_the_right_shape(rows, kind):
     advantages = KINDS[kind](*columns(rows))
@@ -53,6 +57,7 @@ def test_advantages_are_finite_and_of_the_right_shape(rows, kind):
     assert np.isfinite(advantages).all()
 
 
+@patient
 @given(members, kinds, st.randoms(use_true_random=False))
 def test_order_of_trajectories_does_not_matter(rows, kind, random):
     order = list(range(len(rows)))
@@ -61,6 +66,7 @@ def test_order_of_trajectories_does_not_matter(rows, kind, random):
     np.testing.assert_allclose(shuffled, straight[order], rtol=1e-6, atol=1e-6)
 
 
+@patient
 @given(members, st.sampled_from(["group", "sample_std", "none", "leave_one_out"]))
 def test_a_group_is_worth_nothing_on_average(rows, kind):
     returns, lengths, groups = columns(rows)
@@ -72,6 +78,7 @@ def test_a_group_is_worth_nothing_on_average(rows, kind):
         )
 
 
+@patient
 @given(members)
 def test_half_of_a_group_is_on_each_side_of_the_median(rows):
     returns, _, groups = columns(rows)
@@ -82,6 +89,7 @@ def test_half_of_a_group_is_on_each_side_of_the_median(rows):
         assert 2 * (mine < 0).sum() <= len(mine)
 
 
+@patient
 @given(members, st.floats(0.5, 8))
 def test_token_advantages_sum_to_zero_over_tokens_or_are_those_of_grpo(rows, ceiling):
     returns, lengths, groups = columns(rows)
@@ -95,6 +103,7 @@ def test_token_advantages_sum_to_zero_over_tokens_or_are_those_of_grpo(rows, cei
         assert (balanced and below) or np.allclose(advantages[mine], plain)
 
 
+@patient
 @given(members)
 def test_the_informative_scale_restores_the_number_of_groups(rows):
     returns, _, groups = columns(rows)
@@ -104,6 +113,7 @@ def test_the_informative_scale_restores_the_number_of_groups(rows):
     assert scale >= 1
 
 
+@patient
 @given(st.lists(st.tuples(numbers, st.booleans()), max_size=20))
 def test_whitened_values_have_mean_zero_and_variance_one_or_vanish(rows):
     values, mask = np.array([v for v, _ in rows]), np.array([m for _, m in rows], dtype=bool)
@@ -115,6 +125,7 @@ def test_whitened_values_have_mean_zero_and_variance_one_or_vanish(rows):
         assert result[mask].var() == pytest.approx(1, abs=1e-3)
 
 
+@patient
 @given(st.lists(st.tuples(st.lists(numbers, max_size=5), st.sampled_from("ab")), max_size=8))
 def test_turn_advantages_cancel_at_each_turn(rows):
     returns, groups = [np.array(row) for row, _ in rows], [group for _, group in rows]
@@ -126,6 +137,7 @@ def test_turn_advantages_cancel_at_each_turn(rows):
             assert abs(sum(row[j] for row in mine if len(row) > j)) < 1e-6
 
 
+@patient
 @given(steps, shares, shares, st.booleans())
 def test_on_policy_vtrace_and_lambda_returns_agree(rows, discount, trace, finished):
     rewards, values, _ = (np.array(column) for column in zip(*rows, strict=True))
@@ -137,6 +149,7 @@ def test_on_policy_vtrace_and_lambda_returns_agree(rows, discount, trace, finish
     np.testing.assert_allclose(targets, lambda_returns(advantages, values), rtol=1e-9, atol=1e-6)
 
 
+@patient
 @given(steps, st.floats(0, 0.99), st.floats(0.5, 1), st.floats(1, 4))
 def test_vtrace_stays_finite_and_bounded(rows, discount, ceiling_c, ceiling_rho):
     """With c at most 1 the error of the values is at most rho / (1 - gamma) times the largest delta."""
@@ -157,6 +170,7 @@ def test_vtrace_stays_finite_and_bounded(rows, discount, ceiling_c, ceiling_rho)
     ).all()
 
 
+@patient
 @given(steps, st.integers(1, 20), shares, shares)
 def test_the_last_window_needs_nothing_of_the_earlier_ones(rows, size, discount, trace):
     rewards, values, _ = (np.array(column) for column in zip(*rows, strict=True))
@@ -165,6 +179,7 @@ def test_the_last_window_needs_nothing_of_the_earlier_ones(rows, size, discount,
     np.testing.assert_array_equal(full[-size:], last)
 
 
+@patient
 @given(
     st.integers(1, 100_000), st.booleans(), st.integers(0, 50_000), st.floats(1e-3, 10), st.floats(0, 0.999)
 )
@@ -174,6 +189,7 @@ def test_adaptive_trace_stays_between_base_and_one_and_grows(length, unfinished,
     assert trace <= adaptive_trace(length + 1, unfinished=unfinished, window=window, alpha=alpha, base=base)
 
 
+@patient
 @given(st.integers(0, 50), st.booleans(), st.integers(0, 60))
 def test_the_tail_is_as_long_as_asked_for(n, finished, ignore):
     mask = tail_mask(n, finished=finished, ignore=ignore)
@@ -182,6 +198,7 @@ def test_the_tail_is_as_long_as_asked_for(n, finished, ignore):
     assert mask.tolist() == sorted(mask.tolist(), reverse=True)
 
 
+@patient
 @given(steps, st.floats(0, 5), st.floats(0, 5))
 def test_a_clipped_value_loss_is_finite_and_never_below_the_plain_one(rows, low, high):
     values, targets, before = (torch.tensor(column) for column in zip(*rows, strict=True))
@@ -195,6 +212,7 @@ def test_a_clipped_value_loss_is_finite_and_never_below_the_plain_one(rows, low,
     assert moves.all()
 
 
+@patient
 @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=20), numbers)
 def test_explained_variance_is_at_most_one_and_blind_to_an_offset(rows, offset):
     targets, values = (np.round(column, 3) for column in zip(*rows, strict=True))
