@@ -208,8 +208,8 @@ def _without_effect(algorithm: AlgorithmConfig) -> Iterator[str]:
     """Settings that would do nothing at all."""
     if algorithm.lr_by_ess != "none" and algorithm.proximal == "behaviour":
         yield (
-            f'learner.algorithm.lr_by_ess is "{algorithm.lr_by_ess}" but learner.algorithm.proximal is "behaviour": all '
-            'weights, and the effective sample size, are 1 then; use proximal = "recomputed"'
+            f'learner.algorithm.lr_by_ess is "{algorithm.lr_by_ess}" but learner.algorithm.proximal is "behaviour": '
+            'all weights, and the effective sample size, are 1 then; use proximal = "recomputed"'
         )
     kl, single = algorithm.kl, algorithm.updates_per_batch * algorithm.passes == 1
     if isinstance(kl, KlPenalty) and kl.to == "proximal" and single and algorithm.proximal == "recomputed":

@@ -108,8 +108,8 @@ def _roles(config: "RunConfig") -> Iterator[str]:
         yield f"run.mode is sync but learner.publish_every is {learner.publish_every}: lockstep needs 1"
     if sync and learner.train_on == "windows":
         yield (
-            'run.mode is sync but learner.train_on is "windows": a trajectory goes on while its windows are trained, so '
-            "nothing can stand still; use run.mode async"
+            'run.mode is sync but learner.train_on is "windows": a trajectory goes on while its windows are trained, '
+            "so nothing can stand still; use run.mode async"
         )
     if learner.forced_lag and not sync:
         yield (

@@ -18,7 +18,11 @@ def test_windows_are_trained_while_their_trajectories_grow(offbeat):
     trained = [m for m in run.steps if m["step"] > 10]
     assert all(m["learner/trained_tokens"] == 0 for m in warm), "only the critic learns at first"
     assert all(m["learner/trained_tokens"] > 0 for m in trained)
-    lengths = [m["rollout/length_trained_mean_tokens"] for m in run.steps if "rollout/length_trained_mean_tokens" in m]
+    lengths = [
+        m["rollout/length_trained_mean_tokens"]
+        for m in run.steps
+        if "rollout/length_trained_mean_tokens" in m
+    ]
     assert len(lengths) > 20
     assert max(lengths) <= 4
     assert sum("critic/explained_variance" in m for m in run.steps) > 20
