@@ -161,32 +161,6 @@ def interpolated_proximal(
     return torch.lerp(current, behaviour, share)
 
 
-def truncated_weight(logp_proximal: Tensor, logp_behaviour: Tensor, *, ceiling: float) -> Tensor:
-    r"""Weight that corrects a stale token towards the proximal policy.
-
-    .. math:: w_t = \min(c, \pi_\mathrm{prox}(a_t|s_t) / \mu(a_t|s_t))
-
-    The truncation of :math:`\bar\rho_t` in IMPALA (arXiv:1802.01561, section 4.1), used for language models
-    as truncated importance sampling. It trades variance for bias: the larger the lag, the more tokens sit
-    at the ceiling. With equal policies and c >= 1 it is 1.
-
-    Args:
-        logp_proximal: log-probabilities [N], nats, under the proximal policy.
-        logp_behaviour: the same under the behaviour policy that sampled the tokens.
-        ceiling: c > 0.
-
-    Returns:
-        Weights [N] in (0, ceiling], without gradient.
-
-    Example:
-        >>> truncated_weight(torch.tensor([0.25, 0.4]).log(), torch.tensor([0.5, 0.1]).log(), ceiling=2.0)
-        tensor([0.5000, 2.0000])
-    """
-    if ceiling <= 0:
-        raise ValueError(f"ceiling must be > 0, got {ceiling}")
-    return importance_ratio(logp_proximal, logp_behaviour).clamp(max=ceiling).detach()
-
-
 def effective_sample_size(weights: Tensor) -> Tensor:
     r"""Share of the tokens that count, under importance weights (Kish; Owen, Monte Carlo, section 9.3).
 
@@ -234,13 +208,3 @@ def learning_rate_factor(
         raise ValueError(f"effective sample share must be in (0, 1], got {effective_sample_share}")
     share = min(effective_sample_share, 1.0)
     return share if rule == "linear" else share**0.5
-
-
-def at_ceiling(logp_proximal: Tensor, logp_behaviour: Tensor, *, ceiling: float) -> Tensor:
-    """Where `truncated_weight` sits at its ceiling. Bool [N].
-
-    Example:
-        >>> at_ceiling(torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -3.0]), ceiling=2.0)
-        tensor([False,  True])
-    """
-    return importance_ratio(logp_proximal, logp_behaviour) > torch.tensor(ceiling)

@@ -256,63 +256,13 @@ def self_imitation_weight(step: int, *, warmup_steps: int, ceiling: float = 1.0)
     return ceiling * (1 - math.cos(math.pi * step / warmup_steps)) / 2
 
 
-def tool_bonus_weight(step: int, *, decay_steps: int) -> float:
-    r"""Weight of a bonus for calling tools, fading once tools are in use.
-
-    .. math:: \mu(t) = \frac{1 + \cos(\pi t / T_d)}{2} \quad (t \le T_d), \qquad 0 \text{ after}
-
-    SPEAR (arXiv:2509.22601): T_d = 100; the bonus is μ(t) · min(0.1 · tool turns, 1).
-
-    Args:
-        step: t >= 0, learner steps.
-        decay_steps: T_d >= 0; 0: no bonus.
-
-    Returns:
-        In [0, 1].
-
-    Example:
-        >>> [round(tool_bonus_weight(t, decay_steps=100), 4) for t in (0, 50, 100, 101)]
-        [1.0, 0.5, 0.0, 0.0]
-    """
-    return 0.0 if step >= decay_steps else (1 + math.cos(math.pi * step / decay_steps)) / 2
-
-
-def replay_quota(share: float, batch: int, carry: float) -> tuple[int, float]:
-    r"""How many of a batch's items are replayed, so that over many batches the share is exact.
-
-    .. math:: n_k = \lfloor p\,B + c_{k-1} \rfloor, \qquad c_k = p\,B + c_{k-1} - n_k
-
-    ReMix draws each item from the past with probability p (arXiv:2507.06892); the carry keeps the
-    mean and takes the variance away: after k batches the sum of quotas is within one of k p B.
-
-    Args:
-        share: p, in [0, 1).
-        batch: B, all items of the batch, replayed ones included.
-        carry: what the last batch left over, in [0, 1); 0 at the start.
-
-    Returns:
-        (quota, next carry).
-
-    Raises:
-        ValueError: share is outside [0, 1).
-
-    Example:
-        >>> replay_quota(0.4, 4, 0.0)
-        (1, 0.6000000000000001)
-        >>> replay_quota(0.4, 4, 0.6)[0]
-        2
-    """
-    if not 0 <= share < 1:
-        raise ValueError(f"share is {share}, it must be at least 0 and below 1")
-    return _whole(share * batch + carry)
-
-
 def replay_quota_beside(share: float, fresh: int, carry: float) -> tuple[int, float]:
     r"""How many items are replayed beside fresh ones, so that their share of both is exact over many batches.
 
     .. math:: n_k = \lfloor \tfrac{p}{1 - p} F + c_{k-1} \rfloor
 
-    As `replay_quota`, where the number of fresh items is what is given.
+    ReMix draws each item from the past with probability p (arXiv:2507.06892); the carry keeps the mean and
+    takes the variance away: the sum of quotas is always within one of what the share asks for.
 
     Args:
         share: p, in [0, 1).

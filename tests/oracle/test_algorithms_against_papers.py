@@ -12,7 +12,8 @@ import torch
 from learner.algorithm_config import AlgorithmConfig, ClipSurrogate, KlPenalty, TruncatedCorrection
 from learner.algorithms.advantages import group_relative_advantage
 from learner.algorithms.aggregation import token_weights
-from learner.algorithms.ratios import effective_sample_size, importance_ratio, truncated_weight
+from learner.algorithms.corrections import truncated_correction
+from learner.algorithms.ratios import effective_sample_size, importance_ratio
 from learner.algorithms.regularisers import entropy, kl_k1, kl_k2, kl_k3
 from learner.algorithms.surrogates import clip_active, clipped_surrogate
 from learner.objective import Adaptive, Tokens, make_objective
@@ -102,10 +103,12 @@ def test_importance_ratio_by_hand():
     assert ratio.tolist() == pytest.approx([2.0, 0.25, 4.85165e8], rel=1e-5)
 
 
-def test_truncated_weight_by_hand():
+def test_truncated_correction_by_hand():
     """IMPALA, section 4.1: rho = min(1, pi/mu). Ratios 2, 0.25, 1 give 1, 0.25, 1."""
     pi, mu = torch.tensor([0.5, 0.1, 0.3]).log(), torch.tensor([0.25, 0.4, 0.3]).log()
-    assert truncated_weight(pi, mu, ceiling=1.0).tolist() == pytest.approx([1.0, 0.25, 1.0])
+    weight, cut = truncated_correction(importance_ratio(pi, mu), ceiling=1.0)
+    assert weight.tolist() == pytest.approx([1.0, 0.25, 1.0])
+    assert cut.tolist() == [True, False, False]
 
 
 def test_effective_sample_size_by_hand():

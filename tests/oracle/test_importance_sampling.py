@@ -20,13 +20,11 @@ from learner.algorithms.penalties import (
     ratio_variance_surrogate,
 )
 from learner.algorithms.ratios import (
-    at_ceiling,
     importance_ratio,
     interpolated_proximal,
     learning_rate_factor,
     level_ratio,
     segment_mean,
-    truncated_weight,
 )
 from learner.algorithms.surrogates import (
     chunk_surrogate,
@@ -208,12 +206,6 @@ def test_truncated_correction_equals_the_loop(ceiling):
     weight, cut = truncated_correction(tensor(ratios), ceiling=ceiling)
     assert_allclose(weight, [min(r, ceiling) for r in ratios])
     assert cut.tolist() == [r > ceiling for r in ratios]
-    logp = tensor(np.log(ratios))
-    assert torch.equal(
-        truncated_correction(importance_ratio(logp, torch.zeros_like(logp)), ceiling=ceiling).weight,
-        truncated_weight(logp, torch.zeros_like(logp), ceiling=ceiling),
-    )
-    assert torch.equal(cut, at_ceiling(logp, torch.zeros_like(logp), ceiling=ceiling))
 
 
 @pytest.mark.parametrize("keep_weight", [True, False])

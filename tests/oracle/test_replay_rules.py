@@ -17,12 +17,10 @@ from learner.algorithms.replay import (
     group_failed,
     last_success_logits,
     recent_logits,
-    replay_quota,
     replay_quota_beside,
     selection_probabilities,
     self_imitation_weight,
     success_logits,
-    tool_bonus_weight,
     uniform_logits,
 )
 from learner.config import ReplayConfig
@@ -129,17 +127,11 @@ def test_what_weighs_nothing_is_never_drawn():
 # --- SPEAR, arXiv:2509.22601 ------------------------------------------------------------------------------
 
 
-def test_imitation_warms_up_while_the_tool_bonus_cools_down():
+def test_imitation_warms_up():
     gamma = [self_imitation_weight(t, warmup_steps=200) for t in (0, 50, 100, 150, 200)]
     np.testing.assert_allclose(gamma, [0.0, 0.1464, 0.5, 0.8536, 1.0], atol=5e-5)
-    mu = [tool_bonus_weight(t, decay_steps=100) for t in (0, 50, 100)]
-    np.testing.assert_allclose(mu, [1.0, 0.5, 0.0], atol=1e-12)
-    for t in range(0, 100, 7):  # the two are mirror images where both are under way
-        total = self_imitation_weight(t, warmup_steps=100) + tool_bonus_weight(t, decay_steps=100)
-        assert total == pytest.approx(1.0, abs=1e-12)
     assert self_imitation_weight(900, warmup_steps=200, ceiling=0.3) == 0.3
     assert self_imitation_weight(0, warmup_steps=0) == 1.0
-    assert tool_bonus_weight(0, decay_steps=0) == 0.0
 
 
 def test_recalibrated_advantage_is_the_distance_to_the_median():
@@ -159,16 +151,6 @@ def test_items_at_or_below_the_median_are_gated_out():
 
 
 # --- share ------------------------------------------------------------------------------------------------
-
-
-def test_quota_by_hand():
-    """p B = 1.6: sums 1, 3, 4, 6, 8, and again from the start."""
-    carry, quotas = 0.0, []
-    for _ in range(10):
-        quota, carry = replay_quota(0.4, 4, carry)
-        quotas.append(quota)
-    assert quotas == [1, 2, 1, 2, 2] * 2
-    assert sum(quotas) == 16
 
 
 def test_quota_beside_fresh_by_hand():

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from learner.algorithm_config import AlgorithmConfig, KlPenalty
 from learner.algorithms.advantages import group_relative_advantage
 from learner.algorithms.aggregation import token_weights
-from learner.algorithms.ratios import effective_sample_size, importance_ratio, truncated_weight
+from learner.algorithms.corrections import truncated_correction
+from learner.algorithms.ratios import effective_sample_size, importance_ratio
 from learner.algorithms.regularisers import kl_k3
 from learner.algorithms.staleness import assert_lag_bound, loss_mask
 from learner.objective import Adaptive, Tokens, make_objective
@@ -20,7 +21,8 @@ log_ratios = st.lists(st.floats(-20, 20), min_size=1, max_size=20)
 @given(log_ratios, st.floats(0.01, 100))
 def test_truncated_weights_are_positive_and_below_the_ceiling(differences, ceiling):
     difference = torch.tensor(differences)
-    weights = truncated_weight(difference, torch.zeros_like(difference), ceiling=ceiling)
+    ratio = importance_ratio(difference, torch.zeros_like(difference))
+    weights, _ = truncated_correction(ratio, ceiling=ceiling)
     assert (weights > 0).all()
     assert (weights <= torch.tensor(ceiling)).all()
 
