@@ -70,7 +70,7 @@ class Recorder:
     def __init__(self, tokens: int, ranks: int) -> None:
         self._rows = torch.zeros(len(ROWS), tokens)
         self._ranks = ranks
-        self._turn = 0
+        self._pass_index = 0
         self._step_tokens: list[NDArray[np.int64]] = []
         self.steps: list[StepResult] = []
         self.critic_steps: list[StepResult] = []
@@ -86,11 +86,11 @@ class Recorder:
     def nonfinite(self) -> bool:
         return any(not step.applied for step in (*self.steps, *self.critic_steps))
 
-    def begin(self, turn: int, numbers: Adaptive, bounds: BalancedBounds | None) -> None:
+    def begin(self, pass_index: int, numbers: Adaptive, bounds: BalancedBounds | None) -> None:
         """An optimizer step begins, in this pass over the batch."""
-        if turn != self._turn:  # in another pass a token may be seen by another rank
+        if pass_index != self._pass_index:  # in another pass a token may be seen by another rank
             self._rows.zero_()
-            self._turn = turn
+            self._pass_index = pass_index
         self._step_tokens = []
         self._adaptive.append(numbers)
         if bounds is not None:

@@ -42,7 +42,7 @@ from learner.zero import accumulation, finish_step, sum_over_ranks
 class MiniBatch:
     """Tokens of one optimizer step; whether there is anything to learn from them is the same on all ranks."""
 
-    turn: int
+    pass_index: int
     """Pass over the batch it belongs to."""
     micro_batches: list[MicroBatch]
     """This rank's."""
@@ -89,7 +89,7 @@ class Updater:
         for mini_batch, scored in zip(mini_batches, scores, strict=True):
             bounds = self._balance(mini_batch.micro_batches, scored, algorithm)
             numbers = adaptive(algorithm, self.state, step=step, steps=self.total_steps, bounds=bounds)
-            recorder.begin(mini_batch.turn, numbers, bounds)
+            recorder.begin(mini_batch.pass_index, numbers, bounds)
             self._accumulate(mini_batch, scored, objective, numbers, recorder)
             self._finish(mini_batch, recorder, algorithm, optimizer_step)
             if recorder.nonfinite:
@@ -146,20 +146,20 @@ class Updater:
         """Those of all passes, without empty ones."""
         valued, imitated = batch.columns["value_mask"] > 0, batch.columns["imitation_mask"] > 0
         members = [
-            (turn, part)
-            for turn in range(algorithm.passes)
+            (pass_index, part)
+            for pass_index in range(algorithm.passes)
             for part in deal_mini_batches(
-                len(batch.lengths), algorithm.updates_per_batch, [self.seed, self._step, turn]
+                len(batch.lengths), algorithm.updates_per_batch, [self.seed, self._step, pass_index]
             )
         ]
         return [
             MiniBatch(
-                turn,
+                pass_index,
                 micro_batches,
                 policy=bool((batch.trained + batch.count(imitated))[part].any()),
                 values=bool(batch.count(valued)[part].any()),
             )
-            for turn, part in members
+            for pass_index, part in members
             if (micro_batches := self._micro_batches(batch, part))
         ]
 
