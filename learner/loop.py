@@ -227,8 +227,10 @@ class Learner:
 
     @property
     def tokens_generated(self) -> int:
-        """Action tokens sampled so far."""
-        return self.generated_before + int(self.exchange.inlet.gauges.get("generator/tokens_total", 0))
+        """Action tokens sampled so far: what generators say, which is seconds old, and at least what arrived."""
+        inlet = self.exchange.inlet
+        said = self.generated_before + int(inlet.gauges.get("generator/tokens_total", 0))
+        return max(said, self.totals.trained_tokens + sum(inlet.counts.tokens.values()))
 
     def checkpoint(self) -> None:
         """One cut of weights, optimizer, RNG, curriculum and totals."""

@@ -116,6 +116,15 @@ def test_each_applied_step_raises_the_version_and_is_committed(tmp_path):
     assert it.evaluations[0]["failed"] == 1, "a task that was given up counts as failed"
 
 
+def test_generators_that_report_late_have_sampled_at_least_what_arrived(tmp_path):
+    it = learner(tmp_path, ["applied"] * 2, evaluation_tasks=0)
+    it.train()
+    it.exchange.inlet.counts.note("uniform", 1, 5)
+    assert it.tokens_generated == 2 * 4 + 5
+    it.exchange.inlet.gauges["generator/tokens_total"] = 99.0
+    assert it.tokens_generated == 99
+
+
 def test_weights_are_published_every_nth_step(tmp_path):
     it = learner(tmp_path, ["applied"] * 5, publish_every=2)
     it.train()
