@@ -6,7 +6,6 @@ its own first weights and trains in lockstep with a forced lag.
 
 import gc
 import json
-import os
 import shutil
 import time
 import urllib.error
@@ -28,12 +27,12 @@ from learner.engine import Engine
 from learner.exchange import Exchange
 from learner.inlet import Group
 from learner.loop import Learner
-from learner.main import replay_table
+from learner.main import join
 from learner.metrics import Report
 from learner.publisher import Publisher
+from learner.replay import replay_table
 from learner.run_files import next_epoch
-from protocol.link import ThreadLink
-from protocol.messages import Hello, Task
+from protocol.messages import Task
 from protocol.session import Progress
 
 START_S = 120.0
@@ -137,12 +136,12 @@ def train(system: System, config: RunConfig, seed: int) -> Outcome:
     epoch = next_epoch(system.folder)
     folder = system.folder / f"learner-{epoch}"
     folder.mkdir()
-    hello = Hello(role="learner", peer="learner", incarnation=epoch, pid=os.getpid(), epoch=epoch)
-    link = ThreadLink(system.config.broker.endpoint, hello, progress=Progress)
+    link = join(
+        learner_config, system.config.broker.endpoint, system.folder.name, epoch=epoch, progress=Progress
+    )
     report = Report(folder)
     publisher = Publisher(system.folder.name, folder, epoch=epoch, keep=learner_config.keep_versions)
     try:
-        _await_join(link)
         curriculum = SampledCurriculum(system.config.env.name, learner_config, epoch, next_index=seed * 1000)
         exchange = CountingExchange(link, curriculum, learner_config, lockstep=True, stop_reason=lambda: "")
         learner = Learner(
@@ -192,14 +191,6 @@ def _outcome(learner: Learner, folder: Path, exact: bool, seconds: float) -> Out
         diagnostics={name: [line[name] for line in lines if name in line][::5] for name in names},
         seconds=seconds,
     )
-
-
-def _await_join(link: ThreadLink) -> None:
-    deadline = time.monotonic() + START_S
-    while not link.session.joined:
-        if time.monotonic() > deadline:
-            raise RuntimeError("no broker answered")
-        time.sleep(0.02)
 
 
 def lag_is_exact(

@@ -22,7 +22,6 @@ the clock does not run meanwhile.
 import argparse
 import json
 import logging
-import os
 import statistics
 import sys
 import time
@@ -42,12 +41,10 @@ from learner.curriculum import Curriculum
 from learner.engine import Engine
 from learner.exchange import TIME_LIMIT, Exchange, Stopped
 from learner.loop import Learner, Totals
-from learner.main import DELIVERY_UNITS, JOIN_TIMEOUT_S
+from learner.main import join
 from learner.metrics import Report
 from learner.publisher import Publisher
 from learner.run_files import next_epoch
-from protocol.link import ThreadLink
-from protocol.messages import Hello
 from protocol.session import Progress
 
 ARMS = ("tppo", "finished", "waiting")
@@ -144,20 +141,11 @@ def train(system: System, arm: str, config: RunConfig) -> Run:
     settings = config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag})
     engine = Engine(settings, model=system.model, total_steps=settings.steps, seed=config.run.seed)
     epoch = next_epoch(system.folder)
-    hello = Hello(
-        role="learner",
-        peer="learner",
-        incarnation=epoch,
-        pid=os.getpid(),
-        epoch=epoch,
-        deliver=DELIVERY_UNITS[settings.train_on],
-    )
-    link = ThreadLink(system.config.broker.endpoint, hello, progress=Progress)
+    link = join(settings, system.config.broker.endpoint, system.folder.name, epoch=epoch, progress=Progress)
     report = Report(system.folder)
     publisher = Publisher(system.folder.name, system.folder, epoch=epoch, keep=settings.keep_versions)
     deadline = float("inf")
     try:
-        _await_join(link)
         exchange = Exchange(
             link,
             SampledCurriculum(config.env.name, settings, epoch, next_index=config.run.seed * 1_000_000),
@@ -183,14 +171,6 @@ def train(system: System, arm: str, config: RunConfig) -> Run:
         publisher.close()
         engine.release()
     return _outcome(learner, arm, config, seconds, generated)
-
-
-def _await_join(link: ThreadLink) -> None:
-    deadline = time.monotonic() + JOIN_TIMEOUT_S
-    while not link.session.joined:
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"no broker answered within {JOIN_TIMEOUT_S:g} s")
-        time.sleep(0.02)
 
 
 def _is_long(suite: LongTailSuite, index: int) -> bool:

@@ -26,11 +26,10 @@ from learner.algorithm_config import (
     WeightedSurrogate,
     WindowSurrogate,
 )
-from learner.config import LearnerConfig
+from learner.config import RESCUE_RULES, LearnerConfig
 
 OF_GROUP = ("group", "leave_one_out", "token_group")
 """Advantages of whole trajectories, by comparison with the group's other members."""
-RESCUE_RULES = ("success", "per_prompt")
 
 
 def method_contradictions(learner: LearnerConfig) -> Iterator[str]:
@@ -147,17 +146,10 @@ def _replay(learner: LearnerConfig) -> Iterator[str]:
 
 def _table(learner: LearnerConfig) -> Iterator[str]:
     """What the replay table itself refuses: settings under which it would give nothing, or less than its share."""
-    from learner.replay import ReplayConfigError, make_table
+    from learner.replay import ReplayConfigError, replay_table
 
-    replay = learner.replay
-    assert replay is not None
-    fresh: int | None = learner.units_per_batch
-    if replay.rule in RESCUE_RULES:
-        fresh = None
-    elif replay.rule == "advantage":
-        fresh = learner.fresh_trajectories
     try:
-        make_table(replay, fresh_items=fresh, publish_every=learner.publish_every)
+        replay_table(learner)
     except ReplayConfigError as error:
         yield str(error)
 

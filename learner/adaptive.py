@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from learner.algorithm_config import (
     AlgorithmConfig,
-    BalancedSurrogate,
     EntropySurrogate,
     KlConvex,
     MirrorDescentSurrogate,
@@ -134,11 +133,6 @@ def needs_scores(config: AlgorithmConfig, optimizer_steps: int) -> bool:
     if isinstance(config.surrogate, EntropySurrogate):
         return True
     return config.proximal == "recomputed" and optimizer_steps > 1
-
-
-def needs_balance(config: AlgorithmConfig) -> bool:
-    """Whether each optimizer step must look at its mini-batch before."""
-    return isinstance(config.surrogate, BalancedSurrogate)
 
 
 def reference_policies(config: AlgorithmConfig) -> tuple[str, ...]:

@@ -32,6 +32,10 @@ class OptimizerConfig(Section):
     max_grad_norm: float = Field(1.0, gt=0)
 
 
+RESCUE_RULES = ("success", "per_prompt")
+"""Replay rules that replace members of a failed group instead of adding to the batch."""
+
+
 class ReplayConfig(Section):
     """`[learner.replay]`: part of each batch are trajectories that were trained before."""
 
@@ -137,7 +141,7 @@ class LearnerConfig(Section):
     def fresh_trajectories(self) -> int:
         """Trajectories of a batch that are trained for the first time: whole groups."""
         replay = self.replay
-        if replay is None or replay.rule in ("success", "per_prompt"):
+        if replay is None or replay.rule in RESCUE_RULES:
             return self.batch_trajectories
         groups = self.batch_trajectories / self.group_size * (1 - replay.share)
         return max(1, round(groups)) * self.group_size

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -16,7 +17,7 @@ from learner.exchange import TIME_LIMIT, Exchange
 from learner.loop import Learner
 from learner.metrics import Report
 from learner.publisher import Publisher
-from learner.replay import ReplayTable, make_table
+from learner.replay import replay_table
 from learner.replay_batch import can_rescue
 from learner.run_files import PID_FILE, next_epoch
 from protocol.errors import LinkDown
@@ -65,16 +66,7 @@ def run_learner(
     (run_dir / PID_FILE).write_text(str(os.getpid()))  # torchrun kills what it is asked to end; ask rank 0
     epoch = next_epoch(run_dir)
     progress = _Progress()
-    hello = Hello(
-        role="learner",
-        peer="learner",
-        incarnation=epoch,
-        pid=os.getpid(),
-        epoch=epoch,
-        deliver=DELIVERY_UNITS[config.train_on],
-    )
-    link = ThreadLink(broker, hello, progress=progress)
-    _await_join(link, broker, run)
+    link = join(config, broker, run, epoch=epoch, progress=progress)
     stop.limit(max_minutes)
     curriculum = Curriculum(env_name, config, epoch)
     exchange = Exchange(link, curriculum, config, lockstep=mode == "sync", stop_reason=stop.reason)
@@ -101,15 +93,6 @@ def run_learner(
     engine.close()
     if config.processes > 1:
         _leave()
-
-
-def replay_table(config: LearnerConfig) -> ReplayTable[Any] | None:
-    """The table of a run with replay."""
-    if config.replay is None:
-        return None
-    fresh = {"advantage": config.fresh_trajectories, "success": None, "per_prompt": None}
-    items = fresh.get(config.replay.rule, config.units_per_batch)
-    return make_table(config.replay, fresh_items=items, publish_every=config.publish_every)
 
 
 def write_result(learner: Learner) -> None:
@@ -192,7 +175,23 @@ class _Progress:
         )
 
 
-def _await_join(link: ThreadLink, broker: str, run: str) -> None:
+def join(
+    config: LearnerConfig, broker: str, run: str, *, epoch: int, progress: Callable[[], Progress]
+) -> ThreadLink:
+    """Connect to the broker as this epoch's learner.
+
+    Raises:
+        LinkDown: no broker answered, or it serves another run.
+    """
+    hello = Hello(
+        role="learner",
+        peer="learner",
+        incarnation=epoch,
+        pid=os.getpid(),
+        epoch=epoch,
+        deliver=DELIVERY_UNITS[config.train_on],
+    )
+    link = ThreadLink(broker, hello, progress=progress)
     deadline = time.monotonic() + JOIN_TIMEOUT_S
     while not link.session.joined:
         if time.monotonic() > deadline:
@@ -203,3 +202,4 @@ def _await_join(link: ThreadLink, broker: str, run: str) -> None:
     welcome = link.session.welcome
     if welcome is not None and welcome.run != run:
         raise LinkDown(f"the broker at {broker} serves run {welcome.run!r}, this learner belongs to {run!r}")
+    return link

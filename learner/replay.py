@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 import numpy as np
 
 from learner.algorithms import replay
-from learner.config import ReplayConfig
+from learner.config import RESCUE_RULES, LearnerConfig, ReplayConfig
 from learner.inlet import Group
 from learner.replay_file import (
     FORMAT,
@@ -292,6 +292,23 @@ def make_table(
     limiter = make_limiter(config)
     check_share(config, fresh_items=fresh_items, publish_every=publish_every)
     return ReplayTable[Any](config, make_selector(config), limiter, items_per_prompt(config))
+
+
+def replay_table(config: LearnerConfig) -> ReplayTable[Any] | None:
+    """The table of a run with replay.
+
+    Raises:
+        ReplayConfigError: see `make_table`.
+    """
+    replay = config.replay
+    if replay is None:
+        return None
+    fresh: int | None = config.units_per_batch
+    if replay.rule in RESCUE_RULES:
+        fresh = None
+    elif replay.rule == "advantage":
+        fresh = config.fresh_trajectories
+    return make_table(replay, fresh_items=fresh, publish_every=config.publish_every)
 
 
 def _entry(stored: StoredEntry) -> Entry[Any]:

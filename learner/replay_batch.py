@@ -17,6 +17,7 @@ from typing import Any, assert_never
 import numpy as np
 
 from learner.algorithms.replay import advantage_recalibrated, group_failed
+from learner.config import RESCUE_RULES
 from learner.inlet import Group, newest_version
 from learner.replay import Entry, ReplayTable
 from learner.replay_rules import SUCCESS_RETURN
@@ -104,7 +105,7 @@ def rescue_group(
 
 def can_rescue(table: ReplayTable[Any], group: Sequence[Trajectory]) -> bool:
     """Whether the rule is one of rescue, the group failed completely, and a success of its prompt is at hand."""
-    if table.config.rule not in ("success", "per_prompt") or not group_failed([t.return_ for t in group]):
+    if table.config.rule not in RESCUE_RULES or not group_failed([t.return_ for t in group]):
         return False
     key = prompt_key(group[0])
     return any(entry.key == key for entry in table.entries.values())

@@ -16,7 +16,6 @@ from learner.adaptive import (
     after_update,
     algorithm_at,
     has_entropy_gradient,
-    needs_balance,
     optimizer_steps_per_update,
     state_at,
     total_optimizer_steps,
@@ -179,7 +178,7 @@ class Updater:
     ) -> BalancedBounds | None:
         """Clip bounds for the mini-batch under the weights as they are, the same on every rank."""
         surrogate = algorithm.surrogate
-        if not needs_balance(algorithm) or not isinstance(surrogate, BalancedSurrogate):
+        if not isinstance(surrogate, BalancedSurrogate):
             return None
         path = balance_path(
             low=(surrogate.low_start, surrogate.low_stop),
