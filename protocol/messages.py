@@ -75,7 +75,12 @@ class Reward(Struct, frozen=True, array_like=True):
 
 
 class Hello(Message, tag="hello", frozen=True):
-    """First message of a peer, and again after every reconnect; ``attempt`` counts them from 0."""
+    """First message of a peer, and again after every reconnect; ``attempt`` counts them from 0.
+
+    Of a learner: ``epoch`` numbers its process in the run, ``lineage`` is the epoch with which its line of
+    checkpoints began, ``step`` the learner steps its own checkpoint covers. Of a generator: ``endpoint`` is for actors,
+    ``weights_url`` where it serves the policy versions it holds.
+    """
 
     role: Role
     peer: Name
@@ -85,6 +90,9 @@ class Hello(Message, tag="hello", frozen=True):
     endpoint: str = ""
     deliver: DeliveryUnit = "group"
     epoch: Count = 0
+    lineage: Count = 0
+    step: Count = 0
+    weights_url: str = ""
     attempt: Count = 0
 
 
@@ -123,10 +131,10 @@ class DeliveryCredit(Message, tag="delivery_credit", frozen=True):
 
 
 class Commit(Message, tag="commit", frozen=True):
-    """These deliveries are done with: ``trained`` entered a gradient, ``dropped`` were filtered out.
+    """These units (by id) are done with: ``trained`` entered a gradient, ``dropped`` were filtered out.
 
-    ``replayed_tokens`` entered a gradient again, from the learner's own replay table; they were committed as
-    trained before.
+    Up to the next Checkpointed that covers ``step`` the broker can give them back. ``replayed_tokens`` entered a
+    gradient again, from the learner's own replay table; they were committed as trained before.
     """
 
     epoch: Count
@@ -136,12 +144,23 @@ class Commit(Message, tag="commit", frozen=True):
     replayed_tokens: Count = 0
 
 
+class Checkpointed(Message, tag="checkpointed", frozen=True):
+    """Steps up to ``step`` will never be done again: what they committed may be let go for good."""
+
+    epoch: Count
+    step: Count
+
+
 class PublishWeights(Message, tag="publish_weights", frozen=True):
-    """A new policy version exists; the broker passes the newest on to generators."""
+    """A new policy version exists; the broker passes the newest on to generators.
+
+    ``manifest`` is a path on the learner's host, ``url`` where that host serves versions, if it does.
+    """
 
     epoch: Count
     version: Version
     manifest: str
+    url: str = ""
 
 
 # --- actor -> broker --------------------------------------------------------------------------------------
@@ -271,13 +290,24 @@ class SegmentCredit(Message, tag="segment_credit", frozen=True):
     segments: Count
 
 
-class Deliver(Message, tag="deliver", frozen=True):
-    """To the learner: one delivery unit. Header and body of each of ``segments`` segments follow.
+class Held(Message, tag="held", frozen=True):
+    """To a learner that continues a lineage: training tasks the broker holds, done or not; it need not put them."""
 
-    ``redelivered`` is set when an earlier lease of the same unit was lost.
+    task_ids: list[str]
+
+
+class CheckpointWanted(Message, tag="checkpoint_wanted", frozen=True):
+    """To the learner: what it has committed fills the journal; write a checkpoint after this step."""
+
+    reason: str = ""
+
+
+class Deliver(Message, tag="deliver", frozen=True):
+    """To the learner: one delivery unit, leased until it is committed. Its segments' headers and bodies follow.
+
+    ``redelivered`` is set when it was delivered before.
     """
 
-    lease_id: str
     unit_id: str
     segments: Count
     complete: bool = True
@@ -294,11 +324,13 @@ class Dropped(Message, tag="dropped", frozen=True):
 
 
 class WeightsReady(Message, tag="weights_ready", frozen=True):
-    """To generators: the newest policy version and where its manifest is (path or URL)."""
+    """To generators: the newest policy version, the path of its manifest on the learner's host, and the URLs of
+    hosts that serve it, other generators' first, the learner's last."""
 
     epoch: Count
     version: Version
     manifest: str
+    sources: list[str] = field(default_factory=list)
 
 
 class Drain(Message, tag="drain", frozen=True):
@@ -352,7 +384,7 @@ class Chunk(Message, tag="chunk", frozen=True):
 
 
 AnyMessage = (
-    Hello | Heartbeat | Goodbye | PutTasks | DeliveryCredit | Commit | PublishWeights | TaskCredit | Segment
-    | TaskRejected | Welcome | Refused | Generators | LeaseTask | CancelTask | SegmentAck | SegmentCredit
-    | Deliver | Dropped | WeightsReady | Drain | QueueStats | Generate | Abort | Chunk
+    Hello | Heartbeat | Goodbye | PutTasks | DeliveryCredit | Commit | Checkpointed | PublishWeights | TaskCredit
+    | Segment | TaskRejected | Welcome | Refused | Generators | LeaseTask | CancelTask | SegmentAck | SegmentCredit
+    | Held | CheckpointWanted | Deliver | Dropped | WeightsReady | Drain | QueueStats | Generate | Abort | Chunk
 )  # fmt: skip
