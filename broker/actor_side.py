@@ -6,14 +6,18 @@ from typing import Literal
 
 from broker.admission import why_invalid
 from broker.books import Books
+from broker.events import Leased, LeaseEnded
 from broker.peers import Peer
-from broker.tasks import UNWANTED, TaskRecord
+from broker.tasks import TaskRecord
 from protocol.codec import Buffer
 from protocol.messages import CancelTask, LeaseTask, Segment, SegmentAck, SegmentCredit, TaskRejected
+from protocol.session import MISSED_BEATS
 
 DRAINING = "draining"
 FULL = "full"
 MAX_CREDIT = 1 << 20
+ABSENT_BEATS = 3 * MISSED_BEATS
+"""After a restart of the broker, actors have so long to come back for their leases."""
 
 
 class ActorSide:
@@ -21,14 +25,18 @@ class ActorSide:
 
     def __init__(self, books: Books) -> None:
         self._books = books
+        self._absent_s = ABSENT_BEATS * books.config.heartbeat_s
         self._hungry: OrderedDict[str, Peer] = OrderedDict()
         """Actors with task credit, the next one to be served first."""
 
     # --- joining and leaving ------------------------------------------------------------------------------
 
-    def joined(self, peer: Peer, *, trickle: bool) -> None:
-        """A Hello, the first or a repeated one: both sides count credit from zero; leases stay."""
+    def joined(self, peer: Peer, now: float, *, trickle: bool) -> None:
+        """A Hello, the first or a repeated one: both sides count credit from zero; leases of the process stay."""
         self._hungry.pop(peer.name, None)
+        for record in reversed(self._books.tasks.held_by(peer.name)):
+            if record.lease is not None and record.lease.incarnation != peer.hello.incarnation:
+                self.take_back(record, "", now)
         self._books.flow.join(peer.name)
         self.grant(peer.name, trickle=trickle)
 
@@ -51,12 +59,18 @@ class ActorSide:
         """Lease queued tasks as far as task credit reaches."""
         tasks = self._books.tasks
         while self._hungry and tasks.queued:
-            record = tasks.lease_next(lambda record: self._choose(record, now), now)
-            if record is None:
+            found = tasks.next(lambda record: self._choose(record, now))
+            if found is None:
                 return
-            assert record.lease is not None
-            lease = LeaseTask(lease_id=record.lease.lease_id, attempt=record.attempt, task=record.task)
-            self._books.send(record.lease.actor, lease)
+            record, actor = found
+            peer = self._books.peers.get(actor)
+            assert peer is not None
+            lease_id, task_id = tasks.new_lease_id(), record.task.task_id
+            leased = Leased(
+                task_id=task_id, lease_id=lease_id, actor=actor, incarnation=peer.hello.incarnation
+            )
+            self._books.happen(leased, now)
+            self._books.send(actor, LeaseTask(lease_id=lease_id, attempt=record.attempt, task=record.task))
 
     def _choose(self, record: TaskRecord, now: float) -> str | None:
         """The next actor in turn; one that has rejected this task only if there is no other."""
@@ -88,21 +102,7 @@ class ActorSide:
         assert record.lease is not None
         if reason:
             self._books.send(record.lease.actor, CancelTask(lease_id=record.lease.lease_id, reason=reason))
-        self._books.assembly.abandon(record.trajectory_id, "superseded")
-        if not self._books.tasks.release(record, now, fault=fault, avoid=avoid):
-            self._books.assembly.give_up(record.task, now)
-
-    def cancel(self, task_id: str) -> None:
-        """Nobody waits for this task any more."""
-        record = self._books.tasks.get(task_id)
-        if record is None:
-            return
-        if record.lease is not None:
-            reason = "the deadline of its group has passed"
-            self._books.send(record.lease.actor, CancelTask(lease_id=record.lease.lease_id, reason=reason))
-        self._books.assembly.abandon(record.trajectory_id, "late")
-        self._books.tasks.forget(record, UNWANTED)
-        self._books.ledger.task("cancelled")
+        self._books.happen(LeaseEnded(task_id=record.task.task_id, fault=fault, avoid=avoid), now)
 
     # --- segments in --------------------------------------------------------------------------------------
 
@@ -155,17 +155,16 @@ class ActorSide:
         if wrong:
             self.take_back(record, f"invalid: {wrong}", now)
             return "refused", f"invalid: {wrong}"
-        record.lease.renewed = now
-        if segment.status != "unfinished":
-            books.tasks.close(record)
-        books.assembly.add(segment, record.task, header, body, now)
+        books.store_segment(segment, header, body, now)
         return "stored", ""
 
     # --- credit and time ----------------------------------------------------------------------------------
 
     def grant(self, actor: str, *, trickle: bool) -> None:
-        """Grant segment credit, as far as the bounds allow."""
+        """Grant segment credit, as far as the bounds allow; none while the store is low."""
         store = self._books.store
+        if store.low:
+            return
         due = self._books.flow.grant(actor, held=len(store), nbytes=store.nbytes, trickle=trickle)
         if due:
             self._books.send(actor, SegmentCredit(segments=due))
@@ -184,6 +183,9 @@ class ActorSide:
                 tasks.hold(peer.name, elapsed, now)
         for record, reason in tasks.expired(self._grew_at, now):
             self.take_back(record, reason, now)
+        for record, lease in tasks.leases():
+            if self._books.peers.get(lease.actor) is None and now - lease.renewed > self._absent_s:
+                self.take_back(record, "", now)
 
     def _grew_at(self, actor: str) -> float:
         peer = self._books.peers.get(actor)

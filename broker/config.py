@@ -34,5 +34,7 @@ class BrokerConfig(BaseModel):
     """Bytes held for the learner; the same rule."""
     segment_credit: int = Field(256, ge=1)
     """Unacknowledged segments one actor may have under way."""
+    max_deliveries: int = Field(5, ge=1)
+    """A unit that so many learner processes in a row were given, none of which wrote a checkpoint, is dropped."""
     generator_stall_s: float = Field(10.0, gt=0)
     """A generator with work and without a token for so long is not offered to actors meanwhile."""

@@ -1,37 +1,34 @@
-"""Units on their way to the learner: ready, leased, committed, returned. Pure."""
+"""Units on their way to the learner: ready, leased, committed, given back, released. Pure."""
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 
 from broker.admission import is_stale
-from broker.ledger import Ledger, Outcome
+from broker.ledger import Ledger, Outcome, Piece
 from broker.store import SegmentStore
 from broker.units import Unit
-from protocol.messages import Dropped
 
 
 class Deliveries:
     """Units that are whole. Oldest first, evaluation before training; a returned unit keeps its age.
 
-    A unit is held until it is committed. Several leases may have been given for it one after the other;
-    within one learner epoch a commit of any of them counts, so that a late one prevents a second training.
-    Lease ids contain ``boot``, so that those of a broker before this one are not taken for ours.
+    A unit is leased until it is committed. A lease that ends without that puts the unit among the ready ones, but a
+    commit counts all the same: one that comes late prevents a second training. What is committed is kept until a
+    checkpoint of the learner covers its step, and given back if the learner falls behind it.
     """
 
-    def __init__(
-        self, store: SegmentStore, ledger: Ledger, *, lease_s: float, max_policy_lag: int, boot: str = ""
-    ) -> None:
-        self._store, self._ledger, self._boot = store, ledger, boot
+    def __init__(self, store: SegmentStore, ledger: Ledger, *, lease_s: float, max_policy_lag: int) -> None:
+        self._store, self._ledger = store, ledger
         self._lease_s, self._max_policy_lag = lease_s, max_policy_lag
         self._order: list[tuple[bool, int]] = []
         self._ready: dict[int, Unit] = {}
         """By age."""
         self._units: dict[str, Unit] = {}
-        """By lease, ended leases included."""
-        self._live: dict[str, tuple[Unit, float]] = {}
-        """By lease: unit and when it was leased."""
-        self._count = 0
-        self._leases = 0
+        """Not committed."""
+        self._since: dict[str, float] = {}
+        """When a unit was leased."""
+        self._committed: dict[str, Unit] = {}
+        self.count = 0
 
     @property
     def ready(self) -> int:
@@ -39,7 +36,12 @@ class Deliveries:
 
     @property
     def leased(self) -> int:
-        return len(self._live)
+        return len(self._since)
+
+    @property
+    def committed(self) -> int:
+        """Units that wait for a checkpoint."""
+        return len(self._committed)
 
     @property
     def ready_segments(self) -> int:
@@ -47,112 +49,150 @@ class Deliveries:
 
     @property
     def leased_segments(self) -> int:
-        return sum(len(unit.pieces) for unit, _ in self._live.values())
+        return sum(len(self._units[unit_id].pieces) for unit_id in self._since)
 
     def units(self) -> list[Unit]:
-        """All units that are not committed, ready ones first."""
-        return [*self._ready.values(), *(unit for unit, _ in self._live.values())]
+        """All units that are not committed, in the order of becoming ready."""
+        return list(self._units.values())
+
+    def pieces(self) -> Iterator[Piece]:
+        """Of all units that are not committed."""
+        for unit in self._units.values():
+            yield from unit.pieces
 
     def oldest_lease(self) -> float | None:
         """When the oldest live lease was given."""
-        return min((since for _, since in self._live.values()), default=None)
+        return min(self._since.values(), default=None)
 
     def add(self, unit: Unit) -> None:
         """A new unit is ready."""
-        self._count += 1
-        unit.age = self._count
+        self.count += 1
+        unit.age = self.count
+        self._units[unit.unit_id] = unit
         self._queue(unit)
 
-    def take(self, version: int) -> tuple[Unit | None, list[Dropped]]:
-        """The oldest ready unit that is fresh enough, and those dropped on the way to it as too stale."""
-        stale: list[Dropped] = []
-        while self._order:
-            _, age = heapq.heappop(self._order)
-            unit = self._ready.pop(age, None)
-            if unit is None:  # committed by an ended lease while it was ready again
-                continue
-            # A lease that counts still: the learner may hold the unit, and train it. Context: what follows needs it.
-            wanted = bool(unit.lease_ids) or unit.purpose == "eval" or unit.context
-            if wanted or not is_stale(unit.version_max, version, self._max_policy_lag):
-                return unit, stale
-            self._remove(unit, "stale")
-            stale.append(
-                Dropped(
-                    unit_id=unit.unit_id,
-                    group_id=unit.group_id,
-                    trajectories=unit.trajectories,
-                    reason="stale",
-                )
-            )
-        return None, stale
+    def next(self) -> Unit | None:
+        """The ready unit that is delivered next."""
+        while self._order and self._order[0][1] not in self._ready:  # committed while it was ready again
+            heapq.heappop(self._order)
+        return self._ready[self._order[0][1]] if self._order else None
 
-    def lease(self, unit: Unit, now: float) -> str:
-        """Lease a unit that `take` gave; returns the lease's id."""
-        self._leases += 1
-        lease_id = f"d{self._boot}.{self._leases}"
-        unit.lease_ids.append(lease_id)
-        self._units[lease_id] = unit
-        self._live[lease_id] = (unit, now)
+    def is_stale(self, unit: Unit, version: int) -> bool:
+        """Whether a ready unit is too old to be delivered under this policy version."""
+        # The learner may hold it from before, and train it. Context: what follows needs it.
+        wanted = unit.held or unit.purpose == "eval" or unit.context
+        return not wanted and is_stale(unit.version_max, version, self._max_policy_lag)
+
+    def lease(self, unit_id: str, epoch: int) -> None:
+        """A ready unit goes to the learner of this epoch."""
+        unit = self._units[unit_id]
+        self._ready.pop(unit.age, None)
         for piece in unit.pieces:
             self._ledger.delivered.add(piece)
-            if unit.redelivered:
+            if unit.deliveries:
                 self._ledger.redelivered.add(piece)
-        return lease_id
+        if not unit.deliveries or unit.epoch != epoch:
+            unit.processes += 1
+        unit.deliveries += 1
+        unit.epoch, unit.held = epoch, True
+
+    def leased_at(self, unit_id: str, now: float) -> None:
+        """The lease begins."""
+        self._since[unit_id] = now
 
     def frames(self, unit: Unit) -> list[tuple[bytes, bytes]]:
         """Header and body of each segment, as they came."""
         return [self._store.get(piece.key) for piece in unit.pieces]
 
-    def commit(self, lease_ids: Sequence[str], outcome: Outcome) -> list[str]:
-        """Let units go; returns lease ids that are unknown (committed before, or of another epoch)."""
-        unknown = []
-        for lease_id in lease_ids:
-            unit = self._units.get(lease_id)
-            if unit is None:
-                unknown.append(lease_id)
-            else:
-                self._remove(unit, outcome)
-        return unknown
+    def knows(self, unit_id: str) -> bool:
+        """Whether a commit of this unit has, or had, an effect."""
+        return unit_id in self._units or unit_id in self._committed
 
-    def expire(self, progress_at: float, now: float) -> int:
-        """Return leases that were not committed while the learner made no progress; how many."""
-        ended = [
-            lease_id for lease_id, (_, since) in self._live.items()
-            if now - max(since, progress_at) > self._lease_s
-        ]  # fmt: skip
-        for lease_id in ended:
-            self._return(lease_id)
-        return len(ended)
+    def commit(self, unit_id: str, outcome: Outcome, step: int) -> None:
+        """Set a unit aside until a checkpoint covers ``step``; of no effect for one that is not held."""
+        unit = self._units.get(unit_id)
+        if unit is None:
+            return
+        self._forget(unit)
+        unit.step, unit.outcome, unit.processes = step, outcome, 0
+        self._committed[unit_id] = unit
+        for piece in unit.pieces:
+            self._store.set_aside(piece.key)
+            self._ledger.settle(outcome, piece)
 
-    def return_live(self) -> int:
-        """What is leased may have been lost on the way: it is ready again, its leases still count; how many."""
-        live = list(self._live)
-        for lease_id in live:
-            self._return(lease_id)
-        return len(live)
+    def release(self, step: int) -> None:
+        """What was committed up to ``step`` goes for good."""
+        for unit in [unit for unit in self._committed.values() if unit.step <= step]:
+            del self._committed[unit.unit_id]
+            for piece in unit.pieces:
+                self._store.drop(piece.key)
 
-    def return_all(self) -> int:
-        """The learner is gone: everything is ready again, and its leases are void; how many."""
-        returned = self.return_live()
+    def survived(self) -> None:
+        """The learner gets on with what it is given: no unit is to blame for processes that ended before."""
         for unit in self._units.values():
-            unit.lease_ids = []
-        self._units = {}
-        return returned
+            unit.processes = 0
+
+    def give_back(self) -> None:
+        """What is committed still belongs to no checkpoint: all of it is ready again, at its old age."""
+        for unit in self._committed.values():
+            assert unit.outcome is not None
+            for piece in unit.pieces:
+                self._store.bring_back(piece.key)
+                self._ledger.unsettle(unit.outcome, piece)
+            unit.step, unit.outcome, unit.held = 0, None, False
+            self._units[unit.unit_id] = unit
+            self._queue(unit)
+        self._committed = {}
+
+    def drop(self, unit_id: str, outcome: Outcome) -> Unit:
+        """Let a unit go that is not committed."""
+        unit = self._units[unit_id]
+        self._forget(unit)
+        for piece in unit.pieces:
+            self._store.drop(piece.key)
+            self._ledger.settle(outcome, piece)
+        return unit
+
+    def expire(self, progress_at: float, now: float) -> None:
+        """End leases that were not committed while the learner made no progress."""
+        for unit_id, since in list(self._since.items()):
+            if now - max(since, progress_at) > self._lease_s:
+                self._return(unit_id)
+
+    def return_all(self, *, void: bool) -> None:
+        """What is leased may have been lost on the way: it is ready again.
+
+        ``void``: the learner that had it is gone for good.
+        """
+        for unit_id in list(self._since):
+            self._return(unit_id)
+        if void:
+            for unit in self._units.values():
+                unit.held = False
+
+    def saved(self) -> list[Unit]:
+        """All units, for a snapshot."""
+        return [*self._units.values(), *self._committed.values()]
+
+    def restore(self, units: Iterable[Unit], count: int) -> None:
+        """What `saved` gave: those not committed are ready."""
+        self.count = count
+        for unit in units:
+            if unit.outcome is None:
+                self._units[unit.unit_id] = unit
+                self._queue(unit)
+            else:
+                self._committed[unit.unit_id] = unit
 
     def _queue(self, unit: Unit) -> None:
         self._ready[unit.age] = unit
         heapq.heappush(self._order, (unit.purpose != "eval", unit.age))
 
-    def _return(self, lease_id: str) -> None:
-        unit, _ = self._live.pop(lease_id)
-        unit.redelivered = True
-        self._queue(unit)
+    def _return(self, unit_id: str) -> None:
+        del self._since[unit_id]
+        self._queue(self._units[unit_id])
 
-    def _remove(self, unit: Unit, outcome: Outcome) -> None:
-        for lease_id in unit.lease_ids:
-            self._units.pop(lease_id, None)
-            self._live.pop(lease_id, None)
+    def _forget(self, unit: Unit) -> None:
+        del self._units[unit.unit_id]
+        self._since.pop(unit.unit_id, None)
         self._ready.pop(unit.age, None)
-        for piece in unit.pieces:
-            self._store.drop(piece.key)
-            self._ledger.settle(outcome, piece)

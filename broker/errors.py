@@ -1,7 +1,8 @@
 """Errors of the broker process.
 
 BrokerError
-└── BindRefused   an address that cannot or must not be listened on
+├── BindRefused   an address that cannot or must not be listened on
+└── BooksBroken   an event could not be applied; the process has to start again from its journal
 """
 
 
@@ -11,3 +12,7 @@ class BrokerError(Exception):
 
 class BindRefused(BrokerError, OSError):
     """An address that cannot or must not be listened on; the text names the setting and the cure."""
+
+
+class BooksBroken(BrokerError):
+    """A fault of the broker in the middle of a change; the text names the event."""

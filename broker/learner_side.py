@@ -1,11 +1,25 @@
 """The broker towards the learner: tasks in, units out, commits, weights. Pure."""
 
+import math
 from collections import deque
 
-from broker.books import Books
+from broker.books import Books, process
+from broker.events import Committed, Delivered, LearnerJoined, Published, Released, TasksPut, UnitDropped
 from broker.ledger import Recent
 from broker.peers import Peer
-from protocol.messages import Commit, Deliver, Dropped, Hello, PublishWeights, PutTasks, Task, WeightsReady
+from protocol.messages import (
+    Checkpointed,
+    CheckpointWanted,
+    Commit,
+    Deliver,
+    Dropped,
+    Held,
+    Hello,
+    PublishWeights,
+    PutTasks,
+    Task,
+    WeightsReady,
+)
 
 MAX_NOTICES = 65_536
 MAX_CREDIT = 1 << 20
@@ -18,16 +32,14 @@ class LearnerSide:
     def __init__(self, books: Books) -> None:
         self._books = books
         self.learner: Peer | None = None
-        self.lineage: Hello | None = None
-        """The newest learner's Hello, also while it is away."""
-        self.weights: WeightsReady | None = None
+        self._asked_at = -math.inf
         self._notices: deque[Dropped] = deque(maxlen=MAX_NOTICES)
         self._told = Recent(MAX_NOTICES)
         """Groups of the notices sent since the last Hello."""
 
     @property
     def policy_version(self) -> int:
-        return self.weights.version if self.weights else 0
+        return self._books.published.version if self._books.published else 0
 
     def starving(self, now: float) -> bool:
         """Whether the learner wants more and there is nothing whole to give it.
@@ -43,10 +55,10 @@ class LearnerSide:
 
     def may_join(self, hello: Hello) -> bool:
         """One lineage: a lower epoch is over, and of one epoch only one learner lives. Refuses otherwise."""
-        if self.lineage is None or hello.epoch > self.lineage.epoch:
+        if self._books.lineage is None or hello.epoch > self._books.lineage.epoch:
             return True
-        if hello.epoch < self.lineage.epoch:
-            text = f"epoch {hello.epoch} is over, a learner of epoch {self.lineage.epoch} has joined"
+        if hello.epoch < self._books.lineage.epoch:
+            text = f"epoch {hello.epoch} is over, a learner of epoch {self._books.lineage.epoch} has joined"
             self._books.refuse(hello.peer, "stale_epoch", text, fatal=True)
             return False
         if self.learner is not None and self.learner.name != hello.peer:
@@ -58,20 +70,22 @@ class LearnerSide:
     def joined(self, peer: Peer, now: float) -> None:
         """Take over. What is leased goes out again: it may have been lost with a connection.
 
-        A process that comes back after a silence may commit under the leases it has; those of another are void.
+        A process that comes back after a silence may hold what it was given; what another had is not held any more.
         """
-        before, self.lineage = self.lineage, peer.hello
+        books, before = self._books, self._books.lineage
         if self.learner is not None and self.learner.name != peer.name:
             text = f"a learner of epoch {peer.hello.epoch} has joined"
-            self._books.refuse(self.learner.name, "stale_epoch", text, fatal=True)
-            self._books.peers.remove(self.learner.name)
+            books.refuse(self.learner.name, "stale_epoch", text, fatal=True)
+            books.peers.remove(self.learner.name)
         self.learner = peer
-        if before is None or _process(before) != _process(peer.hello):
-            self._books.deliveries.return_all()
-        else:
-            self._books.deliveries.return_live()
+        books.deliveries.return_all(void=False)
+        if before is None or process(before) != process(peer.hello) or before.deliver != peer.hello.deliver:
+            books.happen(LearnerJoined(hello=peer.hello), now)
         self._told = Recent(MAX_NOTICES)
-        self._books.assembly.set_mode(peer.hello.deliver, now)
+
+    def welcome(self, peer: Peer) -> None:
+        """What a learner that continues a lineage need not put."""
+        self._books.send(peer.name, Held(task_ids=self._books.held_task_ids()))
 
     def left(self, peer: Peer, *, on_purpose: bool) -> None:
         """One that is only silent keeps its deliveries: nobody else could take them meanwhile."""
@@ -79,14 +93,14 @@ class LearnerSide:
             return
         self.learner = None
         if on_purpose:
-            self._books.deliveries.return_all()
+            self._books.deliveries.return_all(void=True)
 
     # --- messages -----------------------------------------------------------------------------------------
 
     def credited(self, peer: Peer, units: int) -> None:
         peer.delivery_credit = min(MAX_CREDIT, peer.delivery_credit + units)
 
-    def put(self, peer: Peer, message: PutTasks) -> None:
+    def put(self, peer: Peer, message: PutTasks, now: float) -> None:
         """Queue new tasks, all or none."""
         books = self._books
         fresh = books.tasks.unseen(message.tasks)
@@ -97,11 +111,9 @@ class LearnerSide:
             )
             books.refuse(peer.name, "queue_full", text)
             return
-        for task in fresh:
-            if wrong := books.assembly.expect(task):
+        if fresh:
+            for wrong in books.happen(TasksPut(tasks=fresh), now):
                 books.refuse(peer.name, "bad_task", wrong)
-            else:
-                books.tasks.put(task)
         self._tell_over(message.tasks)
 
     def _tell_over(self, tasks: list[Task]) -> None:
@@ -121,37 +133,70 @@ class LearnerSide:
             self._notices.append(notice)
 
     def commit(self, peer: Peer, message: Commit, now: float) -> bool:
-        """Let go of what the learner is done with; False when refused."""
+        """Set aside what the learner is done with; False when refused."""
         if not self._of_this_epoch(peer, message.epoch, "Commit"):
             return False
         peer.grew_at = peer.progress_at = now
-        unknown = self._books.deliveries.commit(message.trained, "trained")
-        unknown += self._books.deliveries.commit(message.dropped, "dropped")
-        for _ in unknown:
-            self._books.ledger.refuse("unknown_lease")
-        self._books.ledger.replayed_tokens += message.replayed_tokens
+        committed = Committed(
+            epoch=message.epoch,
+            step=message.step,
+            trained=message.trained,
+            dropped=message.dropped,
+            replayed_tokens=message.replayed_tokens,
+        )
+        self._books.happen(committed, now)
+        if difference := self._books.violation():
+            text = f"the ledger does not close: {difference}; this is a fault of the broker, its journal has the rest"
+            self._books.refuse(peer.name, "ledger_violation", text, fatal=True)
         return True
 
-    def publish(self, peer: Peer, message: PublishWeights) -> None:
+    def checkpointed(self, peer: Peer, message: Checkpointed, now: float) -> None:
+        """What is committed up to this step is in a checkpoint."""
+        if self._of_this_epoch(peer, message.epoch, "Checkpointed"):
+            self._books.happen(Released(epoch=message.epoch, step=message.step), now)
+
+    def publish(self, peer: Peer, message: PublishWeights, now: float) -> None:
         """Note the newest version and pass it on to generators."""
         if not self._of_this_epoch(peer, message.epoch, "PublishWeights"):
             return
-        offered = (message.epoch, message.version)
-        if self.weights is not None and offered < (self.weights.epoch, self.weights.version):
-            text = f"version {message.version} is older than {self.weights.version}, published in this epoch"
+        newest, offered = self._books.published, (message.epoch, message.version)
+        if newest is not None and offered < (newest.epoch, newest.version):
+            text = f"version {message.version} is older than {newest.version}, published in this epoch"
             self._books.refuse(peer.name, "stale_version", text)
             return
-        self.weights = WeightsReady(epoch=message.epoch, version=message.version, manifest=message.manifest)
+        event = Published(
+            epoch=message.epoch, version=message.version, manifest=message.manifest, url=message.url
+        )
+        if event != newest:
+            self._books.happen(event, now)
         for generator in self._books.peers.of("generator"):
-            self._books.send(generator.name, self.weights)
+            self.announce(generator)
+
+    def announce(self, generator: Peer) -> None:
+        """Tell a generator of the newest weights, and of hosts that serve them: the learner's last."""
+        newest = self._books.published
+        if newest is None:
+            return
+        others = [
+            peer.hello.weights_url
+            for peer in self._books.peers.of("generator")
+            if peer.hello.weights_url
+            and peer is not generator
+            and peer.heartbeat.policy_version == newest.version
+        ]
+        sources = [*dict.fromkeys(others), *([newest.url] if newest.url else [])]
+        ready = WeightsReady(
+            epoch=newest.epoch, version=newest.version, manifest=newest.manifest, sources=sources
+        )
+        self._books.send(generator.name, ready)
 
     def remind(self, generator: Peer, now: float) -> None:
         """Repeat the announcement to a generator that serves another version: it may have been lost."""
-        if self.weights is None or generator.heartbeat.policy_version == self.weights.version:
+        if self._books.published is None or generator.heartbeat.policy_version == self.policy_version:
             return
         if now - generator.reminded_at >= REMIND_S:
             generator.reminded_at = now
-            self._books.send(generator.name, self.weights)
+            self.announce(generator)
 
     def _of_this_epoch(self, peer: Peer, epoch: int, what: str) -> bool:
         if epoch == peer.hello.epoch:
@@ -162,11 +207,9 @@ class LearnerSide:
 
     # --- deliveries ---------------------------------------------------------------------------------------
 
-    def notify(self, dropped: list[Dropped]) -> None:
-        """Tell the learner, now or when it is back, what it will never get."""
-        self._notices.extend(dropped)
-
     def send_notices(self) -> None:
+        """Tell the learner, now or when it is back, what it will never get."""
+        self._notices.extend(self._books.take_notices())
         while self.learner is not None and self._notices:
             notice = self._notices.popleft()
             self._told.add(notice.group_id, 0)
@@ -176,24 +219,32 @@ class LearnerSide:
         """Lease ready units to the learner, oldest first, as far as its credit reaches."""
         books, learner = self._books, self.learner
         while learner is not None and learner.delivery_credit > 0:
-            unit, stale = books.deliveries.take(self.policy_version)
-            self.notify(stale)
+            unit = books.deliveries.next()
             if unit is None:
                 return
+            if books.deliveries.is_stale(unit, self.policy_version):
+                books.happen(UnitDropped(unit_id=unit.unit_id, outcome="stale"), now)
+                continue
+            if unit.processes >= books.config.max_deliveries and unit.epoch != learner.hello.epoch:
+                books.happen(UnitDropped(unit_id=unit.unit_id, outcome="poison"), now)
+                continue
             learner.delivery_credit -= 1
             deliver = Deliver(
-                lease_id=books.deliveries.lease(unit, now),
                 unit_id=unit.unit_id,
                 segments=len(unit.pieces),
                 complete=unit.complete,
-                redelivered=unit.redelivered,
+                redelivered=unit.deliveries > 0,
             )
-            books.send(learner.name, deliver, books.deliveries.frames(unit))
+            frames = books.deliveries.frames(unit)
+            books.happen(Delivered(unit_id=unit.unit_id, epoch=learner.hello.epoch), now)
+            books.deliveries.leased_at(unit.unit_id, now)
+            books.send(learner.name, deliver, frames)
 
     def sweep(self, now: float) -> None:
-        """Return leases of a learner that makes no progress, or that stays away."""
-        self._books.deliveries.expire(self.learner.grew_at if self.learner else 0.0, now)
-
-
-def _process(hello: Hello) -> tuple[str, int, int]:
-    return hello.peer, hello.incarnation, hello.epoch
+        """End leases of a learner that makes no progress, or stays away; ask for room in the journal."""
+        books = self._books
+        books.deliveries.expire(self.learner.grew_at if self.learner else 0.0, now)
+        if books.store.crowded and books.deliveries.committed and self.learner is not None and now - self._asked_at >= REMIND_S:
+            self._asked_at = now
+            reason = f"{books.store.aside_nbytes} bytes are kept until a checkpoint covers them"
+            books.send(self.learner.name, CheckpointWanted(reason=reason))

@@ -1,20 +1,22 @@
 """What became of every segment and token that reached the broker."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from broker.store import SegmentKey
 
-Outcome = Literal["trained", "dropped", "stale", "superseded", "late", "given_up", "too_large"]
+Outcome = Literal["trained", "dropped", "stale", "superseded", "late", "given_up", "too_large", "poison"]
 OUTCOMES: dict[Outcome, str] = {
     "trained": "committed by the learner: entered a gradient",
     "dropped": "committed by the learner: filtered out or evaluated",
     "stale": "all tokens older than max_policy_lag when delivery was due",
-    "superseded": "of an attempt whose actor was lost before the trajectory was closed",
+    "superseded": "of an attempt whose actor was lost before the trajectory was closed, or of a lineage that has ended",
     "late": "of a trajectory that was open when its group's deadline passed",
     "given_up": "of a group too few of whose members were ever closed",
     "too_large": "of a unit that does not fit into one message",
+    "poison": "of a unit that several learner processes in a row were given and did not survive",
 }
 
 
@@ -41,7 +43,13 @@ class Tally:
         self.tokens += piece.tokens
         self.action_tokens += piece.action_tokens
 
+    def remove(self, piece: Piece) -> None:
+        self.segments -= 1
+        self.tokens -= piece.tokens
+        self.action_tokens -= piece.action_tokens
 
+
+@dataclass
 class Ledger:
     """Sums that must close: what was stored is held or has exactly one outcome.
 
@@ -54,16 +62,17 @@ class Ledger:
         0
     """
 
-    def __init__(self) -> None:
-        self.stored = Tally()
-        self.delivered = Tally()
-        self.redelivered = Tally()
-        self.outcomes: dict[Outcome, Tally] = {name: Tally() for name in OUTCOMES}
-        self.replayed_tokens = 0
-        """Action tokens trained once more, after they were settled as trained; outside the sums."""
-        self.duplicate_segments = 0
-        self.refused: dict[str, int] = {}
-        self.tasks: dict[str, int] = {}
+    stored: Tally = field(default_factory=Tally)
+    delivered: Tally = field(default_factory=Tally)
+    redelivered: Tally = field(default_factory=Tally)
+    rolled_back: Tally = field(default_factory=Tally)
+    """Committed, and given back to a learner whose checkpoint was older; outside the sums."""
+    outcomes: dict[Outcome, Tally] = field(default_factory=lambda: {name: Tally() for name in OUTCOMES})
+    replayed_tokens: int = 0
+    """Action tokens trained once more, after they were settled as trained; outside the sums."""
+    duplicate_segments: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    tasks: dict[str, int] = field(default_factory=dict)
 
     @property
     def held_tokens(self) -> int:
@@ -73,6 +82,22 @@ class Ledger:
     def settle(self, outcome: Outcome, piece: Piece) -> None:
         """This piece has left the broker for good."""
         self.outcomes[outcome].add(piece)
+
+    def unsettle(self, outcome: Outcome, piece: Piece) -> None:
+        """It comes back: the step that had it is no part of the lineage any more."""
+        self.outcomes[outcome].remove(piece)
+        self.rolled_back.add(piece)
+
+    def difference(self, pieces: Iterable[Piece]) -> str:
+        """What is wrong, if what is held are not the tokens that the sums say; "" if they are."""
+        tokens = sum(piece.tokens for piece in pieces)
+        if tokens == self.held_tokens:
+            return ""
+        outcomes = {name: tally.tokens for name, tally in self.outcomes.items() if tally.tokens}
+        return (
+            f"{tokens} tokens are held, but {self.stored.tokens} were stored and {outcomes} settled, which leaves "
+            f"{self.held_tokens}: {tokens - self.held_tokens:+d}"
+        )
 
     def refuse(self, code: str) -> None:
         """Count a refusal by its code."""
@@ -111,3 +136,7 @@ class Recent:
 
     def get(self, key: str) -> int | None:
         return self._numbers.get(key)
+
+    def items(self) -> list[tuple[str, int]]:
+        """Oldest first."""
+        return list(self._numbers.items())

@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from broker.actor_side import ActorSide
 from broker.books import Books, Send
 from broker.config import BrokerConfig
+from broker.events import GroupClosed
 from broker.learner_side import LearnerSide
 from broker.peers import MAX_PEERS, Peer
 from broker.store import MemoryStore, SegmentStore
 from protocol.codec import MAX_BODY_BYTES, MAX_HEADER_BYTES, Buffer
 from protocol.messages import (
     AnyMessage,
+    Checkpointed,
     Commit,
     DeliveryCredit,
     Drain,
@@ -43,6 +45,7 @@ SENDERS: dict[type, str] = {
     PutTasks: "learner",
     DeliveryCredit: "learner",
     Commit: "learner",
+    Checkpointed: "learner",
     PublishWeights: "learner",
     TaskCredit: "actor",
     Segment: "actor",
@@ -146,6 +149,15 @@ class BrokerState:
             "broker/tasks_leased": float(books.tasks.leased),
             "broker/units_ready": float(books.deliveries.ready),
             "broker/units_leased": float(books.deliveries.leased),
+            "broker/units_committed": float(books.deliveries.committed),
+            "broker/journal_aside_bytes": float(books.store.aside_nbytes),
+            "broker/ledger_stored_tokens": float(books.ledger.stored.tokens),
+            "broker/ledger_held_tokens": float(books.ledger.held_tokens),
+            "broker/ledger_rolled_back_tokens": float(books.ledger.rolled_back.tokens),
+            **{
+                f"broker/ledger_{outcome}_tokens": float(tally.tokens)
+                for outcome, tally in books.ledger.outcomes.items()
+            },
         }
 
     # --- joining and leaving ------------------------------------------------------------------------------
@@ -162,9 +174,11 @@ class BrokerState:
         self.books.send(name, self._welcome(hello.attempt))
         if hello.role == "actor":
             self.books.send(name, Generators(generators=self.offered))
-            self.actors.joined(peer, trickle=self.learners.starving(now))
-        elif hello.role == "generator" and self.learners.weights is not None:
-            self.books.send(name, self.learners.weights)
+            self.actors.joined(peer, now, trickle=self.learners.starving(now))
+        elif hello.role == "generator":
+            self.learners.announce(peer)
+        else:
+            self.learners.welcome(peer)
         if self._draining_since is not None:
             self.books.send(name, Drain(reason="the broker is ending"))
         self._offer_generators(now)
@@ -186,7 +200,7 @@ class BrokerState:
     def _welcome(self, attempt: int) -> Welcome:
         return Welcome(
             run=self.run,
-            epoch=self.learners.lineage.epoch if self.learners.lineage else 0,
+            epoch=self.books.lineage.epoch if self.books.lineage else 0,
             heartbeat_s=self.config.heartbeat_s,
             policy_version=self.learners.policy_version,
             limits={
@@ -218,14 +232,16 @@ class BrokerState:
             case Goodbye():
                 self._lose(peer, now, fault=False)
             case PutTasks():
-                self.learners.put(peer, message)
+                self.learners.put(peer, message, now)
             case DeliveryCredit():
                 self.learners.credited(peer, message.units)
             case Commit():
                 if self.learners.commit(peer, message, now):
                     self.actors.grant_all(trickle=self.learners.starving(now))
+            case Checkpointed():
+                self.learners.checkpointed(peer, message, now)
             case PublishWeights():
-                self.learners.publish(peer, message)
+                self.learners.publish(peer, message, now)
             case TaskCredit():
                 self.actors.credited(peer, message.tasks)
             case TaskRejected():
@@ -256,16 +272,12 @@ class BrokerState:
         self.actors.sweep(elapsed, now, trickle=self.learners.starving(now))
         if self.books.full():
             self.books.assembly.postpone(elapsed)
-        self.books.assembly.expire(now)
+        for group_id in self.books.assembly.overdue(now):
+            self.books.happen(GroupClosed(group_id=group_id), now)
         self.learners.sweep(now)
 
     def _flush(self, now: float) -> list[Send]:
         """Let everything follow that has become possible; returns what is to be sent."""
-        for unit in self.books.assembly.take_ready():
-            self.books.deliveries.add(unit)
-        self.learners.notify(self.books.assembly.take_dropped())
-        for task_id in self.books.assembly.take_unwanted():
-            self.actors.cancel(task_id)
         if self._draining_since is None:
             self.learners.deliver(now)
             if not self.books.full() or self.learners.starving(now):

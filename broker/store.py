@@ -1,4 +1,4 @@
-"""Where the frames of segments are kept until the learner has committed them."""
+"""Where segments and events are kept: in memory, or in a journal that outlives the process (`broker.recovery`)."""
 
 from typing import Protocol
 
@@ -7,11 +7,30 @@ SegmentKey = tuple[str, int]
 
 
 class SegmentStore(Protocol):
-    """Raw header and body bytes by key; never decoded or changed, so that unknown fields survive."""
+    """Raw header and body bytes by key; never decoded or changed, so that unknown fields survive.
+
+    A segment is held until the learner commits it, set aside until a checkpoint covers that, and then dropped.
+    Only what is held counts towards the broker's bounds.
+    """
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
+        ...
+
+    @property
+    def aside_nbytes(self) -> int:
+        """Bytes set aside."""
+        ...
+
+    @property
+    def low(self) -> bool:
+        """Whether there is no room for more."""
+        ...
+
+    @property
+    def crowded(self) -> bool:
+        """Whether what is set aside takes the room of what waits."""
         ...
 
     def __len__(self) -> int:
@@ -20,10 +39,49 @@ class SegmentStore(Protocol):
 
     def put(self, key: SegmentKey, header: bytes, body: bytes) -> None: ...
     def get(self, key: SegmentKey) -> tuple[bytes, bytes]: ...
+    def set_aside(self, key: SegmentKey) -> None: ...
+    def bring_back(self, key: SegmentKey) -> None: ...
     def drop(self, key: SegmentKey) -> None: ...
 
+    def note(self, event: bytes) -> None:
+        """Keep an event, in order with the segments."""
+        ...
 
-class MemoryStore:
+
+class Counted:
+    """Numbers of what is held and set aside."""
+
+    def __init__(self) -> None:
+        self._held: dict[SegmentKey, int] = {}
+        self._aside: dict[SegmentKey, int] = {}
+        self.nbytes = self.aside_nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, key: SegmentKey, nbytes: int) -> None:
+        assert key not in self._held and key not in self._aside, f"segment {key} is stored already"
+        self._held[key] = nbytes
+        self.nbytes += nbytes
+
+    def set_aside(self, key: SegmentKey) -> None:
+        nbytes = self._aside[key] = self._held.pop(key)
+        self.nbytes -= nbytes
+        self.aside_nbytes += nbytes
+
+    def bring_back(self, key: SegmentKey) -> None:
+        nbytes = self._held[key] = self._aside.pop(key)
+        self.nbytes += nbytes
+        self.aside_nbytes -= nbytes
+
+    def drop(self, key: SegmentKey) -> None:
+        if key in self._held:
+            self.nbytes -= self._held.pop(key)
+        else:
+            self.aside_nbytes -= self._aside.pop(key)
+
+
+class MemoryStore(Counted):
     """Segments in memory: lost with the process.
 
     Example:
@@ -31,29 +89,28 @@ class MemoryStore:
         >>> store.put(("t.0", 0), b"header", b"body")
         >>> store.nbytes, len(store), store.get(("t.0", 0))
         (10, 1, (b'header', b'body'))
-        >>> store.drop(("t.0", 0)); store.nbytes
+        >>> store.set_aside(("t.0", 0)); store.nbytes, store.aside_nbytes
+        (0, 10)
+        >>> store.drop(("t.0", 0)); store.aside_nbytes
         0
     """
 
+    low = crowded = False
+
     def __init__(self) -> None:
+        super().__init__()
         self._frames: dict[SegmentKey, tuple[bytes, bytes]] = {}
-        self._nbytes = 0
-
-    @property
-    def nbytes(self) -> int:
-        return self._nbytes
-
-    def __len__(self) -> int:
-        return len(self._frames)
 
     def put(self, key: SegmentKey, header: bytes, body: bytes) -> None:
-        assert key not in self._frames, f"segment {key} is stored already"
+        self.add(key, len(header) + len(body))
         self._frames[key] = (header, body)
-        self._nbytes += len(header) + len(body)
 
     def get(self, key: SegmentKey) -> tuple[bytes, bytes]:
         return self._frames[key]
 
     def drop(self, key: SegmentKey) -> None:
-        header, body = self._frames.pop(key)
-        self._nbytes -= len(header) + len(body)
+        super().drop(key)
+        del self._frames[key]
+
+    def note(self, event: bytes) -> None:
+        pass

@@ -1,7 +1,7 @@
 """The task queue: who runs what, until when, and what happens when it is lost. Pure."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from broker.ledger import Ledger, Recent
@@ -20,6 +20,7 @@ class TaskLease:
 
     lease_id: str
     actor: str
+    incarnation: int
     renewed: float
     limit: float
 
@@ -86,6 +87,24 @@ class TaskBook:
             assert record.lease is not None
             yield record, record.lease
 
+    def live(self) -> list[TaskRecord]:
+        """All that are not over: queued ones in their order, then leased ones."""
+        queued = [record for queue in self._queues.values() for record in queue.values()]
+        return queued + list(self._leases.values())
+
+    def restore(self, records: Iterable[TaskRecord], over: Iterable[tuple[str, int]], now: float) -> None:
+        """What `live` and `over` gave, in a new process: leases are renewed, as its clock is another."""
+        for task_id, attempt in over:
+            self.over.add(task_id, attempt)
+        for record in records:
+            self._live[record.task.task_id] = record
+            record.retry_at = 0.0
+            if record.lease is None:
+                self._queues[record.task.purpose][record.task.task_id] = record
+            else:
+                record.lease.renewed, record.lease.limit = now, now + record.task.deadline_s + self._lease_s
+                self._leases[record.lease.lease_id] = record
+
     def groups(self) -> set[str]:
         """Groups with a task that is not over."""
         return {record.task.group_id for record in self._live.values()}
@@ -109,25 +128,31 @@ class TaskBook:
         self._queues[task.purpose][task.task_id] = record
         self._ledger.task("put")
 
-    def lease_next(self, choose: Callable[[TaskRecord], str | None], now: float) -> TaskRecord | None:
-        """Lease the first queued task for which ``choose`` names an actor: evaluation first, then by age."""
+    def next(self, choose: Callable[[TaskRecord], str | None]) -> tuple[TaskRecord, str] | None:
+        """The first queued task for which ``choose`` names an actor: evaluation first, then by age."""
         skipped = 0
         for queue in self._queues.values():
-            for task_id, record in queue.items():
+            for record in queue.values():
                 actor = choose(record)
                 if actor is not None:
-                    del queue[task_id]
-                    return self._lease(record, actor, now)
+                    return record, actor
                 skipped += 1
                 if skipped > MAX_SKIPPED:
                     return None
         return None
 
-    def _lease(self, record: TaskRecord, actor: str, now: float) -> TaskRecord:
+    def new_lease_id(self) -> str:
+        """Never used before, not even by a broker before this one."""
         self._lease_count += 1
+        return f"t{self._boot}.{self._lease_count}"
+
+    def lease(self, task_id: str, lease_id: str, actor: str, incarnation: int, now: float) -> TaskRecord:
+        """Hand a queued task to an actor."""
+        record = self._live[task_id]
+        del self._queues[record.task.purpose][task_id]
         limit = now + record.task.deadline_s + self._lease_s
-        record.lease = TaskLease(f"t{self._boot}.{self._lease_count}", actor, now, limit)
-        self._leases[record.lease.lease_id] = record
+        record.lease = TaskLease(lease_id, actor, incarnation, now, limit)
+        self._leases[lease_id] = record
         self._ledger.task("leased")
         return record
 

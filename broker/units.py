@@ -1,5 +1,6 @@
 """From segments to delivery units: trajectories in the making, rollout groups, what is ready. Pure."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from broker.ledger import Ledger, Outcome, Piece
@@ -54,10 +55,18 @@ class Unit:
     complete: bool
     context: bool = False
     """Whether pieces that follow are of no use without it."""
-    redelivered: bool = False
-    lease_ids: list[str] = field(default_factory=list)
     age: int = 0
     """Order in which units became ready."""
+    deliveries: int = 0
+    epoch: int = 0
+    """Of the learner it was delivered to last."""
+    processes: int = 0
+    """Learner processes it was delivered to since the last checkpoint."""
+    held: bool = False
+    """Whether the learner alive may have it, from whatever delivery."""
+    step: int = 0
+    """Of its commit, with `outcome`."""
+    outcome: Outcome | None = None
 
     @property
     def version_max(self) -> int:
@@ -90,8 +99,7 @@ class Assembly:
     @property
     def segments(self) -> int:
         """Stored segments that are in no unit."""
-        waiting = sum(len(t.pieces) for group in self.groups.values() for t in group.here)
-        return waiting + sum(len(t.pieces) for t in self.trajectories.values())
+        return sum(1 for _ in self.pieces())
 
     def take_ready(self) -> list[Unit]:
         """Units formed since the last call."""
@@ -124,8 +132,8 @@ class Assembly:
         group.out.add(task.task_id)
         return ""
 
-    def add(self, segment: Segment, task: Task, header: bytes, body: bytes, now: float) -> None:
-        """Store the next segment of a trajectory; the caller has checked that it is the next."""
+    def add(self, segment: Segment, task: Task, nbytes: int, now: float) -> None:
+        """The next segment of a trajectory is stored; the caller has checked that it is the next."""
         trajectory = self.trajectories.get(segment.trajectory_id)
         if trajectory is None:
             trajectory = Trajectory(segment.trajectory_id, task)
@@ -135,9 +143,8 @@ class Assembly:
             segment.tokens,
             segment.action_tokens,
             segment.version_max,
-            len(header) + len(body),
+            nbytes,
         )
-        self._store.put(piece.key, header, body)
         self._ledger.stored.add(piece)
         trajectory.pieces.append(piece)
         trajectory.next_index += 1
@@ -156,6 +163,16 @@ class Assembly:
         for trajectory in (*waiting, *self.trajectories.values()):
             self._form(trajectory, now)
 
+    def restore(
+        self, trajectories: Iterable[Trajectory], groups: Iterable[Group], mode: DeliveryUnit, now: float
+    ) -> None:
+        """What was here in another process: deadlines begin anew, as its clock was another."""
+        self.mode = mode
+        self.trajectories = {trajectory.trajectory_id: trajectory for trajectory in trajectories}
+        self.groups = {group.group_id: group for group in groups}
+        for group in self.groups.values():
+            group.since = now if group.since is not None else None
+
     def abandon(self, trajectory_id: str, outcome: Outcome) -> None:
         """The attempt is over before its end: what is stored of it, and in no unit, is let go."""
         trajectory = self.trajectories.pop(trajectory_id, None)
@@ -173,12 +190,30 @@ class Assembly:
             group.lost += 1
             self._settle(group, now)
 
-    def expire(self, now: float) -> None:
-        """Close groups whose deadline has passed; members that are delivered singly wait for none."""
-        for group in list(self.groups.values()):
-            over = group.since is not None and now - group.since > self._deadline_s
-            if over and (self.mode == "group" or not group.out):
-                self._conclude(group, "deadline")
+    def pieces(self) -> Iterator[Piece]:
+        """All that is stored and in no unit."""
+        for trajectory in (*self.trajectories.values(), *(t for g in self.groups.values() for t in g.here)):
+            yield from trajectory.pieces
+
+    def overdue(self, now: float) -> list[str]:
+        """Groups whose deadline has passed; members that are delivered singly wait for none."""
+        return [
+            group.group_id
+            for group in self.groups.values()
+            if group.since is not None
+            and now - group.since > self._deadline_s
+            and (self.mode == "group" or not group.out)
+        ]
+
+    def close_group(self, group_id: str) -> None:
+        """A group that is overdue gets no more members."""
+        self._conclude(self.groups[group_id], "deadline")
+
+    def clear(self) -> None:
+        """Nobody waits for any of it any more."""
+        for trajectory in (*self.trajectories.values(), *(t for g in self.groups.values() for t in g.here)):
+            self._discard(trajectory.pieces, "superseded")
+        self.trajectories, self.groups = {}, {}
 
     def postpone(self, seconds: float) -> None:
         """Deadlines do not run while the broker itself keeps actors waiting."""

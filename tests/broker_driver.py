@@ -6,6 +6,7 @@ from broker.config import BrokerConfig
 from broker.state import BrokerState
 from protocol.codec import decode, encode, encode_arrays
 from protocol.messages import (
+    Checkpointed,
     Commit,
     Deliver,
     DeliveryCredit,
@@ -101,7 +102,7 @@ class Driver:
         for action in actions:
             self.sent.setdefault(action.peer, []).append(action.message)
             if isinstance(action.message, Deliver):
-                self.frames[action.message.lease_id] = list(action.frames)
+                self.frames[action.message.unit_id] = list(action.frames)
         return [action.message for action in actions]
 
     # --- roles --------------------------------------------------------------------------------------------
@@ -132,8 +133,11 @@ class Driver:
         answers = self.say_frames(peer, segment_frames(lease, index, **fields))
         return next(message for message in answers if isinstance(message, SegmentAck))
 
-    def commit(self, *leases, epoch=1, dropped=()):
-        return self.say("learner", Commit(epoch=epoch, step=1, trained=list(leases), dropped=list(dropped)))
+    def commit(self, *units, epoch=1, step=1, dropped=()):
+        return self.say("learner", Commit(epoch=epoch, step=step, trained=list(units), dropped=list(dropped)))
+
+    def checkpointed(self, step, epoch=1):
+        return self.say("learner", Checkpointed(epoch=epoch, step=step))
 
     # --- what was sent ------------------------------------------------------------------------------------
 
@@ -167,8 +171,8 @@ class Driver:
         books = self.state.books
         pieces = [p for t in books.assembly.trajectories.values() for p in t.pieces]
         pieces += [p for g in books.assembly.groups.values() for t in g.here for p in t.pieces]
-        units = {id(u): u for u in books.deliveries.units()}
-        pieces += [p for u in units.values() for p in u.pieces]
+        pieces += [p for u in books.deliveries.units() for p in u.pieces]
+        assert books.violation() == ""
         assert len(pieces) == len(books.store)
         assert sum(p.tokens for p in pieces) == books.ledger.held_tokens
         assert sum(p.nbytes for p in pieces) == books.store.nbytes

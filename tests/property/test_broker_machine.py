@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from protocol.codec import decode_segment
 from protocol.messages import (
     CancelTask,
+    Checkpointed,
     Commit,
     Deliver,
     DeliveryCredit,
@@ -46,6 +47,7 @@ class Actor:
         self.name, self.incarnation = name, incarnation
         self.credit = 0
         self.runs = {}
+        self.ended = set()
         self.progress = 0.0
 
 
@@ -70,10 +72,14 @@ class BrokerMachine(RuleBasedStateMachine):
         self.groups = 0
         self.delivery_credit = 0
         self.held = {}
-        """Deliveries of the learner alive: lease id to segment keys."""
+        """Deliveries of the learner alive: unit id to segment keys."""
         self.acknowledged = {}
         """Key of every segment acknowledged as stored, with its tokens."""
         self.committed = Counter()
+        self.step = self.checkpoint = self.lineage = 0
+        self.steps = {}
+        """What was committed at which step of the surviving lineage."""
+        self.ended = set()
         self.start_learner()
 
     # --- the outside world --------------------------------------------------------------------------------
@@ -96,16 +102,17 @@ class BrokerMachine(RuleBasedStateMachine):
         if isinstance(message, Deliver):
             self.delivery_credit -= 1
             assert self.delivery_credit >= 0, "more was delivered than there was credit"
-            pairs = self.driver.frames.pop(message.lease_id)
+            pairs = self.driver.frames.pop(message.unit_id)
             assert len(pairs) == message.segments
             keys = [self.key_of(header) for header, _ in pairs]
             assert len(set(keys)) == len(keys)
             assert set(keys) <= set(self.acknowledged), "what was not acknowledged was delivered"
-            assert not any(self.committed[key] for key in keys), "delivered after it was committed"
-            assert message.lease_id not in self.held
-            if any(set(keys) & set(others) for others in self.held.values()):
-                assert message.redelivered
-            self.held[message.lease_id] = keys
+            assert not any(self.committed[key] > 0 for key in keys), "delivered after it was committed"
+            assert not self.ended & set(keys), "of a lineage that has ended"
+            if message.unit_id in self.held:
+                assert message.redelivered and self.held[message.unit_id] == keys
+            assert not any(set(keys) & set(ks) for unit, ks in self.held.items() if unit != message.unit_id)
+            self.held[message.unit_id] = keys
         elif isinstance(message, Dropped):
             assert message.reason in ("stale", "given_up", "deadline")
 
@@ -130,11 +137,32 @@ class BrokerMachine(RuleBasedStateMachine):
                     if f"{run.lease.task.task_id}.{run.lease.attempt}" == message.trajectory_id:
                         del actor.runs[lease_id]
 
-    def start_learner(self):
+    def start_learner(self, new_lineage=False):
+        """From its checkpoint: what it committed since comes back. Or from nothing: no old unit comes back."""
         self.epoch += 1
         self.held.clear()
         self.delivery_credit = 0
-        self.driver.hello("learner", "learner", self.epoch, epoch=self.epoch, deliver=self.unit)
+        if new_lineage:
+            self.lineage, self.checkpoint = self.epoch, 0
+            self.steps.clear()
+            self.ended.update(self.acknowledged)
+            for actor in self.actors.values():
+                actor.ended.update(actor.runs)
+        for step in [step for step in self.steps if step > self.checkpoint]:
+            self.committed.subtract(self.steps.pop(step))
+        self.step = self.checkpoint
+        self.say_hello()
+
+    def say_hello(self):
+        self.driver.hello(
+            "learner",
+            "learner",
+            self.epoch,
+            epoch=self.epoch,
+            lineage=self.lineage,
+            step=self.checkpoint,
+            deliver=self.unit,
+        )
         self.add_credit(CREDIT)
 
     def add_credit(self, units):
@@ -240,31 +268,49 @@ class BrokerMachine(RuleBasedStateMachine):
     def learner_commits(self, which, trained, again):
         if not self.held:
             return
-        lease_id = sorted(self.held)[which % len(self.held)]
-        keys = self.held.pop(lease_id)
-        for other in [lease for lease, others in self.held.items() if set(others) & set(keys)]:
-            del self.held[other]  # an ended lease of the same unit
+        unit_id = sorted(self.held)[which % len(self.held)]
+        keys = self.held.pop(unit_id)
+        self.step += 1
         self.committed.update(keys)
-        lists = {"trained": [lease_id]} if trained else {"dropped": [lease_id]}
+        self.steps[self.step] = keys
+        lists = {"trained": [unit_id]} if trained else {"dropped": [unit_id]}
         for _ in range(1 + again):
-            self.say("learner", Commit(epoch=self.epoch, step=0, **lists))
+            self.say("learner", Commit(epoch=self.epoch, step=self.step, **lists))
         self.add_credit(1)
+
+    @rule(told=st.booleans())
+    def learner_checkpoints(self, told):
+        """The broker may not hear of it before the learner dies."""
+        self.checkpoint = self.step
+        if told:
+            self.say("learner", Checkpointed(epoch=self.epoch, step=self.step))
 
     @rule(count=st.integers(1, 3))
     def learner_publishes(self, count):
         self.version += count
         self.say("learner", PublishWeights(epoch=self.epoch, version=self.version, manifest="m"))
 
+    @rule(new_lineage=st.sampled_from([False, False, False, True]))
+    def learner_restarts(self, new_lineage):
+        self.start_learner(new_lineage)
+
     @rule()
-    def learner_restarts(self):
-        self.start_learner()
+    def broker_is_killed(self):
+        """And comes back from its journal: nothing that was said rests on what is lost."""
+        self.driver.kill_broker()
+        for actor in self.actors.values():
+            actor.credit = 0
+        self.delivery_credit = 0
+        self.say_hello()
+        for name, actor in list(self.actors.items()):
+            self.driver.hello("actor", name, actor.incarnation)
+        self.read()
 
     @rule()
     def learner_rejoins(self):
         """The same process says Hello again: it holds what it held, and gets it again."""
         self.delivery_credit = 0
-        self.driver.hello("learner", "learner", self.epoch, epoch=self.epoch, deliver=self.unit)
-        self.add_credit(CREDIT)
+        self.say_hello()
 
     @rule(seconds=st.sampled_from([0.5, 3.0, 12.0, 25.0]), progress=st.booleans())
     def time_passes(self, seconds, progress):
@@ -308,15 +354,18 @@ class BrokerMachine(RuleBasedStateMachine):
             assert ledger.stored.segments == len(self.acknowledged)
             assert ledger.held_tokens == 3 * self.driver.held
             done = ledger.outcomes["trained"].segments + ledger.outcomes["dropped"].segments
-            assert done == len(self.committed)
+            assert done >= sum(self.committed.values())
+            assert max(self.committed.values(), default=0) <= 1, "trained twice"
+            if not self.lineage:
+                assert done == sum(self.committed.values())
 
     @invariant()
     def no_segment_is_under_two_leases(self):
         if hasattr(self, "driver"):
-            live = self.driver.state.books.deliveries._live.values()
-            keys = Counter(piece.key for unit, _ in live for piece in unit.pieces)
+            deliveries = self.driver.state.books.deliveries
+            keys = Counter(piece.key for unit in deliveries.saved() for piece in unit.pieces)
             assert all(count == 1 for count in keys.values())
-            assert sum(len(unit.pieces) for unit, _ in live) <= self.driver.held
+            assert deliveries.leased_segments <= self.driver.held
 
     @invariant()
     def memory_is_bounded(self):

@@ -119,8 +119,7 @@ def test_a_lower_epoch_is_refused_and_a_higher_one_takes_over():
     driver.say("next", DeliveryCredit(units=1))
     (again,) = driver.take("next", type(first))
     assert (again.unit_id, again.redelivered) == (first.unit_id, True)
-    assert again.lease_id != first.lease_id
-    answers = driver.say("learner", Commit(epoch=2, step=1, trained=[first.lease_id]))
+    answers = driver.say("learner", Commit(epoch=2, step=1, trained=[first.unit_id]))
     assert refusal(answers) == ("unknown_peer", False)
 
 
@@ -142,7 +141,7 @@ def test_of_one_epoch_only_one_learner_lives():
     second = Hello(role="learner", peer="second", incarnation=1, epoch=1)
     assert refusal(driver.say("second", second)) == ("second_learner", False)
     driver.say("learner", Goodbye())
-    assert names(driver.say("second", second)) == ["Welcome"]
+    assert names(driver.say("second", second)) == ["Welcome", "Held"]
 
 
 def test_a_silent_learner_that_comes_back_may_commit_what_it_held():
@@ -157,7 +156,7 @@ def test_a_silent_learner_that_comes_back_may_commit_what_it_held():
     assert driver.state.learners.learner is None
     driver.learner()
     assert [d.unit_id for d in driver.deliveries()] == [delivery.unit_id]
-    driver.commit(delivery.lease_id)
+    driver.commit(delivery.unit_id)
     assert driver.held == 0
 
 

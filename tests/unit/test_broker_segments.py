@@ -37,7 +37,7 @@ def test_a_segment_of_a_closed_trajectory_is_a_duplicate_also_after_its_commit(d
     driver.segment("actor", one)
     driver.segment("actor", two)
     assert outcome(driver.segment("actor", one)) == ("duplicate", "")
-    driver.commit(driver.deliveries()[0].lease_id)
+    driver.commit(driver.deliveries()[0].unit_id)
     assert outcome(driver.segment("actor", one)) == ("duplicate", "")
     assert driver.held == 0
 
@@ -164,7 +164,7 @@ def test_at_a_bound_credit_is_withheld_until_the_learner_makes_room(bound):
     driver.wait(2.0)
     assert driver.credit() == 0
     driver.learner()
-    driver.commit(*(delivery.lease_id for delivery in driver.deliveries()))
+    driver.commit(*(delivery.unit_id for delivery in driver.deliveries()))
     assert driver.credit() == 8
     assert driver.leases()
     assert driver.balanced()
@@ -255,9 +255,9 @@ def test_a_commit_frees_memory_and_counts_tokens(driver):
     driver.segment("actor", one)
     driver.segment("actor", two, status="failed", error="x")
     (delivery,) = driver.deliveries()
-    driver.say("learner", Commit(epoch=1, step=1, trained=[delivery.lease_id, "nonsense"]))
+    driver.say("learner", Commit(epoch=1, step=1, trained=[delivery.unit_id, "nonsense"]))
     books = driver.state.books
     assert (len(books.store), books.store.nbytes, books.ledger.held_tokens) == (0, 0, 0)
     assert books.ledger.outcomes["trained"].tokens == 8
     assert books.ledger.outcomes["trained"].action_tokens == 4
-    assert books.ledger.refused == {"unknown_lease": 1}
+    assert books.ledger.refused == {"unknown_unit": 1}

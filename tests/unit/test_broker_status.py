@@ -91,7 +91,7 @@ def test_tokens_trained_again_are_told_apart_from_those_trained_once():
     (lease,) = driver.leases()
     driver.segment("actor", lease, status="finished")
     (delivery,) = driver.deliveries()
-    driver.say("learner", Commit(epoch=1, step=1, trained=[delivery.lease_id], replayed_tokens=7))
+    driver.say("learner", Commit(epoch=1, step=1, trained=[delivery.unit_id], replayed_tokens=7))
     ledger = status(driver.state, driver.now)["ledger"]
     assert (ledger["outcomes"]["trained"]["tokens"], ledger["replayed_tokens"], ledger["held_tokens"]) == (
         4,

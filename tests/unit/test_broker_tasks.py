@@ -48,7 +48,7 @@ def test_a_task_put_twice_runs_once_also_after_it_is_over(driver):
     assert ids(leases) == ["g.0", "g.1"]
     for lease in leases:
         driver.segment("actor", lease)
-    driver.commit(driver.deliveries()[0].lease_id)
+    driver.commit(driver.deliveries()[0].unit_id)
     driver.put(*group("g"))
     assert driver.leases() == []
 
@@ -203,7 +203,7 @@ def test_memory_of_tasks_that_are_over_is_bounded(driver, monkeypatch):
         for lease in driver.leases():
             driver.segment("actor", lease)
         for delivery in driver.deliveries():
-            driver.commit(delivery.lease_id)
+            driver.commit(delivery.unit_id)
         driver.say("actor", TaskCredit(tasks=1))
     assert len(driver.state.books.tasks.over) == 10
     assert driver.state.books.tasks._live == {}
