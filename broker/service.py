@@ -1,4 +1,8 @@
-"""The broker process: frames to messages to the state, its actions to frames; and HTTP beside it."""
+"""The broker process: frames to messages to the state, its actions to frames; a journal under it, HTTP beside it.
+
+No message leaves before what it rests on stands in the journal (output commit): what anybody was ever told is
+still true after the process was killed.
+"""
 
 import asyncio
 import contextlib
@@ -6,14 +10,16 @@ import ipaddress
 import logging
 import signal
 import time
+from functools import partial
+from pathlib import Path
 
 import zmq
 from aiohttp import web
 
 from broker.books import Send
 from broker.config import BrokerConfig
-from broker.errors import BindRefused
-from broker.state import BrokerState
+from broker.desk import Desk
+from broker.errors import BindRefused, BooksBroken
 from broker.status import prometheus, status
 from protocol.codec import decode, encode, encode_delivery
 from protocol.errors import LimitExceeded, LinkDown, ProtocolError, VersionMismatch
@@ -26,16 +32,30 @@ TICK_S = 0.05
 HTTP_STOP_S = 1.0
 
 
-def serve(config: BrokerConfig, *, run: str, max_policy_lag: int) -> None:
+def serve(
+    config: BrokerConfig,
+    *,
+    run: str,
+    max_policy_lag: int,
+    journal: Path | None = None,
+    accept_loss: bool = False,
+) -> None:
     """Serve until SIGTERM, then drain: peers get `broker.state.DRAIN_S` seconds to say Goodbye.
+
+    Args:
+        journal: folder of the journal; what it holds is taken up again. None: everything is lost with the process.
+        accept_loss: go on although the journal is damaged.
 
     Raises:
         BindRefused: an address is not of this host alone, or is taken.
+        JournalError: the journal is another run's, in use, or damaged.
+        BooksBroken: a fault of the broker; started again, it goes on from the journal.
     """
     check_endpoint(config.endpoint)
     host, port = split_http(config.http)
     try:
-        asyncio.run(Service(config, run=run, max_policy_lag=max_policy_lag).run(host, port))
+        desk = Desk.open(config, run, max_policy_lag, journal, accept_loss)
+        asyncio.run(Service(config, desk).run(host, port))
     finally:
         zmq.Context.instance().destroy(linger=1_000)  # lets the last answers out
 
@@ -82,23 +102,19 @@ def _is_loopback(host: str) -> bool:
 
 
 class Service:
-    """Sockets and clock around a `BrokerState`."""
+    """Sockets and clock around a `Desk`."""
 
-    def __init__(self, config: BrokerConfig, *, run: str, max_policy_lag: int) -> None:
-        self._config = config
-        self._state = BrokerState(
-            config,
-            run=run,
-            max_policy_lag=max_policy_lag,
-            now=time.monotonic(),
-            boot=format(time.time_ns(), "x"),
-        )
+    def __init__(self, config: BrokerConfig, desk: Desk) -> None:
+        self._config, self._desk, self._state = config, desk, desk.state
         self._socket: AsyncSocket | None = None
         self._stop = asyncio.Event()
+        self._flushing = False
+        self._broken: BooksBroken | None = None
 
     async def run(self, host: str, port: int) -> None:
         """Bind, serve until SIGTERM or SIGINT, drain."""
         loop = asyncio.get_running_loop()
+        self._desk.on_durable = partial(loop.call_soon_threadsafe, self._release)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         self._bind()
@@ -107,13 +123,17 @@ class Service:
         try:
             await self._bind_http(runner, host, port)
             while not self._stop.is_set():
-                self._act(self._state.tick(time.monotonic()))
+                self._act(self._desk.tick(time.monotonic()))
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stop.wait(), TICK_S)
+            if self._broken is not None:
+                raise self._broken
             await self._drain()
         finally:
+            self._desk.on_durable = lambda: None
             if self._socket is not None:
                 self._socket.close()
+            self._desk.close()
             await runner.cleanup()
 
     def _bind(self) -> None:
@@ -135,9 +155,9 @@ class Service:
 
     async def _drain(self) -> None:
         log.info("draining: %d peers are connected", len(self._state.books.peers))
-        self._act(self._state.drain("the broker is ending", time.monotonic()))
+        self._act(self._desk.drain("the broker is ending", time.monotonic()))
         while not self._state.drained(time.monotonic()):
-            self._act(self._state.tick(time.monotonic()))
+            self._act(self._desk.tick(time.monotonic()))
             await asyncio.sleep(TICK_S)
         log.info("ended, peers left: %s", [peer.name for peer in self._state.books.peers])
 
@@ -150,20 +170,35 @@ class Service:
             message, _ = decode(frames[1:])
         except ProtocolError as error:
             log.warning("message from %r refused: %s", name, error)
-            self._act(self._state.refuse(name, _code(error), str(error)))
+            self._desk.bury(name, _code(error), str(error), frames[1:])
+            self._act(self._desk.refuse(name, _code(error), str(error)))
             return
         if isinstance(message, Hello | Goodbye):
             log.info("%s from %r", type(message).__name__, name)
         try:
-            actions = self._state.handle(name, message, frames[2:], time.monotonic())
-        except Exception:  # one message must not end the run
-            log.exception("%s from %r could not be handled", type(message).__name__, name)
-            actions = self._state.refuse(
-                name, "broker_fault", "a fault of the broker; its log has the details"
-            )
-        self._act(actions)
+            self._act(self._desk.handle(name, message, frames[2:], time.monotonic()))
+        except BooksBroken as error:
+            log.critical("%s from %r", type(message).__name__, name, exc_info=True)
+            self._broken = error
+            self._stop.set()
 
     def _act(self, actions: list[Send]) -> None:
+        """Send what may be said at once; soon, with all that has been said meanwhile, have the journal written."""
+        self._send(actions)
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._broken is None:
+            self._send(self._desk.flush())
+
+    def _release(self) -> None:
+        if self._broken is None:
+            self._send(self._desk.release())
+
+    def _send(self, actions: list[Send]) -> None:
         assert self._socket is not None
         for action in actions:
             try:
@@ -185,7 +220,7 @@ class Service:
         return app
 
     async def _status(self, _: web.Request) -> web.Response:
-        return web.json_response(status(self._state, time.monotonic()))
+        return web.json_response(status(self._state, time.monotonic()) | {"journal": self._desk.status()})
 
     async def _metrics(self, _: web.Request) -> web.Response:
         text = prometheus(self._state, time.monotonic())

@@ -24,7 +24,12 @@ def run(role: str, config: RunConfig, folder: Path, *, name: str = "", resume: b
         case "broker":
             from broker.service import serve
 
-            serve(config.broker, run=folder.name, max_policy_lag=config.max_policy_lag)
+            serve(
+                config.broker,
+                run=folder.name,
+                max_policy_lag=config.max_policy_lag,
+                journal=folder / run_folder.JOURNAL,
+            )
         case "model":
             _model(config)
         case "learner":

@@ -11,6 +11,7 @@ from launch.errors import ConfigError
 from launch.processes import free_port
 
 CONFIG = "config.json"
+JOURNAL = "journal"
 
 
 def create(config: RunConfig, *, resume: bool) -> Path:

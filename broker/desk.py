@@ -1,0 +1,176 @@
+"""A `BrokerState` and the journal under it: messages in, and out what may be said by now."""
+
+import hashlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from broker.books import Send
+from broker.config import BrokerConfig
+from broker.errors import BooksBroken
+from broker.journal import DeadLetter, Journal, Kind, Record, pack_dead_letter, unpack_dead_letter
+from broker.recovery import JournalStore, recover, snapshot
+from broker.state import BrokerState
+from protocol.codec import Buffer
+from protocol.messages import AnyMessage, Heartbeat, QueueStats, Refused
+
+log = logging.getLogger(__name__)
+
+FREE = (Heartbeat, QueueStats, Refused)
+"""Messages that promise nothing: they need not wait for the journal."""
+MAX_DEAD_LETTERS = 1_000
+MAX_DEAD_BYTES = 64 * 1024
+POISON = "broker_fault"
+
+
+class Desk:
+    """Holds back every message until the journal has what it rests on.
+
+    ``on_durable`` is called, from any thread, when `release` may have something; set it before the first message.
+    """
+
+    def __init__(self, state: BrokerState, journal: Journal | None, store: JournalStore | None) -> None:
+        self.state, self.journal = state, journal
+        self._store = store
+        self._waiting: deque[tuple[int, Send]] = deque()
+        self._poison: set[bytes] = set()
+        self._dead = 0
+        self._blocked = ""
+        self.on_durable: Callable[[], None] = lambda: None
+
+    @classmethod
+    def open(
+        cls, config: BrokerConfig, run: str, max_policy_lag: int, folder: Path | None, accept_loss: bool = False
+    ) -> "Desk":
+        """The state as the journal has it, or an empty one.
+
+        Raises:
+            JournalError: the journal is another run's, in use, or damaged.
+        """
+        now, boot = time.monotonic(), format(time.time_ns(), "x")
+        if folder is None:
+            return cls(BrokerState(config, run=run, max_policy_lag=max_policy_lag, now=now, boot=boot), None, None)
+        journal = Journal.open(
+            folder, run=run, config=config.journal, accept_loss=accept_loss, on_durable=lambda: desk.on_durable()
+        )
+        store = JournalStore(journal, config.journal.max_bytes)
+        state = BrokerState(config, run=run, max_policy_lag=max_policy_lag, now=now, store=store, boot=boot)
+        desk = cls(state, journal, store)
+        recover(state.books, store, map(desk._note_dead, journal.recovered()), now)
+        return desk
+
+    # --- messages in --------------------------------------------------------------------------------------
+
+    def handle(self, name: str, message: AnyMessage, frames: Sequence[Buffer], now: float) -> list[Send]:
+        """One message of a peer; returns what may be said at once.
+
+        Raises:
+            BooksBroken: the process has to end, and to start again from its journal, where this message is noted
+                as poison.
+        """
+        if self._poison and _digest(name, frames) in self._poison:
+            return self._may_leave(self.state.refuse(name, "poison", "this message broke the broker before"))
+        try:
+            return self._may_leave(self.state.handle(name, message, frames, now))
+        except BooksBroken as error:
+            self.bury(name, POISON, str(error), frames)
+            self.close()
+            raise
+        except Exception as error:  # one message must not end the run
+            log.exception("%s from %r could not be handled", type(message).__name__, name)
+            self.bury(name, POISON, repr(error), frames)
+            return self.refuse(name, POISON, "a fault of the broker; its log has the details")
+
+    def tick(self, now: float) -> list[Send]:
+        """What time alone brings about."""
+        return self._may_leave(self.state.tick(now))
+
+    def refuse(self, name: str, code: str, text: str) -> list[Send]:
+        """The answer to frames that are no message."""
+        return self._may_leave(self.state.refuse(name, code, text))
+
+    def drain(self, reason: str, now: float) -> list[Send]:
+        return self._may_leave(self.state.drain(reason, now))
+
+    # --- messages out -------------------------------------------------------------------------------------
+
+    def _may_leave(self, actions: list[Send]) -> list[Send]:
+        if self.journal is None:
+            return actions
+        at_once, sequence = [], self.journal.sequence
+        for action in actions:
+            if isinstance(action.message, FREE):
+                at_once.append(action)
+            else:
+                self._waiting.append((sequence, action))
+        return at_once
+
+    def flush(self) -> list[Send]:
+        """Have the journal written as far as it is; returns what may be said by now."""
+        if self.journal is None:
+            return []
+        self.journal.flush()
+        if self.journal.blocked != self._blocked:
+            self._blocked = self.journal.blocked
+            log.error("the journal cannot be written: %s", self._blocked or "it can, again")
+        if self.journal.wants_snapshot and not self._blocked:
+            assert self._store is not None
+            self.journal.rotate(snapshot(self.state.books, self._store))
+            self.journal.retain(self._store.files)
+        return self.release()
+
+    def release(self) -> list[Send]:
+        """What waited for the journal, and may be said by now."""
+        out = []
+        while self._waiting and self.journal is not None and self._waiting[0][0] <= self.journal.durable:
+            out.append(self._waiting.popleft()[1])
+        return out
+
+    def status(self) -> dict[str, Any]:
+        """Of the journal, for `/status`."""
+        if self.journal is None:
+            return {"kind": "memory: all is lost with the process"}
+        return {
+            "kind": "files",
+            "bytes": self.journal.nbytes,
+            "records": self.journal.sequence,
+            "records_not_durable": self.journal.sequence - self.journal.durable,
+            "messages_waiting": len(self._waiting),
+            "blocked": self.journal.blocked,
+            "low": self.journal.low,
+            "dead_letters": self._dead,
+        }
+
+    def close(self) -> None:
+        if self.journal is not None:
+            self.journal.close()
+
+    # --- dead letters -------------------------------------------------------------------------------------
+
+    def bury(self, name: str, code: str, reason: str, frames: Sequence[Buffer]) -> None:
+        """Keep a message that could not be handled, with the reason; the first `MAX_DEAD_LETTERS` of a process."""
+        if code == POISON:
+            self._poison.add(_digest(name, frames))
+        if self.journal is None or self._dead >= MAX_DEAD_LETTERS:
+            return
+        self._dead += 1
+        kept = [bytes(frame[:MAX_DEAD_BYTES]) for frame in frames]
+        letter = DeadLetter(peer=name, code=code, reason=reason, frames=kept)
+        self.journal.append(Kind.DEAD, pack_dead_letter(letter))
+
+    def _note_dead(self, record: Record) -> Record:
+        if record.kind is Kind.DEAD:
+            letter = unpack_dead_letter(record.payload)
+            if letter.code == POISON:
+                self._poison.add(_digest(letter.peer, letter.frames))
+        return record
+
+
+def _digest(name: str, frames: Sequence[Buffer]) -> bytes:
+    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape"))
+    for frame in frames:
+        digest.update(b"/" + bytes(frame[:MAX_DEAD_BYTES]))
+    return digest.digest()

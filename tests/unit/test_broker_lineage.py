@@ -1,0 +1,158 @@
+"""Learners that die and come back: what returns, what is released, what another lineage leaves behind."""
+
+import pytest
+
+from protocol.messages import CancelTask, CheckpointWanted, Goodbye, Held, Hello
+from tests.broker_driver import Driver, evaluation, group
+
+
+@pytest.fixture
+def driver():
+    driver = Driver(heartbeat_s=1000.0, task_lease_s=1000.0, max_deliveries=3)
+    driver.learner(epoch=1, lineage=1)
+    driver.actor()
+    return driver
+
+
+def make(driver, *names):
+    """Groups of one, done and delivered."""
+    driver.put(*(task for name in names for task in group(name, 1)))
+    for lease in driver.leases():
+        assert driver.segment("actor", lease).status == "stored"
+    return units(driver)
+
+
+def units(driver):
+    return [delivery.unit_id for delivery in driver.deliveries()]
+
+
+def tokens(driver, outcome):
+    return driver.state.books.ledger.outcomes[outcome].tokens
+
+
+def test_what_no_checkpoint_covers_comes_back_and_the_rest_is_gone(driver):
+    assert make(driver, "a", "b", "c") == ["a", "b", "c"]
+    driver.commit("a", step=1)
+    driver.commit("b", step=2, dropped=())
+    driver.checkpointed(1)
+    assert (tokens(driver, "trained"), driver.held) == (8, 1)
+    driver.learner(epoch=2, lineage=1, step=1)
+    assert sorted(driver.take("learner", Held)[-1].task_ids) == ["b.0", "c.0"]
+    again = driver.deliveries()
+    assert [(d.unit_id, d.redelivered) for d in again] == [("b", True), ("c", True)]
+    ledger = driver.state.books.ledger
+    assert (tokens(driver, "trained"), ledger.rolled_back.tokens) == (4, 4)
+    driver.commit("b", "c", epoch=2, step=2)
+    assert (tokens(driver, "trained"), driver.held) == (12, 0)
+    assert driver.balanced()
+
+
+def test_a_checkpoint_the_broker_did_not_hear_of_counts_by_the_hello(driver):
+    make(driver, "a", "b")
+    driver.commit("a", step=1)
+    driver.commit("b", step=2)
+    driver.learner(epoch=2, lineage=1, step=2)
+    assert units(driver) == []
+    assert driver.state.books.store.aside_nbytes == 0
+
+
+def test_a_commit_that_was_lost_can_be_made_again(driver):
+    make(driver, "a")
+    driver.learner(epoch=2, lineage=1, step=5)
+    assert units(driver) == ["a"]  # trained at step 3, says the checkpoint: the learner commits it again
+    driver.commit("a", epoch=2, step=5)
+    driver.commit("a", epoch=2, step=5)
+    assert tokens(driver, "trained") == 4
+    assert "unknown_unit" not in driver.state.books.ledger.refused
+
+
+def test_another_lineage_leaves_nothing_of_the_one_before(driver):
+    make(driver, "done", "committed")
+    driver.commit("committed", step=1)
+    driver.put(*group("open", 2))
+    one, _ = driver.leases()
+    driver.segment("actor", one, status="unfinished")
+    driver.put(evaluation("ev"))
+    driver.learner(epoch=2, lineage=2)
+    assert len(driver.got("actor", CancelTask)) == 3
+    assert driver.take("learner", Held)[-1].task_ids == []
+    assert (driver.held, driver.state.books.store.aside_nbytes) == (0, 0)
+    assert (tokens(driver, "trained"), tokens(driver, "superseded")) == (4, 8)
+    assert driver.segment("actor", one, 1, offset=4).status == "refused"
+    assert driver.balanced()
+
+
+def test_evaluations_of_a_learner_that_is_gone_are_let_go(driver):
+    driver.put(evaluation("ev1"), evaluation("ev2"))
+    one, two = driver.leases()
+    driver.segment("actor", one)
+    driver.learner(epoch=2, lineage=1)
+    assert units(driver) == ["ev1.0"]  # what had gone to the one before
+    assert [c.lease_id for c in driver.got("actor", CancelTask)] == [two.lease_id]
+    assert driver.held == 0
+    assert driver.state.books.tasks.live() == []
+
+
+def test_held_tasks_are_queued_running_stored_and_returned_ones(driver):
+    make(driver, "done")
+    driver.put(*group("g", 3))
+    driver.segment("actor", driver.leases()[0])
+    driver.say("actor", Goodbye())
+    driver.put(evaluation("ev"))
+    driver.learner(epoch=2, lineage=1)
+    held = driver.take("learner", Held)[-1].task_ids
+    assert sorted(held) == ["done.0", "g.0", "g.1", "g.2"]
+
+
+def test_a_unit_that_no_learner_survives_is_dropped(driver):
+    make(driver, "poison")
+    for epoch in (2, 3):
+        driver.learner(epoch=epoch, lineage=1)
+        assert units(driver) == ["poison"]
+    driver.learner(epoch=4, lineage=1)
+    assert units(driver) == []
+    (dropped,) = driver.dropped()
+    assert (dropped.unit_id, dropped.reason) == ("poison", "poison")
+    assert tokens(driver, "poison") == 4
+    assert driver.balanced()
+
+
+def test_a_learner_that_gets_on_clears_a_unit_of_suspicion(driver):
+    make(driver, "slow", "quick")
+    for epoch in range(2, 8):
+        driver.learner(epoch=epoch, lineage=1)
+        assert "slow" in units(driver)
+        driver.checkpointed(0, epoch=epoch)
+
+
+def test_an_actor_of_another_incarnation_does_not_have_the_leases(driver):
+    driver.put(*group("g", 1))
+    (first,) = driver.leases()
+    driver.actor(incarnation=2)
+    (again,) = driver.leases()
+    assert (again.attempt, first.attempt) == (1, 0)
+
+
+def test_the_learner_is_asked_for_a_checkpoint_when_the_store_is_crowded(driver, monkeypatch):
+    make(driver, "a")
+    driver.wait(1.0)
+    assert driver.got("learner", CheckpointWanted) == []
+    monkeypatch.setattr(type(driver.state.books.store), "crowded", True)
+    driver.wait(1.0)
+    assert driver.got("learner", CheckpointWanted) == []  # nothing is committed
+    driver.commit("a")
+    driver.wait(7.0)
+    assert len(driver.got("learner", CheckpointWanted)) == 2
+    assert "bytes" in driver.got("learner", CheckpointWanted)[0].reason
+
+
+def test_no_credit_while_the_store_is_low(driver, monkeypatch):
+    driver.put(*group("g", 1))
+    driver.leases()
+    monkeypatch.setattr(type(driver.state.books.store), "low", True)
+    driver.say("late", Hello(role="actor", peer="late", incarnation=1))
+    assert driver.credit("late") == 0
+    assert driver.state.books.full()
+    monkeypatch.setattr(type(driver.state.books.store), "low", False)
+    driver.wait(0.5)
+    assert driver.credit("late") > 0
