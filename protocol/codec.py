@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from protocol.errors import LimitExceeded, Malformed, VersionMismatch
 from protocol.messages import AnyMessage, ArraySpec, Deliver, Segment
 
-MAJOR, MINOR = 1, 0
+MAJOR, MINOR = 2, 0
 PRELUDE = b"OB" + bytes((MAJOR, MINOR))
 
 MAX_HEADER_BYTES = 256 * 1024

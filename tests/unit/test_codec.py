@@ -103,7 +103,7 @@ def test_an_array_behind_the_end_of_its_body_is_refused():
 def test_a_delivery_carries_its_segments_untouched():
     one = encode_arrays(segment(), {"token_ids": np.array([1, 2], "<i4")})
     two = encode_arrays(segment(index=1), {"token_ids": np.array([3, 4], "<i4")})
-    deliver = Deliver(lease_id="d1", unit_id="g", segments=2)
+    deliver = Deliver(unit_id="g", segments=2)
     frames = encode_delivery(deliver, [(one[1], one[2]), (two[1], two[2])])
     message, rest = decode(frames)
     assert rest == [one[1], one[2], two[1], two[2]]
@@ -123,8 +123,8 @@ def test_a_delivery_carries_its_segments_untouched():
         ([PRELUDE], Malformed),
         ([b"", b""], Malformed),
         ([b"XX\x01\x00", b"\x80"], Malformed),
-        ([b"OB\x01", b"\x80"], Malformed),
-        ([b"OB\x02\x00", b"\x80"], VersionMismatch),
+        ([b"OB\x02", b"\x80"], Malformed),
+        ([b"OB\x01\x00", b"\x80"], VersionMismatch),
         ([PRELUDE, b""], Malformed),
         ([PRELUDE, b"\xc1"], Malformed),
         ([PRELUDE, b"\x80"], Malformed),
@@ -143,7 +143,7 @@ def test_frames_that_are_no_message_are_refused(frames, error):
 
 def test_a_newer_minor_version_and_unknown_fields_are_accepted():
     header = msgspec.msgpack.encode({"type": "task_credit", "tasks": 3, "colour": "blue"})
-    assert decode([b"OB\x01\x63", header])[0] == TaskCredit(tasks=3)
+    assert decode([b"OB\x02\x63", header])[0] == TaskCredit(tasks=3)
 
 
 def test_an_error_names_the_path_to_the_field():
