@@ -6,13 +6,17 @@ Layout below the folder::
     latest                    name of the newest whole checkpoint; replaced at once, by rename
     step00000012/...          DeepSpeed's files
     step00000012/offbeat-rank0.msgpack
+
+All of a checkpoint is on disk before the pointer is moved, and the pointer is moved by one rename: a crash at any
+moment leaves the checkpoint before in force, or this one. docs/exactly-once.md says what that is for.
 """
 
 import os
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -107,6 +111,54 @@ def read_state(folder: Path, name: str, rank: int, *, ranks: int, zero_stage: in
             "resume with the former"
         )
     return state
+
+
+class Standing(NamedTuple):
+    """How far a checkpoint goes."""
+
+    step: int
+    """Learner steps it covers."""
+    lineage: int
+
+
+def standing(folder: Path) -> Standing | None:
+    """How far the newest whole checkpoint goes, from rank 0's file alone; None if there is none.
+
+    Raises:
+        CheckpointError: there is one that cannot be read.
+    """
+    if not (folder / LATEST).exists():
+        return None
+    path = folder / latest_name(folder) / "offbeat-rank0.msgpack"
+    try:
+        client = msgspec.msgpack.decode(path.read_bytes(), type=RankState).client
+        return Standing(client["step"], client["curriculum"]["lineage"])
+    except (OSError, msgspec.MsgspecError, KeyError) as error:
+        what = f"it says nothing of {error}" if isinstance(error, KeyError) else str(error)
+        raise CheckpointError(f"{path}: {what}; resume from another checkpoint or start anew") from None
+
+
+def write_whole(folder: Path, optimizer_steps: int, write: Callable[[str], None]) -> None:
+    """Write a checkpoint and, once all of it is on disk, put it in force.
+
+    Args:
+        optimizer_steps: after which its folder is called.
+        write: puts everything into the folder of this name.
+    """
+    name = next_name(folder, optimizer_steps)
+    write(name)
+    sync(folder / name)
+    mark_latest(folder, name)
+
+
+def sync(folder: Path) -> None:
+    """Wait until every file below is on disk, and their names with them."""
+    for path in [*folder.rglob("*"), folder, folder.parent]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def next_name(folder: Path, optimizer_steps: int) -> str:

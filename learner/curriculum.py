@@ -6,12 +6,16 @@ every batch that is trained raises the version by one and takes the oldest first
 arXiv:2505.24298, section 4).
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from learner.config import LearnerConfig
 from protocol.messages import Sampling, Task
+
+TRAINING_TASK = re.compile(r"(\d+)g(\d+)\.(\d+)")
+"""Lineage, index and member of a training task's id."""
 
 
 @dataclass
@@ -20,6 +24,9 @@ class Curriculum:
 
     ``outstanding`` maps a group's id to its tasks, from when they are dealt out until they are trained or
     dropped: all at once, or member by member where the learner does not train on whole groups.
+
+    Training tasks are named by the *lineage* of checkpoints they belong to, so that a learner that continues one
+    finds what was put by the process before it; evaluation tasks by the *epoch*, which is this process's own.
 
     Example:
         >>> c = Curriculum("gym", LearnerConfig(group_size=2, batch_trajectories=4, max_policy_lag=1))
@@ -37,6 +44,12 @@ class Curriculum:
     outstanding: dict[str, list[Task]] = field(default_factory=dict)
     _dealt: int = 0
     """Members of the group ``next_index`` that are dealt out already."""
+    lineage: int = -1
+    """Epoch with which it began; -1: with this one."""
+
+    def __post_init__(self) -> None:
+        if self.lineage < 0:
+            self.lineage = self.epoch
 
     def capacity(self, lockstep: bool, steps_left: int | None = None) -> int:
         """Trajectories that may be under way or waiting, as the lag bound allows.
@@ -130,28 +143,62 @@ class Curriculum:
         return group_id.startswith(f"{self.epoch}eval-")
 
     def state(self) -> dict[str, Any]:
-        """For the checkpoint. Groups under way are dealt out again after a restart."""
+        """For the checkpoint: how far tasks are dealt out, and those that are not done with."""
         unfinished = [
             [self.index_of(group), [task.member for task in tasks]]
             for group, tasks in self.outstanding.items()
         ]
-        return {"next_index": self.next_index, "dealt": self._dealt, "unfinished": sorted(unfinished)}
+        return {
+            "lineage": self.lineage,
+            "next_index": self.next_index,
+            "dealt": self._dealt,
+            "unfinished": sorted(unfinished),
+        }
 
-    def restore(self, state: dict[str, Any], epoch: int, min_version: int = 0) -> list[Task]:
-        """Continue from a checkpoint under a new epoch; returns the tasks to put again.
+    def restore(self, state: dict[str, Any], min_version: int = 0) -> list[Task]:
+        """Continue from a checkpoint; returns the tasks that were under way, named by the present lineage.
 
         Args:
             min_version: in lockstep, the version published after the restart.
         """
-        self.epoch = epoch
         self.next_index, self._dealt = state["next_index"], state["dealt"]
         self.outstanding.clear()
         unfinished = state["unfinished"]
         return [task for index, members in unfinished for task in self._group(index, min_version, members)]
 
+    def adopt(self, task_ids: Iterable[str]) -> list[Task]:
+        """Take over what the broker holds of this lineage; returns the tasks that it has to be told of again.
+
+        Those are what a checkpoint says is under way and the broker does not hold: it has never heard of them, or
+        they are over, and it will say so. Nothing that it holds is dealt out again, whoever put it.
+        """
+        held = {place for task_id in task_ids if (place := self._place(task_id)) is not None}
+        known = {(self.index_of(t.group_id), t.member) for tasks in self.outstanding.values() for t in tasks}
+        wanted = held | known
+        if self._whole_groups:  # a group is settled as a whole; what was not put of it can come no other way
+            wanted |= {(index, m) for index, _ in held for m in range(self.config.group_members)}
+        self.outstanding.clear()
+        tasks = [task for index, member in sorted(wanted) for task in self._group(index, 0, [member])]
+        beyond = max([(self.next_index, self._dealt - 1), *held])
+        self.next_index, self._dealt = self._after(*beyond)
+        return [task for task in tasks if self._place(task.task_id) not in held]
+
+    def _place(self, task_id: str) -> tuple[int, int] | None:
+        """Index and member of a training task of this lineage."""
+        match = TRAINING_TASK.fullmatch(task_id)
+        if match is None or int(match[1]) != self.lineage:
+            return None
+        return int(match[2]), int(match[3])
+
+    def _after(self, index: int, member: int) -> tuple[int, int]:
+        """Where dealing goes on behind this member of this group."""
+        if self._whole_groups:
+            return (index, 0) if member < 0 else (index + 1, 0)
+        return (index, member + 1) if member + 1 < self.config.group_members else (index + 1, 0)
+
     def _group(self, index: int, min_version: int, members: Sequence[int]) -> list[Task]:
         """Tasks of these members of a group; the one after the last trained is greedy."""
-        group_id = f"{self.epoch}g{index}"
+        group_id = f"{self.lineage}g{index}"
         size = self.config.group_members
         temperature = self.config.sampling.temperature
         tasks = [

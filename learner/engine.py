@@ -36,6 +36,8 @@ __all__ = ["Engine", "UpdateReport"]
 log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+VALUES_FILE = "values.msgpack"
+"""In a checkpoint: what the critic said of windows that are trained."""
 TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*",
     "vocab*", "merges.txt", "*.model",
@@ -167,12 +169,15 @@ class Engine:
             client_state: returned by `load`; JSON types only.
             also: puts more into the checkpoint's folder.
         """
-        name = checkpoint.next_name(folder, self.optimizer_steps)
-        if self.ranks > 1:
-            ranks.send(ranks.SaveCheckpoint(str(folder), name))
-        self._save(folder, name, client_state)
-        also(folder / name)
-        checkpoint.mark_latest(folder, name)
+
+        def write(name: str) -> None:
+            if self.ranks > 1:
+                ranks.send(ranks.SaveCheckpoint(str(folder), name))
+            self._save(folder, name, client_state)
+            (folder / name / VALUES_FILE).write_bytes(self._values.encode())
+            also(folder / name)
+
+        checkpoint.write_whole(folder, self.optimizer_steps, write)
 
     def load(self, folder: Path) -> dict[str, Any]:
         """Continue from the newest checkpoint; returns what `save` was given.
@@ -184,6 +189,7 @@ class Engine:
         self._read_state(folder, name)  # refuse here, before the other ranks are told
         if self.ranks > 1:
             ranks.send(ranks.LoadCheckpoint(str(folder), name))
+        self._values.restore((folder / name / VALUES_FILE).read_bytes())
         return self._load(folder, name)
 
     def save_pretrained(self, folder: Path) -> None:

@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,10 +36,7 @@ def scatter_estimates(batch: Batch, rows: Mapping[str, NDArray[Any]]) -> Estimat
 
 class ValueMemory:
     """Values of tokens as they were when their window was trained, for the value clip (T-PPO,
-    arXiv:2506.15050).
-
-    It is not part of a checkpoint: after a restart the values of the moment take their place.
-    """
+    arXiv:2506.15050)."""
 
     def __init__(self) -> None:
         self._values: OrderedDict[str, NDArray[np.float64]] = OrderedDict()
@@ -65,3 +63,13 @@ class ValueMemory:
         while len(self._values) > REMEMBERED:
             self._values.popitem(last=False)
         return np.concatenate(rows).astype(np.float32)
+
+    def encode(self) -> bytes:
+        """For the checkpoint: trajectory ids, and their values as little-endian doubles."""
+        rows = [(name, row.astype("<f8").tobytes()) for name, row in self._values.items()]
+        return msgspec.msgpack.encode(rows)
+
+    def restore(self, data: bytes) -> None:
+        """As they were when `encode` was called."""
+        rows = msgspec.msgpack.decode(data, type=list[tuple[str, bytes]])
+        self._values = OrderedDict((name, np.frombuffer(row, "<f8")) for name, row in rows)

@@ -12,9 +12,12 @@ from learner.trajectory import Trajectory
 from protocol.link import ThreadLink
 from protocol.messages import (
     AnyMessage,
+    Checkpointed,
+    CheckpointWanted,
     Deliver,
     DeliveryCredit,
     Drain,
+    Held,
     PublishWeights,
     PutTasks,
     Refused,
@@ -26,13 +29,14 @@ log = logging.getLogger(__name__)
 CREDIT_UNITS = 64
 TASKS_PER_MESSAGE = 512
 POLL_S = 0.2
+HELD_TIMEOUT_S = 60.0
 TIME_LIMIT = "time limit"
 FATAL_CODES = ("queue_full", "bad_task", "malformed", "limit", "version")
 """Refusals after which we would wait for ever for what was never taken."""
 
 
 class NoData(RuntimeError):
-    """Nothing to train on arrived within the deadline."""
+    """Nothing to train on arrived within the deadline, or no word from the broker."""
 
 
 class BrokerRefused(RuntimeError):
@@ -54,14 +58,25 @@ class Exchange:
         *,
         lockstep: bool,
         stop_reason: Callable[[], str],
+        broker: str = "",
+        step: int = 0,
     ) -> None:
         self._link, self._config, self.lockstep, self._stop_reason = link, config, lockstep, stop_reason
+        self._broker = f"the broker at {broker}" if broker else "the broker"
         self.curriculum = curriculum
         self.inlet = Inlet(curriculum, config.drops_uniform_groups, windows=config.train_on == "windows")
         self._drained = ""
         self._patience_s = config.start_timeout_s
         self._evaluating: list[Task] = []
         self._announced: PublishWeights | None = None
+        self._checkpointed: Checkpointed | None = None
+        self._covered = step
+        """Steps that a checkpoint covers, at least."""
+        self._owed_held = False
+        self.checkpoint_wanted = ""
+        """Why the broker wants a checkpoint, if it does."""
+        self.between: Callable[[], None] = lambda: None
+        """What to do while waiting, whenever something may have come."""
         self.waiting = False
         """Whether `collect` or `evaluate` is waiting for the broker now."""
 
@@ -81,6 +96,7 @@ class Exchange:
         oldest = version - (config.forced_lag if self.lockstep else config.max_policy_lag)
 
         def enough() -> bool:
+            self.between()
             self.inlet.drop_stale(oldest)
             self.refill(step=step, version=version)
             return len(self.inlet.ready) >= wanted * batches
@@ -105,31 +121,78 @@ class Exchange:
         def missing() -> str:
             return f"evaluation {tag!r}: {out()} of {len(tasks)} tasks are out"
 
+        def done() -> bool:
+            self.between()
+            return not out()
+
         try:
-            self._wait(lambda: not out(), missing, limited=False)
+            self._wait(done, missing, limited=False)
         finally:
             self._evaluating = []
         return [self.inlet.evaluated.pop(task.group_id) for task in tasks]
 
+    def take_over(self) -> None:
+        """Wait for the broker to say what it holds of the lineage that this learner continues, and adopt it.
+
+        Raises:
+            NoData: it does not say it within `HELD_TIMEOUT_S`.
+            Stopped: the run is to end.
+        """
+        self._owed_held, deadline = True, time.monotonic() + HELD_TIMEOUT_S
+        while self._owed_held:
+            if reason := self._drained or self._stop_reason():
+                raise Stopped(reason)
+            if time.monotonic() > deadline:
+                raise NoData(
+                    f"{self._broker} has not said within {HELD_TIMEOUT_S:g} s what it holds of lineage "
+                    f"{self.curriculum.lineage}; look at its log and its /status, then start the learner again "
+                    "with --resume"
+                )
+            self._pump(POLL_S)
+
     def refill(self, *, step: int, version: int) -> None:
         """Let go of what was filtered out and put tasks up to the capacity that the lag bound allows."""
-        self.commit([], step=step)
+        self.flush(step=step)
         left = max(1, self._config.steps - step)
         tasks = self.curriculum.refill(
             version=version, lockstep=self.lockstep, steps_left=left, backlog=self.inlet.backlog
         )
         self.put(tasks)
 
+    def flush(self, *, step: int) -> None:
+        """Commit what was dropped since the last time, and once more what came again although committed.
+
+        Windows that were dropped are context of those that follow. A checkpoint that does not know of them must
+        not let go of them: once there is one at ``step``, they belong to the next step.
+        """
+        for message in self.inlet.recommit(self.curriculum.epoch):
+            self._link.send(message)
+        later = self.inlet.windows and self._config.checkpoint_every > 0 and self._covered == step
+        self.commit([], step=step + later)
+
     def commit(self, trained: Sequence[Group], *, step: int, replayed_tokens: int = 0) -> None:
         """These groups entered a gradient at ``step``, and so did tokens that had been committed before."""
         message = self.inlet.commit(self.curriculum.epoch, step, trained, replayed_tokens)
-        if message is not None:
-            self._link.send(message)
+        if message is None:
+            return
+        self._link.send(message)
+        if not self._config.checkpoint_every:  # nothing will be asked for again
+            self.checkpointed(step=step)
+
+    def checkpointed(self, *, step: int) -> None:
+        """A checkpoint covers ``step``; told again whenever we join again."""
+        self._covered = step
+        self._checkpointed = Checkpointed(epoch=self.curriculum.epoch, step=step)
+        self._link.send(self._checkpointed)
 
     def announce(self, message: PublishWeights) -> None:
         """Tell the broker of a new version; told again whenever we join again."""
         self._announced = message
         self._link.send(message)
+
+    def close(self) -> None:
+        """Leave the broker on purpose."""
+        self._link.close("done")
 
     @property
     def version_before(self) -> int:
@@ -143,15 +206,30 @@ class Exchange:
             self._link.send(PutTasks(tasks=list(tasks[start : start + TASKS_PER_MESSAGE])))
 
     def _joined(self) -> None:
-        """A broker knows nothing of us after a join, if it was restarted: say again what it needs to know.
+        """A broker may have lost what we sent last, or all it knew of us: say again what it needs to know.
 
-        It ignores tasks that it has seen.
+        It ignores what it has seen. As long as it owes us word of what it holds, it is not to deliver.
         """
         if self._announced is not None:
             self._link.send(self._announced)
-        self.put(self.inlet.awaited())
+        if self._checkpointed is not None:
+            self._link.send(self._checkpointed)
+        if not self._owed_held:
+            self.put(self.inlet.awaited())
+            self._ready_for_deliveries()
+
+    def _ready_for_deliveries(self) -> None:
         self.put([task for task in self._evaluating if task.group_id not in self.inlet.evaluated])
         self._link.send(DeliveryCredit(units=CREDIT_UNITS))
+
+    def _held(self, task_ids: Sequence[str]) -> None:
+        if not self._owed_held:
+            return  # said once more: what we know is newer
+        again = self.curriculum.adopt(task_ids)
+        self.put(again)
+        self._owed_held = False
+        self._ready_for_deliveries()
+        log.info("the broker holds %d tasks of this lineage; told again of %d", len(task_ids), len(again))
 
     def _wait(self, done: Callable[[], bool], missing: Callable[[], str], *, limited: bool) -> None:
         """Wait until ``done``; the run's time limit ends it only if ``limited``, SIGTERM and Drain always do."""
@@ -163,17 +241,24 @@ class Exchange:
                 reason = self._drained or self._stop_reason()
                 if reason and (limited or reason != TIME_LIMIT):
                     raise Stopped(reason)
+                looked = time.monotonic()
                 if done():
                     return
+                heard += time.monotonic() - looked  # a checkpoint may have been written
                 if self._pump(POLL_S):
                     heard, self._patience_s = time.monotonic(), self._config.data_timeout_s
                 elif time.monotonic() - heard > self._patience_s:
-                    raise NoData(
-                        f"nothing arrived for {self._patience_s:g} s: {missing()}; broker gauges "
-                        f"{self.inlet.gauges}; the broker's /status says who waits for whom"
-                    )
+                    raise NoData(f"nothing arrived for {self._patience_s:g} s: {missing()}; {self._blame()}")
         finally:
             self.waiting = False
+
+    def _blame(self) -> str:
+        """Whom we wait for, and where to look."""
+        if not self._link.session.joined:
+            return (
+                f"{self._broker} is silent: start it again with its run folder, the learner goes on by itself"
+            )
+        return f"{self._broker} answers, its /status says who waits for whom; its gauges: {self.inlet.gauges}"
 
     def _pump(self, timeout_s: float) -> bool:
         """Take in all that has arrived, waiting for the first message; True if a delivery was among it."""
@@ -195,6 +280,10 @@ class Exchange:
         match message:
             case Drain(reason=reason):
                 self._drained = reason or "drain"
+            case CheckpointWanted(reason=reason):
+                self.checkpoint_wanted = reason or "the broker asks for it"
+            case Held(task_ids=task_ids):
+                self._held(task_ids)
             case Refused():
                 text = f"the broker refused the learner ({message.code}): {message.message}"
                 if message.fatal or message.code in FATAL_CODES:

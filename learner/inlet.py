@@ -3,16 +3,23 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
+from learner.committed import Committed
 from learner.curriculum import Curriculum
-from learner.open_trajectories import OpenTrajectories
+from learner.ledger import check_ledger
+from learner.open_trajectories import OpenTrajectories, Piece
 from learner.trajectory import BrokenTrajectory, Trajectory, assemble
-from protocol.codec import Arrays, decode_delivery
+from protocol.codec import decode_delivery
 from protocol.errors import ProtocolError
-from protocol.messages import AnyMessage, Commit, Deliver, Dropped, QueueStats, Segment, Task
+from protocol.messages import AnyMessage, Commit, Deliver, Dropped, QueueStats, Task
 
 log = logging.getLogger(__name__)
+
+RECOMMITTED = "recommitted"
+"""Outcome of units that came again after they had been committed."""
+SAMPLED = "generator/tokens_total"
 
 
 @dataclass(frozen=True)
@@ -22,6 +29,11 @@ class Group:
     unit_id: str
     group_id: str
     trajectories: list[Trajectory]
+
+    @property
+    def tokens(self) -> int:
+        """Action tokens it was delivered for."""
+        return sum(t.window_tokens for t in self.trajectories)
 
 
 @dataclass
@@ -45,6 +57,11 @@ class Counts:
     def total(self, *outcomes: str) -> int:
         """Trajectories with one of these outcomes."""
         return sum(self.trajectories.get(outcome, 0) for outcome in outcomes)
+
+    @property
+    def arrived_tokens(self) -> int:
+        """Action tokens, those that came twice once."""
+        return sum(self.tokens.values()) - self.tokens.get(RECOMMITTED, 0)
 
 
 def has_signal(trajectories: Sequence[Trajectory]) -> bool:
@@ -79,15 +96,24 @@ class Inlet:
     deliveries: int = 0
     recent: list[Trajectory] = field(default_factory=list)
     """Training trajectories that arrived since `take_recent` was last called, whatever became of them."""
-    _leases: dict[str, str] = field(default_factory=dict)
-    """Lease under which each unit that is ready, or being trained, is held now."""
+    committed: Committed = field(default_factory=Committed)
+    delivered_tokens: int = 0
+    """Action tokens of all that came, but for units that were here already."""
+    trained_tokens: int = 0
+    """Action tokens of units that were in a batch."""
+    sampled_tokens: int = 0
+    """Action tokens that generators say they sampled, over restarts of this process and of theirs."""
+    _held: dict[str, int] = field(default_factory=dict)
+    """Units that are ready, or being trained, and their action tokens."""
     _dropped: list[str] = field(default_factory=list)
+    _again: list[str] = field(default_factory=list)
+    """Units to be committed once more."""
 
     def received(self, message: AnyMessage, rest: Sequence[bytes]) -> None:
         """Take in one message."""
         match message:
-            case Deliver(unit_id=unit_id) if unit_id in self._leases:
-                self._leases[unit_id] = message.lease_id  # we hold it: a new lease, not new data
+            case Deliver(unit_id=unit_id) if unit_id in self._held or unit_id in self._dropped:
+                log.debug("unit %s came again while it is here", unit_id)  # its commit is still to come
             case Deliver():
                 self.deliveries += 1
                 self._delivered(message, rest)
@@ -97,6 +123,8 @@ class Inlet:
                     self._will_not_come(message.group_id, message.unit_id)
                 self.counts.note(f"dropped_{message.reason}", message.trajectories)
             case QueueStats():
+                grown = message.gauges.get(SAMPLED, 0.0) - self.gauges.get(SAMPLED, 0.0)
+                self.sampled_tokens += max(0, int(grown))  # less: a generator was started again
                 self.gauges = message.gauges
 
     def take(self, groups: int, *, in_order: bool = False) -> list[Group]:
@@ -111,7 +139,8 @@ class Inlet:
         for group in [g for g in self.ready if newest_version(g.trajectories) < oldest]:
             self.ready.remove(group)
             self._settle(group)
-            self._dropped.append(self._leases.pop(group.unit_id))
+            del self._held[group.unit_id]
+            self._dropped.append(group.unit_id)
             self.counts.add("stale", group.trajectories)
 
     def take_recent(self) -> list[Trajectory]:
@@ -125,13 +154,61 @@ class Inlet:
         """What to tell the broker: these groups are trained, and those were dropped since the last time."""
         for group in trained:
             self._settle(group)
+            self.trained_tokens += self._held.pop(group.unit_id)
+            self.committed.add(group.unit_id, step=step, trained=True)
         dropped, self._dropped = self._dropped, []
+        for unit_id in dropped:
+            self.committed.add(unit_id, step=step, trained=False)
         if not trained and not dropped:
             return None
-        leases = [self._leases.pop(group.unit_id) for group in trained]
-        return Commit(
-            epoch=epoch, step=step, trained=leases, dropped=dropped, replayed_tokens=replayed_tokens
+        units = [group.unit_id for group in trained]
+        return Commit(epoch=epoch, step=step, trained=units, dropped=dropped, replayed_tokens=replayed_tokens)
+
+    def recommit(self, epoch: int) -> list[Commit]:
+        """What was committed before, and came again since the last call: for the steps it was committed at."""
+        again, self._again = dict.fromkeys(self._again), []
+        steps = sorted({self.committed[unit_id].step for unit_id in again})
+        units = [(unit_id, self.committed[unit_id]) for unit_id in again]
+        return [
+            Commit(
+                epoch=epoch,
+                step=step,
+                trained=[unit_id for unit_id, was in units if was.step == step and was.trained],
+                dropped=[unit_id for unit_id, was in units if was.step == step and not was.trained],
+            )
+            for step in steps
+        ]
+
+    def check(self) -> None:
+        """Between two steps: every action token that came is in one place.
+
+        Raises:
+            LedgerViolation: it is not so.
+        """
+        check_ledger(
+            delivered=self.delivered_tokens,
+            trained=self.trained_tokens,
+            outcomes=self.counts.tokens,
+            ready=sum(group.tokens for group in self.ready),
         )
+
+    def state(self) -> dict[str, Any]:
+        """For the checkpoint. What is ready is no part of it: the broker delivers it again."""
+        return {
+            "counts": asdict(self.counts),
+            "committed": self.committed.state(),
+            "trained_tokens": self.trained_tokens,
+            "sampled_tokens": self.sampled_tokens,
+            "sampled_gauge": self.gauges.get(SAMPLED, 0.0),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        self.counts = Counts(**state["counts"])
+        self.committed.restore(state["committed"])
+        self.trained_tokens, self.sampled_tokens = state["trained_tokens"], state["sampled_tokens"]
+        self.delivered_tokens = self.trained_tokens + sum(self.counts.tokens.values())
+        self.gauges = {SAMPLED: state["sampled_gauge"]}
 
     @property
     def backlog(self) -> int:
@@ -140,11 +217,11 @@ class Inlet:
 
     def awaited(self) -> list[Task]:
         """Tasks that are out and whose end is not here: a broker that was restarted has to be told of them."""
-        here = {unit_id.rpartition(".")[0] for unit_id in self._leases if "/" not in unit_id}
+        here = {unit_id.rpartition(".")[0] for unit_id in self._held if "/" not in unit_id}
         return [
             task
             for group_id, tasks in self.curriculum.outstanding.items()
-            if group_id not in self._leases
+            if group_id not in self._held
             for task in tasks
             if task.task_id not in here and not self.open.ended(task.task_id)
         ]
@@ -155,12 +232,16 @@ class Inlet:
         except ProtocolError as error:
             log.error("delivery refused unit=%s: %s", deliver.unit_id, error)
             segments = []
+        self.delivered_tokens += sum(segment.action_tokens for segment, _ in segments)
+        if self._is_committed(deliver.unit_id, segments):
+            self._commit_again(deliver, segments)
+            return
         if self.windows and segments and segments[0][0].purpose == "train":
             self._window(deliver, segments)
             return
         trajectories = self._assemble(segments)
         if not trajectories:
-            group_id = segments[0][0].group_id if segments else deliver.unit_id.partition(".")[0]
+            group_id = _group_id(deliver, segments)
             if deliver.complete or deliver.unit_id == group_id:
                 self._will_not_come(group_id, deliver.unit_id)
             self._drop("unusable", deliver, [])
@@ -183,8 +264,29 @@ class Inlet:
             self._settle(Group(deliver.unit_id, group_id, trajectories))
             self._drop(outcome, deliver, usable)
             return
-        self._leases[deliver.unit_id] = deliver.lease_id
-        self.ready.append(Group(deliver.unit_id, group_id, usable))
+        self._hold(Group(deliver.unit_id, group_id, usable))
+
+    def _is_committed(self, unit_id: str, segments: list[Piece]) -> bool:
+        """Whether this unit, and not another that a broker without memory calls the same, is done with."""
+        if unit_id not in self.committed:
+            return False
+        return not (self.windows and segments and self.open.begun_anew(segments))
+
+    def _commit_again(self, deliver: Deliver, segments: list[Piece]) -> None:
+        """The broker does not know that we are done with this unit."""
+        ends = {segment.trajectory_id for segment, _ in segments if segment.status != "unfinished"}
+        tokens = sum(segment.action_tokens for segment, _ in segments)
+        self.counts.note(RECOMMITTED, len(ends), tokens)
+        self._again.append(deliver.unit_id)
+        group_id = _group_id(deliver, segments)
+        if self.curriculum.is_evaluation(group_id):
+            return
+        if deliver.complete or deliver.unit_id == group_id:
+            self._will_not_come(group_id, deliver.unit_id)
+
+    def _hold(self, group: Group) -> None:
+        self._held[group.unit_id] = group.tokens
+        self.ready.append(group)
 
     def _fault(self, usable: Sequence[Trajectory]) -> str:
         """Why a group would train nothing; empty if it would train something."""
@@ -196,7 +298,7 @@ class Inlet:
             return "uniform"
         return ""
 
-    def _window(self, deliver: Deliver, segments: list[tuple[Segment, Arrays]]) -> None:
+    def _window(self, deliver: Deliver, segments: list[Piece]) -> None:
         """The next segment of a trajectory that may still be growing: train on it, with all before as context."""
         segment, last = segments[0][0], segments[-1][0]
         tokens = sum(piece.action_tokens for piece, _ in segments)
@@ -225,8 +327,7 @@ class Inlet:
             self._settle(group)
             self._drop("failed" if trajectory.status == "failed" else "context", deliver, [trajectory])
             return
-        self._leases[deliver.unit_id] = deliver.lease_id
-        self.ready.append(group)
+        self._hold(group)
 
     def _settle(self, group: Group) -> None:
         """Its room is free again; that of an unfinished trajectory only when its last window is done with."""
@@ -255,9 +356,9 @@ class Inlet:
         task_id = name if self.curriculum.awaits(group_id, name) else name.rpartition(".")[0]
         self._settle_member(group_id, task_id)
 
-    def _assemble(self, segments: list[tuple[Segment, Arrays]]) -> list[Trajectory]:
+    def _assemble(self, segments: list[Piece]) -> list[Trajectory]:
         """The unit's trajectories; one that cannot be put together is counted and left out, not its group."""
-        by_id: dict[str, list[tuple[Segment, Arrays]]] = {}
+        by_id: dict[str, list[Piece]] = {}
         for segment, arrays in segments:
             by_id.setdefault(segment.trajectory_id, []).append((segment, arrays))
         trajectories = []
@@ -266,9 +367,13 @@ class Inlet:
                 trajectories.append(assemble(pieces))
             except BrokenTrajectory as error:
                 log.error("trajectory rejected: %s", error)
-                self.counts.note("rejected", 1)
+                self.counts.note("rejected", 1, sum(segment.action_tokens for segment, _ in pieces))
         return trajectories
 
     def _drop(self, outcome: str, deliver: Deliver, trajectories: Sequence[Trajectory]) -> None:
         self.counts.add(outcome, trajectories)
-        self._dropped.append(deliver.lease_id)
+        self._dropped.append(deliver.unit_id)
+
+
+def _group_id(deliver: Deliver, segments: Sequence[Piece]) -> str:
+    return segments[0][0].group_id if segments else deliver.unit_id.partition(".")[0]

@@ -14,18 +14,22 @@ from learner.checkpoint import latest_name
 from learner.config import LearnerConfig
 from learner.engine import Engine, UpdateReport
 from learner.exchange import TIME_LIMIT, Exchange, Stopped
-from learner.inlet import Counts, Group
+from learner.inlet import Group
+from learner.lineage import Start
 from learner.metrics import SCALARS, Report, rollout_metrics
 from learner.nonfinite import Diverged, save_trajectories
 from learner.publisher import Publisher
 from learner.replay import ReplayTable
 from learner.replay_batch import batch_metrics, mix, remember
+from learner.replay_file import write_whole
+from learner.run_files import CHECKPOINTS
 from learner.trajectory import Trajectory
 
 log = logging.getLogger(__name__)
 
 AFTER = "after"
 REPLAY_FILE = "replay.msgpack"
+OPEN_FILE = "open.msgpack"
 
 
 @dataclass
@@ -70,21 +74,29 @@ class Learner:
     started: float = field(default_factory=time.monotonic)
     seconds_before: float = 0.0
     """Wall time of this run's earlier learners, in seconds."""
-    generated_before: int = 0
-    """Tokens sampled in their time."""
     ended_by: str = "all steps done"
+    saved: tuple[int, int] = (-1, -1)
+    """Step and number of evaluations in the newest checkpoint."""
 
-    def train(self) -> None:
-        """Run to the last step, or until asked to end; then checkpoint and evaluate."""
+    def train(self, *, continues: bool = False) -> None:
+        """Run to the last step, or until asked to end; then checkpoint and evaluate.
+
+        Args:
+            continues: the broker may hold tasks of this lineage, put by the process before this one.
+        """
+        self.exchange.between = self.checkpoint_if_wanted
         try:
-            if not self.evaluations:
-                self.evaluate("before")
+            if continues:
+                self.exchange.take_over()
+            self.evaluate_what_is_due()
             while self.step < self.config.steps:
                 self.learn()
+                self.evaluate_what_is_due()
         except Stopped as reason:
             self.ended_by = str(reason)
             log.info("training ends at step %d: %s", self.step, reason)
-        self.checkpoint()
+        if self.saved != (self.step, len(self.evaluations)):
+            self.checkpoint()
         if self.ended_by in ("all steps done", TIME_LIMIT):
             self.evaluate(AFTER)
 
@@ -105,10 +117,18 @@ class Learner:
         self.exchange.commit(groups, step=self.step, replayed_tokens=report.replayed_tokens)
         if self.step < self.config.steps:
             self.exchange.refill(step=self.step, version=self.version)
+        self.exchange.inlet.check()
         self.record(report, trajectories, waited, time.monotonic() - started)
         if self.config.checkpoint_every and self.step % self.config.checkpoint_every == 0:
             self.checkpoint()
-        if self.config.evaluation_every and self.step % self.config.evaluation_every == 0:
+        self.checkpoint_if_wanted()
+
+    def evaluate_what_is_due(self) -> None:
+        """Before the first step, and every so many; also what a crash has left out after a checkpoint."""
+        every = self.config.evaluation_every
+        if not self.evaluations:
+            self.evaluate("before")
+        elif every and self.step % every == 0 and self.evaluations[-1]["step"] != self.step:
             self.evaluate(f"step {self.step}")
 
     def batch(self, groups: Sequence[Group]) -> list[Trajectory]:
@@ -229,47 +249,72 @@ class Learner:
     def tokens_generated(self) -> int:
         """Action tokens sampled so far: what generators say, which is seconds old, and at least what arrived."""
         inlet = self.exchange.inlet
-        said = self.generated_before + int(inlet.gauges.get("generator/tokens_total", 0))
-        return max(said, self.totals.trained_tokens + sum(inlet.counts.tokens.values()))
+        return max(inlet.sampled_tokens, self.totals.trained_tokens + inlet.counts.arrived_tokens)
 
     def checkpoint(self) -> None:
-        """One cut of weights, optimizer, RNG, curriculum and totals."""
+        """One cut of weights, optimizer, RNG, curriculum, committed units and totals; docs/exactly-once.md."""
+        self.exchange.checkpoint_wanted = ""
+        self.exchange.flush(step=self.step)  # a checkpoint knows of nothing that was never committed
         state = {
             "step": self.step,
             "version": self.version,
+            "skipped_in_a_row": self.skipped_in_a_row,
             "curriculum": self.exchange.curriculum.state(),
+            "inlet": self.exchange.inlet.state(),
             "totals": asdict(self.totals),
             "evaluations": self.evaluations,
             "wall_seconds": self.wall_seconds,
-            "tokens_generated": self.tokens_generated,
-            "counts": asdict(self.exchange.inlet.counts),
         }
-        self.engine.save(self.checkpoints, state, also=self.save_replay)
+        self.engine.save(self.checkpoints, state, also=self.save_beside)
+        self.exchange.checkpointed(step=self.step)
+        self.saved = (self.step, len(self.evaluations))
         log.info("checkpoint at step %d", self.step)
+
+    def checkpoint_if_wanted(self) -> None:
+        """A checkpoint out of turn, because the broker's journal is filling."""
+        if self.exchange.checkpoint_wanted:
+            log.info("checkpoint out of turn: %s", self.exchange.checkpoint_wanted)
+            self.checkpoint()
 
     @property
     def checkpoints(self) -> Path:
         """Folder of checkpoints."""
-        return self.run_dir / "checkpoints"
+        return self.run_dir / CHECKPOINTS
 
-    def save_replay(self, folder: Path) -> None:
-        """Put the replay table into a checkpoint."""
+    def save_beside(self, folder: Path) -> None:
+        """Put the replay table and the open trajectories into a checkpoint."""
         if self.replay is not None:
             self.replay.save(folder / REPLAY_FILE)
+        write_whole(folder / OPEN_FILE, self.exchange.inlet.open.encode())
+
+    def begin(self, start: Start) -> None:
+        """Continue from the newest checkpoint, or begin at step 0, and publish what is above earlier versions."""
+        if start.restores:
+            self.restore()
+            return
+        if start.again:
+            self.report.rewind(0)
+        self.take_over(always=False)
 
     def restore(self) -> None:
-        """Continue from the newest checkpoint: put again what was under way, publish what we hold."""
+        """Continue from the newest checkpoint: publish what we hold, put again what was under way."""
         state = self.engine.load(self.checkpoints)
+        folder = self.checkpoints / latest_name(self.checkpoints)
         if self.replay is not None:
-            self.replay.load(self.checkpoints / latest_name(self.checkpoints) / REPLAY_FILE)
+            self.replay.load(folder / REPLAY_FILE)
+        inlet, curriculum = self.exchange.inlet, self.exchange.curriculum
         self.step, self.version = state["step"], state["version"]
+        self.skipped_in_a_row = state["skipped_in_a_row"]
         self.totals, self.evaluations = Totals(**state["totals"]), state["evaluations"]
-        self.seconds_before, self.generated_before = state["wall_seconds"], state["tokens_generated"]
-        self.exchange.inlet.counts = Counts(**state["counts"])
+        self.seconds_before = state["wall_seconds"]
+        inlet.restore(state["inlet"])
+        self.saved = (self.step, len(self.evaluations))
         self.report.rewind(self.step)
         self.take_over(always=True)
-        curriculum = self.exchange.curriculum
         # in lockstep no token may be sampled by weights from before the restart
-        oldest = self.version if self.exchange.lockstep else 0
-        self.exchange.put(curriculum.restore(state["curriculum"], curriculum.epoch, oldest))
+        tasks = curriculum.restore(state["curriculum"], self.version if self.exchange.lockstep else 0)
+        if curriculum.lineage == state["curriculum"]["lineage"]:
+            inlet.open.restore((folder / OPEN_FILE).read_bytes())
+        else:  # those of another lineage have other names, and the broker lets go of them
+            self.exchange.put(tasks)
         log.info("resumed at step %d, version %d, epoch %d", self.step, self.version, curriculum.epoch)

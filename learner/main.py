@@ -9,21 +9,25 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from learner.config import LearnerConfig
 from learner.curriculum import Curriculum
 from learner.exchange import TIME_LIMIT, Exchange
+from learner.lineage import Start, start
 from learner.loop import Learner
 from learner.metrics import Report
 from learner.publisher import Publisher
 from learner.replay import replay_table
 from learner.replay_batch import can_rescue
-from learner.run_files import PID_FILE, next_epoch
+from learner.run_files import PID_FILE
 from protocol.errors import LinkDown
 from protocol.link import ThreadLink
 from protocol.messages import DeliveryUnit, Hello
 from protocol.session import Progress
+
+if TYPE_CHECKING:
+    from learner.engine import Engine
 
 log = logging.getLogger(__name__)
 
@@ -64,35 +68,58 @@ def run_learner(
         engine.follow()
         _leave()
     (run_dir / PID_FILE).write_text(str(os.getpid()))  # torchrun kills what it is asked to end; ask rank 0
-    epoch = next_epoch(run_dir)
+    begin = start(run_dir, resume=resume, lockstep=mode == "sync")
     progress = _Progress()
-    link = join(config, broker, run, epoch=epoch, progress=progress)
+    link = join(
+        config, broker, run, epoch=begin.epoch, lineage=begin.lineage, step=begin.step, progress=progress
+    )
     stop.limit(max_minutes)
-    curriculum = Curriculum(env_name, config, epoch)
-    exchange = Exchange(link, curriculum, config, lockstep=mode == "sync", stop_reason=stop.reason)
-    publisher = Publisher(run, run_dir, epoch=epoch, keep=config.keep_versions)
-    report = Report(run_dir)
+    curriculum = Curriculum(env_name, config, begin.epoch, lineage=begin.lineage)
+    exchange = Exchange(
+        link,
+        curriculum,
+        config,
+        lockstep=mode == "sync",
+        stop_reason=stop.reason,
+        broker=broker,
+        step=begin.step,
+    )
+    publisher = Publisher(run, run_dir, epoch=begin.epoch, keep=config.keep_versions)
+    learner = wire(config, run_dir, engine, exchange, publisher, seed=seed)
+    progress.learner = learner
+    train(learner, begin)
+    if config.processes > 1:
+        _leave()
+
+
+def wire(
+    config: LearnerConfig,
+    run_dir: Path,
+    engine: "Engine",
+    exchange: Exchange,
+    publisher: Publisher,
+    *,
+    seed: int,
+) -> Learner:
+    """A learner of its parts."""
     replay = replay_table(config)
     if replay is not None:
         exchange.inlet.rescuable = partial(can_rescue, replay)
-    learner = progress.learner = Learner(
-        config, run_dir, engine, exchange, publisher, report, replay=replay, seed=seed
-    )
+    return Learner(config, run_dir, engine, exchange, publisher, Report(run_dir), replay=replay, seed=seed)
+
+
+def train(learner: Learner, begin: Start) -> None:
+    """From where it begins to the end; then the model and the result are written, and all is closed."""
     try:
-        if resume:
-            learner.restore()
-        else:
-            learner.take_over(always=False)
-        learner.train()
-        engine.save_pretrained(run_dir / "model")
+        learner.begin(begin)
+        learner.train(continues=begin.continues)
+        learner.engine.save_pretrained(learner.run_dir / "model")
         write_result(learner)
     finally:
-        link.close("done")
-        report.close()
-        publisher.close()
-    engine.close()
-    if config.processes > 1:
-        _leave()
+        learner.exchange.close()
+        learner.report.close()
+        learner.publisher.close()
+    learner.engine.close()
 
 
 def write_result(learner: Learner) -> None:
@@ -176,9 +203,20 @@ class _Progress:
 
 
 def join(
-    config: LearnerConfig, broker: str, run: str, *, epoch: int, progress: Callable[[], Progress]
+    config: LearnerConfig,
+    broker: str,
+    run: str,
+    *,
+    epoch: int,
+    progress: Callable[[], Progress],
+    lineage: int | None = None,
+    step: int = 0,
 ) -> ThreadLink:
     """Connect to the broker as this epoch's learner.
+
+    Args:
+        lineage: epoch with which the line of checkpoints began; it begins with this one where None is given.
+        step: learner steps that are in a checkpoint.
 
     Raises:
         LinkDown: no broker answered, or it serves another run.
@@ -189,6 +227,8 @@ def join(
         incarnation=epoch,
         pid=os.getpid(),
         epoch=epoch,
+        lineage=epoch if lineage is None else lineage,
+        step=step,
         deliver=DELIVERY_UNITS[config.train_on],
     )
     link = ThreadLink(broker, hello, progress=progress)
@@ -196,7 +236,8 @@ def join(
     while not link.session.joined:
         if time.monotonic() > deadline:
             raise LinkDown(
-                f"no broker took the learner on at {broker} within {JOIN_TIMEOUT_S:g} s; is it started?"
+                f"no broker took the learner on at {broker} within {JOIN_TIMEOUT_S:g} s; is it started, and is "
+                "broker.endpoint the same for both?"
             )
         time.sleep(0.05)
     welcome = link.session.welcome

@@ -1,10 +1,12 @@
-"""Where a learner keeps what others look for: its pid, its epoch, its weights."""
+"""Where a learner keeps what others look for: its pid, its epoch, its checkpoints, its weights."""
 
 import hashlib
 from pathlib import Path
 
 PID_FILE = "learner.pid"
 """In the run folder: pid of rank 0, for whoever wants to end the learner."""
+CHECKPOINTS = "checkpoints"
+"""In the run folder."""
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -17,10 +19,19 @@ def weights_folder(run_dir: Path) -> Path:
 
 
 def next_epoch(run_dir: Path) -> int:
-    """Epoch of this learner's lineage: one more than the last learner of this run folder had."""
-    path = run_dir / "epoch"
-    epoch = int(path.read_text()) + 1 if path.exists() else 1
-    partial = path.with_suffix(".partial")
-    partial.write_text(str(epoch))
-    partial.rename(path)
+    """Epoch of this learner: one more than the last learner of this run folder had."""
+    epoch = (read_number(run_dir / "epoch") or 0) + 1
+    write_number(run_dir / "epoch", epoch)
     return epoch
+
+
+def read_number(path: Path) -> int | None:
+    """What `write_number` wrote; None where there is no file."""
+    return int(path.read_text()) if path.exists() else None
+
+
+def write_number(path: Path, number: int) -> None:
+    """Put a number into a file; a crash leaves the one before, or this one."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(str(number))
+    partial.rename(path)

@@ -146,6 +146,12 @@ def assemble(segments: Sequence[tuple[Segment, Arrays]]) -> Trajectory:
         n_segments=len(ordered),
     )
     _check_trajectory(trajectory)
+    for segment, arrays in ordered:
+        if (actions := int(np.count_nonzero(arrays["action_mask"]))) != segment.action_tokens:
+            raise BrokenTrajectory(
+                f"trajectory {first.trajectory_id}: segment {segment.index} has {actions} action tokens, its "
+                f"header says {segment.action_tokens}"
+            )
     return trajectory
 
 

@@ -8,7 +8,7 @@ from learner.config import LearnerConfig
 from learner.curriculum import Curriculum
 
 
-def curriculum(**settings):
+def curriculum(epoch=5, lineage=-1, **settings):
     values = {
         "group_size": 4,
         "batch_trajectories": 8,
@@ -16,7 +16,7 @@ def curriculum(**settings):
         "evaluation_tasks": 3,
         **settings,
     }
-    return Curriculum("calculator", LearnerConfig(**values), epoch=5)
+    return Curriculum("calculator", LearnerConfig(**values), epoch=epoch, lineage=lineage)
 
 
 def test_lockstep_asks_for_one_batch_and_for_the_weights_it_is_meant_for():
@@ -50,12 +50,12 @@ def test_evaluation_is_greedy_on_held_out_tasks_and_waits_for_its_version():
     assert {(t.sampling.temperature, t.purpose, t.min_policy_version) for t in tasks} == {(0.0, "eval", 9)}
 
 
-def test_a_restart_deals_out_again_what_was_under_way_under_new_names():
+def test_a_new_lineage_deals_out_again_what_was_under_way_under_new_names():
     c = curriculum()
     old = c.refill(version=0, lockstep=True)
     c.settle(old[0].group_id)
-    fresh = curriculum()
-    tasks = fresh.restore(c.state(), epoch=6)
+    fresh = curriculum(epoch=6)
+    tasks = fresh.restore(c.state())
     assert {t.data["index"] for t in tasks} == {old[-1].data["index"]}
     assert not {t.task_id for t in tasks} & {t.task_id for t in old}
     assert fresh.next_index == c.next_index
@@ -91,8 +91,8 @@ def test_a_group_dealt_out_in_part_is_dealt_out_to_the_end_after_a_restart():
     c.refill(version=0, lockstep=False)
     c.settle_member("5g0", "5g0.2")
     assert [task.task_id for task in c.refill(version=0, lockstep=False)] == ["5g2.0"]
-    fresh = curriculum(train_on="trajectories", max_policy_lag=0)
-    again = fresh.restore(c.state(), epoch=6)
+    fresh = curriculum(epoch=6, train_on="trajectories", max_policy_lag=0)
+    again = fresh.restore(c.state())
     assert [task.task_id for task in again][:4] == ["6g0.0", "6g0.1", "6g0.3", "6g1.0"]
     fresh.settle("6g0")
     assert [task.task_id for task in fresh.refill(version=0, lockstep=False)] == ["6g2.1", "6g2.2", "6g2.3"]
@@ -101,4 +101,50 @@ def test_a_group_dealt_out_in_part_is_dealt_out_to_the_end_after_a_restart():
 def test_in_lockstep_what_is_dealt_out_again_waits_for_the_weights_of_the_restart():
     c = curriculum()
     c.refill(version=3, lockstep=True)
-    assert {task.min_policy_version for task in curriculum().restore(c.state(), 6, min_version=9)} == {9}
+    assert {task.min_policy_version for task in curriculum(epoch=6).restore(c.state(), min_version=9)} == {9}
+
+
+def test_a_lineage_keeps_its_names_over_epochs_and_evaluation_does_not():
+    c = curriculum(epoch=7, lineage=5)
+    assert c.refill(version=0, lockstep=False)[0].task_id == "5g0.0"
+    assert c.evaluation("x", 0)[0].task_id == "7eval-x-0"
+    assert c.is_evaluation("7eval-x-0")
+    assert not c.is_evaluation("5eval-x-0")
+
+
+def test_a_learner_that_continues_takes_over_what_the_broker_holds():
+    c = curriculum()
+    c.refill(version=0, lockstep=False)
+    c.settle("5g0")
+    c.refill(version=0, lockstep=False)
+    fresh = curriculum(epoch=6, lineage=5)
+    fresh.restore(c.state())
+    held = [f"5g{i}.{m}" for i in (2, 3, 9) for m in range(4)] + ["5g4.1", "3g80.0", "elsewhere", "6eval-x-0"]
+    again = {task.task_id for task in fresh.adopt(held)}
+    assert {int(group.rpartition("g")[2]) for group in fresh.outstanding} == {1, 2, 3, 4, 5, 6, 9}
+    assert again == {f"5g{i}.{m}" for i in (1, 5, 6) for m in range(4)} | {"5g4.0", "5g4.2", "5g4.3"}
+    for group in list(fresh.outstanding):
+        fresh.settle(group)
+    assert fresh.refill(version=0, lockstep=False)[0].task_id == "5g10.0"
+
+
+def test_members_that_are_trained_alone_are_taken_over_alone():
+    c = curriculum(train_on="trajectories", max_policy_lag=0)
+    c.refill(version=0, lockstep=False)
+    fresh = curriculum(epoch=6, lineage=5, train_on="trajectories", max_policy_lag=0)
+    fresh.restore(c.state())
+    again = fresh.adopt(["5g1.3", "5g3.1"])
+    assert {t.task_id for t in again} == {f"5g0.{m}" for m in range(4)} | {"5g1.0", "5g1.1", "5g1.2"}
+    for group in list(fresh.outstanding):
+        fresh.settle(group)
+    assert [t.task_id for t in fresh.refill(version=0, lockstep=False)][:3] == ["5g3.2", "5g3.3", "5g4.0"]
+
+
+def test_a_learner_without_a_checkpoint_deals_out_nothing_twice():
+    fresh = curriculum(epoch=6, lineage=5)
+    assert fresh.adopt(["5g7.0", "5g7.1", "5g7.2", "5g7.3"]) == []
+    assert list(fresh.outstanding) == ["5g7"]
+    assert fresh.refill(version=0, lockstep=False)[0].group_id == "5g8"
+    empty = curriculum(epoch=6, lineage=5)
+    assert empty.adopt([]) == []
+    assert empty.refill(version=0, lockstep=False)[0].group_id == "5g0"

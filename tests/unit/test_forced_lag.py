@@ -39,7 +39,7 @@ class System:
         """A group comes in, sampled by the newest version there is."""
         uniform = self.rng.random() < self.uniform_share
         members = [self.segment(task, 0.0 if uniform else task.member) for task in self.waiting.pop(group_id)]
-        head = Deliver(lease_id=f"lease-{group_id}", unit_id=group_id, segments=len(members))
+        head = Deliver(unit_id=group_id, segments=len(members))
         return decode(encode_delivery(head, members))
 
     def segment(self, task, reward):

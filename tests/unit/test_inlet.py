@@ -42,9 +42,7 @@ def member(
 
 
 def deliver(inlet, unit, *members):
-    frames = encode_delivery(
-        Deliver(lease_id=f"lease-{unit}", unit_id=unit, segments=len(members)), list(members)
-    )
+    frames = encode_delivery(Deliver(unit_id=unit, segments=len(members)), list(members))
     message, rest = decode(frames)
     inlet.received(message, rest)
 
@@ -61,7 +59,7 @@ def test_a_group_with_different_returns_is_ready_and_committed_as_trained():
     assert len(inlet.ready) == 1
     batch = inlet.take(1)
     commit = inlet.commit(epoch=1, step=3, trained=batch)
-    assert (commit.trained, commit.dropped, commit.step) == (["lease-0g0"], [], 3)
+    assert (commit.trained, commit.dropped, commit.step) == (["0g0"], [], 3)
     assert not inlet.curriculum.owns("0g0")
     assert inlet.commit(epoch=1, step=3, trained=[]) is None
 
@@ -72,7 +70,7 @@ def test_equal_returns_are_dropped_and_make_room():
     assert not inlet.ready
     assert inlet.counts.trajectories == {"uniform": 2}
     assert inlet.counts.tokens == {"uniform": 4}
-    assert inlet.commit(1, 0, []).dropped == ["lease-0g0"]
+    assert inlet.commit(1, 0, []).dropped == ["0g0"]
     assert len(inlet.curriculum.refill(version=0, lockstep=False)) == 2
 
 
@@ -124,19 +122,17 @@ def test_take_is_oldest_first_and_whole_groups():
     assert [g.group_id for g in inlet.take(5)] == ["0g1"]
 
 
-def test_a_unit_we_hold_changes_its_lease_and_is_not_trained_twice():
+def test_a_unit_we_hold_is_not_trained_twice():
     inlet = inlet_with_tasks()
     members = [member("0g0", 0, 1.0), member("0g0", 1, 0.0)]
     deliver(inlet, "0g0", *members)
-    again = encode_delivery(
-        Deliver(lease_id="lease-again", unit_id="0g0", segments=2, redelivered=True), members
-    )
+    again = encode_delivery(Deliver(unit_id="0g0", segments=2, redelivered=True), members)
     inlet.received(*decode(again))
     assert len(inlet.ready) == 1
     batch = inlet.take(1)
     inlet.received(*decode(again))
     assert not inlet.ready, "it is being trained"
-    assert inlet.commit(1, 1, batch).trained == ["lease-again"]
+    assert inlet.commit(1, 1, batch).trained == ["0g0"]
     inlet.received(*decode(again))
     assert not inlet.ready, "it has been trained"
 
@@ -156,7 +152,7 @@ def test_groups_that_went_stale_while_they_waited_are_let_go():
     inlet.drop_stale(1)
     assert not inlet.ready
     assert inlet.counts.trajectories == {"stale": 2}
-    assert inlet.commit(1, 0, []).dropped == ["lease-0g0"]
+    assert inlet.commit(1, 0, []).dropped == ["0g0"]
 
 
 def test_an_evaluation_that_cannot_be_read_is_not_waited_for():
@@ -192,7 +188,7 @@ def test_trajectories_are_trained_one_by_one_and_free_their_own_room():
     assert [g.unit_id for g in inlet.ready] == ["0g0.1.0"]
     assert [task.task_id for task in inlet.curriculum.refill(version=0, lockstep=False)] == ["0g2.0"]
     assert [task.task_id for task in inlet.awaited()] == ["0g1.0", "0g1.1", "0g2.0"]
-    assert inlet.commit(1, 1, inlet.take(1)).trained == ["lease-0g0.1.0"]
+    assert inlet.commit(1, 1, inlet.take(1)).trained == ["0g0.1.0"]
     assert not inlet.curriculum.owns("0g0")
 
 
@@ -205,7 +201,7 @@ def test_a_trajectory_the_broker_dropped_frees_its_own_room_only():
 
 def test_a_trajectory_that_cannot_be_read_frees_its_room():
     inlet = inlet_with_tasks(filter_uniform=False, train_on="trajectories")
-    inlet.received(Deliver(lease_id="bad", unit_id="0g0.1.0", segments=1), [b"no segment", b""])
+    inlet.received(Deliver(unit_id="0g0.1.0", segments=1), [b"no segment", b""])
     deliver(inlet, "0g1.0.0", member("0g1", 0, float("nan")))
     assert [task.task_id for task in inlet.awaited()] == ["0g0.0", "0g1.1"]
 

@@ -12,6 +12,7 @@ from learner.inlet import Counts, Group
 from learner.loop import REPLAY_FILE, Learner
 from learner.metrics import Report as RealReport
 from learner.nonfinite import Diverged
+from learner.open_trajectories import OpenTrajectories
 from learner.replay import make_table
 from learner.report import UpdateReport
 from tests.trajectories import make_trajectory
@@ -20,10 +21,16 @@ from tests.trajectories import make_trajectory
 class Inlet:
     def __init__(self):
         self.gauges = {"broker/units_ready": 2.0, "someone_elses/number": 1.0}
-        self.counts = Counts()
+        self.counts, self.sampled_tokens, self.open = Counts(), 0, OpenTrajectories()
 
     def take_recent(self):
         return [make_trajectory("t")]
+
+    def check(self):
+        pass
+
+    def state(self):
+        return {}
 
 
 class Exchange:
@@ -33,6 +40,16 @@ class Exchange:
         self.inlet, self.log, self.stop_at, self.replayed = Inlet(), [], stop_at, []
 
     version_before = 0
+    checkpoint_wanted = ""
+
+    def take_over(self):
+        self.log.append(("take over",))
+
+    def flush(self, *, step):
+        self.log.append(("flush", step))
+
+    def checkpointed(self, *, step):
+        self.log.append(("checkpointed", step))
 
     def collect(self, *, step, version):
         if self.stop_at is not None and step >= self.stop_at[0]:
@@ -63,7 +80,7 @@ class Exchange:
 
 class Engine:
     def __init__(self, outcomes):
-        self.outcomes, self.saved = list(outcomes), []
+        self.outcomes, self.saved, self.log = list(outcomes), [], []
 
     def update(self, trajectories, *, current_version):
         outcome = self.outcomes.pop(0)
@@ -79,6 +96,7 @@ class Engine:
 
     def save(self, folder, state, also):
         self.saved.append(json.loads(json.dumps(state)))
+        self.log.append(("save", state["step"]))
 
 
 class Publisher:
@@ -97,9 +115,16 @@ class Report:
 
 
 def learner(tmp_path, outcomes, *, stop_at=None, **settings):
-    values = {"steps": len(outcomes), "evaluation_tasks": 2, "max_nonfinite_steps": 2, **settings}
-    exchange = Exchange(stop_at)
-    return Learner(LearnerConfig(**values), tmp_path, Engine(outcomes), exchange, Publisher(), Report())
+    values = {
+        "steps": len(outcomes),
+        "evaluation_tasks": 2,
+        "max_nonfinite_steps": 2,
+        "checkpoint_every": 0,
+        **settings,
+    }
+    exchange, engine = Exchange(stop_at), Engine(outcomes)
+    engine.log = exchange.log
+    return Learner(LearnerConfig(**values), tmp_path, engine, exchange, Publisher(), Report())
 
 
 def test_each_applied_step_raises_the_version_and_is_committed(tmp_path):
@@ -121,7 +146,7 @@ def test_generators_that_report_late_have_sampled_at_least_what_arrived(tmp_path
     it.train()
     it.exchange.inlet.counts.note("uniform", 1, 5)
     assert it.tokens_generated == 2 * 4 + 5
-    it.exchange.inlet.gauges["generator/tokens_total"] = 99.0
+    it.exchange.inlet.sampled_tokens = 99
     assert it.tokens_generated == 99
 
 
@@ -221,7 +246,54 @@ def test_what_was_trained_is_replayed_told_apart_and_part_of_the_checkpoint(tmp_
     assert it.exchange.replayed == [0, 4, 4]
     assert (it.totals.trained_tokens, it.totals.replayed_tokens) == (4, 8)
     assert it.report.lines[1][1]["replay/share"] == 0.5
-    it.save_replay(tmp_path)
+    it.save_beside(tmp_path)
     again = make_table(config)
     again.load(tmp_path / REPLAY_FILE)
     assert (len(again), again.sampled) == (len(it.replay), it.replay.sampled)
+
+
+def test_a_commit_goes_out_before_the_state_is_taken_and_word_of_it_when_it_is_whole(tmp_path):
+    it = learner(tmp_path, ["applied"] * 4, evaluation_tasks=0, checkpoint_every=2)
+    it.train()
+    steps = [entry for entry in it.exchange.log if entry[0] != "announce"]
+    cut = lambda step: [("flush", step), ("save", step), ("checkpointed", step)]  # noqa: E731
+    assert steps == [
+        *[("commit", 1), ("refill", 1, 1)],
+        *[("commit", 2), ("refill", 2, 2), *cut(2)],
+        *[("commit", 3), ("refill", 3, 3)],
+        *[("commit", 4), *cut(4)],
+    ], "the last checkpoint is not written twice"
+
+
+def test_the_broker_can_ask_for_a_checkpoint_between_steps_and_while_we_wait(tmp_path):
+    it = learner(tmp_path, ["applied"] * 3, evaluation_tasks=0)
+    collect = it.exchange.collect
+
+    def wanted(*, step, version):
+        if step == 1:
+            it.exchange.checkpoint_wanted = "the journal is filling"
+            it.exchange.between()
+            assert [state["step"] for state in it.engine.saved] == [1]
+            assert not it.exchange.checkpoint_wanted
+        if step == 2:
+            it.exchange.checkpoint_wanted = "again"
+        return collect(step=step, version=version)
+
+    it.exchange.collect = wanted
+    it.train()
+    assert [state["step"] for state in it.engine.saved] == [1, 3]
+
+
+def test_a_learner_that_continues_a_lineage_hears_what_the_broker_holds_first(tmp_path):
+    it = learner(tmp_path, ["applied"], evaluation_tasks=0)
+    it.train(continues=True)
+    assert it.exchange.log[0] == ("take over",)
+
+
+def test_an_evaluation_that_a_crash_left_out_is_made_up_for(tmp_path):
+    it = learner(tmp_path, ["applied"] * 4, evaluation_every=2)
+    it.step, it.version = 2, 2
+    it.evaluations = [{"tag": "before", "step": 0}]
+    it.engine.outcomes = ["applied"] * 2
+    it.train()
+    assert [e["tag"] for e in it.evaluations] == ["before", "step 2", "step 4", "after"]

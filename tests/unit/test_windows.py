@@ -60,7 +60,7 @@ def deliver(inlet, index, **fields):
     unit = f"{head.trajectory_id}/{index}"
     message, rest = decode(
         encode_delivery(
-            Deliver(lease_id=f"lease-{unit}", unit_id=unit, segments=1, complete=head.status != "unfinished"),
+            Deliver(unit_id=unit, segments=1, complete=head.status != "unfinished"),
             [tuple(frames)],
         )
     )
@@ -193,7 +193,7 @@ def test_a_window_the_broker_dropped_in_the_middle_breaks_what_follows(inlet):
 
 def test_a_last_window_that_cannot_be_read_frees_prefix_and_room(inlet):
     deliver(inlet, 0)
-    head = Deliver(lease_id="bad", unit_id="0g0.0.0/1", segments=1, complete=True)
+    head = Deliver(unit_id="0g0.0.0/1", segments=1, complete=True)
     inlet.received(head, [b"no segment", b""])
     assert len(inlet.open) == 0
     assert not inlet.curriculum.owns("0g0")
@@ -229,7 +229,7 @@ def test_prefixes_are_bounded_and_none_is_left_whatever_is_lost(data):
     inlet.commit(1, 0, inlet.take(99))
     assert (len(inlet.open), inlet.open.tokens) == (0, 0)
     assert not curriculum.outstanding
-    assert not inlet._leases
+    assert not inlet._held
 
 
 def unroll(attempts):
@@ -271,8 +271,8 @@ def test_a_group_of_several_is_free_when_its_last_member_is():
     inlet.commit(1, 0, inlet.take(1))
     assert curriculum.owns("0g0")
     assert [task.member for task in curriculum.outstanding["0g0"]] == [1]
-    restored = Curriculum("calculator", config)
-    tasks = restored.restore(curriculum.state(), epoch=2)
+    restored = Curriculum("calculator", config, epoch=2)
+    tasks = restored.restore(curriculum.state())
     assert [task.task_id for task in tasks] == ["2g0.1", "2g1.0", "2g1.1"]
     deliver(inlet, 0, task="0g0.1", status="finished")
     inlet.commit(1, 1, inlet.take(1))
