@@ -2,6 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from broker.journal_config import JournalConfig
+
 
 class BrokerConfig(BaseModel):
     """`[broker]` of the run file."""
@@ -36,5 +38,7 @@ class BrokerConfig(BaseModel):
     """Unacknowledged segments one actor may have under way."""
     max_deliveries: int = Field(5, ge=1)
     """A unit that so many learner processes in a row were given, none of which wrote a checkpoint, is dropped."""
+    journal: JournalConfig = JournalConfig()
+    """What makes a killed broker go on where it stopped."""
     generator_stall_s: float = Field(10.0, gt=0)
     """A generator with work and without a token for so long is not offered to actors meanwhile."""

@@ -53,7 +53,7 @@ class Deliveries:
 
     def units(self) -> list[Unit]:
         """All units that are not committed, in the order of becoming ready."""
-        return list(self._units.values())
+        return sorted(self._units.values(), key=lambda unit: unit.age)
 
     def pieces(self) -> Iterator[Piece]:
         """Of all units that are not committed."""

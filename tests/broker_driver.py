@@ -3,6 +3,8 @@
 import numpy as np
 
 from broker.config import BrokerConfig
+from broker.journal import Journal
+from broker.recovery import JournalStore, recover, snapshot
 from broker.state import BrokerState
 from protocol.codec import decode, encode, encode_arrays
 from protocol.messages import (
@@ -71,12 +73,40 @@ def segment_frames(
 class Driver:
     """A broker and what it has sent to whom."""
 
-    def __init__(self, lag=4, boot="", **settings):
+    def __init__(self, lag=4, boot="", folder=None, **settings):
         self.config = config(**settings)
         self.now = 1000.0
-        self.state = BrokerState(self.config, run="run", max_policy_lag=lag, now=self.now, boot=boot)
+        self.lag, self.folder, self.boots = lag, folder, 0
+        self.journal = None
+        if folder is None:
+            self.state = BrokerState(self.config, run="run", max_policy_lag=lag, now=self.now, boot=boot)
+        else:
+            self._recover()
         self.sent = {}
         self.frames = {}
+
+    def _recover(self):
+        self.boots += 1
+        self.journal = Journal.open(self.folder, run="run", config=self.config.journal)
+        store = JournalStore(self.journal, self.config.journal.max_bytes)
+        boot = str(self.boots)
+        self.state = BrokerState(
+            self.config, run="run", max_policy_lag=self.lag, now=self.now, boot=boot, store=store
+        )
+        return recover(self.state.books, store, self.journal.recovered(), self.now)
+
+    def flush(self, *, rotate=False):
+        """Write the journal, in a new file if asked."""
+        self.journal.flush()
+        if rotate:
+            self.journal.rotate(snapshot(self.state.books, self.state.books.store))
+            self.journal.retain(self.state.books.store.files)
+
+    def kill_broker(self):
+        """And start it again from what was written; returns the number of records it read."""
+        self.flush()
+        self.journal.abandon()
+        return self._recover()
 
     # --- sending ------------------------------------------------------------------------------------------
 

@@ -4,7 +4,9 @@ The model keeps what the outside world may rely on: which segments were acknowle
 which lease, how much credit was granted.
 """
 
+import tempfile
 from collections import Counter
+from pathlib import Path
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -54,8 +56,11 @@ class Actor:
 class BrokerMachine(RuleBasedStateMachine):
     @initialize(unit=st.sampled_from(["group", "trajectory", "segment"]))
     def begin(self, unit):
+        self.folder = tempfile.TemporaryDirectory()
         self.driver = Driver(
             lag=2,
+            folder=Path(self.folder.name) / "journal",
+            max_deliveries=1000,
             segment_credit=WINDOW,
             max_queued_segments=MAX_SEGMENTS,
             max_queued_tasks=30,
@@ -294,9 +299,15 @@ class BrokerMachine(RuleBasedStateMachine):
     def learner_restarts(self, new_lineage):
         self.start_learner(new_lineage)
 
-    @rule()
-    def broker_is_killed(self):
+    def teardown(self):
+        if hasattr(self, "driver"):
+            self.driver.journal.close()
+            self.folder.cleanup()
+
+    @rule(rotate=st.booleans())
+    def broker_is_killed(self, rotate):
         """And comes back from its journal: nothing that was said rests on what is lost."""
+        self.driver.flush(rotate=rotate)
         self.driver.kill_broker()
         for actor in self.actors.values():
             actor.credit = 0
