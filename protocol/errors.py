@@ -5,6 +5,8 @@ ProtocolError
 ├── LimitExceeded     a message is larger than the agreed limits (checked before decoding)
 ├── Malformed         bytes that are not a message of this protocol
 └── LinkDown          the other side did not answer within the deadline
+
+KeysUnusable          a keys folder lacks what is needed of it, or holds something else
 """
 
 
@@ -26,3 +28,7 @@ class Malformed(ProtocolError, ValueError):
 
 class LinkDown(ProtocolError, ConnectionError):
     """The other side did not answer within the deadline."""
+
+
+class KeysUnusable(Exception):
+    """A keys folder lacks what is needed of it, or holds something else; the text names the file and the cure."""
