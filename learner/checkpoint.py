@@ -154,11 +154,15 @@ def write_whole(folder: Path, optimizer_steps: int, write: Callable[[str], None]
 def sync(folder: Path) -> None:
     """Wait until every file below is on disk, and their names with them."""
     for path in [*folder.rglob("*"), folder, folder.parent]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync_one(path)
+
+
+def _sync_one(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def next_name(folder: Path, optimizer_steps: int) -> str:
@@ -194,6 +198,7 @@ def mark_latest(folder: Path, name: str) -> None:
         out.flush()
         os.fsync(out.fileno())
     partial.replace(folder / LATEST)
+    _sync_one(folder)
     for other in folder.glob("step*"):
         if other.name not in (name, previous):
             shutil.rmtree(other, ignore_errors=True)

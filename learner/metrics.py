@@ -144,7 +144,9 @@ class Report:
         """Forget what was reported after ``step``: a run that goes on from a checkpoint reports it again."""
         self.close()
         kept = [line for line in self._path.read_text(encoding="utf-8").splitlines() if _step(line) <= step]
-        self._path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        partial = self._path.with_suffix(".partial")  # a crash in the middle must not lose the lines before
+        partial.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        partial.replace(self._path)
         self._open(purge_step=step + 1)
 
     def _open(self, purge_step: int | None) -> None:

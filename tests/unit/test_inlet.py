@@ -1,10 +1,15 @@
 """Deliveries become groups, commits and counts."""
 
-import numpy as np
+import json
 
+import numpy as np
+import pytest
+
+from learner.committed import Committed
 from learner.config import LearnerConfig
 from learner.curriculum import Curriculum
 from learner.inlet import Inlet, has_signal
+from learner.ledger import LedgerViolation
 from protocol.codec import decode, encode_arrays, encode_delivery
 from protocol.messages import Deliver, Dropped, QueueStats, Reward, Segment, Turn
 from tests.trajectories import make_trajectory
@@ -254,3 +259,148 @@ def test_a_failed_group_that_can_be_rescued_is_kept():
     deliver(inlet, "0g0", member("0g0", 0, 0.0), member("0g0", 1, 0.0))
     deliver(inlet, "0g1", member("0g1", 0, 0.0), member("0g1", 1, 0.0))
     assert [group.group_id for group in inlet.ready] == ["0g1"]
+
+
+# --- what comes again ---------------------------------------------------------------------------------------
+
+
+def continued(inlet):
+    """A process that goes on from a checkpoint of this inlet; the broker holds what it was told to hold."""
+    fresh = Curriculum("calculator", inlet.curriculum.config, epoch=1, lineage=0)
+    fresh.restore(inlet.curriculum.state())
+    again = Inlet(fresh, inlet.filter_uniform, inlet.windows)
+    again.restore(json.loads(json.dumps(inlet.state())))
+    again.open.restore(inlet.open.encode())
+    return again
+
+
+def test_a_unit_that_comes_again_after_its_commit_is_committed_again_and_not_trained():
+    inlet = inlet_with_tasks()
+    members = [member("0g0", 0, 1.0), member("0g0", 1, 0.0)]
+    deliver(inlet, "0g0", *members)
+    deliver(inlet, "0g1", member("0g1", 0, 1.0), member("0g1", 1, 1.0))
+    inlet.commit(1, 3, inlet.take(1))
+    for unit in ("0g0", "0g1", "0g0"):
+        deliver(inlet, unit, *members)
+    assert not inlet.ready
+    (again,) = inlet.recommit(1)
+    assert (again.step, again.trained, again.dropped) == (3, ["0g0"], ["0g1"])
+    assert inlet.recommit(1) == []
+    assert inlet.counts.trajectories == {"uniform": 2, "recommitted": 6}
+    assert inlet.counts.arrived_tokens == 4
+    inlet.check()
+
+
+def test_units_committed_at_several_steps_are_committed_again_at_those():
+    inlet = inlet_with_tasks(filter_uniform=False)
+    for step in (1, 2):
+        deliver(inlet, f"0g{step - 1}", member(f"0g{step - 1}", 0, 1.0), member(f"0g{step - 1}", 1, 0.0))
+        inlet.commit(1, step, inlet.take(1))
+    for unit in ("0g1", "0g0"):
+        deliver(inlet, unit, member(unit, 0, 1.0), member(unit, 1, 0.0))
+    assert [(m.step, m.trained) for m in inlet.recommit(1)] == [(1, ["0g0"]), (2, ["0g1"])]
+
+
+def test_a_checkpoint_knows_what_is_committed_and_a_unit_adopted_by_mistake_frees_its_room():
+    """The commit before the checkpoint was lost with the broker: it holds the unit still."""
+    inlet = inlet_with_tasks()
+    members = [member("0g0", 0, 1.0), member("0g0", 1, 0.0)]
+    deliver(inlet, "0g0", *members)
+    inlet.commit(1, 3, inlet.take(1))
+    again = continued(inlet)
+    again.curriculum.adopt(["0g0.0", "0g0.1", "0g1.0", "0g1.1"])
+    deliver(again, "0g0", *members)
+    assert not again.ready
+    assert again.recommit(1)[0].trained == ["0g0"]
+    assert list(again.curriculum.outstanding) == ["0g1"]
+    again.check()
+
+
+def test_what_was_ready_at_the_checkpoint_is_trained_when_it_comes_again():
+    inlet = inlet_with_tasks()
+    members = [member("0g0", 0, 1.0), member("0g0", 1, 0.0)]
+    deliver(inlet, "0g0", *members)
+    again = continued(inlet)
+    again.check()
+    deliver(again, "0g0", *members)
+    assert [group.unit_id for group in again.take(1)] == ["0g0"]
+
+
+def test_an_evaluation_that_comes_again_is_not_kept_for_ever():
+    inlet = inlet_with_tasks()
+    name = inlet.curriculum.evaluation("before", 0)[0].group_id
+    deliver(inlet, name, member(name, 0, 1.0, purpose="eval"))
+    inlet.commit(1, 0, [])
+    del inlet.evaluated[name]
+    deliver(inlet, name, member(name, 0, 1.0, purpose="eval"))
+    assert inlet.evaluated == {}
+    assert inlet.recommit(1)[0].dropped == [name]
+
+
+def test_a_trajectory_that_comes_again_frees_its_own_room_only():
+    inlet = inlet_with_tasks(filter_uniform=False, train_on="trajectories")
+    deliver(inlet, "0g0.1.0", member("0g0", 1, 1.0))
+    inlet.commit(1, 1, inlet.take(1))
+    again = continued(inlet)
+    again.curriculum.adopt(["0g0.1"])
+    assert again.curriculum.awaits("0g0", "0g0.1")
+    deliver(again, "0g0.1.0", member("0g0", 1, 1.0))
+    assert not again.curriculum.awaits("0g0", "0g0.1")
+    assert again.curriculum.awaits("0g0", "0g0.0")
+
+
+def test_only_the_last_units_are_remembered_and_in_order():
+    committed = Committed(size=3)
+    for i in range(5):
+        committed.add(f"0g{i}", step=i, trained=i % 2 == 0)
+    committed.add("0g2", step=9, trained=True)
+    assert [row[0] for row in committed.state()] == ["0g3", "0g4", "0g2"]
+    again = Committed(size=3)
+    again.restore(json.loads(json.dumps(committed.state())))
+    assert again.state() == committed.state()
+    assert (again["0g3"].trained, again["0g2"].step) == (False, 9)
+
+
+# --- the ledger ---------------------------------------------------------------------------------------------
+
+
+def test_every_token_that_came_is_in_one_place_whatever_became_of_it():
+    inlet = inlet_with_tasks(batch_trajectories=20)
+    deliver(inlet, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0))
+    deliver(inlet, "0g1", member("0g1", 0, 1.0), member("0g1", 1, 1.0))
+    deliver(inlet, "0g2", member("0g2", 0, 1.0), member("0g2", 1, float("nan")))
+    deliver(inlet, "0g3", member("0g3", 0, 1.0), member("0g3", 1, 0.0, status="failed"))
+    deliver(inlet, "0g4", member("0g4", 0, 1.0, logp=3.0), member("0g4", 1, float("nan")))
+    deliver(inlet, "9g5", member("9g5", 0, 1.0), member("9g5", 1, 0.0))
+    deliver(inlet, "0eval-x-0", member("0eval-x-0", 0, 1.0, purpose="eval"))
+    inlet.received(Deliver(unit_id="0g6", segments=1), [b"no segment", b""])
+    deliver(inlet, "0g7", member("0g7", 0, 1.0), member("0g7", 1, 0.0))
+    inlet.check()
+    inlet.commit(1, 1, inlet.take(1))
+    inlet.check()
+    inlet.drop_stale(1)
+    inlet.check()
+    assert inlet.delivered_tokens == 2 * 15
+    assert inlet.trained_tokens == 4
+
+
+def test_the_ledger_finds_a_token_that_is_lost_or_counted_twice():
+    inlet = inlet_with_tasks()
+    deliver(inlet, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0))
+    batch = inlet.take(1)
+    with pytest.raises(LedgerViolation, match=r"of 4 .* 0 are accounted for \(difference 4\)"):
+        inlet.check()
+    inlet.commit(1, 1, batch)
+    inlet.counts.note("stale", 1, 2)
+    with pytest.raises(LedgerViolation, match=r"of 4 .* 6 are accounted for \(difference -2\)"):
+        inlet.check()
+
+
+def test_tokens_sampled_are_counted_over_restarts_of_learner_and_generators():
+    inlet = inlet_with_tasks()
+    for total in (10.0, 30.0):
+        inlet.received(QueueStats(gauges={"generator/tokens_total": total}), [])
+    again = continued(inlet)
+    for total in (35.0, 3.0, 8.0):  # generators went on, and were started again
+        again.received(QueueStats(gauges={"generator/tokens_total": total}), [])
+    assert again.sampled_tokens == 40

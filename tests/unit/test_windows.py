@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from learner.config import LearnerConfig
 from learner.curriculum import Curriculum
 from learner.inlet import Inlet
+from learner.open_trajectories import OpenStateError
 from protocol.codec import decode, encode_arrays, encode_delivery
 from protocol.messages import Deliver, Dropped, Reward, Segment, Turn
 
@@ -277,3 +278,147 @@ def test_a_group_of_several_is_free_when_its_last_member_is():
     deliver(inlet, 0, task="0g0.1", status="finished")
     inlet.commit(1, 1, inlet.take(1))
     assert not curriculum.owns("0g0")
+
+
+# --- over a restart of the learner --------------------------------------------------------------------------
+
+
+def continued(inlet):
+    """A process that goes on from a checkpoint of this inlet, while the broker holds all that is outstanding."""
+    fresh = Curriculum("calculator", CONFIG, epoch=1, lineage=0)
+    fresh.restore(inlet.curriculum.state())
+    again = Inlet(fresh, filter_uniform=False, windows=True)
+    again.restore(inlet.state())
+    again.open.restore(inlet.open.encode())
+    fresh.adopt([task.task_id for tasks in fresh.outstanding.values() for task in tasks])
+    return again
+
+
+def test_a_trajectory_goes_on_after_a_restart_with_its_context(inlet):
+    deliver(inlet, 0)
+    inlet.commit(1, 1, inlet.take(1))
+    again = continued(inlet)
+    deliver(again, 1, status="finished")
+    (group,) = again.take(1)
+    assert group.trajectories[0].token_ids.tolist() == list(range(PROMPT + 2 * WINDOW))
+    assert group.trajectories[0].window_start == PROMPT + WINDOW
+    again.commit(1, 2, [group])
+    assert not again.curriculum.owns("0g0")
+    again.check()
+
+
+def test_windows_that_waited_at_the_checkpoint_are_trained_when_they_come_again(inlet):
+    """Also those of a trajectory that had ended, and others of it are trained already."""
+    deliver(inlet, 0)
+    inlet.commit(1, 1, inlet.take(1))
+    deliver(inlet, 1)
+    deliver(inlet, 2, status="finished")
+    again = continued(inlet)
+    for index, status in enumerate(["unfinished", "unfinished", "finished"]):
+        deliver(again, index, status=status)
+    windows = [group.trajectories[0] for group in again.take(5)]
+    assert [(t.window_start, len(t)) for t in windows] == [(5, 8), (8, 11)]
+    assert again.recommit(1)[0].trained == ["0g0.0.0/0"]
+    assert again.curriculum.owns("0g0"), "its last window is in training"
+
+
+def test_context_that_is_committed_is_not_missing_after_a_restart(inlet):
+    deliver(inlet, 0, prompt_only=True)
+    inlet.commit(1, 1, [])
+    again = continued(inlet)
+    deliver(again, 1, status="finished")
+    assert [group.trajectories[0].window_start for group in again.take(1)] == [PROMPT + WINDOW]
+
+
+def test_a_broken_attempt_stays_broken_after_a_restart(inlet):
+    deliver(inlet, 0)
+    deliver(inlet, 2)
+    again = continued(inlet)
+    deliver(again, 1)
+    assert not again.ready
+    assert again.counts.tokens["broken"] == 2 * WINDOW
+
+
+def test_stored_trajectories_that_cannot_be_read_name_the_cure(inlet):
+    deliver(inlet, 0)
+    whole = inlet.open.encode()
+    for cut in range(len(whole)):
+        with pytest.raises(OpenStateError, match="delete their file"):
+            inlet.open.restore(whole[:cut])
+    assert len(inlet.open) == 1
+
+
+class World:
+    """A broker that forgets no unit before its commit is covered, and a learner that dies at any moment."""
+
+    def __init__(self, length):
+        self.curriculum = Curriculum("calculator", CONFIG)
+        self.inlet = Inlet(self.curriculum, filter_uniform=False, windows=True)
+        self.tasks = [task.task_id for task in self.curriculum.refill(version=0, lockstep=False)][:2]
+        self.length = length
+        self.unborn = [(task, index) for index in range(length) for task in self.tasks]
+        self.stored, self.queue, self.trained = [], [], []
+        self.committed: dict[str, int] = {}
+        self.step = 0
+        self.checkpoint()
+
+    def stream(self):
+        if self.unborn:
+            self.stored.append(self.unborn.pop(0))
+            self.queue.append(self.stored[-1])
+
+    def deliver(self):
+        if self.queue:
+            task, index = self.queue.pop(0)
+            status = "finished" if index == self.length - 1 else "unfinished"
+            deliver(self.inlet, index, task=task, status=status)
+            for message in self.inlet.recommit(1):
+                self.committed |= dict.fromkeys(message.trained, message.step)
+
+    def train(self, *, lost=False):
+        if self.inlet.ready:
+            self.step += 1
+            units = self.inlet.commit(1, self.step, self.inlet.take(1)).trained
+            self.trained += units
+            self.committed |= {} if lost else dict.fromkeys(units, self.step)
+
+    def checkpoint(self):
+        self.saved = self.step, continued(self.inlet), list(self.trained)
+
+    def crash(self):
+        """The process that comes next does the steps since its checkpoint again, with what comes back."""
+        self.step, inlet, trained = self.saved
+        self.inlet, self.trained = continued(inlet), list(trained)
+        self.committed = {unit: at for unit, at in self.committed.items() if at <= self.step}
+        self.redeliver()
+
+    def redeliver(self):
+        """The broker was started again, or has another learner: what it knows no commit of goes out once more."""
+        self.queue = [(t, i) for t, i in self.stored if f"{t}.0/{i}" not in self.committed]
+
+
+ACTIONS = ["stream", "stream", "deliver", "deliver", "train", "lose", "checkpoint", "crash", "redeliver"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 4), st.lists(st.sampled_from(ACTIONS), max_size=60))
+def test_over_crashes_each_window_is_trained_once_in_the_line_that_survives(length, actions):
+    world = World(length)
+    whole = sorted(f"{task}.0/{index}" for task, index in world.unborn)
+    for action in actions:
+        if action == "lose":
+            world.train(lost=True)
+        else:
+            getattr(world, action)()
+        assert len(world.trained) == len(set(world.trained))
+        world.inlet.check()
+    world.redeliver()
+    for _ in whole:
+        world.stream()
+    for _ in whole:
+        world.deliver()
+    for _ in whole:
+        world.train()
+    assert sorted(world.trained) == whole
+    assert sorted(world.committed) == whole
+    assert not any(task in world.inlet.open._attempts for task in world.tasks)

@@ -1,0 +1,119 @@
+"""Whatever crashes when: no task is dealt out twice in a lineage, each is settled once in the line that survives."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from learner.config import LearnerConfig
+from learner.curriculum import Curriculum
+
+
+def ids(tasks):
+    return [task.task_id for task in tasks]
+
+
+class World:
+    """A curriculum, its checkpoint, and a broker that keeps tasks until what committed them is in a checkpoint."""
+
+    def __init__(self, train_on):
+        values = {"group_size": 3, "batch_trajectories": 6, "max_policy_lag": 1, "train_on": train_on}
+        self.config, self.whole = LearnerConfig(**values), train_on == "groups"
+        self.curriculum = Curriculum("e", self.config, epoch=1)
+        self.epoch = 1
+        self.known: set[str] = set()
+        self.held: dict[str, bool] = {}
+        """By task: whether it is committed."""
+        self.dropped: set[str] = set()
+        """Tasks the broker has given up."""
+        self.settled: list[str] = []
+        self.checkpoint(0)
+
+    def deal(self, choice):
+        fresh = self.curriculum.refill(version=0, lockstep=False)
+        out = sum(map(len, self.curriculum.outstanding.values()))
+        assert not fresh or out <= self.curriculum.capacity(lockstep=False)
+        again = set(ids(fresh)) & self.known
+        assert again <= self.dropped, "the broker alone knows that these are over"
+        self.put(fresh if choice % 4 else [])  # lost with a connection, and the learner with it
+        if choice % 4 == 0:
+            self.crash(choice)
+
+    def put(self, tasks):
+        for task in tasks:
+            if task.task_id not in self.known:
+                self.known.add(task.task_id)
+                self.held[task.task_id] = False
+            elif task.task_id in self.dropped:  # the broker says that it is over
+                self.drop_here(task.group_id, task.task_id)
+
+    def units(self):
+        """What can be delivered: groups of which nothing is missing, or single members."""
+        out = [(t.group_id, t.task_id) for tasks in self.curriculum.outstanding.values() for t in tasks]
+        here = [(group, task) for group, task in out if self.held.get(task) is False]
+        if not self.whole:
+            return [[one] for one in here]
+        groups = {group: [pair for pair in here if pair[0] == group] for group, _ in here}
+        return [members for group, members in groups.items() if len(members) == self.missing(group)]
+
+    def missing(self, group):
+        return sum(f"{group}.{m}" not in self.dropped for m in range(self.config.group_members))
+
+    def train(self, choice):
+        if units := self.units():
+            for group, task in units[choice % len(units)]:
+                self.held[task] = True
+                self.settle(group, task)
+
+    def give_up(self, choice):
+        if units := self.units():
+            for group, task in units[choice % len(units)]:
+                del self.held[task]
+                self.dropped.add(task)
+                if choice % 3:  # else the notice is lost with the learner
+                    self.drop_here(group, task)
+            if choice % 3 == 0:
+                self.crash(choice)
+
+    def drop_here(self, group, task):
+        if self.curriculum.awaits(group, task):
+            self.settle(group, task)
+
+    def settle(self, group, task):
+        self.settled.append(task)
+        self.curriculum.settle_member(group, task)
+
+    def checkpoint(self, _):
+        self.held = {task: done for task, done in self.held.items() if not done}
+        self.saved = self.curriculum.state(), list(self.settled)
+
+    def crash(self, _):
+        self.epoch += 1
+        state, self.settled = self.saved[0], list(self.saved[1])
+        self.held = dict.fromkeys(self.held, False)
+        self.curriculum = Curriculum("e", self.config, epoch=self.epoch, lineage=1)
+        self.curriculum.restore(state)
+        again = self.curriculum.adopt(self.held)
+        assert not set(ids(again)) & self.held.keys()
+        out = {task for tasks in self.curriculum.outstanding.values() for task in ids(tasks)}
+        assert self.held.keys() <= out
+        self.put(again)
+
+
+ACTIONS = ["deal", "train", "train", "train", "give_up", "checkpoint", "crash"]
+
+
+@pytest.mark.parametrize("train_on", ["groups", "trajectories", "windows"])
+@settings(max_examples=150, deadline=None)
+@given(actions=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 99)), max_size=60))
+def test_each_index_is_settled_once_in_the_line_that_survives(train_on, actions):
+    world = World(train_on)
+    for action, choice in actions:
+        getattr(world, action)(choice)
+        assert len(world.settled) == len(set(world.settled))
+    while world.units():
+        world.train(0)
+    assert not world.curriculum.outstanding
+    cursor = world.curriculum.next_index * 3 + world.curriculum._dealt
+    dealt = {f"1g{i // 3}.{i % 3}" for i in range(cursor)}
+    assert set(world.settled) <= dealt
+    assert dealt - set(world.settled) <= world.dropped
