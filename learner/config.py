@@ -101,8 +101,10 @@ class LearnerConfig(Section):
     """Learner steps between two published versions."""
     keep_versions: int = Field(3, ge=2)
     """Published versions kept for generators that are late."""
-    checkpoint_every: int = Field(0, ge=0)
-    """Learner steps between checkpoints; 0: only at the end."""
+    checkpoint_every: int = Field(10, ge=0)
+    """Learner steps between checkpoints: a learner that is killed does so many again at most. One takes 12 bytes per
+    parameter on disk, and two are kept. 0: at the end only; a learner that is killed begins anew then, without
+    what it has trained on."""
     max_nonfinite_steps: int = Field(5, ge=1)
     """Skipped steps in a row after which the run stops."""
     start_timeout_s: float = Field(600.0, gt=0)
