@@ -1,10 +1,30 @@
-"""The journal's files on disk: which there are, what they hold, whether it is whole. Read-only; no lock needed."""
+"""The journal's folder as it lies on disk: which files there are, what they hold, whether all of it is whole.
+
+Read-only, and without a lock: the journal may be in use. docs/journal.md says what each file is for.
+"""
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from broker.journal_records import Entry, Header, JournalError, Kind, Loss, Record, file_name, scan, unpack_header
+import msgspec
+
+from broker.journal_records import (
+    Entry,
+    Header,
+    JournalError,
+    Kind,
+    Loss,
+    Place,
+    Record,
+    file_name,
+    scan,
+    unpack_header,
+)
+
+LOCK = "lock"
+ACCEPTED = "accepted-losses.json"
 
 
 class Contents(NamedTuple):
@@ -25,24 +45,51 @@ class Contents(NamedTuple):
         """What is not whole."""
         return [item for item in self.found if isinstance(item, Loss)]
 
+    @property
+    def torn(self) -> Loss | None:
+        """The end, if it is not whole and nothing whole follows."""
+        last = self.found[-1] if self.found else None
+        return last if isinstance(last, Loss) and last.torn else None
+
     def record(self, entry: Entry) -> Record:
         """A record with its payload."""
         place = entry.place
         return Record(entry.kind, self.data[place.offset : place.offset + place.nbytes], place)
 
 
-def numbers(folder: Path) -> list[int]:
-    """Numbers of the files in a journal's folder, in order."""
-    found = []
-    for path in folder.glob("journal-*.log"):
-        digits = path.name[len("journal-") : -len(".log")]
-        if digits.isdecimal() and path.name == file_name(int(digits)):
-            found.append(int(digits))
-    return sorted(found)
+@dataclass
+class Survey:
+    """What a folder holds."""
+
+    files: dict[int, int] = field(default_factory=dict)
+    """Bytes of each file."""
+    released: list[int] = field(default_factory=list)
+    """Files that were deleted because nothing needed them."""
+    mark: int = 0
+    """The newest file known to be on the disk from its beginning; 0: not known."""
+    runs: set[str] = field(default_factory=set)
+    losses: list[Loss] = field(default_factory=list)
+    """Damage, nobody has accepted yet."""
+    accepted: list[Loss] = field(default_factory=list)
+    torn: Loss | None = None
+    """The end, as a killed writer leaves it; to be cut."""
+    unbegun: list[int] = field(default_factory=list)
+    """Files behind that end, to be removed."""
+    snapshot: Place | None = None
+    """The newest."""
+    next_number: int = 0
+    """Of the record to come."""
 
 
-def read_file(folder: Path, number: int) -> Contents:
-    """All of a file.
+def numbers(folder: Path, suffix: str = ".log") -> list[int]:
+    """Numbers of the files in a journal's folder, in order; with the suffix ".released", of those deleted."""
+    stems = [path.stem for path in folder.glob(f"journal-*{suffix}")]
+    found = [int(stem[len("journal-") :]) for stem in stems if stem[len("journal-") :].isdecimal()]
+    return sorted(number for number in found if f"{Path(file_name(number)).stem}" in stems)
+
+
+def read_file(folder: Path, number: int, first: int | None = None) -> Contents:
+    """All of a file; ``first`` is the number its first record must have, where the head does not say it.
 
     Raises:
         JournalError: it cannot be read, or another version of the program wrote it.
@@ -53,48 +100,139 @@ def read_file(folder: Path, number: int) -> Contents:
     except OSError as error:
         raise JournalError(f"{path}: {error.strerror}; restore it from a copy") from None
     head = unpack_header(data)
-    if head is None or head[0].file != number:
-        lost = Loss(number, 0, len(data), 0, "a head that is cut or damaged", torn=not _has_records(data, number))
-        return Contents(number, None, data, [lost])
-    header, start = head
-    return Contents(number, header, data, list(scan(data, number, start, header.first)))
+    if head is not None and head[0].file == number:
+        return Contents(number, head[0], data, list(scan(data, number, head[1], head[0].first)))
+    found = list(scan(data, number, 0, first))
+    nbytes = found[0].nbytes if found and isinstance(found[0], Loss) else len(data)
+    lost = found[0].records if first is not None and len(found) > 1 and isinstance(found[0], Loss) else 0
+    loss = Loss(number, 0, nbytes, lost, "a head that is cut or damaged", torn=len(found) < 2)
+    return Contents(number, None, data, [loss, *found[1:]])
 
 
-def _has_records(data: bytes, number: int) -> bool:
-    return any(isinstance(item, Entry) for item in scan(data, number, 0))
+def records(folder: Path, first_file: int = 0) -> Iterator[Record | Loss]:
+    """What the files hold, losses where they are; for whoever looks at it.
 
-
-def gaps(folder: Path, files: list[Contents]) -> list[Loss]:
-    """Files that are missing between others, or shorter than the one behind them says."""
-    lost = []
-    for before, after in zip(files, files[1:], strict=False):
-        if after.number != before.number + 1:
-            lost.append(Loss(before.number + 1, 0, 0, 0, f"missing, though {file_name(after.number)} is here"))
-        elif after.header is not None and after.header.previous_nbytes != len(before.data):
-            nbytes = after.header.previous_nbytes - len(before.data)
-            what = f"{len(before.data)} bytes, {after.header.previous_nbytes} were written"
-            lost.append(Loss(before.number, len(before.data), nbytes, 0, what))
-    return lost
-
-
-def since_snapshot(folder: Path) -> list[Contents]:
-    """The files from the newest that begins with a whole snapshot on, or all of them."""
-    files: list[Contents] = []
-    for number in reversed(numbers(folder)):
-        contents = read_file(folder, number)
-        files.insert(0, contents)
-        entries = contents.entries
-        if entries and entries[0].kind is Kind.SNAPSHOT and contents.found[0] is entries[0]:
-            break
-    return files
-
-
-def records(folder: Path) -> Iterator[Record | Loss]:
-    """Everything in the journal, file by file, losses where they are: for whoever looks at it."""
+    Raises:
+        JournalError: there is no journal.
+    """
     found = numbers(folder)
     if not found:
         raise JournalError(f"{folder}: no journal here; name the folder of a run that has had a broker")
     for number in found:
-        contents = read_file(folder, number)
-        for item in contents.found:
-            yield contents.record(item) if isinstance(item, Entry) else item
+        if (
+            number >= first_file and (folder / file_name(number)).exists()
+        ):  # it may have been released meanwhile
+            contents = read_file(folder, number)
+            for item in contents.found:
+                yield contents.record(item) if isinstance(item, Entry) else item
+
+
+def survey(folder: Path) -> Survey:
+    """Read and check everything.
+
+    Raises:
+        JournalError: a file cannot be read.
+    """
+    logs = numbers(folder)
+    here = Survey(released=numbers(folder, ".released"), mark=_mark(folder))
+    losses: list[Loss] = []
+    expected: int | None = None
+    before: Contents | None = None
+    for number in logs:
+        contents, gap = _next(folder, here, number, before, expected)
+        if before is not None and before.number == number - 1:
+            end = _end(before, contents, expected or 0)
+            if (
+                end is not None and 0 < here.mark < number
+            ):  # a power failure took what the disk did not have yet
+                here.torn, here.unbegun = end, [n for n in logs if n >= number]
+                break
+            losses += [end] if end is not None else []
+        losses += [gap] if gap is not None else []
+        if number == logs[-1]:
+            _last(here, contents)
+        expected = _note(here, losses, contents, expected)
+        before = contents
+    if logs and logs[-1] < here.mark:
+        losses.append(Loss(here.mark, 0, 0, 0, "missing, the newest; how many records is not known"))
+    accepted = _accepted(folder)
+    here.losses = [loss for loss in losses if (loss.file, loss.offset) not in accepted]
+    here.accepted = [loss for loss in losses if (loss.file, loss.offset) in accepted]
+    here.next_number = expected or 0
+    return here
+
+
+def _next(
+    folder: Path, here: Survey, number: int, before: Contents | None, expected: int | None
+) -> tuple[Contents, Loss | None]:
+    """The file of that number, and what is missing between it and the file before."""
+    previous = before.number if before else 0
+    lowest = min(here.released, default=0)
+    known = {*here.released, *range(0 if before else lowest)}  # below the first that was released, all were
+    gone = [n for n in range(previous + 1, number) if n not in known]
+    contents = read_file(folder, number, None if gone else expected)
+    if not gone:
+        return contents, None
+    what = "missing" if len(gone) == 1 else f"missing, and {len(gone) - 1} before it"
+    if before is None or contents.header is None or len(gone) < number - previous - 1:
+        return contents, Loss(gone[-1], 0, 0, 0, f"{what}; how many records is not known")
+    nbytes = contents.header.previous_nbytes if len(gone) == 1 else 0
+    return contents, Loss(gone[-1], 0, nbytes, contents.header.first - (expected or 0), what)
+
+
+def _note(here: Survey, losses: list[Loss], contents: Contents, expected: int | None) -> int | None:
+    """Take one file into the survey; returns the number that the first record of the next one must have."""
+    here.files[contents.number] = len(contents.data)
+    if contents.header is not None:
+        here.runs.add(contents.header.run)
+        expected = contents.header.first
+    for item in contents.found:
+        if isinstance(item, Entry):
+            expected = item.number + 1
+            here.snapshot = item.place if item.kind is Kind.SNAPSHOT else here.snapshot
+        elif not item.torn:
+            losses.append(item)
+    return expected
+
+
+def _last(here: Survey, contents: Contents) -> None:
+    """The end of the newest file is torn, unless it is known to have been on the disk."""
+    if contents.torn is None:
+        return
+    if contents.header is not None:
+        here.torn = contents.torn
+    elif contents.number > here.mark:
+        here.unbegun = [contents.number]
+    else:
+        contents.found[-1] = contents.torn._replace(torn=False)
+
+
+def _end(before: Contents, after: Contents, expected: int) -> Loss | None:
+    """What is missing at the end of a file that is not the newest, going by the head of the one behind it."""
+    torn, size = before.torn, len(before.data)
+    records = after.header.first - expected if after.header is not None else 0
+    if torn is not None:
+        return torn._replace(records=max(records, 1), torn=False)
+    if after.header is None or (records == 0 and after.header.previous_nbytes == size):
+        return None
+    what = f"{size} bytes, {after.header.previous_nbytes} were written"
+    return Loss(before.number, size, max(0, after.header.previous_nbytes - size), records, what)
+
+
+def _mark(folder: Path) -> int:
+    try:
+        text = (folder / LOCK).read_text(errors="replace")
+    except FileNotFoundError:
+        return 0
+    return int(text) if text.strip().isdecimal() else 0
+
+
+def _accepted(folder: Path) -> set[tuple[int, int]]:
+    """File and offset of losses that somebody has accepted."""
+    try:
+        listed = msgspec.json.decode((folder / ACCEPTED).read_bytes(), type=list[Loss])
+    except FileNotFoundError:
+        return set()
+    except msgspec.MsgspecError as error:
+        raise JournalError(f"{folder / ACCEPTED}: {error}; remove the file to be asked again") from None
+    return {(loss.file, loss.offset) for loss in listed}

@@ -125,7 +125,11 @@ def unpack_header(data: bytes) -> tuple[Header, int] | None:
         return None
     magic, version, length, file, first, previous = _FILE.unpack_from(data)
     end = _FILE.size + length
-    if magic != FILE_MAGIC or len(data) < end + _CRC.size or _CRC.unpack_from(data, end)[0] != crc32(data[:end]):
+    if (
+        magic != FILE_MAGIC
+        or len(data) < end + _CRC.size
+        or _CRC.unpack_from(data, end)[0] != crc32(data[:end])
+    ):
         return None
     if version != FORMAT:
         raise JournalError(

@@ -100,6 +100,7 @@ class Driver:
         self.journal.flush()
         if rotate:
             self.journal.rotate(snapshot(self.state.books, self.state.books.store))
+            assert self.journal.sync()
             self.journal.retain(self.state.books.store.files)
 
     def kill_broker(self):
