@@ -61,7 +61,11 @@ class GeneratorConfig(BaseModel):
     reproduce the behaviour probabilities; it is recorded in every segment."""
     stream_interval: int = Field(8, ge=1)
     """Tokens per chunk on the way to the actor."""
-    stall_timeout_s: float = Field(10.0, gt=0)
-    """With work and without a token for so long, the generator reports itself unhealthy and is replaced."""
+    stall_timeout_s: float = Field(8.0, gt=0)
+    """With work and without a token for so long, the generator ends with an error and is replaced."""
+    warm_up_s: float = Field(60.0, gt=0)
+    """The same until its first token: an engine may compile or allocate for its first requests."""
+    load_timeout_s: float = Field(300.0, gt=0)
+    """Longest pause for loading a version; for a small model it is `stall_timeout_s` and a second per 50 MB."""
     threads: int = Field(1, ge=1)
     """OpenMP threads of the engine (CPU)."""

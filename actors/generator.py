@@ -127,7 +127,15 @@ class Generator:
         self._stop = asyncio.Event()
         self._failure = ""
         self._serving = Serving(engine, config, facts, on_failure=self._fail)
-        self._updater = Updater(engine, NewestWins(), stage, run, on_failure=self._fail)
+        self._updater = Updater(
+            engine,
+            NewestWins(),
+            stage,
+            run,
+            on_failure=self._fail,
+            patience_s=config.stall_timeout_s,
+            longest_s=config.load_timeout_s,
+        )
         self._gauges: tuple[tuple[str, float], ...] = ()
         self._window = time.monotonic()
         self._link: AsyncLink | None = None
@@ -165,11 +173,14 @@ class Generator:
             raise GeneratorFailed(f"{self._name}: {self._failure}")
 
     def progress(self) -> Progress:
-        """What the next heartbeat says. During the load of an update nothing is expected to move."""
+        """What the next heartbeat says.
+
+        Nothing is expected to move while an update is loaded, or before the first token: both have deadlines here.
+        """
         book = self._serving.book
         return Progress(
             progress=float(book.tokens_total),
-            busy=book.running > 0 and not self._updater.loading,
+            busy=book.running > 0 and not self._updater.loading and book.tokens_total > 0,
             policy_version=self._engine.version,
             gauges=self._gauges,
         )
@@ -222,12 +233,17 @@ class Generator:
         self._serving.expire(now)
         if self._updater.loading:
             self._serving.book.pardon(now)
-        elif (seconds := self._serving.book.stalled_for(now)) > self._config.stall_timeout_s:
+        elif (seconds := self._serving.book.stalled_for(now)) > self._patience_s():
             self._fail(f"{self._serving.book.running} requests run, without a token for {seconds:.1f} s")
         welcome = self._link.session.welcome if self._link else None
         if now - self._window >= (welcome.heartbeat_s if welcome else 1.0):
             self._window = now
             self._gauges = tuple((self._serving.gauges(now) | self._updater.gauges()).items())
+
+    def _patience_s(self) -> float:
+        config = self._config
+        warm = self._serving.book.tokens_total > 0
+        return config.stall_timeout_s if warm else max(config.warm_up_s, config.stall_timeout_s)
 
     def _updates_ended(self, updates: "asyncio.Task[None]") -> None:
         if not updates.cancelled() and (error := updates.exception()) is not None:

@@ -10,22 +10,47 @@ from protocol.weights import WeightsError
 
 log = logging.getLogger(__name__)
 
-LOAD_TIMEOUT_S = 300.0
+LOAD_BYTES_PER_S = 50e6
+"""Slower than any memory; what a load is given beyond the patience with an engine that samples."""
+
+
+def load_deadline(nbytes: int, *, patience_s: float, longest_s: float) -> float:
+    """Seconds that loading a version of so many bytes may take.
+
+    Example:
+        >>> load_deadline(100_000_000, patience_s=8.0, longest_s=300.0)
+        10.0
+    """
+    return min(longest_s, patience_s + nbytes / LOAD_BYTES_PER_S)
 
 
 class Updater:
     """One update at a time, always the newest announced.
 
     A version that fails its verification is counted, logged and forgotten; the engine is not touched. A load
-    that fails leaves an engine that must not be sampled from: the end of this process (``on_failure``).
+    that fails leaves an engine that must not be sampled from: the end of this process (``on_failure``). So does
+    one that takes too long: an engine that hangs while it loads is found nearly as soon as one that samples.
+
+    Args:
+        patience_s: with a load of nothing.
+        longest_s: a load may take, whatever its size.
     """
 
     def __init__(
-        self, engine: Engine, queue: NewestWins, stage: Stage, run: str, *, on_failure: Callable[[str], None]
+        self,
+        engine: Engine,
+        queue: NewestWins,
+        stage: Stage,
+        run: str,
+        *,
+        on_failure: Callable[[str], None],
+        patience_s: float = 8.0,
+        longest_s: float = 300.0,
     ) -> None:
         self.loading = False
         self._engine, self._queue, self._stage, self._run = engine, queue, stage, run
         self._on_failure = on_failure
+        self._patience_s, self._longest_s = patience_s, longest_s
         self._offered = asyncio.Event()
         self._applied = 0
         self._refused = 0
@@ -60,16 +85,18 @@ class Updater:
         except WeightsError as error:
             self._refuse(str(error))
             return False
+        allowed_s = load_deadline(manifest.nbytes, patience_s=self._patience_s, longest_s=self._longest_s)
         self.loading = True
         try:
-            async with asyncio.timeout(LOAD_TIMEOUT_S):
+            async with asyncio.timeout(allowed_s):
                 self._pause_s = await self._engine.apply_weights(manifest, data)
         except UpdateRefused as error:
             self._queue.never(announced)
             self._refuse(str(error))
             return False
         except (EngineFailed, TimeoutError) as error:
-            self._on_failure(f"loading version {announced.version} failed, the engine is lost: {error}")
+            why = str(error) or f"it took longer than {allowed_s:.1f} s"
+            self._on_failure(f"loading version {announced.version} failed, the engine is lost: {why}")
             return False
         finally:
             self.loading = False

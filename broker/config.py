@@ -40,5 +40,5 @@ class BrokerConfig(BaseModel):
     """A unit that so many learner processes in a row were given, none of which wrote a checkpoint, is dropped."""
     journal: JournalConfig = JournalConfig()
     """What makes a killed broker go on where it stopped."""
-    generator_stall_s: float = Field(10.0, gt=0)
+    generator_stall_s: float = Field(8.0, gt=0)
     """A generator with work and without a token for so long is not offered to actors meanwhile."""

@@ -79,6 +79,24 @@ class ModelSection(_Section):
     """Where made models are kept."""
 
 
+class SupervisorSection(_Section):
+    """`[supervisor]`: how `offbeat train` keeps its processes alive."""
+
+    max_restarts: int = Field(5, ge=0)
+    """Restarts of one process in a row, after ever longer delays; then the run stops with the end of its log."""
+    settled_s: float = Field(60.0, gt=0)
+    """A process that has lived for so long begins a new row."""
+    silence_s: float = Field(7.0, gt=0)
+    """A process that the broker has not heard for so long, or that is stopped, is killed and started again; so is a
+    broker whose `/status` does not answer."""
+    computing_silence_s: float = Field(60.0, gt=0)
+    """The same for a process that uses the processor meanwhile, as with an environment that blocks its actor."""
+    start_timeout_s: float = Field(600.0, gt=0)
+    """A process that has not joined the broker by then is started again."""
+    learner_stall_s: float = Field(600.0, gt=0)
+    """A learner that works for so long without finishing a step or taking in data is started again."""
+
+
 class RecipeSection(_Section):
     """`[recipe]`: what a shipped run file is; no role reads it."""
 
@@ -98,6 +116,7 @@ class RunConfig(_Section):
     generator: GeneratorConfig = GeneratorConfig()
     actor: ActorConfig = ActorConfig()
     learner: LearnerConfig = LearnerConfig()
+    supervisor: SupervisorSection = SupervisorSection()
 
     @property
     def max_policy_lag(self) -> int:

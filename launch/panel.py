@@ -2,12 +2,14 @@
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from launch.broker_status import Answer
 from launch.config import RunConfig
 from launch.summary import Summary
 
@@ -77,6 +79,7 @@ class Panel:
         self._since = time.time()
         self._seen_step = 0
         self._printed = 0.0
+        self._answer: Answer | None = None
         if self._status:
             self._status.start()
 
@@ -84,7 +87,13 @@ class Panel:
         """A line that stays."""
         self._console.print(f"[{time.monotonic() - self._started:5.0f} s] {text}", markup=False)
 
-    def update(self, folder: Path, config: RunConfig, *, last: bool = False) -> None:
+    def heard(self, answer: Answer) -> None:
+        """The broker's newest status, or its silence."""
+        self._answer = answer
+
+    def update(
+        self, folder: Path, config: RunConfig, *, restarts: Mapping[str, int], last: bool = False
+    ) -> None:
         """Refresh the live line from the run folder."""
         now = time.monotonic()
         if not last and now - self._printed < (0.5 if self._status else PLAIN_INTERVAL_S):

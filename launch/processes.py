@@ -1,17 +1,28 @@
 """Child processes: threads pinned, own process group, dead with their parent, stopped by pid."""
 
+import contextlib
 import ctypes
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+from launch.health import Vitals
+
 PR_SET_PDEATHSIG = 1
+KILL_S = 10.0
+"""A process that has been sent SIGKILL is gone by then, unless the kernel waits for a disk or a device."""
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+LOWEST_PORT = 10_240
+PORT_TRIES = 100
 _LIBC = ctypes.CDLL(None)  # looked up now: between fork and exec only a bare call is safe
 
 
@@ -23,7 +34,6 @@ class Child:
     command: list[str]
     process: subprocess.Popen[bytes]
     log: Path
-    restarts: int = 0
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -37,7 +47,7 @@ class Child:
 
 
 def spawn(name: str, command: Sequence[str], *, log: Path, env: Mapping[str, str]) -> Child:
-    """Start a process in its own group; it is sent SIGKILL when this process dies."""
+    """Start a process in its own group; it is sent SIGKILL when the thread that calls this ends."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as out:
         process = subprocess.Popen(
@@ -47,7 +57,7 @@ def spawn(name: str, command: Sequence[str], *, log: Path, env: Mapping[str, str
             stderr=subprocess.STDOUT,
             env={**os.environ, **env},
             start_new_session=True,
-            preexec_fn=die_with_parent,
+            preexec_fn=partial(die_with_parent, os.getpid()),
         )
     return Child(name, list(command), process, log)
 
@@ -78,7 +88,7 @@ def role_command(role: str, run_dir: Path, *arguments: str, processes: int = 1) 
 
 
 def stop(children: Sequence[Child], *, patience_s: float) -> list[str]:
-    """SIGTERM to all, wait, SIGKILL to the groups of those that stay; returns the names of the latter."""
+    """SIGTERM to all, wait, SIGKILL to the families of those that stay; returns the names of the latter."""
     for child in children:
         if child.running:
             child.process.send_signal(signal.SIGTERM)
@@ -89,18 +99,100 @@ def stop(children: Sequence[Child], *, patience_s: float) -> list[str]:
             child.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             stubborn.append(child.name)
-            os.killpg(child.process.pid, signal.SIGKILL)  # its own group: start_new_session
-            child.process.wait()
+            kill(child)
     return stubborn
 
 
+def kill(child: Child) -> bool:
+    """SIGKILL to a process, its group and all its descendants; whether it is gone within `KILL_S`."""
+    family = families([child.process.pid])[child.process.pid]  # ranks of torchrun have groups of their own
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.process.pid, signal.SIGKILL)  # its own group: start_new_session
+    for pid in family:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    try:
+        child.process.wait(KILL_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class _Stat:
+    parent: int
+    state: str
+    cpu_s: float
+
+
+def families(pids: Iterable[int]) -> dict[int, dict[int, _Stat]]:
+    """Each process of ``pids`` that lives, with its living descendants."""
+    table = _process_table()
+    children: dict[int, list[int]] = {}
+    for pid, stat in table.items():
+        children.setdefault(stat.parent, []).append(pid)
+    found: dict[int, dict[int, _Stat]] = {}
+    for head in pids:
+        members, frontier = {}, [head] if head in table else []
+        while frontier:
+            pid = frontier.pop()
+            members[pid] = table[pid]
+            frontier += children.get(pid, [])
+        found[head] = members
+    return found
+
+
+def vitals(children: Sequence[Child]) -> dict[str, Vitals]:
+    """What the kernel says of each process and its descendants, by name."""
+    known = families([child.process.pid for child in children])
+    return {
+        child.name: Vitals(
+            stopped=next((pid for pid, stat in known[child.process.pid].items() if stat.state == "T"), 0),
+            cpu_s=sum(stat.cpu_s for stat in known[child.process.pid].values()),
+        )
+        for child in children
+    }
+
+
+def _process_table() -> dict[int, _Stat]:
+    table = {}
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError, IndexError):  # it has ended meanwhile
+            fields = Path(entry.path, "stat").read_text(errors="replace").rpartition(")")[2].split()
+            if fields[0] not in "ZX":
+                cpu_s = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+                table[int(entry.name)] = _Stat(int(fields[1]), fields[0], cpu_s)
+    return table
+
+
 def free_port() -> int:
-    """A TCP port on loopback that nothing listens on now."""
+    """A TCP port on loopback that nothing listens on now.
+
+    From below the range out of which the kernel gives ports to clients: a peer that tries again and again to
+    reach a broker that is being restarted could else be given that very port, and the broker would find it taken.
+    """
+    highest = _lowest_client_port() - 1
+    for _ in range(PORT_TRIES if highest > LOWEST_PORT else 0):
+        port = random.randint(LOWEST_PORT, highest)
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to send this process SIGKILL when its parent dies (Linux)."""
+def _lowest_client_port() -> int:
+    try:
+        return int(PORT_RANGE.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 32_768
+
+
+def die_with_parent(parent: int = 0) -> None:
+    """Ask the kernel to send this process SIGKILL when its parent dies (Linux); ``parent`` may be dead already."""
     _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent and os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,16 +1,19 @@
-"""Entry point of one role process: ``python -m launch.role ROLE RUN_FOLDER [NAME] [--resume]``.
+"""Entry point of one role process: ``python -m launch.role ROLE RUN_FOLDER [--name NAME] [--resume]``.
 
 Each branch imports its role only, so that a broker never loads torch.
 """
 
 import argparse
+import logging
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from launch import logs, run_folder
 from launch.config import RunConfig
 from launch.errors import LaunchError
+from launch.exit_codes import FINAL, exit_code, leave_note
 from launch.processes import die_with_parent
 from protocol.errors import LinkDown
 
@@ -96,15 +99,31 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--name", default="")
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--minutes", type=float, help="left of the run's time limit, for a learner")
     parser.add_argument("--config", default=run_folder.CONFIG, help="file in the run folder")
     args = parser.parse_args()
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()  # torchrun stands between whoever started us and the learner's ranks
     config = run_folder.load_config(args.folder / args.config)
+    if args.minutes is not None:
+        limited = config.run.model_copy(update={"max_minutes": args.minutes})
+        config = config.model_copy(update={"run": limited})
     try:
         run(args.role, config, args.folder, name=args.name, resume=args.resume)
-    except (LaunchError, LinkDown) as error:
-        sys.exit(f"{args.name or args.role}: {error}")
+    except Exception as error:
+        end(error, args.folder, args.name or args.role)
+
+
+def end(error: Exception, folder: Path, name: str) -> NoReturn:
+    """Leave with a code that says whether another start could help, and with a trace where it may be needed."""
+    code = exit_code(error)
+    if code == FINAL:
+        leave_note(folder, name, code)
+    if isinstance(error, LaunchError | LinkDown):
+        sys.stderr.write(f"{name}: {error}\n")
+    else:
+        logging.getLogger(__name__).critical("%s ends: %s", name, error, exc_info=error)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ def contradictions(config: "RunConfig") -> Iterator[str]:
     yield from _windows(config)
     yield from _lengths(config)
     yield from _roles(config)
+    yield from _supervisor(config)
     yield from _refused_addresses(config)
 
 
@@ -125,6 +126,20 @@ def _roles(config: "RunConfig") -> Iterator[str]:
         yield "learner.zero_stage 0 with bfloat16 takes a wrong first step in DeepSpeed; use zero_stage 1"
     if config.generator.backend == "http" and not config.generator.url:
         yield 'generator.backend is "http" but generator.url is empty; name the server, e.g. http://127.0.0.1:8000'
+
+
+def _supervisor(config: "RunConfig") -> Iterator[str]:
+    silence, heartbeat = config.supervisor.silence_s, config.broker.heartbeat_s
+    if silence < 3 * heartbeat:
+        yield (
+            f"supervisor.silence_s {silence:g} is less than three times broker.heartbeat_s {heartbeat:g}: "
+            f"processes that are well would be killed; raise it to at least {3 * heartbeat:g}"
+        )
+    if config.supervisor.computing_silence_s < silence:
+        yield (
+            f"supervisor.computing_silence_s {config.supervisor.computing_silence_s:g} is less than "
+            f"supervisor.silence_s {silence:g}; raise it"
+        )
 
 
 def _refused_addresses(config: "RunConfig") -> Iterator[str]:

@@ -15,14 +15,20 @@ JOURNAL = "journal"
 
 
 def create(config: RunConfig, *, resume: bool) -> Path:
-    """A fresh folder ``dir/name`` (or ``name-2``, ...); with ``resume`` the newest one that has a checkpoint."""
+    """A fresh folder ``dir/name`` (or ``name-2``, ...); with ``resume`` the newest one in which a learner has begun.
+
+    Raises:
+        ConfigError: there is none to resume.
+    """
     base = config.run.dir / config.run.name
     if resume:
         name = re.compile(re.escape(config.run.name) + r"(-\d+)?")
         taken = [p for p in config.run.dir.glob(f"{config.run.name}*") if name.fullmatch(p.name)]
-        old = [p for p in taken if (p / "checkpoints" / "latest").exists()]
+        old = [p for p in taken if (p / "epoch").exists()]
         if not old:
-            raise ConfigError(f"--resume: no run folder {base} with a checkpoint; start without --resume")
+            raise ConfigError(
+                f"--resume: no learner has begun in a run folder {base}; start without --resume"
+            )
         return max(old, key=lambda p: p.stat().st_mtime)
     folder, n = base, 2
     while folder.exists():

@@ -10,7 +10,15 @@ SCHEMA = 1
 Summary = dict[str, Any]
 
 
-def write_summary(config: RunConfig, folder: Path, *, wall_seconds: float, killed: list[str]) -> Summary:
+def write_summary(
+    config: RunConfig,
+    folder: Path,
+    *,
+    wall_seconds: float,
+    killed: list[str],
+    restarts: dict[str, int],
+    restart_reasons: list[str],
+) -> Summary:
     """Put together what the learner reported and what its metrics file says; write it, draw the curve."""
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     lines = read_metrics(folder)
@@ -48,6 +56,8 @@ def write_summary(config: RunConfig, folder: Path, *, wall_seconds: float, kille
         },
         "seconds": {name: result[f"{name}_seconds"] for name in ("wait", "update", "publish")},
         "skipped_steps": result["skipped_steps"],
+        "restarts": restarts,
+        "restart_reasons": restart_reasons,
         "killed_processes": killed,
         "tensorboard": str(folder / "tb"),
         "learning_curve": str(curve),

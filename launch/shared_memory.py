@@ -1,0 +1,112 @@
+"""Who a folder in shared memory belongs to, and what becomes of those whose owner was killed.
+
+A run's weights lie in ``offbeat-NAME-DIGEST``; beside it, in ``offbeat-NAME-DIGEST.owner``, `offbeat train` holds a
+lock for as long as it lives. The kernel frees the lock with the process, whatever ended it, so a folder whose lock is
+free belongs to nobody, also where processes of other containers share the memory but cannot be seen. Generators stage
+versions in ``offbeat-stage-RUN-GENERATOR-PID``.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from launch.errors import ConfigError
+from learner.run_files import SHARED_MEMORY, weights_folder
+
+OWNER = ".owner"
+STAGE = "offbeat-stage-"
+LOCK_S = 5.0
+UNOWNED_S = 24 * 3600.0
+"""A folder without an owner's file, as of a learner that was started by hand, may go after so long without a change."""
+
+
+@contextlib.contextmanager
+def own(run_dir: Path) -> Iterator[None]:
+    """Hold a run's folder in shared memory for this process; the folder itself need not be there yet."""
+    folder = weights_folder(run_dir)
+    if folder.parent != SHARED_MEMORY:
+        yield
+        return
+    path = folder.with_name(folder.name + OWNER)
+    with open(path, "w") as owner:
+        _lock(owner)
+        owner.write(str(run_dir.resolve()))
+        owner.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def sweep(root: Path = SHARED_MEMORY, *, now: float | None = None) -> list[Path]:
+    """Remove what killed processes have left in shared memory; returns what went.
+
+    Args:
+        now: seconds of the wall clock, as of files.
+    """
+    if not os.access(root, os.W_OK):
+        return []
+    now = time.time() if now is None else now
+    kept = {path.name.removesuffix(OWNER) for path in root.glob(f"offbeat-*{OWNER}") if _held(path)}
+    left = [path for path in root.glob("offbeat-*") if path.is_dir() and _ownerless(path, kept, now)]
+    for path in left:
+        shutil.rmtree(path, ignore_errors=True)
+        path.with_name(path.name + OWNER).unlink(missing_ok=True)
+    for path in root.glob(f"offbeat-*{OWNER}"):
+        if path.name.removesuffix(OWNER) not in kept:
+            path.unlink(missing_ok=True)
+    return left
+
+
+def _ownerless(path: Path, kept: set[str], now: float) -> bool:
+    """Whether nobody who lives has to do with a folder, as far as can be told."""
+    if path.name.startswith(STAGE):
+        run_and_generator, _, pid = path.name.removeprefix(STAGE).rpartition("-")
+        of_living_run = any(run_and_generator.startswith(f"{_run(name)}-") for name in kept)
+        return pid.isdecimal() and not of_living_run and not Path("/proc", pid).exists()
+    if path.name in kept:
+        return False
+    return path.with_name(path.name + OWNER).exists() or now - _changed(path) > UNOWNED_S
+
+
+def _run(name: str) -> str:
+    """Name of the run in ``offbeat-NAME-DIGEST``."""
+    return name.removeprefix("offbeat-").rpartition("-")[0]
+
+
+def _changed(folder: Path) -> float:
+    times = [folder.stat().st_mtime]
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            times.append(path.stat().st_mtime)
+    return max(times)
+
+
+def _lock(owner: IO[str]) -> None:
+    """Take the lock; whoever looks whether it is free holds it for a moment."""
+    deadline = time.monotonic() + LOCK_S
+    while True:
+        try:
+            return fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"{owner.name} is held by another process; another run has the same folder"
+                ) from None
+            time.sleep(0.01)
+
+
+def _held(owner: Path) -> bool:
+    try:
+        with open(owner) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
