@@ -34,6 +34,18 @@ def parser() -> argparse.ArgumentParser:
     text = "list the shipped run files, or print one: needs, page, and all settings, merged"
     recipes = commands.add_parser("recipes", help=text, description=text)
     recipes.add_argument("name", nargs="?", help="print this one; the output is a run file, too")
+    text = "train again what a run was trained on, from its journal; publishes nothing"
+    replay = commands.add_parser("replay", help=text, description=text)
+    replay.add_argument("run", type=Path, help="run folder")
+    replay.add_argument("--steps", type=int, help="so many from the first one on; all where left out")
+    replay.add_argument("--out", type=Path, help="folder for the model; RUN/replay where left out")
+    text = "show a run: its processes, who waits for whom and for how long, queues, ledger, journal"
+    status = commands.add_parser("status", help=text, description=text)
+    status.add_argument(
+        "target", nargs="?", default="", help="run folder, or address of the broker; default: newest run"
+    )
+    status.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
+    status.add_argument("--json", action="store_true", help="what the broker says, for programs")
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("run_file", type=Path)
@@ -57,6 +69,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if rest:
                 parser().error(f"unrecognized arguments: {' '.join(rest)}")
             return show_recipes(args.name)
+        if args.command == "status":
+            from launch.status_command import show
+
+            return show(args.target, watch=args.watch, as_json=args.json)
+        if args.command == "replay":
+            from launch.replay_command import replay
+
+            if rest:
+                parser().error(f"unrecognized arguments: {' '.join(rest)}")
+            replay(args.run, steps=args.steps, out=args.out)
+            return 0
         config = load(args.run_file, [*args.overrides, *rest])  # overrides may stand behind options, too
         return execute(args, config)
     except LaunchError as error:

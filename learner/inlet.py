@@ -136,12 +136,16 @@ class Inlet:
 
     def drop_stale(self, oldest: int) -> None:
         """Let go of groups without a single token of version ``oldest`` or later: they would train nothing."""
-        for group in [g for g in self.ready if newest_version(g.trajectories) < oldest]:
+        self.let_go([g for g in self.ready if newest_version(g.trajectories) < oldest], "stale")
+
+    def let_go(self, groups: Sequence[Group], outcome: str) -> None:
+        """Drop groups that are ready."""
+        for group in groups:
             self.ready.remove(group)
             self._settle(group)
             del self._held[group.unit_id]
             self._dropped.append(group.unit_id)
-            self.counts.add("stale", group.trajectories)
+            self.counts.add(outcome, group.trajectories)
 
     def take_recent(self) -> list[Trajectory]:
         """Training trajectories that arrived since the last call."""

@@ -1,0 +1,196 @@
+"""What a journal says of the steps a run's checkpoints stand on."""
+
+import numpy as np
+import pytest
+
+from broker.events import Committed, GroupClosed, LearnerJoined, Published, encode_event
+from broker.journal import Journal
+from broker.journal_config import JournalConfig
+from broker.journal_records import Kind, file_name, pack_segment
+from launch.recording import Recording, RecordingError, read
+from protocol.codec import decode_delivery, encode_arrays
+from protocol.messages import Hello, Segment
+
+
+def hello(epoch, *, step=0, deliver="group", lineage=1):
+    return LearnerJoined(
+        hello=Hello(
+            role="learner",
+            peer="l",
+            incarnation=epoch,
+            epoch=epoch,
+            lineage=lineage,
+            step=step,
+            deliver=deliver,
+        )
+    )
+
+
+def trained(step, *units, dropped=(), epoch=1):
+    return Committed(epoch=epoch, step=step, trained=list(units), dropped=list(dropped))
+
+
+def published(version, epoch=1):
+    return Published(epoch=epoch, version=version, manifest=f"v{version}")
+
+
+def versions(*events):
+    recording = Recording(None)
+    for event in events:
+        recording.happened(event)
+    return {step: batch.version for step, batch in recording.batches.items() if batch.trained}
+
+
+def test_a_step_updates_the_version_before_the_one_it_publishes():
+    events = [hello(1)]
+    for step in (1, 2, 3):
+        events += [published(step), trained(step, f"1g{step}")]
+    assert versions(*events) == {1: 0, 2: 1, 3: 2}
+
+
+def test_a_step_that_publishes_nothing_updates_the_newest():
+    steps = [trained(1, "a"), published(1), trained(2, "b"), trained(3, "c"), published(2), trained(4, "d")]
+    assert versions(hello(1), *steps) == {1: 0, 2: 0, 3: 1, 4: 1}
+
+
+def test_drops_between_steps_do_not_count_as_steps():
+    steps = [trained(1, dropped=["x"]), published(1), trained(1, "a"), trained(2, dropped=["y"])]
+    recording = Recording(None)
+    for event in [hello(1), *steps, published(2), trained(2, "b")]:
+        recording.happened(event)
+    assert {step: batch.version for step, batch in recording.batches.items()} == {1: 0, 2: 1}
+    assert list(recording.batches[2].dropped) == ["y"]
+
+
+def test_what_a_crash_undid_is_left_out_and_the_next_learner_publishes_what_it_begins_with():
+    first = [hello(1)]
+    for step in (1, 2, 3):
+        first += [published(step), trained(step, f"first{step}")]
+    again = [hello(2, step=1), published(4, 2), published(5, 2), trained(2, "second2", epoch=2)]
+    again += [published(6, 2), trained(3, "second3", epoch=2)]
+    recording = Recording(None)
+    for event in [*first, *again]:
+        recording.happened(event)
+    assert [list(recording.batches[step].trained) for step in (1, 2, 3)] == [
+        ["first1"],
+        ["second2"],
+        ["second3"],
+    ]
+    assert [recording.batches[step].version for step in (1, 2, 3)] == [0, 4, 5]
+
+
+def test_a_learner_that_joins_again_undoes_nothing():
+    assert versions(hello(1), published(1), trained(1, "a"), hello(1), published(2), trained(2, "b")) == {
+        1: 0,
+        2: 1,
+    }
+
+
+def test_a_commit_that_was_lost_and_said_again_later_belongs_to_its_step():
+    lost = [
+        hello(1),
+        published(1),
+        trained(1, "a"),
+        published(2),
+        published(3),
+        trained(3, "c"),
+        trained(2, "b"),
+    ]
+    assert versions(*lost) == {1: 0, 2: 1, 3: 2}
+    assert versions(*lost, trained(2, "b2")) == {1: 0, 2: 1, 3: 2}
+
+
+# --- a journal on disk --------------------------------------------------------------------------------------
+
+
+def segment(trajectory, index=0, *, status="finished", purpose="train", tokens=3):
+    head = Segment(
+        trajectory_id=trajectory,
+        task_id=trajectory.rpartition(".")[0],
+        group_id=trajectory.partition(".")[0],
+        group_size=2,
+        index=index,
+        offset=index * tokens,
+        tokens=tokens,
+        action_tokens=1,
+        status=status,
+        purpose=purpose,
+    )
+    _, header, body = encode_arrays(head, {"token_ids": np.arange(tokens, dtype=np.int32) + index})
+    return bytes(header), bytes(body)
+
+
+def write(folder, *records, **settings):
+    journal = Journal.open(folder, run="r", config=JournalConfig(**settings))
+    for record in records:
+        if isinstance(record, tuple):
+            journal.append(Kind.SEGMENT, *pack_segment(*record))
+        else:
+            journal.append(Kind.EVENT, encode_event(record))
+    journal.flush()
+    journal.close()
+    return folder
+
+
+def test_a_group_comes_with_its_members_in_the_order_in_which_they_ended(tmp_path):
+    folder = write(
+        tmp_path / "journal",
+        hello(1),
+        segment("1g0.0.0", status="unfinished"),
+        segment("1g0.1.0"),
+        segment("1eval-x-0.0", purpose="eval"),
+        segment("1g0.0.0", 1),
+        GroupClosed(group_id="1g9"),
+        trained(1, "1g0", dropped=["1eval-x-0.0"]),
+    )
+    recording = read(folder)
+    (step,) = recording.steps(recording.last)
+    (unit,) = step.units
+    pieces = decode_delivery(unit.deliver, unit.frames)
+    assert [(head.trajectory_id, head.index) for head, _ in pieces] == [
+        ("1g0.1.0", 0),
+        ("1g0.0.0", 0),
+        ("1g0.0.0", 1),
+    ]
+    assert pieces[2][1]["token_ids"].tolist() == [1, 2, 3]
+    assert (step.step, step.version, list(step.trained)) == (1, 0, ["1g0"])
+
+
+def test_windows_come_in_the_order_in_which_they_were_streamed_with_those_that_were_dropped(tmp_path):
+    folder = write(
+        tmp_path / "journal",
+        hello(1, deliver="segment"),
+        segment("1g0.0.0", 0, status="unfinished"),
+        segment("1g1.0.0", 0, status="unfinished"),
+        segment("1g0.0.0", 1),
+        trained(1, "1g0.0.0/1", "1g1.0.0/0", dropped=["1g0.0.0/0", "1eval-x-0.0"]),
+    )
+    (step,) = read(folder).steps(1)
+    assert [unit.deliver.unit_id for unit in step.units] == ["1g0.0.0/0", "1g1.0.0/0", "1g0.0.0/1"]
+    assert [unit.deliver.complete for unit in step.units] == [False, False, True]
+    assert list(step.trained) == ["1g0.0.0/1", "1g1.0.0/0"]
+
+
+def test_what_is_missing_is_said_with_the_cure(tmp_path):
+    folder = write(tmp_path / "journal", hello(1), segment("1g0.0.0"), trained(1, "1g0"), trained(3, "1g1"))
+    with pytest.raises(RecordingError, match="step 2 is not in the journal"):
+        list(read(folder).steps(3))
+    (folder / file_name(1)).rename(folder / file_name(2))
+    with pytest.raises(
+        RecordingError, match=r"journal-00000001\.log is the first.*broker\.journal\.keep_bytes"
+    ):
+        read(folder)
+
+
+def test_damage_is_not_passed_over_and_a_torn_end_is(tmp_path):
+    folder = write(tmp_path / "journal", hello(1), segment("1g0.0.0"), trained(1, "1g0"), published(1))
+    path = folder / file_name(1)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3])
+    assert read(folder).last == 1
+    place = whole.index(b"learner_joined")
+    path.write_bytes(whole[:place] + b"X" + whole[place + 1 :])
+    with pytest.raises(RecordingError, match="is damaged, and cannot be replayed"):
+        read(folder)
+    with pytest.raises(RecordingError, match="no journal here"):
+        read(tmp_path)
