@@ -14,7 +14,7 @@ from learner.checkpoint import latest_name
 from learner.config import LearnerConfig
 from learner.engine import Engine, UpdateReport
 from learner.exchange import TIME_LIMIT, Exchange, Stopped
-from learner.inlet import Group
+from learner.inlet import RECOMMITTED, Group
 from learner.lineage import Start
 from learner.metrics import SCALARS, Report, rollout_metrics
 from learner.nonfinite import Diverged, save_trajectories
@@ -183,6 +183,7 @@ class Learner:
             "rollout/failed_trajectories": float(inlet.counts.total("failed", "rejected", "broken")),
             "rollout/uniform_trajectories": float(inlet.counts.total("uniform")),
             "rollout/stale_trajectories": float(inlet.counts.total("stale", "dropped_stale")),
+            "rollout/recommitted_trajectories": float(inlet.counts.total(RECOMMITTED)),
             "learner/wait_seconds": waited,
             "learner/publish_seconds": self.publisher.seconds,
             "learner/idle_share": waited / wall,
