@@ -19,6 +19,7 @@ from launch.health import Vitals
 PR_SET_PDEATHSIG = 1
 KILL_S = 10.0
 """A process that has been sent SIGKILL is gone by then, unless the kernel waits for a disk or a device."""
+TAIL_BYTES = 65_536
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LOWEST_PORT = 10_240
@@ -40,10 +41,20 @@ class Child:
     def running(self) -> bool:
         return self.process.poll() is None
 
-    def tail(self, lines: int = 15) -> str:
+    def tail(self) -> str:
         """The last lines it wrote."""
-        text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
-        return "\n".join(text.splitlines()[-lines:])
+        return tail(self.log)
+
+
+def tail(log: Path, lines: int = 15) -> str:
+    """The last lines of a log file; empty where there is none."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])
 
 
 def spawn(name: str, command: Sequence[str], *, log: Path, env: Mapping[str, str]) -> Child:

@@ -13,7 +13,7 @@ from launch.crew import BROKER_START_S, LEARNER, LEARNER_STOP_S, RESULT, Crew
 from launch.errors import RoleFailed
 from launch.health import BROKER
 from launch.panel import Panel
-from launch.processes import role_command, role_environment, spawn, stop
+from launch.processes import role_command, role_environment, spawn, stop, tail
 from launch.summary import Summary, write_summary
 
 log = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ def prepare_model(config: RunConfig, folder: Path, panel: Panel, interrupt: "Int
         raise RoleFailed(
             f"model ended with code {child.process.returncode}{late}; the end of {child.log}:\n{child.tail()}"
         )
-    panel.note("model: " + child.tail(1).split(": ", 1)[-1])
+    panel.note("model: " + tail(child.log, 1).split(": ", 1)[-1])
 
 
 class Interrupt:
