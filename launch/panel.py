@@ -12,8 +12,11 @@ from rich.table import Table
 from launch.broker_status import Answer
 from launch.config import RunConfig
 from launch.summary import Summary
+from launch.waits import who_waits
 
 PLAIN_INTERVAL_S = 5.0
+STILL_S = 10.0
+"""Without a step for so long, the line says who waits for whom."""
 
 
 def last_metrics(folder: Path, since: float = 0.0) -> dict[str, Any]:
@@ -69,6 +72,27 @@ def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str
     )
 
 
+def trailer(restarts: Mapping[str, int], answer: Answer | None, still_s: float) -> str:
+    """What a run that is not quite well adds to its line: restarts, and whom the learner waits for.
+
+    Args:
+        still_s: seconds since the last step.
+
+    Example:
+        >>> trailer({"broker": 0, "generator": 2}, Answer(0.0, None, "refused"), 1.0)
+        ' | started again: generator 2 | the broker does not answer'
+        >>> trailer({"broker": 0}, Answer(0.0, {"peers": []}), STILL_S + 1)
+        ' | everybody waits for a learner: none has joined'
+    """
+    again = ", ".join(f"{role} {count}" for role, count in restarts.items() if count)
+    text = f" | started again: {again}" if again else ""
+    if answer is not None and answer.status is None:
+        return f"{text} | the broker does not answer"
+    if answer is not None and answer.status is not None and still_s > STILL_S:
+        text += "".join(f" | {line}" for line in who_waits(answer.status)[:1])
+    return text
+
+
 class Panel:
     """Writes to the terminal: a live line where there is one, plain lines elsewhere."""
 
@@ -77,7 +101,8 @@ class Panel:
         self._status = self._console.status("starting") if self._console.is_terminal else None
         self._started = self._training_since = time.monotonic()
         self._since = time.time()
-        self._seen_step = 0
+        self._seen_step = self._step = 0
+        self._stepped = self._started
         self._printed = 0.0
         self._answer: Answer | None = None
         if self._status:
@@ -101,8 +126,11 @@ class Panel:
         metrics = last_metrics(folder, self._since)
         if not self._seen_step and "learner/policy_version" in metrics:
             self._training_since, self._seen_step = now, metrics["step"]
+        if metrics.get("step", 0) != self._step:
+            self._step, self._stepped = metrics["step"], now
         metrics["first_step"] = self._seen_step
         line = progress_line(metrics, config, now - self._training_since)
+        line += trailer(restarts, None if last else self._answer, now - self._stepped)
         self._printed = now
         if self._status and not last:
             self._status.update(line)
@@ -143,6 +171,17 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
             f"mean {lag['mean_versions']:.2f}, max {lag['max_versions']} versions (bound {lag['bound']})",
         ),
         ("idle share", f"learner {idle['learner']:.0%}, generator {idle['generator']:.0%}"),
+        ("started again", started_again(summary["restarts"])),
         ("TensorBoard", f"tensorboard --logdir {summary['tensorboard']}"),
         ("learning curve", summary["learning_curve"]),
     ]
+
+
+def started_again(restarts: Mapping[str, int]) -> str:
+    """How often, by role.
+
+    Example:
+        >>> started_again({"broker": 1, "learner": 0, "actor": 3}), started_again({"actor": 0})
+        ('1 broker, 3 actor', 'nobody')
+    """
+    return ", ".join(f"{count} {role}" for role, count in restarts.items() if count) or "nobody"
