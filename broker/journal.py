@@ -71,13 +71,11 @@ class Journal:
         self._releasable = 0
         """Files below this one may be deleted if they are not needed; 0: nothing is to be deleted."""
         self._low, self._looked_at = False, float("-inf")
-        newest = max(self._files, default=None)
-        if here.losses:  # behind damage nothing is appended
-            newest = None
-        self._file = newest or 0
-        self._writer = Writer(folder, config, lock, newest, on_durable)
-        if newest is None:
-            self._next_file(max([0, here.mark, *self._files]) + 1)
+        self._file, header = max([0, here.mark, *self._files]), b""
+        if here.losses or self._file not in self._files:  # behind damage nothing is appended
+            header = self._new_file(self._file + 1, self._first)
+            self._files[self._file] = len(header)
+        self._writer = Writer(folder, config, lock, self._file, header, on_durable)
 
     @classmethod
     def open(
@@ -186,21 +184,14 @@ class Journal:
 
     def rotate(self, snapshot: bytes) -> Place:
         """Go on in a new file, which begins with ``snapshot``."""
-        header = self._new_file(self._file + 1)
+        header = self._new_file(self._file + 1, self._first + self._writer.count)
         place = self._append(Kind.SNAPSHOT, (snapshot,), header)
         self._snapshot_file = self._file
         self.flush()
         return place
 
-    def _next_file(self, number: int) -> None:
-        """Begin a file without a snapshot."""
-        header = self._new_file(number)
-        self._writer.add(number, 0, header, records=0)
-        self._files[number] = len(header)
-        self._writer.flush()
-
-    def _new_file(self, number: int) -> bytes:
-        header = Header(self._run, number, self._first + self._writer.count, self._files.get(number - 1, 0))
+    def _new_file(self, number: int, first: int) -> bytes:
+        header = Header(self._run, number, first, self._files.get(number - 1, 0))
         self._file = number
         self._files[number] = 0
         return pack_header(header)

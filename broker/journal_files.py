@@ -210,13 +210,14 @@ def _last(here: Survey, contents: Contents) -> None:
 def _end(before: Contents, after: Contents, expected: int) -> Loss | None:
     """What is missing at the end of a file that is not the newest, going by the head of the one behind it."""
     torn, size = before.torn, len(before.data)
+    written = after.header.previous_nbytes if after.header is not None else size
     records = after.header.first - expected if after.header is not None else 0
     if torn is not None:
-        return torn._replace(records=max(records, 1), torn=False)
-    if after.header is None or (records == 0 and after.header.previous_nbytes == size):
+        return torn._replace(records=max(records, 1), nbytes=max(size, written) - torn.offset, torn=False)
+    if records == 0 and written == size:
         return None
-    what = f"{size} bytes, {after.header.previous_nbytes} were written"
-    return Loss(before.number, size, max(0, after.header.previous_nbytes - size), records, what)
+    what = f"{size} bytes, {written} were written"
+    return Loss(before.number, size, max(0, written - size), records, what)
 
 
 def _mark(folder: Path) -> int:

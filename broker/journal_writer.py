@@ -46,10 +46,11 @@ class Writer:
         folder: Path,
         config: JournalConfig,
         lock: int,
-        newest: int | None,
+        newest: int,
+        header: bytes,
         on_durable: Callable[[], None],
     ) -> None:
-        """``newest``: the file to go on in; None: a new one."""
+        """``newest``: the file to go on in; with a ``header``, the one to begin."""
         self._folder, self._lock, self._on_durable = folder, lock, on_durable
         self._synced_mode, self._interval_s = config.durability == "synced", config.sync_interval_s
         self._guard = threading.Condition()
@@ -62,10 +63,13 @@ class Writer:
         self._requested = self._closing = False
         self._at = self.settled = 0
         """The file of what was written last; the newest that the disk has from its beginning."""
-        if newest is not None:
-            self._begin(newest)
+        self._begin(newest)
+        if header:
+            self.add(newest, 0, header, records=0)
+            self._write()
+        else:
             self._at = newest
-            self._sync()
+        self._sync()
         self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
         self._thread.start()
 
@@ -123,11 +127,14 @@ class Writer:
         """Wait until the disk has everything; False if that took longer."""
         self.flush()
         with self._guard:
-            wanted = self._count
+            wanted, file = self._count, self._pending[-1].file if self._pending else self._at
             self._requested = True
             self._guard.notify_all()
-            self._guard.wait_for(lambda: self._synced >= wanted or self._failure != "", timeout_s)
-            return self._synced >= wanted
+            self._guard.wait_for(lambda: self._has(wanted, file) or self._failure != "", timeout_s)
+            return self._has(wanted, file)
+
+    def _has(self, count: int, file: int) -> bool:
+        return self._synced >= count and self.settled >= file
 
     def close(self, *, write: bool = True) -> None:
         """Write and sync what is left, as far as the disk takes it. Without ``write``: end as a killed process does."""
@@ -219,7 +226,7 @@ class Writer:
             return not self._closing
 
     def _sync(self) -> bool:
-        """Have the disk take what is written; False if it had it."""
+        """Have the disk take what is written; whether more records are safe by that."""
         with self._guard:
             reached, at, files = self._written, self._at, list(self._open)
         if reached == self._synced and at == self.settled:
@@ -234,9 +241,9 @@ class Writer:
             for _, fd in files[:-1]:
                 os.close(fd)
             self._open = self._open[len(files) - 1 :]
-            self._synced = reached
+            rose, self._synced = reached > self._synced, reached
             self._guard.notify_all()
-        return True
+        return rose
 
     def _describe(self, error: BaseException) -> str:
         place = file_name(self._open[-1][0]) if self._open else ""
