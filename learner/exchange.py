@@ -131,7 +131,7 @@ class Exchange:
             self._evaluating = []
         return [self.inlet.evaluated.pop(task.group_id) for task in tasks]
 
-    def take_over(self) -> None:
+    def inherit(self) -> None:
         """Wait for the broker to say what it holds of the lineage that this learner continues, and adopt it.
 
         Raises:

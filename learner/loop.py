@@ -87,7 +87,7 @@ class Learner:
         self.exchange.between = self.checkpoint_if_wanted
         try:
             if continues:
-                self.exchange.take_over()
+                self.exchange.inherit()
             self.evaluate_what_is_due()
             while self.step < self.config.steps:
                 self.learn()

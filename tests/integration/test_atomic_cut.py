@@ -20,6 +20,7 @@ from learner.metrics import Report
 from learner.replay import make_table
 from learner.report import UpdateReport
 from learner.trajectory import Trajectory
+from protocol.messages import PutTasks
 from tests.trajectories import make_trajectory
 
 CONFIG = LearnerConfig(
@@ -110,10 +111,12 @@ def members(name) -> list[Trajectory]:
     return [make_trajectory(f"{name}.{i}.0", group=name, reward=float(i)) for i in range(2)]
 
 
-def learner(folder: Path, *, resume: bool) -> Learner:
-    begin = start(folder, resume=resume, lockstep=False)
+def learner(folder: Path, *, resume: bool, lockstep: bool = False) -> Learner:
+    begin = start(folder, resume=resume, lockstep=lockstep)
     curriculum = Curriculum("e", CONFIG, begin.epoch, lineage=begin.lineage)
-    exchange = Rehearsed(Link(), curriculum, CONFIG, lockstep=False, stop_reason=lambda: "", step=begin.step)
+    exchange = Rehearsed(
+        Link(), curriculum, CONFIG, lockstep=lockstep, stop_reason=lambda: "", step=begin.step
+    )
     it = Learner(
         CONFIG, folder, Engine(), exchange, Publisher(), Report(folder), replay=make_table(CONFIG.replay)
     )
@@ -239,3 +242,15 @@ def test_all_of_it_is_on_disk_before_the_pointer_moves(tmp_path, monkeypatch):
     assert {str(whole / "deep" / "data"), str(whole / "deep"), str(whole), str(tmp_path)} <= set(before)
     assert str(tmp_path / "latest.partial") in before
     assert str(tmp_path) in after, "the rename itself lasts"
+
+
+def test_in_lockstep_what_was_under_way_is_put_under_new_names_for_the_weights_of_the_restart(tmp_path):
+    first = learner(tmp_path, resume=False, lockstep=True)
+    first.learn()
+    first.report.close()
+    again = learner(tmp_path, resume=True, lockstep=True)
+    again.report.close()
+    (message,) = [m for m in again.exchange._link.sent if isinstance(m, PutTasks)]
+    assert [task.task_id for task in message.tasks] == ["2g2.0", "2g2.1", "2g3.0", "2g3.1"]
+    assert {task.min_policy_version for task in message.tasks} == {again.version}
+    assert [task.data["index"] for task in message.tasks] == [2, 2, 3, 3]

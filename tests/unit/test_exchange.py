@@ -81,7 +81,7 @@ STATE = {"lineage": 3, "next_index": 2, "dealt": 0, "unfinished": [[0, [0, 1]], 
 def test_nothing_is_put_and_no_delivery_asked_for_before_the_broker_says_what_it_holds():
     it = an_exchange(None, HELD)
     it.curriculum.restore(STATE)
-    it.take_over()
+    it.inherit()
     assert [type(m) for m in it._link.sent] == [PutTasks, DeliveryCredit]
     assert names(it._link.of(PutTasks)) == ["3g1.0", "3g1.1"]
     assert sorted(it.curriculum.outstanding) == ["3g0", "3g1", "3g5"]
@@ -91,13 +91,13 @@ def test_what_the_broker_dropped_meanwhile_is_not_put_again():
     over = Dropped(unit_id="3g1", group_id="3g1", trajectories=2, reason="stale")
     it = an_exchange(None, over, HELD)
     it.curriculum.restore(STATE)
-    it.take_over()
+    it.inherit()
     assert it._link.of(PutTasks) == []
 
 
 def test_a_second_word_on_what_is_held_changes_nothing():
     it = an_exchange(None, HELD)
-    it.take_over()
+    it.inherit()
     it._link.script += [None, Held(task_ids=["3g90.0"])]
     it._pump(0.0)
     assert "3g90" not in it.curriculum.outstanding
@@ -108,14 +108,14 @@ def test_a_broker_that_does_not_say_what_it_holds_is_named(monkeypatch):
     monkeypatch.setattr(module, "HELD_TIMEOUT_S", 0.05)
     it = an_exchange(None)
     with pytest.raises(NoData, match=r"broker at tcp://10\.0\.0\.1:5755 .* lineage 3; .* --resume"):
-        it.take_over()
+        it.inherit()
 
 
 def test_who_waits_for_word_of_the_broker_can_be_stopped():
     with pytest.raises(Stopped, match="SIGTERM"):
-        an_exchange(None, reason="SIGTERM").take_over()
+        an_exchange(None, reason="SIGTERM").inherit()
     with pytest.raises(Stopped, match="enough"):
-        an_exchange(None, Drain(reason="enough")).take_over()
+        an_exchange(None, Drain(reason="enough")).inherit()
 
 
 @pytest.mark.parametrize("joined", [True, False])

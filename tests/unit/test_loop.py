@@ -9,6 +9,7 @@ import pytest
 from learner.config import LearnerConfig, ReplayConfig
 from learner.exchange import Stopped
 from learner.inlet import Counts, Group
+from learner.lineage import Start
 from learner.loop import REPLAY_FILE, Learner
 from learner.metrics import Report as RealReport
 from learner.nonfinite import Diverged
@@ -42,8 +43,8 @@ class Exchange:
     version_before = 0
     checkpoint_wanted = ""
 
-    def take_over(self):
-        self.log.append(("take over",))
+    def inherit(self):
+        self.log.append(("inherit",))
 
     def flush(self, *, step):
         self.log.append(("flush", step))
@@ -287,7 +288,7 @@ def test_the_broker_can_ask_for_a_checkpoint_between_steps_and_while_we_wait(tmp
 def test_a_learner_that_continues_a_lineage_hears_what_the_broker_holds_first(tmp_path):
     it = learner(tmp_path, ["applied"], evaluation_tasks=0)
     it.train(continues=True)
-    assert it.exchange.log[0] == ("take over",)
+    assert it.exchange.log[0] == ("inherit",)
 
 
 def test_an_evaluation_that_a_crash_left_out_is_made_up_for(tmp_path):
@@ -297,3 +298,14 @@ def test_an_evaluation_that_a_crash_left_out_is_made_up_for(tmp_path):
     it.engine.outcomes = ["applied"] * 2
     it.train()
     assert [e["tag"] for e in it.evaluations] == ["before", "step 2", "step 4", "after"]
+
+
+def test_a_learner_that_begins_again_forgets_what_was_reported(tmp_path):
+    report = RealReport(tmp_path)
+    report.write(1, {"learner/loss": 1.0})
+    it = learner(tmp_path, ["applied"])
+    it.report, it.exchange.version_before = report, 3
+    it.begin(Start(epoch=2, lineage=1, again=True))
+    report.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+    assert (it.step, it.version) == (0, 4)
