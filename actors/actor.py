@@ -43,6 +43,11 @@ log = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 60.0
 ACK_TIMEOUT_S = 5.0
+GIVE_UP_S = 10.0
+SUITE_CLOSE_S = 10.0
+WATCH_S = 1.0
+BROKER_LOST_S = 600.0
+"""Without a word from the broker for so long, this process ends: whoever starts it may know another."""
 WAITING_SEGMENTS = 64
 """With so many segments waiting for credit, episodes wait too."""
 
@@ -83,7 +88,11 @@ async def _serve(
     try:
         await actor.run()
     finally:
-        await suite.close()
+        try:
+            async with asyncio.timeout(SUITE_CLOSE_S):
+                await suite.close()
+        except TimeoutError:
+            log.error("the environment did not close within %g s", SUITE_CLOSE_S)
 
 
 class Actor:
@@ -135,13 +144,22 @@ class Actor:
         """Until `stop` or a Drain; raises ActorError when the broker refuses us, LinkDown without one."""
         try:
             await self._wait_for_broker()
-            await self._stop.wait()
+            while not self._stop.is_set():
+                self._give_up_lost_broker(time.monotonic())
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stop.wait(), WATCH_S)
             await self._drain()
         finally:
             await self._link.close(self._fatal or "drained")
             self._pool.close()
         if self._fatal:
             raise ActorError(self._fatal)
+
+    def _give_up_lost_broker(self, now: float) -> None:
+        if (silent := self._link.session.silent_for(now)) > BROKER_LOST_S:
+            self._give_up(
+                f"the broker has not been heard for {silent:.0f} s; is it running, is the way to it open?"
+            )
 
     async def _wait_for_broker(self) -> None:
         joining = asyncio.create_task(self._link.joined(JOIN_TIMEOUT_S))
@@ -194,8 +212,8 @@ class Actor:
     def _leased(self, lease: LeaseTask) -> None:
         trajectory_id = f"{lease.task.task_id}.{lease.attempt}"
         if self._book.knows(lease.lease_id):
-            self._give_back(self._book.unused())
-        elif lease.task.env != self._env_name:
+            return  # told again before a Welcome
+        if lease.task.env != self._env_name:
             self._reject(lease, f"this actor runs environment {self._env_name!r}, not {lease.task.env!r}")
         elif (running := self._book.lease_of(trajectory_id)) or self._outbox.holds(trajectory_id):
             # Leased by a broker that has been restarted since. Segments of the old episode may be on their
@@ -320,7 +338,7 @@ class Actor:
             task.cancel()
         if left:
             log.warning("%d episodes given up", len(left))
-            await asyncio.wait(left)
+            await asyncio.wait(left, timeout=GIVE_UP_S)  # an environment may not mind being cancelled
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0 if self._fatal else ACK_TIMEOUT_S):
                 while not self._outbox.empty:

@@ -1,11 +1,12 @@
 """What an actor owes the broker: unacknowledged segments and task credit. Pure: no socket, no clock."""
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 
 from actors.segments import Cut
 from protocol.codec import Frames, encode_arrays
 from protocol.messages import LeaseTask, SegmentAck, TaskCredit
 
+REMEMBERED_LEASES = 1_024
 Key = tuple[str, int]
 """Trajectory id and index of a segment."""
 
@@ -109,6 +110,7 @@ class TaskBook:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._running: dict[str, str] = {}
+        self._over: deque[str] = deque(maxlen=REMEMBERED_LEASES)
         self.draining = False
 
     def __len__(self) -> int:
@@ -127,13 +129,14 @@ class TaskBook:
 
     def leased(self, lease: LeaseTask) -> bool:
         """Note a lease; False if it is not to be started: it runs already, or there is a reason not to."""
-        if self.why_not() or lease.lease_id in self._running:
+        if self.why_not() or self.knows(lease.lease_id):
             return False
         self._running[lease.lease_id] = f"{lease.task.task_id}.{lease.attempt}"
         return True
 
     def knows(self, lease_id: str) -> bool:
-        return lease_id in self._running
+        """Whether it is being run, or was: the end of it may be on its way."""
+        return lease_id in self._running or lease_id in self._over
 
     def lease_of(self, trajectory_id: str) -> str | None:
         """Lease under which a trajectory is being run."""
@@ -141,7 +144,10 @@ class TaskBook:
 
     def ended(self, lease_id: str) -> TaskCredit | None:
         """Note the end of a lease, and give its credit back."""
-        return self.unused() if self._running.pop(lease_id, None) is not None else None
+        if self._running.pop(lease_id, None) is None:
+            return None
+        self._over.append(lease_id)
+        return self.unused()
 
     def unused(self) -> TaskCredit | None:
         """Credit for a lease that has come to nothing."""

@@ -31,12 +31,21 @@ class ActorSide:
 
     # --- joining and leaving ------------------------------------------------------------------------------
 
-    def joined(self, peer: Peer, now: float, *, trickle: bool) -> None:
-        """A Hello, the first or a repeated one: both sides count credit from zero; leases of the process stay."""
-        self._hungry.pop(peer.name, None)
+    def tell_leases(self, peer: Peer, now: float) -> None:
+        """Before the Welcome: leases of this very process may have been lost on the way; those of another are over.
+
+        So the task credit that the actor announces after the Welcome counts them in.
+        """
         for record in reversed(self._books.tasks.held_by(peer.name)):
-            if record.lease is not None and record.lease.incarnation != peer.hello.incarnation:
+            assert record.lease is not None
+            if record.lease.incarnation == peer.hello.incarnation:
+                self._tell(record)
+            else:
                 self.take_back(record, "", now)
+
+    def joined(self, peer: Peer, *, trickle: bool) -> None:
+        """A Hello, the first or a repeated one: both sides count credit from zero."""
+        self._hungry.pop(peer.name, None)
         self._books.flow.join(peer.name)
         self.grant(peer.name, trickle=trickle)
 
@@ -70,7 +79,12 @@ class ActorSide:
                 task_id=task_id, lease_id=lease_id, actor=actor, incarnation=peer.hello.incarnation
             )
             self._books.happen(leased, now)
-            self._books.send(actor, LeaseTask(lease_id=lease_id, attempt=record.attempt, task=record.task))
+            self._tell(record)
+
+    def _tell(self, record: TaskRecord) -> None:
+        assert record.lease is not None
+        lease = LeaseTask(lease_id=record.lease.lease_id, attempt=record.attempt, task=record.task)
+        self._books.send(record.lease.actor, lease)
 
     def _choose(self, record: TaskRecord, now: float) -> str | None:
         """The next actor in turn; one that has rejected this task only if there is no other."""

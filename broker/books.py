@@ -134,7 +134,7 @@ class Books:
             case Delivered(unit_id=unit_id, epoch=epoch):
                 self.deliveries.lease(unit_id, epoch)
             case UnitDropped(unit_id=unit_id, outcome=outcome):
-                self._drop_unit(unit_id, "poison" if outcome == "poison" else "stale")
+                self._drop_unit(unit_id, outcome)
             case Committed():
                 self._commit(event)
             case Released(step=step):

@@ -164,11 +164,11 @@ class Deliveries:
 
         ``void``: the learner that had it is gone for good.
         """
-        for unit_id in list(self._since):
-            self._return(unit_id)
-        if void:
-            for unit in self._units.values():
-                unit.held = False
+        self._since = {}
+        for unit in self._units.values():
+            unit.held = unit.held and not void
+            if unit.age not in self._ready:
+                self._queue(unit)
 
     def saved(self) -> list[Unit]:
         """All units, for a snapshot."""

@@ -5,6 +5,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from broker.books import Send
 from broker.config import BrokerConfig
 from broker.errors import BooksBroken
 from broker.journal import DeadLetter, Journal, Kind, Record, pack_dead_letter, unpack_dead_letter
-from broker.recovery import JournalStore, recover, snapshot
+from broker.recovery import JournalStore, poison_of, recover, snapshot
 from broker.state import BrokerState
 from protocol.codec import Buffer
 from protocol.messages import AnyMessage, Heartbeat, QueueStats, Refused
@@ -35,6 +36,7 @@ class Desk:
     def __init__(self, state: BrokerState, journal: Journal | None, store: JournalStore | None) -> None:
         self.state, self.journal = state, journal
         self._store = store
+        self._reopen: Callable[[], Journal]
         self._waiting: deque[tuple[int, Send]] = deque()
         self._poison: set[bytes] = set()
         self._dead = 0
@@ -53,13 +55,17 @@ class Desk:
         now, boot = time.monotonic(), format(time.time_ns(), "x")
         if folder is None:
             return cls(BrokerState(config, run=run, max_policy_lag=max_policy_lag, now=now, boot=boot), None, None)
-        journal = Journal.open(
-            folder, run=run, config=config.journal, accept_loss=accept_loss, on_durable=lambda: desk.on_durable()
-        )
+        reopen = partial(Journal.open, folder, run=run, config=config.journal)
+        journal = reopen(accept_loss=accept_loss, on_durable=lambda: desk.on_durable())
         store = JournalStore(journal, config.journal.max_bytes)
         state = BrokerState(config, run=run, max_policy_lag=max_policy_lag, now=now, store=store, boot=boot)
         desk = cls(state, journal, store)
-        recover(state.books, store, map(desk._note_dead, journal.recovered()), now)
+        desk._reopen = reopen
+        try:
+            recover(state.books, store, map(desk._note_dead, journal.recovered()), now)
+        except BaseException:
+            journal.abandon()
+            raise
         return desk
 
     # --- messages in --------------------------------------------------------------------------------------
@@ -76,13 +82,20 @@ class Desk:
         try:
             return self._may_leave(self.state.handle(name, message, frames, now))
         except BooksBroken as error:
-            self.bury(name, POISON, str(error), frames)
-            self.close()
+            self._start_over(name, str(error), frames)
             raise
         except Exception as error:  # one message must not end the run
             log.exception("%s from %r could not be handled", type(message).__name__, name)
             self.bury(name, POISON, repr(error), frames)
             return self.refuse(name, POISON, "a fault of the broker; its log has the details")
+
+    def _start_over(self, name: str, reason: str, frames: Sequence[Buffer]) -> None:
+        """Let go of what was not told to anybody yet, which the journal has not, and note who is to blame."""
+        if self.journal is not None:
+            self.journal.abandon()
+            self.journal = self._reopen()
+            self.bury(name, POISON, reason, frames)
+            self.journal.close()
 
     def tick(self, now: float) -> list[Send]:
         """What time alone brings about."""
@@ -116,9 +129,11 @@ class Desk:
         if self.journal.blocked != self._blocked:
             self._blocked = self.journal.blocked
             log.error("the journal cannot be written: %s", self._blocked or "it can, again")
-        if self.journal.wants_snapshot and not self._blocked:
-            assert self._store is not None
-            self.journal.rotate(snapshot(self.state.books, self._store))
+        assert self._store is not None
+        if self.journal.wants_snapshot:
+            self.journal.rotate(snapshot(self.state.books, self._store, self._poison))
+            self.journal.retain(self._store.files)
+        elif self.journal.low:
             self.journal.retain(self._store.files)
         return self.release()
 
@@ -162,7 +177,9 @@ class Desk:
         self.journal.append(Kind.DEAD, pack_dead_letter(letter))
 
     def _note_dead(self, record: Record) -> Record:
-        if record.kind is Kind.DEAD:
+        if record.kind is Kind.SNAPSHOT:
+            self._poison.update(poison_of(record))
+        elif record.kind is Kind.DEAD:
             letter = unpack_dead_letter(record.payload)
             if letter.code == POISON:
                 self._poison.add(_digest(letter.peer, letter.frames))

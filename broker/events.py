@@ -6,6 +6,8 @@ it, and needs neither peers nor clock for that. So the same events, applied in t
 process, give the same books. Credit, liveness and deliveries on their way are no part of them: they begin anew.
 """
 
+from typing import Literal
+
 import msgspec
 from msgspec import Struct
 
@@ -53,10 +55,10 @@ class Delivered(Event, tag="delivered", frozen=True):
 
 
 class UnitDropped(Event, tag="unit_dropped", frozen=True):
-    """A ready unit will not be delivered: ``stale`` or ``poison``."""
+    """A ready unit will not be delivered."""
 
     unit_id: str
-    outcome: str
+    outcome: Literal["stale", "poison", "damaged"]
 
 
 class Committed(Event, tag="committed", frozen=True):

@@ -1,9 +1,11 @@
 """The broker towards the learner: tasks in, units out, commits, weights. Pure."""
 
+import logging
 import math
 from collections import deque
 
 from broker.books import Books, process
+from broker.errors import BrokerError
 from broker.events import Committed, Delivered, LearnerJoined, Published, Released, TasksPut, UnitDropped
 from broker.ledger import Recent
 from broker.peers import Peer
@@ -20,6 +22,8 @@ from protocol.messages import (
     Task,
     WeightsReady,
 )
+
+log = logging.getLogger(__name__)
 
 MAX_NOTICES = 65_536
 MAX_CREDIT = 1 << 20
@@ -228,6 +232,12 @@ class LearnerSide:
             if unit.processes >= books.config.max_deliveries and unit.epoch != learner.hello.epoch:
                 books.happen(UnitDropped(unit_id=unit.unit_id, outcome="poison"), now)
                 continue
+            try:
+                frames = books.deliveries.frames(unit)
+            except BrokerError as error:
+                log.error("unit %s cannot be delivered: %s", unit.unit_id, error)
+                books.happen(UnitDropped(unit_id=unit.unit_id, outcome="damaged"), now)
+                continue
             learner.delivery_credit -= 1
             deliver = Deliver(
                 unit_id=unit.unit_id,
@@ -235,7 +245,6 @@ class LearnerSide:
                 complete=unit.complete,
                 redelivered=unit.deliveries > 0,
             )
-            frames = books.deliveries.frames(unit)
             books.happen(Delivered(unit_id=unit.unit_id, epoch=learner.hello.epoch), now)
             books.deliveries.leased_at(unit.unit_id, now)
             books.send(learner.name, deliver, frames)

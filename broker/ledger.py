@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from broker.store import SegmentKey
 
-Outcome = Literal["trained", "dropped", "stale", "superseded", "late", "given_up", "too_large", "poison"]
+Outcome = Literal["trained", "dropped", "stale", "superseded", "late", "given_up", "too_large", "poison", "damaged"]
 OUTCOMES: dict[Outcome, str] = {
     "trained": "committed by the learner: entered a gradient",
     "dropped": "committed by the learner: filtered out or evaluated",
@@ -16,6 +16,7 @@ OUTCOMES: dict[Outcome, str] = {
     "late": "of a trajectory that was open when its group's deadline passed",
     "given_up": "of a group too few of whose members were ever closed",
     "too_large": "of a unit that does not fit into one message",
+    "damaged": "of a unit whose bytes in the journal cannot be read any more",
     "poison": "of a unit that several learner processes in a row were given and did not survive",
 }
 

@@ -89,13 +89,15 @@ class Snapshot(Struct, tag_field="type", tag="snapshot", frozen=True, kw_only=Tr
     ledger: Ledger
     lineage: Hello | None
     published: Published | None
+    poison: list[bytes] = []
+    """Digests of messages that broke the broker."""
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
-def snapshot(books: Books, store: JournalStore) -> bytes:
+def snapshot(books: Books, store: JournalStore, poison: Iterable[bytes] = ()) -> bytes:
     """The books as they are now."""
     return _encoder.encode(
         Snapshot(
@@ -110,8 +112,17 @@ def snapshot(books: Books, store: JournalStore) -> bytes:
             ledger=books.ledger,
             lineage=books.lineage,
             published=books.published,
+            poison=sorted(poison),
         )
     )
+
+
+def poison_of(record: Record) -> list[bytes]:
+    """What a SNAPSHOT says of messages that broke the broker; nothing if it is no snapshot of ours."""
+    try:
+        return _decoder.decode(record.payload).poison
+    except msgspec.MsgspecError:
+        return []
 
 
 def recover(books: Books, store: JournalStore, records: Iterable[Record], now: float) -> int:

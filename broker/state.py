@@ -171,10 +171,12 @@ class BrokerState:
         peer = self.books.peers.add(hello, now)
         if hello.role == "learner":
             self.learners.joined(peer, now)
+        elif hello.role == "actor":
+            self.actors.tell_leases(peer, now)
         self.books.send(name, self._welcome(hello.attempt))
         if hello.role == "actor":
             self.books.send(name, Generators(generators=self.offered))
-            self.actors.joined(peer, now, trickle=self.learners.starving(now))
+            self.actors.joined(peer, trickle=self.learners.starving(now))
         elif hello.role == "generator":
             self.learners.announce(peer)
         else:

@@ -90,12 +90,12 @@ def _learner_waits(state: BrokerState, now: float) -> Iterator[str]:
 def _others_wait(state: BrokerState, now: float) -> Iterator[str]:
     books = state.books
     actors = books.peers.of("actor")
-    if books.tasks.queued and not any(actor.task_credit for actor in actors):
+    if books.tasks.queued and not any(actor.task_credit > 0 for actor in actors):
         yield f"{books.tasks.queued} tasks wait for: actors with free episodes"
     for actor in actors:
         if books.full() and books.flow.credit(actor.name) == 0:
             yield f"{actor.name} waits for: room, the broker is full; the learner has to commit"
-        elif actor.task_credit and not books.tasks.queued:
+        elif actor.task_credit > 0 and not books.tasks.queued:
             yield f"{actor.name} waits for: tasks"
         elif actor.heartbeat.busy and not state.offered:
             yield f"{actor.name} waits for: a healthy generator"

@@ -220,7 +220,7 @@ def test_a_group_from_task_to_commit_and_what_status_says(broker, context):
     assert [segment.task_id for segment, _ in segments] == ["g.0", "g.1"]
     assert segments[0][1]["token_ids"].tolist() == [0, 1, 2, 3]
     assert broker.status()["queues"]["units_leased"] == 1
-    boss.say(Commit(epoch=1, step=1, trained=[delivery.lease_id]))
+    boss.say(Commit(epoch=1, step=1, trained=[delivery.unit_id]))
     status = until(
         lambda: (s := broker.status())["queues"]["segments_held"] == 0 and s, "the commit frees memory"
     )
@@ -244,7 +244,7 @@ def test_a_learner_of_a_higher_epoch_gets_what_the_old_one_held(broker, context)
     again = new.expect(Deliver)
     assert (again.unit_id, again.redelivered) == (first.unit_id, True)
     assert old.expect(Refused).code == "stale_epoch"
-    old.say(Commit(epoch=1, step=1, trained=[first.lease_id]))
+    old.say(Commit(epoch=1, step=1, trained=[first.unit_id]))
     assert old.expect(Refused).code == "unknown_peer"
     new.say(PublishWeights(epoch=2, version=1, manifest="m"))
     generator = Peer(broker, Hello(role="generator", peer="g0", incarnation=1, endpoint="tcp://x:1"), context)
@@ -290,11 +290,11 @@ def test_nonsense_is_refused_counted_and_survived(broker, context):
     refused = worker.expect(Refused)
     assert refused.code == "version"
     assert "protocol 9.0" in refused.message
-    worker.frames([b"OB\x01\x00", bytes(300_000)])
+    worker.frames([b"OB\x02\x00", bytes(300_000)])
     assert worker.expect(Refused).code == "limit"
-    worker.frames([b"OB\x01\x00", b"\xc1"])
+    worker.frames([b"OB\x02\x00", b"\xc1"])
     assert worker.expect(Refused).code == "malformed"
-    worker.frames(encode_delivery(Deliver(lease_id="d", unit_id="u", segments=0), []))
+    worker.frames(encode_delivery(Deliver(unit_id="u", segments=0), []))
     assert worker.expect(Refused).code == "unexpected"
     raw = context.socket(zmq.DEALER)
     raw.setsockopt(zmq.ROUTING_ID, b"\xff\xfe")

@@ -95,13 +95,14 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def read(self):
         """Hand what the broker has sent to those it was meant for."""
-        for peer, messages in sorted(self.driver.sent.items()):  # actors first: acknowledged, then delivered
-            for message in messages:
-                if peer == "learner":
-                    self.learner_reads(message)
-                elif peer in self.actors:
-                    self.actor_reads(self.actors[peer], message)
-            messages.clear()
+        while any(self.driver.sent.values()):
+            for peer in sorted(self.driver.sent):  # actors first: acknowledged, then delivered
+                messages, self.driver.sent[peer] = self.driver.sent[peer], []
+                for message in messages:
+                    if peer == "learner":
+                        self.learner_reads(message)
+                    elif peer in self.actors:
+                        self.actor_reads(self.actors[peer], message)
 
     def learner_reads(self, message):
         if isinstance(message, Deliver):
@@ -128,8 +129,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def actor_reads(self, actor, message):
         match message:
             case LeaseTask():
-                assert message.lease_id not in actor.runs
-                actor.runs[message.lease_id] = Run(message)
+                actor.runs.setdefault(message.lease_id, Run(message))  # told again after a Hello
             case CancelTask():
                 actor.runs.pop(message.lease_id, None)
             case SegmentCredit():
@@ -350,7 +350,7 @@ class BrokerMachine(RuleBasedStateMachine):
             while self.held:
                 self.learner_commits(0, True, False)
             books = self.driver.state.books
-            if not (books.tasks.queued or books.tasks.leased or books.deliveries.ready):
+            if not (books.tasks.queued or books.tasks.leased or books.deliveries.units()):
                 return
             self.time_passes(0.5, True)
         raise AssertionError("stuck")

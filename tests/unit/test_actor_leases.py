@@ -61,13 +61,13 @@ def test_a_task_of_another_environment_gives_its_credit_back_unless_draining(mak
     asyncio.run(main())
 
 
-def test_a_lease_that_is_known_already_gives_its_credit_back(make):
+def test_a_lease_that_is_told_again_is_not_run_again(make):
     async def main():
         actor = make()
         actor._received(lease("l1"), [])
         assert actor._link.sent == []
         actor._received(lease("l1"), [])
-        assert actor._link.sent == [TaskCredit(tasks=1)]
+        assert actor._link.sent == []
         assert len(actor._episodes) == 1
 
     asyncio.run(main())

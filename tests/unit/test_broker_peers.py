@@ -98,6 +98,7 @@ def test_the_same_incarnation_keeps_its_leases_and_starts_without_credit():
     assert driver.credit() == 8
     driver.hello("actor", "actor", incarnation=1)
     assert driver.credit() == 8
+    assert len(driver.leases()) == 3  # told again, before the Welcome
     assert driver.leases() == []  # task credit counts from zero
     driver.say("actor", TaskCredit(tasks=1))
     assert len(driver.leases()) == 1
