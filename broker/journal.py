@@ -28,7 +28,7 @@ from broker.journal_records import (
     pack_dead_letter,
     pack_header,
     pack_segment,
-    record_at,
+    payload_at,
     record_head,
     unpack_dead_letter,
     unpack_segment,
@@ -266,12 +266,7 @@ class Journal:
             data = data or os.pread(self._reader(place.file), nbytes, start)
         except OSError as error:
             raise JournalError(f"{self._folder / file_name(place.file)}: {error.strerror}") from None
-        found = record_at(data, 0)
-        if found is None or found[2] != nbytes:
-            raise JournalError(
-                str(Loss(place.file, start, nbytes, 1, "a record whose checksum does not match"))
-            )
-        return data[HEAD_BYTES:]
+        return payload_at(data, place)
 
     def _reader(self, number: int) -> int:
         fd = self._readers.pop(number, None)

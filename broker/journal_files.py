@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from broker.journal_records import (
+    HEAD_BYTES,
     Entry,
     Header,
     JournalError,
@@ -19,6 +20,7 @@ from broker.journal_records import (
     Place,
     Record,
     file_name,
+    payload_at,
     scan,
     unpack_header,
 )
@@ -109,8 +111,8 @@ def read_file(folder: Path, number: int, first: int | None = None) -> Contents:
     return Contents(number, None, data, [loss, *found[1:]])
 
 
-def records(folder: Path, first_file: int = 0) -> Iterator[Record | Loss]:
-    """What the files hold, losses where they are; for whoever looks at it.
+def each_file(folder: Path) -> Iterator[Contents]:
+    """All files, one after the other; for whoever looks at them.
 
     Raises:
         JournalError: there is no journal.
@@ -119,12 +121,49 @@ def records(folder: Path, first_file: int = 0) -> Iterator[Record | Loss]:
     if not found:
         raise JournalError(f"{folder}: no journal here; name the folder of a run that has had a broker")
     for number in found:
-        if (
-            number >= first_file and (folder / file_name(number)).exists()
-        ):  # it may have been released meanwhile
-            contents = read_file(folder, number)
-            for item in contents.found:
-                yield contents.record(item) if isinstance(item, Entry) else item
+        contents = _read(folder, number)
+        if contents is not None:
+            yield contents
+
+
+def records(folder: Path) -> Iterator[Record | Loss]:
+    """Everything in the journal, losses where they are.
+
+    Raises:
+        JournalError: there is no journal.
+    """
+    newest = max(numbers(folder), default=0)
+    for contents in each_file(folder):
+        for item in contents.found:
+            if isinstance(item, Entry):
+                yield contents.record(item)
+            else:
+                yield item._replace(torn=item.torn and contents.number >= newest)
+
+
+def read_place(folder: Path, place: Place) -> bytes:
+    """Payload of one record.
+
+    Raises:
+        JournalError: it is not there, or not what was written.
+    """
+    try:
+        with open(folder / file_name(place.file), "rb") as file:
+            file.seek(place.offset - HEAD_BYTES)
+            data = file.read(HEAD_BYTES + place.nbytes)
+    except OSError as error:
+        raise JournalError(f"{folder / file_name(place.file)}: {error.strerror}; try again") from None
+    return payload_at(data, place)
+
+
+def _read(folder: Path, number: int, first: int | None = None) -> Contents | None:
+    """A file, unless it was released meanwhile."""
+    try:
+        return read_file(folder, number, first)
+    except JournalError:
+        if number in numbers(folder, ".released"):
+            return None
+        raise
 
 
 def survey(folder: Path) -> Survey:
@@ -133,13 +172,17 @@ def survey(folder: Path) -> Survey:
     Raises:
         JournalError: a file cannot be read.
     """
-    logs = numbers(folder)
-    here = Survey(released=numbers(folder, ".released"), mark=_mark(folder))
+    here = Survey(mark=_mark(folder))
+    logs, here.released = numbers(folder), numbers(folder, ".released")
     losses: list[Loss] = []
     expected: int | None = None
     before: Contents | None = None
     for number in logs:
-        contents, gap = _next(folder, here, number, before, expected)
+        found = _next(folder, here, number, before, expected)
+        if found is None:
+            here.released.append(number)
+            continue
+        contents, gap = found
         if before is not None and before.number == number - 1:
             end = _end(before, contents, expected or 0)
             if (
@@ -164,15 +207,15 @@ def survey(folder: Path) -> Survey:
 
 def _next(
     folder: Path, here: Survey, number: int, before: Contents | None, expected: int | None
-) -> tuple[Contents, Loss | None]:
-    """The file of that number, and what is missing between it and the file before."""
+) -> tuple[Contents, Loss | None] | None:
+    """The file of that number, unless it was released, and what is missing between it and the file before."""
     previous = before.number if before else 0
     lowest = min(here.released, default=0)
     known = {*here.released, *range(0 if before else lowest)}  # below the first that was released, all were
     gone = [n for n in range(previous + 1, number) if n not in known]
-    contents = read_file(folder, number, None if gone else expected)
-    if not gone:
-        return contents, None
+    contents = _read(folder, number, None if gone else expected)
+    if contents is None or not gone:
+        return None if contents is None else (contents, None)
     what = "missing" if len(gone) == 1 else f"missing, and {len(gone) - 1} before it"
     if before is None or contents.header is None or len(gone) < number - previous - 1:
         return contents, Loss(gone[-1], 0, 0, 0, f"{what}; how many records is not known")

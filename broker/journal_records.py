@@ -170,6 +170,21 @@ def record_at(data: bytes, offset: int) -> tuple[int, Kind, int] | None:
     return number, kind, end
 
 
+def payload_at(data: bytes, place: Place) -> bytes:
+    """Payload of the record whose bytes, head included, these are.
+
+    Raises:
+        JournalError: they are not what was written.
+    """
+    found = record_at(data, 0)
+    if found is None or found[2] != HEAD_BYTES + place.nbytes:
+        what = "no record" if found is None and not data else "a record whose checksum does not match"
+        raise JournalError(
+            str(Loss(place.file, place.offset - HEAD_BYTES, HEAD_BYTES + place.nbytes, 1, what))
+        )
+    return data[HEAD_BYTES:]
+
+
 def scan(data: bytes, file: int, offset: int, number: int | None = None) -> Iterator[Entry | Loss]:
     """The records from ``offset`` on, the first of which has this ``number``, and what is not whole among them."""
     while offset < len(data):

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 JOIN_S = 30.0
+MAX_UNSYNCED = 8
+"""Files that may wait for the thread; with more, the writer waits for the disk."""
 
 
 @dataclass(slots=True)
@@ -55,6 +57,7 @@ class Writer:
         self._synced_mode, self._interval_s = config.durability == "synced", config.sync_interval_s
         self._guard = threading.Condition()
         """Over what both threads change: everything below."""
+        self._syncing = threading.Lock()
         self._pending: deque[Group] = deque()
         self._open: list[tuple[int, int]] = []
         """Number and descriptor of the file written to, and before it of those that are not synced to their end."""
@@ -149,8 +152,8 @@ class Writer:
             if write and not self._failure:
                 self._write()
                 self._sync()
-        except OSError as error:
-            self._failure = self._describe(error)
+        except JournalError as error:
+            self._failure = str(error)
         finally:
             for _, fd in self._open:
                 os.close(fd)
@@ -172,9 +175,7 @@ class Writer:
                 if not self._open or group.file != self._open[-1][0]:
                     self._begin(group.file)
                 self._write_group(group, self._open[-1][1])
-        except (
-            OSError
-        ) as error:  # nothing is lost: what is not written is kept, and written again to the same place
+        except OSError as error:  # what is not written is kept, and written again to the same place
             self._retry_at = time.monotonic() + RETRY_S
             self._blocked = self._blocked or f"{error.strerror} since {time.strftime('%Y-%m-%d %H:%M:%S')}"
         else:
@@ -188,6 +189,8 @@ class Writer:
             return self._pending[0]
 
     def _begin(self, file: int) -> None:
+        if len(self._open) >= MAX_UNSYNCED:
+            self._sync()
         path = self._folder / file_name(file)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with self._guard:
@@ -212,7 +215,9 @@ class Writer:
                     self._on_durable()
         except Exception as error:  # whatever it is, the broker must not wait for this thread any more
             with self._guard:
-                self._failure = self._describe(error)
+                self._failure = (
+                    str(error) if isinstance(error, JournalError) else f"the journal's thread: {error!r}"
+                )
                 self._guard.notify_all()
             self._on_durable()
 
@@ -226,7 +231,18 @@ class Writer:
             return not self._closing
 
     def _sync(self) -> bool:
-        """Have the disk take what is written; whether more records are safe by that."""
+        """Have the disk take what is written; whether more records are safe by that.
+
+        Raises:
+            JournalError: the disk failed. What it did not keep it may report as kept when asked again.
+        """
+        try:
+            with self._syncing:
+                return self._sync_files()
+        except OSError as error:
+            raise JournalError(self._describe(error)) from error
+
+    def _sync_files(self) -> bool:
         with self._guard:
             reached, at, files = self._written, self._at, list(self._open)
         if reached == self._synced and at == self.settled:
@@ -245,9 +261,9 @@ class Writer:
             self._guard.notify_all()
         return rose
 
-    def _describe(self, error: BaseException) -> str:
+    def _describe(self, error: OSError) -> str:
         place = file_name(self._open[-1][0]) if self._open else ""
         return (
-            f"{self._folder / place}: {error!r}: the disk did not keep what it had taken; start the broker again, "
-            "on another disk if this is repeated"
+            f"{self._folder / place}: {error.strerror}: the disk did not keep what it had taken; start the broker "
+            "again, on another disk if this is repeated"
         )

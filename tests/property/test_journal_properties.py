@@ -5,6 +5,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -143,3 +144,4 @@ class JournalMachine(RuleBasedStateMachine):
 
 
 test_journal = JournalMachine.TestCase
+test_journal.settings = settings(max_examples=50)
