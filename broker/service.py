@@ -6,30 +6,38 @@ still true after the process was killed.
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import signal
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import zmq
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
+from broker.binding import check_endpoint, split_http
 from broker.books import Send
+from broker.callers import REVOKED, Callers, WrongKey
 from broker.config import BrokerConfig
 from broker.desk import Desk
 from broker.errors import BindRefused, BooksBroken
 from broker.status import prometheus, status
+from protocol.addresses import is_loopback
 from protocol.codec import decode, encode, encode_delivery
 from protocol.errors import LimitExceeded, LinkDown, ProtocolError, VersionMismatch
+from protocol.guard import Guard, GuardedSocket
+from protocol.http_auth import require_token
+from protocol.keys import Principal
 from protocol.link import AsyncSocket, router
-from protocol.messages import Deliver, Goodbye, Hello
+from protocol.messages import Deliver, Goodbye, Hello, Refused
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.05
 HTTP_STOP_S = 1.0
+MAX_KEY_WARNINGS = 100
 
 
 def serve(
@@ -39,73 +47,41 @@ def serve(
     max_policy_lag: int,
     journal: Path | None = None,
     accept_loss: bool = False,
+    keys: Path | None = None,
+    open_http: bool = False,
 ) -> None:
     """Serve until SIGTERM, then drain: peers get `broker.state.DRAIN_S` seconds to say Goodbye.
 
     Args:
         journal: folder of the journal; what it holds is taken up again. None: everything is lost with the process.
         accept_loss: go on although the journal is damaged.
+        keys: folder of the keys; None: nothing is encrypted, and only this machine is listened to.
+        open_http: no token is asked for on loopback.
 
     Raises:
         BindRefused: an address is not of this host alone, or is taken.
         JournalError: the journal is another run's, in use, or damaged.
         BooksBroken: a fault of the broker; started again, it goes on from the journal.
+        KeysUnusable: the folder lacks keys of the broker.
     """
-    check_endpoint(config.endpoint)
-    host, port = split_http(config.http)
+    check_endpoint(config.endpoint, keys)
+    host, port = split_http(config.http, keys)
+    asks = require_token(None if open_http and is_loopback(host) else keys)
     try:
         desk = Desk.open(config, run, max_policy_lag, journal, accept_loss)
-        asyncio.run(Service(config, desk).run(host, port))
+        asyncio.run(Service(config, desk, keys, asks).run(host, port))
     finally:
         zmq.Context.instance().destroy(linger=1_000)  # lets the last answers out
-
-
-def check_endpoint(endpoint: str) -> None:
-    """Refuse an endpoint that other hosts can reach: nothing on the wire is encrypted or authenticated yet.
-
-    Example:
-        >>> check_endpoint("tcp://127.0.0.1:5555"); check_endpoint("ipc:///tmp/broker")
-        >>> check_endpoint("tcp://0.0.0.0:5555")  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        broker.errors.BindRefused: broker.endpoint tcp://0.0.0.0:5555: only loopback and ipc may be bound...
-    """
-    if endpoint.startswith("ipc://"):
-        return
-    if not endpoint.startswith("tcp://") or not _is_loopback(endpoint[len("tcp://") :].rpartition(":")[0]):
-        raise BindRefused(
-            f"broker.endpoint {endpoint}: only loopback and ipc may be bound, because messages are neither "
-            "encrypted nor authenticated; use tcp://127.0.0.1:PORT and, for other hosts, an SSH tunnel"
-        )
-
-
-def split_http(address: str) -> tuple[str, int]:
-    """Host and port of ``host:port``; refuses a host that is not loopback.
-
-    Example:
-        >>> split_http("127.0.0.1:8080")
-        ('127.0.0.1', 8080)
-    """
-    host, _, port = address.rpartition(":")
-    if not _is_loopback(host) or not port.isdecimal():
-        raise BindRefused(
-            f"broker.http {address}: must be host:port with a loopback host, because whoever reaches it can "
-            "read it; use 127.0.0.1:PORT"
-        )
-    return host.strip("[]"), int(port)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 class Service:
     """Sockets and clock around a `Desk`."""
 
-    def __init__(self, config: BrokerConfig, desk: Desk) -> None:
+    def __init__(self, config: BrokerConfig, desk: Desk, keys: Path | None, asks: Middleware) -> None:
         self._config, self._desk, self._state = config, desk, desk.state
+        self._keys, self._asks = keys, asks
+        self._guard: Guard | None = None
+        self._callers: Callers | None = None
         self._socket: AsyncSocket | None = None
         self._stop = asyncio.Event()
         self._flushing = False
@@ -133,18 +109,29 @@ class Service:
             self._desk.on_durable = lambda: None
             if self._socket is not None:
                 self._socket.close()
+            if self._guard is not None:
+                self._guard.close()
             self._desk.close()
             await runner.cleanup()
 
     def _bind(self) -> None:
-        plain = router(zmq.Context.instance())
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        if self._keys is not None:
+            self._guard = Guard(context, self._keys, "broker")
+            self._callers = Callers(self._guard.admission)
+        socket = router(context) if self._guard is None else self._guard.router(context)
         try:
-            plain.bind(self._config.endpoint)
+            socket.bind(self._config.endpoint)
         except zmq.ZMQError as error:
-            plain.close()
-            raise BindRefused(f"broker.endpoint {self._config.endpoint}: {error}") from None
-        self._socket = AsyncSocket(plain, self._received)
-        log.info("peers connect to %s", plain.getsockopt_string(zmq.LAST_ENDPOINT))
+            socket.close()
+            raise BindRefused(
+                f"broker.endpoint {self._config.endpoint}: {error} (it has to be an address of this host, as a number)"
+            ) from None
+        if self._guard is None:
+            self._socket = AsyncSocket(socket, self._received)
+        else:
+            self._socket = GuardedSocket(socket, self._received, self._guard)
+        log.info("peers connect to %s", socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
     async def _bind_http(self, runner: web.AppRunner, host: str, port: int) -> None:
         try:
@@ -163,9 +150,12 @@ class Service:
 
     # --- messages -----------------------------------------------------------------------------------------
 
-    def _received(self, frames: list[bytes]) -> None:
-        """One multipart message, the routing id of its sender first."""
-        name = frames[0].decode("utf-8", "surrogateescape")
+    def _received(self, frames: list[bytes], sender: Principal | None = None) -> None:
+        """One multipart message, the routing id of its sender first; ``sender``: whom its key stands for."""
+        name = self._name(frames[0])
+        if self._callers is not None and sender is None:
+            self._refuse_key(name, "message", REVOKED)
+            return
         try:
             message, _ = decode(frames[1:])
         except ProtocolError as error:
@@ -173,6 +163,12 @@ class Service:
             self._desk.bury(name, _code(error), str(error), frames[1:])
             self._act(self._desk.refuse(name, _code(error), str(error)))
             return
+        if self._callers is not None:
+            try:
+                name = self._callers.check(frames[0], sender, message)
+            except WrongKey as error:
+                self._refuse_key(name, type(message).__name__, str(error))
+                return
         if isinstance(message, Hello | Goodbye):
             log.info("%s from %r", type(message).__name__, name)
         try:
@@ -181,6 +177,21 @@ class Service:
             log.critical("%s from %r", type(message).__name__, name, exc_info=True)
             self._broken = error
             self._stop.set()
+
+    def _refuse_key(self, name: str, what: str, why: str) -> None:
+        refused = self._state.books.ledger.refused
+        if refused.get("wrong_key", 0) < MAX_KEY_WARNINGS:
+            log.warning("%s from %r refused: %s", what, name, why)
+        self._state.books.ledger.refuse("wrong_key")
+        self._send([Send(name, Refused(code="wrong_key", message=why, fatal=True))])
+
+    def _name(self, route: bytes) -> str:
+        return (
+            route.decode("utf-8", "surrogateescape") if self._callers is None else self._callers.name(route)
+        )
+
+    def _route(self, name: str) -> bytes | None:
+        return name.encode("utf-8", "surrogateescape") if self._callers is None else self._callers.route(name)
 
     def _act(self, actions: list[Send]) -> None:
         """Send what may be said at once; soon, with all that has been said meanwhile, have the journal written."""
@@ -201,12 +212,15 @@ class Service:
     def _send(self, actions: list[Send]) -> None:
         assert self._socket is not None
         for action in actions:
+            route = self._route(action.peer)
+            if route is None:
+                continue  # it has never been here since our start; ZeroMQ would drop it, too
             try:
                 if isinstance(action.message, Deliver):
                     frames = encode_delivery(action.message, action.frames)
                 else:
                     frames = encode(action.message)
-                self._socket.send([action.peer.encode("utf-8", "surrogateescape"), *frames])
+                self._socket.send([route, *frames])
             except (LimitExceeded, LinkDown) as error:
                 self._state.books.ledger.refuse("not_sent")
                 log.error("%s to %s not sent: %s", type(action.message).__name__, action.peer, error)
@@ -214,13 +228,24 @@ class Service:
     # --- HTTP ---------------------------------------------------------------------------------------------
 
     def _app(self) -> web.Application:
-        app = web.Application(client_max_size=1024)
+        app = web.Application(client_max_size=1024, middlewares=[self._asks])
         app.router.add_get("/status", self._status)
         app.router.add_get("/metrics", self._metrics)
         return app
 
     async def _status(self, _: web.Request) -> web.Response:
-        return web.json_response(status(self._state, time.monotonic()) | {"journal": self._desk.status()})
+        more = {"journal": self._desk.status(), "security": self._security()}
+        return web.json_response(status(self._state, time.monotonic()) | more)
+
+    def _security(self) -> dict[str, Any]:
+        if self._guard is None:
+            return {"encrypted": False}
+        admission = self._guard.admission
+        return {
+            "encrypted": True,
+            "keys_admitted": len(admission.allowed),
+            "handshakes_refused": dict(admission.refused),
+        }
 
     async def _metrics(self, _: web.Request) -> web.Response:
         text = prometheus(self._state, time.monotonic())

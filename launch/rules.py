@@ -144,8 +144,8 @@ def _supervisor(config: "RunConfig") -> Iterator[str]:
 
 def _refused_addresses(config: "RunConfig") -> Iterator[str]:
     """Addresses the broker would refuse to bind."""
+    from broker.binding import check_endpoint, split_http
     from broker.errors import BindRefused
-    from broker.service import check_endpoint, split_http
 
     try:
         check_endpoint(config.broker.endpoint)

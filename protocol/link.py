@@ -12,12 +12,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import zmq
 
 from protocol.codec import MAX_BODY_BYTES, Frames, decode, encode
 from protocol.errors import LinkDown, ProtocolError
-from protocol.messages import AnyMessage, Goodbye, Heartbeat, Hello
+from protocol.messages import AnyMessage, Goodbye, Heartbeat, Hello, Refused
+from protocol.security import HANDSHAKE_MS, ClientKeys, HandshakeWatch, unguessable_id
 from protocol.session import Progress, Session
 
 log = logging.getLogger(__name__)
@@ -31,11 +34,18 @@ Inbox = tuple[AnyMessage, list[bytes]] | Exception | None
 OnMessage = Callable[[AnyMessage, list[bytes]], None]
 
 
-def dealer(context: "zmq.Context[zmq.Socket[bytes]]", identity: str) -> "zmq.Socket[bytes]":
-    """A DEALER with our limits: bounded frames, quick reconnect, ZMTP heartbeats that find a frozen host."""
+def dealer(
+    context: "zmq.Context[zmq.Socket[bytes]]", identity: str, keys: ClientKeys | None = None
+) -> "zmq.Socket[bytes]":
+    """A DEALER with our limits: bounded frames, quick reconnect, ZMTP heartbeats that find a frozen host.
+
+    With keys it is encrypted, and its routing id is known to the other side alone.
+    """
     socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.ROUTING_ID, identity.encode())
+    socket.setsockopt(zmq.ROUTING_ID, identity.encode() if keys is None else unguessable_id())
     _limit(socket)
+    if keys is not None:
+        keys.apply(socket)
     return socket
 
 
@@ -49,6 +59,7 @@ def router(context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":
 
 def _limit(socket: "zmq.Socket[bytes]") -> None:
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_BODY_BYTES + 1024)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.RECONNECT_IVL, 100)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
@@ -111,14 +122,18 @@ class AsyncSocket:
                 return
             self._flush()
             try:
-                frames = self._socket.recv_multipart(zmq.DONTWAIT)
+                handle = self._take()
             except zmq.Again:
                 return
             try:
-                self._on_frames(frames)
+                handle()
             except Exception:  # the rest would stay unread until the next message comes
                 log.exception("a message could not be handled")
         self._schedule()
+
+    def _take(self) -> Callable[[], None]:
+        """Receive a message; returns what is to be done with it, raises Again when there is none."""
+        return partial(self._on_frames, self._socket.recv_multipart(zmq.DONTWAIT))
 
 
 class AsyncLink:
@@ -127,6 +142,7 @@ class AsyncLink:
     ``on_message`` gets every message but Welcome; ``on_join`` is called after each Welcome, so that the owner
     can announce again what it has (credit, unacknowledged segments). ``on_failure`` is told, once, why the link
     can go on no longer; without its heartbeats this peer will be taken for dead, so its role has to end.
+    ``keys`` is the keys folder of an encrypted run.
     """
 
     def __init__(
@@ -138,13 +154,16 @@ class AsyncLink:
         on_join: Callable[[], None] = lambda: None,
         progress: Callable[[], Progress] = Progress,
         on_failure: Callable[[str], None] = lambda reason: None,
+        keys: Path | None = None,
     ) -> None:
+        own = _broker_keys(keys, hello)
         self.session = Session(hello, time.monotonic())
         self._on_message, self._on_join, self._progress = on_message, on_join, progress
         self._on_failure, self._failure = on_failure, ""
         self._joined = asyncio.Event()
         self._endpoint = endpoint
-        socket = dealer(zmq.Context.instance(), hello.peer)
+        socket = dealer(zmq.Context.instance(), hello.peer, own)
+        self._watch = HandshakeWatch(socket, endpoint, own, "broker")
         socket.connect(endpoint)
         self._socket = AsyncSocket(socket, self._received)
         self._ticker = asyncio.create_task(self._tick(), name="broker link")
@@ -160,10 +179,7 @@ class AsyncLink:
         try:
             await asyncio.wait_for(self._joined.wait(), timeout_s)
         except TimeoutError:
-            raise LinkDown(
-                f"no broker answered at {self._endpoint} within {timeout_s:g} s; is it started, is the port "
-                "right?"
-            ) from None
+            raise LinkDown(no_answer(self._endpoint, timeout_s, self._watch.why)) from None
         if self._failure:
             raise LinkDown(self._failure)
 
@@ -171,6 +187,7 @@ class AsyncLink:
         self._ticker.cancel()
         with contextlib.suppress(LinkDown):  # too much is waiting; the broker will miss us
             self.send(Goodbye(reason=reason))
+        self._watch.close()
         self._socket.close()
 
     def _received(self, frames: list[bytes]) -> None:
@@ -188,6 +205,8 @@ class AsyncLink:
     async def _tick(self) -> None:
         try:
             while True:
+                if why := self._watch.look(time.monotonic()):
+                    log.error("%s", why)
                 for message in self.session.due(time.monotonic(), self._progress()):
                     self.send(message)
                 await asyncio.sleep(TICK_S)
@@ -203,9 +222,19 @@ class ThreadLink:
 
     Messages arrive in ``inbox``, a queue of (message, frames behind the header); None marks each (re)join, and
     an exception is the last item: the thread has ended by it, and whoever reads the inbox should raise it.
+    ``keys`` is the keys folder of an encrypted run; ``trouble`` says why the broker does not take us, if it said so.
     """
 
-    def __init__(self, endpoint: str, hello: Hello, *, progress: Callable[[], Progress] = Progress) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        hello: Hello,
+        *,
+        progress: Callable[[], Progress] = Progress,
+        keys: Path | None = None,
+    ) -> None:
+        self.trouble = ""
+        self._keys = _broker_keys(keys, hello)
         self.inbox: queue.SimpleQueue[Inbox] = queue.SimpleQueue()
         self.session = Session(hello, time.monotonic())
         self._endpoint, self._progress = endpoint, progress
@@ -236,20 +265,24 @@ class ThreadLink:
             self._wake_in.send(b"", zmq.DONTWAIT)
 
     def _run(self) -> None:
-        socket = dealer(self._context, self.session.hello.peer)
+        socket = dealer(self._context, self.session.hello.peer, self._keys)
         wake = self._context.socket(zmq.PAIR)
+        watch = HandshakeWatch(socket, self._endpoint, self._keys, "broker")
         try:
             socket.connect(self._endpoint)
             wake.connect(self._wake_address)
-            self._exchange(socket, wake)
+            self._exchange(socket, wake, watch)
         except Exception as error:
             log.critical("the link to %s has ended", self._endpoint, exc_info=True)
             self.inbox.put(error)
         finally:
+            watch.close()
             socket.close()
             wake.close()
 
-    def _exchange(self, socket: "zmq.Socket[bytes]", wake: "zmq.Socket[bytes]") -> None:
+    def _exchange(
+        self, socket: "zmq.Socket[bytes]", wake: "zmq.Socket[bytes]", watch: HandshakeWatch
+    ) -> None:
         """Until told to stop."""
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
@@ -260,6 +293,9 @@ class ThreadLink:
                 _drain(wake)
             if socket in ready:
                 self._receive(socket)
+            if why := watch.look(time.monotonic()):
+                log.error("%s", why)
+                self.trouble = why
             for message in self.session.due(time.monotonic(), self._progress()):
                 self._outbox.append(encode(message))
             stopping = self._stop.is_set()
@@ -284,8 +320,11 @@ class ThreadLink:
                 log.error("message from the broker refused: %s", error)
                 continue
             if self.session.received(message, time.monotonic()):
+                self.trouble = ""
                 self.inbox.put(None)
             elif not isinstance(message, Heartbeat):
+                if isinstance(message, Refused) and message.fatal:
+                    self.trouble = message.message
                 self.inbox.put((message, list(rest)))  # type: ignore[arg-type]
 
 
@@ -295,3 +334,14 @@ def _drain(socket: "zmq.Socket[bytes]") -> None:
             socket.recv(zmq.DONTWAIT)
         except zmq.Again:
             return
+
+
+def no_answer(endpoint: str, timeout_s: float, trouble: str) -> str:
+    """What to tell whoever waited in vain for a broker."""
+    return trouble or (
+        f"no broker answered at {endpoint} within {timeout_s:g} s; is it started, and is the port right?"
+    )
+
+
+def _broker_keys(folder: Path | None, hello: Hello) -> ClientKeys | None:
+    return None if folder is None else ClientKeys.read(folder, hello.role, hello.peer, "broker")

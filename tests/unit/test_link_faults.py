@@ -46,11 +46,27 @@ class Received:
         pass
 
 
+class NothingToSee:
+    """In place of the watch over handshakes."""
+
+    why = ""
+
+    def __init__(self, *_):
+        pass
+
+    def look(self, now):
+        return ""
+
+    def close(self):
+        pass
+
+
 @pytest.fixture(autouse=True)
 def no_descriptors(monkeypatch):
     monkeypatch.setattr(asyncio.SelectorEventLoop, "add_reader", lambda *_: None)
     monkeypatch.setattr(asyncio.SelectorEventLoop, "remove_reader", lambda *_: None)
-    monkeypatch.setattr(link, "dealer", lambda context, identity: Received())
+    monkeypatch.setattr(link, "dealer", lambda *_: Received())
+    monkeypatch.setattr(link, "HandshakeWatch", NothingToSee)
 
 
 def failing():

@@ -1,0 +1,87 @@
+"""Which connection speaks for which peer, and whether its key may. Pure."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from protocol.admission import Admission
+from protocol.keys import Principal
+from protocol.messages import AnyMessage, Hello
+
+MAX_CALLERS = 8_192
+UNNAMED = "?"
+"""Begins the name of a connection that has not said Hello yet; no peer may be called so."""
+REVOKED = "this key is not in the broker's keys folder any more; bring the keys of this role from there anew"
+
+
+class WrongKey(Exception):
+    """A message must not be handled, for the key it came with; the text says why."""
+
+
+@dataclass(frozen=True)
+class _Caller:
+    peer: str
+    who: Principal
+
+
+class Callers:
+    """Peers by connection and back, in a broker that checks keys.
+
+    A connection gets its name with its Hello. A newer connection under the same name, if its key is good for that
+    name, takes it over; what the one before says from then on is that of a stranger, until it says Hello again.
+
+    Args:
+        admission: whose allow-list says which key is good for which name.
+    """
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._callers: OrderedDict[bytes, _Caller] = OrderedDict()
+        self._routes: dict[str, bytes] = {}
+
+    def name(self, route: bytes) -> str:
+        """Name of the peer at the end of this connection."""
+        caller = self._callers.get(route)
+        return caller.peer if caller is not None else UNNAMED + route.hex()
+
+    def route(self, peer: str) -> bytes | None:
+        """Connection of a peer, by the name that `name` or `check` gave it; None: it has none."""
+        return bytes.fromhex(peer[len(UNNAMED) :]) if peer.startswith(UNNAMED) else self._routes.get(peer)
+
+    def check(self, route: bytes, who: Principal | None, message: AnyMessage) -> str:
+        """Name of the peer that sends this message.
+
+        Raises:
+            WrongKey: its key is not good for that.
+        """
+        if who is None:
+            raise WrongKey(REVOKED)
+        caller = self._callers.get(route)
+        if caller is not None and caller.who != who:
+            raise WrongKey("this connection belongs to another key")
+        if not isinstance(message, Hello):
+            return self.name(route)
+        if message.role != who.role:
+            raise WrongKey(
+                f"Hello of a {message.role} with the key {who.name}; each role has a key of its own"
+            )
+        if message.peer.startswith(UNNAMED):
+            raise WrongKey(f"a peer's name must not begin with {UNNAMED!r}")
+        if why := self._admission.allowed.objection(who, message.peer):
+            raise WrongKey(why)
+        if caller is None:
+            self._bind(route, _Caller(message.peer, who))
+        else:
+            self._callers.move_to_end(route)
+        return self.name(route)
+
+    def _bind(self, route: bytes, caller: _Caller) -> None:
+        before = self._routes.get(caller.peer)
+        if before is not None:
+            del self._callers[before]
+        self._callers[route] = caller
+        self._routes[caller.peer] = route
+        if (
+            len(self._callers) > MAX_CALLERS
+        ):  # the one that has not said Hello for longest; it will be asked to
+            _, forgotten = self._callers.popitem(last=False)
+            del self._routes[forgotten.peer]

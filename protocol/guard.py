@@ -1,0 +1,119 @@
+"""The server's half of CURVE: handshakes are answered by our own ZAP handler, and every message names its key.
+
+ZAP (ZeroMQ RFC 27) asks the process that listens, over ``inproc://zeromq.zap.01``, whether a key may connect. The
+answer carries a user id, which is the key itself and comes with each message of that connection. So a key that is taken
+out of the folder is refused from then on, though ZeroMQ has no way to cut its connection.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from protocol.admission import Admission
+from protocol.keys import KeyRole, Principal, key_pair
+from protocol.link import AsyncSocket, router
+from protocol.security import REFUSED_FOR_GOOD, REFUSED_FOR_NOW
+
+log = logging.getLogger(__name__)
+
+ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+ZAP_VERSION = b"1.0"
+USER_ID = "User-Id"
+LOG_EVERY_S = 5.0
+ADMITS: dict[KeyRole, frozenset[KeyRole]] = {
+    "broker": frozenset({"learner", "generator", "actor"}),
+    "generator": frozenset({"actor"}),
+}
+
+OnMessage = Callable[[list[bytes], Principal | None], None]
+
+
+class Guard:
+    """Keys, allow-list and ZAP handler of one listening socket; at most one in a ZeroMQ context.
+
+    Args:
+        folder: keys folder.
+        role, peer: whose keys the socket uses.
+
+    Raises:
+        KeysUnusable: the folder lacks them.
+    """
+
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", folder: Path, role: KeyRole, peer: str = ""
+    ) -> None:
+        self._own, self._domain = key_pair(folder, role, peer), role.encode()
+        self.admission = Admission(folder, ADMITS[role], time.monotonic())
+        self._logged = -LOG_EVERY_S
+        handler = context.socket(zmq.ROUTER)
+        handler.bind(ZAP_ENDPOINT)
+        self._handler = AsyncSocket(handler, self._asked)
+
+    def router(self, context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":
+        """An encrypted ROUTER, to be bound."""
+        socket = router(context)
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, self._own.secret)
+        socket.setsockopt(zmq.ZAP_DOMAIN, self._domain)
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without: everybody is let in when no handler answers
+        return socket
+
+    def sender(self, user_id: str) -> Principal | None:
+        """Whom the key of a message stands for by now; None: nobody any more."""
+        self.admission.reload(time.monotonic())
+        return self.admission.sender(user_id)
+
+    def close(self) -> None:
+        """After the socket it guards."""
+        self._handler.close()
+
+    def _asked(self, frames: list[bytes]) -> None:
+        """One request: routing id, delimiter, version, request id, domain, address, identity, mechanism, key."""
+        if len(frames) != 9 or frames[2] != ZAP_VERSION:
+            log.error("a ZAP request of %d frames is none; ZeroMQ lets its connection wait", len(frames))
+            return
+        request_id, domain, address, mechanism, key = frames[3], frames[4], frames[5], frames[7], frames[8]
+        if domain != self._domain or mechanism != b"CURVE" or len(key) != 32:
+            self._answer(frames[0], request_id, REFUSED_FOR_GOOD, "not encrypted", "")
+            return
+        public, where, now = z85.encode(key).decode(), address.decode("utf-8", "replace"), time.monotonic()
+        verdict = self.admission.handshake(public, where, now)
+        if verdict.admitted:
+            self._answer(frames[0], request_id, 200, "OK", public)
+            return
+        if now - self._logged >= LOG_EVERY_S:
+            self._logged = now
+            count = self.admission.refused.total()
+            log.warning(
+                "key %s... at %s refused: %s (%d so far)", public[:8], where or "ipc", verdict.why, count
+            )
+        status = REFUSED_FOR_NOW if verdict.for_now else REFUSED_FOR_GOOD
+        self._answer(frames[0], request_id, status, verdict.why, "")
+
+    def _answer(self, route: bytes, request_id: bytes, status: int, text: str, user_id: str) -> None:
+        answer = [ZAP_VERSION, request_id, str(status).encode(), text.encode(), user_id.encode(), b""]
+        self._handler.send([route, b"", *answer])
+
+
+class GuardedSocket(AsyncSocket):
+    """An AsyncSocket whose ``on_message`` is told, with each message, whom its key stands for (None: nobody)."""
+
+    def __init__(self, socket: "zmq.Socket[bytes]", on_message: OnMessage, guard: Guard) -> None:
+        self._on_message, self._guard = on_message, guard
+        super().__init__(socket, lambda frames: on_message(frames, None))
+
+    def _take(self) -> Callable[[], None]:
+        first = self._socket.recv(
+            zmq.DONTWAIT, copy=False
+        )  # only a frame that is not copied tells the user id
+        rest = self._socket.recv_multipart(zmq.DONTWAIT)  # parts of a message come together
+        try:
+            sender = self._guard.sender(str(first.get(USER_ID)))
+        except zmq.ZMQError:
+            sender = None
+        return partial(self._on_message, [first.bytes, *rest], sender)
