@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 TICK_S = 0.1
 JOIN_TIMEOUT_S = 60.0
 DRAIN_TIMEOUT_S = 5.0
+BROKER_LOST_S = 600.0
+"""Without a word from the broker for so long this process ends: whoever starts it may know another."""
 
 
 class GeneratorFailed(RuntimeError):
@@ -230,6 +232,10 @@ class Generator:
         now = time.monotonic()
         if why := self._engine.health():
             self._fail(why)
+        if self._link and (silent := self._link.session.silent_for(now)) > BROKER_LOST_S:
+            self._fail(
+                f"the broker has not been heard for {silent:.0f} s; is it running, is the way to it open?"
+            )
         self._serving.expire(now)
         if self._updater.loading:
             self._serving.book.pardon(now)

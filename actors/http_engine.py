@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 HEALTH_INTERVAL_S = 2.0
 HEALTH_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 30.0
 UNLABELLED = "default"
 
 
@@ -104,10 +105,12 @@ class HttpEngine:
         session = aiohttp.ClientSession(config.url, timeout=timeout, connector=connector)
         engine = cls(session, config)
         try:
-            await engine._find_weight_routes()
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await engine._find_weight_routes()
         except (aiohttp.ClientError, TimeoutError, EngineFailed) as error:
             await engine.close()
-            raise EngineFailed(f"the vLLM server at {config.url} cannot be used: {error}") from error
+            said = str(error) or f"no answer within {CONNECT_TIMEOUT_S:g} s"
+            raise EngineFailed(f"the vLLM server at {config.url} cannot be used: {said}") from error
         return engine
 
     @property
@@ -138,8 +141,9 @@ class HttpEngine:
 
     async def abort(self, request_id: str) -> None:
         ids = [f"generate-tokens-{self._prefix}-{request_id}"]  # the server puts the first part before our id
-        with contextlib.suppress(aiohttp.ClientError):  # `health` sees it
-            await self._post("/inference/v1/abort_requests", {"request_ids": ids})
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):  # `health` sees it
+            async with asyncio.timeout(HEALTH_TIMEOUT_S):
+                await self._post("/inference/v1/abort_requests", {"request_ids": ids})
 
     async def apply_weights(self, manifest: Manifest, data: Path) -> float:
         if self._frozen:

@@ -10,6 +10,7 @@ from protocol.weights import WeightsError
 
 log = logging.getLogger(__name__)
 
+STAGE_TIMEOUT_S = 3600.0
 LOAD_BYTES_PER_S = 50e6
 """Slower than any memory; what a load is given beyond the patience with an engine that samples."""
 
@@ -81,7 +82,14 @@ class Updater:
     async def update(self, announced: Announced) -> bool:
         """Stage, verify and load one version; True when it is in service."""
         try:
-            manifest, data = await asyncio.to_thread(self._stage.stage, announced, self._run)
+            async with asyncio.timeout(STAGE_TIMEOUT_S):
+                manifest, data = await asyncio.to_thread(self._stage.stage, announced, self._run)
+        except TimeoutError:  # the thread cannot be ended, so this process has to
+            self._on_failure(
+                f"fetching and verifying version {announced.version} took longer than {STAGE_TIMEOUT_S:g} s; is "
+                f"{announced.manifest} on a file system that hangs?"
+            )
+            return False
         except WeightsError as error:
             self._refuse(str(error))
             return False

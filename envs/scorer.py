@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from envs.base import Split
 from envs.errors import EnvError, RefusedFamily, ScorerFailed
-from envs.scorer_process import Family, ScorerProcess, Wrap
+from envs.scorer_process import START_DEADLINE_S, Family, ScorerProcess, Wrap
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +23,8 @@ Sandbox = Literal["auto", "bwrap", "process"]
 
 ENTRY_DEADLINE_S = 20.0
 SCORE_DEADLINE_S = 2.0
+OPEN_DEADLINE_S = 3 * START_DEADLINE_S + 10.0
+"""There are three ways to start a worker."""
 MAX_ANSWER_CHARS = 65_536
 
 RUNS_ANSWERS = frozenset(
@@ -100,7 +102,7 @@ class Scorer:
         # One thread: it outlives every worker it starts, and a worker dies with the thread that started it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._wraps = _wraps(choose_sandbox(family.name, sandbox), sandbox, family.name)
-        self._process: ScorerProcess | None = self._thread.submit(self._open).result()
+        self._process: ScorerProcess | None = self._thread.submit(self._open).result(OPEN_DEADLINE_S)
 
     @property
     def sandbox(self) -> str:
@@ -118,7 +120,7 @@ class Scorer:
 
     def entry_now(self, index: int, split: Split) -> Entry:
         """The same, blocking."""
-        return self._thread.submit(self._entry, index, split).result()
+        return self._thread.submit(self._entry, index, split).result(OPEN_DEADLINE_S + ENTRY_DEADLINE_S)
 
     async def score(self, position: int, answer: str) -> float:
         """Score in [0, 1]; 0 with a counter when the scorer fails or takes longer than 2 s."""

@@ -1,5 +1,6 @@
 """The worker process of a scorer: how it is confined, and the requests put to it."""
 
+import contextlib
 import os
 import select
 import subprocess
@@ -17,6 +18,7 @@ from envs.scorer_worker import MAX_FRAME, frame
 Wrap = Literal["bwrap", "bwrap-userns", "process"]
 
 START_DEADLINE_S = 60.0
+KILL_DEADLINE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -109,13 +111,10 @@ class ScorerProcess:
             ScorerFailed: the process ended or sent nonsense.
         """
         until = time.monotonic() + deadline_s
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(frame(message))
+            self._write(frame(message), until)
         except BrokenPipeError:
-            raise ScorerFailed(
-                f"scorer process {self.pid} has ended (exit code {self._process.wait()})"
-            ) from None
+            raise self._has_ended() from None
         size = int.from_bytes(self._read(4, until), "little")
         if size > MAX_FRAME:
             raise ScorerFailed(f"scorer process {self.pid}: reply of {size} bytes, at most {MAX_FRAME}")
@@ -126,10 +125,32 @@ class ScorerProcess:
 
     def close(self) -> None:
         self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(
+            subprocess.TimeoutExpired
+        ):  # the kernel holds it; nothing is to be had from it
+            self._process.wait(KILL_DEADLINE_S)
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             pipe.close()
+
+    def _has_ended(self) -> ScorerFailed:
+        try:
+            code: int | str = self._process.wait(KILL_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            code = "unknown"
+        return ScorerFailed(f"scorer process {self.pid} has ended (exit code {code})")
+
+    def _write(self, data: bytes, until: float) -> None:
+        """All of it; a worker that does not read must not hold up who writes."""
+        assert self._process.stdin is not None
+        descriptor = self._process.stdin.fileno()
+        poll = select.poll()
+        poll.register(descriptor, select.POLLOUT)
+        left = memoryview(data)
+        while left:
+            if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
+                raise TimeoutError(f"scorer process {self.pid} did not read a request in time")
+            left = left[os.write(descriptor, left[: select.PIPE_BUF]) :]  # so much fits once there is room
 
     def _read(self, size: int, until: float) -> bytes:
         assert self._process.stdout is not None
@@ -142,6 +163,6 @@ class ScorerProcess:
                 raise TimeoutError(f"scorer process {self.pid} did not answer in time")
             piece = os.read(descriptor, size - len(pieces))
             if not piece:
-                raise ScorerFailed(f"scorer process {self.pid} has ended (exit code {self._process.wait()})")
+                raise self._has_ended()
             pieces += piece
         return bytes(pieces)

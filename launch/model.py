@@ -14,7 +14,7 @@ from actors.render import Renderer
 from envs.base import ChatMessage, Suite
 from envs.registry import make_suite
 from launch.config import RunConfig, TinyModel
-from launch.errors import ConfigError
+from launch.errors import ConfigError, LaunchError
 from launch.tokenizer import make_tokenizer, save_tokenizer
 
 log = logging.getLogger(__name__)
@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 RECIPE_VERSION = 2
 """Raise it when the making of models changes, so that cached ones are not taken for new ones."""
 VALIDATION_SHARE = 0.1
+OTHER_MAKER_S = 7200.0
 
 Example = tuple[list[int], list[bool]]
 
@@ -153,5 +154,16 @@ def _find(path: str) -> Path:
 def _locked(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        deadline = time.monotonic() + OTHER_MAKER_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise LaunchError(
+                        f"{path} has been held for {OTHER_MAKER_S:g} s by another process that makes the same model; "
+                        "end that process, if it hangs, and try again"
+                    ) from None
+                time.sleep(0.1)
         yield

@@ -127,7 +127,7 @@ class Panel:
         if not self._seen_step and "learner/policy_version" in metrics:
             self._training_since, self._seen_step = now, metrics["step"]
         if metrics.get("step", 0) != self._step:
-            self._step, self._stepped = metrics["step"], now
+            self._step, self._stepped = metrics.get("step", 0), now
         metrics["first_step"] = self._seen_step
         line = progress_line(metrics, config, now - self._training_since)
         line += trailer(restarts, None if last else self._answer, now - self._stepped)

@@ -178,3 +178,32 @@ def test_giving_up_a_turn_aborts_its_request():
         server.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("same_name", [False, True], ids=["another", "its-successor"])
+def test_requests_of_a_generator_that_hangs_move_on_when_the_broker_drops_it(monkeypatch, same_name):
+    """Not only after the patience with one that is listed; and what it had sampled is kept."""
+    monkeypatch.setattr(generator_client, "LEAVING_S", 0.2)
+
+    async def main():
+        hung = Server("g0", [([1, 2], "")])
+        well = Server("g0" if same_name else "g1", [([3, EOS], "stop")])
+        pool = GeneratorPool("actor-0", 30.0)
+        pool.update([hung.info])
+        request = TurnRequest("t.0", 0, [5, 6], 8, stop_token_ids=(EOS,))
+        tokens, began = [], 0.0
+        async with aclosing(pool.turn(request)) as turn:
+            async for piece in turn:
+                tokens += piece.sampled.token_ids.tolist()
+                if not began:
+                    began = time.monotonic()
+                    pool.update([well.info])
+        assert tokens == [1, 2, 3, EOS]
+        assert time.monotonic() - began < 5.0
+        assert pool.interruptions == 1
+        (continued,) = well.requests
+        assert continued.max_tokens == 6
+        for closing in (pool, hung, well):
+            closing.close()
+
+    asyncio.run(main())

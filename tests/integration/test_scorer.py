@@ -168,6 +168,20 @@ def test_a_worker_that_stands_still_costs_a_score_and_two_seconds(words):
     asyncio.run(main())
 
 
+def test_a_worker_that_does_not_read_holds_nobody_up(words):
+    async def main():
+        entry = await words.scorer.entry(0, "train")
+        os.kill(words.scorer.pid, signal.SIGSTOP)
+        begun = time.monotonic()
+        longer_than_a_pipe = "\N{SNOWMAN}" * 65_536
+        assert await words.scorer.score(entry.position, longer_than_a_pipe) == 0.0
+        assert 1.9 < time.monotonic() - begun < 10
+        assert await words.scorer.score(entry.position, longer_than_a_pipe) == 0.0, "read, and wrong"
+        assert await words.scorer.score(entry.position, entry.answer) == 1.0
+
+    asyncio.run(main())
+
+
 def test_an_unknown_family_names_the_nearest():
     with pytest.raises(ScorerFailed, match="nearest: spell_backward"):
         ReasoningGymSuite("spel_backward")
