@@ -29,7 +29,8 @@ STALL_MARGIN_S = 1.0
 """A generator looks after itself first."""
 STATE_FILE = "supervisor.json"
 RESULT = "result.json"
-STOP_ORDER = (LEARNER, "actor", "generator", "environment", "weights", BROKER)
+FIRST_TO_STOP = (LEARNER, "actor", "generator")
+"""Then whatever else there is, the broker last."""
 MAX_REASONS = 50
 SHORTEST_MINUTES = 0.01
 
@@ -172,7 +173,10 @@ class Crew:
     def stop(self) -> list[str]:
         """Learner, then actors and generators, then the broker; returns who had to be killed."""
         stubborn: list[str] = []
-        for role in STOP_ORDER:
+        others = dict.fromkeys(
+            role_of(name) for name in self.names if role_of(name) not in (*FIRST_TO_STOP, BROKER)
+        )
+        for role in (*FIRST_TO_STOP, *others, BROKER):
             children = [
                 post.child for post in self.posts if role_of(post.name) == role and post.child is not None
             ]

@@ -14,6 +14,8 @@ GAP_S = 4.0
 COMPUTING_SHARE = 0.1
 """Of one core: with more, a silent process computes."""
 BROKER = "broker"
+PEERS = ("learner", "generator", "actor")
+"""Roles that join the broker; others (a server of environments) are only looked after by the kernel's word."""
 MIN_MISSES = 3
 """Answers of the broker in a row that have to be missing before time counts."""
 
@@ -151,7 +153,7 @@ class Watchdog:
     ) -> Iterable[Hung]:
         entries = {peer["name"]: peer for peer in peers}
         for name, watched in self._watched.items():
-            if name == BROKER:
+            if role_of(name) not in PEERS:
                 continue
             entry = entries.get(name)
             cpu_s = vitals.get(name, Vitals()).cpu_s

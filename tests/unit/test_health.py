@@ -123,6 +123,15 @@ def test_after_a_standstill_of_our_own_nobody_is_guilty():
     )
 
 
+def test_a_server_that_is_no_peer_is_watched_by_the_kernel_alone():
+    dog = watching("environment-0")
+    assert seconds(dog, 1, 300, lambda now: {"peers": []}) is None
+    now, _ = seconds(
+        dog, 300, 400, lambda now: {"peers": []}, lambda now: {"environment-0": Vitals(stopped=1)}
+    )
+    assert now == 307
+
+
 def test_who_has_ended_is_not_watched():
     dog = watching("learner")
     seconds(dog, 1, 5, listed(peer("learner")))
