@@ -52,7 +52,16 @@ WAITING_SEGMENTS = 64
 """With so many segments waiting for credit, episodes wait too."""
 
 
-def run_actor(config: ActorConfig, *, name: str, broker: str, model: str, env: EnvConfig, run: str) -> None:
+def run_actor(
+    config: ActorConfig,
+    *,
+    name: str,
+    broker: str,
+    model: str,
+    env: EnvConfig,
+    run: str,
+    keys: Path | None = None,
+) -> None:
     """Run episodes until SIGTERM, then drain; blocks.
 
     Args:
@@ -62,6 +71,7 @@ def run_actor(config: ActorConfig, *, name: str, broker: str, model: str, env: E
         model: folder with the model's tokenizer files; no weights are read.
         env: ``[env]`` of the run file.
         run: name of the run; a broker of another run is refused.
+        keys: folder of the keys; None: nothing is encrypted.
 
     Raises:
         EnvError, ActorError: the environment or the tokenizer cannot be used.
@@ -74,14 +84,21 @@ def run_actor(config: ActorConfig, *, name: str, broker: str, model: str, env: E
     except ActorError:
         asyncio.run(suite.close())
         raise
-    asyncio.run(_serve(config, name, broker, env.name, run, suite, renderer))
+    asyncio.run(_serve(config, name, broker, env.name, run, suite, renderer, keys))
     zmq.Context.instance().destroy(linger=1_000)  # lets the Goodbye out
 
 
 async def _serve(
-    config: ActorConfig, name: str, broker: str, env_name: str, run: str, suite: Suite, renderer: Renderer
+    config: ActorConfig,
+    name: str,
+    broker: str,
+    env_name: str,
+    run: str,
+    suite: Suite,
+    renderer: Renderer,
+    keys: Path | None = None,
 ) -> None:
-    actor = Actor(config, name, broker, env_name, run, suite, renderer)
+    actor = Actor(config, name, broker, env_name, run, suite, renderer, keys)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, actor.stop)
@@ -107,11 +124,12 @@ class Actor:
         run: str,
         suite: Suite,
         renderer: Renderer,
+        keys: Path | None = None,
     ) -> None:
         self._config, self._env_name, self._run = config, env_name, run
         self._suite, self._renderer = suite, renderer
         self._bounds = Bounds(config.segment_tokens, config.max_turns, config.env_timeout_s)
-        self._pool = GeneratorPool(name, config.generator_timeout_s)
+        self._pool = GeneratorPool(name, config.generator_timeout_s, keys=keys)
         self._outbox, self._book = Outbox(), TaskBook(config.concurrent_episodes)
         self._episodes: dict[str, asyncio.Task[None]] = {}
         self._stop = asyncio.Event()
@@ -133,6 +151,7 @@ class Actor:
             on_join=self._joined,
             progress=self._progress,
             on_failure=self._give_up,
+            keys=keys,
         )
 
     def stop(self) -> None:

@@ -42,7 +42,11 @@ class GeneratorConfig(BaseModel):
     url: str = ""
     """Base URL of the server for backend = "http"."""
     endpoint: str = "tcp://127.0.0.1:0"
-    """Where actors connect: loopback or ipc. Port 0: a free port is chosen at start."""
+    """Where it listens for actors, for example tcp://0.0.0.0:0 to be reached from other hosts. Port 0: a free port is
+    chosen at start."""
+    advertised_host: str = ""
+    """Name or address of this host, as actors are told it. Empty: where it listens on all addresses, the one from which
+    it reaches the broker; else the one it listens on."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     max_model_len: int = Field(1024, ge=8)
     """Longest prompt plus continuation, in tokens."""

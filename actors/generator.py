@@ -8,7 +8,6 @@ start.
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
 import signal
@@ -22,12 +21,12 @@ import zmq
 
 from actors.config import GeneratorConfig
 from actors.engine import Engine
-from actors.errors import EndpointRefused
+from actors.listening import Listener, advertised, check_endpoint
 from actors.model_folder import ModelFacts, read_model_facts
 from actors.serving import Serving
 from actors.updates import Announced, NewestWins, Stage
 from actors.updating import Updater
-from protocol.link import AsyncLink, AsyncSocket, router
+from protocol.link import AsyncLink
 from protocol.messages import AnyMessage, Drain, Hello, Refused, WeightsReady
 from protocol.session import Progress
 
@@ -45,7 +44,14 @@ class GeneratorFailed(RuntimeError):
 
 
 def serve_generator(
-    config: GeneratorConfig, *, name: str, broker: str, model: str, run: str, seed: int
+    config: GeneratorConfig,
+    *,
+    name: str,
+    broker: str,
+    model: str,
+    run: str,
+    seed: int,
+    keys: Path | None = None,
 ) -> None:
     """Serve until SIGTERM, or until the broker says Drain.
 
@@ -53,48 +59,31 @@ def serve_generator(
         name: of this peer, unique in the run.
         broker: ZeroMQ endpoint of the broker.
         model: Hugging Face model folder; its weights are policy version 0.
+        keys: folder of the keys; None: nothing is encrypted, and only this machine is listened to.
 
     Raises:
-        EndpointRefused: ``config.endpoint`` is not of this host alone.
+        EndpointRefused: ``config.endpoint`` is not of this host alone, though nothing is encrypted; or it is taken.
+        KeysUnusable: the folder lacks keys of a generator.
         GeneratorFailed: the engine is lost; start the process again.
         LinkDown: no broker answered.
     """
-    check_endpoint(config.endpoint)
+    check_endpoint(config.endpoint, keys)
     # Until the loop takes the signal over there is nothing to hand back.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
-        asyncio.run(_serve(config, name=name, broker=broker, model=model, run=run, seed=seed))
+        asyncio.run(_serve(config, name=name, broker=broker, model=model, run=run, seed=seed, keys=keys))
     finally:
         zmq.Context.instance().destroy(linger=1_000)  # the last chunks and the Goodbye shall leave
 
 
-def check_endpoint(endpoint: str) -> None:
-    """Refuse an endpoint that other hosts can reach: nothing on the wire is encrypted or authenticated yet.
-
-    Example:
-        >>> check_endpoint("tcp://127.0.0.1:0"); check_endpoint("ipc:///tmp/generator")
-        >>> check_endpoint("tcp://*:5557")  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        actors.errors.EndpointRefused: generator.endpoint tcp://*:5557: only loopback and ipc may be bound...
-    """
-    if endpoint.startswith("ipc://"):
-        return
-    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-    with contextlib.suppress(ValueError):  # not an address
-        if endpoint.startswith("tcp://") and (host == "localhost" or ipaddress.ip_address(host).is_loopback):
-            return
-    raise EndpointRefused(
-        f"generator.endpoint {endpoint}: only loopback and ipc may be bound, because requests are neither "
-        "encrypted nor authenticated; use tcp://127.0.0.1:PORT and, for other hosts, an SSH tunnel"
-    )
-
-
-async def _serve(config: GeneratorConfig, *, name: str, broker: str, model: str, run: str, seed: int) -> None:
+async def _serve(
+    config: GeneratorConfig, *, name: str, broker: str, model: str, run: str, seed: int, keys: Path | None
+) -> None:
     facts = read_model_facts(Path(model))
     async with _engine(config, model=model, seed=seed, facts=facts) as engine:
         stage = Stage(f"{run}-{name}", facts.shapes)
         try:
-            await Generator(engine, config, facts, stage, name=name, run=run).serve(broker)
+            await Generator(engine, config, facts, stage, name=name, run=run, keys=keys).serve(broker)
         finally:
             stage.close()
 
@@ -122,10 +111,18 @@ class Generator:
     """Joins requests, updates and the broker link around one engine."""
 
     def __init__(
-        self, engine: Engine, config: GeneratorConfig, facts: ModelFacts, stage: Stage, *, name: str, run: str
+        self,
+        engine: Engine,
+        config: GeneratorConfig,
+        facts: ModelFacts,
+        stage: Stage,
+        *,
+        name: str,
+        run: str,
+        keys: Path | None = None,
     ) -> None:
         self._engine, self._config = engine, config
-        self._name, self._run = name, run
+        self._name, self._run, self._keys = name, run, keys
         self._stop = asyncio.Event()
         self._failure = ""
         self._serving = Serving(engine, config, facts, on_failure=self._fail)
@@ -147,7 +144,9 @@ class Generator:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        endpoint, actors = self._bind()
+        actors = Listener(self._config, self._name, self._keys, self._serving.received)
+        self._serving.send = actors.send
+        endpoint = advertised(actors.endpoint, self._config.advertised_host, broker)
         self._link = link = AsyncLink(
             broker,
             self._hello(endpoint),
@@ -155,6 +154,7 @@ class Generator:
             on_join=self._joined,
             progress=self.progress,
             on_failure=self._fail,
+            keys=self._keys,
         )
         updates = asyncio.create_task(self._updater.run(self._serving.updated), name="updates")
         updates.add_done_callback(self._updates_ended)
@@ -186,14 +186,6 @@ class Generator:
             policy_version=self._engine.version,
             gauges=self._gauges,
         )
-
-    def _bind(self) -> tuple[str, AsyncSocket]:
-        plain = router(zmq.Context.instance())
-        plain.bind(self._config.endpoint)
-        endpoint = plain.getsockopt_string(zmq.LAST_ENDPOINT)
-        actors = AsyncSocket(plain, self._serving.received)
-        self._serving.send = actors.send
-        return endpoint, actors
 
     def _hello(self, endpoint: str) -> Hello:
         return Hello(

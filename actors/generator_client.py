@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -15,9 +16,10 @@ import zmq
 from actors.errors import GenerationFailed, NoGenerator
 from actors.segments import Sampled
 from protocol.codec import Frames, decode, encode, encode_arrays, unpack_arrays
-from protocol.errors import ProtocolError
+from protocol.errors import KeysUnusable, ProtocolError
 from protocol.link import AsyncSocket, dealer
 from protocol.messages import Abort, Chunk, Generate, GeneratorInfo, Sampling
+from protocol.security import ClientKeys, HandshakeWatch
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +61,7 @@ class Piece:
 class _Generator:
     info: GeneratorInfo
     socket: AsyncSocket
+    watch: HandshakeWatch
     streams: dict[str, "asyncio.Queue[_Arrived | None]"] = field(default_factory=dict)
     suspect_until: float = 0.0
     leaving: bool = False
@@ -81,10 +84,18 @@ class GeneratorPool:
         name: this actor, as generators see it.
         timeout_s: without a token for so long, a request goes to another generator.
         clock: monotonic seconds.
+        keys: folder of the keys; None: nothing is encrypted.
     """
 
-    def __init__(self, name: str, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._name, self._timeout_s, self._clock = name, timeout_s, clock
+    def __init__(
+        self,
+        name: str,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        keys: Path | None = None,
+    ) -> None:
+        self._name, self._timeout_s, self._clock, self._keys = name, timeout_s, clock, keys
         self._generators: dict[str, _Generator] = {}
         self._changed = asyncio.Event()
         self._counter = itertools.count()
@@ -102,7 +113,10 @@ class GeneratorPool:
         for info in infos:
             current = self._generators.get(info.peer)
             if current is None or current.info.endpoint != info.endpoint:
-                self._generators[info.peer] = self._connect(info)
+                try:
+                    self._generators[info.peer] = self._connect(info)
+                except KeysUnusable as error:
+                    log.error("generator %s cannot be asked: %s", info.peer, error)
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -143,10 +157,15 @@ class GeneratorPool:
         self._generators.clear()
 
     def _connect(self, info: GeneratorInfo) -> _Generator:
-        socket = dealer(zmq.Context.instance(), self._name)
+        keys = None
+        if self._keys is not None:
+            keys = ClientKeys.read(self._keys, "actor", self._name, "generator", info.peer)
+        socket = dealer(zmq.Context.instance(), self._name, keys)
+        watch = HandshakeWatch(socket, info.endpoint, keys, "generator")
         socket.connect(info.endpoint)
         streams: dict[str, asyncio.Queue[_Arrived | None]] = {}
-        return _Generator(info, AsyncSocket(socket, lambda frames: _received(streams, frames)), streams)
+        guided = AsyncSocket(socket, lambda frames: _received(streams, frames), watch)
+        return _Generator(info, guided, watch, streams)
 
     def _leave(self, generator: _Generator) -> None:
         generator.leaving = True
@@ -219,6 +238,7 @@ class GeneratorPool:
                     arrived = await inbox.get()
             except TimeoutError:
                 gone = ", and the broker no longer lists it" if generator.leaving else ""
+                gone += f"; {generator.watch.why}" if generator.watch.why else ""
                 raise _Interrupted(f"no token for {patience:g} s{gone}") from None
             if arrived is not None:
                 return arrived

@@ -13,6 +13,7 @@ from broker.config import BrokerConfig
 from envs.config import EnvConfig
 from launch.errors import ConfigError
 from launch.rules import contradictions
+from launch.security import SecurityConfig
 from learner.config import LearnerConfig
 
 FORM_NAMED_BY = {"env": "name"}
@@ -117,6 +118,7 @@ class RunConfig(_Section):
     actor: ActorConfig = ActorConfig()
     learner: LearnerConfig = LearnerConfig()
     supervisor: SupervisorSection = SupervisorSection()
+    security: SecurityConfig = SecurityConfig()
 
     @property
     def max_policy_lag(self) -> int:

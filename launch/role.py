@@ -15,6 +15,7 @@ from launch.config import RunConfig
 from launch.errors import LaunchError
 from launch.exit_codes import FINAL, exit_code, leave_note
 from launch.processes import die_with_parent
+from launch.security import prepare_keys
 from protocol.errors import LinkDown
 
 ROLES = ("broker", "learner", "generator", "actor", "model")
@@ -23,6 +24,7 @@ ROLES = ("broker", "learner", "generator", "actor", "model")
 def run(role: str, config: RunConfig, folder: Path, *, name: str = "", resume: bool = False) -> None:
     """Run one role until it ends."""
     logs.configure(name or role)
+    keys = None if role == "model" else prepare_keys(config, folder, role)
     match role:
         case "broker":
             from broker.service import serve
@@ -32,18 +34,20 @@ def run(role: str, config: RunConfig, folder: Path, *, name: str = "", resume: b
                 run=folder.name,
                 max_policy_lag=config.max_policy_lag,
                 journal=folder / run_folder.JOURNAL,
+                keys=keys,
+                open_http=config.security.http_token == "beyond_loopback",
             )
         case "model":
             _model(config)
         case "learner":
-            learner(config, folder, resume=resume)
+            learner(config, folder, keys, resume=resume)
         case "generator":
-            generator(config, folder, name=name or "generator-0")
+            generator(config, folder, keys, name=name or "generator-0")
         case "actor":
-            actor(config, folder, name=name or "actor-0")
+            actor(config, folder, keys, name=name or "actor-0")
 
 
-def learner(config: RunConfig, folder: Path, *, resume: bool) -> None:
+def learner(config: RunConfig, folder: Path, keys: Path | None, *, resume: bool) -> None:
     from learner.main import run_learner
 
     run_learner(
@@ -57,10 +61,11 @@ def learner(config: RunConfig, folder: Path, *, resume: bool) -> None:
         mode=config.run.mode,
         max_minutes=config.run.max_minutes,
         resume=resume,
+        keys=keys,
     )
 
 
-def generator(config: RunConfig, folder: Path, *, name: str) -> None:
+def generator(config: RunConfig, folder: Path, keys: Path | None, *, name: str) -> None:
     from actors.generator import serve_generator
 
     serve_generator(
@@ -70,10 +75,11 @@ def generator(config: RunConfig, folder: Path, *, name: str) -> None:
         model=_model(config),
         run=folder.name,
         seed=config.run.seed,
+        keys=keys,
     )
 
 
-def actor(config: RunConfig, folder: Path, *, name: str) -> None:
+def actor(config: RunConfig, folder: Path, keys: Path | None, *, name: str) -> None:
     from actors.actor import run_actor
 
     run_actor(
@@ -83,6 +89,7 @@ def actor(config: RunConfig, folder: Path, *, name: str) -> None:
         model=_model(config),
         env=config.env,
         run=folder.name,
+        keys=keys,
     )
 
 

@@ -2,10 +2,12 @@
 `launch.method_rules`."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.method_rules import method_contradictions
 from learner.algorithm_config import GaeAdvantage
+from protocol.addresses import why_not_bound
 
 if TYPE_CHECKING:
     from launch.config import RunConfig
@@ -143,12 +145,15 @@ def _supervisor(config: "RunConfig") -> Iterator[str]:
 
 
 def _refused_addresses(config: "RunConfig") -> Iterator[str]:
-    """Addresses the broker would refuse to bind."""
+    """Addresses that broker or generators would refuse to bind."""
     from broker.binding import check_endpoint, split_http
     from broker.errors import BindRefused
 
+    keys = Path() if config.security.encrypt else None
     try:
-        check_endpoint(config.broker.endpoint)
-        split_http(config.broker.http)
+        check_endpoint(config.broker.endpoint, keys)
+        split_http(config.broker.http, keys)
     except BindRefused as error:
         yield str(error)
+    if why := why_not_bound("generator.endpoint", config.generator.endpoint, encrypted=keys is not None):
+        yield why

@@ -15,6 +15,7 @@ from launch.errors import ConfigError
 from launch.health import BROKER
 from launch.processes import tail
 from launch.run_folder import CONFIG, load_config
+from launch.security import keys_folder
 from launch.waits import who_waits
 
 WATCH_S = 1.0
@@ -66,7 +67,7 @@ def find(target: str) -> tuple[Path | None, str, Path | None]:
             f"{target!r} is neither a run folder nor an address; write for example runs/NAME, or 127.0.0.1:5756"
         )
     config = config_of(folder)
-    return folder, config.broker.http, keys_of(config, folder)
+    return folder, config.broker.http, keys_folder(config, folder)
 
 
 def newest(runs: Path) -> Path:
@@ -91,11 +92,6 @@ def config_of(folder: Path) -> RunConfig:
     if not known:
         raise ConfigError(f"{folder} is not a run folder: it holds neither {' nor '.join(CONFIGS)}")
     return load_config(max(known, key=lambda path: path.stat().st_mtime))
-
-
-def keys_of(config: RunConfig, folder: Path) -> Path | None:
-    """Where the run's token is, if its HTTP server asks for one."""
-    return next((path for path in (folder / "keys",) if path.is_dir()), None)
 
 
 def crew(folder: Path | None) -> dict[str, Any]:

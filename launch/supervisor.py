@@ -1,5 +1,6 @@
 """`offbeat train`: starts every role, watches them, shows progress, stops them, writes the summary."""
 
+import contextlib
 import logging
 import signal
 import time
@@ -14,6 +15,7 @@ from launch.errors import RoleFailed
 from launch.health import BROKER
 from launch.panel import Panel
 from launch.processes import role_command, role_environment, spawn, stop, tail
+from launch.security import prepare_keys
 from launch.summary import Summary, write_summary
 
 log = logging.getLogger(__name__)
@@ -33,9 +35,11 @@ def train(config: RunConfig, *, resume: bool, panel: Panel) -> Summary:
     started = time.monotonic()
     interrupt = Interrupt()
     folder = run_folder.create(config, resume=resume)
-    with run_folder.claim(folder), shared_memory.own(folder):
-        for left in shared_memory.sweep():
+    with contextlib.ExitStack() as held:
+        held.enter_context(run_folder.claim(folder))
+        for left in shared_memory.sweep():  # also what this very run has left
             panel.note(f"removed {left}, left by a run that was killed")
+        held.enter_context(shared_memory.own(folder))
         config = run_folder.with_ports(config)
         run_folder.save_config(config, folder / run_folder.CONFIG)
         panel.note(f"run folder {folder}")
@@ -62,8 +66,9 @@ def supervise(
     crew: Crew, config: RunConfig, folder: Path, panel: Panel, interrupt: "Interrupt", *, resume: bool
 ) -> None:
     """Start everybody and keep them running until the learner is done; pass an interrupt on to it."""
+    keys = prepare_keys(config, folder)
     crew.start([BROKER], resume=resume)
-    poller = Poller(config.broker.http)
+    poller = Poller(config.broker.http, keys)
     try:
         await_broker(crew, poller, interrupt)
         crew.start([name for name in crew.names if name != BROKER], resume=resume)

@@ -51,8 +51,12 @@ def run_learner(
     mode: str,
     max_minutes: float,
     resume: bool,
+    keys: Path | None = None,
 ) -> None:
     """Train until done, then write ``run_dir/result.json``. Blocks; SIGTERM ends it with a checkpoint.
+
+    Args:
+        keys: folder of the keys; None: nothing is encrypted.
 
     Raises:
         LinkDown: no broker answered, or it serves another run.
@@ -71,7 +75,14 @@ def run_learner(
     begin = start(run_dir, resume=resume, lockstep=mode == "sync")
     progress = _Progress()
     link = join(
-        config, broker, run, epoch=begin.epoch, lineage=begin.lineage, step=begin.step, progress=progress
+        config,
+        broker,
+        run,
+        epoch=begin.epoch,
+        lineage=begin.lineage,
+        step=begin.step,
+        progress=progress,
+        keys=keys,
     )
     stop.limit(max_minutes)
     curriculum = Curriculum(env_name, config, begin.epoch, lineage=begin.lineage)
@@ -211,12 +222,14 @@ def join(
     progress: Callable[[], Progress],
     lineage: int | None = None,
     step: int = 0,
+    keys: Path | None = None,
 ) -> ThreadLink:
     """Connect to the broker as this epoch's learner.
 
     Args:
         lineage: epoch with which the line of checkpoints began; it begins with this one where None is given.
         step: learner steps that are in a checkpoint.
+        keys: folder of the keys; None: nothing is encrypted.
 
     Raises:
         LinkDown: no broker answered, or it serves another run.
@@ -231,12 +244,13 @@ def join(
         step=step,
         deliver=DELIVERY_UNITS[config.train_on],
     )
-    link = ThreadLink(broker, hello, progress=progress)
+    link = ThreadLink(broker, hello, progress=progress, keys=keys)
     deadline = time.monotonic() + JOIN_TIMEOUT_S
     while not link.session.joined:
         if time.monotonic() > deadline:
             raise LinkDown(
-                f"no broker took the learner on at {broker} within {JOIN_TIMEOUT_S:g} s; is it started, and is "
+                link.trouble
+                or f"no broker took the learner on at {broker} within {JOIN_TIMEOUT_S:g} s; is it started, and is "
                 "broker.endpoint the same for both?"
             )
         time.sleep(0.05)

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 OUTBOX_LIMIT = 100_000
 TICK_S = 0.1
+LOOK_S = 0.25
 PUMP_BATCH = 256
 LINGER_MS = 2_000
 
@@ -70,17 +71,27 @@ def _limit(socket: "zmq.Socket[bytes]") -> None:
 
 
 class AsyncSocket:
-    """A ZeroMQ socket on an asyncio loop: ``on_frames`` is called for every multipart message."""
+    """A ZeroMQ socket on an asyncio loop: ``on_frames`` is called for every multipart message.
 
-    def __init__(self, socket: "zmq.Socket[bytes]", on_frames: Callable[[list[bytes]], None]) -> None:
+    ``watch`` looks after its handshakes, if it connects.
+    """
+
+    def __init__(
+        self,
+        socket: "zmq.Socket[bytes]",
+        on_frames: Callable[[list[bytes]], None],
+        watch: HandshakeWatch | None = None,
+    ) -> None:
         self._socket = socket
         self._on_frames = on_frames
+        self._watch = watch
         self._outbox: deque[Frames] = deque()
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self._scheduled = False
         self._loop.add_reader(socket.fileno(), self._pump)
         self._schedule()
+        self._look()
 
     def send(self, frames: Frames) -> None:
         """Send, or keep until the socket takes it; raises LinkDown when too much is kept."""
@@ -96,7 +107,16 @@ class AsyncSocket:
         self._flush()
         self._closed = True
         self._loop.remove_reader(self._socket.fileno())
+        if self._watch is not None:
+            self._watch.close()
         self._socket.close()
+
+    def _look(self) -> None:
+        if self._watch is None or self._closed:
+            return
+        if why := self._watch.look(time.monotonic()):
+            log.error("%s", why)
+        self._loop.call_later(LOOK_S, self._look)
 
     def _schedule(self) -> None:
         if not self._scheduled:  # one look serves all that is sent meanwhile
@@ -165,7 +185,7 @@ class AsyncLink:
         socket = dealer(zmq.Context.instance(), hello.peer, own)
         self._watch = HandshakeWatch(socket, endpoint, own, "broker")
         socket.connect(endpoint)
-        self._socket = AsyncSocket(socket, self._received)
+        self._socket = AsyncSocket(socket, self._received, self._watch)
         self._ticker = asyncio.create_task(self._tick(), name="broker link")
 
     def send(self, message: AnyMessage, body: bytes | None = None) -> None:
@@ -187,7 +207,6 @@ class AsyncLink:
         self._ticker.cancel()
         with contextlib.suppress(LinkDown):  # too much is waiting; the broker will miss us
             self.send(Goodbye(reason=reason))
-        self._watch.close()
         self._socket.close()
 
     def _received(self, frames: list[bytes]) -> None:
@@ -205,8 +224,6 @@ class AsyncLink:
     async def _tick(self) -> None:
         try:
             while True:
-                if why := self._watch.look(time.monotonic()):
-                    log.error("%s", why)
                 for message in self.session.due(time.monotonic(), self._progress()):
                     self.send(message)
                 await asyncio.sleep(TICK_S)

@@ -41,14 +41,21 @@ def sample(monkeypatch, *answers):
     """Tokens, interruptions and what was sent to the generator."""
     log = []
 
+    class Well:
+        why = ""
+
+        def __init__(self, *_):
+            pass
+
     class Socket:
         def connect(self, endpoint):
             pass
 
     monkeypatch.setattr(generator_client, "RETRY_S", 0.0)
-    monkeypatch.setattr(generator_client, "dealer", lambda context, name: Socket())
+    monkeypatch.setattr(generator_client, "dealer", lambda *_: Socket())
+    monkeypatch.setattr(generator_client, "HandshakeWatch", Well)
     monkeypatch.setattr(
-        generator_client, "AsyncSocket", lambda socket, on_frames: Wire(on_frames, list(answers), log)
+        generator_client, "AsyncSocket", lambda socket, on_frames, watch: Wire(on_frames, list(answers), log)
     )
 
     async def main():

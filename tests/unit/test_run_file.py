@@ -36,7 +36,15 @@ def test_every_recipe_loads(path):
         ({"learner": {"steps": True}}, ["learner.steps", "True"]),
         ({"learner": {"optimizer": {"lr": float("inf")}}}, ["learner.optimizer.lr", "inf"]),
         ({"learner": {"optimizer": {"betas": [0.9, 2.0]}}}, ["betas", "2.0"]),
-        ({"broker": {"endpoint": "tcp://0.0.0.0:5555"}}, ["broker.endpoint", "loopback"]),
+        (
+            {"broker": {"endpoint": "tcp://0.0.0.0:5555"}, "security": {"encrypt": False}},
+            ["broker.endpoint", "loopback", "offbeat keys make"],
+        ),
+        (
+            {"generator": {"endpoint": "tcp://0.0.0.0:0"}, "security": {"encrypt": False}},
+            ["generator.endpoint", "loopback", "offbeat keys make"],
+        ),
+        ({"broker": {"endpoint": "udp://127.0.0.1:5555"}}, ["broker.endpoint", "tcp://HOST:PORT"]),
         ({"broker": {"max_queued_tasks": 800}}, ["896", "max_queued_tasks is 800"]),
         ({"learner": {"data_timeout_s": 60.0}}, ["data_timeout_s 60", "raise it"]),
         ({"learner": {"step": 3}}, ["learner.step", "did you mean 'steps'"]),

@@ -1,0 +1,68 @@
+"""`[security]`: whether messages are encrypted, and where the keys are."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from launch.errors import ConfigError
+from protocol import key_files
+from protocol.addresses import is_loopback, split_endpoint
+from protocol.errors import KeysUnusable
+
+if TYPE_CHECKING:
+    from launch.config import RunConfig
+
+KEYS = "keys"
+"""In the run folder."""
+
+
+class SecurityConfig(BaseModel):
+    """`[security]` of the run file; docs/security.md says who is kept from what."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    encrypt: bool = True
+    """Encrypt and authenticate every connection between processes. False: this machine only, open to all its users."""
+    keys: str = ""
+    """Folder of the keys; made by `offbeat keys make`, or brought here by `offbeat keys bundle`. Where it is not set:
+    `keys` in the run folder, made at the first start."""
+    http_token: Literal["always", "beyond_loopback"] = "always"
+    """When `/status` and `/metrics` ask for the token: "beyond_loopback" lets all users of this machine read them, as
+    with a browser."""
+
+
+def keys_folder(config: "RunConfig", run_dir: Path) -> Path | None:
+    """Where this run's keys are; None: it is not encrypted."""
+    if not config.security.encrypt:
+        return None
+    return Path(config.security.keys) if config.security.keys else run_dir / KEYS
+
+
+def prepare_keys(config: "RunConfig", run_dir: Path, role: str = "broker") -> Path | None:
+    """The keys folder of a process that is about to start; made, where the run file names none.
+
+    On a host that the broker does not run on nothing is made: those keys would open nothing.
+
+    Raises:
+        ConfigError: there are no keys where there should be some; the text has the cure.
+    """
+    folder = keys_folder(config, run_dir)
+    if folder is None:
+        return None
+    if not config.security.keys:
+        host, _ = split_endpoint(config.broker.endpoint)
+        if role == "broker" or not host or is_loopback(host):
+            try:
+                key_files.make(folder)
+            except (OSError, KeysUnusable) as error:
+                raise ConfigError(f"keys folder {folder}: {error}") from None
+    if not folder.is_dir():
+        raise ConfigError(
+            f"keys folder {folder}: there is none. Start the broker first if it uses the same folder; else bring the "
+            f"keys from its host, where `offbeat keys bundle FOLDER {role} OUT` picks what is needed here, and set "
+            "security.keys"
+        )
+    return folder
