@@ -72,7 +72,8 @@ class Journal:
         """Files below this one may be deleted if they are not needed; 0: nothing is to be deleted."""
         self._low, self._looked_at = False, float("-inf")
         self._file, header = max([0, here.mark, *self._files]), b""
-        if here.losses or self._file not in self._files:  # behind damage nothing is appended
+        damaged = any(loss.file >= self._file for loss in self.losses)
+        if damaged or self._file not in self._files:  # behind damage nothing is appended
             header = self._new_file(self._file + 1, self._first)
             self._files[self._file] = len(header)
         self._writer = Writer(folder, config, lock, self._file, header, on_durable)

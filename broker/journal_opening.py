@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from broker.journal_files import ACCEPTED, LOCK, Survey
+from broker.journal_files import ACCEPTED, LOCK, Survey, survey
 from broker.journal_records import JournalError, Loss, file_name
 
 log = logging.getLogger(__name__)
@@ -52,9 +52,25 @@ def check(folder: Path, here: Survey, *, run: str, accept_loss: bool) -> None:
     if not accept_loss:
         raise JournalError(
             f"{folder} is damaged, {records} records and {nbytes} bytes are lost: {lost}. Restore it from a copy, "
-            "or start the broker with --accept-loss to go on without them"
+            f"or, to go on without them: offbeat journal accept-loss {folder.parent}"
         )
     log.warning("journal: %d records and %d bytes are lost, and that was accepted: %s", records, nbytes, lost)
+
+
+def accept_losses(folder: Path) -> list[Loss]:
+    """Note all damage of a journal that no broker is using; returns it.
+
+    Raises:
+        JournalError: a broker is using it.
+    """
+    lock = claim(folder)
+    try:
+        here = survey(folder)
+        if here.losses:
+            accept(folder, [*here.accepted, *here.losses])
+        return here.losses
+    finally:
+        os.close(lock)
 
 
 def repair(folder: Path, here: Survey) -> None:

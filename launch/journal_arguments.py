@@ -18,6 +18,7 @@ def add_journal(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "show": "print records, one per line, oldest first",
         "verify": "check every byte; exit code 1 if something is damaged or missing",
         "export": "write trajectories to a file",
+        "accept-loss": "let the broker start again although something is damaged or missing, and go on without it",
     }
     parsers = {name: actions.add_parser(name, help=text, description=text) for name, text in texts.items()}
     for parser in parsers.values():

@@ -1,4 +1,5 @@
-"""`offbeat journal`: what a run's broker has in its journal. Reads only, also while the broker is at work."""
+"""`offbeat journal`: what a run's broker has in its journal. Reads only, also while the broker is at work; but for
+`accept-loss`."""
 
 import argparse
 import json
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 
 from broker.journal_files import Contents, each_file, numbers, survey
+from broker.journal_opening import accept_losses
 from broker.journal_records import (
     Entry,
     JournalError,
@@ -49,6 +51,9 @@ def run(args: argparse.Namespace) -> int:
                 sys.stdout.writelines(f"{line}\n" for line in newest)
             case "verify":
                 return verify(folder)
+            case "accept-loss":
+                lost = [f"accepted: {loss}" for loss in accept_losses(folder)]
+                sys.stdout.writelines(f"{line}\n" for line in lost or ["nothing is damaged"])
             case _:
                 sys.stdout.write(export(folder, args.out, args.format, args.trajectory) + "\n")
     except JournalError as error:

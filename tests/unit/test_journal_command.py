@@ -149,6 +149,20 @@ def test_verify_says_what_is_still_being_written(run, capsys):
     assert said(capsys, "verify", run)[0].startswith("torn end, which the broker is still writing")
 
 
+def test_accept_loss(tmp_path, capsys):
+    with begin(tmp_path / "journal") as journal:
+        journal.append(Kind.EVENT, b"\xc0")
+        assert main(["journal", "accept-loss", str(tmp_path)]) == 1
+        assert "in use by another broker" in capsys.readouterr().err
+        journal.rotate(b"\x80")
+    assert said(capsys, "accept-loss", tmp_path) == ["nothing is damaged"]
+    (tmp_path / "journal" / file_name(1)).unlink()
+    (line,) = said(capsys, "accept-loss", tmp_path)
+    assert line.startswith(f"accepted: {file_name(1)}, byte 0: missing")
+    begin(tmp_path / "journal").close()
+    assert said(capsys, "verify", tmp_path, code=1)[0].startswith("damaged, and accepted")
+
+
 def test_export_as_json_lines(run, tmp_path, capsys):
     out = tmp_path / "out.jsonl"
     assert said(capsys, "export", run, "--out", out) == [

@@ -7,6 +7,7 @@ import pytest
 
 from broker.journal import JournalError, Kind, pack_segment
 from broker.journal_files import each_file, numbers, survey
+from broker.journal_opening import accept_losses
 from broker.journal_records import HEAD_BYTES, file_name, record_at
 from tests.journals import DEADLINE_S, begin, contents, small
 
@@ -135,19 +136,23 @@ def test_a_record_with_a_flipped_bit_is_not_read(folder):
         (lambda f: change(f, 3, 60), "journal-00000003.log, byte 39: a record whose checksum"),
     ],
 )
-def test_damage_is_refused_with_its_place_and_can_be_accepted(folder, harm, text):
+@pytest.mark.parametrize("by_command", [False, True])
+def test_damage_is_refused_with_its_place_and_can_be_accepted(folder, harm, text, by_command):
     harm(folder)
     for _ in range(2):
         with pytest.raises(JournalError, match=text) as refused:
             begin(folder)
-        assert "--accept-loss" in str(refused.value)
-    with begin(folder, accept_loss=True) as journal:
+        assert f"offbeat journal accept-loss {folder.parent}" in str(refused.value)
+    if by_command:
+        assert len(accept_losses(folder)) == 1
+        assert accept_losses(folder) == []
+    with begin(folder, accept_loss=not by_command) as journal:
         assert len(journal.losses) == 1
         kept = [record.payload for record in journal.recovered()]
         assert set(kept) <= {*WHOLE, b"first", b"event", b"snapshot 1", kept[1]}
         place = journal.append(Kind.EVENT, b"goes on")
         assert journal.holds(place)
-        assert place.file == 4
+        assert place.file == (3 if text.startswith(("journal-00000001", "journal-00000002")) else 4)
     assert contents(folder) == [*kept, b"goes on"]  # nobody is asked again
     with begin(folder) as journal:
         journal.rotate(b"new")
