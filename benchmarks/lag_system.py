@@ -25,7 +25,7 @@ from launch.processes import Child, role_command, role_environment, spawn, stop
 from learner.curriculum import Curriculum
 from learner.engine import Engine
 from learner.exchange import Exchange
-from learner.inlet import Group
+from learner.groups import Group
 from learner.loop import Learner
 from learner.main import join
 from learner.metrics import Report

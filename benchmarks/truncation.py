@@ -40,11 +40,12 @@ from launch.config import RunConfig, load
 from learner.curriculum import Curriculum
 from learner.engine import Engine
 from learner.exchange import TIME_LIMIT, Exchange, Stopped
-from learner.loop import Learner, Totals
+from learner.loop import Learner
 from learner.main import join
 from learner.metrics import Report
 from learner.publisher import Publisher
 from learner.run_files import next_epoch
+from learner.totals import Totals
 from protocol.session import Progress
 
 ARMS = ("tppo", "finished", "waiting")

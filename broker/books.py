@@ -234,10 +234,15 @@ class Books:
     def held_task_ids(self) -> list[str]:
         """Training tasks that are queued, leased, or done and not committed for good."""
         live = [record.task.task_id for record in self.tasks.live() if record.task.purpose == "train"]
-        units = [unit for unit in self.deliveries.units() if unit.purpose == "train"]
+        return list(dict.fromkeys([*live, *self.done_task_ids("train")]))
+
+    def done_task_ids(self, *purposes: str) -> list[str]:
+        """Tasks that are done and whose end is here; of a trajectory in windows the last may be gone before others."""
+        units = [unit for unit in self.deliveries.units() if unit.purpose in purposes and not unit.context]
         done = [piece.key[0] for unit in units for piece in unit.pieces]
-        done += [t.trajectory_id for group in self.assembly.groups.values() for t in group.here]
-        return list(dict.fromkeys([*live, *(trajectory.rpartition(".")[0] for trajectory in done)]))
+        if "train" in purposes:
+            done += [t.trajectory_id for group in self.assembly.groups.values() for t in group.here]
+        return [trajectory.rpartition(".")[0] for trajectory in done]
 
     def room(self) -> int:
         """Segment credit that may still be granted to actors."""

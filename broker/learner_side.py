@@ -122,18 +122,30 @@ class LearnerSide:
 
     def _tell_over(self, tasks: list[Task]) -> None:
         """A learner that puts tasks again whose end is past and gone has missed the notice of it."""
+        over = [task for task in tasks if task.task_id in self._books.tasks.over]
+        if not over:
+            return
+        if self._books.assembly.mode == "group":
+            self._tell_groups_over([task for task in over if task.purpose == "train"])
+            over = [task for task in over if task.purpose == "eval"]
+        done = set(self._books.done_task_ids("train", "eval"))
+        for task in over:
+            if task.task_id not in done and task.task_id not in self._told:
+                self._told.add(task.task_id, 0)
+                notice = Dropped(unit_id=task.task_id, group_id=task.group_id, trajectories=1, reason="over")
+                self._notices.append(notice)
+
+    def _tell_groups_over(self, tasks: list[Task]) -> None:
+        """The same where members come and go together."""
         books = self._books
         over: dict[str, list[Task]] = {}
         for task in tasks:
-            if task.task_id in books.tasks.over and task.group_id not in self._told:
+            if task.group_id not in self._told:
                 over.setdefault(task.group_id, []).append(task)
-        if not over:
-            return
         held = books.tasks.groups() | {unit.group_id for unit in books.deliveries.units()}
         for group_id in sorted(over.keys() - held - books.assembly.groups.keys()):
-            ended = over[group_id]
-            unit_id = ended[0].task_id if ended[0].purpose == "eval" else group_id
-            notice = Dropped(unit_id=unit_id, group_id=group_id, trajectories=len(ended), reason="over")
+            trajectories = len(over[group_id])
+            notice = Dropped(unit_id=group_id, group_id=group_id, trajectories=trajectories, reason="over")
             self._notices.append(notice)
 
     def commit(self, peer: Peer, message: Commit, now: float) -> bool:

@@ -1,7 +1,7 @@
 """Which units this lineage of checkpoints is done with. Pure."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 REMEMBERED_UNITS = 65_536
@@ -38,6 +38,9 @@ class Committed:
 
     def __contains__(self, unit_id: str) -> bool:
         return unit_id in self._units
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._units)
 
     def __getitem__(self, unit_id: str) -> Commitment:
         return self._units[unit_id]

@@ -173,15 +173,26 @@ class Curriculum:
         they are over, and it will say so. Nothing that it holds is dealt out again, whoever put it.
         """
         held = {place for task_id in task_ids if (place := self._place(task_id)) is not None}
-        known = {(self.index_of(t.group_id), t.member) for tasks in self.outstanding.values() for t in tasks}
-        wanted = held | known
+        known, cursor = self._under_way(), (self.next_index, self._dealt)
+        beyond = {place for place in held if place >= cursor}
+        wanted = known | beyond
         if self._whole_groups:  # a group is settled as a whole; what was not put of it can come no other way
-            wanted |= {(index, m) for index, _ in held for m in range(self.config.group_members)}
+            wanted |= {(index, m) for index, _ in wanted & held for m in range(self.config.group_members)}
         self.outstanding.clear()
         tasks = [task for index, member in sorted(wanted) for task in self._group(index, 0, [member])]
-        beyond = max([(self.next_index, self._dealt - 1), *held])
-        self.next_index, self._dealt = self._after(*beyond)
+        if beyond:
+            self.next_index, self._dealt = self._after(*max(beyond))
         return [task for task in tasks if self._place(task.task_id) not in held]
+
+    def done(self, task_ids: Iterable[str]) -> set[str]:
+        """Of these tasks, those that were dealt out and are done with."""
+        known, cursor = self._under_way(), (self.next_index, self._dealt)
+        places = ((task_id, self._place(task_id)) for task_id in task_ids)
+        return {name for name, place in places if place and place < cursor and place not in known}
+
+    def _under_way(self) -> set[tuple[int, int]]:
+        tasks = (task for group in self.outstanding.values() for task in group)
+        return {(self.index_of(task.group_id), task.member) for task in tasks}
 
     def _place(self, task_id: str) -> tuple[int, int] | None:
         """Index and member of a training task of this lineage."""
@@ -192,9 +203,8 @@ class Curriculum:
 
     def _after(self, index: int, member: int) -> tuple[int, int]:
         """Where dealing goes on behind this member of this group."""
-        if self._whole_groups:
-            return (index, 0) if member < 0 else (index + 1, 0)
-        return (index, member + 1) if member + 1 < self.config.group_members else (index + 1, 0)
+        last = self._whole_groups or member + 1 == self.config.group_members
+        return (index + 1, 0) if last else (index, member + 1)
 
     def _group(self, index: int, min_version: int, members: Sequence[int]) -> list[Task]:
         """Tasks of these members of a group; the one after the last trained is greedy."""

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from learner.config import LearnerConfig
 from learner.curriculum import Curriculum
-from learner.inlet import Group, Inlet
+from learner.groups import Group
+from learner.inlet import Inlet
 from learner.trajectory import Trajectory
 from protocol.link import ThreadLink
 from protocol.messages import (
@@ -165,10 +166,13 @@ class Exchange:
         Windows that were dropped are context of those that follow. A checkpoint that does not know of them must
         not let go of them: once there is one at ``step``, they belong to the next step.
         """
-        for message in self.inlet.recommit(self.curriculum.epoch):
-            self._link.send(message)
+        self._recommit()
         later = self.inlet.windows and self._config.checkpoint_every > 0 and self._covered == step
         self.commit([], step=step + later)
+
+    def _recommit(self) -> None:
+        for message in self.inlet.recommit(self.curriculum.epoch):
+            self._link.send(message)
 
     def commit(self, trained: Sequence[Group], *, step: int, replayed_tokens: int = 0) -> None:
         """These groups entered a gradient at ``step``, and so did tokens that had been committed before."""
@@ -225,6 +229,8 @@ class Exchange:
     def _held(self, task_ids: Sequence[str]) -> None:
         if not self._owed_held:
             return  # said once more: what we know is newer
+        self.inlet.commit_again(self.curriculum.done(task_ids))  # those commits were lost
+        self._recommit()
         again = self.curriculum.adopt(task_ids)
         self.put(again)
         self._owed_held = False

@@ -2,12 +2,13 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from learner.committed import Committed
 from learner.curriculum import Curriculum
+from learner.groups import RECOMMITTED, Counts, Group, has_signal, newest_version
 from learner.ledger import check_ledger
 from learner.open_trajectories import OpenTrajectories, Piece
 from learner.trajectory import BrokenTrajectory, Trajectory, assemble
@@ -17,64 +18,7 @@ from protocol.messages import AnyMessage, Commit, Deliver, Dropped, QueueStats, 
 
 log = logging.getLogger(__name__)
 
-RECOMMITTED = "recommitted"
-"""Outcome of units that came again after they had been committed."""
 SAMPLED = "generator/tokens_total"
-
-
-@dataclass(frozen=True)
-class Group:
-    """One delivery: the trajectories of a rollout group, a single one, or a window of one."""
-
-    unit_id: str
-    group_id: str
-    trajectories: list[Trajectory]
-
-    @property
-    def tokens(self) -> int:
-        """Action tokens it was delivered for."""
-        return sum(t.window_tokens for t in self.trajectories)
-
-
-@dataclass
-class Counts:
-    """What became of everything that arrived, in trajectories and in action tokens."""
-
-    trajectories: dict[str, int] = field(default_factory=dict)
-    tokens: dict[str, int] = field(default_factory=dict)
-
-    def add(self, outcome: str, trajectories: Sequence[Trajectory]) -> None:
-        if trajectories:
-            self.note(outcome, len(trajectories), sum(t.window_tokens for t in trajectories))
-
-    def note(self, outcome: str, trajectories: int, tokens: int = 0) -> None:
-        """Count what never became a trajectory here; its tokens, where they reached us at all."""
-        if trajectories:
-            self.trajectories[outcome] = self.trajectories.get(outcome, 0) + trajectories
-        if tokens:
-            self.tokens[outcome] = self.tokens.get(outcome, 0) + tokens
-
-    def total(self, *outcomes: str) -> int:
-        """Trajectories with one of these outcomes."""
-        return sum(self.trajectories.get(outcome, 0) for outcome in outcomes)
-
-    @property
-    def arrived_tokens(self) -> int:
-        """Action tokens, those that came twice once."""
-        return sum(self.tokens.values()) - self.tokens.get(RECOMMITTED, 0)
-
-
-def has_signal(trajectories: Sequence[Trajectory]) -> bool:
-    """Whether a group-relative advantage can be anything but zero: two members with different returns.
-
-    A greedy member serves as baseline and is no part of the comparison.
-    """
-    return len({t.return_ for t in trajectories if not t.baseline}) > 1
-
-
-def newest_version(trajectories: Sequence[Trajectory]) -> int:
-    """Version of the freshest token that would be trained."""
-    return max(int(t.policy_version[t.window_start :].max(initial=-1)) for t in trajectories)
 
 
 @dataclass
@@ -168,8 +112,15 @@ class Inlet:
         units = [group.unit_id for group in trained]
         return Commit(epoch=epoch, step=step, trained=units, dropped=dropped, replayed_tokens=replayed_tokens)
 
+    def commit_again(self, task_ids: Collection[str]) -> None:
+        """What was committed of these tasks is to be committed once more: the broker holds it still."""
+        groups = {task_id.partition(".")[0] for task_id in task_ids}
+        for unit_id in self.committed:
+            if unit_id in groups or unit_id.partition("/")[0].rpartition(".")[0] in task_ids:
+                self._again.append(unit_id)
+
     def recommit(self, epoch: int) -> list[Commit]:
-        """What was committed before, and came again since the last call: for the steps it was committed at."""
+        """What was committed before, and is to be committed again since the last call, for the same steps."""
         again, self._again = dict.fromkeys(self._again), []
         steps = sorted({self.committed[unit_id].step for unit_id in again})
         units = [(unit_id, self.committed[unit_id]) for unit_id in again]

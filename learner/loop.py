@@ -14,7 +14,7 @@ from learner.checkpoint import latest_name
 from learner.config import LearnerConfig
 from learner.engine import Engine, UpdateReport
 from learner.exchange import TIME_LIMIT, Exchange, Stopped
-from learner.inlet import RECOMMITTED, Group
+from learner.groups import RECOMMITTED, Group
 from learner.lineage import Start
 from learner.metrics import SCALARS, Report, rollout_metrics
 from learner.nonfinite import Diverged, save_trajectories
@@ -23,6 +23,7 @@ from learner.replay import ReplayTable
 from learner.replay_batch import batch_metrics, mix, remember
 from learner.replay_file import write_whole
 from learner.run_files import CHECKPOINTS
+from learner.totals import Totals
 from learner.trajectory import Trajectory
 
 log = logging.getLogger(__name__)
@@ -30,28 +31,6 @@ log = logging.getLogger(__name__)
 AFTER = "after"
 REPLAY_FILE = "replay.msgpack"
 OPEN_FILE = "open.msgpack"
-
-
-@dataclass
-class Totals:
-    """Running totals, for the summary and the checkpoint. What is replayed counts apart."""
-
-    trained_tokens: int = 0
-    replayed_tokens: int = 0
-    trained_trajectories: int = 0
-    wait_seconds: float = 0.0
-    update_seconds: float = 0.0
-    publish_seconds: float = 0.0
-    skipped_steps: int = 0
-    lag_counts: dict[str, int] = field(default_factory=dict)
-
-    def add(self, report: UpdateReport, trajectories: int) -> None:
-        self.trained_tokens += int(report.metrics["learner/trained_tokens"]) - report.replayed_tokens
-        self.replayed_tokens += report.replayed_tokens
-        self.trained_trajectories += trajectories
-        lags, counts = np.unique(report.histograms["policy_lag_versions"], return_counts=True)
-        for lag, count in zip(lags.astype(int).tolist(), counts.tolist(), strict=True):
-            self.lag_counts[str(lag)] = self.lag_counts.get(str(lag), 0) + count
 
 
 @dataclass
@@ -288,7 +267,7 @@ class Learner:
             self.replay.save(folder / REPLAY_FILE)
         write_whole(folder / OPEN_FILE, self.exchange.inlet.open.encode())
 
-    def begin(self, start: Start) -> None:
+    def start_from(self, start: Start) -> None:
         """Continue from the newest checkpoint, or begin at step 0, and publish what is above earlier versions."""
         if start.restores:
             self.restore()

@@ -62,17 +62,10 @@ def run_learner(
         LinkDown: no broker answered, or it serves another run.
     """
     stop = _Stop()
-    from learner.engine import Engine
-
-    rank = int(os.environ.get("RANK", "0"))
-    if rank > 0:
-        stop.ignore()  # rank 0 says when to end
-    engine = Engine(config, model=model, total_steps=config.steps, seed=seed)
-    if rank > 0:
-        engine.follow()
-        _leave()
+    engine = lead(config, stop, model=model, seed=seed)
     (run_dir / PID_FILE).write_text(str(os.getpid()))  # torchrun kills what it is asked to end; ask rank 0
-    begin = start(run_dir, resume=resume, lockstep=mode == "sync")
+    lockstep = mode == "sync"
+    begin = start(run_dir, resume=resume, lockstep=lockstep)
     progress = _Progress()
     link = join(
         config,
@@ -87,20 +80,27 @@ def run_learner(
     stop.limit(max_minutes)
     curriculum = Curriculum(env_name, config, begin.epoch, lineage=begin.lineage)
     exchange = Exchange(
-        link,
-        curriculum,
-        config,
-        lockstep=mode == "sync",
-        stop_reason=stop.reason,
-        broker=broker,
-        step=begin.step,
+        link, curriculum, config, lockstep=lockstep, stop_reason=stop.reason, broker=broker, step=begin.step
     )
     publisher = Publisher(run, run_dir, epoch=begin.epoch, keep=config.keep_versions)
-    learner = wire(config, run_dir, engine, exchange, publisher, seed=seed)
-    progress.learner = learner
-    train(learner, begin)
+    progress.learner = wire(config, run_dir, engine, exchange, publisher, seed=seed)
+    train(progress.learner, begin)
     if config.processes > 1:
         _leave()
+
+
+def lead(config: LearnerConfig, stop: "_Stop", *, model: str, seed: int) -> "Engine":
+    """The engine, on rank 0; the other ranks follow it until the end, and do not return."""
+    from learner.engine import Engine
+
+    rank = int(os.environ.get("RANK", "0"))
+    if rank > 0:
+        stop.ignore()  # rank 0 says when to end
+    engine = Engine(config, model=model, total_steps=config.steps, seed=seed)
+    if rank > 0:
+        engine.follow()
+        _leave()
+    return engine
 
 
 def wire(
@@ -122,7 +122,7 @@ def wire(
 def train(learner: Learner, begin: Start) -> None:
     """From where it begins to the end; then the model and the result are written, and all is closed."""
     try:
-        learner.begin(begin)
+        learner.start_from(begin)
         learner.train(continues=begin.continues)
         learner.engine.save_pretrained(learner.run_dir / "model")
         write_result(learner)
@@ -245,6 +245,19 @@ def join(
         deliver=DELIVERY_UNITS[config.train_on],
     )
     link = ThreadLink(broker, hello, progress=progress, keys=keys)
+    await_broker(link, broker)
+    welcome = link.session.welcome
+    if welcome is not None and welcome.run != run:
+        raise LinkDown(f"the broker at {broker} serves run {welcome.run!r}, this learner belongs to {run!r}")
+    return link
+
+
+def await_broker(link: ThreadLink, broker: str) -> None:
+    """Until it has answered.
+
+    Raises:
+        LinkDown: it does not within `JOIN_TIMEOUT_S`.
+    """
     deadline = time.monotonic() + JOIN_TIMEOUT_S
     while not link.session.joined:
         if time.monotonic() > deadline:
@@ -254,7 +267,3 @@ def join(
                 "broker.endpoint the same for both?"
             )
         time.sleep(0.05)
-    welcome = link.session.welcome
-    if welcome is not None and welcome.run != run:
-        raise LinkDown(f"the broker at {broker} serves run {welcome.run!r}, this learner belongs to {run!r}")
-    return link

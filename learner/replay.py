@@ -14,7 +14,7 @@ import numpy as np
 
 from learner.algorithms import replay
 from learner.config import RESCUE_RULES, LearnerConfig, ReplayConfig
-from learner.inlet import Group
+from learner.groups import Group
 from learner.replay_file import (
     FORMAT,
     ReplayStateError,

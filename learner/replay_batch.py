@@ -18,7 +18,7 @@ import numpy as np
 
 from learner.algorithms.replay import advantage_recalibrated, group_failed
 from learner.config import RESCUE_RULES
-from learner.inlet import Group, newest_version
+from learner.groups import Group, newest_version
 from learner.replay import Entry, ReplayTable
 from learner.replay_rules import SUCCESS_RETURN
 from learner.trajectory import Trajectory

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from learner.inlet import Group
+from learner.groups import Group
 from learner.trajectory import Trajectory
 from protocol.codec import pack_arrays, unpack_arrays
 from protocol.errors import ProtocolError

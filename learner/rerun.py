@@ -8,7 +8,8 @@ from learner.config import LearnerConfig
 from learner.curriculum import Curriculum
 from learner.engine import Engine
 from learner.exchange import Exchange
-from learner.inlet import Group, Inlet
+from learner.groups import Group
+from learner.inlet import Inlet
 from learner.loop import Learner
 from learner.metrics import Report
 from learner.publisher import Publisher

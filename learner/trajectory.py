@@ -146,12 +146,7 @@ def assemble(segments: Sequence[tuple[Segment, Arrays]]) -> Trajectory:
         n_segments=len(ordered),
     )
     _check_trajectory(trajectory)
-    for segment, arrays in ordered:
-        if (actions := int(np.count_nonzero(arrays["action_mask"]))) != segment.action_tokens:
-            raise BrokenTrajectory(
-                f"trajectory {first.trajectory_id}: segment {segment.index} has {actions} action tokens, its "
-                f"header says {segment.action_tokens}"
-            )
+    _check_counts(ordered)
     return trajectory
 
 
@@ -216,6 +211,16 @@ def _check_trajectory(trajectory: Trajectory) -> None:
             raise BrokenTrajectory(f"{name}: reward {reward.name!r} of turn {reward.turn} is {reward.value}")
     if trajectory.temperature < 0 or not np.isfinite(trajectory.temperature):
         raise BrokenTrajectory(f"{name}: temperature is {trajectory.temperature}")
+
+
+def _check_counts(segments: Sequence[tuple[Segment, Arrays]]) -> None:
+    """Broker and learner keep books by what headers say."""
+    for segment, arrays in segments:
+        if (actions := int(np.count_nonzero(arrays["action_mask"]))) != segment.action_tokens:
+            raise BrokenTrajectory(
+                f"trajectory {segment.trajectory_id}: segment {segment.index} has {actions} action tokens, its "
+                f"header says {segment.action_tokens}"
+            )
 
 
 def _join_turns(segments: Sequence[Segment]) -> list[Turn]:

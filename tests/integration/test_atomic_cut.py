@@ -13,7 +13,7 @@ from learner.adaptive import AdaptiveState
 from learner.config import LearnerConfig, ReplayConfig
 from learner.curriculum import Curriculum
 from learner.exchange import Exchange
-from learner.inlet import Group
+from learner.groups import Group
 from learner.lineage import start
 from learner.loop import Learner
 from learner.metrics import Report
@@ -120,7 +120,7 @@ def learner(folder: Path, *, resume: bool, lockstep: bool = False) -> Learner:
     it = Learner(
         CONFIG, folder, Engine(), exchange, Publisher(), Report(folder), replay=make_table(CONFIG.replay)
     )
-    it.begin(begin)
+    it.start_from(begin)
     if begin.continues:
         curriculum.adopt([task.task_id for tasks in curriculum.outstanding.values() for task in tasks])
     return it

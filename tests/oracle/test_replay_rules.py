@@ -24,7 +24,7 @@ from learner.algorithms.replay import (
     uniform_logits,
 )
 from learner.config import ReplayConfig
-from learner.inlet import Group
+from learner.groups import Group
 from learner.replay import make_table
 from learner.replay_batch import can_rescue, remember, rescue
 from tests.trajectories import make_group, make_trajectory

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from learner.algorithms.replay import choose, replay_quota_beside, selection_probabilities
 from learner.config import ReplayConfig
-from learner.inlet import Group
+from learner.groups import Group
 from learner.replay import ReplayConfigError, make_table
 from learner.replay_batch import mix, remember
 from tests.trajectories import make_group

@@ -119,7 +119,13 @@ def test_a_learner_that_continues_takes_over_what_the_broker_holds():
     c.refill(version=0, lockstep=False)
     fresh = curriculum(epoch=6, lineage=5)
     fresh.restore(c.state())
-    held = [f"5g{i}.{m}" for i in (2, 3, 9) for m in range(4)] + ["5g4.1", "3g80.0", "elsewhere", "6eval-x-0"]
+    held = [f"5g{i}.{m}" for i in (0, 2, 3, 9) for m in range(4)] + [
+        "5g4.1",
+        "3g80.0",
+        "elsewhere",
+        "6eval-x-0",
+    ]
+    assert fresh.done(held) == {f"5g0.{m}" for m in range(4)}
     again = {task.task_id for task in fresh.adopt(held)}
     assert {int(group.rpartition("g")[2]) for group in fresh.outstanding} == {1, 2, 3, 4, 5, 6, 9}
     assert again == {f"5g{i}.{m}" for i in (1, 5, 6) for m in range(4)} | {"5g4.0", "5g4.2", "5g4.3"}

@@ -8,7 +8,8 @@ import pytest
 from learner.committed import Committed
 from learner.config import LearnerConfig
 from learner.curriculum import Curriculum
-from learner.inlet import Inlet, has_signal
+from learner.groups import has_signal
+from learner.inlet import Inlet
 from learner.ledger import LedgerViolation
 from protocol.codec import decode, encode_arrays, encode_delivery
 from protocol.messages import Deliver, Dropped, QueueStats, Reward, Segment, Turn
@@ -301,18 +302,22 @@ def test_units_committed_at_several_steps_are_committed_again_at_those():
     assert [(m.step, m.trained) for m in inlet.recommit(1)] == [(1, ["0g0"]), (2, ["0g1"])]
 
 
-def test_a_checkpoint_knows_what_is_committed_and_a_unit_adopted_by_mistake_frees_its_room():
+def test_a_checkpoint_knows_what_is_committed_and_what_is_done_is_not_adopted():
     """The commit before the checkpoint was lost with the broker: it holds the unit still."""
     inlet = inlet_with_tasks()
     members = [member("0g0", 0, 1.0), member("0g0", 1, 0.0)]
     deliver(inlet, "0g0", *members)
     inlet.commit(1, 3, inlet.take(1))
     again = continued(inlet)
-    again.curriculum.adopt(["0g0.0", "0g0.1", "0g1.0", "0g1.1"])
+    held = ["0g0.0", "0g0.1", "0g1.0", "0g1.1"]
+    assert again.curriculum.done(held) == {"0g0.0", "0g0.1"}
+    again.commit_again(again.curriculum.done(held))
+    assert [(m.step, m.trained) for m in again.recommit(1)] == [(3, ["0g0"])]
+    again.curriculum.adopt(held)
+    assert list(again.curriculum.outstanding) == ["0g1"]
     deliver(again, "0g0", *members)
     assert not again.ready
     assert again.recommit(1)[0].trained == ["0g0"]
-    assert list(again.curriculum.outstanding) == ["0g1"]
     again.check()
 
 
@@ -337,14 +342,14 @@ def test_an_evaluation_that_comes_again_is_not_kept_for_ever():
     assert inlet.recommit(1)[0].dropped == [name]
 
 
-def test_a_trajectory_that_comes_again_frees_its_own_room_only():
+def test_of_a_trajectory_that_comes_again_the_broker_is_told_and_others_are_awaited_still():
     inlet = inlet_with_tasks(filter_uniform=False, train_on="trajectories")
     deliver(inlet, "0g0.1.0", member("0g0", 1, 1.0))
     inlet.commit(1, 1, inlet.take(1))
     again = continued(inlet)
-    again.curriculum.adopt(["0g0.1"])
-    assert again.curriculum.awaits("0g0", "0g0.1")
-    deliver(again, "0g0.1.0", member("0g0", 1, 1.0))
+    again.commit_again(again.curriculum.done(["0g0.0", "0g0.1"]))
+    assert [m.trained for m in again.recommit(1)] == [["0g0.1.0"]]
+    again.curriculum.adopt(["0g0.0", "0g0.1"])
     assert not again.curriculum.awaits("0g0", "0g0.1")
     assert again.curriculum.awaits("0g0", "0g0.0")
 

@@ -8,7 +8,7 @@ import pytest
 
 from learner.config import LearnerConfig, ReplayConfig
 from learner.exchange import Stopped
-from learner.inlet import Counts, Group
+from learner.groups import Counts, Group
 from learner.lineage import Start
 from learner.loop import REPLAY_FILE, Learner
 from learner.metrics import Report as RealReport
@@ -305,7 +305,7 @@ def test_a_learner_that_begins_again_forgets_what_was_reported(tmp_path):
     report.write(1, {"learner/loss": 1.0})
     it = learner(tmp_path, ["applied"])
     it.report, it.exchange.version_before = report, 3
-    it.begin(Start(epoch=2, lineage=1, again=True))
+    it.start_from(Start(epoch=2, lineage=1, again=True))
     report.close()
     assert (tmp_path / "metrics.jsonl").read_text() == ""
     assert (it.step, it.version) == (0, 4)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from learner.config import ReplayConfig
-from learner.inlet import Group
+from learner.groups import Group
 from learner.replay import ReplayConfigError, ReplayStateError, ReplayTable, make_table
 from learner.replay_batch import alone, batch_metrics, mix, prompt_key, remember, rescue_group
 from learner.replay_rules import Limiter, make_limiter, make_selector

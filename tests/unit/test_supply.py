@@ -9,7 +9,7 @@ import pytest
 from learner.config import LearnerConfig
 from learner.curriculum import Curriculum
 from learner.exchange import Exchange
-from learner.inlet import newest_version
+from learner.groups import newest_version
 from protocol.messages import (
     Deliver,
     Dropped,
@@ -48,7 +48,7 @@ class Supply:
 
     def get_nowait(self):
         for message in self.driver.take("learner", (Deliver, Dropped, Refused)):
-            frames = self.driver.frames.pop(message.lease_id) if isinstance(message, Deliver) else []
+            frames = self.driver.frames.pop(message.unit_id) if isinstance(message, Deliver) else []
             self.queued.append((message, [frame for pair in frames for frame in pair]))
         if not self.queued:
             raise queue.Empty

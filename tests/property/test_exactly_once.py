@@ -1,0 +1,178 @@
+"""Learner and broker are killed at any moment: each unit is trained once in the line of checkpoints that survives.
+
+The broker's books and journal are real, and so are the learner's exchange, inlet and curriculum; processes, sockets and
+the gradient are played.
+"""
+
+import queue
+import shutil
+import tempfile
+from collections import deque
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launch import recording
+from learner.config import LearnerConfig
+from learner.curriculum import Curriculum
+from learner.exchange import Exchange
+from protocol.messages import CheckpointWanted, Deliver, Dropped, Held, Refused
+from tests.broker_driver import Driver
+from tests.unit.test_supply import DELIVER, EPISODES, Supply
+
+LAG = 2
+
+
+class World(Supply):
+    """One run: what its learner has in memory dies with it, what is in its checkpoint does not."""
+
+    def __init__(self, train_on, folder, seed):
+        super().__init__(train_on, lag=LAG, seed=seed, trouble=False)
+        self.config = LearnerConfig(
+            group_size=2, batch_trajectories=4, max_policy_lag=LAG, train_on=train_on, steps=99, checkpoint_every=9,
+            start_timeout_s=5.0, data_timeout_s=5.0,
+        )  # fmt: skip
+        self.driver = Driver(lag=LAG, folder=folder, heartbeat_s=1000.0)
+        self.epoch, self.deaf = 0, False
+        self.saved = None
+        self.live()
+        self.driver.actor(tasks=EPISODES)
+
+    # --- the learner --------------------------------------------------------------------------------------
+
+    def live(self):
+        """The next learner process."""
+        self.epoch += 1
+        self.driver.take("learner", object)
+        self.queued = deque([None])
+        self.step, self.trained = 0, {}
+        if self.saved is not None:
+            self.step, self.trained = self.saved["step"], dict(self.saved["trained"])
+        self.hello()
+        curriculum = Curriculum("e", self.config, self.epoch, lineage=1)
+        self.exchange = Exchange(
+            self, curriculum, self.config, lockstep=False, stop_reason=lambda: "", step=self.step
+        )
+        if self.saved is not None:
+            curriculum.restore(self.saved["curriculum"])
+            self.exchange.inlet.restore(self.saved["inlet"])
+            self.exchange.inlet.open.restore(self.saved["open"])
+        if self.epoch > 1:
+            self.publish(self.version + 1)
+            self.exchange.inherit()
+
+    def hello(self):
+        self.driver.learner(
+            epoch=self.epoch, credit=0, lineage=1, deliver=DELIVER[self.config.train_on], step=self.saved_step
+        )
+
+    @property
+    def saved_step(self):
+        return self.saved["step"] if self.saved else 0
+
+    def send(self, message):
+        if not self.deaf:
+            super().send(message)
+
+    def publish(self, version):
+        self.version = version
+        self.driver.publish(version, epoch=self.epoch)
+
+    def get_nowait(self):
+        for message in self.driver.take("learner", (Deliver, Dropped, Refused, Held, CheckpointWanted)):
+            assert not isinstance(message, Refused), message
+            frames = self.driver.frames[message.unit_id] if isinstance(message, Deliver) else []
+            self.queued.append((message, [frame for pair in frames for frame in pair]))
+        if not self.queued:
+            raise queue.Empty
+        return self.queued.popleft()
+
+    def get(self, timeout):
+        self.take_leases()
+        return super().get(timeout)
+
+    def take_leases(self):
+        """An actor that has joined again is told again of what it is running."""
+        for lease in self.driver.leases():
+            self.running.setdefault(lease.lease_id, (lease, 0, int(self.rng.integers(1, 4))))
+
+    def actor_joins(self):
+        self.take_leases()
+        self.driver.actor(tasks=max(0, EPISODES - len(self.running)))
+
+    def train(self, *, lost=False):
+        groups = self.exchange.collect(step=self.step, version=self.version)
+        self.step += 1
+        units = [group.unit_id for group in groups]
+        assert len(units) == len(set(units))
+        before = {unit for batch in self.trained.values() for unit in batch}
+        assert not before & set(units), "trained twice"
+        self.trained[self.step] = units
+        self.publish(self.version + 1)
+        self.deaf = lost
+        self.exchange.commit(groups, step=self.step)
+        self.exchange.inlet.check()
+
+    def checkpoint(self):
+        exchange = self.exchange
+        exchange.flush(step=self.step)
+        self.saved = {
+            "step": self.step,
+            "trained": dict(self.trained),
+            "curriculum": exchange.curriculum.state(),
+            "inlet": exchange.inlet.state(),
+            "open": exchange.inlet.open.encode(),
+        }
+        exchange.checkpointed(step=self.step)
+
+    # --- who dies -----------------------------------------------------------------------------------------
+
+    def kill_learner(self):
+        self.live()
+
+    def kill_broker(self):
+        """The commit of the last step may not have reached it; peers join again by themselves."""
+        self.driver.kill_broker()
+        self.deaf = False
+        self.actor_joins()
+        self.driver.take("learner", object)
+        self.queued.append(None)
+        self.hello()
+
+    def lose_commit(self):
+        """The last commit, and who had it."""
+        self.train(lost=True)
+        self.kill_broker()
+
+    def kill_both(self):
+        self.train(lost=True)
+        self.deaf = False
+        self.driver.kill_broker()
+        self.actor_joins()
+        self.live()
+
+
+ACTIONS = ["train", "train", "train", "checkpoint", "kill_learner", "kill_broker", "lose_commit", "kill_both"]
+
+
+@pytest.mark.parametrize("train_on", ["groups", "trajectories", "windows"])
+@settings(max_examples=100, deadline=None)
+@given(actions=st.lists(st.sampled_from(ACTIONS), max_size=14), seed=st.integers(0, 99))
+def test_each_unit_is_trained_once_in_the_line_that_survives(train_on, actions, seed):
+    folder = Path(tempfile.mkdtemp())
+    try:
+        world = World(train_on, folder, seed)
+        for action in [*actions, "train", "kill_broker", "train", "checkpoint"]:
+            getattr(world, action)()
+            assert world.driver.balanced()
+        world.driver.flush()
+        recorded = recording.read(folder)
+        told = {step: sorted(batch.trained) for step, batch in recorded.batches.items() if batch.trained}
+        assert told == {step: sorted(units) for step, units in world.trained.items()}
+        for step in recorded.steps(recorded.last):
+            assert sorted(step.trained) == sorted(world.trained[step.step])
+        world.driver.journal.close()
+    finally:
+        shutil.rmtree(folder)
