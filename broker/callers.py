@@ -68,6 +68,9 @@ class Callers:
             raise WrongKey(f"a peer's name must not begin with {UNNAMED!r}")
         if why := self._admission.allowed.objection(who, message.peer):
             raise WrongKey(why)
+        holder = self._callers.get(self._routes.get(message.peer, b""))
+        if holder is not None and holder.who.role != who.role:
+            raise WrongKey(f"the name {message.peer} belongs to the role {holder.who.role} now")
         if caller is None:
             self._bind(route, _Caller(message.peer, who))
         else:

@@ -114,6 +114,7 @@ class Deliveries:
         if unit is None:
             return
         self._forget(unit)
+        self._count_lengths(unit, outcome, 1)
         unit.step, unit.outcome, unit.processes = step, outcome, 0
         self._committed[unit_id] = unit
         for piece in unit.pieces:
@@ -139,10 +140,15 @@ class Deliveries:
             for piece in unit.pieces:
                 self._store.bring_back(piece.key)
                 self._ledger.unsettle(unit.outcome, piece)
+            self._count_lengths(unit, unit.outcome, -1)
             unit.step, unit.outcome, unit.held = 0, None, False
             self._units[unit.unit_id] = unit
             self._queue(unit)
         self._committed = {}
+
+    def _count_lengths(self, unit: Unit, outcome: Outcome, times: int) -> None:
+        for tokens in unit.lengths if outcome == "trained" else ():
+            self._ledger.lengths.trained(tokens, times)
 
     def drop(self, unit_id: str, outcome: Outcome) -> Unit:
         """Let a unit go that is not committed."""

@@ -27,10 +27,20 @@ MAX_DEAD_BYTES = 64 * 1024
 POISON = "broker_fault"
 
 
+class Bell:
+    """Rung by the journal's thread when something has become durable; ``heard`` is who comes."""
+
+    def __init__(self) -> None:
+        self.heard: Callable[[], object] = lambda: None
+
+    def ring(self) -> None:
+        self.heard()
+
+
 class Desk:
     """Holds back every message until the journal has what it rests on.
 
-    ``on_durable`` is called, from any thread, when `release` may have something; set it before the first message.
+    ``bell`` is rung, from any thread, when `release` may have something.
     """
 
     def __init__(self, state: BrokerState, journal: Journal | None, store: JournalStore | None) -> None:
@@ -41,11 +51,16 @@ class Desk:
         self._poison: set[bytes] = set()
         self._dead = 0
         self._blocked = ""
-        self.on_durable: Callable[[], None] = lambda: None
+        self.bell = Bell()
 
     @classmethod
     def open(
-        cls, config: BrokerConfig, run: str, max_policy_lag: int, folder: Path | None, accept_loss: bool = False
+        cls,
+        config: BrokerConfig,
+        run: str,
+        max_policy_lag: int,
+        folder: Path | None,
+        accept_loss: bool = False,
     ) -> "Desk":
         """The state as the journal has it, or an empty one.
 
@@ -54,13 +69,17 @@ class Desk:
         """
         now, boot = time.monotonic(), format(time.time_ns(), "x")
         if folder is None:
-            return cls(BrokerState(config, run=run, max_policy_lag=max_policy_lag, now=now, boot=boot), None, None)
+            return cls(
+                BrokerState(config, run=run, max_policy_lag=max_policy_lag, now=now, boot=boot), None, None
+            )
         reopen = partial(Journal.open, folder, run=run, config=config.journal)
-        journal = reopen(accept_loss=accept_loss, on_durable=lambda: desk.on_durable())
+        bell = Bell()
+        journal = reopen(accept_loss=accept_loss, on_durable=bell.ring)
         store = JournalStore(journal, config.journal.max_bytes)
         state = BrokerState(config, run=run, max_policy_lag=max_policy_lag, now=now, store=store, boot=boot)
         desk = cls(state, journal, store)
         desk._reopen = reopen
+        desk.bell = bell
         try:
             recover(state.books, store, map(desk._note_dead, journal.recovered()), now)
         except BaseException:

@@ -265,7 +265,12 @@ class LearnerSide:
         """End leases of a learner that makes no progress, or stays away; ask for room in the journal."""
         books = self._books
         books.deliveries.expire(self.learner.grew_at if self.learner else 0.0, now)
-        if books.store.crowded and books.deliveries.committed and self.learner is not None and now - self._asked_at >= REMIND_S:
+        if (
+            books.store.crowded
+            and books.deliveries.committed
+            and self.learner is not None
+            and now - self._asked_at >= REMIND_S
+        ):
             self._asked_at = now
             reason = f"{books.store.aside_nbytes} bytes are kept until a checkpoint covers them"
             books.send(self.learner.name, CheckpointWanted(reason=reason))

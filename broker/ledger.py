@@ -7,7 +7,9 @@ from typing import Literal, NamedTuple
 
 from broker.store import SegmentKey
 
-Outcome = Literal["trained", "dropped", "stale", "superseded", "late", "given_up", "too_large", "poison", "damaged"]
+Outcome = Literal[
+    "trained", "dropped", "stale", "superseded", "late", "given_up", "too_large", "poison", "damaged"
+]
 OUTCOMES: dict[Outcome, str] = {
     "trained": "committed by the learner: entered a gradient",
     "dropped": "committed by the learner: filtered out or evaluated",
@@ -51,6 +53,67 @@ class Tally:
 
 
 @dataclass
+class Lengths:
+    """Lengths of closed training trajectories, in action tokens: of all, and of those that were trained.
+
+    What is dropped as stale, filtered or given up is seldom dropped blindly: when it is the long answers, the policy
+    learns to be short. Lengths from 1,000 on are kept to three digits, so that there are never many.
+
+    Example:
+        >>> lengths = Lengths()
+        >>> for tokens in (10, 10, 20, 40): lengths.closed(tokens)
+        >>> for tokens in (10, 10): lengths.trained(tokens)
+        >>> lengths.bias_tokens, lengths.distance_tokens
+        (-10.0, 10.0)
+        >>> lengths.trained(10, -1); lengths.trained(20); lengths.trained(40); lengths.trained(10)
+        >>> lengths.bias_tokens, lengths.distance_tokens
+        (0.0, 0.0)
+    """
+
+    all: dict[int, int] = field(default_factory=dict)
+    of_trained: dict[int, int] = field(default_factory=dict)
+
+    def closed(self, tokens: int) -> None:
+        """A trajectory has ended."""
+        _count(self.all, tokens, 1)
+
+    def trained(self, tokens: int, times: int = 1) -> None:
+        """A trajectory, or its last window, entered a gradient; -1: it did not, after all."""
+        _count(self.of_trained, tokens, times)
+
+    @property
+    def bias_tokens(self) -> float:
+        """Mean length of what was trained minus that of all, in tokens; below 0: long ones are lost."""
+        if not self.of_trained:
+            return 0.0
+        return _mean(self.of_trained) - _mean(self.all)
+
+    @property
+    def distance_tokens(self) -> float:
+        """Wasserstein-1 distance of the two distributions, in tokens."""
+        if not self.of_trained:
+            return 0.0
+        total, trained = sum(self.all.values()), sum(self.of_trained.values())
+        distance, gap, before = 0.0, 0.0, 0
+        for tokens in sorted(self.all.keys() | self.of_trained.keys()):
+            distance += abs(gap) * (tokens - before)
+            gap += self.all.get(tokens, 0) / total - self.of_trained.get(tokens, 0) / trained
+            before = tokens
+        return distance
+
+
+def _count(counts: dict[int, int], tokens: int, times: int) -> None:
+    key = tokens if tokens < 1000 else int(float(f"{tokens:.3g}"))
+    counts[key] = counts.get(key, 0) + times
+    if not counts[key]:
+        del counts[key]
+
+
+def _mean(counts: dict[int, int]) -> float:
+    return sum(tokens * count for tokens, count in counts.items()) / sum(counts.values())
+
+
+@dataclass
 class Ledger:
     """Sums that must close: what was stored is held or has exactly one outcome.
 
@@ -71,6 +134,7 @@ class Ledger:
     outcomes: dict[Outcome, Tally] = field(default_factory=lambda: {name: Tally() for name in OUTCOMES})
     replayed_tokens: int = 0
     """Action tokens trained once more, after they were settled as trained; outside the sums."""
+    lengths: Lengths = field(default_factory=Lengths)
     duplicate_segments: int = 0
     refused: dict[str, int] = field(default_factory=dict)
     tasks: dict[str, int] = field(default_factory=dict)

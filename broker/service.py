@@ -90,7 +90,7 @@ class Service:
     async def run(self, host: str, port: int) -> None:
         """Bind, serve until SIGTERM or SIGINT, drain."""
         loop = asyncio.get_running_loop()
-        self._desk.on_durable = partial(loop.call_soon_threadsafe, self._release)
+        self._desk.bell.heard = partial(loop.call_soon_threadsafe, self._release)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         self._bind()
@@ -106,7 +106,7 @@ class Service:
                 raise self._broken
             await self._drain()
         finally:
-            self._desk.on_durable = lambda: None
+            self._desk.bell.heard = lambda: None
             if self._socket is not None:
                 self._socket.close()
             if self._guard is not None:
@@ -241,6 +241,7 @@ class Service:
         if self._guard is None:
             return {"encrypted": False}
         admission = self._guard.admission
+        admission.reload(time.monotonic())
         return {
             "encrypted": True,
             "keys_admitted": len(admission.allowed),

@@ -151,6 +151,8 @@ class BrokerState:
             "broker/units_leased": float(books.deliveries.leased),
             "broker/units_committed": float(books.deliveries.committed),
             "broker/journal_aside_bytes": float(books.store.aside_nbytes),
+            "broker/length_bias_tokens": books.ledger.lengths.bias_tokens,
+            "broker/length_distance_tokens": books.ledger.lengths.distance_tokens,
             "broker/ledger_stored_tokens": float(books.ledger.stored.tokens),
             "broker/ledger_held_tokens": float(books.ledger.held_tokens),
             "broker/ledger_rolled_back_tokens": float(books.ledger.rolled_back.tokens),

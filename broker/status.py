@@ -50,6 +50,8 @@ def status(state: BrokerState, now: float) -> dict[str, Any]:
             "rolled_back": _tally(ledger.rolled_back),
             "outcomes": {name: _tally(tally) for name, tally in ledger.outcomes.items()},
             "violation": books.violation(),
+            "length_bias_tokens": ledger.lengths.bias_tokens,
+            "length_distance_tokens": ledger.lengths.distance_tokens,
             "replayed_tokens": ledger.replayed_tokens,
             "duplicate_segments": ledger.duplicate_segments,
             "refused": dict(sorted(ledger.refused.items())),

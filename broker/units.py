@@ -20,9 +20,16 @@ class Trajectory:
     pieces: list[Piece] = field(default_factory=list)
     next_index: int = 0
     tokens: int = 0
+    action_tokens: int = 0
     closed: bool = False
+    failed: bool = False
     split: bool = False
     """Whether a part of it is delivered already; then the rest follows segment by segment."""
+
+    @property
+    def length(self) -> int:
+        """Action tokens, once it has ended well; 0 before."""
+        return self.action_tokens if self.closed and not self.failed else 0
 
 
 @dataclass
@@ -55,6 +62,8 @@ class Unit:
     complete: bool
     context: bool = False
     """Whether pieces that follow are of no use without it."""
+    lengths: list[int] = field(default_factory=list)
+    """Action tokens of the trajectories that end in it."""
     age: int = 0
     """Order in which units became ready."""
     deliveries: int = 0
@@ -149,7 +158,11 @@ class Assembly:
         trajectory.pieces.append(piece)
         trajectory.next_index += 1
         trajectory.tokens += segment.tokens
+        trajectory.action_tokens += segment.action_tokens
         trajectory.closed = segment.status != "unfinished"
+        trajectory.failed = segment.status == "failed"
+        if trajectory.length and task.purpose == "train":
+            self._ledger.lengths.closed(trajectory.length)
         self._form(trajectory, now)
 
     def set_mode(self, mode: DeliveryUnit, now: float) -> None:
@@ -238,6 +251,7 @@ class Assembly:
                         int(last),
                         complete=last,
                         context=not last,
+                        lengths=[trajectory.length] if last and trajectory.length else [],
                     )
                 )
             trajectory.pieces = []
@@ -248,9 +262,9 @@ class Assembly:
         if task.purpose == "eval" or group is None or self.mode != "group":
             if trajectory.pieces:
                 pieces, trajectory.pieces = trajectory.pieces, []
-                self._emit(
-                    Unit(trajectory.trajectory_id, task.group_id, task.purpose, pieces, 1, complete=True)
-                )
+                unit = Unit(trajectory.trajectory_id, task.group_id, task.purpose, pieces, 1, complete=True)
+                unit.lengths = [trajectory.length] if trajectory.length and task.purpose == "train" else []
+                self._emit(unit)
             if group is not None and task.purpose == "train":
                 group.taken += 1
         elif trajectory.pieces:
@@ -274,7 +288,9 @@ class Assembly:
         pieces = [piece for trajectory in group.here for piece in trajectory.pieces]
         if len(group.here) >= min(self._min_members, group.size):
             whole = len(group.here) == group.size
-            self._emit(Unit(group.group_id, group.group_id, "train", pieces, len(group.here), complete=whole))
+            unit = Unit(group.group_id, group.group_id, "train", pieces, len(group.here), complete=whole)
+            unit.lengths = [trajectory.length for trajectory in group.here if trajectory.length]
+            self._emit(unit)
         elif group.here or (self.mode == "group" and not group.taken):
             self._discard(pieces, "given_up")
             self._dropped.append(

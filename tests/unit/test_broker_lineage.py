@@ -156,3 +156,36 @@ def test_no_credit_while_the_store_is_low(driver, monkeypatch):
     monkeypatch.setattr(type(driver.state.books.store), "low", False)
     driver.wait(0.5)
     assert driver.credit("late") > 0
+
+
+def test_the_length_meter_sees_what_is_trained_against_all_that_ended(driver):
+    driver.put(*group("short", 2), *group("long", 2))
+    for lease in driver.leases():
+        long = lease.task.group_id == "long"
+        driver.segment("actor", lease, tokens=40 if long else 10, action_tokens=30 if long else 6)
+    lengths = driver.state.books.ledger.lengths
+    assert lengths.all == {6: 2, 30: 2}
+    assert (lengths.bias_tokens, lengths.distance_tokens) == (0.0, 0.0)  # nothing is trained yet
+    driver.commit("short", step=1)
+    assert (lengths.bias_tokens, lengths.distance_tokens) == (-12.0, 12.0)
+    driver.commit("long", step=2)
+    assert (lengths.bias_tokens, lengths.distance_tokens) == (0.0, 0.0)
+    driver.learner(epoch=2, lineage=1, step=1)
+    assert lengths.of_trained == {6: 2}
+    driver.commit(epoch=2, step=2, dropped=["long"])
+    assert lengths.bias_tokens == -12.0
+
+
+def test_windows_count_their_trajectory_when_the_last_is_trained():
+    driver = Driver(heartbeat_s=1000.0)
+    driver.learner(deliver="segment")
+    driver.actor()
+    driver.put(*group("g", 1))
+    (lease,) = driver.leases()
+    driver.segment("actor", lease, 0, status="unfinished")
+    driver.segment("actor", lease, 1, offset=4)
+    lengths = driver.state.books.ledger.lengths
+    driver.commit("g.0.0/0")
+    assert (lengths.all, lengths.of_trained) == ({4: 1}, {})
+    driver.commit("g.0.0/1")
+    assert lengths.of_trained == {4: 1}
