@@ -9,6 +9,7 @@ from pathlib import Path
 from launch.config import RunConfig, load
 from launch.errors import ConfigError, LaunchError
 from launch.journal_arguments import add_journal
+from launch.keys_command import add_keys
 
 EPILOG = """
 Every command takes a run file (see recipes/) and overrides such as learner.steps=20 run.seed=1.
@@ -48,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
     status.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
     status.add_argument("--json", action="store_true", help="what the broker says, for programs")
     add_journal(commands)
+    add_keys(commands)
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("run_file", type=Path)
@@ -81,6 +83,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if rest:
                 parser().error(f"unrecognized arguments: {' '.join(rest)}")
             return run(args)
+        if args.command == "keys":
+            from launch import keys_command
+
+            if rest:
+                parser().error(f"unrecognized arguments: {' '.join(rest)}")
+            return keys_command.run(args)
         if args.command == "replay":
             from launch.replay_command import replay
 

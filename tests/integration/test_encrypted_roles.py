@@ -1,0 +1,427 @@
+"""Keys between real processes and sockets: who is let in, who is not, and what those are told."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+
+from protocol import key_files
+from protocol.codec import decode, encode
+from protocol.errors import LinkDown
+from protocol.http_auth import authorization_header
+from protocol.keys import KeyPair, key_pair
+from protocol.link import AsyncLink, ThreadLink, dealer
+from protocol.messages import Goodbye, Heartbeat, Hello, PutTasks, Refused, TaskCredit, Welcome
+from protocol.security import ClientKeys
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 30.0
+PROGRAM = """
+import json, logging, sys
+from pathlib import Path
+logging.basicConfig(level="INFO")
+from broker.config import BrokerConfig
+from broker.service import serve
+settings, keys = json.loads(sys.argv[1]), sys.argv[2]
+serve(BrokerConfig(**settings), run="run", max_policy_lag=4, keys=Path(keys) if keys else None)
+"""
+
+
+def until(condition, what, timeout_s=PATIENCE_S):
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        time.sleep(0.02)
+    return found
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Broker:
+    """A broker process; ``keys`` None: without encryption."""
+
+    def __init__(self, keys, log, *, endpoint="", **settings):
+        self.endpoint = endpoint or f"tcp://127.0.0.1:{free_port()}"
+        self.http, self.keys, self.log = f"127.0.0.1:{free_port()}", keys, log
+        settings = {"endpoint": self.endpoint, "http": self.http, "heartbeat_s": 1.0} | settings
+        with open(log, "ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, json.dumps(settings), str(keys or "")],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stderr=out,
+            )
+        until(self._answers, "the broker answers")
+
+    def _answers(self):
+        assert self.process.poll() is None, self.log.read_text()
+        try:
+            return self.status()
+        except (OSError, ConnectionError):
+            return None
+
+    def status(self):
+        request = urllib.request.Request(
+            f"http://{self.http}/status", headers=authorization_header(self.keys)
+        )
+        with urllib.request.urlopen(request, timeout=5.0) as answer:
+            return json.loads(answer.read())
+
+    def peers(self):
+        return {peer["name"] for peer in self.status()["peers"]}
+
+    def refused(self):
+        return self.status()["ledger"]["refused"]
+
+    def resident_mb(self):
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith("VmRSS"))) / 1024
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(PATIENCE_S)
+
+
+class Peer:
+    """A DEALER that says what it is told to, with the keys it is given."""
+
+    def __init__(self, context, broker, keys, role, name, *, key="", route=b""):
+        own = None
+        if keys is not None:
+            own = ClientKeys.read(keys, key or role, name, "broker")
+        self.socket = dealer(context, name, own)
+        if route:
+            self.socket.setsockopt(zmq.ROUTING_ID, route)
+        self.socket.connect(broker.endpoint)
+        self.hello = Hello(role=role, peer=name, incarnation=1)
+
+    def say(self, message):
+        self.socket.send_multipart(encode(message))
+
+    def hear(self, kind, timeout_s=PATIENCE_S):
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self.socket.poll(100):
+                message = decode(self.socket.recv_multipart())[0]
+                if isinstance(message, kind):
+                    return message
+        raise AssertionError(f"{self.hello.peer} hears no {kind.__name__}")
+
+    def hears_nothing(self, seconds=1.0):
+        return not self.socket.poll(int(1000 * seconds))
+
+    def join(self):
+        self.say(self.hello)
+        return self.hear(Welcome)
+
+
+@pytest.fixture
+def keys(tmp_path):
+    key_files.make(tmp_path / "keys", [*("broker", "learner", "generator", "actor"), "actor-gpu7"])
+    return tmp_path / "keys"
+
+
+@pytest.fixture
+def broker(tmp_path):
+    started = []
+
+    def start(keys, **settings):
+        started.append(Broker(keys, tmp_path / "broker.log", **settings))
+        return started[-1]
+
+    yield start
+    for running in started:
+        running.stop()
+        if running.process.poll() is None:
+            running.process.kill()
+            running.process.wait()
+
+
+@pytest.fixture
+def peer():
+    context, peers = zmq.Context(), []
+
+    def start(*arguments, **more):
+        peers.append(Peer(context, *arguments, **more))
+        return peers[-1]
+
+    yield start
+    for each in peers:
+        each.socket.close(linger=0)
+    context.term()
+
+
+def test_every_role_is_let_in_with_its_own_key(broker, peer, keys):
+    broker = broker(keys)
+    for role in ("learner", "generator", "actor"):
+        assert peer(broker, keys, role, f"{role}-0").join().run == "run"
+    assert peer(broker, keys, "actor", "actor-gpu7-1").join().run == "run"
+    assert broker.peers() == {"learner-0", "generator-0", "actor-0", "actor-gpu7-1"}
+    assert broker.status()["security"] == {"encrypted": True, "keys_admitted": 5, "handshakes_refused": {}}
+
+
+def test_a_role_with_the_key_of_another_is_refused_for_good_and_counted(broker, peer, keys):
+    broker = broker(keys)
+    thief = peer(broker, keys, "learner", "learner", key="actor")
+    thief.say(thief.hello)
+    refused = thief.hear(Refused)
+    assert (refused.code, refused.fatal) == ("wrong_key", True)
+    assert "Hello of a learner with the key actor" in refused.message
+    thief.say(PutTasks(tasks=[]))
+    assert thief.hear(Refused).code == "unknown_peer"
+    assert broker.refused()["wrong_key"] == 1
+    assert broker.peers() == set()
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "why"),
+    [
+        ("actor", "learner", "belongs to the role learner"),
+        ("actor", "actor-gpu7-0", "belongs to the key actor-gpu7"),
+        ("actor-gpu7", "actor-0", "for peers called actor-gpu7"),
+    ],
+)
+def test_a_name_is_given_only_to_keys_that_may_have_it(broker, keys, tmp_path, key, name, why):
+    broker = broker(keys)
+    own = tmp_path / "own"
+    key_files.bundle(keys, key, own)
+    context = zmq.Context()
+    pair = key_pair(own, "actor", key)
+    plain = dealer(context, name, ClientKeys(pair, (own / "broker.pub").read_bytes().strip(), "broker", own))
+    try:
+        plain.connect(broker.endpoint)
+        plain.send_multipart(encode(Hello(role="actor", peer=name, incarnation=1)))
+        assert plain.poll(10_000)
+        refused = decode(plain.recv_multipart())[0]
+        assert (refused.code, refused.fatal) == ("wrong_key", True)
+        assert why in refused.message
+    finally:
+        plain.close(linger=0)
+        context.term()
+
+
+def test_a_connection_that_calls_itself_like_a_peer_gets_nothing_of_it(broker, peer, keys):
+    broker = broker(keys)
+    boss = peer(broker, keys, "learner", "learner")
+    boss.join()
+    thief = peer(broker, keys, "actor", "actor-0", route=b"learner")
+    thief.join()
+    boss.say(Heartbeat())
+    boss.hear(Heartbeat)
+    thief.say(Heartbeat())
+    thief.hear(Heartbeat)
+    assert broker.peers() == {"learner", "actor-0"}
+
+
+def test_a_newer_connection_of_the_same_key_takes_the_name_over(broker, peer, keys):
+    broker = broker(keys)
+    old = peer(broker, keys, "actor", "actor-0")
+    old.join()
+    new = peer(broker, keys, "actor", "actor-0")
+    new.join()
+    old.say(Heartbeat())
+    assert old.hear(Refused).code == "unknown_peer"
+    new.say(Heartbeat())
+    new.hear(Heartbeat)
+
+
+def test_a_revoked_key_is_refused_on_the_connection_it_has_and_a_listed_one_let_in(broker, peer, keys):
+    broker = broker(keys)
+    worker = peer(broker, keys, "actor", "actor-0")
+    worker.join()
+    key_files.revoke(keys, "actor")
+    time.sleep(0.7)
+    worker.say(TaskCredit(tasks=1))
+    refused = worker.hear(Refused)
+    assert (refused.code, refused.fatal) == ("wrong_key", True)
+    key_files.make(keys)
+    until(lambda: broker.status()["security"]["keys_admitted"] == 5, "the list is read again")
+    assert peer(broker, keys, "actor", "actor-1").join().run == "run"
+
+
+def test_an_earlier_key_is_let_in_until_it_is_revoked(broker, peer, keys, tmp_path):
+    broker = broker(keys)
+    elsewhere = tmp_path / "elsewhere"
+    key_files.bundle(keys, "actor", elsewhere)
+    key_files.rotate(keys, "actor", keep_earlier=True)
+    time.sleep(0.7)
+    assert peer(broker, elsewhere, "actor", "actor-0").join()
+    assert peer(broker, keys, "actor", "actor-1").join()
+    key_files.revoke(keys, "actor@1")
+    time.sleep(0.7)
+    stranger = peer(broker, elsewhere, "actor", "actor-2")
+    stranger.say(stranger.hello)
+    assert stranger.hears_nothing()
+    until(lambda: broker.status()["security"]["handshakes_refused"].get("unknown_key"), "it is counted")
+
+
+@contextmanager
+def joining(endpoint, keys, role="actor"):
+    """Text of the error of a link that waits for its Welcome in vain."""
+    found = []
+
+    async def main():
+        link = AsyncLink(
+            endpoint, Hello(role=role, peer=f"{role}-0", incarnation=1), lambda *_: None, keys=keys
+        )
+        try:
+            with pytest.raises(LinkDown) as raised:
+                await link.joined(2.5)
+            found.append(str(raised.value))
+        finally:
+            await link.close()
+
+    asyncio.run(main())
+    yield found[0]
+
+
+def test_a_stranger_is_told_what_to_do(broker, keys, tmp_path):
+    broker = broker(keys)
+    strange = tmp_path / "strange"
+    key_files.make(strange)
+    (strange / "broker.pub").write_bytes((keys / "broker.pub").read_bytes())
+    (strange / "broker.secret").unlink()
+    with joining(broker.endpoint, strange) as text:
+        assert "refused our key" in text
+        assert "offbeat keys bundle" in text
+
+
+def test_a_wrong_server_key_is_named(broker, keys, tmp_path):
+    broker = broker(keys)
+    other = tmp_path / "other"
+    key_files.make(other)
+    with joining(broker.endpoint, other) as text:
+        assert "broker.pub" in text
+        assert "copy" in text
+
+
+def test_without_keys_at_a_broker_that_asks_for_them(broker, keys):
+    broker = broker(keys)
+    with joining(broker.endpoint, None) as text:
+        assert "asks for keys" in text
+        assert "security.encrypt" in text
+
+
+def test_with_keys_at_a_broker_that_does_not_encrypt(broker, keys):
+    broker = broker(None)
+    with joining(broker.endpoint, keys) as text:
+        assert "security.encrypt" in text
+
+
+def test_a_link_comes_in_by_itself_once_its_key_is_listed(broker, keys, tmp_path):
+    broker = broker(keys)
+    new = tmp_path / "new"
+    key_files.make(new, ["actor"])
+    (new / "broker.pub").write_bytes((keys / "broker.pub").read_bytes())
+    link = ThreadLink(broker.endpoint, Hello(role="actor", peer="actor-0", incarnation=1), keys=new)
+    try:
+        until(lambda: "refused our key" in link.trouble, "the refusal is told")
+        (keys / "actor@1.pub").write_bytes((new / "actor.pub").read_bytes())
+        until(lambda: link.session.joined, "the link comes in")
+    finally:
+        link.close()
+
+
+def test_links_survive_a_broker_that_starts_again(broker, keys):
+    first = broker(keys)
+    link = ThreadLink(
+        first.endpoint, Hello(role="learner", peer="learner", incarnation=1, epoch=1), keys=keys
+    )
+    try:
+        until(lambda: link.session.joined, "the link joins")
+        first.process.kill()
+        first.process.wait()
+        broker(keys, endpoint=first.endpoint)
+        until(lambda: link.session.joins == 2, "the link joins again")
+    finally:
+        link.close()
+
+
+def test_status_asks_for_the_token(broker, keys):
+    broker = broker(keys)
+    for path in ("/status", "/metrics", "/nothing"):
+        with pytest.raises(urllib.error.HTTPError) as raised:
+            urllib.request.urlopen(f"http://{broker.http}{path}", timeout=5.0)
+        assert raised.value.code == 401
+        raised.value.close()
+    assert broker.status()["run"] == "run"
+
+
+def test_other_hosts_can_be_listened_to_with_keys(broker, peer, keys):
+    port = free_port()
+    broker = broker(keys, endpoint=f"tcp://0.0.0.0:{port}")
+    broker.endpoint = f"tcp://127.0.0.1:{port}"
+    assert peer(broker, keys, "actor", "actor-0").join().run == "run"
+
+
+def test_a_client_that_no_handler_vouches_for_is_not_let_in():
+    """ZeroMQ would let everybody in while no ZAP handler answers; our sockets do not."""
+    from protocol.guard import Guard
+
+    async def main(folder):
+        context = zmq.Context()
+        guard = Guard(context, folder, "broker")
+        server = guard.router(context)
+        server.bind("tcp://127.0.0.1:*")
+        guard.close()
+        client = dealer(context, "actor-0", ClientKeys.read(folder, "actor", "actor-0", "broker"))
+        client.connect(server.getsockopt_string(zmq.LAST_ENDPOINT))
+        client.send_multipart(encode(Goodbye()))
+        arrived = server.poll(1_000)
+        client.close(linger=0)
+        server.close(linger=0)
+        context.term()
+        return arrived
+
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        key_files.make(Path(folder) / "keys")
+        assert asyncio.run(main(Path(folder) / "keys")) == 0
+
+
+def test_a_pair_of_another_role_opens_nothing_at_a_generator(keys):
+    from actors.config import GeneratorConfig
+    from actors.listening import Listener
+
+    seen, arrived = [], asyncio.Event()
+
+    def received(frames):
+        seen.append(frames[1:])
+        arrived.set()
+
+    async def main():
+        listener = Listener(GeneratorConfig(), "generator-0", keys, received)
+        context = zmq.Context()
+        sockets = []
+        for role in ("learner", "actor"):
+            own = ClientKeys.read(keys, role, f"{role}-0", "generator", "generator-0")
+            sockets.append(dealer(context, role, own))
+            sockets[-1].connect(listener.endpoint)
+            sockets[-1].send_multipart([role.encode()])
+        await asyncio.wait_for(arrived.wait(), 10.0)
+        await asyncio.sleep(0.3)
+        for each in sockets:
+            each.close(linger=0)
+        listener.close()
+        context.term()
+
+    asyncio.run(main())
+    assert seen == [[b"actor"]]
+    assert isinstance(key_pair(keys, "actor"), KeyPair)
