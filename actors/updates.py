@@ -1,7 +1,8 @@
 """Weight updates of a generator: which version comes next, and proof that it is whole before it is loaded.
 
 Files are staged while sampling goes on: linked (or copied) into a folder of the generator's own, so that the
-publisher may retire a version at any time, and then verified byte by byte.
+publisher may retire a version at any time, and then verified byte by byte. On another host than the learner's they
+come from the host's cache, `actors.weights_cache`, which holds only what it has verified.
 """
 
 import logging
@@ -9,10 +10,19 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from protocol.weights import DATA, Manifest, WeightsError, read_manifest, verify
+from actors.weights_cache import Cache
+from protocol.weights import (
+    DATA,
+    Manifest,
+    WeightsError,
+    host_id,
+    read_manifest,
+    verify_bytes,
+    verify_shapes,
+)
 
 log = logging.getLogger(__name__)
 
@@ -24,11 +34,16 @@ FILE_FORMAT = "offbeat-file-1"
 
 @dataclass(frozen=True, order=True)
 class Announced:
-    """A published version; ordered by epoch, then version."""
+    """A published version, the path of its manifest on the learner's host, and URLs of hosts that serve it.
+
+    Ordered by epoch, then version.
+    """
 
     epoch: int
     version: int
     manifest: str = ""
+    sources: tuple[str, ...] = field(default=(), compare=False)
+    root: str = field(default="", compare=False)
 
 
 class NewestWins:
@@ -87,11 +102,14 @@ class Stage:
         name: of run and generator. What killed processes of that name have left is removed.
         expected: ``name -> (dtype, shape)`` of the model folder's tensors. Names and shapes must be met. The
             learner may publish another float type than the folder has, but then all versions must have that.
+        cache: of this host, for versions of a learner on another; closed with this stage.
     """
 
-    def __init__(self, name: str, expected: Shapes, root: Path | None = None) -> None:
-        shm = Path("/dev/shm")  # memory that survives neither reboot nor our close()
-        root = root or (shm if os.access(shm, os.W_OK) else Path(tempfile.gettempdir()))
+    def __init__(
+        self, name: str, expected: Shapes, root: Path | None = None, cache: Cache | None = None
+    ) -> None:
+        root = root or shared_memory()
+        self._cache = cache
         for left in root.glob(f"offbeat-stage-{name}-*"):
             if not Path("/proc", left.name.rpartition("-")[2]).exists():
                 shutil.rmtree(left, ignore_errors=True)
@@ -103,19 +121,21 @@ class Stage:
     def stage(self, announced: Announced, run: str) -> tuple[Manifest, Path]:
         """Fetch and verify a version; returns its manifest and our own name for its data file.
 
-        Blocks for as long as it takes to hash the file: call it in a thread.
+        Blocks for as long as it takes to fetch and hash the file: call it in a thread.
 
         Raises:
-            WeightsError: unreadable, another run's, or not exactly the tensors expected. Nothing is left.
+            WeightsError: not to be had, another run's, or not exactly the tensors expected. Nothing is left.
         """
-        source = Path(announced.manifest)
+        source, cached = self._locate(announced)
         manifest = read_manifest(source)
         _check_identity(manifest, announced, run)
+        verify_shapes(manifest, self._wanted(manifest))
         data = self.folder / f"e{manifest.epoch}-v{manifest.version}.safetensors"
         try:
             link_or_copy(source.with_name(DATA), data)
-            with open(data, "rb") as file:
-                verify(manifest, file, self._wanted(manifest))
+            if not cached:
+                with open(data, "rb") as file:
+                    verify_bytes(manifest, file)
         except OSError as error:
             self.discard(data)
             raise WeightsError(f"version {announced.version}: {error}") from None
@@ -133,7 +153,17 @@ class Stage:
         data.unlink(missing_ok=True)
 
     def close(self) -> None:
+        if self._cache is not None:
+            self._cache.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _locate(self, announced: Announced) -> tuple[Path, bool]:
+        """Where the version's manifest lies, and whether that is in our cache."""
+        source = Path(announced.manifest)
+        if not announced.sources or self._cache is None or _is_of_this_host(source):
+            return source, False
+        found = self._cache.obtain(announced.epoch, announced.version, announced.sources, root=announced.root)
+        return found, True
 
     def _wanted(self, manifest: Manifest) -> Shapes:
         if self._dtypes_settled:
@@ -143,6 +173,20 @@ class Stage:
             name: (floats.get(name, dtype) if dtype in FLOATS else dtype, shape)
             for name, (dtype, shape) in self._expected.items()
         }
+
+
+def shared_memory() -> Path:
+    """A folder in memory, which survives no reboot; else one for temporary files."""
+    shm = Path("/dev/shm")
+    return shm if os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def _is_of_this_host(manifest: Path) -> bool:
+    """Whether the learner wrote it on this machine: the same path may exist on another by accident."""
+    try:
+        return read_manifest(manifest).host == host_id()
+    except WeightsError:
+        return False
 
 
 def _check_identity(manifest: Manifest, announced: Announced, run: str) -> None:

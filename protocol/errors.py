@@ -6,6 +6,7 @@ ProtocolError
 ├── Malformed         bytes that are not a message of this protocol
 └── LinkDown          the other side did not answer within the deadline
 
+AddressRefused        an address that other hosts can reach, without a token or keys that keep strangers out
 KeysUnusable          a keys folder lacks what is needed of it, or holds something else
 """
 
@@ -28,6 +29,10 @@ class Malformed(ProtocolError, ValueError):
 
 class LinkDown(ProtocolError, ConnectionError):
     """The other side did not answer within the deadline."""
+
+
+class AddressRefused(ValueError):
+    """An address that a server must not listen on; the text names the cure."""
 
 
 class KeysUnusable(Exception):

@@ -2,23 +2,42 @@
 
 A version lives in its own folder ``v00000017`` with ``model.safetensors`` and ``manifest.msgpack``. It is
 written under another name and renamed when complete, and nothing in it is changed afterwards, so a reader
-sees all of a version or nothing. The manifest lists every tensor with dtype, shape, place and SHA-256.
+sees all of a version or nothing. The manifest lists every tensor with dtype, shape, place and SHA-256. Tensors
+follow each other without gaps behind a header that follows from the list, so the list determines the whole file.
+
+`protocol.weights_chunks` cuts it for a journey, `protocol.weights_delta` tells one version by another.
 """
 
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+import socket
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 MANIFEST = "manifest.msgpack"
 DATA = "model.safetensors"
+MAX_MANIFEST_BYTES = 64 * 2**20
+MAX_TENSORS = 65_536
+MAX_BYTES = 2**44
+"""Of one version: 16 TiB."""
+MAX_CHUNKS = 2**20
+MAX_CHUNK_BYTES = 16 * 2**20
+DIGEST_BYTES = 32
+READ_BYTES = 2**20
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 SAFETENSORS_DTYPES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
+
+
+Name = Annotated[str, Meta(max_length=1_024)]
+Hex = Annotated[str, Meta(max_length=2 * DIGEST_BYTES)]
+Count = Annotated[int, Meta(ge=0)]
+Extent = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
 
 
 class WeightsError(ValueError):
@@ -28,23 +47,60 @@ class WeightsError(ValueError):
 class TensorSpec(Struct, frozen=True):
     """One tensor of a version: safetensors dtype name, shape, absolute place in the data file, hash."""
 
-    name: str
-    dtype: str
-    shape: list[int]
-    offset: int
-    nbytes: int
-    sha256: str = ""
+    name: Name
+    dtype: Name
+    shape: Annotated[list[Extent], Meta(max_length=16)]
+    offset: Extent
+    nbytes: Extent
+    sha256: Hex = ""
 
 
-class Manifest(Struct, frozen=True, kw_only=True):
-    """What a version consists of. ``root`` is the hash over all tensors' names, dtypes, shapes and hashes."""
+class Base(Struct, frozen=True):
+    """The version that a delta applies to, and to no other."""
 
-    run: str
-    epoch: int
-    version: int
-    nbytes: int
-    tensors: list[TensorSpec]
-    root: str
+    epoch: Count
+    version: Count
+    root: Hex
+
+
+class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a version consists of. ``root`` is the hash over all tensors' names, dtypes, shapes and hashes.
+
+    ``chunks`` are the SHA-256 of every ``chunk_bytes`` of what is transferred, one behind the other: of the data file
+    itself (encoding "full"), or of a delta of ``delta_bytes`` that makes it out of ``base`` ("xor-zstd"). Without
+    them a version is read where it was written. ``host`` is the machine on which it was written.
+    """
+
+    run: Name
+    epoch: Count
+    version: Count
+    nbytes: Extent
+    tensors: Annotated[list[TensorSpec], Meta(max_length=MAX_TENSORS)]
+    root: Hex
+    encoding: Literal["full", "xor-zstd"] = "full"
+    base: Base | None = None
+    delta_bytes: Extent = 0
+    chunk_bytes: Annotated[int, Meta(ge=0, le=MAX_CHUNK_BYTES)] = 0
+    chunks: Annotated[bytes, Meta(max_length=MAX_CHUNKS * DIGEST_BYTES)] = b""
+    host: Name = ""
+
+    @property
+    def transfer_bytes(self) -> int:
+        """Size of what is transferred."""
+        return self.nbytes if self.encoding == "full" else self.delta_bytes
+
+    @property
+    def as_base(self) -> Base:
+        """This version, as the one that a delta applies to."""
+        return Base(self.epoch, self.version, self.root)
+
+
+def host_id() -> str:
+    """Of the machine's running kernel: its containers have it in common, copies of a disk image do not."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def layout(shapes: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, list[TensorSpec]]:
@@ -118,7 +174,13 @@ def write_version(
             specs.append(msgspec.structs.replace(place, sha256=hashlib.sha256(data).hexdigest()))
         nbytes = out.tell()
     manifest = Manifest(
-        run=run, epoch=epoch, version=version, nbytes=nbytes, tensors=specs, root=root_hash(specs)
+        run=run,
+        epoch=epoch,
+        version=version,
+        nbytes=nbytes,
+        tensors=specs,
+        root=root_hash(specs),
+        host=host_id(),
     )
     (partial / MANIFEST).write_bytes(msgspec.msgpack.encode(manifest))
     shutil.rmtree(final, ignore_errors=True)
@@ -129,41 +191,130 @@ def write_version(
 def read_manifest(path: Path) -> Manifest:
     """Manifest of a version; raises WeightsError when it is unreadable or contradicts itself."""
     try:
-        manifest = msgspec.msgpack.decode(path.read_bytes(), type=Manifest)
-    except (OSError, msgspec.MsgspecError) as error:
+        with open(path, "rb") as file:
+            content = file.read(MAX_MANIFEST_BYTES + 1)
+    except (OSError, ValueError) as error:
         raise WeightsError(f"{path}: {error}") from None
+    return parse_manifest(content, str(path))
+
+
+def parse_manifest(content: bytes, where: str) -> Manifest:
+    """Manifest from its bytes; ``where`` they come from is for the error.
+
+    Raises:
+        WeightsError: it is too large, no manifest, or contradicts itself.
+    """
+    if len(content) > MAX_MANIFEST_BYTES:
+        raise WeightsError(f"{where}: more than {MAX_MANIFEST_BYTES} bytes; this is not a manifest")
+    try:
+        manifest = msgspec.msgpack.decode(content, type=Manifest)
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError, OverflowError) as error:
+        raise WeightsError(f"{where}: {error}") from None
+    _check_places(manifest, where)
+    _check_transfer(manifest, where)
     if root_hash(manifest.tensors) != manifest.root:
-        raise WeightsError(f"{path}: root hash does not match the tensors listed; the manifest was altered")
+        raise WeightsError(f"{where}: root hash does not match the tensors listed; the manifest was altered")
     return manifest
+
+
+def _check_places(manifest: Manifest, where: str) -> None:
+    """Tensors must lie where `layout` puts them: none twice, none across another, no gap, nothing behind."""
+    shapes = {t.name: (t.dtype, tuple(t.shape)) for t in manifest.tensors}
+    if len(shapes) < len(manifest.tensors):
+        raise WeightsError(f"{where}: a tensor is listed twice")
+    for t in manifest.tensors:
+        if t.dtype not in SAFETENSORS_DTYPES:
+            raise WeightsError(
+                f"{where}: {t.name} has dtype {t.dtype!r}; known: {sorted(SAFETENSORS_DTYPES)}"
+            )
+        if t.sha256 != t.sha256.lower() or len(t.sha256) != 2 * DIGEST_BYTES:
+            raise WeightsError(f"{where}: {t.name} has no SHA-256")
+    header, places = layout(shapes)
+    for t, place in zip(manifest.tensors, places, strict=True):
+        if (t.offset, t.nbytes) != (place.offset, place.nbytes):
+            raise WeightsError(
+                f"{where}: {t.name} is said to have {t.nbytes} bytes at {t.offset}; by shapes and order it has "
+                f"{place.nbytes} at {place.offset}"
+            )
+    end = len(header) + sum(place.nbytes for place in places)
+    if manifest.nbytes != end:
+        raise WeightsError(
+            f"{where}: the file is said to have {manifest.nbytes} bytes, its tensors end at {end}"
+        )
+
+
+def _check_transfer(manifest: Manifest, where: str) -> None:
+    if (manifest.encoding == "full") != (manifest.base is None):
+        raise WeightsError(
+            f"{where}: encoding {manifest.encoding} and base {manifest.base} exclude each other"
+        )
+    size, step = manifest.transfer_bytes, manifest.chunk_bytes
+    expected = -(-size // step) * DIGEST_BYTES if step else 0
+    if len(manifest.chunks) != expected:
+        raise WeightsError(
+            f"{where}: {len(manifest.chunks)} bytes of chunk hashes; {size} bytes in chunks of {step} have {expected}"
+        )
 
 
 def verify(manifest: Manifest, data: IO[bytes], expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
     """Check names, dtypes, shapes, sizes and hashes before anything is loaded.
 
     Args:
-        data: the opened data file; read once, from start to end.
+        data: the opened data file.
         expected: ``name -> (dtype, shape)`` of the model in service.
 
     Raises:
         WeightsError: naming the first difference.
     """
+    verify_shapes(manifest, expected)
+    verify_bytes(manifest, data)
+
+
+def verify_shapes(manifest: Manifest, expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+    """Whether a version holds the tensors of the model in service; see `verify`."""
     found = {t.name: t for t in manifest.tensors}
     which = f"version {manifest.version}"
     if missing := sorted(expected.keys() - found.keys()):
         raise WeightsError(f"{which}: tensor {missing[0]} is missing ({len(missing)} in all)")
     if unknown := sorted(found.keys() - expected.keys()):
         raise WeightsError(f"{which}: tensor {unknown[0]} is not part of the model in service")
-    size = os.fstat(data.fileno()).st_size
-    if size != manifest.nbytes:
-        raise WeightsError(f"{which}: file has {size} bytes, the manifest says {manifest.nbytes}")
     for t in manifest.tensors:
         if (t.dtype, tuple(t.shape)) != expected[t.name]:
             raise WeightsError(
                 f"{which}: {t.name} is {t.dtype} {t.shape}, the model in service has {expected[t.name]}"
             )
-        data.seek(t.offset)
-        if hashlib.sha256(data.read(t.nbytes)).hexdigest() != t.sha256:
+
+
+def verify_bytes(manifest: Manifest, data: IO[bytes]) -> None:
+    """Whether a file is the data file of a version, byte by byte; see `verify`."""
+    which = f"version {manifest.version}"
+    size = os.fstat(data.fileno()).st_size
+    if size != manifest.nbytes:
+        raise WeightsError(f"{which}: file has {size} bytes, the manifest says {manifest.nbytes}")
+    header, _ = layout({t.name: (t.dtype, tuple(t.shape)) for t in manifest.tensors})
+    data.seek(0)
+    if data.read(len(header)) != header:
+        raise WeightsError(f"{which}: the header of the file does not match the tensors of the manifest")
+    for t in manifest.tensors:
+        if _sha256(data, t.offset, t.nbytes) != t.sha256:
             raise WeightsError(f"{which}: bytes of {t.name} do not match their hash")
+
+
+def _sha256(data: IO[bytes], offset: int, nbytes: int) -> str:
+    digest = hashlib.sha256()
+    data.seek(offset)
+    while nbytes > 0:
+        block = data.read(min(nbytes, READ_BYTES))
+        if not block:
+            break
+        digest.update(block)
+        nbytes -= len(block)
+    return digest.hexdigest()
+
+
+def same_layout(one: Sequence[TensorSpec], other: Sequence[TensorSpec]) -> bool:
+    """Whether two versions differ in their numbers alone."""
+    return [(t.name, t.dtype, t.shape) for t in one] == [(t.name, t.dtype, t.shape) for t in other]
 
 
 def read_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
