@@ -14,9 +14,9 @@ from broker.events import (
     Committed,
     Delivered,
     GroupClosed,
+    LearnerJoined,
     Leased,
     LeaseEnded,
-    LearnerJoined,
     Published,
     Released,
     TasksPut,
@@ -111,7 +111,8 @@ class Books:
     def apply_segment(self, segment: Segment, nbytes: int, now: float) -> None:
         """What follows from a segment that is in the store."""
         record = self.tasks.get(segment.task_id)
-        assert record is not None and record.lease is not None
+        assert record is not None
+        assert record.lease is not None
         record.lease.renewed = now
         if segment.status != "unfinished":
             self.tasks.close(record)

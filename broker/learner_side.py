@@ -9,6 +9,7 @@ from broker.errors import BrokerError
 from broker.events import Committed, Delivered, LearnerJoined, Published, Released, TasksPut, UnitDropped
 from broker.ledger import Recent
 from broker.peers import Peer
+from protocol.codec import MAX_HEADER_BYTES
 from protocol.messages import (
     Checkpointed,
     CheckpointWanted,
@@ -26,6 +27,8 @@ from protocol.messages import (
 log = logging.getLogger(__name__)
 
 MAX_NOTICES = 65_536
+ID_OVERHEAD, ENVELOPE = 3, 1_024
+"""Bytes of a string's head in MessagePack, and of all that is no id in a Held."""
 MAX_CREDIT = 1 << 20
 REMIND_S = 5.0
 
@@ -89,7 +92,16 @@ class LearnerSide:
 
     def welcome(self, peer: Peer) -> None:
         """What a learner that continues a lineage need not put."""
-        self._books.send(peer.name, Held(task_ids=self._books.held_task_ids()))
+        parts: list[list[str]] = [[]]
+        size = 0
+        for task_id in self._books.held_task_ids():
+            size += len(task_id.encode()) + ID_OVERHEAD
+            if size > MAX_HEADER_BYTES - ENVELOPE:
+                parts.append([])
+                size = len(task_id.encode()) + ID_OVERHEAD
+            parts[-1].append(task_id)
+        for n, part in enumerate(parts, start=1):
+            self._books.send(peer.name, Held(task_ids=part, more=n < len(parts)))
 
     def left(self, peer: Peer, *, on_purpose: bool) -> None:
         """One that is only silent keeps its deliveries: nobody else could take them meanwhile."""

@@ -60,7 +60,7 @@ class Counted:
         return len(self._held)
 
     def add(self, key: SegmentKey, nbytes: int) -> None:
-        assert key not in self._held and key not in self._aside, f"segment {key} is stored already"
+        assert not (key in self._held or key in self._aside), f"segment {key} is stored already"
         self._held[key] = nbytes
         self.nbytes += nbytes
 

@@ -74,6 +74,7 @@ class Exchange:
         self._covered = step
         """Steps that a checkpoint covers, at least."""
         self._owed_held = False
+        self._held_ids: list[str] = []
         self.checkpoint_wanted = ""
         """Why the broker wants a checkpoint, if it does."""
         self.between: Callable[[], None] = lambda: None
@@ -214,6 +215,7 @@ class Exchange:
 
         It ignores what it has seen. As long as it owes us word of what it holds, it is not to deliver.
         """
+        self._held_ids = []
         if self._announced is not None:
             self._link.send(self._announced)
         if self._checkpointed is not None:
@@ -288,8 +290,11 @@ class Exchange:
                 self._drained = reason or "drain"
             case CheckpointWanted(reason=reason):
                 self.checkpoint_wanted = reason or "the broker asks for it"
-            case Held(task_ids=task_ids):
-                self._held(task_ids)
+            case Held(task_ids=task_ids, more=more):
+                self._held_ids += task_ids
+                if not more:
+                    task_ids, self._held_ids = self._held_ids, []
+                    self._held(task_ids)
             case Refused():
                 text = f"the broker refused the learner ({message.code}): {message.message}"
                 if message.fatal or message.code in FATAL_CODES:

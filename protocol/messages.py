@@ -291,9 +291,13 @@ class SegmentCredit(Message, tag="segment_credit", frozen=True):
 
 
 class Held(Message, tag="held", frozen=True):
-    """To a learner that continues a lineage: training tasks the broker holds, done or not; it need not put them."""
+    """To a learner that continues a lineage: training tasks the broker holds, done or not; it need not put them.
+
+    ``more``: another message with the rest of them follows.
+    """
 
     task_ids: list[str]
+    more: bool = False
 
 
 class CheckpointWanted(Message, tag="checkpoint_wanted", frozen=True):

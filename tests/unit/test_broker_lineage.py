@@ -2,6 +2,7 @@
 
 import pytest
 
+from protocol.codec import MAX_HEADER_BYTES, encode
 from protocol.messages import CancelTask, CheckpointWanted, Goodbye, Held, Hello
 from tests.broker_driver import Driver, evaluation, group
 
@@ -189,3 +190,14 @@ def test_windows_count_their_trajectory_when_the_last_is_trained():
     assert (lengths.all, lengths.of_trained) == ({4: 1}, {})
     driver.commit("g.0.0/1")
     assert lengths.of_trained == {4: 1}
+
+
+def test_many_held_tasks_come_in_several_messages(driver):
+    name = "g" * 200
+    for n in range(30):
+        driver.put(*group(f"{name}{n}", 60))
+    driver.learner(epoch=2, lineage=1)
+    parts = driver.take("learner", Held)[-2:]
+    assert [part.more for part in parts] == [True, False]
+    assert sum(len(part.task_ids) for part in parts) == 1_800
+    assert all(len(encode(part)[1]) < MAX_HEADER_BYTES for part in parts)
