@@ -96,10 +96,8 @@ class Books:
         Raises:
             BooksBroken: see there.
         """
-        key = (segment.trajectory_id, segment.index)
-        with _broken_by(f"segment {key}"):
-            self.store.put(key, header, body)
-            self.apply_segment(segment, len(header) + len(body), now)
+        self.store.put((segment.trajectory_id, segment.index), header, body)
+        self.apply_segment(segment, len(header) + len(body), now)
 
     def apply(self, event: AnyEvent, now: float) -> list[str]:
         """What follows from an event, without recording it."""
@@ -110,14 +108,14 @@ class Books:
 
     def apply_segment(self, segment: Segment, nbytes: int, now: float) -> None:
         """What follows from a segment that is in the store."""
-        record = self.tasks.get(segment.task_id)
-        assert record is not None
-        assert record.lease is not None
-        record.lease.renewed = now
-        if segment.status != "unfinished":
-            self.tasks.close(record)
-        self.assembly.add(segment, record.task, nbytes, now)
-        self._settle()
+        with _broken_by(f"segment {(segment.trajectory_id, segment.index)}"):
+            record = self._record(segment.task_id)
+            assert record.lease is not None
+            record.lease.renewed = now
+            if segment.status != "unfinished":
+                self.tasks.close(record)
+            self.assembly.add(segment, record.task, nbytes, now)
+            self._settle()
 
     def _apply(self, event: AnyEvent, now: float) -> list[str]:
         match event:

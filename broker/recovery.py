@@ -128,7 +128,8 @@ def poison_of(record: Record) -> list[bytes]:
 def recover(books: Books, store: JournalStore, records: Iterable[Record], now: float) -> int:
     """Bring empty books to where the journal ends; returns how many records there were.
 
-    Leases of tasks are live, renewed as of ``now``; units that were on their way to the learner are ready again.
+    Leases of tasks are live, renewed as of ``now``; units that were on their way to the learner are ready again. Where
+    damage was accepted, what rests on what is lost is left out.
 
     Raises:
         JournalError: a record cannot be applied: it was written by another version, or the journal was altered.
@@ -138,6 +139,9 @@ def recover(books: Books, store: JournalStore, records: Iterable[Record], now: f
         try:
             _apply(books, store, record, now)
         except (msgspec.MsgspecError, BooksBroken, AssertionError, KeyError) as error:
+            if store.journal.losses and isinstance(error, BooksBroken):
+                log.warning("left out, as it rests on what is lost: %s", error)
+                continue
             raise JournalError(
                 f"journal file {record.place.file}, offset {record.place.offset}: {error}; start a new run, or "
                 "look at it with `offbeat journal verify`"
@@ -162,9 +166,14 @@ def _apply(books: Books, store: JournalStore, record: Record, now: float) -> Non
             books.apply(decode_event(record.payload), now)
         case Kind.SEGMENT:
             header, body = unpack_segment(record.payload)
-            segment = decode_segment(header)
-            store.adopt((segment.trajectory_id, segment.index), record.place, len(header) + len(body))
-            books.apply_segment(segment, len(header) + len(body), now)
+            segment, nbytes = decode_segment(header), len(header) + len(body)
+            key = (segment.trajectory_id, segment.index)
+            store.adopt(key, record.place, nbytes)
+            try:
+                books.apply_segment(segment, nbytes, now)
+            except BooksBroken:
+                store.drop(key)
+                raise
         case Kind.DEAD:
             pass
 

@@ -22,7 +22,8 @@ from broker.books import Send
 from broker.callers import REVOKED, Callers, WrongKey
 from broker.config import BrokerConfig
 from broker.desk import Desk
-from broker.errors import BindRefused, BooksBroken
+from broker.errors import BindRefused, BooksBroken, BrokerError
+from broker.journal import JournalError
 from broker.status import prometheus, status
 from protocol.addresses import is_loopback
 from protocol.codec import decode, encode, encode_delivery
@@ -85,7 +86,7 @@ class Service:
         self._socket: AsyncSocket | None = None
         self._stop = asyncio.Event()
         self._flushing = False
-        self._broken: BooksBroken | None = None
+        self._broken: BrokerError | None = None
 
     async def run(self, host: str, port: int) -> None:
         """Bind, serve until SIGTERM or SIGINT, drain."""
@@ -202,8 +203,14 @@ class Service:
 
     def _flush(self) -> None:
         self._flushing = False
-        if self._broken is None:
+        if self._broken is not None:
+            return
+        try:
             self._send(self._desk.flush())
+        except JournalError as error:  # the disk lost what it had taken: nothing more may be answered for
+            log.critical("the journal has failed", exc_info=True)
+            self._broken = BrokerError(str(error))  # another start may help
+            self._stop.set()
 
     def _release(self) -> None:
         if self._broken is None:

@@ -60,7 +60,8 @@ class Counted:
         return len(self._held)
 
     def add(self, key: SegmentKey, nbytes: int) -> None:
-        assert not (key in self._held or key in self._aside), f"segment {key} is stored already"
+        known = key in self._held or key in self._aside
+        assert not known, f"segment {key} is stored already"
         self._held[key] = nbytes
         self.nbytes += nbytes
 

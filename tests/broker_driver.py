@@ -85,9 +85,11 @@ class Driver:
         self.sent = {}
         self.frames = {}
 
-    def _recover(self):
+    def _recover(self, *, accept_loss=False):
         self.boots += 1
-        self.journal = Journal.open(self.folder, run="run", config=self.config.journal)
+        self.journal = Journal.open(
+            self.folder, run="run", config=self.config.journal, accept_loss=accept_loss
+        )
         store = JournalStore(self.journal, self.config.journal.max_bytes)
         boot = str(self.boots)
         self.state = BrokerState(

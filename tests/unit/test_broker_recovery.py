@@ -167,3 +167,31 @@ def test_a_record_that_cannot_be_applied_is_named(driver):
     driver.journal.append(Kind.EVENT, b"\xc1")
     with pytest.raises(JournalError, match="offset"):
         driver.kill_broker()
+
+
+def test_after_accepted_damage_what_rests_on_it_is_left_out(tmp_path):
+    folder = tmp_path / "journal"
+    driver = Driver(folder=folder, heartbeat_s=1.0)
+    driver.learner(epoch=1, lineage=1)
+    driver.actor()
+    driver.put(*group("first", 1))
+    driver.flush()
+    before = driver.journal.nbytes
+    driver.put(*group("lost", 1))
+    driver.flush()
+    behind = driver.journal.nbytes
+    driver.put(*group("kept", 1))
+    leases = {lease.task.task_id: lease for lease in driver.leases()}
+    for lease in leases.values():
+        driver.segment("actor", lease)
+    driver.flush()
+    driver.journal.abandon()
+    (path,) = folder.glob("*.log")
+    data = bytearray(path.read_bytes())
+    data[before:behind] = bytes(behind - before)
+    path.write_bytes(data)
+    with pytest.raises(JournalError, match="damaged"):
+        driver._recover()
+    driver._recover(accept_loss=True)
+    held = {unit.unit_id for unit in driver.state.books.deliveries.units()}
+    assert held == {"first", "kept"}
