@@ -1,0 +1,141 @@
+"""A real run goes on whoever is killed or stopped; the supervisor's own death costs no more than `--resume`."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.processes import families
+from learner.run_files import weights_folder
+
+pytestmark = pytest.mark.timeout(900)
+
+SETTINGS = (
+    "learner.steps=1000",
+    "learner.evaluation_tasks=0",
+    "learner.checkpoint_every=2",
+    "run.max_minutes=20",
+)
+FOUND_S = 10.0
+
+
+class Running:
+    """`offbeat train` in a folder of the test's own."""
+
+    def __init__(self, command, root, folder: Path):
+        self.folder = folder
+        with open(folder.parent / "train.log", "ab") as log:
+            self.process = subprocess.Popen(command, cwd=root, stdout=log, stderr=subprocess.STDOUT)
+
+    def until(self, condition, deadline_s=240.0):
+        deadline = time.monotonic() + deadline_s
+        while not condition():
+            assert self.process.poll() is None, self.output
+            assert time.monotonic() < deadline, self.output
+            time.sleep(0.1)
+
+    @property
+    def output(self):
+        return (self.folder.parent / "train.log").read_text()
+
+    def pid(self, name):
+        return json.loads((self.folder / "supervisor.json").read_text())["processes"][name]["pid"]
+
+    def steps(self):
+        path = self.folder / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [m["step"] for m in map(json.loads, lines) if "learner/policy_version" in m]
+
+    def goes_on(self, count=2):
+        """Until some more steps have been done."""
+        reached = max(self.steps(), default=0)
+        self.until(lambda: max(self.steps(), default=0) >= reached + count)
+
+    def replaced(self, name, number, pid=None):
+        """Send a signal (to a process of this name's family); seconds until the supervisor has started another."""
+        before, began = self.pid(name), time.monotonic()
+        os.kill(pid or before, number)
+        self.until(lambda: self.pid(name) != before, 60.0)
+        return time.monotonic() - began
+
+    def end(self):
+        self.process.send_signal(signal.SIGINT)
+        assert self.process.wait(120) == 0, self.output
+        return json.loads((self.folder / "summary.json").read_text())
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait(30)
+
+
+def engine_of(generator: int) -> int:
+    """The process in which vLLM computes."""
+    return busiest(generator, ())
+
+
+def busiest(head: int, known) -> int:
+    """The descendant that has used most processor time, but for those known."""
+    family = families([head])[head]
+    return max((pid for pid in family if pid not in (head, *known)), key=lambda pid: family[pid].cpu_s)
+
+
+def test_a_run_goes_on_whoever_is_killed_or_stopped(train_command, root, tmp_path):
+    run = Running(train_command("spell_backward", *SETTINGS), root, tmp_path / "run")
+    try:
+        run.goes_on(3)
+        for name in ("broker", "actor-0", "learner", "generator-0"):
+            assert run.replaced(name, signal.SIGKILL) < 5.0
+            run.goes_on()
+        for name in ("actor-1", "generator-0", "learner", "broker"):
+            assert run.replaced(name, signal.SIGSTOP) < FOUND_S
+            run.goes_on()
+        seconds = run.replaced("generator-0", signal.SIGSTOP, engine_of(run.pid("generator-0")))
+        assert seconds < FOUND_S
+        run.goes_on()
+        summary = run.end()
+    finally:
+        run.kill()
+    assert summary["restarts"] == {"broker": 2, "learner": 2, "generator": 3, "actor": 2}, summary[
+        "restart_reasons"
+    ]
+    assert run.steps() == list(range(1, summary["steps"] + 1)), "each step is there once"
+
+
+def test_a_rank_that_is_killed_takes_its_learner_along_and_all_ranks_come_back(train_command, root, tmp_path):
+    command = train_command("spell_backward", *SETTINGS, "learner.processes=2")
+    run = Running(command, root, tmp_path / "run")
+    try:
+        run.goes_on(3)
+        torchrun = run.pid("learner")
+        other = busiest(torchrun, [int((run.folder / "learner.pid").read_text())])
+        assert run.replaced("learner", signal.SIGKILL, other) < 45.0
+        run.goes_on()
+        summary = run.end()
+    finally:
+        run.kill()
+    assert summary["restarts"]["learner"] == 1
+    assert run.steps() == list(range(1, summary["steps"] + 1))
+
+
+def test_a_killed_supervisor_costs_a_resume_and_leaves_nothing_in_shared_memory(
+    train_command, root, tmp_path
+):
+    command = train_command("spell_backward", *SETTINGS)
+    run = Running(command, root, tmp_path / "run")
+    run.goes_on(3)
+    run.kill()
+    left = weights_folder(run.folder)
+    assert left.is_dir(), "nobody was there to remove it"
+    resumed = Running([*command, "--resume"], root, tmp_path / "run")
+    try:
+        resumed.goes_on()
+        summary = resumed.end()
+    finally:
+        resumed.kill()
+    assert f"removed {left}" in resumed.output
+    assert resumed.steps() == list(range(1, summary["steps"] + 1))
+    assert not left.exists()
