@@ -54,7 +54,7 @@ def rerun(config: LearnerConfig, *, model: str, seed: int, steps: Iterable[Recor
         engine.save_pretrained(out)
     finally:
         report.close()
-    engine.close()
+        engine.close()
     return learner.step
 
 

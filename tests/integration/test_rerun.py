@@ -1,4 +1,4 @@
-"""A run trained again from its journal gives the same weights, bit for bit; the engine is real, rollouts are made up."""
+"""A run trained again from its journal has the same weights, bit for bit; the engine is real, rollouts are made up."""
 
 import dataclasses
 import queue
@@ -26,6 +26,7 @@ from protocol.codec import decode, encode_arrays, encode_delivery
 from protocol.messages import (
     Commit,
     Deliver,
+    Dropped,
     Held,
     Hello,
     PublishWeights,
@@ -50,6 +51,8 @@ COMMON = {
     "evaluation_tasks": 0,
     "micro_batch_tokens": 64,
     "checkpoint_every": 3,
+    "start_timeout_s": 20.0,
+    "data_timeout_s": 20.0,
 }
 METHODS = {
     "groups": {"replay": {"rule": "uniform", "share": 0.5, "max_policy_lag": 6}},
@@ -130,6 +133,12 @@ class System:
 
     def put(self, task):
         if task.task_id in self.known:
+            if not any(
+                task.task_id in tasks for unit, (_, tasks) in self.units.items() if unit not in self.committed
+            ):
+                name = task.group_id if self.deliver == "group" else task.task_id
+                over = Dropped(unit_id=name, group_id=task.group_id, trajectories=1, reason="over")
+                self.queue.append((over, []))
             return
         self.known.add(task.task_id)
         pieces = self.rollout(task)
@@ -293,5 +302,5 @@ def test_other_settings_that_would_train_other_units_are_found(run, model, tmp_p
         rerun(config, model=model, seed=SEED, steps=steps[1:], out=tmp_path / "gap")
     units = [unit for unit in steps[0].units if unit.deliver.unit_id != steps[0].trained[0]]
     short = [dataclasses.replace(steps[0], units=units)]
-    with pytest.raises(CannotRerun, match="step 1: 1 of the"):
+    with pytest.raises(CannotRerun, match=r"step 1: \d of the \d units that were trained cannot be"):
         rerun(config, model=model, seed=SEED, steps=short, out=tmp_path / "short")
