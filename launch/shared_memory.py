@@ -20,6 +20,8 @@ from learner.run_files import SHARED_MEMORY, weights_folder
 
 OWNER = ".owner"
 STAGE = "offbeat-stage-"
+CACHE = "offbeat-cache-"
+"""Versions fetched over the network: their users hold a lock inside, and sweep them themselves."""
 LOCK_S = 5.0
 UNOWNED_S = 24 * 3600.0
 """A folder without an owner's file, as of a learner that was started by hand, may go after so long without a change."""
@@ -69,7 +71,7 @@ def _ownerless(path: Path, kept: set[str], now: float) -> bool:
         run_and_generator, _, pid = path.name.removeprefix(STAGE).rpartition("-")
         of_living_run = any(run_and_generator.startswith(f"{_run(name)}-") for name in kept)
         return pid.isdecimal() and not of_living_run and not Path("/proc", pid).exists()
-    if path.name in kept:
+    if path.name in kept or path.name.startswith(CACHE):
         return False
     return path.with_name(path.name + OWNER).exists() or now - _changed(path) > UNOWNED_S
 

@@ -61,10 +61,11 @@ def address(server):
     return f"127.0.0.1:{server.server_port}"
 
 
-def run_of(tmp_path, http_address):
+def run_of(tmp_path, http_address, *, encrypt=False):
     folder = tmp_path / "runs" / "spell"
     folder.mkdir(parents=True)
     settings = {"model": {"path": "m"}, "env": {"name": "calculator"}, "broker": {"http": http_address}}
+    settings["security"] = {"encrypt": encrypt}
     run_folder.save_config(check(settings, "test"), folder / run_folder.CONFIG)
     return folder
 
@@ -88,11 +89,14 @@ def test_json_is_what_the_broker_said(broker, capsys):
 
 
 def test_the_token_of_the_runs_keys_is_sent(broker, tmp_path, capsys):
-    folder = run_of(tmp_path, address(broker))
+    folder = run_of(tmp_path, address(broker), encrypt=True)
     broker.token = TOKEN
     assert main(["status", str(folder)]) == 1
-    assert "401" in capsys.readouterr().out
+    assert "http.token: cannot be read" in capsys.readouterr().out
     (folder / "keys").mkdir()
+    (folder / "keys" / "http.token").write_text("cd" * 32)
+    assert main(["status", str(folder)]) == 1
+    assert "401" in capsys.readouterr().out
     (folder / "keys" / "http.token").write_text(TOKEN)
     assert main(["status", str(folder)]) == 0
 

@@ -48,14 +48,16 @@ def generator(stage=None, **settings):
 def test_a_load_that_hangs_ends_the_generator_after_the_deadline_of_its_size():
     async def main():
         stage = Staged(nbytes=5_000_000)
-        hanging = generator(stage, stall_timeout_s=0.1)
+        hanging = generator(stage, stall_timeout_s=0.5)
         loading = asyncio.create_task(hanging._updater.update(Announced(0, 1, "m")))
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(10):
+            while not hanging._updater.loading:
+                await asyncio.sleep(0.01)
         hanging._serving.book.add("a", min_version=0, version=0, now=0.0)
         hanging._serving.book.tokens(1, time.monotonic())
         assert not hanging.progress().busy, "nothing is expected to move"
         assert await loading is False
-        assert "loading version 1 failed, the engine is lost: it took longer than 0.2 s" in hanging._failure
+        assert "loading version 1 failed, the engine is lost: it took longer than 0.6 s" in hanging._failure
         assert hanging.progress().busy
         assert stage.discarded == 1
 
