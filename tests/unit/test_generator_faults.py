@@ -19,10 +19,14 @@ class Engine:
 
     version = 0
 
+    def __init__(self):
+        self.asked = asyncio.Event()
+
     def health(self):
         return ""
 
     async def apply_weights(self, manifest, data):
+        self.asked.set()
         await asyncio.Event().wait()
 
 
@@ -51,8 +55,7 @@ def test_a_load_that_hangs_ends_the_generator_after_the_deadline_of_its_size():
         hanging = generator(stage, stall_timeout_s=0.5)
         loading = asyncio.create_task(hanging._updater.update(Announced(0, 1, "m")))
         async with asyncio.timeout(10):
-            while not hanging._updater.loading:
-                await asyncio.sleep(0.01)
+            await hanging._engine.asked.wait()
         hanging._serving.book.add("a", min_version=0, version=0, now=0.0)
         hanging._serving.book.tokens(1, time.monotonic())
         assert not hanging.progress().busy, "nothing is expected to move"
