@@ -259,6 +259,7 @@ class Actor:
             self._link.send(credit)
 
     def _acked(self, ack: SegmentAck) -> None:
+        log.debug("segment %d of %s: %s", ack.index, ack.trajectory_id, ack.status)
         self._outbox.acked(ack)
         if ack.status == "refused":
             log.warning("segment %d of %s refused: %s", ack.index, ack.trajectory_id, ack.reason)

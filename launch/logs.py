@@ -1,11 +1,16 @@
 """One logging set-up for every process."""
 
 import logging
+import os
 import sys
 
+LEVEL = "OFFBEAT_LOG_LEVEL"
+"""Environment variable: `debug` tells of every acknowledgement, too."""
 
-def configure(role: str, level: int = logging.INFO) -> None:
+
+def configure(role: str) -> None:
     """Lines with time, level, role, module; to standard error, which the supervisor keeps in a file per process."""
+    level = logging.getLevelNamesMapping().get(os.environ.get(LEVEL, "info").upper(), logging.INFO)
     logging.basicConfig(
         stream=sys.stderr,
         level=level,
