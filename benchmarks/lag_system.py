@@ -99,6 +99,8 @@ def running(config: RunConfig) -> Iterator[System]:
 
     folder = run_folder.create(config, resume=False)
     config = run_folder.with_ports(config)
+    # One host and one user; the learner of this process joins without keys.
+    config = config.model_copy(update={"security": config.security.model_copy(update={"encrypt": False})})
     run_folder.save_config(config, folder / run_folder.CONFIG)
     model = str(prepare(config))
     children: list[Child] = []

@@ -56,10 +56,10 @@ class Callers:
         if who is None:
             raise WrongKey(REVOKED)
         caller = self._callers.get(route)
-        if caller is not None and caller.who != who:
+        if caller is not None and caller.who is not who and caller.who != who:
             raise WrongKey("this connection belongs to another key")
         if not isinstance(message, Hello):
-            return self.name(route)
+            return caller.peer if caller is not None else self.name(route)
         if message.role != who.role:
             raise WrongKey(
                 f"Hello of a {message.role} with the key {who.name}; each role has a key of its own"

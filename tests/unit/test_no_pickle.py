@@ -43,7 +43,7 @@ def _call(node, name):
     called = ast.unparse(node.func)
     last = called.rpartition(".")[2]
     settings = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
-    if last in CALLS and called in (last, f"builtins.{last}") or last in CALLS - {"eval", "exec"}:
+    if (last in CALLS and called in (last, f"builtins.{last}")) or last in CALLS - {"eval", "exec"}:
         yield f"{name}:{node.lineno}: {called}"
     if called == "torch.load" and settings.get("weights_only") != "True":
         yield f"{name}:{node.lineno}: torch.load without weights_only=True"
