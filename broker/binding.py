@@ -1,9 +1,19 @@
 """Where the broker may listen: anywhere with keys, on this machine only without."""
 
+import contextlib
+import resource
 from pathlib import Path
 
 from broker.errors import BindRefused
 from protocol.addresses import LOOPBACK_ONLY, is_loopback, why_not_bound
+
+
+def allow_many_connections() -> None:
+    """Raise the limit of open files as far as it may be raised: each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(ValueError, OSError):  # the kernel has a limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def check_endpoint(endpoint: str, keys: Path | None = None) -> None:

@@ -17,7 +17,7 @@ import zmq
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from broker.binding import check_endpoint, split_http
+from broker.binding import allow_many_connections, check_endpoint, split_http
 from broker.books import Send
 from broker.callers import REVOKED, Callers, WrongKey
 from broker.config import BrokerConfig
@@ -67,6 +67,7 @@ def serve(
     """
     check_endpoint(config.endpoint, keys)
     host, port = split_http(config.http, keys)
+    allow_many_connections()
     asks = require_token(None if open_http and is_loopback(host) else keys)
     try:
         desk = Desk.open(config, run, max_policy_lag, journal, accept_loss)
