@@ -147,6 +147,12 @@ def key_pair(folder: Path, role: KeyRole, peer: str = "") -> KeyPair:
     """
     name = _best(folder, role, peer, ".secret")
     path = folder / f"{name}.secret"
+    named = sorted(p.stem for p in folder.glob(f"{role}-*.secret"))
+    if not path.exists() and named:
+        raise KeysUnusable(
+            f"{folder} has no key for {peer or role}: the one in {named[0]}.secret is for peers called {named[0]} or "
+            f"{named[0]}-...; give it such a name (--name {named[0]}-0), or make it a key of its own"
+        )
     secret = read_key(path)
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o027:
