@@ -16,7 +16,7 @@ from launch.errors import LaunchError
 from launch.exit_codes import FINAL, exit_code, leave_note
 from launch.processes import die_with_parent
 from launch.security import prepare_keys
-from protocol.errors import LinkDown
+from protocol.errors import KeysUnusable, LinkDown
 
 ROLES = ("broker", "learner", "generator", "actor", "model")
 
@@ -126,7 +126,7 @@ def end(error: Exception, folder: Path, name: str) -> NoReturn:
     code = exit_code(error)
     if code == FINAL:
         leave_note(folder, name, code)
-    if isinstance(error, LaunchError | LinkDown):
+    if isinstance(error, LaunchError | LinkDown | KeysUnusable):
         sys.stderr.write(f"{name}: {error}\n")
     else:
         logging.getLogger(__name__).critical("%s ends: %s", name, error, exc_info=error)
