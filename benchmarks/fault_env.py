@@ -1,0 +1,53 @@
+"""A suite that misbehaves when told to: for `benchmarks.faults`."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from envs.base import ChatMessage, Env, Split, StepResult, Suite
+from envs.registry import make_suite
+
+
+class FaultySuite:
+    """Another suite, which does in its steps what a file says: ``nan``, ``raise``, ``hang``, or nothing.
+
+    Args:
+        inner: name of the suite.
+        params: its params.
+        flag: the file; no file means nothing.
+    """
+
+    def __init__(self, inner: str, params: dict[str, Any], flag: str) -> None:
+        self._inner: Suite = make_suite(inner, params)
+        self._flag = Path(flag)
+
+    def episode(self) -> Env:
+        return _FaultyEnv(self._inner.episode(), self._flag)
+
+    def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
+        return self._inner.demonstration(index, split)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+class _FaultyEnv:
+    def __init__(self, inner: Env, flag: Path) -> None:
+        self._inner, self._flag = inner, flag
+
+    async def reset(self, data: dict[str, Any]) -> list[ChatMessage]:
+        return await self._inner.reset(data)
+
+    async def step(self, action: str) -> StepResult:
+        result = await self._inner.step(action)
+        match self._flag.read_text() if self._flag.exists() else "":
+            case "nan":
+                return StepResult(rewards={"score": float("nan")}, done=True, correct=False)
+            case "raise":
+                raise RuntimeError("told to")
+            case "hang":
+                await asyncio.sleep(3600)
+        return result
+
+    async def close(self) -> None:
+        await self._inner.close()
