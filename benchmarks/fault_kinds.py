@@ -1,5 +1,6 @@
 """The faults: each a function that breaks something, and mends what does not mend itself."""
 
+import contextlib
 import os
 import random
 import shutil
@@ -20,6 +21,8 @@ from learner.run_files import weights_folder
 HOST, FAR, SPACE, LINK = "10.77.0.1", "10.77.0.2", "offbeat-faults", "offbeat-f0"
 FROZEN_S = 12.0
 CUT_S = 6.0
+REPLACED_S = 60.0
+PIECE = 1 << 20
 
 
 @dataclass
@@ -35,17 +38,32 @@ class Scene:
         return role if role in ("broker", "learner") else f"{role}-{self.rng.randrange(2)}"
 
 
-Fault = Callable[[Scene], None]
+Fault = Callable[[Scene], float | None]
+"""Breaks something, and mends what does not mend itself; returns since when the run has to recover, if not since now."""
 
 
 def kill(role: str) -> Fault:
     """kill -9 of a role's process."""
-    return lambda scene: os.kill(scene.system.pid(scene.name(role)), signal.SIGKILL)
+
+    def inject(scene: Scene) -> float:
+        name = scene.name(role)
+        return _killed(scene, name, scene.system.pid(name))
+
+    return inject
 
 
-def kill_engine(scene: Scene) -> None:
+def kill_engine(scene: Scene) -> float:
     """kill -9 of vLLM's own process under a generator."""
-    os.kill(scene.system.descendants(scene.name("generator"))[0], signal.SIGKILL)
+    name = scene.name("generator")
+    return _killed(scene, name, scene.system.descendants(name)[0])
+
+
+def _killed(scene: Scene, name: str, pid: int) -> float:
+    """Until the supervisor has another process under this name."""
+    before, since = scene.system.pid(name), time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    scene.system.until(lambda: scene.system.pid(name) != before, REPLACED_S, f"{name} is replaced")
+    return since
 
 
 def kill_scorer(scene: Scene) -> None:
@@ -170,15 +188,20 @@ def fill_disk(leave: int, seconds: float = 5.0) -> Fault:
 
     def inject(scene: Scene) -> None:
         ballast = scene.system.dir / "ballast"
-        space = os.statvfs(scene.system.dir)
-        with open(ballast, "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, space.f_bavail * space.f_frsize - leave)
         try:
+            with open(ballast, "wb") as file, contextlib.suppress(OSError):  # others write meanwhile
+                while (free := _free(scene.system.dir) - leave) > 0:
+                    os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), min(free, PIECE))
             time.sleep(seconds)
         finally:
             ballast.unlink()
 
     return inject
+
+
+def _free(folder: Path) -> int:
+    space = os.statvfs(folder)
+    return space.f_bavail * space.f_frsize
 
 
 def jump_clock(scene: Scene) -> None:

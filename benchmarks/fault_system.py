@@ -102,17 +102,15 @@ class System:
     def _names(self) -> list[str]:
         return list(json.loads((self.folder / "supervisor.json").read_text())["processes"])
 
-    def goes_on(self, deadline_s: float) -> float:
-        """Seconds until all roles are there and a further learner step is committed.
+    def goes_on(self, deadline_s: float) -> None:
+        """Wait until all roles are there and a further learner step is committed.
 
         Raises:
             Deadlock: that took longer than the deadline, or the supervisor has ended.
         """
-        began = time.monotonic()
         self.until(self.well, deadline_s, "all roles are there")
         before = self.committed() or 0
         self.until(lambda: (self.committed() or 0) > before, deadline_s, "a further step is committed")
-        return time.monotonic() - began
 
     def until(self, condition: Callable[[], bool], deadline_s: float, what: str) -> None:
         """Poll, with a deadline."""
