@@ -47,6 +47,9 @@ class GeneratorConfig(BaseModel):
     advertised_host: str = ""
     """Name or address of this host, as actors are told it. Empty: where it listens on all addresses, the one from which
     it reaches the broker; else the one it listens on."""
+    weights_http: str = Field("", pattern=r"^$|:\d+$")
+    """HOST:PORT where it serves other hosts the versions that its own has fetched, for example 0.0.0.0:0. Port 0: a
+    free port is chosen at start. Empty: it serves none."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     max_model_len: int = Field(1024, ge=8)
     """Longest prompt plus continuation, in tokens."""

@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import zmq
@@ -24,8 +25,11 @@ from actors.engine import Engine
 from actors.listening import Listener, advertised, check_endpoint
 from actors.model_folder import ModelFacts, read_model_facts
 from actors.serving import Serving
-from actors.updates import Announced, NewestWins, Stage
+from actors.updates import Announced, NewestWins, Stage, shared_memory
 from actors.updating import Updater
+from actors.weights_cache import Cache, cache_folder
+from actors.weights_relay import relay
+from protocol.http_auth import authorization_header
 from protocol.link import AsyncLink
 from protocol.messages import AnyMessage, Drain, Hello, Refused, WeightsReady
 from protocol.session import Progress
@@ -81,9 +85,13 @@ async def _serve(
 ) -> None:
     facts = read_model_facts(Path(model))
     async with _engine(config, model=model, seed=seed, facts=facts) as engine:
-        stage = Stage(f"{run}-{name}", facts.shapes)
+        cache = Cache(cache_folder(shared_memory(), run, broker), run, partial(authorization_header, keys))
+        stage = Stage(f"{run}-{name}", facts.shapes, cache=cache)
         try:
-            await Generator(engine, config, facts, stage, name=name, run=run, keys=keys).serve(broker)
+            async with relay(config, cache, run, broker, keys) as weights_url:
+                generator = Generator(engine, config, facts, stage, name=name, run=run, keys=keys)
+                generator.weights_url = weights_url
+                await generator.serve(broker)
         finally:
             stage.close()
 
@@ -138,6 +146,7 @@ class Generator:
         self._gauges: tuple[tuple[str, float], ...] = ()
         self._window = time.monotonic()
         self._link: AsyncLink | None = None
+        self.weights_url = ""
 
     async def serve(self, broker: str) -> None:
         """Bind, join, and serve until told to stop; raises GeneratorFailed when the engine is lost."""
@@ -195,6 +204,7 @@ class Generator:
             host=socket.gethostname(),
             pid=os.getpid(),
             endpoint=endpoint,
+            weights_url=self.weights_url,
         )
 
     def _joined(self) -> None:
@@ -209,7 +219,9 @@ class Generator:
     def _from_broker(self, message: AnyMessage, _: list[bytes]) -> None:
         match message:
             case WeightsReady():
-                self._updater.offer(Announced(message.epoch, message.version, message.manifest))
+                self._updater.offer(
+                    Announced(message.epoch, message.version, message.manifest, tuple(message.sources))
+                )
             case Drain():
                 log.info("%s drains: %s", self._name, message.reason or "asked by the broker")
                 self._stop.set()

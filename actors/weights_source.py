@@ -117,7 +117,7 @@ class Source:
     def _expect(self, response: http.client.HTTPResponse, status: int) -> None:
         if response.status != status:
             said = response.read(300).decode("utf-8", "replace").strip()
-            raise SourceFailed(f"answers {response.status} {said or response.reason}")
+            raise SourceFailed(f"answers {said or f'{response.status} {response.reason}'}")
 
     def _length(self, response: http.client.HTTPResponse, longest: int) -> int:
         if response.length is None or response.length > longest:

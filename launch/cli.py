@@ -22,6 +22,7 @@ COMMANDS = {
     "learner": "run the learner in this terminal",
     "generator": "run one generator in this terminal",
     "actor": "run one actor in this terminal",
+    "weights": "serve the learner's versions to other hosts, from its host, in this terminal",
     "check": "check a run file, start nothing",
     "model": "make and warm-start the tiny model of a run file, unless it is cached",
 }

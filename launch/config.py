@@ -14,6 +14,7 @@ from envs.config import EnvConfig
 from launch.errors import ConfigError
 from launch.rules import contradictions
 from launch.security import SecurityConfig
+from launch.weights_role import WeightsSection
 from learner.config import LearnerConfig
 
 FORM_NAMED_BY = {"env": "name"}
@@ -117,6 +118,7 @@ class RunConfig(_Section):
     generator: GeneratorConfig = GeneratorConfig()
     actor: ActorConfig = ActorConfig()
     learner: LearnerConfig = LearnerConfig()
+    weights: WeightsSection = WeightsSection()
     supervisor: SupervisorSection = SupervisorSection()
     security: SecurityConfig = SecurityConfig()
 

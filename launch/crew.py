@@ -18,6 +18,7 @@ from launch.errors import RoleFailed
 from launch.health import BROKER, Limits, Watchdog, role_of
 from launch.processes import Child, kill, role_command, role_environment, spawn, stop, vitals
 from launch.restarts import Patience, Row
+from launch.weights_role import WEIGHTS
 from learner.run_files import PID_FILE, weights_folder
 
 LEARNER = "learner"
@@ -59,6 +60,8 @@ def posts(config: RunConfig) -> list[Post]:
     """The crew of a run, the broker first; the others join it in any order."""
     learner, generator = config.learner, config.generator
     crew = [Post(BROKER, 1), Post(LEARNER, learner.threads, processes=learner.processes)]
+    if config.weights.http:
+        crew.append(Post(WEIGHTS, 1))
     for i in range(generator.count):
         crew.append(Post(f"generator-{i}", generator.threads, ("--name", f"generator-{i}")))
     for i in range(config.actor.count):

@@ -20,6 +20,7 @@ FINAL_ERRORS = frozenset(
         "learner.replay_file.ReplayStateError",
         "learner.replay_rules.ReplayConfigError",
         "actors.errors.EndpointRefused",
+        "protocol.errors.AddressRefused",
         "protocol.errors.KeysUnusable",
         "envs.errors.UnknownEnv",
         "envs.errors.RefusedFamily",

@@ -18,7 +18,7 @@ from launch.processes import die_with_parent
 from launch.security import prepare_keys
 from protocol.errors import KeysUnusable, LinkDown
 
-ROLES = ("broker", "learner", "generator", "actor", "model")
+ROLES = ("broker", "learner", "generator", "actor", "weights", "model")
 
 
 def run(role: str, config: RunConfig, folder: Path, *, name: str = "", resume: bool = False) -> None:
@@ -43,11 +43,16 @@ def run(role: str, config: RunConfig, folder: Path, *, name: str = "", resume: b
             learner(config, folder, keys, resume=resume)
         case "generator":
             generator(config, folder, keys, name=name or "generator-0")
+        case "weights":
+            from launch.weights_role import serve_weights
+
+            serve_weights(config, folder, keys)
         case "actor":
             actor(config, folder, keys, name=name or "actor-0")
 
 
 def learner(config: RunConfig, folder: Path, keys: Path | None, *, resume: bool) -> None:
+    from launch.weights_role import weights_url
     from learner.main import run_learner
 
     run_learner(
@@ -62,6 +67,7 @@ def learner(config: RunConfig, folder: Path, keys: Path | None, *, resume: bool)
         max_minutes=config.run.max_minutes,
         resume=resume,
         keys=keys,
+        weights_url=weights_url(config),
     )
 
 

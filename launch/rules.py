@@ -148,6 +148,8 @@ def _refused_addresses(config: "RunConfig") -> Iterator[str]:
     """Addresses that broker or generators would refuse to bind."""
     from broker.binding import check_endpoint, split_http
     from broker.errors import BindRefused
+    from protocol.errors import AddressRefused
+    from protocol.weights_http import split_address
 
     keys = Path() if config.security.encrypt else None
     try:
@@ -155,5 +157,14 @@ def _refused_addresses(config: "RunConfig") -> Iterator[str]:
         split_http(config.broker.http, keys)
     except BindRefused as error:
         yield str(error)
+    for setting, address in (
+        ("weights.http", config.weights.http),
+        ("generator.weights_http", config.generator.weights_http),
+    ):
+        try:
+            if address:
+                split_address(setting, address, keys)
+        except AddressRefused as error:
+            yield str(error)
     if why := why_not_bound("generator.endpoint", config.generator.endpoint, encrypted=keys is not None):
         yield why

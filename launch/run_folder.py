@@ -39,11 +39,15 @@ def create(config: RunConfig, *, resume: bool) -> Path:
 
 def join(config: RunConfig) -> Path:
     """Folder shared by roles that are started by hand; ports must be fixed, for nobody hands them round."""
-    for field, value in (("broker.endpoint", config.broker.endpoint), ("broker.http", config.broker.http)):
+    for field, value, port in (
+        ("broker.endpoint", config.broker.endpoint, 5755),
+        ("broker.http", config.broker.http, 5756),
+        ("weights.http", config.weights.http, 5757),
+    ):
         if value.endswith(":0"):
             raise ConfigError(
                 f"{field} is {value!r}: roles started by hand find each other by a fixed port only; "
-                f"add an override, for example {field}={value[:-1]}57{'55' if 'endpoint' in field else '56'}"
+                f"add an override, for example {field}={value[:-1]}{port}"
             )
     folder = config.run.dir / config.run.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +62,9 @@ def with_ports(config: RunConfig) -> RunConfig:
             "http": re.sub(r":0$", lambda _: f":{free_port()}", config.broker.http),
         }
     )
-    return config.model_copy(update={"broker": broker})
+    http = re.sub(r":0$", lambda _: f":{free_port()}", config.weights.http)
+    weights = config.weights.model_copy(update={"http": http})
+    return config.model_copy(update={"broker": broker, "weights": weights})
 
 
 def save_config(config: RunConfig, path: Path) -> None:

@@ -99,6 +99,9 @@ class LearnerConfig(Section):
     """OpenMP threads per rank (CPU)."""
     publish_every: int = Field(1, ge=1)
     """Learner steps between two published versions."""
+    publish_dtype: Literal["trained", "bfloat16"] = "trained"
+    """Float type of published versions: the one that is trained, or bfloat16, which halves what travels. The policy
+    that samples is then the rounded one, as its probabilities tell."""
     keep_versions: int = Field(3, ge=2)
     """Published versions kept for generators that are late."""
     checkpoint_every: int = Field(10, ge=0)

@@ -52,11 +52,13 @@ def run_learner(
     max_minutes: float,
     resume: bool,
     keys: Path | None = None,
+    weights_url: str = "",
 ) -> None:
     """Train until done, then write ``run_dir/result.json``. Blocks; SIGTERM ends it with a checkpoint.
 
     Args:
         keys: folder of the keys; None: nothing is encrypted.
+        weights_url: where others can fetch what is published here; empty: on this host only.
 
     Raises:
         LinkDown: no broker answered, or it serves another run.
@@ -82,7 +84,14 @@ def run_learner(
     exchange = Exchange(
         link, curriculum, config, lockstep=lockstep, stop_reason=stop.reason, broker=broker, step=begin.step
     )
-    publisher = Publisher(run, run_dir, epoch=begin.epoch, keep=config.keep_versions)
+    publisher = Publisher(
+        run,
+        run_dir,
+        epoch=begin.epoch,
+        keep=config.keep_versions,
+        dtype=config.publish_dtype,
+        url=weights_url,
+    )
     progress.learner = wire(config, run_dir, engine, exchange, publisher, seed=seed)
     train(progress.learner, begin)
     if config.processes > 1:

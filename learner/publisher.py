@@ -2,39 +2,71 @@
 
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from learner.run_files import weights_folder
 from protocol.messages import PublishWeights
 from protocol.weights import retire, write_version
 
+Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
+
 
 class Publisher:
-    """Writes versions, keeps the newest few, and says what to announce."""
+    """Writes versions, keeps the newest few, and says what to announce.
 
-    def __init__(self, run: str, run_dir: Path, *, epoch: int, keep: int) -> None:
+    Args:
+        keep: versions.
+        dtype: "trained", or "bfloat16" for what is float32.
+        url: where other hosts can fetch them; empty: nowhere.
+    """
+
+    def __init__(
+        self, run: str, run_dir: Path, *, epoch: int, keep: int, dtype: str = "trained", url: str = ""
+    ) -> None:
         self.folder = weights_folder(run_dir)
         self._run, self._epoch, self._keep = run, epoch, keep
+        self._dtype, self._url = dtype, url
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         self.seconds = 0.0
 
     def publish(
-        self,
-        version: int,
-        shapes: Mapping[str, tuple[str, tuple[int, ...]]],
-        tensors: Iterable[tuple[str, memoryview]],
+        self, version: int, shapes: Shapes, tensors: Iterable[tuple[str, memoryview]]
     ) -> PublishWeights:
         """Write ``version`` and return its announcement."""
         started = time.perf_counter()
+        if self._dtype == "bfloat16":
+            shapes, tensors = rounded_shapes(shapes), rounded(shapes, tensors)
         manifest = write_version(
             self.folder, run=self._run, epoch=self._epoch, version=version, shapes=shapes, tensors=tensors
         )
         retire(self.folder, self._keep)
         self.seconds = time.perf_counter() - started
-        return PublishWeights(epoch=self._epoch, version=version, manifest=str(manifest))
+        return PublishWeights(epoch=self._epoch, version=version, manifest=str(manifest), url=self._url)
 
     def close(self) -> None:
         """Free the shared memory."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def rounded_shapes(shapes: Shapes) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Of tensors in bfloat16 where they were in float32.
+
+    Example:
+        >>> rounded_shapes({"a": ("F32", (2,)), "b": ("I64", (1,))})
+        {'a': ('BF16', (2,)), 'b': ('I64', (1,))}
+    """
+    return {name: ("BF16" if dtype == "F32" else dtype, shape) for name, (dtype, shape) in shapes.items()}
+
+
+def rounded(shapes: Shapes, tensors: Iterable[tuple[str, memoryview]]) -> Iterator[tuple[str, memoryview]]:
+    """The tensors' bytes with float32 rounded to the nearest bfloat16; each is valid until the next."""
+    import torch
+
+    for name, data in tensors:
+        if shapes[name][0] != "F32" or not data.nbytes:
+            yield name, data
+            continue
+        exact = torch.frombuffer(bytearray(data) if data.readonly else data, dtype=torch.float32)
+        yield name, exact.to(torch.bfloat16).view(torch.uint8).numpy().data

@@ -24,7 +24,7 @@ class Chunk(NamedTuple):
         return len(content) == self.nbytes and hashlib.sha256(content).digest() == self.digest
 
 
-def digests(file: int, nbytes: int, chunk_bytes: int = CHUNK_BYTES) -> bytes:
+def digests(file: int, nbytes: int, chunk_bytes: int) -> bytes:
     """SHA-256 of each chunk of a file descriptor, one behind the other."""
 
     def digest(offset: int) -> bytes:

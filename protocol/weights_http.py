@@ -237,10 +237,12 @@ async def serving(server: WeightsServer, host: str, port: int) -> AsyncIterator[
     Raises:
         OSError: it cannot be bound.
     """
-    runner = web.AppRunner(server.application, access_log=None, handle_signals=False)
+    runner = web.AppRunner(
+        server.application, access_log=None, handle_signals=False, shutdown_timeout=CLOSE_S
+    )
     await runner.setup()
     try:
-        site = web.TCPSite(runner, host, port, shutdown_timeout=CLOSE_S)
+        site = web.TCPSite(runner, host, port)
         await site.start()
         yield int(runner.addresses[0][1])
     finally:

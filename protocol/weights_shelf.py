@@ -88,7 +88,7 @@ class Shelf:
             if size != manifest.nbytes:
                 raise WeightsError(f"{folder}: {DATA} has {size} bytes, its manifest says {manifest.nbytes}")
             if not manifest.chunk_bytes:
-                hashes = digests(file.fileno(), manifest.nbytes)
+                hashes = digests(file.fileno(), manifest.nbytes, CHUNK_BYTES)
                 manifest = msgspec.structs.replace(manifest, chunk_bytes=CHUNK_BYTES, chunks=hashes)
         except BaseException:
             file.close()
@@ -118,7 +118,7 @@ class Shelf:
                 base=base.manifest.as_base,
                 delta_bytes=size,
                 chunk_bytes=CHUNK_BYTES,
-                chunks=digests(file.fileno(), size),
+                chunks=digests(file.fileno(), size, CHUNK_BYTES),
             )
         except BaseException:
             file.close()

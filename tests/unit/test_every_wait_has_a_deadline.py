@@ -47,6 +47,7 @@ ALLOWED = {
         "self._open.wait()",
     ): "for the load of an update, which has load_deadline; else we end",
     ("actors/http_engine.py", "asyncio.gather(self._watch, return_exceptions=True)"): "it has been cancelled",
+    ("launch/weights_role.py", "stop.wait()"): "for SIGTERM",
     ("actors/updating.py", "self._offered.wait()"): "for nobody: there may be no newer version ever",
     ("envs/scorer.py", "asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)"): (
         "each call puts one request to a worker and has that request's deadline"

@@ -1,0 +1,67 @@
+"""The process that serves a run's versions to other hosts: beside the learner, so that no client can slow it down."""
+
+import asyncio
+import logging
+import signal
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from learner.run_files import SHARED_MEMORY, weights_folder
+from protocol.weights import version_folder
+from protocol.weights_http import WeightsServer, advertised, serving, split_address
+
+if TYPE_CHECKING:
+    from launch.config import RunConfig
+
+log = logging.getLogger(__name__)
+
+WEIGHTS = "weights"
+
+
+class WeightsSection(BaseModel):
+    """`[weights]`: how versions reach generators on other hosts; docs/weights.md explains it."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    http: str = Field("", pattern=r"^$|:\d+$")
+    """HOST:PORT, on the learner's host, where a process of its own serves versions, for example 0.0.0.0:5757. Empty:
+    all generators share the learner's host. Beyond loopback only with `security.encrypt`, for its token."""
+    advertised_host: str = ""
+    """Name or address of the learner's host, as generators are told it. Empty: where it listens on all addresses, the
+    host's name; else the one it listens on."""
+
+
+def weights_url(config: "RunConfig") -> str:
+    """Where the learner's versions can be had; empty: on its host only."""
+    if not config.weights.http:
+        return ""
+    host, _, port = config.weights.http.rpartition(":")
+    own = config.weights.advertised_host
+    return advertised(own or host.strip("[]"), int(port), socket.gethostname())
+
+
+def serve_weights(config: "RunConfig", folder: Path, keys: Path | None) -> None:
+    """Serve the learner's folder until SIGTERM.
+
+    Raises:
+        AddressRefused: other hosts could reach it, and there is no token to ask for.
+    """
+    host, port = split_address("weights.http", config.weights.http, keys)
+    versions = weights_folder(folder)
+    scratch = SHARED_MEMORY if versions.parent == SHARED_MEMORY else folder
+    server = WeightsServer(folder.name, lambda _, version: version_folder(versions, version), scratch, keys)
+    asyncio.run(_serve(server, host, port))
+
+
+async def _serve(server: WeightsServer, host: str, port: int) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with serving(server, host, port) as at:
+        log.info("versions are served at %s:%d", host, at)
+        await stop.wait()
