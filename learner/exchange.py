@@ -81,6 +81,7 @@ class Exchange:
         """What to do while waiting, whenever something may have come."""
         self.waiting = False
         """Whether `collect` or `evaluate` is waiting for the broker now."""
+        self._since, self._wanted = 0.0, 0
 
     def collect(self, *, step: int, version: int) -> list[Group]:
         """Wait for a full batch, oldest first; keeps the task queue filled meanwhile.
@@ -106,6 +107,7 @@ class Exchange:
         def missing() -> str:
             return f"{len(self.inlet.ready)} of {wanted * batches} {config.train_on} are here"
 
+        self._wanted = wanted * batches
         self._wait(enough, missing, limited=True)
         return self.inlet.take(wanted, in_order=self.lockstep)
 
@@ -241,7 +243,7 @@ class Exchange:
 
     def _wait(self, done: Callable[[], bool], missing: Callable[[], str], *, limited: bool) -> None:
         """Wait until ``done``; the run's time limit ends it only if ``limited``, SIGTERM and Drain always do."""
-        self.waiting = True
+        self.waiting, self._since = True, time.monotonic()
         try:
             self._pump(0.0)
             heard = time.monotonic()
@@ -259,6 +261,16 @@ class Exchange:
                     raise NoData(f"nothing arrived for {self._patience_s:g} s: {missing()}; {self._blame()}")
         finally:
             self.waiting = False
+            self._wanted = 0
+
+    def gauges(self) -> tuple[tuple[str, float], ...]:
+        """What the learner waits for and for how long, for its heartbeat; may be called from another thread."""
+        if not self.waiting:
+            return ()
+        waits: list[tuple[str, float]] = [("waiting_seconds", time.monotonic() - self._since)]
+        if wanted := self._wanted:
+            waits += [("units_here", float(len(self.inlet.ready))), ("units_wanted", float(wanted))]
+        return tuple(waits)
 
     def _blame(self) -> str:
         """Whom we wait for, and where to look."""

@@ -219,6 +219,7 @@ class _Progress:
             progress=self.learner.step + exchange.inlet.deliveries,
             busy=not exchange.waiting,
             policy_version=self.learner.version,
+            gauges=exchange.gauges(),
         )
 
 

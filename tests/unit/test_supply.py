@@ -133,3 +133,16 @@ def test_batches_keep_coming_in_lockstep_when_members_fail():
         supply.publish(step + 1)
         exchange.commit(groups, step=step + 1)
     assert exchange.inlet.counts.total("failed") > 0
+
+
+def test_a_learner_that_waits_says_for_what_and_how_long():
+    link = Supply("groups", lag=1, seed=0, trouble=False)
+    config = LearnerConfig(group_size=2, batch_trajectories=4, max_policy_lag=1, evaluation_tasks=0)
+    exchange = Exchange(link, Curriculum("e", config), config, lockstep=False, stop_reason=lambda: "")
+    said = []
+    original = link.get
+    link.get = lambda timeout: (said.append(dict(exchange.gauges())), original(timeout))[1]
+    exchange.collect(step=0, version=0)
+    assert said[0].keys() == {"waiting_seconds", "units_here", "units_wanted"}
+    assert (said[0]["units_here"], said[0]["units_wanted"]) == (0.0, 2.0)
+    assert exchange.gauges() == ()
