@@ -30,6 +30,8 @@ MAX_CHUNKS = 2**20
 MAX_CHUNK_BYTES = 16 * 2**20
 DIGEST_BYTES = 32
 READ_BYTES = 2**20
+MAX_SAFETENSORS_HEADER_BYTES = 100 * 2**20
+"""As the format's own reader has it."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 SAFETENSORS_DTYPES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
 
@@ -317,14 +319,30 @@ def same_layout(one: Sequence[TensorSpec], other: Sequence[TensorSpec]) -> bool:
     return [(t.name, t.dtype, t.shape) for t in one] == [(t.name, t.dtype, t.shape) for t in other]
 
 
+class _Entry(Struct, frozen=True):
+    """Of a tensor, in the header of a safetensors file."""
+
+    dtype: Name
+    shape: Annotated[list[Extent], Meta(max_length=16)]
+
+
 def read_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """``name -> (dtype, shape)`` from the header of a safetensors file."""
-    with open(path, "rb") as f:
-        size = int.from_bytes(f.read(8), "little")
-        if size > 100 * 1024 * 1024:
-            raise WeightsError(f"{path}: header of {size} bytes; this is not a safetensors file")
-        entries = json.loads(f.read(size))
-    return {name: (e["dtype"], tuple(e["shape"])) for name, e in entries.items() if name != "__metadata__"}
+    """``name -> (dtype, shape)`` from the header of a safetensors file.
+
+    Raises:
+        WeightsError: it is none.
+    """
+    try:
+        with open(path, "rb") as f:
+            size = int.from_bytes(f.read(8), "little")
+            if size > MAX_SAFETENSORS_HEADER_BYTES:
+                raise WeightsError(f"{path}: header of {size} bytes; this is not a safetensors file")
+            entries = msgspec.json.decode(f.read(size), type=dict[str, msgspec.Raw])
+        entries.pop("__metadata__", None)
+        found = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in entries.items()}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise WeightsError(f"{path}: {error}; this is not a safetensors file") from None
+    return {name: (entry.dtype, tuple(entry.shape)) for name, entry in found.items()}
 
 
 def retire(root: Path, keep: int) -> None:

@@ -141,3 +141,21 @@ def test_a_manifest_is_plain_messagepack():
     manifest = Manifest(run="r", epoch=1, version=2, nbytes=0, tensors=[], root=root_hash([]))
     decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(manifest))
     assert decoded["version"] == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b'\x05\x00\x00\x00\x00\x00\x00\x00{"a',
+        b"\x02\x00\x00\x00\x00\x00\x00\x00\xff\xff",
+        b"\x0c\x00\x00\x00\x00\x00\x00\x00" + b'{"a":{"b":1}}'[:12],
+        b"\x08\x00\x00\x00\x00\x00\x00\x00" + b'{"a":[]}',
+        b"\xff" * 8,
+    ],
+    ids=["empty", "cut", "no text", "no shape", "no entry", "too long"],
+)
+def test_what_is_no_safetensors_file_is_refused_as_weights(tmp_path, content):
+    (tmp_path / DATA).write_bytes(content)
+    with pytest.raises(WeightsError, match="not a safetensors file"):
+        read_shapes(tmp_path / DATA)
