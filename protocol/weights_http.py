@@ -87,6 +87,7 @@ class WeightsServer:
         self._run, self._shelf = run, Shelf(run, locate, scratch)
         self._held: dict[Key, Held] = {}
         self._coming: dict[Key, asyncio.Task[Held | None]] = {}
+        self._retired: list[Held] = []
         self._transfers = 0
         self.application = web.Application(middlewares=[require_token(keys)])
         self.application.router.add_get("/", self._about, allow_head=False)
@@ -137,7 +138,12 @@ class WeightsServer:
 
     async def _take(self, key: Key) -> Held | None:
         """What is held under a key, prepared once however many ask for it; None: the whole version is better."""
-        if (held := self._held.get(key)) is not None:
+        held = self._held.get(key)
+        if held is not None and self._shelf.replaced(key[0], key[1], self._held.get((*key[:2], None))):
+            for other in [other for other in self._held if other[:2] == key[:2]]:
+                self._retired.append(self._held.pop(other))
+            held = None
+        if held is not None:
             held.used = time.monotonic()
             return held
         if key not in self._coming:
@@ -176,7 +182,7 @@ class WeightsServer:
         for task in list(self._coming.values()):
             task.cancel()
         await asyncio.wait([tidy, *self._coming.values()], timeout=CLOSE_S)
-        for held in self._held.values():
+        for held in [*self._held.values(), *self._retired]:
             held.file.close()
         self._held.clear()
 
@@ -185,6 +191,9 @@ class WeightsServer:
             await asyncio.sleep(TIDY_S)
             for key in superfluous(self._held, time.monotonic()):
                 self._held.pop(key).file.close()
+            for held in [held for held in self._retired if not held.transfers]:
+                self._retired.remove(held)
+                held.file.close()
 
 
 def _asked(request: web.Request) -> Key:

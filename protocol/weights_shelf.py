@@ -95,6 +95,16 @@ class Shelf:
             raise
         return self._held(manifest, file)
 
+    def replaced(self, epoch: int, version: int, held: Held | None) -> bool:
+        """Whether another file lies where a version was opened; one that is gone has not been replaced."""
+        if held is None:
+            return False
+        try:
+            now = (self._locate(epoch, version) / DATA).stat()
+        except OSError:
+            return False
+        return not os.path.samestat(now, os.fstat(held.file.fileno()))
+
     def delta(self, new: Held, base: Held) -> Held | None:
         """The delta that makes ``new`` out of ``base``; None where the whole version is the better choice."""
         if not same_layout(base.manifest.tensors, new.manifest.tensors):

@@ -541,3 +541,14 @@ def test_a_relay_beyond_loopback_needs_keys(cache):
 
     with pytest.raises(AddressRefused, match="only loopback"):
         asyncio.run(begin())
+
+
+def test_a_version_written_again_is_served_as_it_is_now(versions, url, cache, tmp_path):
+    write(versions, 6)
+    write(versions, 7, step=0.01)
+    cache.obtain(1, 6, [url])
+    cache.obtain(1, 7, [url])
+    source = write(versions, 7, seed=3)
+    second = Cache(tmp_path / "shm2" / "offbeat-cache-r-1", RUN)
+    assert same(second.obtain(1, 7, [url]), source)
+    second.close()
