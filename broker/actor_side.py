@@ -29,6 +29,11 @@ class ActorSide:
         self._hungry: OrderedDict[str, Peer] = OrderedDict()
         """Actors with task credit, the next one to be served first."""
 
+    @property
+    def hungry(self) -> bool:
+        """Whether an actor could run a task that is queued."""
+        return bool(self._hungry) and self._books.tasks.queued > 0
+
     # --- joining and leaving ------------------------------------------------------------------------------
 
     def tell_leases(self, peer: Peer, now: float) -> None:
@@ -164,7 +169,7 @@ class ActorSide:
             # What is missing was lost on the way, and the actor ends the episode at this answer.
             self.take_back(record, f"gap: segment {expected} did not arrive", now)
             return "refused", f"gap: expected segment {expected}, got {segment.index}"
-        header, body = bytes(frames[0]), b"".join(map(bytes, frames[1:]))
+        header, body = bytes(frames[0]), bytes(frames[1]) if len(frames) > 1 else b""
         wrong = why_invalid(segment, record.task, offset, body) if len(frames) <= 2 else "two body frames"
         if wrong:
             self.take_back(record, f"invalid: {wrong}", now)
@@ -177,16 +182,16 @@ class ActorSide:
     def grant(self, actor: str, *, trickle: bool) -> None:
         """Grant segment credit, as far as the bounds allow; none while the store is low."""
         store = self._books.store
-        if store.low:
+        if not self._books.flow.is_due(actor) or store.low:
             return
         due = self._books.flow.grant(actor, held=len(store), nbytes=store.nbytes, trickle=trickle)
         if due:
             self._books.send(actor, SegmentCredit(segments=due))
 
-    def grant_all(self, *, trickle: bool) -> None:
-        """Space has become free."""
-        for peer in self._books.peers.of("actor"):
-            self.grant(peer.name, trickle=trickle)
+    def grant_short(self, *, trickle: bool) -> None:
+        """Space has become free: credit for those who could not be given all that was due."""
+        for name in self._books.flow.take_short():
+            self.grant(name, trickle=trickle)
 
     def sweep(self, elapsed: float, now: float, *, trickle: bool) -> None:
         """Credit again for those who wait; end leases without progress."""

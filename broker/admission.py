@@ -38,10 +38,11 @@ def why_invalid(segment: Segment, task: Task, offset: int, body: Buffer) -> str:
 def _why_arrays_invalid(segment: Segment, body: Buffer) -> str:
     if len(segment.arrays) > MAX_ARRAYS:
         return f"{len(segment.arrays)} arrays, at most {MAX_ARRAYS}"
-    names = [spec.name for spec in segment.arrays]
-    if missing := [name for name in REQUIRED_ARRAYS if name not in names]:
-        return f"array {missing[0]!r} is missing"
-    if len(set(names)) < len(names):
+    names = {spec.name for spec in segment.arrays}
+    if not names.issuperset(REQUIRED_ARRAYS):
+        missing = next(name for name in REQUIRED_ARRAYS if name not in names)
+        return f"array {missing!r} is missing"
+    if len(names) < len(segment.arrays):
         return "two arrays of one name"
     for spec in segment.arrays:
         if spec.length != segment.tokens:
@@ -83,6 +84,8 @@ class SegmentFlow:
         self._overdraft = config.segment_credit
         self._credit: dict[str, int] = {}
         self._largest = LEAST_SEGMENT_BYTES
+        self._short: dict[str, None] = {}
+        """Actors that got less than was due, in the order of that."""
         self.outstanding = 0
         """Credit that actors have and have not used."""
 
@@ -93,6 +96,7 @@ class SegmentFlow:
 
     def leave(self, actor: str) -> None:
         self.outstanding -= max(0, self._credit.pop(actor, 0))
+        self._short.pop(actor, None)
 
     def credit(self, actor: str) -> int:
         return max(0, self._credit.get(actor, 0))
@@ -112,12 +116,26 @@ class SegmentFlow:
         by_bytes = (self._max_bytes - nbytes) // self._largest
         return min(self._max_segments - held, by_bytes) - self.outstanding
 
+    def is_due(self, actor: str) -> bool:
+        """Whether there is reason to grant: not for every single segment."""
+        credit = self.credit(actor)
+        return credit == 0 or self._window - credit >= max(1, self._window // 4)
+
+    def take_short(self) -> list[str]:
+        """Actors that got less than was due since the last call."""
+        taken, self._short = list(self._short), {}
+        return taken
+
     def grant(self, actor: str, *, held: int, nbytes: int, trickle: bool) -> int:
         """Credit to grant now (already noted), 0 if none is due."""
+        if not self.is_due(actor):
+            return 0
         credit = self.credit(actor)
         due = min(self._window - credit, self.room(held, nbytes))
+        if due < self._window - credit:
+            self._short[actor] = None
         if due < max(1, self._window // 4) and credit > 0:
-            return 0  # not for every single segment
+            return 0
         if due <= 0 and trickle and credit == 0:
             due = 1
         if due <= 0:

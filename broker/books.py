@@ -2,8 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from broker.admission import SegmentFlow
 from broker.config import BrokerConfig
@@ -21,7 +20,6 @@ from broker.events import (
     Released,
     TasksPut,
     UnitDropped,
-    encode_event,
 )
 from broker.ledger import Ledger, Outcome, Piece
 from broker.peers import Peers
@@ -34,8 +32,7 @@ TOO_LATE = "the deadline of its group has passed"
 ENDED = "the learner that asked for it is gone"
 
 
-@dataclass(frozen=True)
-class Send:
+class Send(NamedTuple):
     """To be sent to ``peer``; ``frames`` are (header, body) pairs behind a Deliver."""
 
     peer: str
@@ -87,7 +84,7 @@ class Books:
             BooksBroken: the event could not be applied; the books are not to be trusted any more, the journal is.
         """
         wrong = self.apply(event, now)
-        self.store.note(encode_event(event))
+        self.store.note(event)
         return wrong
 
     def store_segment(self, segment: Segment, header: bytes, body: bytes, now: float) -> None:
@@ -101,14 +98,16 @@ class Books:
 
     def apply(self, event: AnyEvent, now: float) -> list[str]:
         """What follows from an event, without recording it."""
-        with _broken_by(repr(event)):
+        try:
             wrong = self._apply(event, now)
             self._settle()
+        except Exception as error:
+            raise _broken(repr(event), error) from error
         return wrong
 
     def apply_segment(self, segment: Segment, nbytes: int, now: float) -> None:
         """What follows from a segment that is in the store."""
-        with _broken_by(f"segment {(segment.trajectory_id, segment.index)}"):
+        try:
             record = self._record(segment.task_id)
             assert record.lease is not None
             record.lease.renewed = now
@@ -116,13 +115,15 @@ class Books:
                 self.tasks.close(record)
             self.assembly.add(segment, record.task, nbytes, now)
             self._settle()
+        except Exception as error:
+            raise _broken(f"segment {(segment.trajectory_id, segment.index)}", error) from error
 
     def _apply(self, event: AnyEvent, now: float) -> list[str]:
-        match event:
-            case TasksPut(tasks=tasks):
-                return [wrong for task in tasks if (wrong := self._put(task))]
+        match event:  # the most frequent ones first
             case Leased():
                 self.tasks.lease(event.task_id, event.lease_id, event.actor, event.incarnation, now)
+            case TasksPut(tasks=tasks):
+                return [wrong for task in tasks if (wrong := self._put(task))]
             case LeaseEnded(task_id=task_id, fault=fault, avoid=avoid):
                 record = self._record(task_id)
                 self.assembly.abandon(record.trajectory_id, "superseded")
@@ -204,6 +205,8 @@ class Books:
 
     def _settle(self) -> None:
         """What has become ready or unwanted by an event, has by the same event been queued or cancelled."""
+        if not self.assembly.results:
+            return
         for unit in self.assembly.take_ready():
             self.deliveries.add(unit)
         for task_id in self.assembly.take_unwanted():
@@ -226,9 +229,13 @@ class Books:
         yield from self.assembly.pieces()
         yield from self.deliveries.pieces()
 
+    def miscount(self) -> str:
+        """By how many segments store and ledger differ; "" when they agree. Costs the same whatever is held."""
+        return self.ledger.miscount(len(self.store))
+
     def violation(self) -> str:
-        """By what the ledger does not close; "" when it does."""
-        return self.ledger.difference(self.pieces())
+        """By what the ledger does not close; "" when it does. Walks through all that is held."""
+        return self.miscount() or self.ledger.difference(self.pieces())
 
     def held_task_ids(self) -> list[str]:
         """Training tasks that are queued, leased, or done and not committed for good."""
@@ -267,18 +274,19 @@ class Books:
         out, self._out = self._out, []
         return out
 
+    @property
+    def has_notices(self) -> bool:
+        """Whether `take_notices` has something."""
+        return bool(self._notices)
+
     def take_notices(self) -> list[Dropped]:
         """What the learner has to be told since the last call."""
         notices, self._notices = self._notices, []
         return notices
 
 
-@contextmanager
-def _broken_by(what: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise BooksBroken(f"{what} could not be applied: {error!r}") from error
+def _broken(what: str, error: Exception) -> BooksBroken:
+    return BooksBroken(f"{what} could not be applied: {error!r}")
 
 
 def process(hello: Hello) -> tuple[str, int, int]:

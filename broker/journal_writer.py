@@ -31,13 +31,20 @@ class Group:
 
     file: int
     start: int
-    data: bytearray
+    parts: list[bytes]
+    nbytes: int
     last: int
     """Records appended when the group was last added to."""
     done: int = 0
     """Bytes written."""
     taken: bool = False
     """Being written: nothing more is added."""
+
+    def whole(self) -> bytes:
+        """All of it in one piece."""
+        if len(self.parts) > 1:
+            self.parts = [b"".join(self.parts)]
+        return self.parts[0]
 
 
 class Writer:
@@ -55,6 +62,8 @@ class Writer:
         """``newest``: the file to go on in; with a ``header``, the one to begin."""
         self._folder, self._lock, self._on_durable = folder, lock, on_durable
         self._synced_mode, self._interval_s = config.durability == "synced", config.sync_interval_s
+        self._fresh: list[Group] = []
+        """Added since the last `flush`; of no concern to the thread."""
         self._guard = threading.Condition()
         """Over what both threads change: everything below."""
         self._syncing = threading.Lock()
@@ -69,6 +78,7 @@ class Writer:
         self._begin(newest)
         if header:
             self.add(newest, 0, header, records=0)
+            self._hand_over()
             self._write()
         else:
             self._at = newest
@@ -95,15 +105,28 @@ class Writer:
 
     def add(self, file: int, start: int, *parts: bytes, records: int = 1) -> None:
         """Bytes for that place of a file, behind everything added before."""
+        if not self._fresh or self._fresh[-1].file != file:
+            self._fresh.append(Group(file, start, [], 0, self._count))
+        group = self._fresh[-1]
+        group.parts += parts
+        group.nbytes += sum(map(len, parts))
+        self._count += records
+        group.last = self._count
+
+    def _hand_over(self) -> None:
+        """What was added is to be written."""
+        if not self._fresh:
+            return
         with self._guard:
-            group = self._pending[-1] if self._pending else None
-            if group is None or group.taken or group.file != file:
-                group = Group(file, start, bytearray(), self._count)
-                self._pending.append(group)
-            for part in parts:
-                group.data += part
-            self._count += records
-            group.last = self._count
+            for group in self._fresh:
+                last = self._pending[-1] if self._pending else None
+                if last is None or last.taken or last.file != group.file:
+                    self._pending.append(group)
+                else:
+                    last.parts += group.parts
+                    last.nbytes += group.nbytes
+                    last.last = group.last
+        self._fresh = []
 
     def flush(self) -> None:
         """Write what was added, or have the thread do so; while the disk takes nothing, try now and then.
@@ -113,6 +136,7 @@ class Writer:
         """
         if self._failure:
             raise JournalError(self._failure)
+        self._hand_over()
         if self._synced_mode:
             self._request()
         elif self._pending and time.monotonic() >= self._retry_at:
@@ -121,9 +145,9 @@ class Writer:
     def find(self, file: int, start: int, nbytes: int) -> bytes | None:
         """Bytes that are not written yet."""
         with self._guard:
-            for group in self._pending:
-                if group.file == file and group.start <= start < group.start + len(group.data):
-                    return bytes(group.data[start - group.start : start - group.start + nbytes])
+            for group in (*self._pending, *self._fresh):
+                if group.file == file and group.start <= start < group.start + group.nbytes:
+                    return group.whole()[start - group.start : start - group.start + nbytes]
         return None
 
     def sync(self, timeout_s: float) -> bool:
@@ -150,6 +174,7 @@ class Writer:
             return
         try:
             if write and not self._failure:
+                self._hand_over()
                 self._write()
                 self._sync()
         except JournalError as error:
@@ -197,7 +222,7 @@ class Writer:
             self._open.append((file, fd))
 
     def _write_group(self, group: Group, fd: int) -> None:
-        view = memoryview(group.data)
+        view = memoryview(group.whole())
         while group.done < len(view):  # a full disk first writes less than it was given, and then fails
             group.done += os.pwrite(fd, view[group.done :], group.start + group.done)
         with self._guard:

@@ -173,10 +173,18 @@ class LearnerSide:
             replayed_tokens=message.replayed_tokens,
         )
         self._books.happen(committed, now)
-        if difference := self._books.violation():
+        self._complain(peer, self._books.miscount())
+        return True
+
+    def check_ledger(self) -> None:
+        """Now and then, as it walks through all that is held: whether the ledger closes to the token."""
+        if self.learner is not None:
+            self._complain(self.learner, self._books.violation())
+
+    def _complain(self, peer: Peer, difference: str) -> None:
+        if difference:
             text = f"the ledger does not close: {difference}; this is a fault of the broker, its journal has the rest"
             self._books.refuse(peer.name, "ledger_violation", text, fatal=True)
-        return True
 
     def checkpointed(self, peer: Peer, message: Checkpointed, now: float) -> None:
         """What is committed up to this step is in a checkpoint."""
@@ -237,7 +245,8 @@ class LearnerSide:
 
     def send_notices(self) -> None:
         """Tell the learner, now or when it is back, what it will never get."""
-        self._notices.extend(self._books.take_notices())
+        if self._books.has_notices:
+            self._notices.extend(self._books.take_notices())
         while self.learner is not None and self._notices:
             notice = self._notices.popleft()
             self._told.add(notice.group_id, 0)

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from broker.store import SegmentKey
@@ -103,10 +104,15 @@ class Lengths:
 
 
 def _count(counts: dict[int, int], tokens: int, times: int) -> None:
-    key = tokens if tokens < 1000 else int(float(f"{tokens:.3g}"))
+    key = tokens if tokens < 1000 else _three_digits(tokens)
     counts[key] = counts.get(key, 0) + times
     if not counts[key]:
         del counts[key]
+
+
+@lru_cache(maxsize=4_096)
+def _three_digits(tokens: int) -> int:
+    return int(float(f"{tokens:.3g}"))
 
 
 def _mean(counts: dict[int, int]) -> float:
@@ -144,6 +150,11 @@ class Ledger:
         """Tokens that should be in the store now."""
         return self.stored.tokens - sum(tally.tokens for tally in self.outcomes.values())
 
+    @property
+    def held_segments(self) -> int:
+        """Segments that should be in the store now."""
+        return self.stored.segments - sum(tally.segments for tally in self.outcomes.values())
+
     def settle(self, outcome: Outcome, piece: Piece) -> None:
         """This piece has left the broker for good."""
         self.outcomes[outcome].add(piece)
@@ -163,6 +174,11 @@ class Ledger:
             f"{tokens} tokens are held, but {self.stored.tokens} were stored and {outcomes} settled, which leaves "
             f"{self.held_tokens}: {tokens - self.held_tokens:+d}"
         )
+
+    def miscount(self, held: int) -> str:
+        """What is wrong, if so many segments are not what the sums say; "" if they are."""
+        wanted = self.held_segments
+        return "" if held == wanted else f"{held} segments are held, the sums leave {wanted}"
 
     def refuse(self, code: str) -> None:
         """Count a refusal by its code."""

@@ -1,7 +1,7 @@
 """Books that outlive the process: a store that writes to the journal, snapshots, and the way back from both."""
 
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
 import msgspec
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from broker.books import Books
 from broker.errors import BooksBroken
-from broker.events import Published, decode_event
+from broker.events import AnyEvent, Published, decode_event, encode_event
 from broker.journal import Journal, JournalError, Kind, Place, Record, pack_segment, unpack_segment
 from broker.ledger import Ledger
 from broker.store import Counted, SegmentKey
@@ -24,14 +24,22 @@ MAX_ASIDE_SHARE = 0.5
 """Of the journal's bytes, for what is committed and in no checkpoint yet; the rest is for what waits."""
 
 
+RECENT_BYTES = 64 << 20
+
+
 class JournalStore(Counted):
-    """Segments in the journal; in memory only where they stand."""
+    """Segments in the journal; in memory where they stand, and the latest of them too.
+
+    Most are delivered before they are pushed out of there, and so need not be read.
+    """
 
     def __init__(self, journal: Journal, max_bytes: int) -> None:
         super().__init__()
         self.journal, self._max_bytes = journal, max_bytes
         self._places: dict[SegmentKey, Place] = {}
         self._files: Counter[int] = Counter()
+        self._recent: OrderedDict[SegmentKey, tuple[bytes, bytes]] = OrderedDict()
+        self._recent_nbytes = 0
 
     @property
     def low(self) -> bool:
@@ -49,6 +57,15 @@ class JournalStore(Counted):
     def put(self, key: SegmentKey, header: bytes, body: bytes) -> None:
         place = self.journal.append(Kind.SEGMENT, *pack_segment(header, body))
         self.adopt(key, place, len(header) + len(body))
+        self._recent[key] = header, body
+        self._recent_nbytes += len(header) + len(body)
+        while self._recent_nbytes > RECENT_BYTES:
+            self._forget(next(iter(self._recent)))
+
+    def _forget(self, key: SegmentKey) -> None:
+        frames = self._recent.pop(key, None)
+        if frames is not None:
+            self._recent_nbytes -= sum(map(len, frames))
 
     def adopt(self, key: SegmentKey, place: Place, nbytes: int) -> None:
         """A segment that stands in the journal already."""
@@ -57,17 +74,23 @@ class JournalStore(Counted):
         self._files[place.file] += 1
 
     def get(self, key: SegmentKey) -> tuple[bytes, bytes]:
-        return unpack_segment(self.journal.read(self._places[key]))
+        frames = self._recent.get(key)
+        return frames if frames is not None else unpack_segment(self.journal.read(self._places[key]))
+
+    def set_aside(self, key: SegmentKey) -> None:
+        super().set_aside(key)
+        self._forget(key)
 
     def drop(self, key: SegmentKey) -> None:
         super().drop(key)
+        self._forget(key)
         file = self._places.pop(key).file
         self._files[file] -= 1
         if not self._files[file]:
             del self._files[file]
 
-    def note(self, event: bytes) -> None:
-        self.journal.append(Kind.EVENT, event)
+    def note(self, event: AnyEvent) -> None:
+        self.journal.append(Kind.EVENT, encode_event(event))
 
     def index(self) -> list[tuple[SegmentKey, Place, int, bool]]:
         """Key, place, bytes and whether set aside, of all segments."""

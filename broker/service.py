@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.05
 HTTP_STOP_S = 1.0
+COMING_AND_GOING = (Hello, Goodbye)
 MAX_KEY_WARNINGS = 100
 
 
@@ -171,7 +172,7 @@ class Service:
             except WrongKey as error:
                 self._refuse_key(name, type(message).__name__, str(error))
                 return
-        if isinstance(message, Hello | Goodbye):
+        if isinstance(message, COMING_AND_GOING):
             log.info("%s from %r", type(message).__name__, name)
         try:
             self._act(self._desk.handle(name, message, frames[2:], time.monotonic()))

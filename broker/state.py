@@ -118,6 +118,7 @@ class BrokerState:
         if learner is not None and now - self._stats_sent >= STATS_S:
             self._stats_sent = now
             self.books.send(learner.name, QueueStats(gauges=self.gauges()))
+            self.learners.check_ledger()
         return self._flush(now)
 
     def refuse(self, name: str, code: str, text: str) -> list[Send]:
@@ -226,7 +227,16 @@ class BrokerState:
         self._offer_generators(now)
 
     def _from_peer(self, peer: Peer, message: AnyMessage, frames: Sequence[Buffer], now: float) -> None:
-        match message:
+        match message:  # the most frequent ones first
+            case Segment():
+                self.actors.segment(peer, message, frames, now, trickle=self.learners.starving(now))
+            case TaskCredit():
+                self.actors.credited(peer, message.tasks)
+            case Commit():
+                if self.learners.commit(peer, message, now):
+                    self.actors.grant_short(trickle=self.learners.starving(now))
+            case DeliveryCredit():
+                self.learners.credited(peer, message.units)
             case Heartbeat():
                 peer.beat(message, now)
                 self.books.send(peer.name, Heartbeat(policy_version=self.learners.policy_version))
@@ -237,21 +247,12 @@ class BrokerState:
                 self._lose(peer, now, fault=False)
             case PutTasks():
                 self.learners.put(peer, message, now)
-            case DeliveryCredit():
-                self.learners.credited(peer, message.units)
-            case Commit():
-                if self.learners.commit(peer, message, now):
-                    self.actors.grant_all(trickle=self.learners.starving(now))
             case Checkpointed():
                 self.learners.checkpointed(peer, message, now)
             case PublishWeights():
                 self.learners.publish(peer, message, now)
-            case TaskCredit():
-                self.actors.credited(peer, message.tasks)
             case TaskRejected():
                 self.actors.rejected(peer, message, now)
-            case Segment():
-                self.actors.segment(peer, message, frames, now, trickle=self.learners.starving(now))
             case _:
                 text = f"{type(message).__name__} is not for the broker"
                 self.books.refuse(peer.name, "unexpected", text)
@@ -284,7 +285,7 @@ class BrokerState:
         """Let everything follow that has become possible; returns what is to be sent."""
         if self._draining_since is None:
             self.learners.deliver(now)
-            if not self.books.full() or self.learners.starving(now):
+            if self.actors.hungry and (not self.books.full() or self.learners.starving(now)):
                 self.actors.lease_tasks(now)
         self.learners.send_notices()
         return self.books.take_actions()

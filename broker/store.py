@@ -2,6 +2,8 @@
 
 from typing import Protocol
 
+from broker.events import AnyEvent
+
 SegmentKey = tuple[str, int]
 """Trajectory id and index of a segment."""
 
@@ -43,7 +45,7 @@ class SegmentStore(Protocol):
     def bring_back(self, key: SegmentKey) -> None: ...
     def drop(self, key: SegmentKey) -> None: ...
 
-    def note(self, event: bytes) -> None:
+    def note(self, event: AnyEvent) -> None:
         """Keep an event, in order with the segments."""
         ...
 
@@ -113,5 +115,5 @@ class MemoryStore(Counted):
         super().drop(key)
         del self._frames[key]
 
-    def note(self, event: bytes) -> None:
+    def note(self, event: AnyEvent) -> None:
         pass

@@ -14,7 +14,7 @@ MAX_SKIPPED = 64
 UNWANTED = -1
 
 
-@dataclass
+@dataclass(slots=True)
 class TaskLease:
     """A task in the hands of an actor; ``renewed`` moves with progress, ``limit`` is the latest end."""
 
@@ -25,7 +25,7 @@ class TaskLease:
     limit: float
 
 
-@dataclass
+@dataclass(slots=True)
 class TaskRecord:
     """A task that is queued (no lease) or being run."""
 

@@ -11,7 +11,7 @@ from protocol.messages import DeliveryUnit, Dropped, Purpose, Segment, Task
 ENVELOPE_BYTES = 64 * 1024
 
 
-@dataclass
+@dataclass(slots=True)
 class Trajectory:
     """A trajectory as it arrives. ``pieces`` are those not yet part of a unit."""
 
@@ -32,7 +32,7 @@ class Trajectory:
         return self.action_tokens if self.closed and not self.failed else 0
 
 
-@dataclass
+@dataclass(slots=True)
 class Group:
     """A rollout group: members still out, members here, and how many others there were."""
 
@@ -50,7 +50,7 @@ class Group:
         return len(self.here) + self.taken + self.lost
 
 
-@dataclass
+@dataclass(slots=True)
 class Unit:
     """What is handed to the learner in one delivery."""
 
@@ -109,6 +109,11 @@ class Assembly:
     def segments(self) -> int:
         """Stored segments that are in no unit."""
         return sum(1 for _ in self.pieces())
+
+    @property
+    def results(self) -> bool:
+        """Whether there is something to take."""
+        return bool(self._ready or self._dropped or self._unwanted)
 
     def take_ready(self) -> list[Unit]:
         """Units formed since the last call."""

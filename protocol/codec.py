@@ -118,7 +118,9 @@ def check_frames(frames: Sequence[Buffer]) -> None:
     total = sum(map(len, frames))
     if total > MAX_MESSAGE_BYTES:
         raise LimitExceeded(f"message of {total} bytes, at most {MAX_MESSAGE_BYTES}")
-    if len(frames) < 2 or len(frames[0]) != len(PRELUDE) or bytes(frames[0][:2]) != b"OB":
+    if len(frames) < 2 or (
+        frames[0] != PRELUDE and (len(frames[0]) != len(PRELUDE) or bytes(frames[0][:2]) != b"OB")
+    ):
         raise Malformed("not an Offbeat message: frame 0 must be b'OB' + major + minor, frame 1 the header")
     if frames[0][2] != MAJOR:
         raise VersionMismatch(

@@ -1,0 +1,255 @@
+"""Light peers that load a broker: actors and a learner that do nothing but keep the protocol, each in a process.
+
+Arrays are made once; of a segment only the header is encoded. A trajectory is one segment, which is the dearest case:
+each segment comes with a lease, a task's credit and a share of a commit.
+"""
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import zmq
+
+from protocol.codec import PRELUDE, encode, pack_arrays
+from protocol.link import dealer
+from protocol.messages import (
+    AnyMessage,
+    ArraySpec,
+    Checkpointed,
+    Commit,
+    Deliver,
+    DeliveryCredit,
+    Heartbeat,
+    Hello,
+    LeaseTask,
+    PutTasks,
+    Reward,
+    Segment,
+    SegmentAck,
+    SegmentCredit,
+    Task,
+    TaskCredit,
+    Turn,
+    Welcome,
+)
+from protocol.security import ClientKeys
+
+BYTES_PER_TOKEN = 13
+GROUP = 4
+BEAT_S = 1.0
+DELIVERIES = 16
+CHECKPOINT_EVERY = 16
+POLL_MS = 100
+
+_decode = msgspec.msgpack.Decoder(AnyMessage).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked of a broker at ``endpoint``.
+
+    ``window`` segments at most are under way between actors and broker, ``outstanding`` tasks anywhere. With ``rate``
+    the actors send so many segments a second, and not as many as the broker takes.
+    """
+
+    endpoint: str
+    nbytes: int
+    actors: int
+    window: int
+    outstanding: int
+    keys: Path | None = None
+    rate: float = 0.0
+    samples: int = 0
+
+
+class Peer:
+    """One connection, which beats."""
+
+    def __init__(self, load: Load, hello: Hello) -> None:
+        keys = None if load.keys is None else ClientKeys.read(load.keys, hello.role, hello.peer, "broker")
+        self.socket = dealer(zmq.Context.instance(), hello.peer, keys)
+        self.socket.connect(load.endpoint)
+        self.send(hello)
+        self._beat_at = time.monotonic() + BEAT_S
+        self._beats = 0
+
+    def send(self, message: AnyMessage) -> None:
+        self.socket.send_multipart(encode(message))
+
+    def beat(self, now: float) -> None:
+        if now >= self._beat_at:
+            self._beat_at = now + BEAT_S
+            self._beats += 1
+            self.send(Heartbeat(progress=float(self._beats), busy=True))
+
+    def received(self) -> list[tuple[Any, int]]:
+        """What has come, with the number of frames behind the header."""
+        found: list[tuple[Any, int]] = []
+        while True:
+            try:
+                frames = self.socket.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return found
+            found.append((_decode(frames[1]), len(frames) - 2))
+
+
+def make_body(nbytes: int) -> tuple[int, list[ArraySpec], bytes]:
+    """Tokens, array specs and body of a segment of about so many bytes."""
+    n = max(4, nbytes // BYTES_PER_TOKEN)
+    arrays: dict[str, np.ndarray[Any, Any]] = {
+        "token_ids": np.arange(n, dtype="<i4"),
+        "action_mask": np.ones(n, "u1"),
+        "logp_behaviour": np.full(n, -0.5, "<f4"),
+        "policy_version": np.zeros(n, "<i4"),
+    }
+    return n, *pack_arrays(arrays)
+
+
+class Actors:
+    """Several actors in one process; a lease is answered by the one segment of its trajectory at once."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self.tokens, self._specs, self._body = make_body(load.nbytes)
+        self._turns = [Turn(0, 0, 1, False), Turn(1, 1, self.tokens, True)]
+        self._poller = zmq.Poller()
+        self._ready: deque[tuple[Peer, LeaseTask]] = deque()
+        self._sent_at: dict[str, float] = {}
+        self.latencies: list[float] = []
+        self._peers: dict[Any, Peer] = {}
+        for i in range(load.actors):
+            peer = Peer(load, Hello(role="actor", peer=f"actor-{i}", incarnation=1))
+            self._peers[peer.socket] = peer
+            self._poller.register(peer.socket, zmq.POLLIN)
+        self._credit = dict.fromkeys(self._peers, 0)
+
+    def run(self, acked: Any, results: Connection) -> None:
+        """Until killed, or until there are as many latencies as wanted."""
+        load, due = self._load, time.monotonic()
+        while not load.samples or len(self.latencies) < load.samples:
+            now = time.monotonic()
+            for socket, _ in self._poller.poll(1 if load.rate else POLL_MS):
+                acked.value += self._handle(self._peers[socket])
+            for peer in self._peers.values():
+                peer.beat(now)
+            for _ in range(len(self._ready)):
+                if load.rate and time.monotonic() < due:
+                    break
+                due = max(due + 1 / load.rate, now - 0.05) if load.rate else 0.0
+                self._answer(*self._ready.popleft())
+        results.send(self.latencies)
+
+    def _handle(self, peer: Peer) -> int:
+        acks = 0
+        for message, _ in peer.received():
+            match message:
+                case SegmentAck():
+                    assert message.status == "stored", message
+                    acks += 1
+                    if self._load.samples:
+                        waited = time.perf_counter() - self._sent_at.pop(message.trajectory_id)
+                        self.latencies.append(waited)
+                case LeaseTask():
+                    self._ready.append((peer, message))
+                case SegmentCredit():
+                    self._credit[peer.socket] += message.segments
+                case Welcome():
+                    peer.send(TaskCredit(tasks=max(1, self._load.window // self._load.actors)))
+        if acks:
+            peer.send(TaskCredit(tasks=acks))
+        return acks
+
+    def _answer(self, peer: Peer, lease: LeaseTask) -> None:
+        if self._credit[peer.socket] <= 0:
+            self._ready.append((peer, lease))  # until there is credit
+            return
+        self._credit[peer.socket] -= 1
+        task = lease.task
+        segment = Segment(
+            trajectory_id=f"{task.task_id}.{lease.attempt}",
+            task_id=task.task_id,
+            group_id=task.group_id,
+            group_size=task.group_size,
+            index=0,
+            offset=0,
+            tokens=self.tokens,
+            action_tokens=self.tokens,
+            status="finished",
+            stop_reason="stop",
+            env="benchmark",
+            version_min=0,
+            version_max=0,
+            turns=self._turns,
+            rewards=[Reward("score", 1, 1.0)],
+            generator="generator-0",
+            arrays=self._specs,
+        )
+        if self._load.samples:
+            self._sent_at[segment.trajectory_id] = time.perf_counter()
+        peer.socket.send_multipart([PRELUDE, _encode(segment), self._body])
+
+
+class Learner:
+    """Puts a group for each it gets, commits each at once, and tells of a checkpoint now and then."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._peer = Peer(load, Hello(role="learner", peer="learner", incarnation=1, epoch=1, lineage=1))
+        self._groups = self._step = 0
+
+    def run(self, committed: Any) -> None:
+        """Until killed."""
+        while True:
+            self._peer.socket.poll(POLL_MS)
+            self._peer.beat(time.monotonic())
+            units = 0
+            for message, frames in self._peer.received():
+                if isinstance(message, Welcome):
+                    self._put(self._load.outstanding // GROUP)
+                    self._peer.send(DeliveryCredit(units=DELIVERIES))
+                elif isinstance(message, Deliver):
+                    units += 1
+                    self._commit(message.unit_id)
+                    committed.value += frames // 2
+            if units:
+                self._peer.send(DeliveryCredit(units=units))
+                self._put(units)
+
+    def _commit(self, unit_id: str) -> None:
+        self._step += 1
+        self._peer.send(Commit(epoch=1, step=self._step, trained=[unit_id]))
+        if self._step % CHECKPOINT_EVERY == 0:
+            self._peer.send(Checkpointed(epoch=1, step=self._step))
+
+    def _put(self, groups: int) -> None:
+        tasks = []
+        for n in range(self._groups, self._groups + groups):
+            for member in range(GROUP):
+                task_id = f"1g{n}.{member}"
+                task = Task(
+                    task_id=task_id,
+                    env="benchmark",
+                    data={"seed": n},
+                    group_id=f"1g{n}",
+                    group_size=GROUP,
+                    member=member,
+                )
+                tasks.append(task)
+        self._groups += groups
+        self._peer.send(PutTasks(tasks=tasks))
+
+
+def run_actors(load: Load, acked: Any, results: Connection) -> None:
+    """Body of the actors' process; ``acked`` is a shared number."""
+    Actors(load).run(acked, results)
+
+
+def run_learner(load: Load, committed: Any) -> None:
+    """Body of the learner's process."""
+    Learner(load).run(committed)
