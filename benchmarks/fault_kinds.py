@@ -39,7 +39,7 @@ class Scene:
 
 
 Fault = Callable[[Scene], float | None]
-"""Breaks something, and mends what does not mend itself; returns since when the run has to recover, if not since now."""
+"""Breaks something, and mends what does not mend itself; returns since when the run has to recover (None: now)."""
 
 
 def kill(role: str) -> Fault:

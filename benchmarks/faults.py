@@ -6,8 +6,8 @@
 
 The main job runs throughout, on real vLLM, DeepSpeed and sockets, with an actor more in a network namespace of its own.
 Faults come one after the other from a schedule that the seed fixes, each kind at least once if there are enough; after
-each, all roles have to be there again and a further step has to be committed, within the deadline. At the end the
-run is stopped, and its actors' logs and its journal are read from outside. Needs root (namespaces, a tmpfs to
+each, broker, learner, actors and a generator have to be there, new processes where they were killed, and a further step
+has to be committed, within the deadline; at the end, all of them. Then the run is stopped, and its actors' logs and its journal are read from outside. Needs root (namespaces, a tmpfs to
 fill); `--kinds` leaves out what needs it.
 """
 
@@ -90,6 +90,7 @@ def campaign(args: argparse.Namespace) -> dict[str, Any]:
                 if far is not None and far.poll() is not None:
                     far = far_actor(system)
                 found["results"].append(one(scene, number, kind, args.deadline))
+            system.until(lambda: system.well(generators=2), START_S, "all of them are there at the end")
             found["exit_code"] = system.end()
         except (Deadlock, subprocess.TimeoutExpired) as error:
             found["deadlock"] = str(error)
