@@ -69,7 +69,7 @@ class JournalTarget:
         self._tmp = tempfile.TemporaryDirectory(prefix="fuzz-journal-", dir=where)
         self._folder = Path(self._tmp.name) / "journal"
         self._files = _sample(self._folder)
-        self._logs = [name for name in self._files if name.endswith(".log")]
+        self._logs = sorted(name for name in self._files if name.endswith(".log"))
         self._written: set[tuple[int, bytes]] = set()
         self._spans: dict[str, list[Entry]] = {}
         for number, name in enumerate(self._logs, start=1):
@@ -179,7 +179,7 @@ class JournalTarget:
         for item in scan(content, 1, at, head[0].first if head else None):
             if isinstance(item, Loss):
                 assert item.offset == at, "a loss that is elsewhere"
-                assert item.nbytes > 0, "a loss of nothing"
+                assert item.nbytes or item.records, "a loss of nothing"
                 at += item.nbytes
             else:
                 at = item.place.offset + item.place.nbytes
@@ -219,7 +219,7 @@ class JournalTarget:
             assert journal.read(place) == b"more", "what was appended is not there"
         finally:
             journal.close()
-        self._reopen([*found, Record(Kind.DEAD, b"more", place)])
+        self._reopen(found)
 
     def _check_written(self, found: list[Record]) -> None:
         for record in found:
@@ -253,7 +253,8 @@ class JournalTarget:
         journal = Journal.open(self._folder, run="r", config=CONFIG)
         try:
             again = list(journal.recovered())
-            assert again == found, "the next process finds something else"
+            assert again[: len(found)] == found, "the next process finds something else"
+            assert again[-1].payload == b"more", "what was appended last is not there"
         finally:
             journal.close()
 

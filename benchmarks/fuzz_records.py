@@ -1,7 +1,7 @@
 """Fuzzing the journal's bytes: whatever a file or a payload is, it is read, or it is a loss or a JournalError.
 
-An input is one byte for the kind, one of flags, and the bytes of what is read: a file, a payload, or a series of records
-to recover from. A share are folders, of `benchmarks.fuzz_journal`. Forged files have checksums that fit what they hold.
+An input is one byte for the kind, one of flags, and the bytes of what is read: a file, a payload, or records to recover
+from. A share are folders, of `benchmarks.fuzz_journal`. Forged files have checksums that fit what they hold.
 """
 
 import random
@@ -50,7 +50,8 @@ class JournalTarget:
         self.done = 0
         self._folders = fuzz_journal.JournalTarget()
         self._logs = self._folders.logs()
-        self._written = [record for data in self._logs for record in _records(data)]
+        self._series = [_records(data) for data in self._logs]
+        self._written = [record for series in self._series for record in series]
         self._payloads = {(record.kind, record.payload) for record in self._written}
 
     # --- inputs -----------------------------------------------------------------------------------------------
@@ -77,13 +78,13 @@ class JournalTarget:
 
     def _make_records(self, rng: random.Random, flags: int) -> bytes:
         """Some lost; and with ALTERED some repeated, exchanged, or with another payload."""
-        since = rng.choice([i for i, r in enumerate(self._written) if not i or r.kind is Kind.SNAPSHOT])
-        series = [bytes([r.kind]) + r.payload for r in self._written[since:]]
+        written = rng.choice(self._series)
+        series = [bytes([r.kind]) + r.payload for r in written]
         for _ in range(1 + rng.getrandbits(2)):
             at = rng.randrange(len(series))
             match rng.getrandbits(2):
                 case 0 if flags & ALTERED:
-                    series[at] = _make_payload(rng, rng.choice(self._written[since:]))
+                    series[at] = _make_payload(rng, rng.choice(written))
                 case 1 if flags & ALTERED:
                     series[at:at] = [series[at], rng.choice(series)]
                 case _:
@@ -118,7 +119,7 @@ class JournalTarget:
         for item in scan(data, 1, start, number if head is not None else None):
             if isinstance(item, Loss):
                 assert item.offset == at, "a loss does not begin where the record before it ends"
-                assert item.nbytes > 0, "a loss of nothing"
+                assert item.nbytes or item.records, "a loss of nothing"
                 at += item.nbytes
                 continue
             assert item.place.offset == at + HEAD_BYTES, (

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from broker.journal_records import decoded
 from protocol.messages import Hello, Task
 
 
@@ -114,4 +115,4 @@ def encode_event(event: AnyEvent) -> bytes:
 
 def decode_event(payload: bytes) -> AnyEvent:
     """Raises msgspec.MsgspecError for what is no event."""
-    return _decoder.decode(payload)
+    return decoded(_decoder, payload)

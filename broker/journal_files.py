@@ -27,6 +27,8 @@ from broker.journal_records import (
 
 LOCK = "lock"
 ACCEPTED = "accepted-losses.json"
+MAX_DIGITS = 12
+"""Of the number of a file."""
 
 
 class Contents(NamedTuple):
@@ -86,7 +88,8 @@ class Survey:
 def numbers(folder: Path, suffix: str = ".log") -> list[int]:
     """Numbers of the files in a journal's folder, in order; with the suffix ".released", of those deleted."""
     stems = [path.stem for path in folder.glob(f"journal-*{suffix}")]
-    found = [int(stem[len("journal-") :]) for stem in stems if stem[len("journal-") :].isdecimal()]
+    digits = [stem[len("journal-") :] for stem in stems]
+    found = [int(text) for text in digits if text.isdecimal() and len(text) <= MAX_DIGITS]
     return sorted(number for number in found if f"{Path(file_name(number)).stem}" in stems)
 
 
@@ -209,18 +212,19 @@ def _next(
     folder: Path, here: Survey, number: int, before: Contents | None, expected: int | None
 ) -> tuple[Contents, Loss | None] | None:
     """The file of that number, unless it was released, and what is missing between it and the file before."""
-    previous = before.number if before else 0
-    lowest = min(here.released, default=0)
-    known = {*here.released, *range(0 if before else lowest)}  # below the first that was released, all were
-    gone = [n for n in range(previous + 1, number) if n not in known]
-    contents = _read(folder, number, None if gone else expected)
-    if contents is None or not gone:
+    # Below the first that was released, all were. Names may be far apart: nothing here is as long as the gap.
+    first = before.number + 1 if before else max(1, min(here.released, default=0))
+    released = {n for n in here.released if first <= n < number}
+    gone = number - first - len(released)
+    contents = _read(folder, number, None if gone > 0 else expected)
+    if contents is None or gone <= 0:
         return None if contents is None else (contents, None)
-    what = "missing" if len(gone) == 1 else f"missing, and {len(gone) - 1} before it"
-    if before is None or contents.header is None or len(gone) < number - previous - 1:
-        return contents, Loss(gone[-1], 0, 0, 0, f"{what}; how many records is not known")
-    nbytes = contents.header.previous_nbytes if len(gone) == 1 else 0
-    return contents, Loss(gone[-1], 0, nbytes, contents.header.first - (expected or 0), what)
+    last = next(n for n in range(number - 1, first - 1, -1) if n not in released)
+    what = "missing" if gone == 1 else f"missing, and {gone - 1} before it"
+    if before is None or contents.header is None or released:
+        return contents, Loss(last, 0, 0, 0, f"{what}; how many records is not known")
+    nbytes = contents.header.previous_nbytes if gone == 1 else 0
+    return contents, Loss(last, 0, nbytes, contents.header.first - (expected or 0), what)
 
 
 def _note(here: Survey, losses: list[Loss], contents: Contents, expected: int | None) -> int | None:
@@ -265,10 +269,12 @@ def _end(before: Contents, after: Contents, expected: int) -> Loss | None:
 
 def _mark(folder: Path) -> int:
     try:
-        text = (folder / LOCK).read_text(errors="replace")
+        text = (folder / LOCK).read_text(errors="replace").strip()
     except FileNotFoundError:
         return 0
-    return int(text) if text.strip().isdecimal() else 0
+    except OSError as error:
+        raise JournalError(f"{folder / LOCK}: {error.strerror}") from None
+    return int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else 0
 
 
 def _accepted(folder: Path) -> set[tuple[int, int]]:
@@ -277,6 +283,6 @@ def _accepted(folder: Path) -> set[tuple[int, int]]:
         listed = msgspec.json.decode((folder / ACCEPTED).read_bytes(), type=list[Loss])
     except FileNotFoundError:
         return set()
-    except msgspec.MsgspecError as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise JournalError(f"{folder / ACCEPTED}: {error}; remove the file to be asked again") from None
     return {(loss.file, loss.offset) for loss in listed}

@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -15,6 +15,8 @@ FILE_MAGIC = b"OFFBEATJ"
 FORMAT = 1
 RECORD_MAGIC = b"\xf5OBr"
 MAX_PAYLOAD_BYTES = (1 << 31) - 1
+
+T = TypeVar("T")
 
 _FILE = struct.Struct("<8sHHIQQ")
 _CRC = struct.Struct("<I")
@@ -135,7 +137,8 @@ def unpack_header(data: bytes) -> tuple[Header, int] | None:
         raise JournalError(
             f"{file_name(file)}, byte 8: format {version}, this program reads {FORMAT}; use the version that wrote it"
         )
-    return Header(data[_FILE.size : end].decode(), file, first, previous), end + _CRC.size
+    run = data[_FILE.size : end].decode(errors="backslashreplace")  # another run, whichever
+    return Header(run, file, first, previous), end + _CRC.size
 
 
 # --- records ------------------------------------------------------------------------------------------------
@@ -240,9 +243,23 @@ def pack_segment(header: bytes, body: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def unpack_segment(payload: bytes) -> tuple[bytes, bytes]:
-    """Header and body of a SEGMENT."""
-    end = 4 + _CRC.unpack_from(payload)[0]
-    return payload[4:end], payload[end:]
+    """Header and body of a SEGMENT.
+
+    Raises:
+        JournalError: it is none.
+    """
+    if len(payload) < _CRC.size:
+        raise JournalError(f"a segment of {len(payload)} bytes")
+    end = _CRC.size + _CRC.unpack_from(payload)[0]
+    return payload[_CRC.size : end], payload[end:]
+
+
+def decoded(decoder: msgspec.msgpack.Decoder[T], payload: bytes) -> T:
+    """A payload in MessagePack; raises msgspec.MsgspecError, and nothing else, for what is none."""
+    try:
+        return decoder.decode(payload)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from None
 
 
 class DeadLetter(Struct, frozen=True):
@@ -269,4 +286,4 @@ def pack_dead_letter(letter: DeadLetter) -> bytes:
 
 def unpack_dead_letter(payload: bytes) -> DeadLetter:
     """Raises msgspec.MsgspecError for what is none."""
-    return _dead_letter.decode(payload)
+    return decoded(_dead_letter, payload)

@@ -8,14 +8,16 @@ import msgspec
 from msgspec import Struct
 
 from broker.books import Books
-from broker.errors import BooksBroken
+from broker.errors import BooksBroken, BrokerError
 from broker.events import AnyEvent, Published, decode_event, encode_event
 from broker.journal import Journal, JournalError, Kind, Place, Record, pack_segment, unpack_segment
+from broker.journal_records import decoded
 from broker.ledger import Ledger
 from broker.store import Counted, SegmentKey
 from broker.tasks import TaskRecord
 from broker.units import Group, Trajectory, Unit
 from protocol.codec import decode_segment
+from protocol.errors import ProtocolError
 from protocol.messages import DeliveryUnit, Hello
 
 log = logging.getLogger(__name__)
@@ -143,7 +145,7 @@ def snapshot(books: Books, store: JournalStore, poison: Iterable[bytes] = ()) ->
 def poison_of(record: Record) -> list[bytes]:
     """What a SNAPSHOT says of messages that broke the broker; nothing if it is no snapshot of ours."""
     try:
-        return _decoder.decode(record.payload).poison
+        return decoded(_decoder, record.payload).poison
     except msgspec.MsgspecError:
         return []
 
@@ -161,7 +163,7 @@ def recover(books: Books, store: JournalStore, records: Iterable[Record], now: f
     for record in records:
         try:
             _apply(books, store, record, now)
-        except (msgspec.MsgspecError, BooksBroken, AssertionError, KeyError) as error:
+        except (msgspec.MsgspecError, ProtocolError, BrokerError, AssertionError, KeyError) as error:
             if store.journal.losses and isinstance(error, BooksBroken):
                 log.warning("left out, as it rests on what is lost: %s", error)
                 continue
@@ -184,7 +186,7 @@ def recover(books: Books, store: JournalStore, records: Iterable[Record], now: f
 def _apply(books: Books, store: JournalStore, record: Record, now: float) -> None:
     match record.kind:
         case Kind.SNAPSHOT:
-            _restore(books, store, _decoder.decode(record.payload), now)
+            _restore(books, store, decoded(_decoder, record.payload), now)
         case Kind.EVENT:
             books.apply(decode_event(record.payload), now)
         case Kind.SEGMENT:
