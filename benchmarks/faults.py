@@ -5,10 +5,11 @@
     python -m benchmarks.faults --table FILE.json
 
 The main job runs throughout, on real vLLM, DeepSpeed and sockets, with an actor more in a network namespace of its own.
-Faults come one after the other from a schedule that the seed fixes, each kind at least once if there are enough; after
+Faults come one after the other from a schedule that the seed fixes, each kind at least once if there are enough. After
 each, broker, learner, actors and a generator have to be there, new processes where they were killed, and a further step
-has to be committed, within the deadline; at the end, all of them. Then the run is stopped, and its actors' logs and its journal are read from outside. Needs root (namespaces, a tmpfs to
-fill); `--kinds` leaves out what needs it.
+has to be committed, within the deadline; at the end all of them have to be there. Then the run is stopped, and its
+actors' logs and its journal are read from outside. Needs root (namespaces, a tmpfs to fill); `--kinds` leaves out what
+needs it.
 """
 
 import argparse
