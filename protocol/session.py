@@ -14,6 +14,8 @@ from protocol.messages import AnyMessage, Heartbeat, Hello, Refused, Welcome
 HELLO_RETRY_S = 1.0
 MISSED_BEATS = 5
 SLOW_BROKER_S = 5.0
+SHORTEST_BEAT_S, LONGEST_BEAT_S = 0.01, 600.0
+"""Whatever rhythm a Welcome asks for, a peer neither floods the broker nor forgets it."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Session:
         self.welcome: Welcome | None = None
         self.joins = 0
         self._attempts = 0
+        self._beat_s = HELLO_RETRY_S
         self._heard = now
         self._next = now
 
@@ -71,7 +74,10 @@ class Session:
             case Welcome():
                 self.welcome = message
                 self.joins += 1
-                self._next = now + message.heartbeat_s
+                self._beat_s = min(
+                    LONGEST_BEAT_S, max(SHORTEST_BEAT_S, message.heartbeat_s)
+                )  # NaN: the shortest
+                self._next = now + self._beat_s
                 return True
             case Refused(code="unknown_peer"):
                 self.welcome = None
@@ -80,7 +86,7 @@ class Session:
 
     def due(self, now: float, progress: Progress) -> list[AnyMessage]:
         """Messages to send now."""
-        if self.welcome and self.silent_for(now) > MISSED_BEATS * self.welcome.heartbeat_s:
+        if self.welcome and self.silent_for(now) > MISSED_BEATS * self._beat_s:
             self.welcome = None
             self._next = now
         if now < self._next:
@@ -89,7 +95,7 @@ class Session:
             self._next = now + HELLO_RETRY_S
             self._attempts += 1
             return [replace(self.hello, attempt=self._attempts - 1)]
-        self._next = now + self.welcome.heartbeat_s
+        self._next = now + self._beat_s
         return [
             Heartbeat(
                 progress=progress.progress,

@@ -1,9 +1,12 @@
 """The peer's side of a connection: join, beat, join again."""
 
+import math
+
+import pytest
 from msgspec.structs import replace
 
 from protocol.messages import Heartbeat, Hello, Refused, Welcome
-from protocol.session import HELLO_RETRY_S, MISSED_BEATS, Progress, Session
+from protocol.session import HELLO_RETRY_S, LONGEST_BEAT_S, MISSED_BEATS, Progress, Session
 
 HELLO = Hello(role="actor", peer="a", incarnation=1)
 WELCOME = Welcome(run="r", epoch=0, heartbeat_s=2.0, policy_version=0)
@@ -83,3 +86,13 @@ def test_other_refusals_change_nothing():
     session = joined()
     session.received(Refused(code="queue_full", message="?"), 0.5)
     assert session.joined
+
+
+@pytest.mark.parametrize("heartbeat_s", [0.0, -1.0, math.nan, math.inf, 1e308])
+def test_whatever_rhythm_is_asked_for_a_peer_neither_floods_nor_forgets_the_broker(heartbeat_s):
+    session = Session(HELLO, 0.0)
+    session.due(0.0, Progress())
+    assert session.received(replace(WELCOME, heartbeat_s=heartbeat_s), 0.0)
+    session.due(LONGEST_BEAT_S, Progress())
+    assert session.due(LONGEST_BEAT_S, Progress()) == []
+    assert type(session.due((MISSED_BEATS + 1) * LONGEST_BEAT_S, Progress())[0]) is Hello
