@@ -65,11 +65,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Arm:
-    """A broker in one setting. ``journal``: none, "written" or "synced"."""
+    """A broker in one setting. ``journal``: none, "written" or "synced"; ``segments``: of each trajectory."""
 
     name: str
     journal: str = ""
     encrypted: bool = False
+    segments: int = 1
     other: str = ""
 
 
@@ -79,6 +80,11 @@ OURS = (
     Arm("ours, journal synced", "synced"),
     Arm("ours, CURVE, memory", encrypted=True),
     Arm("ours, CURVE, journal synced", "synced", encrypted=True),
+)
+LONG = (
+    Arm("ours, memory, 8 segments a trajectory", segments=8),
+    Arm("ours, CURVE, memory, 8 segments a trajectory", encrypted=True, segments=8),
+    Arm("ours, journal synced, 8 segments a trajectory", "synced", segments=8),
 )
 OTHERS = (
     Arm("pyzmq forwarder, Python loop", other="loop"),
@@ -197,9 +203,9 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.01)
 
 
-def make_load(nbytes: int, actors: int = ACTORS) -> Load:
-    window = max(WINDOWS[nbytes], actors)
-    return Load("", nbytes, actors, window, outstanding=4 * window)
+def make_load(nbytes: int, segments: int = 1) -> Load:
+    window = max(ACTORS, WINDOWS[nbytes] // segments)
+    return Load("", nbytes, ACTORS, window, outstanding=4 * window, segments=segments)
 
 
 def throughput(arm: Arm, load: Load, arguments: argparse.Namespace) -> dict[str, float]:
@@ -234,12 +240,12 @@ Results = dict[str, dict[str, Any]]
 def sizes(arguments: argparse.Namespace) -> Results:
     """Every arm at every size."""
     missing = why_no_redis(arguments.redis)
-    arms = [arm for arm in (*OURS, *OTHERS) if not (arm.other == "redis" and missing)]
+    arms = [arm for arm in (*OURS, *LONG, *OTHERS) if not (arm.other == "redis" and missing)]
     rows: dict[tuple[str, str], list[dict[str, float]]] = {}
     for _ in range(arguments.repetitions):
         for size in arguments.sizes:
             for arm in arms:
-                row = throughput(arm, make_load(SIZES[size]), arguments)
+                row = throughput(arm, make_load(SIZES[size], arm.segments), arguments)
                 rows.setdefault((arm.name, size), []).append(row)
                 logging.info("%s, %s: %.1f us, %.0f /s", arm.name, size, row["cpu_us"], row["per_s"])
     results: Results = {

@@ -1,7 +1,7 @@
 """Light peers that load a broker: actors and a learner that do nothing but keep the protocol, each in a process.
 
-Arrays are made once; of a segment only the header is encoded. A trajectory is one segment, which is the dearest case:
-each segment comes with a lease, a task's credit and a share of a commit.
+Arrays are made once; of a segment only the header is encoded. A trajectory of one segment is the dearest case: each
+segment comes with a lease, a task's credit and a share of a commit.
 """
 
 import time
@@ -54,8 +54,8 @@ _encode = msgspec.msgpack.Encoder().encode
 class Load:
     """What is asked of a broker at ``endpoint``.
 
-    ``window`` segments at most are under way between actors and broker, ``outstanding`` tasks anywhere. With ``rate``
-    the actors send so many segments a second, and not as many as the broker takes.
+    ``window`` trajectories of so many ``segments`` at most are under way between actors and broker, ``outstanding`` tasks
+    anywhere. With ``rate`` the actors send so many segments a second, and not as many as the broker takes.
     """
 
     endpoint: str
@@ -63,6 +63,7 @@ class Load:
     actors: int
     window: int
     outstanding: int
+    segments: int = 1
     keys: Path | None = None
     rate: float = 0.0
     samples: int = 0
@@ -117,9 +118,9 @@ class Actors:
     def __init__(self, load: Load) -> None:
         self._load = load
         self.tokens, self._specs, self._body = make_body(load.nbytes)
-        self._turns = [Turn(0, 0, 1, False), Turn(1, 1, self.tokens, True)]
         self._poller = zmq.Poller()
-        self._ready: deque[tuple[Peer, LeaseTask]] = deque()
+        self._ready: deque[tuple[Peer, LeaseTask, int]] = deque()
+        """Segments to be sent, by index."""
         self._sent_at: dict[str, float] = {}
         self.latencies: list[float] = []
         self._peers: dict[Any, Peer] = {}
@@ -138,61 +139,62 @@ class Actors:
                 acked.value += self._handle(self._peers[socket])
             for peer in self._peers.values():
                 peer.beat(now)
-            for _ in range(len(self._ready)):
-                if load.rate and time.monotonic() < due:
-                    break
+            while self._ready and (not load.rate or time.monotonic() >= due) and self._answer():
                 due = max(due + 1 / load.rate, now - 0.05) if load.rate else 0.0
-                self._answer(*self._ready.popleft())
         results.send(self.latencies)
 
     def _handle(self, peer: Peer) -> int:
-        acks = 0
+        acks = ended = 0
         for message, _ in peer.received():
             match message:
                 case SegmentAck():
                     assert message.status == "stored", message
                     acks += 1
+                    ended += message.index == self._load.segments - 1
                     if self._load.samples:
                         waited = time.perf_counter() - self._sent_at.pop(message.trajectory_id)
                         self.latencies.append(waited)
                 case LeaseTask():
-                    self._ready.append((peer, message))
+                    self._ready.extend((peer, message, index) for index in range(self._load.segments))
                 case SegmentCredit():
                     self._credit[peer.socket] += message.segments
                 case Welcome():
                     peer.send(TaskCredit(tasks=max(1, self._load.window // self._load.actors)))
-        if acks:
-            peer.send(TaskCredit(tasks=acks))
+        if ended:
+            peer.send(TaskCredit(tasks=ended))
         return acks
 
-    def _answer(self, peer: Peer, lease: LeaseTask) -> None:
+    def _answer(self) -> bool:
+        """Send the next segment; False if there is no credit for it."""
+        peer, lease, index = self._ready[0]
         if self._credit[peer.socket] <= 0:
-            self._ready.append((peer, lease))  # until there is credit
-            return
+            return False
+        self._ready.popleft()
         self._credit[peer.socket] -= 1
-        task = lease.task
+        task, start, last = lease.task, index * self.tokens, index == self._load.segments - 1
         segment = Segment(
             trajectory_id=f"{task.task_id}.{lease.attempt}",
             task_id=task.task_id,
             group_id=task.group_id,
             group_size=task.group_size,
-            index=0,
-            offset=0,
+            index=index,
+            offset=start,
             tokens=self.tokens,
             action_tokens=self.tokens,
-            status="finished",
-            stop_reason="stop",
+            status="finished" if last else "unfinished",
+            stop_reason="stop" if last else "",
             env="benchmark",
             version_min=0,
             version_max=0,
-            turns=self._turns,
-            rewards=[Reward("score", 1, 1.0)],
+            turns=[Turn(0, start, start + 1, False), Turn(1, start + 1, start + self.tokens, True)],
+            rewards=[Reward("score", 1, 1.0)] if last else [],
             generator="generator-0",
             arrays=self._specs,
         )
         if self._load.samples:
             self._sent_at[segment.trajectory_id] = time.perf_counter()
         peer.socket.send_multipart([PRELUDE, _encode(segment), self._body])
+        return True
 
 
 class Learner:

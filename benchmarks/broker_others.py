@@ -40,7 +40,7 @@ def forward(front: str, back: str, *, in_c: bool) -> None:
 
 def produce(endpoint: str, nbytes: int, window: int, acked: Any) -> None:
     """Keeps ``window`` messages under way."""
-    socket = zmq.Context.instance().socket(zmq.DEALER)
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     socket.connect(endpoint)
     body = bytes(nbytes)
     for _ in range(window):

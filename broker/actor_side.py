@@ -32,7 +32,7 @@ class ActorSide:
     @property
     def hungry(self) -> bool:
         """Whether an actor could run a task that is queued."""
-        return bool(self._hungry) and self._books.tasks.queued > 0
+        return bool(self._hungry) and self._books.tasks.waiting
 
     # --- joining and leaving ------------------------------------------------------------------------------
 
@@ -72,7 +72,7 @@ class ActorSide:
     def lease_tasks(self, now: float) -> None:
         """Lease queued tasks as far as task credit reaches."""
         tasks = self._books.tasks
-        while self._hungry and tasks.queued:
+        while self.hungry:
             found = tasks.next(lambda record: self._choose(record, now))
             if found is None:
                 return

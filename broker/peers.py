@@ -64,6 +64,8 @@ class Peers:
 
     def __init__(self) -> None:
         self._peers: dict[str, Peer] = {}
+        self._of: dict[Role, dict[str, Peer]] = {"learner": {}, "actor": {}, "generator": {}}
+        """The same by role: generators are looked at with every heartbeat, however many actors there are."""
         self._retired: dict[str, float] = {}
         self._gone: OrderedDict[tuple[str, int], dict[str, float]] = OrderedDict()
         """Totals of processes that are gone, by name and incarnation, should one turn out to live."""
@@ -79,7 +81,7 @@ class Peers:
 
     def of(self, role: Role) -> list[Peer]:
         """Peers of one role, in the order of joining."""
-        return [peer for peer in self._peers.values() if peer.role == role]
+        return list(self._of[role].values())
 
     def add(self, hello: Hello, now: float) -> Peer:
         """Register a peer; what was known under its name is forgotten, credit first of all."""
@@ -87,7 +89,9 @@ class Peers:
         peer = Peer(hello, joined=now, heard=now, progress_at=now, grew_at=now, reminded_at=now)
         if known is not None and known.hello.incarnation == hello.incarnation:
             peer.joined, peer.heartbeat = known.joined, known.heartbeat
-        self._peers[hello.peer] = peer
+        if known is not None and known.role != hello.role:
+            del self._of[known.role][hello.peer]
+        self._peers[hello.peer] = self._of[hello.role][hello.peer] = peer
         for gauge, value in self._gone.pop((hello.peer, hello.incarnation), {}).items():
             self._retired[gauge] -= value
         return peer
@@ -95,6 +99,7 @@ class Peers:
     def remove(self, name: str) -> None:
         """Forget a peer; its totals stay in the sums."""
         peer = self._peers.pop(name)
+        del self._of[peer.role][name]
         totals = {
             f"{peer.role}/{gauge}": value
             for gauge, value in peer.heartbeat.gauges.items()

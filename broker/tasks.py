@@ -70,6 +70,11 @@ class TaskBook:
         return sum(map(len, self._queues.values()))
 
     @property
+    def waiting(self) -> bool:
+        """Whether any is queued."""
+        return any(self._queues.values())
+
+    @property
     def leased(self) -> int:
         return len(self._leases)
 

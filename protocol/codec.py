@@ -129,6 +129,8 @@ def check_frames(frames: Sequence[Buffer]) -> None:
         )
     if len(frames[1]) > MAX_HEADER_BYTES:
         raise LimitExceeded(f"header of {len(frames[1])} bytes, at most {MAX_HEADER_BYTES}")
+    if total <= MAX_BODY_BYTES:
+        return
     for i, frame in enumerate(frames[2:], start=2):
         if len(frame) > MAX_BODY_BYTES:
             raise LimitExceeded(f"frame {i} of {len(frame)} bytes, at most {MAX_BODY_BYTES}")
