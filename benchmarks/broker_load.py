@@ -54,8 +54,8 @@ _encode = msgspec.msgpack.Encoder().encode
 class Load:
     """What is asked of a broker at ``endpoint``.
 
-    ``window`` trajectories of so many ``segments`` at most are under way between actors and broker, ``outstanding`` tasks
-    anywhere. With ``rate`` the actors send so many segments a second, and not as many as the broker takes.
+    ``window`` trajectories of so many ``segments`` at most are under way between actors and broker, ``outstanding``
+    tasks anywhere. With ``rate`` the actors send so many segments a second, and not as many as the broker takes.
     """
 
     endpoint: str
