@@ -18,6 +18,8 @@ DeliveryUnit = Literal["group", "trajectory", "segment"]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Count = Annotated[int, Meta(ge=0)]
 Version = Annotated[int, Meta(ge=0)]
+Summand = Annotated[int, Meta(ge=0, le=2**40)]
+"""What is added up: sums stay within the 64 bits that MessagePack has."""
 
 
 class Message(Struct, tag_field="type", frozen=True, kw_only=True, omit_defaults=True):
@@ -141,7 +143,7 @@ class Commit(Message, tag="commit", frozen=True):
     step: Count
     trained: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
-    replayed_tokens: Count = 0
+    replayed_tokens: Summand = 0
 
 
 class Checkpointed(Message, tag="checkpointed", frozen=True):

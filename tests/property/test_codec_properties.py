@@ -4,11 +4,12 @@ from contextlib import suppress
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.codec import PRELUDE, decode, decode_segment, encode, encode_arrays, pack_arrays, unpack_arrays
-from protocol.errors import ProtocolError
+from protocol.errors import Malformed, ProtocolError
 from protocol.messages import (
     Commit,
     Heartbeat,
@@ -135,3 +136,9 @@ def test_array_places_that_lie_never_read_behind_the_body(segment, arrays, data)
     spec = lying[i]
     assert len(unpacked[spec.name]) == spec.length
     assert spec.offset + unpacked[spec.name].nbytes <= len(body)
+
+
+def test_what_the_broker_adds_up_has_a_limit():
+    decode(encode(Commit(epoch=1, step=1, replayed_tokens=2**40)))
+    with pytest.raises(Malformed, match="replayed_tokens"):
+        decode(encode(Commit(epoch=1, step=1, replayed_tokens=2**64 - 1)))
