@@ -124,6 +124,12 @@ def _roles(config: "RunConfig") -> Iterator[str]:
             f'learner.forced_lag is {learner.forced_lag} but learner.train_on is "{learner.train_on}": only whole '
             'groups can be held back; use train_on = "groups"'
         )
+    relay = config.generator.weights_http
+    if config.generator.count > 1 and relay and not relay.endswith(":0"):
+        yield (
+            f"generator.weights_http is {relay}, but generator.count is {config.generator.count}: one port cannot "
+            "serve several processes; use port 0"
+        )
     if config.learner.zero_stage == 0 and config.learner.dtype == "bfloat16":
         yield "learner.zero_stage 0 with bfloat16 takes a wrong first step in DeepSpeed; use zero_stage 1"
     if config.generator.backend == "http" and not config.generator.url:

@@ -17,6 +17,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
@@ -148,8 +149,13 @@ class WeightsServer:
             return held
         if key not in self._coming:
             self._coming[key] = asyncio.create_task(self._prepare(key))
-            self._coming[key].add_done_callback(lambda _: self._coming.pop(key, None))
+            self._coming[key].add_done_callback(partial(self._came, key))
         return await asyncio.shield(self._coming[key])
+
+    def _came(self, key: Key, task: "asyncio.Task[Held | None]") -> None:
+        self._coming.pop(key, None)
+        if not task.cancelled() and (error := task.exception()) is not None:  # perhaps nobody waits any more
+            log.info("version %d cannot be served: %s", key[1], error)
 
     async def _prepare(self, key: Key) -> Held | None:
         epoch, version, base = key

@@ -263,6 +263,13 @@ def test_the_server_is_started_where_it_is_asked_for():
     assert weights_url(config(weights={"http": "127.0.0.1:5757"})) == "http://127.0.0.1:5757"
 
 
+def test_generators_of_a_host_need_a_port_each():
+    sections = {"generator": {"count": 2, "weights_http": "127.0.0.1:5758"}}
+    assert [line for line in contradictions(config(**sections)) if "use port 0" in line]
+    sections["generator"]["weights_http"] = "127.0.0.1:0"
+    assert not [line for line in contradictions(config(**sections)) if "use port 0" in line]
+
+
 def test_strangers_are_not_served():
     open_to_all = config(
         weights={"http": "0.0.0.0:5757"},
