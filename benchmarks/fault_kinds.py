@@ -53,9 +53,10 @@ def kill(role: str) -> Fault:
 
 
 def kill_engine(scene: Scene) -> float:
-    """kill -9 of vLLM's own process under a generator."""
+    """kill -9 of vLLM's own process under a generator; of the generator, if that is only just starting."""
     name = scene.name("generator")
-    return _killed(scene, name, scene.system.descendants(name)[0])
+    pids = scene.system.descendants(name) or [scene.system.pid(name)]
+    return _killed(scene, name, pids[0])
 
 
 def _killed(scene: Scene, name: str, pid: int) -> float:

@@ -113,7 +113,9 @@ def one(scene: Scene, number: int, kind: str, deadline_s: float) -> dict[str, An
     began = time.monotonic()
     try:
         since = KINDS[kind][1](scene) or time.monotonic()
-    except (AssertionError, OSError, subprocess.CalledProcessError) as error:
+    except Deadlock:
+        raise
+    except (AssertionError, OSError, LookupError, ValueError, subprocess.CalledProcessError) as error:
         print(f"{number:4d} {kind}: {error!r}", flush=True)
         return {"kind": kind, "seconds": 0.0, "recovered": False, "error": repr(error)}
     scene.system.goes_on(deadline_s)
