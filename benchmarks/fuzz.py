@@ -1,6 +1,6 @@
 """Fuzzes what reads bytes and messages of others. docs/fuzzing.md has the targets, what must hold, and what was found.
 
-    python -m benchmarks.fuzz --target decoder|broker|journal|manifest|all --inputs N [--seed S] [--start I]
+    python -m benchmarks.fuzz --target decoder|broker|journal|manifest|session|all --inputs N [--seed S] [--start I]
                               [--out FILE.json] [--findings FOLDER]
     python -m benchmarks.fuzz --target T --replay FILE
 
@@ -25,6 +25,7 @@ from benchmarks.fuzz_broker import BrokerTarget
 from benchmarks.fuzz_decoder import DecoderTarget
 from benchmarks.fuzz_engine import Finding, Loop, Report, Target, save
 from benchmarks.fuzz_records import JournalTarget
+from benchmarks.fuzz_session import SessionTarget
 from benchmarks.fuzz_weights import ManifestTarget
 
 TARGETS: dict[str, Callable[[], Target]] = {
@@ -32,6 +33,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "broker": BrokerTarget,
     "journal": JournalTarget,
     "manifest": ManifestTarget,
+    "session": SessionTarget,
 }
 CPU_LIMIT_S = 5.0
 """Processor time of one input."""

@@ -20,6 +20,7 @@ from protocol.messages import (
     Commit,
     Deliver,
     DeliveryCredit,
+    DeliveryUnit,
     Goodbye,
     Heartbeat,
     Hello,
@@ -184,11 +185,14 @@ class Peers:
                 hello = Hello(role="actor", peer=name, incarnation=self._incarnations[name])
                 return [self._send(name, hello), self._send(name, TaskCredit(tasks=3))]
             case "generator":
-                at = {"endpoint": f"tcp://{name}:1", "weights_url": f"http://{name}:1"}
-                hello = Hello(role="generator", peer=name, incarnation=self._incarnations[name], **at)
-                return [self._send(name, hello)]
+                return [self._send(name, self._generator_hello(name))]
             case _:
                 return [self._send(name, self._mutated(Hello(role="actor", peer="x", incarnation=1)))]
+
+    def _generator_hello(self, name: str) -> Hello:
+        at, url = f"tcp://{name}:1", f"http://{name}:1"
+        incarnation = self._incarnations[name]
+        return Hello(role="generator", peer=name, incarnation=incarnation, endpoint=at, weights_url=url)
 
     def _learner_hello(self, name: str, *, new: bool) -> Hello:
         choices = self._choices
@@ -196,7 +200,8 @@ class Peers:
             self._epoch += 1
             if choices.flag(3) or not self._lineage:
                 self._lineage = self._epoch
-        deliver = choices.pick(("group", "group", "trajectory", "segment"))
+        units: tuple[DeliveryUnit, ...] = ("group", "group", "trajectory", "segment")
+        deliver = choices.pick(units)
         self._incarnations[name] = max(self._incarnations[name], self._epoch)
         step = max(0, self._step - choices.below(3))
         return Hello(

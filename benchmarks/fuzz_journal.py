@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import tempfile
+import weakref
 from pathlib import Path
 
 import msgspec
@@ -66,8 +67,9 @@ class JournalTarget:
     def __init__(self) -> None:
         self.done = 0
         where = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
-        self._tmp = tempfile.TemporaryDirectory(prefix="fuzz-journal-", dir=where)
-        self._folder = Path(self._tmp.name) / "journal"
+        root = tempfile.mkdtemp(prefix="fuzz-journal-", dir=where)
+        weakref.finalize(self, shutil.rmtree, root, ignore_errors=True)
+        self._folder = Path(root) / "journal"
         self._files = _sample(self._folder)
         self._logs = sorted(name for name in self._files if name.endswith(".log"))
         self._written: set[tuple[int, bytes]] = set()

@@ -133,6 +133,13 @@ def samples() -> list[tuple[AnyMessage, Frames]]:
     })  # fmt: skip
     ask = Generate(request_id="r1", max_tokens=4, seed=1, stop_token_ids=[2])
     chunk = Chunk(request_id="r1", offset=2, finish_reason="stop")
-    carried = [(one, arrays(5, 2, 3)), (rich, arrays(3, 2, 3)), (ask, arrays(4, 0)), (chunk, arrays(2, 2))]
+    carried: list[tuple[AnyMessage, dict[str, Any]]] = [
+        (one, arrays(5, 2, 3)),
+        (rich, arrays(3, 2, 3)),
+        (ask, arrays(4, 0)),
+        (chunk, arrays(2, 2)),
+    ]
     found: list[tuple[AnyMessage, Frames]] = [(message, encode(message)) for message in plain()]
-    return found + [(message, encode_arrays(message, values)) for message, values in carried]
+    for message, values in carried:
+        found.append((message, encode_arrays(message, values)))
+    return found

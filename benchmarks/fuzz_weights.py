@@ -5,7 +5,9 @@ An input is one byte for the kind, and the bytes of what is read.
 
 import os
 import random
+import shutil
 import tempfile
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ SHAPES = {"a": ("BF16", (4, 6)), "b.weight": ("F32", (5,)), "c": ("U8", ()), "d"
 CHUNK_BYTES = 64
 MANIFEST_KIND, DATA_KIND, DELTA_KIND, SHAPES_KIND, FILE_KIND = range(5)
 ROOM_BYTES = 1 << 20
+SHARED_MEMORY = Path("/dev/shm")
 
 
 class ManifestTarget:
@@ -42,8 +45,9 @@ class ManifestTarget:
 
     def __init__(self) -> None:
         self.done = 0
-        self._folder = tempfile.TemporaryDirectory(prefix="fuzz-weights-")
-        self._root = Path(self._folder.name)
+        where = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
+        self._root = Path(tempfile.mkdtemp(prefix="fuzz-weights-", dir=where))
+        weakref.finalize(self, shutil.rmtree, self._root, ignore_errors=True)
         self._new, self._old = (self._write(version, bytes([fill]) * 8) for version, fill in ((1, 7), (2, 9)))
         self._data = (self._new.parent / DATA).read_bytes()
         self._manifest = parse_manifest(self._new.read_bytes(), "sample")

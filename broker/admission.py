@@ -90,9 +90,10 @@ class SegmentFlow:
         """Credit that actors have and have not used."""
 
     def join(self, actor: str) -> None:
-        """The actor starts without credit."""
+        """The actor starts without credit; what it sent beyond it before is not forgotten, or it could go on so."""
+        beyond = min(0, self._credit.get(actor, 0))
         self.leave(actor)
-        self._credit[actor] = 0
+        self._credit[actor] = beyond
 
     def leave(self, actor: str) -> None:
         self.outstanding -= max(0, self._credit.pop(actor, 0))

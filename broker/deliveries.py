@@ -68,6 +68,8 @@ class Deliveries:
         """A new unit is ready."""
         self.count += 1
         unit.age = self.count
+        while self.knows(unit.unit_id):  # a learner may name a group as another or as a trajectory
+            unit.unit_id += f"#{unit.age}"
         self._units[unit.unit_id] = unit
         self._queue(unit)
 
