@@ -68,10 +68,6 @@ class Deliveries:
         """A new unit is ready."""
         self.count += 1
         unit.age = self.count
-        while self.knows(
-            unit.unit_id
-        ):  # a learner that uses a name twice; a commit must say which of them it means
-            unit.unit_id += f"#{unit.age}"
         while self.knows(unit.unit_id):  # a learner may name a group as another or as a trajectory
             unit.unit_id += f"#{unit.age}"
         self._units[unit.unit_id] = unit

@@ -1,7 +1,6 @@
 """Units: when one is ready, who gets it, what comes back, what is too old."""
 
 import pytest
-from msgspec.structs import replace
 
 from protocol.messages import CancelTask, DeliveryCredit, Goodbye, Heartbeat, TaskRejected
 from tests.broker_driver import Driver, evaluation, group, segment_frames
@@ -338,24 +337,3 @@ def test_a_stale_piece_of_an_open_trajectory_is_delivered_as_context():
     driver.say("learner", DeliveryCredit(units=5))
     assert units(driver) == ["g.0.0/0"]
     assert [d.unit_id for d in driver.dropped()] == ["g.0.0/1"]
-
-
-def test_two_groups_of_one_name_are_two_units(driver):
-    for name in ("one", "two"):
-        driver.put(*[replace(task, task_id=name) for task in group("g", 1)])
-        for lease in driver.leases():
-            close(driver, lease)
-    delivered = units(driver)
-    assert len(set(delivered)) == 2
-    driver.commit(*delivered)
-    assert driver.held == 0
-    assert driver.balanced()
-
-
-def test_a_group_with_the_name_of_a_trajectory_is_another_unit(driver):
-    driver.put(evaluation("e"))
-    driver.put(*group("e.0", 1))
-    for lease in driver.leases():
-        close(driver, lease)
-    assert len(set(units(driver))) == 2
-    assert driver.balanced()
