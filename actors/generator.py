@@ -220,7 +220,9 @@ class Generator:
         match message:
             case WeightsReady():
                 self._updater.offer(
-                    Announced(message.epoch, message.version, message.manifest, tuple(message.sources))
+                    Announced(
+                        message.epoch, message.version, message.manifest, tuple(message.sources), message.root
+                    )
                 )
             case Drain():
                 log.info("%s drains: %s", self._name, message.reason or "asked by the broker")

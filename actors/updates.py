@@ -55,8 +55,8 @@ class NewestWins:
         >>> queue = NewestWins()
         >>> queue.offer(Announced(0, 4)), queue.offer(Announced(0, 6)), queue.offer(Announced(0, 5))
         (True, True, False)
-        >>> queue.take()
-        Announced(epoch=0, version=6, manifest='')
+        >>> queue.take().version
+        6
         >>> queue.settle(Announced(0, 6), applied=True)
         >>> queue.offer(Announced(0, 6))
         False
@@ -194,6 +194,11 @@ def _check_identity(manifest: Manifest, announced: Announced, run: str) -> None:
         raise WeightsError(
             f"{announced.manifest}: holds epoch {manifest.epoch} version {manifest.version}, "
             f"announced were epoch {announced.epoch} version {announced.version}"
+        )
+    if announced.root and manifest.root != announced.root:
+        raise WeightsError(
+            f"version {announced.version}: root hash {manifest.root[:12]}..., announced was {announced.root[:12]}...; "
+            "these are not the weights that the learner published"
         )
     if manifest.run != run:
         raise WeightsError(f"{announced.manifest}: belongs to run {manifest.run!r}, this is {run!r}")

@@ -92,6 +92,7 @@ class Published(Event, tag="published", frozen=True):
     version: int
     manifest: str
     url: str = ""
+    root: str = ""
 
 
 AnyEvent = (

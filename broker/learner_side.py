@@ -201,7 +201,11 @@ class LearnerSide:
             self._books.refuse(peer.name, "stale_version", text)
             return
         event = Published(
-            epoch=message.epoch, version=message.version, manifest=message.manifest, url=message.url
+            epoch=message.epoch,
+            version=message.version,
+            manifest=message.manifest,
+            url=message.url,
+            root=message.root,
         )
         if event != newest:
             self._books.happen(event, now)
@@ -222,7 +226,11 @@ class LearnerSide:
         ]
         sources = [*dict.fromkeys(others), *([newest.url] if newest.url else [])]
         ready = WeightsReady(
-            epoch=newest.epoch, version=newest.version, manifest=newest.manifest, sources=sources
+            epoch=newest.epoch,
+            version=newest.version,
+            manifest=newest.manifest,
+            sources=sources,
+            root=newest.root,
         )
         self._books.send(generator.name, ready)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from learner.run_files import weights_folder
 from protocol.messages import PublishWeights
-from protocol.weights import retire, write_version
+from protocol.weights import read_manifest, retire, write_version
 
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 
@@ -43,7 +43,13 @@ class Publisher:
         )
         retire(self.folder, self._keep)
         self.seconds = time.perf_counter() - started
-        return PublishWeights(epoch=self._epoch, version=version, manifest=str(manifest), url=self._url)
+        return PublishWeights(
+            epoch=self._epoch,
+            version=version,
+            manifest=str(manifest),
+            url=self._url,
+            root=read_manifest(manifest).root,
+        )
 
     def close(self) -> None:
         """Free the shared memory."""

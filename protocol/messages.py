@@ -156,13 +156,15 @@ class Checkpointed(Message, tag="checkpointed", frozen=True):
 class PublishWeights(Message, tag="publish_weights", frozen=True):
     """A new policy version exists; the broker passes the newest on to generators.
 
-    ``manifest`` is a path on the learner's host, ``url`` where that host serves versions, if it does.
+    ``manifest`` is a path on the learner's host, ``url`` where that host serves versions, if it does. ``root`` is the
+    root hash of its tensors: who has it from the broker need not trust whom the bytes come from.
     """
 
     epoch: Count
     version: Version
     manifest: str
     url: str = ""
+    root: str = ""
 
 
 # --- actor -> broker --------------------------------------------------------------------------------------
@@ -337,6 +339,7 @@ class WeightsReady(Message, tag="weights_ready", frozen=True):
     version: Version
     manifest: str
     sources: list[str] = field(default_factory=list)
+    root: str = ""
 
 
 class Drain(Message, tag="drain", frozen=True):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from actors.updates import Announced, NewestWins, Stage, link_or_copy, tensor_table
-from protocol.weights import DATA, WeightsError, write_version
+from protocol.weights import DATA, WeightsError, read_manifest, write_version
 
 SHAPES = {"a": ("F32", (2, 3)), "b": ("F32", (4,))}
 
@@ -183,3 +183,13 @@ def test_the_table_tells_where_each_tensor_lies(tmp_path):
     for name, dtype, shape, offset, nbytes in tensor_table(manifest):
         assert (dtype, tuple(shape)) == SHAPES[name]
         assert np.frombuffer(raw[offset : offset + nbytes], "<f4").tolist() == [2.5] * int(np.prod(shape))
+
+
+def test_weights_that_the_learner_did_not_announce_are_refused_wherever_they_lie(tmp_path):
+    stage = stage_in(tmp_path)
+    manifest = write(tmp_path, version=3)
+    root = read_manifest(Path(manifest)).root
+    with pytest.raises(WeightsError, match="announced was 0000"):
+        stage.stage(Announced(0, 3, str(manifest), root="0" * 64), "r")
+    assert staged_files(stage) == []
+    assert stage.stage(Announced(0, 3, str(manifest), root=root), "r")[0].root == root
