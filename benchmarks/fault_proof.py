@@ -2,11 +2,13 @@
 
 import re
 import tempfile
-from collections import Counter
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from benchmarks.fault_audit import audit
 from broker.books import Books
 from broker.config import BrokerConfig
 from broker.events import Committed, LearnerJoined, decode_event
@@ -17,7 +19,7 @@ from broker.journal_records import Kind, Loss, unpack_segment
 from broker.recovery import JournalStore, recover
 from protocol.codec import decode_segment
 
-ACKNOWLEDGED = re.compile(r"segment (\d+) of (\S+): stored")
+ACKNOWLEDGED = re.compile(rb"segment (\d+) of (\S+): stored")
 
 
 @dataclass
@@ -40,15 +42,49 @@ class Proof:
     """Segments by what became of them."""
     held: int = 0
     violation: str = ""
+    audit: list[str] = field(default_factory=list)
+    """What `benchmarks.fault_audit` found wrong."""
+    by_fault: dict[str, list[int]] = field(default_factory=dict)
+    """By kind: segments acknowledged while it was going on, of these lost, and trained twice."""
 
 
-def acknowledged(logs: Path) -> set[tuple[str, int]]:
+class Acknowledged(NamedTuple):
+    """Where an actor's log says first that a segment is stored."""
+
+    log: str
+    offset: int
+
+
+def acknowledged(logs: Path) -> dict[tuple[str, int], Acknowledged]:
     """Segments that actors were told are stored."""
-    found = set()
+    found: dict[tuple[str, int], Acknowledged] = {}
     for path in logs.glob("actor*.log"):
-        for match in ACKNOWLEDGED.finditer(path.read_text(errors="replace")):
-            found.add((match[2], int(match[1])))
+        for match in ACKNOWLEDGED.finditer(path.read_bytes()):
+            key = match[2].decode(), int(match[1])
+            found.setdefault(key, Acknowledged(path.name, match.start()))
     return found
+
+
+def by_fault(
+    said: Mapping[tuple[str, int], Acknowledged],
+    results: Sequence[dict[str, Any]],
+    lost: Collection[tuple[str, int]],
+    twice: Collection[tuple[str, int]],
+) -> dict[str, list[int]]:
+    """By kind of fault: segments acknowledged while one was going on, of these lost, and trained twice."""
+    counts: dict[str, list[int]] = {result["kind"]: [0, 0, 0] for result in results}
+    ends = {
+        log: [result["log_bytes"].get(log, 0) for result in results]
+        for log in {at.log for at in said.values()}
+    }
+    for key, at in said.items():
+        number = bisect_right(ends[at.log], at.offset)
+        if number < len(results):
+            row = counts[results[number]["kind"]]
+            row[0] += 1
+            row[1] += key in lost
+            row[2] += key in twice
+    return counts
 
 
 class Line:
@@ -75,8 +111,8 @@ class Line:
                         self.twice.append(unit)
 
 
-def prove(folder: Path) -> Proof:
-    """Read all of a run that has ended."""
+def prove(folder: Path, results: Sequence[dict[str, Any]] = ()) -> Proof:
+    """Read all of a run that has ended; ``results`` of the faults say which of them was going on when."""
     said, line, proof = acknowledged(folder / "logs"), Line(), Proof()
     stored: set[tuple[str, int]] = set()
     for record in records(folder / "journal"):
@@ -87,10 +123,14 @@ def prove(folder: Path) -> Proof:
             stored.add((segment.trajectory_id, segment.index))
         elif record.kind is Kind.EVENT:
             line.happened(decode_event(record.payload))
-    proof.acknowledged, proof.lost = len(said), sorted(said - stored)
+    proof.acknowledged, proof.lost = len(said), sorted(said.keys() - stored)
     proof.steps, proof.units_trained = len(set(line.steps.values())), len(line.steps)
     proof.trained_twice, proof.rolled_back = line.twice, line.rolled_back
     _books(folder, proof)
+    found = audit(folder)
+    proof.audit = found.wrong
+    if all("log_bytes" in result for result in results):
+        proof.by_fault = by_fault(said, results, set(proof.lost), found.segments_twice)
     return proof
 
 
@@ -107,15 +147,3 @@ def _books(folder: Path, proof: Proof) -> None:
         proof.violation, proof.held = books.violation(), len(store)
         proof.outcomes = {name: t.segments for name, t in books.ledger.outcomes.items() if t.segments}
         journal.close()
-
-
-def summary(results: list[dict[str, Any]]) -> list[list[str]]:
-    """Rows of the table: kind, injected, recovered, seconds to recover (median, worst)."""
-    rows = []
-    kinds = Counter(result["kind"] for result in results)
-    for kind in sorted(kinds):
-        seconds = sorted(r["seconds"] for r in results if r["kind"] == kind and r["recovered"])
-        median = f"{seconds[len(seconds) // 2]:.1f}" if seconds else "-"
-        worst = f"{seconds[-1]:.1f}" if seconds else "-"
-        rows.append([kind, str(kinds[kind]), str(len(seconds)), median, worst])
-    return rows

@@ -1,8 +1,11 @@
 """A campaign of faults against the real system, and the proof that nothing was lost and nothing trained twice.
 
     python -m benchmarks.faults [--faults 200] [--seed 0] [--kinds "kill broker" ...] [--dir DIR] [--out FILE.json]
-                                [--deadline 120] [--keep DIR]
+                                [--deadline 120] [--keep DIR] [--minutes 40] [--resume]
     python -m benchmarks.faults --table FILE.json
+
+Each fault that is over is a line in FILE.jsonl, from which `--table` makes a table too. `--minutes` ends the campaign
+early; `--resume` goes on behind the last line, in a run of its own, and adds up what is found.
 
 The main job runs throughout, on real vLLM, DeepSpeed and sockets, with an actor more in a network namespace of its own.
 Faults come one after the other from a schedule that the seed fixes, each kind at least once if there are enough. After
@@ -14,6 +17,7 @@ needs it.
 
 import argparse
 import json
+import math
 import os
 import random
 import shutil
@@ -27,8 +31,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fault_kinds import HOST, KINDS, Scene, far_actor, make_network, remove_network
-from benchmarks.fault_proof import prove, summary
+from benchmarks.fault_proof import prove
 from benchmarks.fault_system import START_S, Deadlock, System
+from benchmarks.fault_table import failures, lines_of, load, merged, read_lines, table
 from launch.processes import free_port
 
 NEEDS_NETWORK = ("network cut", "network cut one way", "network slow")
@@ -81,28 +86,42 @@ def campaign(args: argparse.Namespace) -> dict[str, Any]:
         clock = args.dir.resolve() / "clock"
         system = System(args.dir.resolve(), overrides(host, args.dir), environment(clock))
         found: dict[str, Any] = {"seed": args.seed, "kinds": kinds, "results": []}
+        if args.resume:
+            found["results"] = read_lines(lines_of(args.out))
+        elif args.out:
+            lines_of(args.out).unlink(missing_ok=True)
+        begun = len(found["results"])
+        planned = schedule(kinds, args.faults, args.seed)
+        end = time.monotonic() + 60.0 * args.minutes
         far = None
         try:
             system.start()
             system.until(lambda: (system.committed() or 0) > 0, START_S, "the first step is committed")
             far = far_actor(system) if network else None
             scene = Scene(system, random.Random(args.seed), clock)
-            for number, kind in enumerate(schedule(kinds, args.faults, args.seed)):
+            for number in range(begun, len(planned)):
+                if time.monotonic() > end:
+                    break
                 if far is not None and far.poll() is not None:
                     far = far_actor(system)
-                found["results"].append(one(scene, number, kind, args.deadline))
+                found["results"].append(one(scene, number, planned[number], args.deadline))
+                if args.out:
+                    with open(lines_of(args.out), "a") as lines:
+                        lines.write(json.dumps(found["results"][-1]) + "\n")
             system.until(lambda: system.well(generators=2), START_S, "all of them are there at the end")
             found["exit_code"] = system.end()
         except (Deadlock, subprocess.TimeoutExpired) as error:
             found["deadlock"] = str(error)
+            number = len(found["results"])
             print(f"NOT RECOVERED: {error}", flush=True)
+            print(f"seed {args.seed}; the faults: {planned[: number + 1]}", flush=True)
             print((args.dir / "train.log").read_text()[-4000:], flush=True)
         finally:
             for process in (far, system.supervisor):
                 if process is not None and process.poll() is None:
                     process.kill()
                     process.wait()
-        found["proof"] = asdict(prove(system.folder))
+        found["proof"] = asdict(prove(system.folder, found["results"][begun:]))
         if args.keep:
             shutil.copytree(system.folder, args.keep, dirs_exist_ok=True)
     return found
@@ -110,18 +129,23 @@ def campaign(args: argparse.Namespace) -> dict[str, Any]:
 
 def one(scene: Scene, number: int, kind: str, deadline_s: float) -> dict[str, Any]:
     """Inject one fault and wait until the run goes on."""
-    began = time.monotonic()
+    began, error = time.monotonic(), ""
     try:
         since = KINDS[kind][1](scene) or time.monotonic()
     except Deadlock:
         raise
-    except (AssertionError, OSError, LookupError, ValueError, subprocess.CalledProcessError) as error:
-        print(f"{number:4d} {kind}: {error!r}", flush=True)
-        return {"kind": kind, "seconds": 0.0, "recovered": False, "error": repr(error)}
+    except (AssertionError, OSError, LookupError, ValueError, subprocess.CalledProcessError) as wrong:
+        since, error = time.monotonic(), repr(wrong)  # what the fault expects did not happen
     scene.system.goes_on(deadline_s)
-    seconds = time.monotonic() - since
-    print(f"{number:4d} {kind:24s} {seconds:6.1f} s  (in all {time.monotonic() - began:.1f} s)", flush=True)
-    return {"kind": kind, "seconds": seconds, "recovered": True}
+    seconds, in_all = time.monotonic() - since, time.monotonic() - began
+    print(f"{number:4d} {kind:24s} {seconds:6.1f} s  (in all {in_all:.1f} s) {error}", flush=True)
+    result: dict[str, Any] = {"kind": kind, "seconds": seconds, "recovered": not error}
+    return result | ({"error": error} if error else {}) | {"log_bytes": log_bytes(scene.system.folder)}
+
+
+def log_bytes(folder: Path) -> dict[str, int]:
+    """How long actors' logs are now: what they were acknowledged under which fault."""
+    return {path.name: path.stat().st_size for path in sorted((folder / "logs").glob("actor*.log"))}
 
 
 def overrides(host: str, directory: Path) -> list[str]:
@@ -142,35 +166,6 @@ def environment(clock: Path) -> dict[str, str]:
     return {"OFFBEAT_FAULT_CLOCK": str(clock), "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
-def table(found: dict[str, Any]) -> str:
-    """As docs/reliability.md shows it."""
-    results = found["results"]
-    rows = [["fault", "injected", "recovered", "median s", "worst s"], ["---"] * 5, *summary(results)]
-    injected, recovered = len(results), sum(result["recovered"] for result in results)
-    rows.append(["**all**", f"**{injected}**", f"**{recovered}**", "", ""])
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    lines += ["", "| over the whole campaign | |", "| --- | --- |"]
-    lines += [f"| {name} | {value} |" for name, value in totals(found).items()]
-    return "\n".join(lines)
-
-
-def totals(found: dict[str, Any]) -> dict[str, str]:
-    """What must be nothing, and of how much."""
-    proof = found["proof"]
-    return {
-        "segments acknowledged to actors": f"{proof['acknowledged']:,}",
-        "of these lost": str(len(proof["lost"])),
-        "steps of the surviving line": f"{proof['steps']:,}",
-        "units trained in it": f"{proof['units_trained']:,}",
-        "of these trained twice": str(len(proof["trained_twice"])),
-        "units given back after a learner was killed": f"{proof['rolled_back']:,}",
-        "deadlocks": str(int("deadlock" in found)),
-        "ledger violations": str(int(bool(proof["violation"]))),
-        "segments by what became of them": ", ".join(f"{k} {v:,}" for k, v in proof["outcomes"].items()),
-        "held at the end": f"{proof['held']:,}",
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -182,15 +177,23 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="copy the run folder here at the end")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--deadline", type=float, default=120.0, help="seconds to recover")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="inject no more faults after this long"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on behind the last fault beside --out")
     parser.add_argument("--table", type=Path, help="print the table of a campaign's JSON, and no more")
     args = parser.parse_args()
-    found = json.loads(args.table.read_text()) if args.table else campaign(args)
+    if args.resume and not args.out:
+        parser.error("--resume goes on behind the lines beside --out FILE.json; name it")
+    found = load(args.table) if args.table else campaign(args)
+    if args.resume and args.out.exists():
+        found = merged(load(args.out), found)
     if args.out:
         args.out.write_text(json.dumps(found, indent=1))
     print(table(found))
-    proof = found["proof"]
-    bad = proof["lost"] or proof["trained_twice"] or proof["violation"] or "deadlock" in found
-    sys.exit(1 if bad else 0)
+    for wrong in failures(found):
+        print(f"WRONG: {wrong}")
+    sys.exit(1 if failures(found) else 0)
 
 
 if __name__ == "__main__":
