@@ -182,6 +182,8 @@ class Exchange:
         message = self.inlet.commit(self.curriculum.epoch, step, trained, replayed_tokens)
         if message is None:
             return
+        if message.trained:
+            log.debug("step %d trained %s", step, " ".join(message.trained))
         self._link.send(message)
         if not self._config.checkpoint_every:  # nothing will be asked for again
             self.checkpointed(step=step)
