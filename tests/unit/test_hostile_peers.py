@@ -11,6 +11,9 @@ from broker.journal import JournalError, Kind, Place, Record
 from broker.journal_files import LOCK, survey
 from broker.journal_records import Header, file_name, pack_header, unpack_header, unpack_segment
 from broker.recovery import JournalStore, recover
+from protocol.codec import decode, encode
+from protocol.errors import Malformed
+from protocol.messages import Commit
 from tests.broker_driver import Driver, config, evaluation, group
 from tests.journals import begin
 
@@ -46,6 +49,11 @@ def test_the_sums_close_when_a_group_has_the_name_of_another_unit(name):
     assert driver.held == 0
 
 
+def test_a_sum_that_no_snapshot_could_hold_is_refused():
+    with pytest.raises(Malformed, match="replayed_tokens"):
+        decode(encode(Commit(epoch=1, step=1, replayed_tokens=2**64 - 1)))
+
+
 def test_files_far_apart_are_a_loss_and_cost_no_more_than_others(tmp_path):
     begin(tmp_path / "journal").close()
     (tmp_path / "journal" / file_name(1)).rename(tmp_path / "journal" / file_name(10**11))
@@ -65,6 +73,15 @@ def test_accepted_losses_that_are_no_text_are_named(tmp_path, content):
     begin(tmp_path / "journal").close()
     (tmp_path / "journal" / "accepted-losses.json").write_bytes(content)
     with pytest.raises(JournalError, match="remove the file to be asked again"):
+        survey(tmp_path / "journal")
+
+
+@pytest.mark.parametrize("name", [LOCK, "accepted-losses.json"])
+def test_a_folder_in_the_place_of_a_file_is_a_journal_error(tmp_path, name):
+    begin(tmp_path / "journal").close()
+    (tmp_path / "journal" / name).unlink(missing_ok=True)
+    (tmp_path / "journal" / name).mkdir()
+    with pytest.raises(JournalError, match=name):
         survey(tmp_path / "journal")
 
 
