@@ -213,3 +213,13 @@ def _restore(books: Books, store: JournalStore, saved: Snapshot, now: float) -> 
     books.assembly.restore(saved.trajectories, saved.groups, saved.mode, now)
     books.deliveries.restore(saved.units, saved.unit_count)
     books.lineage, books.published = saved.lineage, saved.published
+    assert _keys(books) == {(key, aside) for key, _, _, aside in saved.segments}, (
+        "its units are not of its segments"
+    )
+
+
+def _keys(books: Books) -> set[tuple[SegmentKey, bool]]:
+    """Of all segments that trajectories and units are made of, and whether they are committed."""
+    units = books.deliveries.saved()
+    committed = {(piece.key, unit.outcome is not None) for unit in units for piece in unit.pieces}
+    return committed | {(piece.key, False) for piece in books.assembly.pieces()}

@@ -10,7 +10,7 @@ from broker.events import decode_event
 from broker.journal import JournalError, Kind, Place, Record
 from broker.journal_files import LOCK, survey
 from broker.journal_records import Header, file_name, pack_header, unpack_header, unpack_segment
-from broker.recovery import JournalStore, recover
+from broker.recovery import JournalStore, recover, snapshot
 from protocol.codec import decode, encode
 from protocol.errors import Malformed
 from protocol.messages import Commit
@@ -119,3 +119,16 @@ def test_a_payload_that_is_none_is_named_by_its_place(tmp_path, kind, payload):
 def test_a_segment_without_a_length_is_a_journal_error():
     with pytest.raises(JournalError, match="a segment of 3 bytes"):
         unpack_segment(b"abc")
+
+
+def test_a_snapshot_whose_units_are_not_of_its_segments_is_refused(tmp_path):
+    driver = Driver(folder=tmp_path / "journal")
+    driver.learner(credit=0)
+    driver.actor()
+    driver.put(*group("g", 1))
+    driver.segment("actor", driver.leases()[0])
+    tree = msgspec.msgpack.decode(snapshot(driver.state.books, driver.state.books.store))
+    tree["segments"] = []
+    driver.journal.rotate(msgspec.msgpack.encode(tree))
+    with pytest.raises(JournalError, match="its units are not of its segments"):
+        driver.kill_broker()
