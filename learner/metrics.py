@@ -111,7 +111,7 @@ SCALARS: dict[str, str] = {
     "broker/ledger_given_up_tokens": "tokens of groups of which too few members ended",
     "broker/ledger_too_large_tokens": "tokens of units too large for a message",
     "broker/ledger_damaged_tokens": "tokens of units whose bytes in the journal cannot be read any more",
-    "broker/length_bias_tokens": "mean length of trajectories trained minus that of all that ended; below 0: long ones are lost",
+    "broker/length_bias_tokens": "mean length of trajectories trained minus that of all that ended",
     "broker/length_distance_tokens": "Wasserstein-1 distance of their lengths to those of all that ended",
     "broker/ledger_poison_tokens": "tokens of units that several learner processes did not survive",
     "evaluation/accuracy": "share of held-out tasks solved exactly, greedy",

@@ -36,7 +36,12 @@ def test_ten_faults(root, tmp_path):
     assert sorted(result["kind"] for result in found["results"]) == sorted(KINDS)
     assert all(result["recovered"] for result in found["results"]), found["results"]
     proof = found["proof"]
-    assert (proof["lost"], proof["trained_twice"], proof["violation"], proof["damaged_records"]) == ([], [], "", 0)
+    assert (proof["lost"], proof["trained_twice"], proof["violation"], proof["damaged_records"]) == (
+        [],
+        [],
+        "",
+        0,
+    )
     assert proof["acknowledged"] > 500, "the proof read something"
     assert proof["units_trained"] > 50
     assert proof["rolled_back"] > 0, "a learner was killed between two checkpoints"

@@ -116,7 +116,8 @@ class BrokerMachine(RuleBasedStateMachine):
             assert not any(self.committed[key] > 0 for key in keys), "delivered after it was committed"
             assert not self.ended & set(keys), "of a lineage that has ended"
             if message.unit_id in self.held:
-                assert message.redelivered and self.held[message.unit_id] == keys
+                assert message.redelivered
+                assert self.held[message.unit_id] == keys
             assert not any(set(keys) & set(ks) for unit, ks in self.held.items() if unit != message.unit_id)
             self.held[message.unit_id] = keys
         elif isinstance(message, Dropped):

@@ -140,7 +140,8 @@ def test_segments_are_read_where_they_stand(driver):
     driver.learner(epoch=2, lineage=1, step=1)
     (again,) = [d for d in driver.deliveries() if d.unit_id == "kept"]
     ((header, body),) = driver.frames[again.unit_id]
-    assert b"kept.0.0" in header and len(body) > 0
+    assert b"kept.0.0" in header
+    assert len(body) > 0
 
 
 def test_files_that_hold_nothing_needed_are_deleted_beyond_what_is_kept(tmp_path):
