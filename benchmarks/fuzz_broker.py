@@ -86,7 +86,7 @@ class Trial:
         )
         self._lag = choices.below(4)
         self._now, self._boots, self._messages = 1000.0, 0, 0
-        self._trickled = 0
+        self._extra = 0
         self._journal = MemoryJournal()
         self._state, self._store = self._boot()
         self.peers = Peers(choices)
@@ -169,6 +169,7 @@ class Trial:
     def _act(self, step: Callable[[], list[Send]], asked: int) -> None:
         books = self._state.books
         here, stored = self._things(), books.ledger.stored.segments
+        given_back = books.ledger.rolled_back.segments
         trickle = self._state.learners.starving(self._now)
         began = time.process_time()
         actions = step()
@@ -182,10 +183,13 @@ class Trial:
             else:
                 encode(action.message)
             self.peers.hear(action.peer, action.message)
+        self._extra += (
+            books.ledger.rolled_back.segments - given_back
+        )  # not of actors: of a learner that fell behind
         if len(self._store) <= MAX_QUEUED_SEGMENTS:
-            self._trickled = 0
+            self._extra = 0
         elif trickle:  # one by one, so that what is begun can be finished
-            self._trickled += books.ledger.stored.segments - stored
+            self._extra += books.ledger.stored.segments - stored
         self._check()
 
     def _things(self) -> int:
@@ -202,7 +206,7 @@ class Trial:
         assert sum(piece.nbytes for piece in pieces) == store.nbytes, "bytes stored are not bytes known"
         keys = {piece.key for piece in pieces}
         assert len(keys) == len(pieces), "a segment is in two places"
-        over = len(store) - MAX_QUEUED_SEGMENTS - self._trickled
+        over = len(store) - MAX_QUEUED_SEGMENTS - self._extra
         assert over <= OVERDRAFT, (
             f"more is held than may be: {over} segments over the bound, {OVERDRAFT} allowed"
         )
