@@ -15,7 +15,7 @@ import zmq
 from benchmarks.fault_system import System
 from broker.journal_files import numbers, read_file
 from broker.journal_records import Entry, Kind, unpack_segment
-from protocol.codec import PRELUDE, Frames, encode, encode_arrays
+from protocol.codec import MAX_BODY_BYTES, PRELUDE, Frames, encode, encode_arrays
 from protocol.link import ThreadLink
 from protocol.messages import (
     Checkpointed,
@@ -131,6 +131,16 @@ class Intruder:
         ):
             self.raw(link, frames)
         assert isinstance(self._next(link, Refused), Refused)
+
+    def oversize(self, _: object) -> None:
+        """A frame longer than any may be: the connection is cut, and the next one is as good as new."""
+        link = self._join()
+        self.raw(link, [PRELUDE, bytes(MAX_BODY_BYTES + (1 << 20))])
+        time.sleep(1.5)
+        self._until(
+            lambda: link.session.silent_for(time.monotonic()) < 1.0, "the broker speaks to the intruder again"
+        )
+        link.send(Goodbye())
 
     def raw(self, link: ThreadLink, frames: Frames) -> None:
         link._outbox.append(frames)

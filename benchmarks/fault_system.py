@@ -38,7 +38,7 @@ class System:
         self._overrides, self._environment = overrides, environment
         self.supervisor: subprocess.Popen[bytes] | None = None
 
-    def start(self, *, resume: bool = False) -> None:
+    def start(self, *, resume: bool = False) -> "subprocess.Popen[bytes]":
         """Start the supervisor, which starts the rest."""
         command = [sys.executable, "-m", "launch.cli", "train", str(SETTINGS), f"run.dir={self.dir}"]
         with open(self.dir / "train.log", "ab") as log:
@@ -48,6 +48,7 @@ class System:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "OFFBEAT_LOG_LEVEL": "debug", **self._environment},
             )
+        return self.supervisor
 
     def end(self) -> int:
         """Ask for an orderly end; returns the exit code."""
@@ -95,14 +96,15 @@ class System:
         if status is None:
             return False
         peers = {peer["name"]: peer for peer in status["peers"] if peer["silent_s"] < FRESH_S}
-        names = {name for name in self._names() if name == "learner" or name.startswith("actor")}
+        names = {name for name in self.names() if name == "learner" or name.startswith("actor")}
         return (
             names <= peers.keys()
             and all(peers[name]["pid"] == self.pid(name) for name in names)
             and len(status["generators_offered"]) >= generators
         )
 
-    def _names(self) -> list[str]:
+    def names(self) -> list[str]:
+        """Of all processes under the supervisor."""
         return list(json.loads((self.folder / "supervisor.json").read_text())["processes"])
 
     def goes_on(self, deadline_s: float) -> None:

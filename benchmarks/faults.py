@@ -16,6 +16,7 @@ needs it.
 """
 
 import argparse
+import ctypes
 import json
 import math
 import os
@@ -30,15 +31,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fault_kinds import HOST, KINDS, Scene, far_actor, make_network, remove_network
+from benchmarks.fault_kinds import KINDS
+from benchmarks.fault_network import HOST, far_actor, make_network, remove_network
 from benchmarks.fault_proof import prove
+from benchmarks.fault_scene import Scene
 from benchmarks.fault_system import START_S, Deadlock, System
 from benchmarks.fault_table import failures, lines_of, load, merged, read_lines, table
+from benchmarks.fault_wire import Wire
 from launch.processes import free_port
+from learner.run_files import SHARED_MEMORY
 
 NEEDS_NETWORK = ("network cut", "network cut one way", "network slow")
 NEEDS_TMPFS = ("disk low", "disk full")
-TMPFS_BYTES = 3 << 30
+NEEDS_MEMORY = ("shared memory full",)
+NEEDS_WIRE = ("bits flipped", "bytes swapped", "connection reset", "wire delayed", "connection replayed")
+TMPFS_BYTES, MEMORY_BYTES = 3 << 30, 1 << 30
+CLONE_NEWNS = 0x0002_0000
 
 
 def schedule(kinds: list[str], count: int, seed: int) -> list[str]:
@@ -58,30 +66,50 @@ def schedule(kinds: list[str], count: int, seed: int) -> list[str]:
 
 
 @contextmanager
-def stage(directory: Path, *, network: bool, tmpfs: bool) -> Iterator[None]:
-    """A wire to another namespace, and a file system that can be filled."""
+def stage(directory: Path, kinds: list[str]) -> Iterator[None]:
+    """A wire to another namespace, and file systems that can be filled; of this process and its children alone."""
     directory.mkdir(parents=True, exist_ok=True)
-    if tmpfs:
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={TMPFS_BYTES}", "offbeat-faults", str(directory)],
-            check=True,
-        )
-    if network:
+    if needs(kinds, NEEDS_TMPFS + NEEDS_MEMORY):
+        own_mounts()
+    if needs(kinds, NEEDS_TMPFS):
+        _mount_tmpfs(directory, TMPFS_BYTES)
+    if needs(kinds, NEEDS_MEMORY):
+        _mount_tmpfs(SHARED_MEMORY, MEMORY_BYTES)
+    if needs(kinds, NEEDS_NETWORK):
         make_network()
     try:
         yield
     finally:
-        if network:
+        if needs(kinds, NEEDS_NETWORK):
             remove_network()
-        if tmpfs:
-            subprocess.run(["umount", "-l", str(directory)], check=False)
+
+
+def needs(kinds: list[str], of: tuple[str, ...]) -> bool:
+    """Whether any of the kinds is one of these."""
+    return any(kind in of for kind in kinds)
+
+
+def own_mounts() -> None:
+    """What is mounted from now on is seen by this process and its children alone, and goes with them."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWNS) != 0:
+        raise OSError(
+            ctypes.get_errno(), "mounts of our own: run as root, or leave out what fills file systems"
+        )
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+
+
+def _mount_tmpfs(folder: Path, nbytes: int) -> None:
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={nbytes}", "offbeat-faults", str(folder)], check=True
+    )
 
 
 def campaign(args: argparse.Namespace) -> dict[str, Any]:
     """Run it; returns what was found."""
     kinds = args.kinds or list(KINDS)
-    network, tmpfs = any(k in NEEDS_NETWORK for k in kinds), any(k in NEEDS_TMPFS for k in kinds)
-    with stage(args.dir, network=network, tmpfs=tmpfs):
+    network = needs(kinds, NEEDS_NETWORK)
+    with stage(args.dir, kinds):
         host = HOST if network else "127.0.0.1"
         clock = args.dir.resolve() / "clock"
         system = System(args.dir.resolve(), overrides(host, args.dir), environment(clock))
@@ -92,39 +120,80 @@ def campaign(args: argparse.Namespace) -> dict[str, Any]:
             lines_of(args.out).unlink(missing_ok=True)
         begun = len(found["results"])
         planned = schedule(kinds, args.faults, args.seed)
-        end = time.monotonic() + 60.0 * args.minutes
-        far = None
+        others = Others(system)
         try:
             system.start()
             system.until(lambda: (system.committed() or 0) > 0, START_S, "the first step is committed")
-            far = far_actor(system) if network else None
-            scene = Scene(system, random.Random(args.seed), clock)
-            for number in range(begun, len(planned)):
-                if time.monotonic() > end:
-                    break
-                if far is not None and far.poll() is not None:
-                    far = far_actor(system)
-                found["results"].append(one(scene, number, planned[number], args.deadline))
-                if args.out:
-                    with open(lines_of(args.out), "a") as lines:
-                        lines.write(json.dumps(found["results"][-1]) + "\n")
+            others.start(kinds)
+            inject(
+                Scene(system, random.Random(args.seed + begun), clock, others.wire),
+                planned,
+                found,
+                args,
+                others,
+            )
             system.until(lambda: system.well(generators=2), START_S, "all of them are there at the end")
             found["exit_code"] = system.end()
         except (Deadlock, subprocess.TimeoutExpired) as error:
             found["deadlock"] = str(error)
-            number = len(found["results"])
             print(f"NOT RECOVERED: {error}", flush=True)
-            print(f"seed {args.seed}; the faults: {planned[: number + 1]}", flush=True)
+            print(f"seed {args.seed}; the faults: {planned[: len(found['results']) + 1]}", flush=True)
             print((args.dir / "train.log").read_text()[-4000:], flush=True)
         finally:
-            for process in (far, system.supervisor):
-                if process is not None and process.poll() is None:
-                    process.kill()
-                    process.wait()
+            others.close()
+            if system.supervisor is not None and system.supervisor.poll() is None:
+                system.supervisor.kill()
+                system.supervisor.wait()
         found["proof"] = asdict(prove(system.folder, found["results"][begun:]))
         if args.keep:
             shutil.copytree(system.folder, args.keep, dirs_exist_ok=True)
     return found
+
+
+class Others:
+    """Actors that the supervisor does not know: one in another network namespace, one behind a proxy."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._far: subprocess.Popen[bytes] | None = None
+        self.wire: Wire | None = None
+
+    def start(self, kinds: list[str]) -> None:
+        """Those that these kinds of faults need."""
+        if needs(kinds, NEEDS_NETWORK):
+            self._far = far_actor(self._system)
+        if needs(kinds, NEEDS_WIRE):
+            self.wire = Wire(self._system)
+            self.wire.start()
+
+    def revive(self) -> None:
+        """Start again who has ended."""
+        if self._far is not None and self._far.poll() is not None:
+            self._far = far_actor(self._system)
+        if self.wire is not None:
+            self.wire.start()
+
+    def close(self) -> None:
+        if self._far is not None and self._far.poll() is None:
+            self._far.kill()
+            self._far.wait()
+        if self.wire is not None:
+            self.wire.close()
+
+
+def inject(
+    scene: Scene, planned: list[str], found: dict[str, Any], args: argparse.Namespace, others: Others
+) -> None:
+    """One fault after the other, from the first that has no result yet."""
+    end = time.monotonic() + 60.0 * args.minutes
+    for number in range(len(found["results"]), len(planned)):
+        if time.monotonic() > end:
+            return
+        others.revive()
+        found["results"].append(one(scene, number, planned[number], args.deadline))
+        if args.out:
+            with open(lines_of(args.out), "a") as lines:
+                lines.write(json.dumps(found["results"][-1]) + "\n")
 
 
 def one(scene: Scene, number: int, kind: str, deadline_s: float) -> dict[str, Any]:
