@@ -11,6 +11,7 @@ from benchmarks.fault_intruder import Intruder, record_segments
 from benchmarks.fault_network import CUT_S, cut_network, cut_one_way, slow_network
 from benchmarks.fault_scene import Fault, Scene
 from benchmarks.fault_stopped import damage_journal, tear_journal
+from benchmarks.fault_system import alive
 from benchmarks.fault_weights import (
     damage_weights,
     fill_memory,
@@ -74,7 +75,7 @@ def freeze(role: str, seconds: float = FROZEN_S) -> Fault:
         pid = scene.system.pid(scene.name(role))
         with stopped(pid):
             deadline = time.monotonic() + seconds
-            while time.monotonic() < deadline and _exists(pid):
+            while time.monotonic() < deadline and alive(pid):
                 time.sleep(0.1)
 
     return inject
@@ -82,23 +83,14 @@ def freeze(role: str, seconds: float = FROZEN_S) -> Fault:
 
 def freeze_supervisor(scene: Scene) -> None:
     """SIGSTOP of `offbeat train`: nobody needs it as long as nobody dies, and nobody is killed when it wakes."""
-    supervisor, before = (
-        scene.system.supervisor,
-        {name: scene.system.pid(name) for name in scene.system.names()},
-    )
-    assert supervisor is not None
-    with stopped(supervisor.pid):
+    system = scene.system
+    before = {name: pid for name in system.names() if alive(pid := system.pid(name))}
+    assert system.supervisor is not None
+    with stopped(system.supervisor.pid):
         time.sleep(FROZEN_S)
     time.sleep(1.0)
-    after = {name: scene.system.pid(name) for name in before}
+    after = {name: system.pid(name) for name in before}
     assert after == before, f"{before} were replaced by {after}"
-
-
-def _exists(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def on_the_wire(act: Callable[[Wire, Scene], None]) -> Fault:

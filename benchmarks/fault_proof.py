@@ -1,14 +1,23 @@
-"""What a campaign is judged by, read from outside: actors' logs, the journal's files, the books they lead to."""
+"""What a campaign is judged by, read from outside: actors' logs, the journal's files, the books they lead to.
 
+    python -m benchmarks.fault_proof RUN_FOLDER
+
+does that for any run whose logs were written at `OFFBEAT_LOG_LEVEL=debug`. Exit code 1: something is wrong.
+"""
+
+import argparse
+import json
 import re
+import sys
 import tempfile
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.fault_audit import audit
+from benchmarks.fault_table import MUST_BE_EMPTY
 from broker.books import Books
 from broker.config import BrokerConfig
 from broker.events import Committed, LearnerJoined, decode_event
@@ -147,3 +156,17 @@ def _books(folder: Path, proof: Proof) -> None:
         proof.violation, proof.held = books.violation(), len(store)
         proof.outcomes = {name: t.segments for name, t in books.ledger.outcomes.items() if t.segments}
         journal.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="of a run that has ended")
+    proof = asdict(prove(parser.parse_args().folder.resolve()))
+    print(json.dumps(proof, indent=1))
+    sys.exit(1 if any(proof[what] for what in MUST_BE_EMPTY) else 0)
+
+
+if __name__ == "__main__":
+    main()

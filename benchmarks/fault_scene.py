@@ -23,8 +23,7 @@ class Scene:
     def name(self, role: str) -> str:
         """Of one process of this role; a generator that has started, as the other may be on its way back."""
         if role == "generator":
-            offered = (self.system.status() or {"generators_offered": []})["generators_offered"]
-            return str(self.rng.choice(sorted(offered) or ["generator-0"]))
+            return self.rng.choice(self.system.generators() or ["generator-0"])
         return role if role in ("broker", "learner") else f"{role}-{self.rng.randrange(2)}"
 
 

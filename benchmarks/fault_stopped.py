@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from benchmarks.fault_scene import Scene
+from benchmarks.fault_system import alive
 from broker.journal_files import Contents, numbers, read_file
 from broker.journal_records import Entry, Kind, file_name, record_head
 
@@ -21,7 +22,7 @@ def stop(scene: Scene) -> None:
     system.supervisor.kill()
     system.supervisor.wait()
     deadline = time.monotonic() + GONE_S
-    while any(Path("/proc", str(pid)).exists() for pid in pids):
+    while any(map(alive, pids)):
         assert time.monotonic() < deadline, f"of {pids} some outlive the supervisor"
         time.sleep(0.05)
 

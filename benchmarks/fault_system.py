@@ -107,6 +107,10 @@ class System:
         """Of all processes under the supervisor."""
         return list(json.loads((self.folder / "supervisor.json").read_text())["processes"])
 
+    def generators(self) -> list[str]:
+        """Those that are offered to actors now."""
+        return sorted((self.status() or {"generators_offered": []})["generators_offered"])
+
     def goes_on(self, deadline_s: float) -> None:
         """Wait until all roles are there and a further learner step is committed.
 
@@ -129,3 +133,11 @@ class System:
                     f"not within {deadline_s:g} s: {what}; status: {json.dumps(self.status())[:4000]}"
                 )
             time.sleep(POLL_S)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there, and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 HEAD = ["fault", "injected", "recovered", "median s", "worst s", "acknowledged", "lost", "trained twice"]
+CONTRADICTIONS = "contradictions between the journal, its snapshots, and what the learner says"
 MUST_BE_EMPTY = ("lost", "trained_twice", "violation", "damaged_records", "audit")
 
 
@@ -113,6 +114,7 @@ def summary(results: Iterable[dict[str, Any]], by_fault: dict[str, list[int]]) -
 def totals(found: dict[str, Any]) -> dict[str, str]:
     """What must be nothing, and of how much."""
     proof = found["proof"]
+    contradictions = {CONTRADICTIONS: str(len(proof["audit"]))} if "audit" in proof else {}
     return {
         "segments acknowledged to actors": f"{proof['acknowledged']:,}",
         "of these lost": str(len(proof["lost"])),
@@ -122,7 +124,7 @@ def totals(found: dict[str, Any]) -> dict[str, str]:
         "units given back after a learner was killed": f"{proof['rolled_back']:,}",
         "deadlocks": str(int("deadlock" in found)),
         "ledger violations": str(int(bool(proof["violation"]))),
-        "other contradictions between journal, snapshots and learner": str(len(proof.get("audit", []))),
+        **contradictions,
         "segments by what became of them": ", ".join(f"{k} {v:,}" for k, v in proof["outcomes"].items()),
         "held at the end": f"{proof['held']:,}",
     }

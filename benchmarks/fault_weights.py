@@ -16,7 +16,9 @@ from protocol.weights import DATA
 
 REFUSED = b"weight update refused"
 NEXT_VERSION_S = 60.0
-REFUSED_S = 10.0
+STILL_S, LOOKED_S = 2.0, 3.0
+"""Too short for the supervisor to find it."""
+TRIES = 10
 PIECE = 1 << 20
 
 Damage = Callable[[Path, Path, random.Random], None]
@@ -30,31 +32,34 @@ def damage_weights(damage: Damage) -> Fault:
     """
 
     def inject(scene: Scene) -> None:
-        system = scene.system
-        folder, status = weights_folder(system.folder), system.status()
-        assert status is not None, "no status"
-        generators = [system.pid(name) for name in status["generators_offered"]]
-        before = _newest(folder)
-        refusals = _refusals(system.folder)
-        with stopped(*generators):
-            system.until(lambda: _newest(folder) > before, NEXT_VERSION_S, "another version")
-            with stopped(system.pid("learner")):
-                versions = [name for name in _versions(folder) if name > before]
-                for name in versions:
-                    _replace(
-                        folder / name,
-                        folder / (before if (folder / before).exists() else name),
-                        damage,
-                        scene.rng,
-                    )
-                for pid in generators:
-                    os.kill(pid, signal.SIGCONT)
-                deadline = time.monotonic() + REFUSED_S
-                while _refusals(system.folder) == refusals and time.monotonic() < deadline:
-                    time.sleep(0.05)
-        assert _refusals(system.folder) > refusals, f"no generator refused {versions}"
+        system, folder = scene.system, weights_folder(scene.system.folder)
+        system.until(lambda: len(_versions(folder)) > 1, NEXT_VERSION_S, "two versions")
+        before = _refusals(system.folder)
+        for _ in range(TRIES):
+            generators = [system.pid(name) for name in system.generators()]
+            newest = _newest(folder)
+            with stopped(*generators):
+                if _within(STILL_S, lambda known=newest: _newest(folder) > known):  # type: ignore[misc]
+                    with stopped(system.pid("learner")):
+                        for version in [folder / name for name in _versions(folder) if name > newest]:
+                            _replace(version, _before(version), damage, scene.rng)
+                        wake(*generators)
+                        _within(LOOKED_S, lambda: _refusals(system.folder) > before)
+            # Else the learner waits for what they sample.
+            if _within(LOOKED_S, lambda: _refusals(system.folder) > before):
+                return
+        raise AssertionError(f"in {TRIES} tries no generator refused anything")
 
     return inject
+
+
+def _within(seconds: float, condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 @contextmanager
@@ -65,9 +70,14 @@ def stopped(*pids: int) -> Iterator[None]:
     try:
         yield
     finally:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+        wake(*pids)
+
+
+def wake(*pids: int) -> None:
+    """SIGCONT, to those that are there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def _refusals(run: Path) -> int:
