@@ -19,7 +19,7 @@ import zmq
 
 from protocol.codec import MAX_BODY_BYTES, Frames, decode, encode
 from protocol.errors import LinkDown, ProtocolError
-from protocol.messages import AnyMessage, Goodbye, Heartbeat, Hello, Refused
+from protocol.messages import AnyMessage, Goodbye, Heartbeat, Hello, Refused, Welcome
 from protocol.security import HANDSHAKE_MS, ClientKeys, HandshakeWatch, unguessable_id
 from protocol.session import Progress, Session
 
@@ -253,7 +253,7 @@ class AsyncLink:
         if self.session.received(message, time.monotonic()):
             self._joined.set()
             self._on_join()
-        elif not isinstance(message, Heartbeat):  # the broker's answer to ours; the session has noted it
+        elif not isinstance(message, Heartbeat | Welcome):  # answers to ours; the session has noted them
             self._on_message(message, list(rest))  # type: ignore[arg-type]
 
     async def _tick(self) -> None:
@@ -374,7 +374,7 @@ class ThreadLink:
             if self.session.received(message, time.monotonic()):
                 self.trouble = ""
                 self.inbox.put(None)
-            elif not isinstance(message, Heartbeat):
+            elif not isinstance(message, Heartbeat | Welcome):
                 if isinstance(message, Refused) and message.fatal:
                     self.trouble = message.message
                 self.inbox.put((message, list(rest)))  # type: ignore[arg-type]

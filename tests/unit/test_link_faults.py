@@ -3,14 +3,17 @@
 import asyncio
 import logging
 import queue
+import time
 
 import pytest
 import zmq
 
 from protocol import link
+from protocol.codec import encode
 from protocol.errors import LinkDown
 from protocol.link import AsyncLink, AsyncSocket, ThreadLink
-from protocol.messages import Hello
+from protocol.messages import Drain, Hello, Welcome
+from protocol.session import Progress
 
 HELLO = Hello(role="actor", peer="a", incarnation=1)
 FAULT = ZeroDivisionError("in progress")
@@ -127,3 +130,20 @@ def test_a_link_thread_that_fails_leaves_its_exception_in_the_inbox(monkeypatch,
     assert broken.inbox.get_nowait() is FAULT
     with pytest.raises(queue.Empty):
         broken.inbox.get_nowait()
+
+
+def test_the_answer_to_a_hello_that_was_repeated_since_is_not_for_the_owner():
+    got = []
+    welcome = Welcome(run="r", epoch=0, heartbeat_s=1.0, policy_version=0)
+
+    async def main():
+        slow = AsyncLink("tcp://broker", HELLO, lambda message, _: got.append(message))
+        for seconds in (0.0, 10.0, 20.0):
+            slow.session.due(time.monotonic() + seconds, Progress())
+        slow._received(encode(welcome))
+        assert not slow.session.joined
+        slow._received(encode(Drain(reason="for the owner")))
+        await slow.close()
+
+    asyncio.run(main())
+    assert got == [Drain(reason="for the owner")]
