@@ -14,7 +14,9 @@ import json
 import logging
 import multiprocessing
 import os
+import signal
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -322,6 +324,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # its processes end with it
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("broker").setLevel(logging.WARNING)
     parts: dict[str, Callable[[argparse.Namespace], Results]] = {
