@@ -256,7 +256,9 @@ class Books:
 
     def full(self) -> bool:
         """Whether what is held has reached a bound."""
-        return self.store.low or self.room() + self.flow.outstanding <= 0
+        if self.store.low:
+            return True
+        return self.flow.room(len(self.store), self.store.nbytes) + self.flow.outstanding <= 0
 
     # --- actions ------------------------------------------------------------------------------------------
 
