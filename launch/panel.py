@@ -1,5 +1,6 @@
 """The one live line of `offbeat train`, and the summary at its end."""
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping
@@ -109,8 +110,9 @@ class Panel:
             self._status.start()
 
     def note(self, text: str) -> None:
-        """A line that stays."""
-        self._console.print(f"[{time.monotonic() - self._started:5.0f} s] {text}", markup=False)
+        """A line that stays; where it goes to a file on a full disk, it is lost, and the run is not."""
+        with contextlib.suppress(OSError):
+            self._console.print(f"[{time.monotonic() - self._started:5.0f} s] {text}", markup=False)
 
     def heard(self, answer: Answer) -> None:
         """The broker's newest status, or its silence."""

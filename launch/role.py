@@ -4,6 +4,7 @@ Each branch imports its role only, so that a broker never loads torch.
 """
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
@@ -131,7 +132,8 @@ def end(error: Exception, folder: Path, name: str) -> NoReturn:
     """Leave with a code that says whether another start could help, and with a trace where it may be needed."""
     code = exit_code(error)
     if code == FINAL:
-        leave_note(folder, name, code)
+        with contextlib.suppress(OSError):  # the note is for torchrun's sake; the code itself tells it, too
+            leave_note(folder, name, code)
     if isinstance(error, LaunchError | LinkDown | KeysUnusable):
         sys.stderr.write(f"{name}: {error}\n")
     else:
