@@ -28,6 +28,7 @@ LEARNER_STOP_S = 60.0
 OTHERS_STOP_S = 30.0
 STALL_MARGIN_S = 1.0
 """A generator looks after itself first."""
+START_RETRY_S = 2.0
 STATE_FILE = "supervisor.json"
 RESULT = "result.json"
 FIRST_TO_STOP = (LEARNER, "actor", "generator")
@@ -96,6 +97,7 @@ class Crew:
         self._learner_began: float | None = None
         self.posts = posts(config)
         self.broker_answered = False
+        self._unsaved = False
 
     @property
     def names(self) -> list[str]:
@@ -139,13 +141,15 @@ class Crew:
         Raises:
             RoleFailed: one ended with an error that a start would repeat, or too often in a row.
         """
+        if self._unsaved:
+            self._save_state()
         for post in self.posts:
             if post.child is None or post.running or (post.name == LEARNER and self.finished()):
                 continue
             if post.due is None:
                 self._bury(post, now)
             if post.due is not None and now >= post.due:
-                self._start(post)
+                self._start_if_possible(post, now)
                 self._save_state()
 
     def examine(self, answer: Answer) -> None:
@@ -217,6 +221,14 @@ class Crew:
         self._note(f"{why}; starting it again {soon}")
         self._save_state()
 
+    def _start_if_possible(self, post: Post, now: float) -> None:
+        """What has no log, say because the disk is full, is tried again."""
+        try:
+            self._start(post)
+        except OSError as error:
+            post.due = now + START_RETRY_S
+            self._note(f"{post.name} cannot be started: {error}; trying again in {START_RETRY_S:g} s")
+
     def _start(self, post: Post) -> None:
         role = role_of(post.name)
         again = post.child is not None
@@ -252,8 +264,15 @@ class Crew:
                 "last_reason": post.row.reasons[-1] if post.row.reasons else "",
             }
         partial = self._folder / f"{STATE_FILE}.partial"
-        partial.write_text(json.dumps(state, indent=1), encoding="utf-8")
-        partial.rename(self._folder / STATE_FILE)
+        try:
+            partial.write_text(json.dumps(state, indent=1), encoding="utf-8")
+            partial.rename(self._folder / STATE_FILE)
+        except OSError as error:
+            if not self._unsaved:
+                self._note(f"{partial}: {error}; `offbeat status` may name processes that are gone")
+            self._unsaved = True
+        else:
+            self._unsaved = False
 
 
 def how_it_ended(post: Post) -> str:
