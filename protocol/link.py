@@ -259,6 +259,8 @@ class AsyncLink:
     async def _tick(self) -> None:
         try:
             while True:
+                if self._watch.reconnected():
+                    self.session.reconnected(time.monotonic())
                 for message in self.session.due(time.monotonic(), self._progress()):
                     self.send(message)
                 await asyncio.sleep(TICK_S)
@@ -348,6 +350,8 @@ class ThreadLink:
             if why := watch.look(time.monotonic()):
                 log.error("%s", why)
                 self.trouble = why
+            if watch.reconnected():
+                self.session.reconnected(time.monotonic())
             for message in self.session.due(time.monotonic(), self._progress()):
                 self._outbox.append(encode(message))
             stopping = self._stop.is_set()

@@ -71,6 +71,7 @@ class HandshakeWatch:
         self._server = f"the {server} at {endpoint}"
         self._monitor = socket.get_monitor_socket(_WATCHED)
         self._again: float | None = None
+        self._connections = self._known = 0
         self.why = ""
         """Why the last one failed, with the cure; empty if it did not."""
 
@@ -84,6 +85,7 @@ class HandshakeWatch:
                 break
             event = parse_monitor_message(frames)
             kind, value = int(event["event"]), int(event["value"])
+            self._connections += kind == zmq.EVENT_HANDSHAKE_SUCCEEDED
             self.why = "" if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED else self._reason(kind, value)
             if kind in _GIVES_UP:
                 self._again = now + RETRY_S
@@ -93,6 +95,14 @@ class HandshakeWatch:
                 self._socket.disconnect(self._endpoint)
             self._socket.connect(self._endpoint)
         return self.why if self.why != before else ""
+
+    def reconnected(self) -> bool:
+        """Whether `look` has seen another connection since this was last asked, and it is not the first.
+
+        What was under way on the one before, in either direction, may be lost, and ZeroMQ tells nobody.
+        """
+        before, self._known = self._known, self._connections
+        return 0 < before < self._connections
 
     def close(self) -> None:
         """Before the socket itself is closed."""

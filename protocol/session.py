@@ -1,8 +1,8 @@
 """The peer's side of a connection to the broker, without sockets and clocks.
 
 A `Session` says what to send and when: Hello until a Welcome comes, heartbeats in the rhythm that the Welcome
-asks for, Hello again when the broker has been silent or does not know us (it was restarted). Whoever owns the
-socket passes ``now`` (monotonic seconds) in and sends what comes out.
+asks for, Hello again when the broker has been silent or does not know us (it was restarted), or when the connection
+is another than before. Whoever owns the socket passes ``now`` (monotonic seconds) in and sends what comes out.
 """
 
 from dataclasses import dataclass
@@ -83,6 +83,11 @@ class Session:
                 self.welcome = None
                 self._next = now
         return False
+
+    def reconnected(self, now: float) -> None:
+        """The connection is another: join again, so that both sides say again what may be lost with the one before."""
+        self.welcome = None
+        self._next = now
 
     def due(self, now: float, progress: Progress) -> list[AnyMessage]:
         """Messages to send now."""

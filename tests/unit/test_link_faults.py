@@ -60,6 +60,9 @@ class NothingToSee:
     def look(self, now):
         return ""
 
+    def reconnected(self):
+        return False
+
     def close(self):
         pass
 

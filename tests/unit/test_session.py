@@ -96,3 +96,14 @@ def test_whatever_rhythm_is_asked_for_a_peer_neither_floods_nor_forgets_the_brok
     session.due(LONGEST_BEAT_S, Progress())
     assert session.due(LONGEST_BEAT_S, Progress()) == []
     assert type(session.due((MISSED_BEATS + 1) * LONGEST_BEAT_S, Progress())[0]) is Hello
+
+
+def test_another_connection_means_joining_again():
+    session = Session(HELLO, now=0.0)
+    session.due(0.0, Progress())
+    session.received(WELCOME, now=0.1)
+    session.reconnected(now=1.0)
+    assert not session.joined
+    assert session.due(1.0, Progress()) == [replace(HELLO, attempt=1)]
+    assert session.received(replace(WELCOME, attempt=1), now=1.1)
+    assert session.joins == 2

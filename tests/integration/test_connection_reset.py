@@ -1,0 +1,93 @@
+"""A connection that is reset, on its way to a broker that lives, loses what was under way: the peer joins again."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+import zmq
+
+from benchmarks.fault_wire import Proxy
+from protocol.codec import decode, encode
+from protocol.link import AsyncLink, ThreadLink, router
+from protocol.messages import Heartbeat, Hello, Welcome
+
+HELLO = Hello(role="actor", peer="a", incarnation=1)
+DEADLINE_S = 20.0
+
+
+class Answering:
+    """A broker that knows everybody and is never silent."""
+
+    def __init__(self):
+        self.hellos = 0
+        self._context = zmq.Context()
+        self._socket = router(self._context)
+        self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._answer)
+        self._thread.start()
+
+    def _answer(self):
+        while not self._over.is_set():
+            if not self._socket.poll(50):
+                continue
+            peer, *frames = self._socket.recv_multipart()
+            message, _ = decode(frames)
+            answer = Heartbeat()
+            if isinstance(message, Hello):
+                self.hellos += 1
+                answer = Welcome(run="r", epoch=0, heartbeat_s=0.2, policy_version=0, attempt=message.attempt)
+            self._socket.send_multipart([peer, *encode(answer)])
+
+    def close(self):
+        self._over.set()
+        self._thread.join()
+        self._socket.close(0)
+        self._context.term()
+
+
+@pytest.fixture
+def broker():
+    broker = Answering()
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def proxy(broker):
+    proxy = Proxy(("127.0.0.1", broker.port))
+    yield proxy
+    proxy.close()
+
+
+def until(condition):
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_thread_that_is_cut_off_joins_again(broker, proxy):
+    link = ThreadLink(proxy.endpoint, HELLO)
+    until(lambda: link.session.joins == 1)
+    time.sleep(1.0)
+    assert link.session.joins == 1, "the first connection is no other one"
+    proxy.cut()
+    until(lambda: link.session.joins == 2)
+    link.close()
+
+
+def test_a_loop_that_is_cut_off_joins_again(broker, proxy):
+    async def main():
+        joined = asyncio.Event()
+        link = AsyncLink(proxy.endpoint, HELLO, lambda *_: None, on_join=joined.set)
+        await asyncio.wait_for(joined.wait(), DEADLINE_S)
+        joined.clear()
+        await asyncio.sleep(1.0)
+        assert not joined.is_set(), "the first connection is no other one"
+        proxy.cut()
+        await asyncio.wait_for(joined.wait(), DEADLINE_S)
+        await link.close()
+
+    asyncio.run(main())
