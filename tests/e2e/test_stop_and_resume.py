@@ -18,7 +18,7 @@ def start(command, root):
     return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def await_step(folder: Path, step: int, process: subprocess.Popen, deadline_s: float = 180.0) -> None:
+def await_step(folder: Path, step: int, process: subprocess.Popen, deadline_s: float = 300.0) -> None:
     deadline = time.monotonic() + deadline_s
     while time.monotonic() < deadline:
         path = folder / "metrics.jsonl"
