@@ -31,6 +31,8 @@ class Proxy:
 
     def __init__(self, target: tuple[str, int]) -> None:
         self.mangle: Mangle = bytes
+        self.only_back = False
+        """Whether it sees only what comes from the server."""
         self.delay_s = 0.0
         self.recorded = b""
         """What the newest client has sent, from its first byte on."""
@@ -80,14 +82,14 @@ class Proxy:
             back.join()
             self._open -= {client, broker}
 
-    def _pump(self, source: socket.socket, sink: socket.socket, record: bool) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket, forth: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(PIECE):
                 if self.delay_s:
                     time.sleep(self.delay_s)
-                if record and len(self.recorded) < RECORDED_BYTES:
+                if forth and len(self.recorded) < RECORDED_BYTES:
                     self.recorded += data
-                sink.sendall(self.mangle(data))
+                sink.sendall(data if forth and self.only_back else self.mangle(data))
         for one in (source, sink):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)

@@ -345,13 +345,13 @@ class ThreadLink:
             ready = dict(poller.poll(int(TICK_S * 1000)))
             if wake in ready:
                 _drain(wake)
-            if socket in ready:
-                self._receive(socket)
             if why := watch.look(time.monotonic()):
                 log.error("%s", why)
                 self.trouble = why
-            if watch.reconnected():
+            if watch.reconnected():  # before what comes over it is read
                 self.session.reconnected(time.monotonic())
+            if socket in ready:
+                self._receive(socket)
             for message in self.session.due(time.monotonic(), self._progress()):
                 self._outbox.append(encode(message))
             stopping = self._stop.is_set()

@@ -23,6 +23,8 @@ _WATCHED = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
 )
 
 
@@ -61,7 +63,8 @@ def unguessable_id() -> bytes:
 class HandshakeWatch:
     """What came of the handshakes of a socket that connects; connects again where ZeroMQ gives up.
 
-    After a refusal ZeroMQ tries no more. But a key may be listed a moment later, and brokers come and go.
+    After a refusal, and after bytes that are no message, ZeroMQ tries no more. But a key may be listed a moment later,
+    brokers come and go, and a bit that was flipped on the way is no reason to be silent for ever.
     """
 
     def __init__(
@@ -84,17 +87,29 @@ class HandshakeWatch:
             except zmq.ZMQError:  # nothing more
                 break
             event = parse_monitor_message(frames)
-            kind, value = int(event["event"]), int(event["value"])
-            self._connections += kind == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            self.why = "" if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED else self._reason(kind, value)
-            if kind in _GIVES_UP:
-                self._again = now + RETRY_S
+            self._happened(int(event["event"]), int(event["value"]), now)
         if self._again is not None and now >= self._again:
             self._again = None
             with contextlib.suppress(zmq.ZMQError):  # it is gone already
                 self._socket.disconnect(self._endpoint)
             self._socket.connect(self._endpoint)
         return self.why if self.why != before else ""
+
+    def _happened(self, kind: int, value: int, now: float) -> None:
+        match kind:
+            case zmq.EVENT_DISCONNECTED:
+                self._again = (
+                    now + RETRY_S
+                )  # unless ZeroMQ says that it tries itself: after nonsense it does not
+            case zmq.EVENT_CONNECT_RETRIED:
+                self._again = None
+            case zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.why, self._again = "", None
+                self._connections += 1
+            case _:
+                self.why = self._reason(kind, value)
+                if kind in _GIVES_UP:
+                    self._again = now + RETRY_S
 
     def reconnected(self) -> bool:
         """Whether `look` has seen another connection since this was last asked, and it is not the first.

@@ -1,4 +1,5 @@
-"""A connection that is reset, on its way to a broker that lives, loses what was under way: the peer joins again."""
+"""A connection that is reset or garbled, on its way to a broker that lives, loses what was under way: the peer joins
+again, and is not left without a connection."""
 
 import asyncio
 import threading
@@ -91,3 +92,24 @@ def test_a_loop_that_is_cut_off_joins_again(broker, proxy):
         await link.close()
 
     asyncio.run(main())
+
+
+class Garbage:
+    """What comes is no message any more, once."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, data):
+        self.count += 1
+        return data if self.count > 1 else b"\xff" * len(data)
+
+
+@pytest.mark.parametrize("only_back", [True, False])
+def test_a_peer_that_is_sent_nonsense_connects_again(broker, proxy, only_back):
+    link = ThreadLink(proxy.endpoint, HELLO)
+    until(lambda: link.session.joins == 1)
+    proxy.only_back, proxy.mangle = only_back, Garbage()
+    until(lambda: link.session.joins > 1)
+    assert proxy.connections == 2
+    link.close()
