@@ -31,6 +31,7 @@ CREDIT_UNITS = 64
 TASKS_PER_MESSAGE = 512
 POLL_S = 0.2
 HELD_TIMEOUT_S = 60.0
+SETTLE_TIMEOUT_S = 15.0
 TIME_LIMIT = "time limit"
 FATAL_CODES = ("queue_full", "bad_task", "malformed", "limit", "version")
 """Refusals after which we would wait for ever for what was never taken."""
@@ -75,6 +76,7 @@ class Exchange:
         """Steps that a checkpoint covers, at least."""
         self._owed_held = False
         self._held_ids: list[str] = []
+        self._settling = False
         self.checkpoint_wanted = ""
         """Why the broker wants a checkpoint, if it does."""
         self.between: Callable[[], None] = lambda: None
@@ -199,6 +201,29 @@ class Exchange:
         self._announced = message
         self._link.send(message)
 
+    def settle(self, *, step: int) -> None:
+        """Before leaving: make sure that the broker knows of all that was committed.
+
+        A commit may be lost with its connection, and nobody would say so: ask what the broker holds, and commit
+        again what we are done with, until it holds none of that. If it does not answer within `SETTLE_TIMEOUT_S`,
+        it will hear of it from the learner that continues this lineage.
+        """
+        self._settling, deadline = True, time.monotonic() + SETTLE_TIMEOUT_S
+        self.flush(step=step)
+        while self._settling:
+            self._owed_held = True
+            self._link.rejoin()
+            while self._owed_held:
+                if time.monotonic() > deadline:
+                    log.warning(
+                        "%s has not confirmed within %g s what was committed last; a learner that resumes this run "
+                        "will tell it again",
+                        self._broker,
+                        SETTLE_TIMEOUT_S,
+                    )
+                    return
+                self._pump(POLL_S)
+
     def close(self) -> None:
         """Leave the broker on purpose."""
         self._link.close("done")
@@ -224,7 +249,7 @@ class Exchange:
             self._link.send(self._announced)
         if self._checkpointed is not None:
             self._link.send(self._checkpointed)
-        if not self._owed_held:
+        if not (self._owed_held or self._settling):
             self.put(self.inlet.awaited())
             self._ready_for_deliveries()
 
@@ -235,7 +260,14 @@ class Exchange:
     def _held(self, task_ids: Sequence[str]) -> None:
         if not self._owed_held:
             return  # said once more: what we know is newer
-        self.inlet.commit_again(self.curriculum.done(task_ids))  # those commits were lost
+        done = self.curriculum.done(task_ids)
+        if self._settling:
+            # Of a trajectory that grows it does not say which windows it holds; those it does not, it ignores.
+            lost = self.inlet.commit_again(task_ids if self.inlet.windows else done)
+            self._settling, self._owed_held = bool(done and lost), False
+            self._recommit()
+            return
+        self.inlet.commit_again(done)
         self._recommit()
         again = self.curriculum.adopt(task_ids)
         self.put(again)

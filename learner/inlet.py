@@ -112,12 +112,16 @@ class Inlet:
         units = [group.unit_id for group in trained]
         return Commit(epoch=epoch, step=step, trained=units, dropped=dropped, replayed_tokens=replayed_tokens)
 
-    def commit_again(self, task_ids: Collection[str]) -> None:
-        """What was committed of these tasks is to be committed once more: the broker holds it still."""
+    def commit_again(self, task_ids: Collection[str]) -> int:
+        """What was committed of these tasks is to be committed once more, as the broker holds it still; how many."""
         groups = {task_id.partition(".")[0] for task_id in task_ids}
-        for unit_id in self.committed:
-            if unit_id in groups or unit_id.partition("/")[0].rpartition(".")[0] in task_ids:
-                self._again.append(unit_id)
+        units = [
+            unit_id
+            for unit_id in self.committed
+            if unit_id in groups or unit_id.partition("/")[0].rpartition(".")[0] in task_ids
+        ]
+        self._again += units
+        return len(units)
 
     def recommit(self, epoch: int) -> list[Commit]:
         """What was committed before, and is to be committed again since the last call, for the same steps."""

@@ -78,6 +78,7 @@ class Learner:
             self.checkpoint()
         if self.ended_by in ("all steps done", TIME_LIMIT):
             self.evaluate(AFTER)
+        self.exchange.settle(step=self.step)
 
     def learn(self) -> None:
         """One step."""

@@ -295,7 +295,7 @@ class ThreadLink:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._wake_address = f"inproc://link-{id(self)}"
         self._outbox: deque[Frames] = deque()
-        self._stop = threading.Event()
+        self._stop, self._again = threading.Event(), threading.Event()
         self._wake_in = self._context.socket(zmq.PAIR)
         self._wake_in.bind(self._wake_address)
         self._wake_lock = threading.Lock()
@@ -305,6 +305,11 @@ class ThreadLink:
     def send(self, message: AnyMessage, body: bytes | None = None) -> None:
         """Queue a message; may be called from any thread."""
         self._outbox.append(encode(message, body))
+        self._wake()
+
+    def rejoin(self) -> None:
+        """Join once more, behind all that was sent: the broker then says anew what it knows."""
+        self._again.set()
         self._wake()
 
     def close(self, reason: str = "") -> None:
@@ -348,7 +353,8 @@ class ThreadLink:
             if why := watch.look(time.monotonic()):
                 log.error("%s", why)
                 self.trouble = why
-            if watch.reconnected():  # before what comes over it is read
+            if watch.reconnected() or self._again.is_set():  # before what comes over it is read
+                self._again.clear()
                 self.session.reconnected(time.monotonic())
             if socket in ready:
                 self._receive(socket)

@@ -146,6 +146,17 @@ class World(Supply):
         self.train(lost=True)
         self.kill_broker()
 
+    def settle(self):
+        """The connection is lost with the last commits, and the run is at its end."""
+        self.train(lost=True)
+        self.deaf = False
+        self.exchange.settle(step=self.step)
+
+    def rejoin(self):
+        self.driver.take("learner", object)
+        self.hello()
+        self.queued.append(None)
+
     def kill_both(self):
         self.train(lost=True)
         self.deaf = False
@@ -167,6 +178,7 @@ def test_each_unit_is_trained_once_in_the_line_that_survives(train_on, actions, 
         for action in [*actions, "train", "kill_broker", "train", "checkpoint"]:
             getattr(world, action)()
             assert world.driver.balanced()
+        world.settle()
         world.driver.flush()
         recorded = recording.read(folder)
         told = {step: sorted(batch.trained) for step, batch in recorded.batches.items() if batch.trained}

@@ -30,6 +30,7 @@ class Link:
 
     def __init__(self, *script):
         self.script, self.sent, self.session, self.inbox = list(script), [], Session(), self
+        self.helds = []  # answers to `rejoin`, one each
 
     def send(self, message):
         self.sent.append(message)
@@ -42,6 +43,10 @@ class Link:
 
     def get(self, timeout):
         return self.get_nowait()
+
+    def rejoin(self):
+        self.sent.append("Hello")
+        self.script += [None, self.helds.pop(0)] if self.helds else [None]
 
     def of(self, kind):
         return [message for message in self.sent if isinstance(message, kind)]
@@ -169,3 +174,25 @@ def test_a_wish_for_a_checkpoint_is_heard_while_waiting():
     with pytest.raises(NoData):
         it.collect(step=0, version=0)
     assert "the journal is filling" in seen
+
+
+def settling(*helds):
+    """An exchange at the end of its run, in which 3g0 was trained."""
+    it = an_exchange(None)
+    it._link.helds += helds
+    it.curriculum.restore({**STATE, "unfinished": []})
+    it.inlet.committed.add("3g0", step=7, trained=True)
+    return it
+
+
+def test_who_leaves_commits_again_what_the_broker_still_holds_until_it_holds_it_no_more():
+    it = settling(HELD, Held(task_ids=["3g1.0", "3g1.1"]))
+    it.settle(step=7)
+    assert it._link.sent == ["Hello", Commit(epoch=4, step=7, trained=["3g0"], dropped=[]), "Hello"]
+    assert not it._link.helds
+
+
+def test_who_leaves_does_not_wait_for_ever_for_a_broker_that_is_gone(monkeypatch, caplog):
+    monkeypatch.setattr(module, "SETTLE_TIMEOUT_S", 0.05)
+    settling().settle(step=7)
+    assert "tcp://10.0.0.1:5755 has not confirmed within 0.05 s" in caplog.text

@@ -49,6 +49,9 @@ class Exchange:
     def flush(self, *, step):
         self.log.append(("flush", step))
 
+    def settle(self, *, step):
+        self.log.append(("settle", step))
+
     def checkpointed(self, *, step):
         self.log.append(("checkpointed", step))
 
@@ -263,6 +266,7 @@ def test_a_commit_goes_out_before_the_state_is_taken_and_word_of_it_when_it_is_w
         *[("commit", 2), ("refill", 2, 2), *cut(2)],
         *[("commit", 3), ("refill", 3, 3)],
         *[("commit", 4), *cut(4)],
+        ("settle", 4),
     ], "the last checkpoint is not written twice"
 
 
