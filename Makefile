@@ -15,7 +15,8 @@ train: setup            ## the main job: a model learns, asynchronously, in minu
 	$(BIN)/offbeat train $(RECIPE)
 
 test: setup             ## all tests but the end-to-end ones
-	$(BIN)/python -m pytest tests/unit tests/oracle tests/property tests/integration protocol broker envs actors learner launch -q
+	$(BIN)/python -m pytest -n 2 --dist loadfile -q tests/unit tests/oracle tests/property protocol broker envs actors learner launch
+	$(BIN)/python -m pytest -q tests/integration
 
 check: setup            ## format, lint, types, layering
 	$(BIN)/ruff format --check .

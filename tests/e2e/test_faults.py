@@ -11,6 +11,7 @@ import pytest
 
 from launch.processes import families
 from learner.run_files import weights_folder
+from tests.e2e.process_tree import await_gone, descendants
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -121,13 +122,15 @@ def test_a_rank_that_is_killed_takes_its_learner_along_and_all_ranks_come_back(t
     assert run.steps() == list(range(1, summary["steps"] + 1))
 
 
-def test_a_killed_supervisor_costs_a_resume_and_leaves_nothing_in_shared_memory(
+def test_a_killed_supervisor_costs_a_resume_and_leaves_no_process_and_no_shared_memory(
     train_command, root, tmp_path
 ):
     command = train_command("spell_backward", *SETTINGS)
     run = Running(command, root, tmp_path / "run")
     run.goes_on(3)
+    family = descendants(run.process.pid)
     run.kill()
+    assert await_gone(family) == set()
     left = weights_folder(run.folder)
     assert left.is_dir(), "nobody was there to remove it"
     resumed = Running([*command, "--resume"], root, tmp_path / "run")
