@@ -15,7 +15,7 @@ from actors.errors import ActorError
 from actors.generator_client import Piece, TurnRequest
 from actors.segments import Closing, Cut, SegmentCutter
 from envs.base import ChatMessage, Env, StepResult, Suite
-from protocol.messages import LeaseTask
+from protocol.messages import MAX_ITEMS, MAX_NAME, LeaseTask
 
 log = logging.getLogger(__name__)
 
@@ -211,6 +211,10 @@ def finite_rewards(result: StepResult) -> dict[str, float]:
         {'score': 1.0}
     """
     rewards: dict[str, float] = {}
+    if len(result.rewards) > MAX_ITEMS or any(len(name) > MAX_NAME for name in result.rewards):
+        raise ActorError(
+            f"environment: rewards are at most {MAX_ITEMS}, with names of at most {MAX_NAME} characters"
+        )
     for name, value in result.rewards.items():
         try:
             rewards[name] = float(value)

@@ -4,6 +4,7 @@ A request is *held* until the policy version it asks for is in service, then *ru
 The book counts tokens, knows when nothing has moved for too long, and how much of the time nothing was asked.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,10 +50,10 @@ def why_invalid(prompt: Sequence[int], request: Generate, *, vocab_size: int, ma
         return f"prompt[{at}] = {prompt[at]} is outside the vocabulary of {vocab_size}"
     if any(token < 0 for token in request.stop_token_ids):  # one past the vocabulary just never comes
         return f"stop_token_ids {request.stop_token_ids}: ids are not negative"
-    if not 0 < request.top_p <= 1 or request.top_k < 0 or request.temperature < 0:
+    if not (0 < request.top_p <= 1 and request.top_k >= 0 and 0 <= request.temperature < math.inf):
         return (
             f"temperature {request.temperature}, top_p {request.top_p}, top_k {request.top_k}: "
-            "needed are temperature >= 0, 0 < top_p <= 1, top_k >= 0"
+            "needed are a finite temperature >= 0, 0 < top_p <= 1, top_k >= 0"
         )
     return ""
 
@@ -92,7 +93,7 @@ class RequestBook:
         self._held: dict[str, _Held] = {}
         self._running: set[str] = set()
         self._moved = now
-        self._changed = now
+        self._started = self._changed = now
         self._idle = 0.0
         self._window = (now, 0, 0.0)
 
@@ -171,6 +172,11 @@ class RequestBook:
         if seconds <= 0:
             return Rates()
         return Rates((self.tokens_total - tokens) / seconds, min(1.0, (self._idle - idle) / seconds))
+
+    def seconds(self, now: float) -> tuple[float, float]:
+        """Since the start: without a running request, and in all."""
+        self._settle(now)
+        return self._idle, now - self._started
 
     def _start(self, key: str, now: float) -> None:
         self._settle(now)

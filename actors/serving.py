@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,9 @@ from protocol.messages import Abort, Chunk, Generate
 
 log = logging.getLogger(__name__)
 
+MAX_REQUESTS, MAX_REQUESTS_OF_ACTOR = 65_536, 16_384
+"""Under way at a time; more are refused, and asked of another generator."""
+MAX_WARNINGS = 100
 NOTHING = Sampled([], [], [])
 
 
@@ -54,8 +58,10 @@ class Serving:
         self._on_failure = on_failure
         self._entries: dict[str, _Entry] = {}
         self._keys: dict[tuple[bytes, str], str] = {}
+        self._of_actor: Counter[bytes] = Counter()
+        """Requests of each connection."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._count = 0
+        self._count = self._refused = 0
         self._closing = ""
 
     def received(self, frames: list[bytes]) -> None:
@@ -69,9 +75,11 @@ class Serving:
                 case Abort():
                     self._abort(actor, message.request_id)
                 case _:
-                    log.warning("%s from actor %r is not for a generator", type(message).__name__, actor)
+                    raise Malformed(f"{type(message).__name__} is not for a generator")
         except ProtocolError as error:
-            log.error("message from actor %r refused: %s", actor, error)
+            self._refused += 1
+            if self._refused <= MAX_WARNINGS:  # whoever sends nonsense fills no disk by it
+                log.error("message from actor %r refused: %s", actor, error)
 
     def updated(self) -> None:
         """Another version is in service: late joiners have caught up, held requests may run."""
@@ -107,10 +115,12 @@ class Serving:
             await asyncio.wait(self._tasks, timeout=timeout_s)
 
     def gauges(self, now: float) -> dict[str, float]:
-        rates = self.book.rates(now)
+        rates, (idle, served) = self.book.rates(now), self.book.seconds(now)
         return {
             "tokens_per_second": rates.tokens_per_second,
             "idle_share": rates.idle_share,
+            "idle_seconds_total": idle,
+            "serving_seconds_total": served,
             "running_requests": float(self.book.running),
             "held_requests": float(self.book.held),
             "tokens_total": float(self.book.tokens_total),
@@ -123,6 +133,11 @@ class Serving:
         )
         if (actor, message.request_id) in self._keys:
             why = "a request of this id is running already; ids must not be used twice"
+        elif len(self._entries) >= MAX_REQUESTS or self._of_actor[actor] >= MAX_REQUESTS_OF_ACTOR:
+            why = (
+                why
+                or f"{self._of_actor[actor]} requests of this actor, {len(self._entries)} of all are under way"
+            )
         if why:
             self._refuse(actor, message.request_id, why)
             return
@@ -141,6 +156,7 @@ class Serving:
         )
         entry = self._entries[key] = _Entry(key, actor, message.request_id, request)
         self._keys[actor, message.request_id] = key
+        self._of_actor[actor] += 1
         version, now = self._engine.version, time.monotonic()
         if self.book.add(key, min_version=message.min_policy_version, version=version, now=now):
             self._start(entry)
@@ -201,8 +217,11 @@ class Serving:
 
     def _forget(self, entry: _Entry) -> None:
         self.book.finish(entry.key, time.monotonic())
-        self._entries.pop(entry.key, None)
         self._keys.pop((entry.actor, entry.request_id), None)
+        if self._entries.pop(entry.key, None) is not None:
+            self._of_actor[entry.actor] -= 1
+            if not self._of_actor[entry.actor]:
+                del self._of_actor[entry.actor]
 
     def _reply(self, actor: bytes, chunk: Chunk, sampled: Sampled) -> None:
         arrays = {

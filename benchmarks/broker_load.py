@@ -29,6 +29,7 @@ from protocol.messages import (
     LeaseTask,
     PutTasks,
     Reward,
+    Sampling,
     Segment,
     SegmentAck,
     SegmentCredit,
@@ -241,6 +242,7 @@ class Learner:
                     group_id=f"1g{n}",
                     group_size=GROUP,
                     member=member,
+                    sampling=Sampling(max_trajectory_tokens=1 << 30),
                 )
                 tasks.append(task)
         self._groups += groups

@@ -9,7 +9,7 @@ from benchmarks.fuzz_engine import HOSTILE_FLOATS, HOSTILE_INTS, Choices, hostil
 from benchmarks.fuzz_messages import plain
 from protocol.codec import PRELUDE, decode, encode
 from protocol.errors import ProtocolError
-from protocol.messages import Heartbeat, Hello, Refused, Welcome
+from protocol.messages import LARGEST_VERSION, Heartbeat, Hello, Refused, Welcome
 from protocol.session import Progress, Session
 
 MESSAGES = plain()
@@ -37,9 +37,8 @@ class SessionTarget:
             now += choices.pick((0.0, 0.01, 0.3, 1.0, 6.0, 1000.0))
             if choices.flag():
                 self._receive(choices, session, now)
-            progress = Progress(
-                float(choices.byte()), choices.flag(), choices.pick(HOSTILE_INTS[:15]), (("x", 1.0),)
-            )
+            version = max(0, min(LARGEST_VERSION, choices.pick(HOSTILE_INTS[:15])))
+            progress = Progress(float(choices.byte()), choices.flag(), version, (("x", 1.0),))
             said = session.due(now, progress)
             assert len(said) <= 1, "more than one message at a time"
             for message in said:

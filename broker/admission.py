@@ -1,13 +1,19 @@
 """What is let in, and what is too old to be handed on. Pure functions of headers and numbers."""
 
+from collections.abc import Sequence
+
+import msgspec
+
 from broker.config import BrokerConfig
-from protocol.codec import MAX_ARRAYS, Buffer
-from protocol.messages import Segment, Task
+from protocol.codec import Buffer
+from protocol.messages import MAX_ARRAYS, Segment, Task
 
 REQUIRED_ARRAYS = ("token_ids", "action_mask", "logp_behaviour", "policy_version")
 ITEM_BYTES = {"i4": 4, "i8": 8, "u1": 1, "f4": 4, "f8": 8}
 LEAST_SEGMENT_BYTES = 4_096
 SHARERS = 4
+MAX_TASK_BYTES = 240 * 1024
+"""Of one task, as MessagePack: a LeaseTask with it is still a message."""
 
 
 def why_invalid(segment: Segment, task: Task, offset: int, body: Buffer) -> str:
@@ -28,7 +34,9 @@ def why_invalid(segment: Segment, task: Task, offset: int, body: Buffer) -> str:
         return f"policy versions from {segment.version_min} to {segment.version_max}"
     if segment.action_tokens and segment.version_min < 0:
         return f"{segment.action_tokens} action tokens without a policy version"
-    end = segment.offset + segment.tokens
+    end, most = segment.offset + segment.tokens, task.sampling.max_trajectory_tokens
+    if end > most:
+        return f"{end} tokens of the trajectory, the task's max_trajectory_tokens is {most}"
     for turn in segment.turns:
         if not segment.offset <= turn.start <= turn.end <= end:
             return f"turn {turn.index} at [{turn.start}, {turn.end}) outside [{segment.offset}, {end})"
@@ -49,6 +57,19 @@ def _why_arrays_invalid(segment: Segment, body: Buffer) -> str:
             return f"array {spec.name!r} has {spec.length} elements, the segment {segment.tokens} tokens"
         if spec.offset + spec.length * ITEM_BYTES[spec.dtype] > len(body):
             return f"array {spec.name!r} ends behind the body of {len(body)} bytes"
+    return ""
+
+
+def why_tasks_invalid(tasks: Sequence[Task], frames: Sequence[Buffer]) -> str:
+    """What is wrong with tasks before they are queued; "" if nothing is.
+
+    A task travels on in a LeaseTask, whose header has to hold it.
+    """
+    if not frames or len(frames[0]) <= MAX_TASK_BYTES:
+        return ""
+    for task in tasks:
+        if (size := len(msgspec.msgpack.encode(task))) > MAX_TASK_BYTES:
+            return f"task {task.task_id!r} has {size} bytes, at most {MAX_TASK_BYTES}; none of the message was taken"
     return ""
 
 

@@ -11,6 +11,7 @@ from broker.ledger import Recent
 from broker.peers import Peer
 from protocol.codec import MAX_HEADER_BYTES
 from protocol.messages import (
+    MAX_SOURCES,
     Checkpointed,
     CheckpointWanted,
     Commit,
@@ -224,7 +225,8 @@ class LearnerSide:
             and peer is not generator
             and peer.heartbeat.policy_version == newest.version
         ]
-        sources = [*dict.fromkeys(others), *([newest.url] if newest.url else [])]
+        own = [newest.url] if newest.url else []
+        sources = [*list(dict.fromkeys(others))[: MAX_SOURCES - 1], *own]
         ready = WeightsReady(
             epoch=newest.epoch,
             version=newest.version,

@@ -1,15 +1,21 @@
 """Who is connected: liveness, progress, credit, and what peers report of themselves. Pure."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from protocol.codec import MAX_HEADER_BYTES
 from protocol.messages import GeneratorInfo, Heartbeat, Hello, Role
 
 MAX_PEERS = 4_096
+INFO_BYTES = 64
+"""Of a generator in Generators, beside its name and endpoint."""
 MAX_GAUGES = 64
 MAX_GAUGE_NAME = 64
 MAX_TOTALS = 256
+MAX_MERGED = 1_024
+"""Names of gauges of all peers together; a message can hold so many."""
 
 
 @dataclass
@@ -38,7 +44,7 @@ class Peer:
         return self.hello.role
 
     def beat(self, heartbeat: Heartbeat, now: float) -> None:
-        """Note a heartbeat; gauges beyond the limits are cut off."""
+        """Note a heartbeat; gauges beyond the limits, and what is no number, are left out."""
         if heartbeat.progress != self.heartbeat.progress:
             self.grew_at = self.progress_at = now
         elif not heartbeat.busy:
@@ -50,7 +56,7 @@ class Peer:
             gauges={
                 name: value
                 for name, value in list(heartbeat.gauges.items())[:MAX_GAUGES]
-                if len(name) <= MAX_GAUGE_NAME
+                if len(name) <= MAX_GAUGE_NAME and name.isascii() and math.isfinite(value)
             },
         )
 
@@ -123,6 +129,16 @@ class Peers:
             if peer.hello.endpoint and peer.stalled_for(now) < stall_s
         ]
 
+    def fitting(self, infos: list[GeneratorInfo]) -> list[GeneratorInfo]:
+        """As many of these as one message to actors holds, those first that have joined first."""
+        fit, room = list[GeneratorInfo](), MAX_HEADER_BYTES - INFO_BYTES
+        for info in infos:
+            room -= len(info.peer.encode()) + len(info.endpoint.encode()) + INFO_BYTES
+            if room < 0:
+                break
+            fit.append(info)
+        return fit
+
     def gauges(self) -> dict[str, float]:
         """Gauges of generators and actors put together.
 
@@ -133,7 +149,9 @@ class Peers:
             if peer.role == "learner":
                 continue
             for gauge, value in peer.heartbeat.gauges.items():
-                values.setdefault(f"{peer.role}/{gauge}", []).append(value)
+                name = f"{peer.role}/{gauge}"
+                if name in values or len(values) < MAX_MERGED:
+                    values.setdefault(name, []).append(value)
         merged = dict(self._retired)
         for name, numbers in values.items():
             gauge = name.partition("/")[2]

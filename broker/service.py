@@ -162,7 +162,10 @@ class Service:
         try:
             message, _ = decode(frames[1:])
         except ProtocolError as error:
-            log.warning("message from %r refused: %s", name, error)
+            if (
+                self._state.books.ledger.refused.get(_code(error), 0) < MAX_KEY_WARNINGS
+            ):  # no disk is filled by it
+                log.warning("message from %r refused: %s", name, error)
             self._desk.bury(name, _code(error), str(error), frames[1:])
             self._act(self._desk.refuse(name, _code(error), str(error)))
             return

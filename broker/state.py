@@ -10,6 +10,7 @@ on shared `Books`.
 from collections.abc import Sequence
 
 from broker.actor_side import ActorSide
+from broker.admission import why_tasks_invalid
 from broker.books import Books, Send
 from broker.config import BrokerConfig
 from broker.events import GroupClosed
@@ -86,7 +87,8 @@ class BrokerState:
         self.actors = ActorSide(self.books)
         self.learners = LearnerSide(self.books)
         self.offered: list[GeneratorInfo] = []
-        """Generators as actors know them."""
+        """Generators as actors know them: the healthy ones that one message holds."""
+        self._healthy: list[GeneratorInfo] = []
         self._draining_since: float | None = None
         self._swept = self._stats_sent = now
 
@@ -246,7 +248,10 @@ class BrokerState:
             case Goodbye():
                 self._lose(peer, now, fault=False)
             case PutTasks():
-                self.learners.put(peer, message, now)
+                if why := why_tasks_invalid(message.tasks, frames):
+                    self.books.refuse(peer.name, "bad_task", why)
+                else:
+                    self.learners.put(peer, message, now)
             case Checkpointed():
                 self.learners.checkpointed(peer, message, now)
             case PublishWeights():
@@ -260,7 +265,10 @@ class BrokerState:
     # --- what follows -------------------------------------------------------------------------------------
 
     def _offer_generators(self, now: float) -> None:
-        offered = self.books.peers.healthy_generators(now, self.config.generator_stall_s)
+        healthy = self.books.peers.healthy_generators(now, self.config.generator_stall_s)
+        if healthy == self._healthy:
+            return
+        self._healthy, offered = healthy, self.books.peers.fitting(healthy)
         if offered != self.offered:
             self.offered = offered
             for actor in self.books.peers.of("actor"):

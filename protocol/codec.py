@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import LimitExceeded, Malformed, VersionMismatch
-from protocol.messages import AnyMessage, ArraySpec, Deliver, Segment
+from protocol.messages import MAX_ARRAYS, AnyMessage, ArraySpec, Deliver, Segment
 
 MAJOR, MINOR = 2, 0
 PRELUDE = b"OB" + bytes((MAJOR, MINOR))
@@ -28,7 +28,7 @@ MAX_HEADER_BYTES = 256 * 1024
 MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 MAX_FRAMES = 65_536
-MAX_ARRAYS = 64
+MAX_QUOTED = 500
 
 Arrays = dict[str, NDArray[Any]]
 Frames = list[bytes]
@@ -80,6 +80,8 @@ def unpack_arrays(specs: Sequence[ArraySpec], body: Buffer) -> Arrays:
                 f"$.arrays[{i}] ({spec.name!r}): ends at byte {end}, the body has {len(body)}; "
                 "the message was cut or the header is wrong"
             )
+        if spec.name in arrays:
+            raise Malformed(f"$.arrays[{i}]: a second array {spec.name!r}")
         arrays[spec.name] = np.frombuffer(body, "<" + spec.dtype, spec.length, spec.offset)
     return arrays
 
@@ -151,7 +153,13 @@ def decode(frames: Sequence[Buffer]) -> tuple[AnyMessage, Sequence[Buffer]]:
     try:
         return _decoder.decode(frames[1]), frames[2:]
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise Malformed(f"header: {error}") from None
+        raise Malformed(f"header: {_said(error)}") from None
+
+
+def _said(error: Exception) -> str:
+    """What the decoder says; it may quote a value of any length, which is for no log and no answer."""
+    text = str(error)
+    return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}... ({len(text)} characters)"
 
 
 def decode_segment(header: Buffer) -> Segment:
@@ -161,7 +169,7 @@ def decode_segment(header: Buffer) -> Segment:
     try:
         return _segment_decoder.decode(header)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise Malformed(f"segment header: {error}") from None
+        raise Malformed(f"segment header: {_said(error)}") from None
 
 
 def decode_delivery(deliver: Deliver, rest: Sequence[Buffer]) -> list[tuple[Segment, Arrays]]:

@@ -15,9 +15,32 @@ TrajectoryStatus = Literal["unfinished", "finished", "truncated", "failed"]
 KvPolicy = Literal["recomputed", "kept"]
 DeliveryUnit = Literal["group", "trajectory", "segment"]
 
-Name = Annotated[str, Meta(min_length=1, max_length=256)]
-Count = Annotated[int, Meta(ge=0)]
-Version = Annotated[int, Meta(ge=0)]
+MAX_NAME, MAX_ID, MAX_ADDRESS, MAX_PATH, MAX_TEXT, MAX_ROOT = 256, 512, 512, 4_096, 16_384, 64
+MAX_ITEMS, MAX_TASKS, MAX_IDS, MAX_KEYS, MAX_SOURCES, MAX_ARRAYS = 4_096, 8_192, 65_536, 1_024, 64, 64
+LARGEST_COUNT, LARGEST_VERSION, LARGEST_DURATION_S = 2**63 - 1, 2**31 - 1, 1e9
+
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+Label = Annotated[str, Meta(max_length=MAX_NAME)]
+"""A name that may be missing, or a short code."""
+Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID)]
+"""Made of names: of a trajectory, unit, lease or request."""
+Address = Annotated[str, Meta(max_length=MAX_ADDRESS)]
+FilePath = Annotated[str, Meta(max_length=MAX_PATH)]
+Prose = Annotated[str, Meta(max_length=MAX_TEXT)]
+"""For people."""
+Root = Annotated[str, Meta(max_length=MAX_ROOT)]
+Ids = Annotated[list[Id], Meta(max_length=MAX_IDS)]
+Free = Annotated[dict[Label, Any], Meta(max_length=MAX_KEYS)]
+"""What we do not look into; bounded as a whole by the header."""
+Gauges = Annotated[dict[Label, float], Meta(max_length=MAX_KEYS)]
+Count = Annotated[int, Meta(ge=0, le=LARGEST_COUNT)]
+Version = Annotated[int, Meta(ge=0, le=LARGEST_VERSION)]
+MaybeVersion = Annotated[int, Meta(ge=-1, le=LARGEST_VERSION)]
+"""-1: none."""
+AtLeastOne = Annotated[int, Meta(ge=1, le=LARGEST_VERSION)]
+Int32 = Annotated[int, Meta(ge=-LARGEST_VERSION, le=LARGEST_VERSION)]
+Seed = Annotated[int, Meta(ge=-LARGEST_COUNT, le=LARGEST_COUNT)]
+Duration = Annotated[float, Meta(gt=0, le=LARGEST_DURATION_S)]
 Summand = Annotated[int, Meta(ge=0, le=2**40)]
 """What is added up: sums stay within the 64 bits that MessagePack has."""
 
@@ -31,10 +54,10 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     temperature: Annotated[float, Meta(ge=0)] = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    top_k: Count = 0
-    max_turn_tokens: Annotated[int, Meta(ge=1)] = 64
-    max_trajectory_tokens: Annotated[int, Meta(ge=1)] = 256
-    seed: int | None = None
+    top_k: Version = 0
+    max_turn_tokens: AtLeastOne = 64
+    max_trajectory_tokens: AtLeastOne = 256
+    seed: Seed | None = None
 
 
 class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -42,14 +65,14 @@ class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     task_id: Name
     env: Name
-    data: dict[str, Any] = field(default_factory=dict)
+    data: Free = field(default_factory=dict)
     group_id: Name
-    group_size: Annotated[int, Meta(ge=1)]
+    group_size: AtLeastOne
     member: Count = 0
     purpose: Purpose = "train"
     sampling: Sampling = Sampling()
     min_policy_version: Version = 0
-    deadline_s: Annotated[float, Meta(gt=0)] = 120.0
+    deadline_s: Duration = 120.0
 
 
 class Turn(Struct, frozen=True, array_like=True):
@@ -68,7 +91,7 @@ class Turn(Struct, frozen=True, array_like=True):
 class Reward(Struct, frozen=True, array_like=True):
     """A named reward for the action turn with index ``turn``."""
 
-    name: str
+    name: Label
     turn: Count
     value: float
 
@@ -87,14 +110,14 @@ class Hello(Message, tag="hello", frozen=True):
     role: Role
     peer: Name
     incarnation: Count
-    host: str = ""
-    pid: int = 0
-    endpoint: str = ""
+    host: Label = ""
+    pid: Count = 0
+    endpoint: Address = ""
     deliver: DeliveryUnit = "group"
     epoch: Count = 0
     lineage: Count = 0
     step: Count = 0
-    weights_url: str = ""
+    weights_url: Address = ""
     attempt: Count = 0
 
 
@@ -107,14 +130,14 @@ class Heartbeat(Message, tag="heartbeat", frozen=True):
 
     progress: float = 0.0
     busy: bool = False
-    policy_version: int = 0
-    gauges: dict[str, float] = field(default_factory=dict)
+    policy_version: Version = 0
+    gauges: Gauges = field(default_factory=dict)
 
 
 class Goodbye(Message, tag="goodbye", frozen=True):
     """The peer leaves on purpose; what it held returns to the queue at once."""
 
-    reason: str = ""
+    reason: Prose = ""
 
 
 # --- learner -> broker ------------------------------------------------------------------------------------
@@ -123,7 +146,7 @@ class Goodbye(Message, tag="goodbye", frozen=True):
 class PutTasks(Message, tag="put_tasks", frozen=True):
     """New tasks for the queue. A task_id seen before is ignored, so the message may be repeated."""
 
-    tasks: list[Task]
+    tasks: Annotated[list[Task], Meta(max_length=MAX_TASKS)]
 
 
 class DeliveryCredit(Message, tag="delivery_credit", frozen=True):
@@ -141,8 +164,8 @@ class Commit(Message, tag="commit", frozen=True):
 
     epoch: Count
     step: Count
-    trained: list[str] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)
+    trained: Ids = field(default_factory=list)
+    dropped: Ids = field(default_factory=list)
     replayed_tokens: Summand = 0
 
 
@@ -162,9 +185,9 @@ class PublishWeights(Message, tag="publish_weights", frozen=True):
 
     epoch: Count
     version: Version
-    manifest: str
-    url: str = ""
-    root: str = ""
+    manifest: FilePath
+    url: Address = ""
+    root: Root = ""
 
 
 # --- actor -> broker --------------------------------------------------------------------------------------
@@ -185,44 +208,47 @@ class Segment(Message, tag="segment", frozen=True):
     ``policy_version`` int32 (-1 on observations); more may be added by name.
     """
 
-    trajectory_id: Name
+    trajectory_id: Id
     task_id: Name
     group_id: Name
-    group_size: Annotated[int, Meta(ge=1)]
+    group_size: AtLeastOne
     index: Count
     offset: Count
     tokens: Count
     action_tokens: Count
     status: TrajectoryStatus
-    stop_reason: str = ""
-    env: str = ""
+    stop_reason: Label = ""
+    env: Label = ""
     purpose: Purpose = "train"
-    version_min: int = -1
-    version_max: int = -1
-    turns: list[Turn] = field(default_factory=list)
-    rewards: list[Reward] = field(default_factory=list)
+    version_min: MaybeVersion = -1
+    version_max: MaybeVersion = -1
+    turns: Annotated[list[Turn], Meta(max_length=MAX_ITEMS)] = field(default_factory=list)
+    rewards: Annotated[list[Reward], Meta(max_length=MAX_ITEMS)] = field(default_factory=list)
     temperature: float = 1.0
     kv: KvPolicy = "recomputed"
-    generator: str = ""
-    error: str = ""
-    extra: dict[str, Any] = field(default_factory=dict)
-    arrays: list["ArraySpec"] = field(default_factory=list)
+    generator: Label = ""
+    error: Prose = ""
+    extra: Free = field(default_factory=dict)
+    arrays: "ArraySpecs" = field(default_factory=list)
 
 
 class ArraySpec(Struct, frozen=True, array_like=True):
     """One array of a body frame: little-endian ``dtype``, ``length`` elements, from byte ``offset`` on."""
 
-    name: str
+    name: Label
     dtype: Literal["i4", "i8", "u1", "f4", "f8"]
     length: Count
     offset: Count
 
 
+ArraySpecs = Annotated[list[ArraySpec], Meta(max_length=MAX_ARRAYS)]
+
+
 class TaskRejected(Message, tag="task_rejected", frozen=True):
     """The actor cannot run this task (unknown environment, draining); the broker leases it to another."""
 
-    lease_id: str
-    reason: str
+    lease_id: Id
+    reason: Prose
 
 
 # --- broker -> any role -----------------------------------------------------------------------------------
@@ -231,34 +257,34 @@ class TaskRejected(Message, tag="task_rejected", frozen=True):
 class Welcome(Message, tag="welcome", frozen=True):
     """Answer to the Hello of this ``attempt``: the run, the rhythm, the limits, the newest policy version."""
 
-    run: str
+    run: Label
     epoch: Count
     heartbeat_s: float
     policy_version: Version
-    limits: dict[str, int] = field(default_factory=dict)
+    limits: Annotated[dict[Label, Count], Meta(max_length=MAX_KEYS)] = field(default_factory=dict)
     attempt: Count = 0
 
 
 class Refused(Message, tag="refused", frozen=True):
     """A request was not accepted: ``code`` for programs, ``message`` with the cure for people."""
 
-    code: str
-    message: str
+    code: Label
+    message: Prose
     fatal: bool = False
 
 
 class GeneratorInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A live generator an actor may use."""
 
-    peer: str
-    endpoint: str
-    policy_version: int = 0
+    peer: Name
+    endpoint: Address
+    policy_version: Version = 0
 
 
 class Generators(Message, tag="generators", frozen=True):
     """To actors: the generators that are healthy now (sent on every change)."""
 
-    generators: list[GeneratorInfo]
+    generators: Annotated[list[GeneratorInfo], Meta(max_length=MAX_ITEMS)]
 
 
 class LeaseTask(Message, tag="lease_task", frozen=True):
@@ -267,7 +293,7 @@ class LeaseTask(Message, tag="lease_task", frozen=True):
     The trajectory's id must be ``f"{task.task_id}.{attempt}"``.
     """
 
-    lease_id: str
+    lease_id: Id
     attempt: Count
     task: Task
 
@@ -275,17 +301,17 @@ class LeaseTask(Message, tag="lease_task", frozen=True):
 class CancelTask(Message, tag="cancel_task", frozen=True):
     """To an actor: stop working on this lease (expired, or no longer wanted)."""
 
-    lease_id: str
-    reason: str
+    lease_id: Id
+    reason: Prose
 
 
 class SegmentAck(Message, tag="segment_ack", frozen=True):
     """To an actor: what happened to segment (trajectory_id, index)."""
 
-    trajectory_id: str
+    trajectory_id: Id
     index: Count
     status: Literal["stored", "duplicate", "refused"]
-    reason: str = ""
+    reason: Prose = ""
 
 
 class SegmentCredit(Message, tag="segment_credit", frozen=True):
@@ -300,14 +326,14 @@ class Held(Message, tag="held", frozen=True):
     ``more``: another message with the rest of them follows.
     """
 
-    task_ids: list[str]
+    task_ids: Ids
     more: bool = False
 
 
 class CheckpointWanted(Message, tag="checkpoint_wanted", frozen=True):
     """To the learner: what it has committed fills the journal; write a checkpoint after this step."""
 
-    reason: str = ""
+    reason: Prose = ""
 
 
 class Deliver(Message, tag="deliver", frozen=True):
@@ -316,7 +342,7 @@ class Deliver(Message, tag="deliver", frozen=True):
     ``redelivered`` is set when it was delivered before.
     """
 
-    unit_id: str
+    unit_id: Id
     segments: Count
     complete: bool = True
     redelivered: bool = False
@@ -325,10 +351,10 @@ class Deliver(Message, tag="deliver", frozen=True):
 class Dropped(Message, tag="dropped", frozen=True):
     """To the learner: a unit will never be delivered (too stale, failed, expired); frees its capacity."""
 
-    unit_id: str
-    group_id: str
+    unit_id: Id
+    group_id: Name
     trajectories: Count
-    reason: str
+    reason: Prose
 
 
 class WeightsReady(Message, tag="weights_ready", frozen=True):
@@ -337,21 +363,21 @@ class WeightsReady(Message, tag="weights_ready", frozen=True):
 
     epoch: Count
     version: Version
-    manifest: str
-    sources: list[str] = field(default_factory=list)
-    root: str = ""
+    manifest: FilePath
+    sources: Annotated[list[Address], Meta(max_length=MAX_SOURCES)] = field(default_factory=list)
+    root: Root = ""
 
 
 class Drain(Message, tag="drain", frozen=True):
     """To any peer: finish what you have, send it, say Goodbye and end."""
 
-    reason: str = ""
+    reason: Prose = ""
 
 
 class QueueStats(Message, tag="queue_stats", frozen=True):
     """To the learner, about once a second: the broker's gauges, for its TensorBoard."""
 
-    gauges: dict[str, float]
+    gauges: Annotated[dict[Label, float], Meta(max_length=MAX_ITEMS)]
 
 
 # --- actor <-> generator ----------------------------------------------------------------------------------
@@ -361,14 +387,14 @@ class Generate(Message, tag="generate", frozen=True):
     """Sample a continuation of the token ids in the body (array ``token_ids``)."""
 
     request_id: Name
-    max_tokens: Annotated[int, Meta(ge=1)]
+    max_tokens: AtLeastOne
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = 0
-    seed: int | None = None
-    stop_token_ids: list[int] = field(default_factory=list)
+    top_k: Int32 = 0
+    seed: Seed | None = None
+    stop_token_ids: Annotated[list[Int32], Meta(max_length=MAX_ITEMS)] = field(default_factory=list)
     min_policy_version: Version = 0
-    arrays: list[ArraySpec] = field(default_factory=list)
+    arrays: ArraySpecs = field(default_factory=list)
 
 
 class Abort(Message, tag="abort", frozen=True):
@@ -387,9 +413,9 @@ class Chunk(Message, tag="chunk", frozen=True):
     request_id: Name
     offset: Count = 0
     finish_reason: Literal["", "stop", "length", "abort", "error"] = ""
-    error: str = ""
+    error: Prose = ""
     kv: KvPolicy = "recomputed"
-    arrays: list[ArraySpec] = field(default_factory=list)
+    arrays: ArraySpecs = field(default_factory=list)
 
 
 AnyMessage = (

@@ -6,7 +6,7 @@ import pytest
 
 from broker.admission import is_stale
 from protocol.codec import decode, encode
-from protocol.messages import CancelTask, Commit, Heartbeat, Segment, TaskCredit, Turn
+from protocol.messages import CancelTask, Commit, Heartbeat, Sampling, Segment, TaskCredit, Turn
 from tests.broker_driver import Driver, group, segment_frames
 
 
@@ -149,7 +149,8 @@ def test_at_a_bound_credit_is_withheld_until_the_learner_makes_room(bound):
     limits = {"max_queued_segments": 40} if bound == "segments" else {"max_queued_bytes": 1 << 20}
     driver = Driver(segment_credit=8, heartbeat_s=1000.0, **limits)
     driver.learner(credit=0)
-    driver.put(*(task for number in range(400) for task in group(f"g{number}", 1)))
+    long = Sampling(max_trajectory_tokens=5000)
+    driver.put(*(task for number in range(400) for task in group(f"g{number}", 1, sampling=long)))
     driver.actor(tasks=1)
     size = 16 if bound == "segments" else 5000
     credit, stored, leases = driver.credit(), 0, driver.leases()

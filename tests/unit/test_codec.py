@@ -6,7 +6,6 @@ import pytest
 
 from protocol import codec
 from protocol.codec import (
-    MAX_ARRAYS,
     PRELUDE,
     check_frames,
     decode,
@@ -20,6 +19,7 @@ from protocol.codec import (
 )
 from protocol.errors import LimitExceeded, Malformed, ProtocolError, VersionMismatch
 from protocol.messages import (
+    MAX_ARRAYS,
     AnyMessage,
     ArraySpec,
     Deliver,

@@ -273,6 +273,14 @@ def test_info_that_cannot_travel_is_replaced_by_a_note():
     assert "at most" in bounded({"a": "x" * 40_000})["left_out"]
 
 
+@pytest.mark.parametrize(
+    "rewards", [{"r" * 257: 1.0}, {f"r{n}": 1.0 for n in range(4097)}], ids=["long", "many"]
+)
+def test_rewards_that_no_segment_can_carry_are_refused_here(rewards):
+    with pytest.raises(ActorError, match="rewards are at most"):
+        finite_rewards(StepResult(rewards=rewards))
+
+
 def test_infinite_rewards_are_named():
     with pytest.raises(ActorError, match="'r' is inf"):
         finite_rewards(StepResult(rewards={"r": float("inf")}))

@@ -351,3 +351,41 @@ def test_an_engine_that_refuses_lives_on_and_one_that_fails_is_lost(tmp_path, er
         assert (up._queue.take() is None) == bool(refused)  # what it can never take is not staged again
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("limit", ["MAX_REQUESTS", "MAX_REQUESTS_OF_ACTOR"])
+def test_more_requests_than_are_held_at_a_time_are_refused_until_one_has_ended(limit, monkeypatch):
+    monkeypatch.setattr(f"actors.serving.{limit}", 2)
+
+    async def main():
+        desk = Desk()
+        for name in "abc":
+            desk.ask(name)
+        await desk.settle()
+        ((_, finish, _, _, error),) = desk.chunks("c")
+        assert finish == "error"
+        assert error == "2 requests of this actor, 2 of all are under way"
+        desk.ask("d", actor=b"actor-1")
+        await desk.settle()
+        assert len(desk.chunks("d")) == 1
+        assert (desk.chunks("d")[0][1] == "error") == (limit == "MAX_REQUESTS")
+        desk.engine.go.set()
+        await desk.settle()
+        desk.ask("c")
+        await desk.settle()
+        assert [chunk[1] for chunk in desk.chunks("c")] == ["error", "", "stop"]
+
+    asyncio.run(main())
+
+
+def test_a_temperature_that_is_no_number_is_refused():
+    async def main():
+        desk = Desk()
+        desk.ask("r", temperature=float("nan"))
+        await desk.settle()
+        ((_, finish, _, _, error),) = desk.chunks("r")
+        assert finish == "error"
+        assert "temperature nan" in error
+        assert desk.engine.requests == []
+
+    asyncio.run(main())

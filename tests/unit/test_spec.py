@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from actors.serving import MAX_REQUESTS, MAX_REQUESTS_OF_ACTOR
 from broker.actor_side import DRAINING, FULL
-from broker.admission import REQUIRED_ARRAYS
+from broker.admission import MAX_TASK_BYTES, REQUIRED_ARRAYS
 from broker.ledger import OUTCOMES
-from broker.peers import MAX_GAUGES, MAX_PEERS
+from broker.peers import MAX_GAUGES, MAX_MERGED, MAX_PEERS
 from broker.tasks import REMEMBERED_TASKS
-from protocol import codec
+from protocol import codec, messages
 from protocol.messages import AnyMessage, Segment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +32,21 @@ def test_limits_are_those_of_the_code():
         codec.MAX_BODY_BYTES,
         codec.MAX_MESSAGE_BYTES,
         codec.MAX_FRAMES,
-        codec.MAX_ARRAYS,
+        messages.MAX_ARRAYS,
+        messages.MAX_NAME,
+        messages.MAX_ID,
+        messages.MAX_ADDRESS,
+        messages.MAX_PATH,
+        messages.MAX_TEXT,
+        messages.MAX_ITEMS,
+        messages.MAX_TASKS,
+        messages.MAX_IDS,
+        messages.MAX_KEYS,
+        messages.MAX_SOURCES,
+        MAX_TASK_BYTES,
+        MAX_MERGED,
+        MAX_REQUESTS,
+        MAX_REQUESTS_OF_ACTOR,
         MAX_GAUGES,
         MAX_PEERS,
         REMEMBERED_TASKS,
