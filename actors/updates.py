@@ -20,9 +20,9 @@ from protocol.weights import (
     WeightsError,
     host_id,
     read_manifest,
-    verify_bytes,
     verify_shapes,
 )
+from protocol.weights_files import verify_bytes
 
 log = logging.getLogger(__name__)
 

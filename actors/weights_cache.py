@@ -32,9 +32,10 @@ from protocol.weights import (
     WeightsError,
     read_manifest,
     same_layout,
-    verify_bytes,
 )
+from protocol.weights_chunks import digest
 from protocol.weights_delta import apply_delta
+from protocol.weights_files import verify_bytes, verify_header
 
 log = logging.getLogger(__name__)
 
@@ -135,8 +136,6 @@ class Cache:
             raise WrongBytes(f"serves run {manifest.run!r}, this is {self._run!r}")
         if root and manifest.root != root:
             raise WrongBytes(f"sends a version with root {manifest.root}, announced was {root}")
-        if not manifest.chunk_bytes and manifest.nbytes:
-            raise WrongBytes("sends a manifest without chunks")
 
     def _complete(self, url: str, manifest: Manifest, told_by: Base | None) -> Path:
         """Have the version of this manifest, from this source unless it is here."""
@@ -165,7 +164,7 @@ class Cache:
             try:
                 self.fetched_bytes += fetch(lambda: self._connect(url), manifest, data, self._cancelled, also)
                 with open(data, "rb") as file:
-                    verify_bytes(manifest, file)
+                    verify_header(manifest, file)  # each chunk was verified when it came
             except WeightsError as error:
                 shutil.rmtree(partial, ignore_errors=True)
                 if isinstance(error, NoRoom):
@@ -174,7 +173,7 @@ class Cache:
             return manifest
         if manifest.base != told_by:
             raise WrongBytes(f"sends a delta from {manifest.base}, asked for one from {told_by}")
-        delta = partial / f"{DELTA}{hashlib.sha256(manifest.chunks).hexdigest()[:16]}"
+        delta = partial / f"{DELTA}{digest(manifest.delta_chunks).hex()[:16]}"
         try:
             self.fetched_bytes += fetch(lambda: self._connect(url), manifest, delta, self._cancelled)
             self._apply(manifest, delta, data)
@@ -183,9 +182,7 @@ class Cache:
             delta.unlink(missing_ok=True)
             raise _DeltaUseless(f"the delta from {url} is of no use: {error}") from None
         delta.unlink()
-        return msgspec.structs.replace(
-            manifest, encoding="full", base=None, delta_bytes=0, chunk_bytes=0, chunks=b""
-        )
+        return msgspec.structs.replace(manifest, encoding="full", base=None, delta_bytes=0, delta_chunks=b"")
 
     def _apply(self, manifest: Manifest, delta: Path, data: Path) -> None:
         """Make the data file out of its base and a delta, and see whether it is what it should be."""

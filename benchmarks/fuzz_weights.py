@@ -25,11 +25,10 @@ from protocol.weights import (
     read_manifest,
     read_shapes,
     root_hash,
-    verify,
-    write_version,
 )
 from protocol.weights_chunks import chunks, digests, spans
 from protocol.weights_delta import apply_delta, make_delta
+from protocol.weights_files import verify, write_version
 
 SHAPES = {"a": ("BF16", (4, 6)), "b.weight": ("F32", (5,)), "c": ("U8", ()), "d": ("BOOL", (0, 3))}
 CHUNK_BYTES = 64
@@ -62,9 +61,10 @@ class ManifestTarget:
         self._delta = os.pread(self._fds["delta"], size, 0)
         hashes = digests(new, nbytes, CHUNK_BYTES)
         os.close(new)
-        full = msgspec.structs.replace(self._manifest, chunk_bytes=CHUNK_BYTES, chunks=hashes)
+        root = root_hash(self._manifest.tensors, CHUNK_BYTES, hashes)
+        full = msgspec.structs.replace(self._manifest, chunk_bytes=CHUNK_BYTES, chunks=hashes, root=root)
         told = {"encoding": "xor-zstd", "base": Base(1, 0, "0" * 64), "delta_bytes": size}
-        delta = msgspec.structs.replace(full, chunks=hashes[: 32 * -(-size // CHUNK_BYTES)], **told)
+        delta = msgspec.structs.replace(full, delta_chunks=hashes[: 32 * -(-size // CHUNK_BYTES)], **told)
         self._manifests = [msgspec.msgpack.encode(m) for m in (self._manifest, full, delta)]
 
     def make(self, rng: random.Random) -> bytes:
@@ -112,9 +112,8 @@ class ManifestTarget:
         tree: Any = mutate_value(rng.choice, msgspec.msgpack.decode(sample))
         if isinstance(tree, dict) and rng.getrandbits(2):  # as somebody would who knows the format
             try:
-                tree["root"] = root_hash(
-                    msgspec.convert(tree.get("tensors"), Manifest.__annotations__["tensors"])
-                )
+                listed = msgspec.convert(tree.get("tensors"), Manifest.__annotations__["tensors"])
+                tree["root"] = root_hash(listed, tree.get("chunk_bytes"), tree.get("chunks"))
             except (msgspec.MsgspecError, TypeError):
                 tree["root"] = "0" * 64
         try:

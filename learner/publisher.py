@@ -7,7 +7,8 @@ from pathlib import Path
 
 from learner.run_files import weights_folder
 from protocol.messages import PublishWeights
-from protocol.weights import read_manifest, retire, write_version
+from protocol.weights import read_manifest, retire
+from protocol.weights_files import write_version
 
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 

@@ -2,22 +2,22 @@
 
 A version lives in its own folder ``v00000017`` with ``model.safetensors`` and ``manifest.msgpack``. It is
 written under another name and renamed when complete, and nothing in it is changed afterwards, so a reader
-sees all of a version or nothing. The manifest lists every tensor with dtype, shape, place and SHA-256. Tensors
-follow each other without gaps behind a header that follows from the list, so the list determines the whole file.
+sees all of a version or nothing. The manifest lists every tensor with dtype, shape and place, and the hash of every
+chunk of the file. Tensors follow each other without gaps behind a header that follows from the list.
 
-`protocol.weights_chunks` cuts it for a journey, `protocol.weights_delta` tells one version by another.
+`protocol.weights_files` writes and verifies such files, `protocol.weights_chunks` cuts them, `protocol.weights_delta`
+tells one version by another.
 """
 
-import hashlib
 import json
-import os
 import shutil
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Annotated, Literal
+from typing import Annotated, Literal
 
 import msgspec
+from blake3 import blake3
 from msgspec import Meta, Struct
 
 MANIFEST = "manifest.msgpack"
@@ -29,7 +29,6 @@ MAX_BYTES = 2**44
 MAX_CHUNKS = 2**20
 MAX_CHUNK_BYTES = 16 * 2**20
 DIGEST_BYTES = 32
-READ_BYTES = 2**20
 MAX_SAFETENSORS_HEADER_BYTES = 100 * 2**20
 """As the format's own reader has it."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -40,6 +39,7 @@ Name = Annotated[str, Meta(max_length=1_024)]
 Hex = Annotated[str, Meta(max_length=2 * DIGEST_BYTES)]
 Count = Annotated[int, Meta(ge=0)]
 Extent = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
+Digests = Annotated[bytes, Meta(max_length=MAX_CHUNKS * DIGEST_BYTES)]
 
 
 class WeightsError(ValueError):
@@ -47,14 +47,13 @@ class WeightsError(ValueError):
 
 
 class TensorSpec(Struct, frozen=True):
-    """One tensor of a version: safetensors dtype name, shape, absolute place in the data file, hash."""
+    """One tensor of a version: safetensors dtype name, shape, absolute place in the data file."""
 
     name: Name
     dtype: Name
     shape: Annotated[list[Extent], Meta(max_length=16)]
     offset: Extent
     nbytes: Extent
-    sha256: Hex = ""
 
 
 class Base(Struct, frozen=True):
@@ -66,11 +65,11 @@ class Base(Struct, frozen=True):
 
 
 class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a version consists of. ``root`` is the hash over all tensors' names, dtypes, shapes and hashes.
+    """What a version consists of. ``root`` is the hash over all tensors' names, dtypes, shapes, and over ``chunks``.
 
-    ``chunks`` are the SHA-256 of every ``chunk_bytes`` of what is transferred, one behind the other: of the data file
-    itself (encoding "full"), or of a delta of ``delta_bytes`` that makes it out of ``base`` ("xor-zstd"). Without
-    them a version is read where it was written. ``host`` is the machine on which it was written.
+    ``chunks`` are the BLAKE3 hashes of every ``chunk_bytes`` of the data file, one behind the other. What is
+    transferred is the file itself (encoding "full"), or a delta of ``delta_bytes`` that makes it out of ``base``
+    ("xor-zstd"), whose chunks have the hashes ``delta_chunks``. ``host`` is the machine on which it was written.
     """
 
     run: Name
@@ -79,11 +78,12 @@ class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     nbytes: Extent
     tensors: Annotated[list[TensorSpec], Meta(max_length=MAX_TENSORS)]
     root: Hex
+    chunk_bytes: Annotated[int, Meta(ge=1, le=MAX_CHUNK_BYTES)]
+    chunks: Digests
     encoding: Literal["full", "xor-zstd"] = "full"
     base: Base | None = None
     delta_bytes: Extent = 0
-    chunk_bytes: Annotated[int, Meta(ge=0, le=MAX_CHUNK_BYTES)] = 0
-    chunks: Annotated[bytes, Meta(max_length=MAX_CHUNKS * DIGEST_BYTES)] = b""
+    delta_chunks: Digests = b""
     host: Name = ""
 
     @property
@@ -127,12 +127,14 @@ def layout(shapes: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, li
     return header, specs
 
 
-def root_hash(tensors: Iterable[TensorSpec]) -> str:
-    """SHA-256 over the tensors' descriptions and hashes, in order."""
-    digest = hashlib.sha256()
+def root_hash(tensors: Iterable[TensorSpec], chunk_bytes: int, chunks: bytes) -> str:
+    """BLAKE3 over the tensors' descriptions in order, and over the hashes of the file's chunks."""
+    hashed = blake3()
     for t in tensors:
-        digest.update(json.dumps([t.name, t.dtype, t.shape, t.nbytes, t.sha256]).encode())
-    return digest.hexdigest()
+        hashed.update(json.dumps([t.name, t.dtype, t.shape, t.nbytes]).encode())
+    hashed.update(json.dumps([chunk_bytes]).encode())
+    hashed.update(chunks)
+    return hashed.hexdigest()
 
 
 def version_folder(root: Path, version: int) -> Path:
@@ -143,51 +145,6 @@ def version_folder(root: Path, version: int) -> Path:
         'v00000017'
     """
     return root / f"v{version:08d}"
-
-
-def write_version(
-    root: Path,
-    *,
-    run: str,
-    epoch: int,
-    version: int,
-    shapes: Mapping[str, tuple[str, tuple[int, ...]]],
-    tensors: Iterable[tuple[str, memoryview]],
-) -> Path:
-    """Write one version, tensors in the order of ``shapes``; returns the path of its manifest.
-
-    Raises:
-        WeightsError: the tensors do not match the shapes announced.
-    """
-    final = version_folder(root, version)
-    partial = final.with_name(final.name + f".partial-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    header, places = layout(shapes)
-    specs: list[TensorSpec] = []
-    with open(partial / DATA, "wb") as out:
-        out.write(header)
-        for place, (name, data) in zip(places, tensors, strict=True):
-            if name != place.name or data.nbytes != place.nbytes:
-                raise WeightsError(
-                    f"expected {place.name} of {place.nbytes} bytes, got {name} of {data.nbytes}"
-                )
-            out.write(data)
-            specs.append(msgspec.structs.replace(place, sha256=hashlib.sha256(data).hexdigest()))
-        nbytes = out.tell()
-    manifest = Manifest(
-        run=run,
-        epoch=epoch,
-        version=version,
-        nbytes=nbytes,
-        tensors=specs,
-        root=root_hash(specs),
-        host=host_id(),
-    )
-    (partial / MANIFEST).write_bytes(msgspec.msgpack.encode(manifest))
-    shutil.rmtree(final, ignore_errors=True)
-    partial.rename(final)
-    return final / MANIFEST
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -214,8 +171,8 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
         raise WeightsError(f"{where}: {error}") from None
     _check_places(manifest, where)
     _check_transfer(manifest, where)
-    if root_hash(manifest.tensors) != manifest.root:
-        raise WeightsError(f"{where}: root hash does not match the tensors listed; the manifest was altered")
+    if root_hash(manifest.tensors, manifest.chunk_bytes, manifest.chunks) != manifest.root:
+        raise WeightsError(f"{where}: root hash does not match what is listed; the manifest was altered")
     return manifest
 
 
@@ -229,8 +186,6 @@ def _check_places(manifest: Manifest, where: str) -> None:
             raise WeightsError(
                 f"{where}: {t.name} has dtype {t.dtype!r}; known: {sorted(SAFETENSORS_DTYPES)}"
             )
-        if t.sha256 != t.sha256.lower() or len(t.sha256) != 2 * DIGEST_BYTES:
-            raise WeightsError(f"{where}: {t.name} has no SHA-256")
     header, places = layout(shapes)
     for t, place in zip(manifest.tensors, places, strict=True):
         if (t.offset, t.nbytes) != (place.offset, place.nbytes):
@@ -250,30 +205,25 @@ def _check_transfer(manifest: Manifest, where: str) -> None:
         raise WeightsError(
             f"{where}: encoding {manifest.encoding} and base {manifest.base} exclude each other"
         )
-    size, step = manifest.transfer_bytes, manifest.chunk_bytes
-    expected = -(-size // step) * DIGEST_BYTES if step else 0
-    if len(manifest.chunks) != expected:
-        raise WeightsError(
-            f"{where}: {len(manifest.chunks)} bytes of chunk hashes; {size} bytes in chunks of {step} have {expected}"
-        )
+    told = manifest.delta_bytes if manifest.encoding != "full" else 0
+    for size, hashes in ((manifest.nbytes, manifest.chunks), (told, manifest.delta_chunks)):
+        expected = -(-size // manifest.chunk_bytes) * DIGEST_BYTES
+        if len(hashes) != expected:
+            raise WeightsError(
+                f"{where}: {len(hashes)} bytes of chunk hashes; {size} bytes in chunks of {manifest.chunk_bytes} "
+                f"have {expected}"
+            )
 
 
-def verify(manifest: Manifest, data: IO[bytes], expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
-    """Check names, dtypes, shapes, sizes and hashes before anything is loaded.
+def verify_shapes(manifest: Manifest, expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+    """Whether a version holds the tensors of the model in service.
 
     Args:
-        data: the opened data file.
-        expected: ``name -> (dtype, shape)`` of the model in service.
+        expected: ``name -> (dtype, shape)``.
 
     Raises:
         WeightsError: naming the first difference.
     """
-    verify_shapes(manifest, expected)
-    verify_bytes(manifest, data)
-
-
-def verify_shapes(manifest: Manifest, expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
-    """Whether a version holds the tensors of the model in service; see `verify`."""
     found = {t.name: t for t in manifest.tensors}
     which = f"version {manifest.version}"
     if missing := sorted(expected.keys() - found.keys()):
@@ -285,33 +235,6 @@ def verify_shapes(manifest: Manifest, expected: Mapping[str, tuple[str, tuple[in
             raise WeightsError(
                 f"{which}: {t.name} is {t.dtype} {t.shape}, the model in service has {expected[t.name]}"
             )
-
-
-def verify_bytes(manifest: Manifest, data: IO[bytes]) -> None:
-    """Whether a file is the data file of a version, byte by byte; see `verify`."""
-    which = f"version {manifest.version}"
-    size = os.fstat(data.fileno()).st_size
-    if size != manifest.nbytes:
-        raise WeightsError(f"{which}: file has {size} bytes, the manifest says {manifest.nbytes}")
-    header, _ = layout({t.name: (t.dtype, tuple(t.shape)) for t in manifest.tensors})
-    data.seek(0)
-    if data.read(len(header)) != header:
-        raise WeightsError(f"{which}: the header of the file does not match the tensors of the manifest")
-    for t in manifest.tensors:
-        if _sha256(data, t.offset, t.nbytes) != t.sha256:
-            raise WeightsError(f"{which}: bytes of {t.name} do not match their hash")
-
-
-def _sha256(data: IO[bytes], offset: int, nbytes: int) -> str:
-    digest = hashlib.sha256()
-    data.seek(offset)
-    while nbytes > 0:
-        block = data.read(min(nbytes, READ_BYTES))
-        if not block:
-            break
-        digest.update(block)
-        nbytes -= len(block)
-    return digest.hexdigest()
 
 
 def same_layout(one: Sequence[TensorSpec], other: Sequence[TensorSpec]) -> bool:

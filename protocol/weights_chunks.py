@@ -1,19 +1,20 @@
 """Versions in chunks: each has a hash, so a transfer goes on from the last good one, whatever has happened to it."""
 
-import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from protocol.weights import DIGEST_BYTES, Manifest
+from blake3 import blake3
+
+from protocol.weights import DIGEST_BYTES, MAX_CHUNKS, Manifest
 
 CHUNK_BYTES = 2**20
 HASH_THREADS = min(4, os.cpu_count() or 1)
 
 
 class Chunk(NamedTuple):
-    """A stretch of a file and its SHA-256."""
+    """A stretch of a file and its hash."""
 
     offset: int
     nbytes: int
@@ -21,25 +22,52 @@ class Chunk(NamedTuple):
 
     def holds(self, content: bytes | bytearray | memoryview) -> bool:
         """Whether this is the chunk's content."""
-        return len(content) == self.nbytes and hashlib.sha256(content).digest() == self.digest
+        return len(content) == self.nbytes and digest(content) == self.digest
+
+
+def digest(content: bytes | bytearray | memoryview) -> bytes:
+    """BLAKE3: twice as fast as SHA-256 where the processor has instructions for that, eight times where not."""
+    return blake3(content).digest()
+
+
+def chunk_size(nbytes: int, least: int = CHUNK_BYTES) -> int:
+    """Bytes of the chunks of a file, so that there are not more of them than a manifest may list.
+
+    Example:
+        >>> chunk_size(10**9) == 2**20, chunk_size(2**44) == 2**24
+        (True, True)
+    """
+    while nbytes > least * MAX_CHUNKS:
+        least *= 2
+    return least
 
 
 def digests(file: int, nbytes: int, chunk_bytes: int) -> bytes:
-    """SHA-256 of each chunk of a file descriptor, one behind the other."""
+    """Hash of each chunk of a file descriptor, one behind the other."""
 
-    def digest(offset: int) -> bytes:
-        return hashlib.sha256(os.pread(file, min(chunk_bytes, nbytes - offset), offset)).digest()
+    def one(offset: int) -> bytes:
+        return digest(os.pread(file, min(chunk_bytes, nbytes - offset), offset))
 
     with ThreadPoolExecutor(HASH_THREADS) as pool:
-        return b"".join(pool.map(digest, range(0, nbytes, chunk_bytes)))
+        return b"".join(pool.map(one, range(0, nbytes, chunk_bytes)))
 
 
 def chunks(manifest: Manifest) -> list[Chunk]:
-    """Of what is transferred."""
-    size, step = manifest.transfer_bytes, manifest.chunk_bytes
+    """Of what is transferred: the data file or a delta."""
+    if manifest.encoding == "full":
+        return file_chunks(manifest)
+    return _cut(manifest.delta_bytes, manifest.chunk_bytes, manifest.delta_chunks)
+
+
+def file_chunks(manifest: Manifest) -> list[Chunk]:
+    """Of the data file."""
+    return _cut(manifest.nbytes, manifest.chunk_bytes, manifest.chunks)
+
+
+def _cut(size: int, step: int, hashes: bytes) -> list[Chunk]:
     return [
-        Chunk(offset, min(step, size - offset), manifest.chunks[DIGEST_BYTES * i : DIGEST_BYTES * (i + 1)])
-        for i, offset in enumerate(range(0, size, step) if step else ())
+        Chunk(offset, min(step, size - offset), hashes[DIGEST_BYTES * i : DIGEST_BYTES * (i + 1)])
+        for i, offset in enumerate(range(0, size, step))
     ]
 
 

@@ -3,11 +3,11 @@
 ::
 
     GET /                                        JSON: run, and the versions held open
-    GET /v1/EPOCH/VERSION/manifest               manifest.msgpack, with the hash of every chunk
+    GET /v1/EPOCH/VERSION/manifest               manifest.msgpack
     GET /v1/EPOCH/VERSION/manifest?base=E.V.ROOT that of a delta from version V, if the server can make a small one
     GET /v1/EPOCH/VERSION/data[?base=E.V.ROOT]   the data file, or the delta; with a Range
 
-202 with Retry-After: it is being hashed or compared. 404: not held. 503: enough transfers are going on.
+202 with Retry-After: it is being compared. 404: not held. 503: enough transfers are going on.
 """
 
 import asyncio

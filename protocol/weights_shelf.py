@@ -24,7 +24,7 @@ from protocol.weights import (
     read_manifest,
     same_layout,
 )
-from protocol.weights_chunks import CHUNK_BYTES, digests
+from protocol.weights_chunks import digests
 from protocol.weights_delta import LARGEST_SHARE, make_delta
 
 IDLE_S = 60.0
@@ -87,9 +87,6 @@ class Shelf:
             size = os.fstat(file.fileno()).st_size
             if size != manifest.nbytes:
                 raise WeightsError(f"{folder}: {DATA} has {size} bytes, its manifest says {manifest.nbytes}")
-            if not manifest.chunk_bytes:
-                hashes = digests(file.fileno(), manifest.nbytes, CHUNK_BYTES)
-                manifest = msgspec.structs.replace(manifest, chunk_bytes=CHUNK_BYTES, chunks=hashes)
         except BaseException:
             file.close()
             raise
@@ -127,8 +124,7 @@ class Shelf:
                 encoding="xor-zstd",
                 base=base.manifest.as_base,
                 delta_bytes=size,
-                chunk_bytes=CHUNK_BYTES,
-                chunks=digests(file.fileno(), size, CHUNK_BYTES),
+                delta_chunks=digests(file.fileno(), size, new.manifest.chunk_bytes),
             )
         except BaseException:
             file.close()

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from protocol.weights import write_version
+from protocol.weights_files import write_version
 
 VOCAB = 48
 EOS = 1

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from protocol.weights import read_manifest, version_folder, write_version
+from protocol.weights import read_manifest, version_folder
+from protocol.weights_files import write_version
 from protocol.weights_http import WeightsServer, serving
 
 RUN = "r"

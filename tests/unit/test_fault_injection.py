@@ -13,7 +13,8 @@ from benchmarks.faults import NEEDS_MEMORY, NEEDS_NETWORK, NEEDS_TMPFS, NEEDS_WI
 from broker.journal import JournalError, Kind
 from broker.journal_files import numbers, read_file, survey
 from broker.journal_records import file_name
-from protocol.weights import WeightsError, read_manifest, write_version
+from protocol.weights import WeightsError, read_manifest
+from protocol.weights_files import write_version
 from tests.journals import begin, contents
 
 SHAPES = {"a": ("F32", (64, 64))}

@@ -16,7 +16,7 @@ from actors.updates import Announced, NewestWins, Stage
 from actors.updating import Updater
 from protocol.codec import decode, encode, encode_arrays, unpack_arrays
 from protocol.messages import Abort, Generate
-from protocol.weights import write_version
+from protocol.weights_files import write_version
 
 FACTS = ModelFacts(vocab_size=50, eos_ids=[1, 2], shapes={"a": ("F32", (2,))})
 

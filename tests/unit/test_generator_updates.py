@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from actors.updates import Announced, NewestWins, Stage, link_or_copy, tensor_table
-from protocol.weights import DATA, WeightsError, read_manifest, write_version
+from protocol.weights import DATA, WeightsError, read_manifest
+from protocol.weights_files import write_version
 
 SHAPES = {"a": ("F32", (2, 3)), "b": ("F32", (4,))}
 
@@ -114,7 +115,7 @@ def alter(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"), [(truncate, "bytes, the manifest says"), (alter, "of b do not match")]
+    ("damage", "said"), [(truncate, "bytes, the manifest says"), (alter, "of a, b do not match")]
 )
 def test_damaged_bytes_are_refused_and_nothing_is_left(tmp_path, damage, said):
     manifest_path = write(tmp_path, 7)

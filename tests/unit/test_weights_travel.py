@@ -24,10 +24,10 @@ from protocol.weights import (
     parse_manifest,
     read_manifest,
     root_hash,
-    write_version,
 )
 from protocol.weights_chunks import chunks, digests, missing, spans
 from protocol.weights_delta import apply_delta, make_delta
+from protocol.weights_files import write_version
 from protocol.weights_shelf import MAX_NAMELESS, Shelf, superfluous
 
 SHAPES = {"a": ("F32", (3, 5)), "b": ("F32", (7,))}
@@ -51,7 +51,7 @@ def altered(manifest: Manifest, **change) -> bytes:
 def tensor(manifest: Manifest, **change) -> dict[str, object]:
     """The manifest's fields with its first tensor changed, and a root that fits."""
     tensors = [msgspec.structs.replace(manifest.tensors[0], **change), *manifest.tensors[1:]]
-    return {"tensors": tensors, "root": root_hash(tensors)}
+    return {"tensors": tensors, "root": root_hash(tensors, manifest.chunk_bytes, manifest.chunks)}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,6 @@ def tensor(manifest: Manifest, **change) -> dict[str, object]:
         ({"dtype": "F8"}, "dtype 'F8'"),
         ({"name": "b"}, "listed twice"),
         ({"name": "x" * 2_000}, "length <= 1024"),
-        ({"sha256": "00"}, "no SHA-256"),
     ],
 )
 def test_tensors_that_cannot_be_are_refused(manifest, change, said):
@@ -81,9 +80,12 @@ def test_tensors_that_cannot_be_are_refused(manifest, change, said):
     [
         ({"nbytes": 2**45}, "<= 17592186044416"),
         ({"nbytes": 10}, "its tensors end at"),
-        ({"chunk_bytes": 1}, "0 bytes of chunk hashes"),
+        ({"chunk_bytes": 1}, "32 bytes of chunk hashes"),
+        ({"chunk_bytes": 0}, ">= 1"),
+        ({"chunks": b""}, "0 bytes of chunk hashes"),
+        ({"chunks": bytes(32)}, "root hash"),
         ({"chunk_bytes": 2**30}, "<= 16777216"),
-        ({"chunks": b"0" * 32}, "32 bytes of chunk hashes"),
+        ({"delta_chunks": b"0" * 32}, "32 bytes of chunk hashes"),
         ({"encoding": "xor-zstd"}, "exclude each other"),
         ({"base": Base(1, 6, "0" * 64)}, "exclude each other"),
         ({"encoding": "pickle"}, "Invalid enum value"),
@@ -108,7 +110,16 @@ def test_junk_is_never_more_than_a_weights_error(junk, seed):
         parse_manifest(junk, "here")
     shapes = {"a": ("F32", (2,))}
     spec = msgspec.msgpack.encode(
-        Manifest(run="r", epoch=1, version=2, nbytes=8, tensors=[], root=root_hash([]))
+        Manifest(
+            run="r",
+            epoch=1,
+            version=2,
+            nbytes=8,
+            tensors=[],
+            root=root_hash([], 8, bytes(32)),
+            chunk_bytes=8,
+            chunks=bytes(32),
+        )
     )
     rng = random.Random(seed)
     bad = bytearray(spec)

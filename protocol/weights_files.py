@@ -1,0 +1,140 @@
+"""Writes versions of `protocol.weights`, and proves that a file is one, byte by byte."""
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from protocol.weights import (
+    DATA,
+    MANIFEST,
+    Manifest,
+    TensorSpec,
+    WeightsError,
+    host_id,
+    layout,
+    root_hash,
+    verify_shapes,
+    version_folder,
+)
+from protocol.weights_chunks import CHUNK_BYTES, HASH_THREADS, Chunk, chunk_size, digest, file_chunks, missing
+
+WRITE_BYTES = 4 * 2**20
+NAMED = 3
+"""Tensors that an error names at most."""
+
+
+def write_version(
+    root: Path,
+    *,
+    run: str,
+    epoch: int,
+    version: int,
+    shapes: Mapping[str, tuple[str, tuple[int, ...]]],
+    tensors: Iterable[tuple[str, memoryview]],
+) -> Path:
+    """Write one version, tensors in the order of ``shapes``; returns the path of its manifest.
+
+    Raises:
+        WeightsError: the tensors do not match the shapes announced.
+    """
+    final = version_folder(root, version)
+    partial = final.with_name(final.name + f".partial-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    header, specs = layout(shapes)
+    nbytes = len(header) + sum(spec.nbytes for spec in specs)
+    step = chunk_size(nbytes, CHUNK_BYTES)
+    with open(partial / DATA, "w+b", buffering=0) as out:
+        hashes = _write(out.fileno(), nbytes, step, _pieces(header, specs, tensors))
+    manifest = Manifest(
+        run=run,
+        epoch=epoch,
+        version=version,
+        nbytes=nbytes,
+        tensors=specs,
+        root=root_hash(specs, step, hashes),
+        chunk_bytes=step,
+        chunks=hashes,
+        host=host_id(),
+    )
+    (partial / MANIFEST).write_bytes(msgspec.msgpack.encode(manifest))
+    shutil.rmtree(final, ignore_errors=True)
+    partial.rename(final)
+    return final / MANIFEST
+
+
+def _pieces(
+    header: bytes, specs: Iterable[TensorSpec], tensors: Iterable[tuple[str, memoryview]]
+) -> Iterator[memoryview]:
+    yield memoryview(header)
+    for spec, (name, data) in zip(specs, tensors, strict=True):
+        if name != spec.name or data.nbytes != spec.nbytes:
+            raise WeightsError(f"expected {spec.name} of {spec.nbytes} bytes, got {name} of {data.nbytes}")
+        if data.nbytes:
+            yield data.cast("B")
+
+
+def _write(file: int, nbytes: int, step: int, pieces: Iterable[memoryview]) -> bytes:
+    """Write one piece behind the other; chunks are hashed in threads as soon as they are whole. Returns the hashes."""
+
+    def hash_chunk(offset: int) -> bytes:
+        return digest(os.pread(file, min(step, nbytes - offset), offset))
+
+    written, hashing = 0, list[Future[bytes]]()
+    with ThreadPoolExecutor(HASH_THREADS) as pool:
+        for piece in pieces:
+            for start in range(0, len(piece), WRITE_BYTES):
+                rest = piece[start : start + WRITE_BYTES]
+                while rest:
+                    done = os.write(file, rest)
+                    written, rest = written + done, rest[done:]
+                while (offset := len(hashing) * step) < written and min(offset + step, nbytes) <= written:
+                    hashing.append(pool.submit(hash_chunk, offset))
+        return b"".join(future.result() for future in hashing)
+
+
+def verify(manifest: Manifest, data: IO[bytes], expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+    """Check names, dtypes, shapes, sizes and hashes before anything is loaded.
+
+    Args:
+        data: the opened data file.
+        expected: ``name -> (dtype, shape)`` of the model in service.
+
+    Raises:
+        WeightsError: naming the first difference.
+    """
+    verify_shapes(manifest, expected)
+    verify_bytes(manifest, data)
+
+
+def verify_bytes(manifest: Manifest, data: IO[bytes]) -> None:
+    """Whether a file is the data file of a version, byte by byte; see `verify`."""
+    verify_header(manifest, data)
+    for chunk in missing(data.fileno(), file_chunks(manifest)):
+        raise WeightsError(
+            f"version {manifest.version}: bytes of {_owners(manifest, chunk)} do not match their hash "
+            f"({chunk.nbytes} bytes from {chunk.offset} on)"
+        )
+
+
+def verify_header(manifest: Manifest, data: IO[bytes]) -> None:
+    """Whether size and header of a file are those of the version's data file; see `verify`."""
+    which = f"version {manifest.version}"
+    size = os.fstat(data.fileno()).st_size
+    if size != manifest.nbytes:
+        raise WeightsError(f"{which}: file has {size} bytes, the manifest says {manifest.nbytes}")
+    header, _ = layout({t.name: (t.dtype, tuple(t.shape)) for t in manifest.tensors})
+    if os.pread(data.fileno(), len(header), 0) != header:
+        raise WeightsError(f"{which}: the header of the file does not match the tensors of the manifest")
+
+
+def _owners(manifest: Manifest, chunk: Chunk) -> str:
+    """Names of the tensors of which a chunk holds bytes."""
+    end = chunk.offset + chunk.nbytes
+    names = [t.name for t in manifest.tensors if t.offset < end and t.offset + t.nbytes > chunk.offset]
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
