@@ -19,7 +19,7 @@ from aiohttp.typedefs import Middleware
 
 from broker.binding import allow_many_connections, check_endpoint, split_http
 from broker.books import Send
-from broker.callers import REVOKED, Callers, WrongKey
+from broker.callers import REVOKED, Callers, NameInUse, WrongKey
 from broker.config import BrokerConfig
 from broker.desk import Desk
 from broker.errors import BindRefused, BooksBroken, BrokerError
@@ -27,6 +27,7 @@ from broker.journal import JournalError
 from broker.status import prometheus, status
 from protocol.addresses import is_loopback
 from protocol.codec import decode, encode, encode_delivery
+from protocol.connections import Connection
 from protocol.errors import LimitExceeded, LinkDown, ProtocolError, VersionMismatch
 from protocol.guard import Guard, GuardedSocket
 from protocol.http_auth import require_token
@@ -121,7 +122,9 @@ class Service:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         if self._keys is not None:
             self._guard = Guard(context, self._keys, "broker")
-            self._callers = Callers(self._guard.admission)
+            self._callers = Callers(
+                self._guard.admission, lambda peer: self._state.books.peers.get(peer) is not None
+            )
         socket = router(context) if self._guard is None else self._guard.router(context)
         try:
             socket.bind(self._config.endpoint)
@@ -171,9 +174,12 @@ class Service:
             return
         if self._callers is not None:
             try:
-                name = self._callers.check(frames[0], sender, message)
+                name = self._callers.check(frames[0], sender, message, self._connection)
             except WrongKey as error:
                 self._refuse_key(name, type(message).__name__, str(error))
+                return
+            except NameInUse as error:
+                self._act(self._desk.refuse(name, "name_in_use", str(error)))
                 return
         if isinstance(message, COMING_AND_GOING):
             log.info("%s from %r", type(message).__name__, name)
@@ -183,6 +189,9 @@ class Service:
             log.critical("%s from %r", type(message).__name__, name, exc_info=True)
             self._broken = error
             self._stop.set()
+
+    def _connection(self) -> Connection | None:
+        return self._socket.connection() if isinstance(self._socket, GuardedSocket) else None
 
     def _refuse_key(self, name: str, what: str, why: str) -> None:
         refused = self._state.books.ledger.refused

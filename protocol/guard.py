@@ -2,9 +2,10 @@
 
 ZAP (ZeroMQ RFC 27) asks the process that listens, over ``inproc://zeromq.zap.01``, whether a key may connect. The
 answer carries a user id, which is the key itself and comes with each message of that connection. So a key that is taken
-out of the folder is refused from then on, though ZeroMQ has no way to cut its connection.
+out of the folder is refused from then on, by connections it has, too, and those are cut.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import zmq
 from zmq.utils import z85
 
 from protocol.admission import Admission
+from protocol.connections import Connection
 from protocol.keys import KeyRole, Principal, key_pair
 from protocol.link import AsyncSocket, router
 from protocol.security import REFUSED_FOR_GOOD, REFUSED_FOR_NOW
@@ -25,6 +27,8 @@ ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 ZAP_VERSION = b"1.0"
 USER_ID = "User-Id"
 LOG_EVERY_S = 5.0
+NOTICE_S = 1.0
+"""From the first message under a key that is admitted no more to the end of its connection; it can be told why."""
 ADMITS: dict[KeyRole, frozenset[KeyRole]] = {
     "broker": frozenset({"learner", "generator", "actor"}),
     "generator": frozenset({"actor"}),
@@ -105,7 +109,13 @@ class GuardedSocket(AsyncSocket):
 
     def __init__(self, socket: "zmq.Socket[bytes]", on_message: OnMessage, guard: Guard) -> None:
         self._on_message, self._guard = on_message, guard
+        self._first: zmq.Frame | None = None
+        self._doomed: set[Connection] = set()
         super().__init__(socket, lambda frames: on_message(frames, None))
+
+    def connection(self) -> Connection | None:
+        """By which the message came that is being handled."""
+        return None if self._first is None else Connection.of(self._first)
 
     def _take(self) -> Callable[[], None]:
         first = self._socket.recv(
@@ -116,4 +126,18 @@ class GuardedSocket(AsyncSocket):
             sender = self._guard.sender(str(first.get(USER_ID)))
         except zmq.ZMQError:
             sender = None
+        self._first = first
+        if sender is None:
+            self._doom(Connection.of(first))
         return partial(self._on_message, [first.bytes, *rest], sender)
+
+    def _doom(self, connection: Connection | None) -> None:
+        if connection is None or connection in self._doomed:
+            return
+        self._doomed.add(connection)
+        asyncio.get_running_loop().call_later(NOTICE_S, self._cut, connection)
+
+    def _cut(self, connection: Connection) -> None:
+        self._doomed.discard(connection)
+        if not self._closed and connection.cut():
+            log.info("a connection was cut: its key is admitted no more")

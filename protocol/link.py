@@ -214,7 +214,7 @@ class AsyncLink:
         own = _broker_keys(keys, hello)
         self.session = Session(hello, time.monotonic())
         self._on_message, self._on_join, self._progress = on_message, on_join, progress
-        self._on_failure, self._failure = on_failure, ""
+        self._on_failure, self._failure, self._refused = on_failure, "", ""
         self._joined = asyncio.Event()
         self._endpoint = endpoint
         socket = dealer(zmq.Context.instance(), hello.peer, own)
@@ -234,7 +234,7 @@ class AsyncLink:
         try:
             await asyncio.wait_for(self._joined.wait(), timeout_s)
         except TimeoutError:
-            raise LinkDown(no_answer(self._endpoint, timeout_s, self._watch.why)) from None
+            raise LinkDown(no_answer(self._endpoint, timeout_s, self._watch.why or self._refused)) from None
         if self._failure:
             raise LinkDown(self._failure)
 
@@ -250,6 +250,8 @@ class AsyncLink:
         except ProtocolError as error:
             log.error("message from the broker refused: %s", error)
             return
+        if isinstance(message, Refused):
+            self._refused = message.message
         if self.session.received(message, time.monotonic()):
             self._joined.set()
             self._on_join()

@@ -17,7 +17,7 @@ from protocol.errors import LinkDown
 from protocol.guard import Guard
 from protocol.keys import key_pair
 from protocol.link import AsyncLink, ThreadLink, dealer
-from protocol.messages import Goodbye, Heartbeat, Hello, PutTasks, Refused, TaskCredit
+from protocol.messages import Goodbye, Heartbeat, Hello, PutTasks, Refused, TaskCredit, Welcome
 from protocol.security import ClientKeys
 from tests.integration.encrypted_harness import Broker, Peer, free_port, until
 
@@ -120,19 +120,35 @@ def test_a_connection_that_calls_itself_like_a_peer_gets_nothing_of_it(broker, p
     assert broker.peers() == {"learner", "actor-0"}
 
 
-def test_a_newer_connection_of_the_same_key_takes_the_name_over(broker, peer, keys):
+def test_a_name_passes_to_another_process_of_its_key_when_the_connection_before_is_closed(broker, peer, keys):
     broker = broker(keys)
     old = peer(broker, keys, "actor", "actor-0")
     old.join()
     new = peer(broker, keys, "actor", "actor-0")
-    new.join()
+    new.say(new.hello)
+    refused = new.hear(Refused)
+    assert (refused.code, refused.fatal) == ("name_in_use", False)
     old.say(Heartbeat())
-    assert old.hear(Refused).code == "unknown_peer"
-    new.say(Heartbeat())
-    new.hear(Heartbeat)
+    old.hear(Heartbeat)
+    old.socket.close(linger=0)
+    began = time.monotonic()
+    until(lambda: new.say(new.hello) or new.hear((Welcome, Refused)).__class__ is Welcome, "the name is free")
+    assert time.monotonic() - began < 2.0, "it was freed by silence, not by the end of the connection"
 
 
-def test_a_revoked_key_is_refused_on_the_connection_it_has_and_a_listed_one_let_in(broker, peer, keys):
+def test_a_learner_takes_the_name_of_a_zombie_over_at_once(broker, peer, keys):
+    broker = broker(keys)
+    zombie, learner = (peer(broker, keys, "learner", "learner") for _ in range(2))
+    zombie.join()
+    learner.hello = Hello(role="learner", peer="learner", incarnation=2, epoch=2)
+    learner.join()
+    zombie.say(Heartbeat())
+    assert zombie.hear(Refused).code == "unknown_peer"
+
+
+def test_a_revoked_key_is_refused_on_the_connection_it_has_which_is_cut_and_a_listed_one_let_in(
+    broker, peer, keys
+):
     broker = broker(keys)
     worker = peer(broker, keys, "actor", "actor-0")
     worker.join()
@@ -141,6 +157,10 @@ def test_a_revoked_key_is_refused_on_the_connection_it_has_and_a_listed_one_let_
     worker.say(TaskCredit(tasks=1))
     refused = worker.hear(Refused)
     assert (refused.code, refused.fatal) == ("wrong_key", True)
+    watch = worker.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    assert watch.poll(5_000), "the connection is cut"
+    worker.socket.disable_monitor()
+    watch.close()
     key_files.make(keys)
     until(lambda: broker.status()["security"]["keys_admitted"] == 5, "the list is read again")
     assert peer(broker, keys, "actor", "actor-1").join().run == "run"
@@ -191,6 +211,14 @@ def test_a_stranger_is_told_what_to_do(broker, keys, tmp_path):
     with joining(broker.endpoint, strange) as text:
         assert "refused our key" in text
         assert "offbeat keys bundle" in text
+
+
+def test_a_second_process_of_a_name_is_told_so(broker, peer, keys):
+    broker = broker(keys)
+    first = peer(broker, keys, "generator", "generator-0")
+    first.join()
+    with joining(broker.endpoint, keys, role="generator") as text:
+        assert "a process called generator-0 is connected" in text
 
 
 def test_a_wrong_server_key_is_named(broker, keys, tmp_path):

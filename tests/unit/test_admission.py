@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.callers import MAX_CALLERS, REVOKED, Callers, WrongKey
+from broker.callers import MAX_CALLERS, REVOKED, Callers, NameInUse, WrongKey
 from protocol import key_files
 from protocol.admission import MAX_ADDRESSES, RELOAD_S, Admission, Rate, TokenBucket
 from protocol.keys import principal, public_key
@@ -111,6 +111,45 @@ def test_a_newer_connection_takes_the_name_and_the_older_is_a_stranger(callers):
     assert callers.name(b"r1").startswith("?")
     callers.check(b"r1", ACTOR, hello("actor", "actor-0"))
     assert callers.route("actor-0") == b"r1"
+
+
+class Wire:
+    """Stands for a connection."""
+
+    is_open = True
+
+
+@pytest.mark.parametrize("end", ["closed", "silent"])
+def test_a_name_is_not_given_away_while_its_process_is_connected_and_heard(keys, end):
+    heard, wires = {"actor-0"}, {route: Wire() for route in (b"r1", b"r2", b"r3")}
+    callers = Callers(Admission(keys, ALL, 0.0), heard.__contains__)
+
+    def join(route):
+        return callers.check(route, ACTOR, hello("actor", "actor-0"), lambda: wires[route])
+
+    join(b"r1")
+    with pytest.raises(NameInUse, match="actor-0"):
+        join(b"r2")
+    assert callers.route("actor-0") == b"r1"
+    assert callers.name(b"r2").startswith("?")
+    wires[b"r1"].is_open = False
+    wires[b"r1"] = Wire()
+    join(b"r1")  # the same process, by another connection
+    with pytest.raises(NameInUse):
+        join(b"r2")
+    if end == "closed":
+        wires[b"r1"].is_open = False
+    else:
+        heard.clear()
+    join(b"r2")
+    assert callers.route("actor-0") == b"r2"
+
+
+def test_a_learner_need_not_wait_for_the_end_of_the_one_before(keys):
+    callers = Callers(Admission(keys, ALL, 0.0), lambda peer: True)
+    for route in (b"r1", b"r2"):
+        callers.check(route, LEARNER, hello("learner", "learner"), Wire)
+    assert callers.route("learner") == b"r2"
 
 
 @pytest.mark.parametrize(
