@@ -1,6 +1,7 @@
 """``summary.json`` and the learning curve of a finished run. docs/summary.md explains the fields."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ def write_summary(
     lines = read_metrics(folder)
     evaluations = {e["tag"]: e for e in result["evaluations"]}
     steps = [m for m in lines if "learner/policy_version" in m]
-    generator_idle = [m["generator/idle_share"] for m in steps if "generator/idle_share" in m]
     curve = folder / "learning_curve.png"
     draw_curve(lines, result["evaluations"], curve, title=folder.name)
     summary: Summary = {
@@ -51,8 +51,8 @@ def write_summary(
         "tokens_by_outcome": result["tokens_by_outcome"],
         "policy_lag": {**result["policy_lag"], "bound": config.max_policy_lag},
         "idle_share": {
-            "learner": result["wait_seconds"] / max(1e-9, result["wall_seconds"]),
-            "generator": sum(generator_idle) / max(1, len(generator_idle)),
+            "learner": result["wait_seconds"] / max(1e-9, result["step_seconds"]),
+            "generator": generator_idle_share(steps),
         },
         "seconds": {name: result[f"{name}_seconds"] for name in ("wait", "update", "publish")},
         "skipped_steps": result["skipped_steps"],
@@ -65,6 +65,23 @@ def write_summary(
     }
     (folder / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
     return summary
+
+
+def generator_idle_share(steps: list[dict[str, Any]]) -> float:
+    """Share of the seconds that generators served between the first and the last step without a running request.
+
+    What they count begins anew where a broker or a generator does; such a step back counts as nothing.
+
+    Example:
+        >>> idle, served = "generator/idle_seconds_total", "generator/serving_seconds_total"
+        >>> generator_idle_share([{idle: 5.0, served: 20.0}, {}, {idle: 6.0, served: 30.0}])
+        0.1
+    """
+    idle, served = (
+        sum(max(0.0, after - before) for before, after in pairwise(m[name] for m in steps if name in m))
+        for name in ("generator/idle_seconds_total", "generator/serving_seconds_total")
+    )
+    return idle / served if served else 0.0
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

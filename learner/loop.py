@@ -102,6 +102,7 @@ class Learner:
         if self.config.checkpoint_every and self.step % self.config.checkpoint_every == 0:
             self.checkpoint()
         self.checkpoint_if_wanted()
+        self.totals.step_seconds += time.monotonic() - started
 
     def evaluate_what_is_due(self) -> None:
         """Before the first step, and every so many; also what a crash has left out after a checkpoint."""

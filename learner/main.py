@@ -165,6 +165,7 @@ def write_result(learner: Learner) -> None:
             "tokens_by_lag": {str(lag): lags[lag] for lag in sorted(lags)},
         },
         "skipped_steps": totals.skipped_steps,
+        "step_seconds": totals.step_seconds,
         "wait_seconds": totals.wait_seconds,
         "update_seconds": totals.update_seconds,
         "publish_seconds": totals.publish_seconds,

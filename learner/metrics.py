@@ -83,6 +83,8 @@ SCALARS: dict[str, str] = {
     "generator/tokens_per_second": "their present rate",
     "generator/running_requests": "requests under way",
     "generator/idle_share": "share of wall time without a running request",
+    "generator/idle_seconds_total": "seconds without a running request, of all generators",
+    "generator/serving_seconds_total": "seconds they have served, requests or not",
     "generator/update_pause_seconds": "generation paused for the last weight update",
     "generator/updates_applied": "weight updates loaded, in all",
     "generator/updates_refused": "weight updates refused by verification, in all",

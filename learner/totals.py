@@ -14,6 +14,8 @@ class Totals:
     trained_tokens: int = 0
     replayed_tokens: int = 0
     trained_trajectories: int = 0
+    step_seconds: float = 0.0
+    """Wall time of learner steps, with what was waited and what checkpoints took; evaluations are no part of it."""
     wait_seconds: float = 0.0
     update_seconds: float = 0.0
     publish_seconds: float = 0.0

@@ -111,6 +111,15 @@ def test_rates_cover_the_window_since_they_were_asked_for():
     assert book.tokens_total == 30
 
 
+def test_seconds_without_a_request_add_up_however_often_rates_are_asked_for():
+    book = RequestBook(100.0)
+    book.add("a", min_version=0, version=0, now=104.0)
+    book.rates(105.0)
+    book.finish("a", 107.0)
+    book.rates(108.0)
+    assert book.seconds(110.0) == (7.0, 10.0)
+
+
 def test_finishing_twice_or_unknown_changes_nothing():
     book = RequestBook(0.0)
     book.add("a", min_version=0, version=0, now=0.0)
