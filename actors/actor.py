@@ -61,6 +61,7 @@ def run_actor(
     env: EnvConfig,
     run: str,
     keys: Path | None = None,
+    in_step: bool = False,
 ) -> None:
     """Run episodes until SIGTERM, then drain; blocks.
 
@@ -72,6 +73,7 @@ def run_actor(
         env: ``[env]`` of the run file.
         run: name of the run; a broker of another run is refused.
         keys: folder of the keys; None: nothing is encrypted.
+        in_step: windows in lockstep, see `actors.episode.Bounds`.
 
     Raises:
         EnvError, ActorError: the environment or the tokenizer cannot be used.
@@ -84,7 +86,7 @@ def run_actor(
     except ActorError:
         asyncio.run(suite.close())
         raise
-    asyncio.run(_serve(config, name, broker, env.name, run, suite, renderer, keys))
+    asyncio.run(_serve(config, name, broker, env.name, run, suite, renderer, keys, in_step))
     zmq.Context.instance().destroy(linger=1_000)  # lets the Goodbye out
 
 
@@ -96,9 +98,10 @@ async def _serve(
     run: str,
     suite: Suite,
     renderer: Renderer,
-    keys: Path | None = None,
+    keys: Path | None,
+    in_step: bool,
 ) -> None:
-    actor = Actor(config, name, broker, env_name, run, suite, renderer, keys)
+    actor = Actor(config, name, broker, env_name, run, suite, renderer, keys, in_step=in_step)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, actor.stop)
@@ -125,10 +128,12 @@ class Actor:
         suite: Suite,
         renderer: Renderer,
         keys: Path | None = None,
+        *,
+        in_step: bool = False,
     ) -> None:
         self._config, self._env_name, self._run = config, env_name, run
         self._suite, self._renderer = suite, renderer
-        self._bounds = Bounds(config.segment_tokens, config.max_turns, config.env_timeout_s)
+        self._bounds = Bounds(config.segment_tokens, config.max_turns, config.env_timeout_s, in_step)
         self._pool = GeneratorPool(name, config.generator_timeout_s, keys=keys)
         self._outbox, self._book = Outbox(), TaskBook(config.concurrent_episodes)
         self._episodes: dict[str, asyncio.Task[None]] = {}

@@ -50,6 +50,8 @@ class Bounds:
     segment_tokens: int = 512
     max_turns: int = 32
     env_timeout_s: float = 30.0
+    in_step: bool = False
+    """After each segment with sampled tokens, a training task waits for the next version: lockstep in windows."""
 
 
 Emit = Callable[[Sequence[Cut]], Awaitable[None]]
@@ -70,6 +72,8 @@ class Episode:
         self.trajectory_id = f"{lease.task.task_id}.{lease.attempt}"
         self._cutter = SegmentCutter(lease.task, self.trajectory_id, bounds.segment_tokens)
         self._tokens: list[int] = []
+        self._in_step = bounds.in_step and lease.task.purpose == "train"
+        self._min_version = lease.task.min_policy_version
         self._generator = ""
         self.env_seconds = 0.0
         self.status = "unfinished"
@@ -119,29 +123,44 @@ class Episode:
 
     async def _act(self, turn: int) -> tuple[list[int], str]:
         """Sample one action turn; its tokens and why it ended."""
-        sampling = self._task.sampling
-        room = sampling.max_trajectory_tokens - len(self._tokens)
+        sampling, start = self._task.sampling, len(self._tokens)
+        end = min(start + sampling.max_turn_tokens, sampling.max_trajectory_tokens)
+        prompt, reason = tuple(self._tokens), ""
+        while not reason:
+            reason = await self._sample(turn, start, end)
+        self._text.check_prefix(prompt, self._tokens)
+        return self._tokens[start:], reason
+
+    async def _sample(self, turn: int, start: int, end: int) -> str:
+        """Sample to the end of the turn, or in step with the learner to that of the segment; "" if the turn goes on."""
+        before, until = len(self._tokens), end
+        if self._in_step:
+            await self._emit(self._cutter.cut_full())
+            until = min(end, before + self._cutter.room)
         request = TurnRequest(
             trajectory_id=self.trajectory_id,
             turn=turn,
             prompt=tuple(self._tokens),
-            max_tokens=min(sampling.max_turn_tokens, room),
-            sampling=sampling,
-            min_policy_version=self._task.min_policy_version,
+            begun=before - start,
+            max_tokens=until - before,
+            sampling=self._task.sampling,
+            min_policy_version=self._min_version,
             stop_token_ids=self._text.eos_ids,
             preferred=self._generator,
         )
-        start, reason = len(self._tokens), ""
+        reason = ""
         async with aclosing(self._policy.turn(request)) as pieces:
             async for piece in pieces:
                 reason = piece.finish_reason
                 self._generator = piece.sampled.generator
                 self._tokens += piece.sampled.token_ids.tolist()
                 await self._emit(self._cutter.act(piece.sampled))
-        if len(self._tokens) == start:
+        if len(self._tokens) == before:
             raise ActorError(f"generator {self._generator!r} ended a turn ({reason!r}) without a token")
-        self._text.check_prefix(request.prompt, self._tokens)
-        return self._tokens[start:], reason
+        if reason != "length" or len(self._tokens) >= end:
+            return reason
+        await self._emit(self._cutter.cut_full())
+        return ""
 
     def _answer(self, sampled: list[int]) -> str:
         ended = bool(sampled) and sampled[-1] in self._text.eos_ids
@@ -170,8 +189,13 @@ class Episode:
         await self._emit(self._cutter.observe(token_ids))
 
     async def _emit(self, cuts: list[Cut]) -> None:
-        if cuts:  # together: the deadline may end any wait, and no index must be missing then
-            await self._emit_cuts(cuts)
+        if not cuts:
+            return
+        if self._in_step:
+            self._min_version = max(self._min_version, *(cut.segment.version_max + 1 for cut in cuts))
+        await self._emit_cuts(
+            cuts
+        )  # together: the deadline may end any wait, and no index must be missing then
 
     async def _ask(self, answer: Awaitable[T], what: str) -> T:
         """Wait for the environment, at most ``env_timeout_s``."""

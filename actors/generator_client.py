@@ -47,6 +47,8 @@ class TurnRequest:
     min_policy_version: int = 0
     stop_token_ids: tuple[int, ...] = ()
     preferred: str = ""
+    begun: int = 0
+    """So many tokens at the end of ``prompt`` are of this turn already."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +248,7 @@ class GeneratorPool:
 
 def _generate(request_id: str, request: TurnRequest, received: list[int]) -> Frames:
     sampling = request.sampling
-    seed = sampling.seed
+    seed, begun = sampling.seed, request.begun + len(received)
     message = Generate(
         request_id=request_id,
         max_tokens=request.max_tokens - len(received),
@@ -254,7 +256,7 @@ def _generate(request_id: str, request: TurnRequest, received: list[int]) -> Fra
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         # Each turn, and each continuation of a turn, draws from a stream of its own.
-        seed=None if seed is None else (seed + 1_000_003 * request.turn + 7_919 * len(received)) % 2**31,
+        seed=None if seed is None else (seed + 1_000_003 * request.turn + 7_919 * begun) % 2**31,
         stop_token_ids=list(request.stop_token_ids),
         min_policy_version=request.min_policy_version,
     )

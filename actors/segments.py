@@ -90,6 +90,15 @@ class SegmentCutter:
         """Tokens of the trajectory so far."""
         return self.offset + self._pending_tokens
 
+    @property
+    def room(self) -> int:
+        """Tokens that the present segment has room for."""
+        return self._limit - self._pending_tokens
+
+    def cut_full(self) -> list[Cut]:
+        """End the segment if it is full. More tokens of its turn, or a turn, have to follow."""
+        return [] if self.room else [self._cut(self._limit, [], Closing("unfinished"))]
+
     def observe(self, token_ids: list[int]) -> list[Cut]:
         """Append an observation turn."""
         n = len(token_ids)

@@ -1,13 +1,15 @@
 """Wall time to the same reward: windows (T-PPO), finished responses as they come, and waiting for whole batches.
 
-    python -m benchmarks.truncation [--seeds 0 1 2] [--minutes M] [--arms tppo finished waiting] [--shares 0.5 0.9]
-                                    [--set section.field=value ...] [--out FILE.json] [--plot FILE.png]
+    python -m benchmarks.truncation [--seeds 0 1 2] [--minutes M] [--arms tppo streamed finished waiting]
+                                    [--shares 0.5 0.9] [--set section.field=value ...] [--out FILE.json] [--plot FILE.png]
 
 The real system on a task whose responses are long-tailed (`benchmarks.long_tail_env`), started afresh for every run.
 Model, critic, objective, batch and learning rate (benchmarks/truncation.toml) are the same in all arms; they differ in
 what is trained when:
 
-- tppo: windows of `actor.segment_tokens` tokens, of trajectories that are still being generated; asynchronous;
+- tppo: lockstep in windows, as in the paper: sample `actor.segment_tokens` tokens of each trajectory, train on them,
+  go on with the same trajectories, and with new ones in the place of those that ended;
+- streamed: windows too, as they come, and nobody stands still; asynchronous;
 - finished: the same, but of finished trajectories, as they come;
 - waiting: lockstep, the paper's baseline: sample a batch, wait for its longest response, train on it.
 
@@ -48,13 +50,19 @@ from learner.run_files import next_epoch
 from learner.totals import Totals
 from protocol.session import Progress
 
-ARMS = ("tppo", "finished", "waiting")
+ARMS = ("tppo", "streamed", "finished", "waiting")
 SMOOTHED = {False: 96, True: 24}
 """Short and long trajectories in the window of the reward curve."""
 POINTS = 200
 """Of a curve, at most."""
 SETTINGS = Path(__file__).with_suffix(".toml")
-TRAIN_ON = {"tppo": "windows", "finished": "trajectories", "waiting": "trajectories"}
+TRAIN_ON = {
+    "tppo": "windows",
+    "streamed": "windows",
+    "finished": "trajectories",
+    "waiting": "trajectories",
+}
+LOCKSTEP = ("tppo", "waiting")
 
 
 @dataclass(frozen=True)
@@ -127,7 +135,7 @@ class TimedLearner(Learner):
 
 def configured(arm: str, seed: int, minutes: float, overrides: Sequence[str]) -> RunConfig:
     """The settings of one run."""
-    mode = "sync" if arm == "waiting" else "async"
+    mode = "sync" if arm in LOCKSTEP else "async"
     own = [
         f"run.seed={seed}",
         f"run.max_minutes={minutes}",
@@ -338,7 +346,7 @@ def plot(runs: Sequence[Run], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    colours = dict(zip(ARMS, ("#d62728", "#1f77b4", "#444444"), strict=True))
+    colours = dict(zip(ARMS, ("#d62728", "#ff9896", "#1f77b4", "#444444"), strict=True))
     for run in runs:
         if run.curve:
             label = run.arm if run.seed == runs[0].seed else None

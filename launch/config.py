@@ -127,6 +127,11 @@ class RunConfig(_Section):
         """The lag bound in force: in lockstep only what is forced."""
         return self.learner.forced_lag if self.run.mode == "sync" else self.learner.max_policy_lag
 
+    @property
+    def windows_in_step(self) -> bool:
+        """Lockstep in which trajectories stand still at the end of each window until it is trained."""
+        return self.run.mode == "sync" and self.learner.train_on == "windows"
+
 
 def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a run file with all that it extends, apply ``key.path=value`` overrides, check types and the rules

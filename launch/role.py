@@ -97,6 +97,7 @@ def actor(config: RunConfig, folder: Path, keys: Path | None, *, name: str) -> N
         env=config.env,
         run=folder.name,
         keys=keys,
+        in_step=config.windows_in_step,
     )
 
 

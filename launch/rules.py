@@ -81,6 +81,16 @@ def _windows(config: "RunConfig") -> Iterator[str]:
             f"actor.segment_tokens = {window}: no unfinished one would train anything; lower ignored_tail or raise "
             "segment_tokens"
         )
+    room, needed = (
+        config.actor.count * config.actor.concurrent_episodes,
+        config.learner.batch_trajectories + (config.learner.evaluation_tasks > 0),
+    )
+    if config.windows_in_step and room < needed:
+        yield (
+            "run.mode is sync and learner.train_on is windows, where every trajectory of a batch stands still at the "
+            f"end of its window, but actor.count x actor.concurrent_episodes is {room}, and {needed} are needed (one "
+            "more than the batch, if there are evaluations); raise concurrent_episodes"
+        )
 
 
 def _lengths(config: "RunConfig") -> Iterator[str]:
@@ -109,11 +119,6 @@ def _roles(config: "RunConfig") -> Iterator[str]:
     learner, sync = config.learner, config.run.mode == "sync"
     if sync and learner.publish_every != 1:
         yield f"run.mode is sync but learner.publish_every is {learner.publish_every}: lockstep needs 1"
-    if sync and learner.train_on == "windows":
-        yield (
-            'run.mode is sync but learner.train_on is "windows": a trajectory goes on while its windows are trained, '
-            "so nothing can stand still; use run.mode async"
-        )
     if learner.forced_lag and not sync:
         yield (
             f"learner.forced_lag is {learner.forced_lag} but run.mode is async, where lag is what it is; set run.mode "

@@ -161,7 +161,10 @@ class Exchange:
         self.flush(step=step)
         left = max(1, self._config.steps - step)
         tasks = self.curriculum.refill(
-            version=version, lockstep=self.lockstep, steps_left=left, backlog=self.inlet.backlog
+            version=version,
+            lockstep=self.lockstep,
+            steps_left=left,
+            backlog=0 if self.lockstep else self.inlet.backlog,
         )
         self.put(tasks)
 
@@ -227,6 +230,11 @@ class Exchange:
     def close(self) -> None:
         """Leave the broker on purpose."""
         self._link.close("done")
+
+    @property
+    def in_step(self) -> bool:
+        """Whether trajectories stand still at the end of each window until there is another version."""
+        return self.lockstep and self.inlet.windows
 
     @property
     def version_before(self) -> int:

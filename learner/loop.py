@@ -90,6 +90,8 @@ class Learner:
         self.step += 1
         if report.applied:
             self.applied(report, groups)
+        elif self.exchange.in_step:
+            self.next_version()  # of the same weights: trajectories wait for one at the end of their windows
         if report.nonfinite:
             self.skipped(trajectories)
         else:
@@ -129,8 +131,12 @@ class Learner:
         if self.replay is not None and not report.nonfinite:
             remember(self.replay, groups, step=self.step - 1)
         if self.step % self.config.publish_every == 0:
-            self.version += 1
-            self.publish()
+            self.next_version()
+
+    def next_version(self) -> None:
+        """The weights as they are get the next number."""
+        self.version += 1
+        self.publish()
 
     def publish(self) -> None:
         """Write the current weights as the newest version and announce them."""

@@ -284,3 +284,62 @@ def test_rewards_that_no_segment_can_carry_are_refused_here(rewards):
 def test_infinite_rewards_are_named():
     with pytest.raises(ActorError, match="'r' is inf"):
         finite_rewards(StepResult(rewards={"r": float("inf")}))
+
+
+IN_STEP = Bounds(segment_tokens=4, in_step=True)
+
+
+def versions(script):
+    return [(r.min_policy_version, r.max_tokens, r.begun) for r in script.requests]
+
+
+def test_in_step_a_turn_stops_at_the_end_of_each_segment_and_waits_for_the_next_version():
+    script = Script("ab", "cdef", "g$")  # two tokens of the first segment are the prompt
+    cuts, _ = play(Env(DONE), script, IN_STEP)
+    assert text_of(cuts) == "Q:abcdefg$"
+    assert [(cut.segment.tokens, cut.segment.status) for cut in cuts] == [
+        (4, "unfinished"), (4, "unfinished"), (2, "finished"),
+    ]  # fmt: skip
+    assert versions(script) == [(0, 2, 0), (1, 4, 2), (1, 4, 6)]
+    assert bytes(script.requests[2].prompt) == b"Q:abcdef"
+
+
+def test_in_step_a_turn_that_ends_with_its_segment_is_closed_there():
+    script = Script("ab")
+    cuts, _ = play(Env(DONE), script, IN_STEP, max_turn_tokens=2)
+    assert [(cut.segment.tokens, cut.segment.status) for cut in cuts] == [(4, "finished")]
+    assert cuts[0].segment.rewards[0].value == 1.0
+
+
+def test_in_step_the_next_turn_waits_for_the_next_version_and_context_without_tokens_does_not():
+    env = Env(say("123456"), DONE)
+    script = Script("a$", "b", "$")
+    cuts, _ = play(env, script, IN_STEP)
+    assert text_of(cuts) == "Q:a$|123456b$"
+    assert [(cut.segment.tokens, cut.segment.action_tokens) for cut in cuts] == [
+        (4, 2),
+        (4, 0),
+        (4, 1),
+        (1, 1),
+    ]
+    assert [r.min_policy_version for r in script.requests] == [0, 1, 1]
+
+
+def test_evaluations_do_not_wait_in_step():
+    script = Script("abcdef$")
+    env, emitted = Env(DONE), []
+
+    async def emit(new):
+        emitted.extend(new)
+
+    class Suite:
+        def episode(self):
+            return env
+
+    task = Task(
+        task_id="t", env="e", group_id="g", group_size=1, purpose="eval",
+        sampling=Sampling(max_turn_tokens=16, max_trajectory_tokens=64),
+    )  # fmt: skip
+    lease = LeaseTask(lease_id="l", attempt=0, task=task)
+    asyncio.run(Episode(lease, Suite(), Letters(), script, IN_STEP, emit).run())
+    assert versions(script) == [(0, 16, 0)]

@@ -42,6 +42,7 @@ class Exchange:
 
     version_before = 0
     checkpoint_wanted = ""
+    in_step = False
 
     def inherit(self):
         self.log.append(("inherit",))

@@ -218,10 +218,14 @@ def test_corrections_after_a_reincarnation_are_looked_at_too():
     assert "learner.algorithm.reincarnation.corrections" in line
 
 
-def test_windows_do_not_stand_still_in_lockstep():
-    (line,) = problems(WINDOWS, run={"mode": "sync"})
-    assert 'train_on is "windows"' in line
-    assert "use run.mode async" in line
+@pytest.mark.parametrize(
+    ("room", "evaluations", "wrong"), [(32, 0, False), (33, 1, False), (32, 1, True), (31, 0, True)]
+)
+def test_in_lockstep_a_batch_of_windows_has_to_stand_still_at_once(room, evaluations, wrong):
+    learner = {**WINDOWS, "batch_trajectories": 32, "evaluation_tasks": evaluations}
+    lines = problems(learner, run={"mode": "sync"}, actor={"count": 1, "concurrent_episodes": room})
+    assert len(lines) == wrong
+    assert all("raise concurrent_episodes" in line for line in lines)
 
 
 def test_a_lag_cannot_be_forced_on_single_trajectories():

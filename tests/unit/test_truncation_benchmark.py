@@ -61,7 +61,8 @@ def test_kinds_count_by_their_share_of_tasks_however_many_ended():
 def test_the_arms_differ_in_what_is_trained_when_only():
     one, other = (configured(arm, 0, 1.0, []) for arm in ("tppo", "waiting"))
     assert one.learner.train_on == "windows"
-    assert one.run.mode == "async"
+    assert one.run.mode == "sync"
+    assert configured("streamed", 0, 1.0, []).run.mode == "async"
     assert other.learner.train_on == "trajectories"
     assert other.run.mode == "sync"
     same = {"train_on": "groups"}
