@@ -115,6 +115,8 @@ class Stage:
                 shutil.rmtree(left, ignore_errors=True)
         self.folder = root / f"offbeat-stage-{name}-{os.getpid()}"
         self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+        if self.folder.is_symlink() or self.folder.lstat().st_uid != os.geteuid():
+            raise WeightsError(f"{self.folder} belongs to another user; remove it")
         self._expected = dict(expected)
         self._dtypes_settled = False
 

@@ -31,6 +31,7 @@ from protocol.connections import Connection
 from protocol.errors import LimitExceeded, LinkDown, ProtocolError, VersionMismatch
 from protocol.guard import Guard, GuardedSocket
 from protocol.http_auth import require_token
+from protocol.http_serving import app_runner
 from protocol.keys import Principal
 from protocol.link import AsyncSocket, router
 from protocol.messages import Deliver, Goodbye, Hello, Refused
@@ -98,7 +99,7 @@ class Service:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         self._bind()
-        runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=HTTP_STOP_S)
+        runner = app_runner(self._app(), shutdown_s=HTTP_STOP_S)
         await runner.setup()
         try:
             await self._bind_http(runner, host, port)

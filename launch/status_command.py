@@ -13,6 +13,7 @@ from launch.config import RunConfig
 from launch.crew import STATE_FILE
 from launch.errors import ConfigError
 from launch.health import BROKER
+from launch.logs import plain
 from launch.processes import tail
 from launch.run_folder import CONFIG, load_config
 from launch.security import keys_folder
@@ -43,7 +44,7 @@ def show(target: str, *, watch: bool, as_json: bool) -> int:
                 json.dumps({"error": str(error), "known": facts}, indent=1) if as_json else "\n".join(facts)
             )
             code = 1
-        sys.stdout.write((CLEAR if watch and sys.stdout.isatty() else "") + text + "\n")
+        sys.stdout.write((CLEAR if watch and sys.stdout.isatty() else "") + plain(text) + "\n")
         sys.stdout.flush()
         if not watch:
             return code

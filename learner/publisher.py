@@ -29,7 +29,7 @@ class Publisher:
         self._run, self._epoch, self._keep = run, epoch, keep
         self._dtype, self._url = dtype, url
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(parents=True, mode=0o700)
         self.seconds = 0.0
 
     def publish(

@@ -6,6 +6,8 @@ while both are in use, and look at the file again when it changes.
 
 import hmac
 import logging
+import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,11 +34,16 @@ def read_tokens(keys: Path) -> list[str]:
     """Tokens in a keys folder, the one to send first.
 
     Raises:
-        KeysUnusable: there is none, or a line is not one.
+        KeysUnusable: there is none, or a line is not one, or others can read or change it.
     """
     path = keys / TOKEN_FILE
     try:
         with open(path, "rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if mode & 0o027:
+                raise KeysUnusable(
+                    f"{path}: mode {mode:o} lets others read or change it; do `chmod 600 {path}`"
+                )
             lines = file.read(MAX_FILE_BYTES).decode("ascii").split()
         if lines and len(lines) <= MAX_TOKENS and all(len(bytes.fromhex(t)) >= TOKEN_BYTES for t in lines):
             return lines
@@ -127,7 +134,9 @@ def require_token(keys: Path | None) -> "Middleware":
     @web.middleware
     async def authorize(request: "web.Request", handler: "Handler") -> "web.StreamResponse":
         if not check.admits(request.headers.get("Authorization", "")):
-            return web.Response(status=401, text=REFUSAL, headers=CHALLENGE)
+            refusal = web.Response(status=401, text=REFUSAL, headers=CHALLENGE)
+            refusal.force_close()
+            return refusal
         return await handler(request)
 
     return authorize

@@ -77,20 +77,28 @@ class AllowList:
 
     @classmethod
     def read(cls, folder: Path) -> "AllowList":
-        """From the files as they are now; what is no key is left out, with an error in the log.
+        """From the files as they are now; what is no key, or others can change, is left out, with an error in the log.
 
         Raises:
-            KeysUnusable: the folder cannot be read.
+            KeysUnusable: the folder cannot be read, or others can write to it.
         """
         known: dict[str, Principal] = {}
         try:
+            mode = stat.S_IMODE(folder.stat().st_mode)
+            if mode & 0o022:
+                raise KeysUnusable(
+                    f"keys folder {folder}: mode {mode:o} lets others add a key of theirs; do `chmod go-w {folder}`"
+                )
             paths = sorted(path for path in folder.iterdir() if path.suffix == ".pub")
         except OSError as error:
             raise KeysUnusable(f"keys folder {folder}: cannot be read ({error.strerror})") from None
         for path in paths:
             try:
+                mode = stat.S_IMODE(path.stat().st_mode)
+                if mode & 0o022:
+                    raise KeysUnusable(f"{path}: mode {mode:o} lets others change it; do `chmod go-w {path}`")
                 known[read_key(path).decode()] = principal(path.stem.partition("@")[0])
-            except KeysUnusable as error:
+            except (KeysUnusable, OSError) as error:
                 log.error("left out: %s", error)
         return cls(known)
 

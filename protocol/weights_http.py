@@ -25,6 +25,7 @@ from aiohttp import web
 from protocol.addresses import LOOPBACK_ONLY, is_loopback, is_wildcard
 from protocol.errors import AddressRefused
 from protocol.http_auth import require_token
+from protocol.http_serving import app_runner
 from protocol.weights import Base, WeightsError
 from protocol.weights_shelf import Held, Key, Locate, Shelf, superfluous
 
@@ -252,9 +253,7 @@ async def serving(server: WeightsServer, host: str, port: int) -> AsyncIterator[
     Raises:
         OSError: it cannot be bound.
     """
-    runner = web.AppRunner(
-        server.application, access_log=None, handle_signals=False, shutdown_timeout=CLOSE_S
-    )
+    runner = app_runner(server.application, shutdown_s=CLOSE_S)
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port)

@@ -95,6 +95,7 @@ def test_the_token_of_the_runs_keys_is_sent(broker, tmp_path, capsys):
     assert "http.token: cannot be read" in capsys.readouterr().out
     (folder / "keys").mkdir()
     (folder / "keys" / "http.token").write_text("cd" * 32)
+    (folder / "keys" / "http.token").chmod(0o600)
     assert main(["status", str(folder)]) == 1
     assert "401" in capsys.readouterr().out
     (folder / "keys" / "http.token").write_text(TOKEN)

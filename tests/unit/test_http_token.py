@@ -16,12 +16,14 @@ TOKEN, OTHER = "ab" * 32, "cd" * 32
 @pytest.fixture
 def keys(tmp_path):
     (tmp_path / TOKEN_FILE).write_text(TOKEN + "\n")
+    (tmp_path / TOKEN_FILE).chmod(0o600)
     return tmp_path
 
 
 def rewrite(keys, text):
     partial = keys / "partial"
     partial.write_text(text)
+    partial.chmod(0o600)
     os.replace(partial, keys / TOKEN_FILE)
 
 
@@ -85,3 +87,14 @@ def test_a_file_that_is_no_token_is_refused_with_the_cure(keys, content):
 def test_a_folder_without_a_token_is_refused_at_once(tmp_path):
     with pytest.raises(KeysUnusable, match="keys make"):
         require_token(tmp_path)
+
+
+def test_a_token_that_others_can_read_is_refused_with_the_cure(keys):
+    (keys / TOKEN_FILE).chmod(0o644)
+    with pytest.raises(KeysUnusable, match=r"mode 644 lets .*`chmod 600"):
+        read_tokens(keys)
+
+
+def test_a_refusal_ends_its_connection(keys):
+    assert answer(keys, {}).keep_alive is False
+    assert answer(keys, authorization_header(keys)).keep_alive is not False

@@ -227,3 +227,15 @@ def test_the_listing_shows_no_secret(keys):
     assert (listed["actor"].secret, listed["broker"].secret) == (False, True)
     secret = key_pair(keys, "broker").secret.decode()
     assert not any(secret[:8] in str(key) for key in listed.values())
+
+
+def test_a_folder_to_which_others_can_write_admits_nobody(keys):
+    keys.chmod(0o770)
+    with pytest.raises(KeysUnusable, match="mode 770 lets others add a key"):
+        AllowList.read(keys)
+
+
+def test_a_public_key_that_others_can_change_is_left_out(keys, caplog):
+    (keys / "actor.pub").chmod(0o664)
+    assert len(AllowList.read(keys)) == 3
+    assert "actor.pub: mode 664 lets others change it" in caplog.text
