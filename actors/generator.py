@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 TICK_S = 0.1
 JOIN_TIMEOUT_S = 60.0
 DRAIN_TIMEOUT_S = 5.0
+SWITCH_S = 0.0005
+"""Threads that fetch and hash a version wait so long for the event loop, each time; they do so per megabyte."""
 BROKER_LOST_S = 600.0
 """Without a word from the broker for so long this process ends: whoever starts it may know another."""
 
@@ -72,6 +74,7 @@ def serve_generator(
         LinkDown: no broker answered.
     """
     check_endpoint(config.endpoint, keys)
+    sys.setswitchinterval(SWITCH_S)
     # Until the loop takes the signal over there is nothing to hand back.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:

@@ -1,6 +1,7 @@
 """Fills a file with the chunks of a version from one source, over several connections, from wherever it stands."""
 
 import contextlib
+import errno
 import logging
 import os
 import queue
@@ -20,6 +21,8 @@ SPAN_CHUNKS = 8
 BREAKS = 3
 """Times in a row that the connections may break before a single chunk has come whole."""
 PAUSE_S = 0.2
+BLOCK_BYTES = 512
+"""In which the system counts what a file takes."""
 
 Connect = Callable[[], Source]
 
@@ -71,21 +74,30 @@ def fetch(
                     raise Cancelled from None
             wanted = [chunk for chunk in wanted if chunk.offset not in arrived]
         return total
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.ftruncate(file, 0)
+        raise _no_room(path, manifest.transfer_bytes) from None
     finally:
         os.close(file)
 
 
 def reserve(file: int, nbytes: int, path: Path) -> None:
-    """Take the memory now, rather than find out later that there is none."""
-    try:
-        os.ftruncate(file, nbytes)
-        if nbytes:
-            os.posix_fallocate(file, 0, nbytes)
-    except OSError as error:
+    """See whether there is memory for it, rather than find out later that there is none.
+
+    It is not taken: the system would fill it with zeros first, which takes half as long as the transfer.
+    """
+    room = os.fstatvfs(file)
+    needed = nbytes - os.fstat(file).st_blocks * BLOCK_BYTES
+    if room.f_blocks and needed > room.f_bavail * room.f_frsize:  # no blocks: a file system without a limit
         os.ftruncate(file, 0)
-        raise NoRoom(
-            f"{path}: no room for {nbytes} bytes ({error.strerror}); give the host more shared memory"
-        ) from None
+        raise _no_room(path, nbytes)
+    os.ftruncate(file, nbytes)
+
+
+def _no_room(path: Path, nbytes: int) -> NoRoom:
+    return NoRoom(f"{path}: no room for {nbytes} bytes; give the host more shared memory")
 
 
 def _copy_from(other: Path, file: int, wanted: list[Chunk]) -> list[Chunk]:

@@ -1,6 +1,9 @@
 """One host that serves versions over HTTP, asked from a thread. Whatever is wrong with it is a `SourceFailed`."""
 
 import http.client
+import socket
+import ssl
+import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -18,6 +21,8 @@ SLOWEST_BYTES_PER_S = 32 * 2**10
 PREPARE_S = 300.0
 """A source may hash and compare for so long before it has the manifest."""
 POLL_S = 0.2
+AWAKE_S = 0.5
+"""A read returns after so long with what has come."""
 
 
 class SourceFailed(Exception):
@@ -59,7 +64,7 @@ class Source:
                 if response.status != 202:
                     self._expect(response, 200)
                     content = bytearray(self._length(response, MAX_MANIFEST_BYTES))
-                    self._fill(response, memoryview(content))
+                    self._fill(_Body(response, self._socket()), memoryview(content))
                     break
                 response.read()
             if time.monotonic() > deadline:
@@ -85,9 +90,10 @@ class Source:
                 raise WrongBytes(f"sent {response.length} bytes where {last - first} were asked for")
             buffer = memoryview(bytearray(max(chunk.nbytes for chunk in span)))
             deadline = time.monotonic() + STALL_S + (last - first) / SLOWEST_BYTES_PER_S
+            body = _Body(response, self._socket())
             for chunk in span:
                 content = buffer[: chunk.nbytes]
-                self._fill(response, content, deadline)
+                self._fill(body, content, deadline)
                 if not chunk.holds(content):
                     raise WrongBytes(f"bytes {chunk.offset} and on do not match their hash")
                 yield chunk, content
@@ -124,7 +130,11 @@ class Source:
             raise SourceFailed(f"sends {response.length} bytes, {longest} at most were expected")
         return response.length
 
-    def _fill(self, response: http.client.HTTPResponse, view: memoryview, deadline: float = 0.0) -> None:
+    def _socket(self) -> socket.socket:
+        assert self._connection is not None
+        return self._connection.sock
+
+    def _fill(self, body: "_Body", view: memoryview, deadline: float = 0.0) -> None:
         deadline = deadline or time.monotonic() + STALL_S + len(view) / SLOWEST_BYTES_PER_S
         done = 0
         while done < len(view):
@@ -132,10 +142,55 @@ class Source:
                 raise Cancelled
             if time.monotonic() > deadline:
                 raise SourceFailed(f"is slower than {SLOWEST_BYTES_PER_S} bytes/s")
-            got = response.readinto(view[done:])
-            if not got:
+            got = body.readinto(view[done:])
+            if got == 0:
                 raise SourceFailed(f"ended the transfer {len(view) - done} bytes early")
-            done += got
+            done += got or 0
+
+
+class _Body:
+    """Content of a response, in reads as large as what is asked for.
+
+    Each return from the system has to wait for the interpreter, which the event loop of a generator that samples keeps
+    busy. So the bytes do not pass through Python's own buffers, but for those that came with the headers.
+    """
+
+    def __init__(self, response: http.client.HTTPResponse, connection: socket.socket) -> None:
+        self._response, self._connection = response, connection
+        self._direct = not isinstance(connection, ssl.SSLSocket) and bool(response.length)
+        self._ahead = len(response.fp.peek(1)) if self._direct else 0
+        self._heard = time.monotonic()
+
+    def readinto(self, view: memoryview) -> int | None:
+        """Bytes read, 0 at the end; None: nothing came for a while. Raises TimeoutError after `STALL_S` of that."""
+        if not self._direct:
+            return self._response.readinto(view)
+        if self._ahead:
+            got = self._response.readinto(view[: self._ahead])
+            self._ahead -= got
+            return got
+        self._connection.settimeout(None)  # else a read takes no more than has come
+        self._connection.setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", *_timeval(AWAKE_S))
+        )
+        try:
+            got = self._connection.recv_into(view, len(view), socket.MSG_WAITALL)
+        except BlockingIOError:
+            if time.monotonic() - self._heard > STALL_S:
+                raise TimeoutError("timed out") from None
+            return None
+        finally:
+            self._connection.settimeout(STALL_S)
+        self._heard = time.monotonic()
+        assert self._response.length is not None
+        self._response.length -= got
+        if not self._response.length:
+            self._response.read()  # it closes itself
+        return got
+
+
+def _timeval(seconds: float) -> tuple[int, int]:
+    return int(seconds), int(seconds % 1 * 1e6)
 
 
 def _connect(url: str) -> http.client.HTTPConnection:

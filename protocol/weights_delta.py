@@ -17,6 +17,8 @@ THREADS = min(4, os.cpu_count() or 1)
 BLOCK_BYTES = 4 * 2**20
 MAX_WINDOW_BYTES = 2**27
 """Memory that a frame may ask for when it is decompressed."""
+SAMPLES, SAMPLE_BYTES = 16, 2**16
+"""What is compressed to find out whether the rest is worth it."""
 LARGEST_SHARE = 0.6
 """Of the full version. A delta that is larger saves less time than making and applying it takes."""
 
@@ -25,8 +27,10 @@ def make_delta(base: int, new: int, nbytes: int, out: int, *, largest: int) -> i
     """Write the delta between two files of ``nbytes`` each; all are file descriptors.
 
     Returns:
-        Bytes written; None as soon as they are more than ``largest``.
+        Bytes written; None as soon as they are, or by a sample would be, more than ``largest``.
     """
+    if nbytes > 4 * SAMPLES * SAMPLE_BYTES and _sampled(base, new, nbytes) * nbytes > largest:
+        return None
     compressor = zstandard.ZstdCompressor(level=LEVEL, threads=THREADS).compressobj(size=nbytes)
     written = 0
     for offset in range(0, nbytes, BLOCK_BYTES):
@@ -38,6 +42,17 @@ def make_delta(base: int, new: int, nbytes: int, out: int, *, largest: int) -> i
             return None
     written += _write(out, compressor.flush())
     return written if written <= largest else None
+
+
+def _sampled(base: int, new: int, nbytes: int) -> float:
+    """Share of its size to which a sample of the difference is compressed."""
+    step = nbytes // SAMPLES
+    pieces = [
+        _read(base, SAMPLE_BYTES, offset) ^ _read(new, SAMPLE_BYTES, offset)
+        for offset in range(0, step * SAMPLES, step)
+    ]
+    sample = np.concatenate(pieces).data
+    return len(zstandard.ZstdCompressor(level=LEVEL).compress(sample)) / len(sample)
 
 
 def apply_delta(delta: int, base: int, out: int, nbytes: int) -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 import msgspec
@@ -362,14 +363,19 @@ def test_the_cache_keeps_the_newest_two(versions, url, cache):
     assert [p.name for p in cache._held()] == ["e00000001-v00000010", "e00000001-v00000009"]
 
 
-def test_without_room_nothing_is_left(versions, url, cache, monkeypatch):
+@pytest.mark.parametrize("found", ["before", "while writing"])
+def test_without_room_nothing_is_left(versions, url, cache, monkeypatch, found):
     write(versions, 7)
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(WeightsError, match=r"no room for .* bytes .*; give the host more shared memory"):
+    if found == "before":
+        none = types.SimpleNamespace(f_blocks=9, f_bavail=9, f_frsize=4096)
+        monkeypatch.setattr(os, "fstatvfs", lambda _: none)
+    else:
+        monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(WeightsError, match=r"no room for .* bytes; give the host more shared memory"):
         cache.obtain(1, 7, [url])
     assert not list(cache.folder.glob("*.partial"))
 

@@ -209,6 +209,27 @@ def test_a_large_delta_is_given_up(tmp_path):
         assert make_delta(a.fileno(), b.fileno(), 300_000, d.fileno(), largest=180_000) is None
 
 
+def test_a_sample_tells_that_a_delta_is_not_worth_it(tmp_path):
+    nbytes = 8 * 2**20
+    old = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
+    for name, changed in (
+        ("few", old.copy()),
+        ("all", np.random.default_rng(1).integers(0, 256, nbytes, np.uint8)),
+    ):
+        if name == "few":
+            changed[::1000] ^= 1
+        (tmp_path / "old").write_bytes(old.tobytes())
+        (tmp_path / "new").write_bytes(changed.tobytes())
+        with (
+            open(tmp_path / "old", "rb") as a,
+            open(tmp_path / "new", "rb") as b,
+            open(tmp_path / "d", "w+b") as d,
+        ):
+            size = make_delta(a.fileno(), b.fileno(), nbytes, d.fileno(), largest=nbytes // 2)
+            assert (size is None) == (name == "all")
+            assert os.fstat(d.fileno()).st_size == (size or 0)
+
+
 def test_other_tensors_have_no_delta(tmp_path):
     write(tmp_path, 1)
     write(tmp_path, 2, shapes={"a": ("F32", (5, 3)), "b": ("F32", (7,))})
