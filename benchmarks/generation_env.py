@@ -1,0 +1,41 @@
+"""Single-turn episodes that cost nothing: a random prompt, one answer, no reward."""
+
+import random
+from typing import Any
+
+from envs.base import ChatMessage, StepResult
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789+-*/=()., "
+
+
+class PromptSuite:
+    """A prompt for each index, of ``length`` characters, which are its tokens."""
+
+    def __init__(self, length: int = 30) -> None:
+        self.length = length
+
+    def question(self, index: int) -> ChatMessage:
+        text = "".join(random.Random(index).choices(LETTERS, k=self.length))
+        return {"role": "user", "content": text}
+
+    def episode(self) -> "PromptEpisode":
+        return PromptEpisode(self)
+
+    async def close(self) -> None:
+        pass
+
+
+class PromptEpisode:
+    """Asks once and is done."""
+
+    def __init__(self, suite: PromptSuite) -> None:
+        self._suite = suite
+
+    async def reset(self, data: dict[str, Any]) -> list[ChatMessage]:
+        return [self._suite.question(int(data["index"]))]
+
+    async def step(self, action: str) -> StepResult:
+        return StepResult(rewards={"none": 0.0}, done=True)
+
+    async def close(self) -> None:
+        pass
