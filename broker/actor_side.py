@@ -147,7 +147,10 @@ class ActorSide:
         if not books.flow.used(peer.name, sum(map(len, frames))):
             return "refused", "no_credit: far more segments were sent than granted"
         task_id, _, digits = segment.trajectory_id.rpartition(".")
-        if task_id != segment.task_id or not (digits.isascii() and digits.isdecimal() and len(digits) < 10):
+        plain = digits.isascii() and digits.isdecimal() and len(digits) < 10
+        if (
+            task_id != segment.task_id or not plain or digits != str(int(digits))
+        ):  # 07 would be another name of 7
             return "refused", f"invalid: trajectory id must be {segment.task_id}.<attempt>"
         attempt, record = int(digits), books.tasks.get(task_id)
         if record is None:

@@ -84,7 +84,10 @@ class Books:
             BooksBroken: the event could not be applied; the books are not to be trusted any more, the journal is.
         """
         wrong = self.apply(event, now)
-        self.store.note(event)
+        try:
+            self.store.note(event)
+        except Exception as error:  # the books are ahead of the journal
+            raise _broken(repr(event), error) from error
         return wrong
 
     def store_segment(self, segment: Segment, header: bytes, body: bytes, now: float) -> None:
@@ -93,7 +96,11 @@ class Books:
         Raises:
             BooksBroken: see there.
         """
-        self.store.put((segment.trajectory_id, segment.index), header, body)
+        key = (segment.trajectory_id, segment.index)
+        try:
+            self.store.put(key, header, body)
+        except Exception as error:  # the journal may have it, and the books have not
+            raise _broken(f"segment {key}", error) from error
         self.apply_segment(segment, len(header) + len(body), now)
 
     def apply(self, event: AnyEvent, now: float) -> list[str]:

@@ -68,8 +68,9 @@ class Journal:
         """Number of this process's first record, among all of the journal."""
         self._snapshot_file = here.snapshot.file if here.snapshot else min(self._files, default=1)
         self._needed: set[int] = set()
-        self._releasable = 0
-        """Files below this one may be deleted if they are not needed; 0: nothing is to be deleted."""
+        self._releasable = self._release_at = 0
+        """Files below this one may be deleted if they are not needed; 0: nothing is to be deleted. And the record up
+        to which the disk must have all, for what says that they are not needed is among it."""
         self._low, self._looked_at = False, float("-inf")
         self._file, header = max([0, here.mark, *self._files]), b""
         damaged = any(loss.file >= self._file for loss in self.losses)
@@ -200,13 +201,16 @@ class Journal:
     def retain(self, needed: Iterable[int]) -> None:
         """Delete the oldest files that hold nothing needed, while there is more than is to be kept.
 
-        Only once the disk has a later snapshot: until then nothing is deleted, and `flush` comes back to it.
+        Only once the disk has a later snapshot, and all that was appended by now: until then nothing is deleted,
+        and `flush` comes back to it. What is asked for meanwhile would only put that off, and is passed over.
         """
-        self._needed, self._releasable = set(needed), self._snapshot_file
+        if not self._releasable:
+            self._needed, self._releasable = set(needed), self._snapshot_file
+            self._release_at = self._writer.count
         self._release()
 
     def _release(self) -> None:
-        if self._writer.settled < self._releasable:
+        if self._writer.settled < self._releasable or self._writer.synced < self._release_at:
             return
         limit, self._releasable = self._releasable, 0
         try:

@@ -99,6 +99,11 @@ class Writer:
         return self._synced if self._synced_mode else self._written
 
     @property
+    def synced(self) -> int:
+        """Records up to which the disk has all."""
+        return self._synced
+
+    @property
     def blocked(self) -> str:
         """Why nothing can be written now."""
         return self._blocked

@@ -6,10 +6,11 @@ import os
 import pytest
 
 from broker.config import BrokerConfig
-from broker.desk import Desk
+from broker.desk import MAX_DEAD_LETTERS, Desk
 from broker.errors import BooksBroken
 from protocol.codec import decode, encode
 from protocol.messages import (
+    Commit,
     Deliver,
     DeliveryCredit,
     Heartbeat,
@@ -130,3 +131,43 @@ def test_a_message_that_breaks_the_books_ends_the_process_and_is_refused_by_the_
     assert refused.code == "poison"
     scene.desk.bury("actor", "malformed", "no message", [b"x"])
     assert scene.desk.status()["dead_letters"] == 1
+
+
+def test_who_speaks_behind_the_message_that_broke_the_books_is_not_blamed(scene, monkeypatch):
+    scene.say("learner", PutTasks(tasks=group("g", 2)))
+    one, two = (message for message in scene.flush() if isinstance(message, LeaseTask))
+    for i in range(MAX_DEAD_LETTERS):
+        scene.desk.bury("junk", "malformed", "no message", [b"%d" % i])
+    assembly = type(scene.desk.state.books.assembly)
+    with monkeypatch.context() as broken:
+        broken.setattr(assembly, "add", lambda *_: 1 / 0)
+        with pytest.raises(BooksBroken):
+            scene.frames("actor", segment_frames(one))
+        assert scene.frames("actor", segment_frames(two)) == []
+        assert scene.say("learner", Commit(epoch=1, step=1)) == []
+    scene.open()
+    scene.say("actor", Hello(role="actor", peer="actor", incarnation=1))
+    assert [message.code for message in scene.frames("actor", segment_frames(one))] == ["poison"]
+    scene.frames("actor", segment_frames(two))
+    assert [message.status for message in scene.flush() if isinstance(message, SegmentAck)] == ["stored"]
+
+
+@pytest.mark.parametrize("name", ["put", "note"])
+def test_a_record_that_the_books_do_not_have_is_not_written(scene, monkeypatch, name):
+    scene.say("learner", PutTasks(tasks=group("g", 1)))
+    (lease,) = scene.flush()
+    store = scene.desk.state.books.store
+    original = getattr(store, name)
+
+    def fails(*arguments):
+        original(*arguments)
+        raise AssertionError("segment is stored already")
+
+    monkeypatch.setattr(store, name, fails)
+    with pytest.raises(BooksBroken, match="stored already"):
+        if name == "put":
+            scene.frames("actor", segment_frames(lease))
+        else:
+            scene.say("learner", Commit(epoch=1, step=1, trained=["g"]))
+    scene.open()
+    assert len(scene.desk.state.books.store) == 0

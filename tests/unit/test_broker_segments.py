@@ -55,6 +55,14 @@ def test_a_gap_is_refused_and_the_task_starts_again(driver):
     assert driver.segment("actor", again).status == "stored"
 
 
+def test_an_attempt_has_one_name_only(driver):
+    lease, _ = driver.leases()
+    driver.segment("actor", lease, 0, status="unfinished")
+    ack = driver.segment("actor", lease, 0, trajectory_id="g.0.00")
+    assert outcome(ack) == ("refused", "invalid")
+    assert list(driver.state.books.assembly.trajectories) == ["g.0.0"]
+
+
 def test_an_unknown_task_and_a_foreign_lease_are_refused(driver):
     lease, _ = driver.leases()
     driver.actor("thief")

@@ -186,6 +186,29 @@ def test_nothing_is_deleted_before_the_disk_has_the_snapshot(folder):
         assert numbers(folder) == [2]
 
 
+@pytest.mark.parametrize("durability", MODES)
+def test_nothing_is_deleted_before_the_disk_has_what_made_it_needless(folder, monkeypatch, durability):
+    go = threading.Event()
+    with begin(folder, small(keep_bytes=0, sync_interval_s=1e6, durability=durability)) as journal:
+        place = journal.append(Kind.SEGMENT, b"s")
+        journal.rotate(b"snapshot")
+        assert journal.sync(DEADLINE_S)
+        sync = os.fdatasync
+        monkeypatch.setattr(journal_writer.os, "fdatasync", lambda fd: go.wait(DEADLINE_S) and sync(fd))
+        journal.append(Kind.EVENT, b"the segment is not needed any more")
+        journal.flush()
+        journal.retain([])
+        journal.append(Kind.EVENT, b"what comes later is not waited for")
+        journal.retain([])
+        journal.flush()
+        assert numbers(folder) == [1, 2]
+        assert journal.read(place) == b"s"
+        go.set()
+        assert journal.sync(DEADLINE_S)
+        journal.flush()
+        assert numbers(folder) == [2]
+
+
 def test_a_segment_written_after_retain_was_asked_is_not_deleted(folder):
     with begin(folder, small(keep_bytes=0, sync_interval_s=1e6)) as journal:
         journal.rotate(b"one")
