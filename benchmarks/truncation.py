@@ -1,7 +1,8 @@
 """Wall time to the same reward: windows (T-PPO), finished responses as they come, and waiting for whole batches.
 
     python -m benchmarks.truncation [--seeds 0 1 2] [--minutes M] [--arms tppo streamed finished waiting]
-                                    [--shares 0.5 0.9] [--set section.field=value ...] [--out FILE.json] [--plot FILE.png]
+                                    [--shares 0.5 0.9] [--set section.field=value ...]
+                                    [--out FILE.json] [--plot FILE.png]
 
 The real system on a task whose responses are long-tailed (`benchmarks.long_tail_env`), started afresh for every run.
 Model, critic, objective, batch and learning rate (benchmarks/truncation.toml) are the same in all arms; they differ in

@@ -15,3 +15,24 @@ def test_at_lag_zero_the_ratios_are_one(offbeat, recipe):
         assert step["learner/ratio_proximal_behaviour_max"] == pytest.approx(1.0, abs=1e-4)
         assert step["learner/effective_sample_size"] == pytest.approx(1.0, abs=1e-4)
     assert run.summary["policy_version"] == 4
+
+
+def test_windows_stand_still_until_they_are_trained(offbeat):
+    """Responses have up to 12 tokens, windows 4 and a prompt: several steps to a response, and no token lags."""
+    run = offbeat(
+        "tppo",
+        "run.mode=sync",
+        "learner.steps=8",
+        "learner.evaluation_tasks=16",
+        "learner.batch_trajectories=32",
+        "actor.segment_tokens=4",
+        "learner.algorithm.critic.warmup_steps=2",
+    )
+    assert len(run.steps) == 8
+    assert run.summary["policy_version"] == 8, "a step of the critic alone counts: trajectories wait for it"
+    assert [step["learner/trained_tokens"] > 0 for step in run.steps] == [False] * 2 + [True] * 6
+    for step in run.steps[2:]:
+        assert step["learner/policy_lag_max_versions"] == 0
+        assert step["learner/ratio_proximal_behaviour_min"] == pytest.approx(1.0, abs=1e-4)
+        assert step["learner/ratio_proximal_behaviour_max"] == pytest.approx(1.0, abs=1e-4)
+    assert run.summary["accuracy"]["after"] is not None
