@@ -14,6 +14,7 @@ from protocol.http_auth import authorization_header
 
 INTERVAL_S = 1.0
 TIMEOUT_S = 1.5
+UNAUTHORISED = 401
 MAX_BYTES = 64 << 20
 
 
@@ -36,7 +37,14 @@ def fetch(http: str, timeout_s: float = TIMEOUT_S, *, keys: Path | None = None) 
         request = urllib.request.Request(url, headers=authorization_header(keys))
         with ask.open(request, timeout=timeout_s) as answer:
             status = json.loads(answer.read(MAX_BYTES))
-    except (KeysUnusable, urllib.error.URLError, OSError, ValueError) as error:
+    except urllib.error.HTTPError as error:
+        cure = (
+            ", it asks for the token: name the run folder, or --keys FOLDER"
+            if error.code == UNAUTHORISED
+            else ""
+        )
+        raise NoAnswer(f"{url}: {error}{cure}") from None
+    except (KeysUnusable, OSError, ValueError) as error:
         raise NoAnswer(f"{url}: {error}") from None
     if not isinstance(status, dict) or "peers" not in status:
         raise NoAnswer(f"{url}: answers, but not as a broker does")

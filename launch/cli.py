@@ -49,6 +49,9 @@ def parser() -> argparse.ArgumentParser:
     )
     status.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
     status.add_argument("--json", action="store_true", help="what the broker says, for programs")
+    status.add_argument(
+        "--keys", type=Path, help="keys folder with the token, for a broker named by its address"
+    )
     add_journal(commands)
     add_keys(commands)
     for name, text in COMMANDS.items():
@@ -77,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.command == "status":
             from launch.status_command import show
 
-            return show(args.target, watch=args.watch, as_json=args.json)
+            return show(args.target, watch=args.watch, as_json=args.json, keys=args.keys)
         if args.command == "journal":
             from launch.journal_command import run
 

@@ -94,7 +94,14 @@ def _do(args: argparse.Namespace) -> list[str]:
 def _after_rotation(folder: Path, name: str, *, keep_earlier: bool) -> str:
     if name == "broker":
         return "all roles have to be started again, those on other hosts with the broker.pub of this folder"
-    if name == "http" or not keep_earlier:
+    if name == "http":
+        left = (
+            "until then they send the one before, which is taken as well"
+            if keep_earlier
+            else "until then they get 401"
+        )
+        return f"bring http.token to the other hosts of broker, learner and generators; {left}"
+    if not keep_earlier:
         return "bring it to the other hosts of this role; until then they are refused"
     return (
         f"bring it to the other hosts of this role, then end what is still admitted with `offbeat keys revoke {folder} "

@@ -26,13 +26,17 @@ CONFIGS = (CONFIG, f"config-{BROKER}.json")
 """Of `offbeat train`, and of a broker started by hand."""
 
 
-def show(target: str, *, watch: bool, as_json: bool) -> int:
+def show(target: str, *, watch: bool, as_json: bool, keys: Path | None = None) -> int:
     """Print the status of a run once, or again and again; returns the exit code: 0 if its broker answers.
+
+    Args:
+        keys: folder with the token; None: that of the run, if ``target`` is its folder.
 
     Raises:
         ConfigError: ``target`` is neither a run folder nor an address.
     """
-    folder, http, keys = find(target)
+    folder, http, own = find(target)
+    keys = keys or own
     while True:
         try:
             status = fetch(http, TIMEOUT_S, keys=keys)

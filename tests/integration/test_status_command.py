@@ -102,6 +102,15 @@ def test_the_token_of_the_runs_keys_is_sent(broker, tmp_path, capsys):
     assert main(["status", str(folder)]) == 0
 
 
+def test_a_broker_named_by_its_address_is_shown_the_token_of_a_folder(broker, tmp_path, capsys):
+    broker.token = TOKEN
+    assert main(["status", address(broker)]) == 1
+    assert "--keys" in capsys.readouterr().out
+    (tmp_path / "http.token").write_text(TOKEN)
+    (tmp_path / "http.token").chmod(0o600)
+    assert main(["status", address(broker), "--keys", str(tmp_path)]) == 0
+
+
 def test_restarts_and_who_has_not_joined_come_from_the_supervisors_notes(broker, tmp_path, capsys):
     folder = run_of(tmp_path, address(broker))
     processes = {
