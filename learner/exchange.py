@@ -239,8 +239,7 @@ class Exchange:
     @property
     def version_before(self) -> int:
         """Newest policy version the broker knew of when we joined: of an earlier learner, if there was one."""
-        welcome = self._link.session.welcome
-        return welcome.policy_version if welcome else 0
+        return self._link.session.policy_version
 
     def put(self, tasks: Sequence[Task]) -> None:
         """Queue tasks; the broker ignores those it has seen."""

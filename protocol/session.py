@@ -49,7 +49,9 @@ class Session:
         self.hello = hello
         self.welcome: Welcome | None = None
         self.joins = 0
-        self._attempts = 0
+        self.policy_version = 0
+        """Of the last Welcome, also while we are about to join again."""
+        self._attempts = self._void = 0
         self._beat_s = HELLO_RETRY_S
         self._heard = now
         self._next = now
@@ -66,13 +68,15 @@ class Session:
         """Note a message from the broker; True when it made us join (again)."""
         self._heard = now
         match message:
+            case Welcome() if message.attempt < self._void:
+                pass  # the answer to a Hello of the connection before; the one of this connection is still to go
             case Welcome() if message.attempt + 1 < self._attempts:
                 # The answer to a Hello that we have repeated since; joining by it would announce twice what
                 # the broker counts anew with each. The answer to the last one is on its way.
                 if self.welcome is None:
                     self._next = now + SLOW_BROKER_S
             case Welcome():
-                self.welcome = message
+                self.welcome, self.policy_version = message, message.policy_version
                 self.joins += 1
                 self._beat_s = min(
                     LONGEST_BEAT_S, max(SHORTEST_BEAT_S, message.heartbeat_s)
@@ -86,7 +90,7 @@ class Session:
 
     def reconnected(self, now: float) -> None:
         """The connection is another: join again, so that both sides say again what may be lost with the one before."""
-        self.welcome = None
+        self.welcome, self._void = None, self._attempts
         self._next = now
 
     def due(self, now: float, progress: Progress) -> list[AnyMessage]:

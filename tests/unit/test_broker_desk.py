@@ -164,10 +164,11 @@ def test_a_record_that_the_books_do_not_have_is_not_written(scene, monkeypatch, 
         raise AssertionError("segment is stored already")
 
     monkeypatch.setattr(store, name, fails)
+    caused_by = {
+        "put": ("actor", segment_frames(lease)),
+        "note": ("learner", encode(Commit(epoch=1, step=1, trained=["g"]))),
+    }
     with pytest.raises(BooksBroken, match="stored already"):
-        if name == "put":
-            scene.frames("actor", segment_frames(lease))
-        else:
-            scene.say("learner", Commit(epoch=1, step=1, trained=["g"]))
+        scene.frames(*caused_by[name])
     scene.open()
     assert len(scene.desk.state.books.store) == 0

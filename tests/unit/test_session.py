@@ -107,3 +107,20 @@ def test_another_connection_means_joining_again():
     assert session.due(1.0, Progress()) == [replace(HELLO, attempt=1)]
     assert session.received(replace(WELCOME, attempt=1), now=1.1)
     assert session.joins == 2
+
+
+def test_what_was_answered_on_the_connection_before_is_no_join():
+    session = Session(HELLO, now=0.0)
+    session.due(0.0, Progress())
+    session.reconnected(now=0.1)
+    assert not session.received(WELCOME, now=0.1)  # it was here already, and not yet read
+    assert session.due(0.1, Progress()) == [replace(HELLO, attempt=1)]
+    assert session.received(replace(WELCOME, attempt=1), now=0.2)
+
+
+def test_the_policy_version_of_the_last_welcome_is_known_while_joining_again():
+    session = Session(HELLO, now=0.0)
+    session.due(0.0, Progress())
+    session.received(replace(WELCOME, policy_version=19), now=0.1)
+    session.reconnected(now=1.0)
+    assert (session.joined, session.policy_version) == (False, 19)
