@@ -2,6 +2,7 @@
 
 BrokerError
 ├── BindRefused   an address that cannot or must not be listened on
+├── TryLater      something is there, and cannot be read just now
 └── BooksBroken   an event could not be applied; the process has to start again from its journal
 """
 
@@ -12,6 +13,10 @@ class BrokerError(Exception):
 
 class BindRefused(BrokerError, OSError):
     """An address that cannot or must not be listened on; the text names the setting and the cure."""
+
+
+class TryLater(BrokerError):
+    """The machine has no descriptors or memory for it now; nothing is lost."""
 
 
 class BooksBroken(BrokerError):

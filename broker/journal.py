@@ -6,12 +6,14 @@ with a snapshot; files that nothing needs any more are kept as a flight record w
 docs/journal.md has the format, and says what survives what.
 """
 
+import errno
 import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from broker.errors import TryLater
 from broker.journal_config import JournalConfig
 from broker.journal_files import Survey, read_file, survey
 from broker.journal_opening import accept, check, claim, release, released_name, repair
@@ -44,6 +46,8 @@ log = logging.getLogger(__name__)
 
 SPACE_S = 0.2
 MAX_OPEN = 16
+PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+"""Errors of reading that say nothing of what is read."""
 
 
 class Journal:
@@ -264,13 +268,15 @@ class Journal:
 
         Raises:
             JournalError: it is not there, or not what was written.
+            TryLater: it cannot be read now.
         """
         start, nbytes = place.offset - HEAD_BYTES, HEAD_BYTES + place.nbytes
         data = self._writer.find(place.file, start, nbytes)
         try:
             data = data or os.pread(self._reader(place.file), nbytes, start)
         except OSError as error:
-            raise JournalError(f"{self._folder / file_name(place.file)}: {error.strerror}") from None
+            kind = TryLater if error.errno in PASSING else JournalError
+            raise kind(f"{self._folder / file_name(place.file)}: {error.strerror}") from None
         return payload_at(data, place)
 
     def _reader(self, number: int) -> int:

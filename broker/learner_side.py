@@ -5,7 +5,7 @@ import math
 from collections import deque
 
 from broker.books import Books, process
-from broker.errors import BrokerError
+from broker.errors import BrokerError, TryLater
 from broker.events import Committed, Delivered, LearnerJoined, Published, Released, TasksPut, UnitDropped
 from broker.ledger import Recent
 from broker.peers import Peer
@@ -40,7 +40,7 @@ class LearnerSide:
     def __init__(self, books: Books) -> None:
         self._books = books
         self.learner: Peer | None = None
-        self._asked_at = -math.inf
+        self._asked_at = self._failed_at = -math.inf
         self._notices: deque[Dropped] = deque(maxlen=MAX_NOTICES)
         self._told = Recent(MAX_NOTICES)
         """Groups of the notices sent since the last Hello."""
@@ -277,6 +277,11 @@ class LearnerSide:
                 continue
             try:
                 frames = books.deliveries.frames(unit)
+            except TryLater as error:  # others may take descriptors; a unit is not lost by that
+                if now - self._failed_at >= REMIND_S:
+                    log.error("unit %s cannot be delivered now: %s", unit.unit_id, error)
+                    self._failed_at = now
+                return
             except BrokerError as error:
                 log.error("unit %s cannot be delivered: %s", unit.unit_id, error)
                 books.happen(UnitDropped(unit_id=unit.unit_id, outcome="damaged"), now)

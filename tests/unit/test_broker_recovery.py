@@ -1,8 +1,12 @@
 """A broker that is killed and comes back has the books it had."""
 
+import errno
+import os
+
 import msgspec
 import pytest
 
+from broker import recovery
 from broker.books import Books
 from broker.journal import JournalError, Kind
 from broker.recovery import JournalStore, Snapshot, snapshot
@@ -196,3 +200,23 @@ def test_after_accepted_damage_what_rests_on_it_is_left_out(tmp_path):
     driver._recover(accept_loss=True)
     held = {unit.unit_id for unit in driver.state.books.deliveries.units()}
     assert held == {"first", "kept"}
+
+
+def test_a_unit_that_cannot_be_read_just_now_is_delivered_later(driver, monkeypatch, caplog):
+    monkeypatch.setattr(recovery, "RECENT_BYTES", 0)
+    driver.hello("learner", "learner", epoch=1, lineage=1)
+    driver.put(*group("g", 1))
+    driver.segment("actor", driver.leases()[0])
+    driver.flush()
+    with monkeypatch.context() as short:
+
+        def none_left(*_):
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        short.setattr(os, "open", none_left)
+        driver.say("learner", DeliveryCredit(units=9))
+        driver.wait(1.0, beating=["learner"])
+        assert driver.deliveries() + driver.dropped() == []
+        assert len(caplog.records) == 1
+    driver.wait(0.2, beating=["learner"])
+    assert [delivery.unit_id for delivery in driver.deliveries()] == ["g"]
