@@ -235,8 +235,11 @@ class Actor:
 
     def _leased(self, lease: LeaseTask) -> None:
         trajectory_id = f"{lease.task.task_id}.{lease.attempt}"
-        if self._book.knows(lease.lease_id):
-            return  # told again before a Welcome
+        if self._book.knows(lease.lease_id):  # told again before a Welcome
+            if self._book.is_over(lease.lease_id) and not self._outbox.holds(trajectory_id):
+                # Nothing of it is on its way: the broker has missed our word that it came to nothing.
+                self._link.send(TaskRejected(lease_id=lease.lease_id, reason="it has ended here"))
+            return
         if lease.task.env != self._env_name:
             self._reject(lease, f"this actor runs environment {self._env_name!r}, not {lease.task.env!r}")
         elif (running := self._book.lease_of(trajectory_id)) or self._outbox.holds(trajectory_id):

@@ -138,6 +138,10 @@ class TaskBook:
         """Whether it is being run, or was: the end of it may be on its way."""
         return lease_id in self._running or lease_id in self._over
 
+    def is_over(self, lease_id: str) -> bool:
+        """Whether it was run, and has ended here."""
+        return lease_id in self._over
+
     def lease_of(self, trajectory_id: str) -> str | None:
         """Lease under which a trajectory is being run."""
         return next((lease for lease, running in self._running.items() if running == trajectory_id), None)

@@ -8,7 +8,7 @@ import pytest
 from actors import actor as module
 from actors.actor import Actor
 from actors.config import ActorConfig
-from protocol.messages import LeaseTask, SegmentCredit, Task, TaskCredit, TaskRejected
+from protocol.messages import LeaseTask, SegmentAck, SegmentCredit, Task, TaskCredit, TaskRejected
 
 
 class Link:
@@ -69,6 +69,25 @@ def test_a_lease_that_is_told_again_is_not_run_again(make):
         actor._received(lease("l1"), [])
         assert actor._link.sent == []
         assert len(actor._episodes) == 1
+
+    asyncio.run(main())
+
+
+def test_a_lease_that_has_come_to_nothing_here_is_given_back_when_it_is_told_again(make):
+    async def main():
+        actor = make()
+        actor._received(lease("l1"), [])
+        await asyncio.sleep(0)
+        actor._cancel("l1", "as if it could not be recorded")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert actor._link.sent == [TaskCredit(tasks=1)]
+        actor._outbox.offer_frames(("t.0", 0), [b"its end, which is on its way"])
+        actor._received(lease("l1"), [])
+        assert len(actor._link.sent) == 1
+        actor._outbox.acked(SegmentAck(trajectory_id="t.0", index=0, status="stored"))
+        actor._received(lease("l1"), [])
+        assert actor._link.sent[1:] == [TaskRejected(lease_id="l1", reason="it has ended here")]
 
     asyncio.run(main())
 
