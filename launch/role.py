@@ -18,6 +18,7 @@ from launch.exit_codes import FINAL, exit_code, leave_note
 from launch.processes import die_with_parent
 from launch.security import prepare_keys
 from protocol.errors import KeysUnusable, LinkDown
+from protocol.keys import key_pair, principal
 
 ROLES = ("broker", "learner", "generator", "actor", "weights", "model")
 
@@ -26,6 +27,8 @@ def run(role: str, config: RunConfig, folder: Path, *, name: str = "", resume: b
     """Run one role until it ends."""
     logs.configure(name or role)
     keys = None if role == "model" else prepare_keys(config, folder, role)
+    if keys is not None and role in ("learner", "generator", "actor"):
+        key_pair(keys, principal(role).role, name or role)  # before a model is made for nothing
     match role:
         case "broker":
             from broker.service import serve
