@@ -11,8 +11,16 @@ from typing import Any
 
 from broker.books import Send
 from broker.config import BrokerConfig
-from broker.errors import BooksBroken
-from broker.journal import DeadLetter, Journal, Kind, Record, pack_dead_letter, unpack_dead_letter
+from broker.errors import BooksBroken, BrokerError
+from broker.journal import (
+    DeadLetter,
+    Journal,
+    JournalError,
+    Kind,
+    Record,
+    pack_dead_letter,
+    unpack_dead_letter,
+)
 from broker.recovery import JournalStore, poison_of, recover, snapshot
 from broker.state import BrokerState
 from protocol.codec import Buffer
@@ -148,20 +156,34 @@ class Desk:
         return at_once
 
     def flush(self) -> list[Send]:
-        """Have the journal written as far as it is; returns what may be said by now."""
+        """Have the journal written as far as it is; returns what may be said by now.
+
+        Raises:
+            JournalError: the process has to end, and to start again from its journal.
+        """
         if self.journal is None:
             return []
         self.journal.flush()
         if self.journal.blocked != self._blocked:
             self._blocked = self.journal.blocked
             log.error("the journal cannot be written: %s", self._blocked or "it can, again")
-        assert self._store is not None
-        if self.journal.wants_snapshot:
-            self.journal.rotate(snapshot(self.state.books, self._store, self._poison))
-            self.journal.retain(self._store.files)
-        elif self.journal.low:
-            self.journal.retain(self._store.files)
+        try:
+            self._look_after_files(self.journal)
+        except BrokerError:
+            raise
+        except (
+            Exception
+        ) as error:  # with no snapshot nothing would be released any more, and nobody would know
+            raise JournalError(f"the journal cannot go on in another file: {error!r}") from error
         return self.release()
+
+    def _look_after_files(self, journal: Journal) -> None:
+        assert self._store is not None
+        if journal.wants_snapshot:
+            journal.rotate(snapshot(self.state.books, self._store, self._poison))
+            journal.retain(self._store.files)
+        elif journal.low:
+            journal.retain(self._store.files)
 
     def release(self) -> list[Send]:
         """What waited for the journal, and may be said by now."""

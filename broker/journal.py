@@ -248,8 +248,12 @@ class Journal:
         now = time.monotonic()
         if now - self._looked_at >= SPACE_S:
             self._looked_at = now
-            space = os.statvfs(self._folder)
-            free = space.f_bavail * space.f_frsize
+            try:
+                space = os.statvfs(self._folder)
+                free = space.f_bavail * space.f_frsize
+            except OSError as error:
+                log.warning("journal: %s: %s", self._folder, error.strerror)
+                free = 0
             self._low = free < self._config.min_free_bytes or self.nbytes > self._config.max_bytes
         return self._low
 

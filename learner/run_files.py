@@ -1,6 +1,7 @@
 """Where a learner keeps what others look for: its pid, its epoch, its checkpoints, its weights."""
 
 import hashlib
+import os
 from pathlib import Path
 
 PID_FILE = "learner.pid"
@@ -31,7 +32,18 @@ def read_number(path: Path) -> int | None:
 
 
 def write_number(path: Path, number: int) -> None:
-    """Put a number into a file; a crash leaves the one before, or this one."""
+    """Put a number into a file; a crash leaves the one before, or this one, a power failure later on this one.
+
+    An epoch that was given twice would make two processes one to the broker.
+    """
     partial = path.with_suffix(".partial")
-    partial.write_text(str(number))
+    with open(partial, "w", encoding="utf-8") as file:
+        file.write(str(number))
+        file.flush()
+        os.fsync(file.fileno())
     partial.rename(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -8,6 +8,7 @@ import pytest
 from broker.config import BrokerConfig
 from broker.desk import MAX_DEAD_LETTERS, Desk
 from broker.errors import BooksBroken
+from broker.journal import Journal, JournalError
 from protocol.codec import decode, encode
 from protocol.messages import (
     Commit,
@@ -172,3 +173,21 @@ def test_a_record_that_the_books_do_not_have_is_not_written(scene, monkeypatch, 
         scene.frames(*caused_by[name])
     scene.open()
     assert len(scene.desk.state.books.store) == 0
+
+
+def test_a_journal_that_cannot_go_on_in_another_file_ends_the_process(scene, monkeypatch):
+    monkeypatch.setattr(Journal, "wants_snapshot", True)
+    monkeypatch.setattr("broker.desk.snapshot", lambda *_: 1 / 0)
+    with pytest.raises(JournalError, match="ZeroDivisionError"):
+        scene.flush()
+
+
+def test_a_disk_that_cannot_be_looked_at_has_no_room_and_no_message_is_blamed_for_it(scene, monkeypatch):
+    def fails(folder):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "statvfs", fails)
+    monkeypatch.setattr("time.monotonic", lambda: 1e9)
+    assert scene.desk.journal.low
+    scene.say("actor", TaskCredit(tasks=1))
+    assert scene.desk.status()["dead_letters"] == 0

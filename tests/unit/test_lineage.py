@@ -1,10 +1,13 @@
 """Which epoch, lineage and step a learner process begins with."""
 
+import os
+
 import pytest
 
 from learner import checkpoint
 from learner.adaptive import AdaptiveState
 from learner.lineage import Start, start
+from learner.run_files import next_epoch
 
 
 def put_checkpoint(run_dir, *, step, lineage):
@@ -86,3 +89,10 @@ def test_a_checkpoint_of_a_program_that_knew_no_lineages_is_refused(tmp_path):
     checkpoint.write_state(folder, "step00000004", 0, state)
     with pytest.raises(checkpoint.CheckpointError, match="says nothing of 'lineage'"):
         begin(tmp_path)
+
+
+def test_an_epoch_is_on_the_disk_before_it_is_used(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    assert (next_epoch(tmp_path), next_epoch(tmp_path)) == (1, 2)
+    assert synced == [str(tmp_path / "epoch.partial"), str(tmp_path)] * 2
