@@ -139,15 +139,20 @@ def standing(folder: Path) -> Standing | None:
 
 
 def write_whole(folder: Path, optimizer_steps: int, write: Callable[[str], None]) -> None:
-    """Write a checkpoint and, once all of it is on disk, put it in force.
+    """Write a checkpoint and, once all of it is on disk, put it in force. What was begun and failed is removed:
+    on a full disk it would take the room that the broker's journal needs.
 
     Args:
         optimizer_steps: after which its folder is called.
         write: puts everything into the folder of this name.
     """
     name = next_name(folder, optimizer_steps)
-    write(name)
-    sync(folder / name)
+    try:
+        write(name)
+        sync(folder / name)
+    except Exception:
+        shutil.rmtree(folder / name, ignore_errors=True)
+        raise
     mark_latest(folder, name)
 
 

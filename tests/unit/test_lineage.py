@@ -1,5 +1,6 @@
 """Which epoch, lineage and step a learner process begins with."""
 
+import errno
 import os
 
 import pytest
@@ -96,3 +97,18 @@ def test_an_epoch_is_on_the_disk_before_it_is_used(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
     assert (next_epoch(tmp_path), next_epoch(tmp_path)) == (1, 2)
     assert synced == [str(tmp_path / "epoch.partial"), str(tmp_path)] * 2
+
+
+def test_a_checkpoint_that_found_no_room_leaves_none_taken_and_the_one_before_in_force(tmp_path):
+    put_checkpoint(tmp_path, step=10, lineage=1)
+    folder = tmp_path / "checkpoints"
+
+    def write(name):
+        (folder / name).mkdir()
+        (folder / name / "half").write_bytes(b"x" * 1000)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.write_whole(folder, 20, write)
+    assert sorted(path.name for path in folder.iterdir()) == ["latest", "step00000010"]
+    assert begin(tmp_path).step == 10
