@@ -146,6 +146,12 @@ class World(Supply):
         self.train(lost=True)
         self.kill_broker()
 
+    def lose_connection(self):
+        """With the last commit, and all that was on its way; both processes live."""
+        self.train(lost=True)
+        self.deaf = False
+        self.rejoin()
+
     def settle(self):
         """The connection is lost with the last commits, and the run is at its end."""
         self.train(lost=True)
@@ -165,7 +171,8 @@ class World(Supply):
         self.live()
 
 
-ACTIONS = ["train", "train", "train", "checkpoint", "kill_learner", "kill_broker", "lose_commit", "kill_both"]
+DEATHS = ["kill_learner", "kill_broker", "lose_commit", "lose_connection", "kill_both"]
+ACTIONS = ["train", "train", "train", "checkpoint", *DEATHS]
 
 
 @pytest.mark.parametrize("train_on", ["groups", "trajectories", "windows"])
