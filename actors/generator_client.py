@@ -289,9 +289,9 @@ def _sampled(arrived: _Arrived, peer: str) -> Sampled:
     try:
         arrays = unpack_arrays(chunk.arrays, arrived.frames[0])
         sampled = Sampled(
-            arrays["token_ids"].astype(np.int32),
-            arrays["logp_behaviour"].astype(np.float32),
-            arrays["policy_version"].astype(np.int32),
+            arrays["token_ids"].astype(np.int32, copy=False),
+            arrays["logp_behaviour"].astype(np.float32, copy=False),
+            arrays["policy_version"].astype(np.int32, copy=False),
             chunk.kv,
             peer,
         )

@@ -118,10 +118,10 @@ class SegmentCutter:
         self._kv = "kept" if sampled.kv == "kept" else self._kv
         return self._append(
             {
-                "token_ids": sampled.token_ids.astype(np.int32),
+                "token_ids": sampled.token_ids.astype(np.int32, copy=False),
                 "action_mask": np.ones(len(sampled.token_ids), np.uint8),
-                "logp_behaviour": sampled.logp_behaviour.astype(np.float32),
-                "policy_version": sampled.policy_version.astype(np.int32),
+                "logp_behaviour": sampled.logp_behaviour.astype(np.float32, copy=False),
+                "policy_version": sampled.policy_version.astype(np.int32, copy=False),
             },
             action=True,
         )
