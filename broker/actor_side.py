@@ -13,6 +13,8 @@ from protocol.codec import Buffer
 from protocol.messages import CancelTask, LeaseTask, Segment, SegmentAck, SegmentCredit, TaskRejected
 from protocol.session import MISSED_BEATS
 
+Judgement = tuple[Literal["stored", "duplicate", "refused"], str]
+"""Of a segment: what the actor is told."""
 DRAINING = "draining"
 FULL = "full"
 MAX_CREDIT = 1 << 20
@@ -71,19 +73,16 @@ class ActorSide:
 
     def lease_tasks(self, now: float) -> None:
         """Lease queued tasks as far as task credit reaches."""
-        tasks = self._books.tasks
-        while self.hungry:
-            found = tasks.next(lambda record: self._choose(record, now))
-            if found is None:
-                return
-            record, actor = found
-            peer = self._books.peers.get(actor)
-            assert peer is not None
-            lease_id, task_id = tasks.new_lease_id(), record.task.task_id
+        books, tasks = self._books, self._books.tasks
+        while self._hungry and (found := tasks.next(lambda record: self._choose(record, now))):
+            record, peer = found
             leased = Leased(
-                task_id=task_id, lease_id=lease_id, actor=actor, incarnation=peer.hello.incarnation
+                task_id=record.task.task_id,
+                lease_id=tasks.new_lease_id(),
+                actor=peer.hello.peer,
+                incarnation=peer.hello.incarnation,
             )
-            self._books.happen(leased, now)
+            books.happen(leased, now)
             self._tell(record)
 
     def _tell(self, record: TaskRecord) -> None:
@@ -91,7 +90,7 @@ class ActorSide:
         lease = LeaseTask(lease_id=record.lease.lease_id, attempt=record.attempt, task=record.task)
         self._books.send(record.lease.actor, lease)
 
-    def _choose(self, record: TaskRecord, now: float) -> str | None:
+    def _choose(self, record: TaskRecord, now: float) -> Peer | None:
         """The next actor in turn; one that has rejected this task only if there is no other."""
         for name, peer in self._hungry.items():
             if name == record.avoid and (now < record.retry_at or len(self._books.peers.of("actor")) > 1):
@@ -101,7 +100,7 @@ class ActorSide:
                 self._hungry.move_to_end(name)
             else:
                 del self._hungry[name]
-            return name
+            return peer
         return None
 
     def rejected(self, peer: Peer, message: TaskRejected, now: float) -> None:
@@ -130,40 +129,30 @@ class ActorSide:
     ) -> None:
         """Keep a segment if it is the next of a trajectory that this actor runs; answer in any case."""
         status, reason = self._judge(peer, segment, frames, now)
+        books, name = self._books, peer.name
         if status == "duplicate":
-            self._books.ledger.duplicate_segments += 1
+            books.ledger.duplicate_segments += 1
         elif status == "refused":
-            self._books.ledger.refuse(reason.partition(":")[0])
+            books.ledger.refuse(reason.partition(":")[0])
         ack = SegmentAck(
             trajectory_id=segment.trajectory_id, index=segment.index, status=status, reason=reason
         )
-        self._books.send(peer.name, ack)
-        self.grant(peer.name, trickle=trickle)
+        books.send(name, ack)
+        if books.flow.is_due(name):
+            self.grant(name, trickle=trickle)
 
-    def _judge(
-        self, peer: Peer, segment: Segment, frames: Sequence[Buffer], now: float
-    ) -> tuple[Literal["stored", "duplicate", "refused"], str]:
+    def _judge(self, peer: Peer, segment: Segment, frames: Sequence[Buffer], now: float) -> Judgement:
         books = self._books
         if not books.flow.used(peer.name, sum(map(len, frames))):
             return "refused", "no_credit: far more segments were sent than granted"
-        task_id, _, digits = segment.trajectory_id.rpartition(".")
-        plain = digits.isascii() and digits.isdecimal() and len(digits) < 10
-        if (
-            task_id != segment.task_id or not plain or digits != str(int(digits))
-        ):  # 07 would be another name of 7
-            return "refused", f"invalid: trajectory id must be {segment.task_id}.<attempt>"
-        attempt, record = int(digits), books.tasks.get(task_id)
-        if record is None:
-            final = books.tasks.over.get(task_id)
-            if final == attempt:
-                return "duplicate", ""
-            if final is None:
-                return "refused", "unknown_task: this broker has not leased it; was it restarted?"
-            return "refused", "superseded: the task is over"
-        if attempt < record.attempt:
-            return "refused", f"superseded: attempt {record.attempt} is under way"
-        if attempt > record.attempt or record.lease is None or record.lease.actor != peer.name:
-            return "refused", f"not_leased: attempt {attempt} of this task is not leased to {peer.name}"
+        record = books.tasks.get(segment.task_id)
+        if record is None or segment.trajectory_id != record.trajectory_id:
+            return self._judge_other(segment, record)
+        if record.lease is None or record.lease.actor != peer.name:
+            return (
+                "refused",
+                f"not_leased: attempt {record.attempt} of this task is not leased to {peer.name}",
+            )
         trajectory = books.assembly.trajectories.get(segment.trajectory_id)
         expected, offset = (trajectory.next_index, trajectory.tokens) if trajectory else (0, 0)
         if segment.index < expected:
@@ -172,13 +161,30 @@ class ActorSide:
             # What is missing was lost on the way, and the actor ends the episode at this answer.
             self.take_back(record, f"gap: segment {expected} did not arrive", now)
             return "refused", f"gap: expected segment {expected}, got {segment.index}"
-        header, body = bytes(frames[0]), bytes(frames[1]) if len(frames) > 1 else b""
+        header, body = bytes(frames[0]), frames[1] if len(frames) > 1 else b""
         wrong = why_invalid(segment, record.task, offset, body) if len(frames) <= 2 else "two body frames"
         if wrong:
             self.take_back(record, f"invalid: {wrong}", now)
             return "refused", f"invalid: {wrong}"
         books.store_segment(segment, header, body, now)
         return "stored", ""
+
+    def _judge_other(self, segment: Segment, record: TaskRecord | None) -> Judgement:
+        """Of a segment that is not of the attempt under way."""
+        task_id, _, digits = segment.trajectory_id.rpartition(".")
+        attempt = int(digits) if digits.isascii() and digits.isdecimal() and len(digits) < 10 else -1
+        if attempt < 0 or task_id != segment.task_id or digits != str(attempt):
+            return "refused", f"invalid: trajectory id must be {segment.task_id}.<attempt>"
+        if record is not None and attempt > record.attempt:
+            return "refused", f"not_leased: attempt {attempt} of this task is not leased to anybody"
+        if record is not None:
+            return "refused", f"superseded: attempt {record.attempt} is under way"
+        final = self._books.tasks.over.get(task_id)
+        if final == attempt:
+            return "duplicate", ""
+        if final is None:
+            return "refused", "unknown_task: this broker has not leased it; was it restarted?"
+        return "refused", "superseded: the task is over"
 
     # --- credit and time ----------------------------------------------------------------------------------
 

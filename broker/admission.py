@@ -1,6 +1,7 @@
 """What is let in, and what is too old to be handed on. Pure functions of headers and numbers."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -8,8 +9,9 @@ from broker.config import BrokerConfig
 from protocol.codec import Buffer
 from protocol.messages import MAX_ARRAYS, Segment, Task
 
-REQUIRED_ARRAYS = ("token_ids", "action_mask", "logp_behaviour", "policy_version")
+REQUIRED_ARRAYS = frozenset({"token_ids", "action_mask", "logp_behaviour", "policy_version"})
 ITEM_BYTES = {"i4": 4, "i8": 8, "u1": 1, "f4": 4, "f8": 8}
+_name = attrgetter("name")
 LEAST_SEGMENT_BYTES = 4_096
 SHARERS = 4
 MAX_TASK_BYTES = 240 * 1024
@@ -38,26 +40,23 @@ def why_invalid(segment: Segment, task: Task, offset: int, body: Buffer) -> str:
     if end > most:
         return f"{end} tokens of the trajectory, the task's max_trajectory_tokens is {most}"
     for turn in segment.turns:
-        if not segment.offset <= turn.start <= turn.end <= end:
-            return f"turn {turn.index} at [{turn.start}, {turn.end}) outside [{segment.offset}, {end})"
+        if not offset <= turn.start <= turn.end <= end:
+            return f"turn {turn.index} at [{turn.start}, {turn.end}) outside [{offset}, {end})"
     return _why_arrays_invalid(segment, body)
 
 
 def _why_arrays_invalid(segment: Segment, body: Buffer) -> str:
     if len(segment.arrays) > MAX_ARRAYS:
         return f"{len(segment.arrays)} arrays, at most {MAX_ARRAYS}"
-    names = {spec.name for spec in segment.arrays}
-    if not names.issuperset(REQUIRED_ARRAYS):
-        missing = next(name for name in REQUIRED_ARRAYS if name not in names)
-        return f"array {missing!r} is missing"
-    if len(names) < len(segment.arrays):
-        return "two arrays of one name"
+    names, tokens, end = set(map(_name, segment.arrays)), segment.tokens, len(body)
     for spec in segment.arrays:
-        if spec.length != segment.tokens:
-            return f"array {spec.name!r} has {spec.length} elements, the segment {segment.tokens} tokens"
-        if spec.offset + spec.length * ITEM_BYTES[spec.dtype] > len(body):
-            return f"array {spec.name!r} ends behind the body of {len(body)} bytes"
-    return ""
+        if spec.length != tokens:
+            return f"array {spec.name!r} has {spec.length} elements, the segment {tokens} tokens"
+        if spec.offset + tokens * ITEM_BYTES[spec.dtype] > end:
+            return f"array {spec.name!r} ends behind the body of {end} bytes"
+    if not names >= REQUIRED_ARRAYS:
+        return f"array {min(REQUIRED_ARRAYS - names)!r} is missing"
+    return "two arrays of one name" if len(names) < len(segment.arrays) else ""
 
 
 def why_tasks_invalid(tasks: Sequence[Task], frames: Sequence[Buffer]) -> str:
@@ -103,6 +102,8 @@ class SegmentFlow:
         self._max_segments, self._max_bytes = config.max_queued_segments, config.max_queued_bytes
         self._window = min(config.segment_credit, max(1, config.max_queued_segments // SHARERS))
         self._overdraft = config.segment_credit
+        self._due_at = self._window - max(1, self._window // 4)
+        """An actor with so much credit or less is given more: not for every single segment."""
         self._credit: dict[str, int] = {}
         self._largest = LEAST_SEGMENT_BYTES
         self._short: dict[str, None] = {}
@@ -125,7 +126,8 @@ class SegmentFlow:
 
     def used(self, actor: str, nbytes: int) -> bool:
         """The actor has sent a segment; False if it is over its credit by more than a window."""
-        self._largest = max(self._largest, nbytes)
+        if nbytes > self._largest:
+            self._largest = nbytes
         credit = self._credit[actor]
         if credit <= -self._overdraft:
             return False
@@ -139,9 +141,9 @@ class SegmentFlow:
         return min(self._max_segments - held, by_bytes) - self.outstanding
 
     def is_due(self, actor: str) -> bool:
-        """Whether there is reason to grant: not for every single segment."""
-        credit = self.credit(actor)
-        return credit == 0 or self._window - credit >= max(1, self._window // 4)
+        """Whether there is reason to grant."""
+        credit = self._credit.get(actor, 0)
+        return credit <= 0 or credit <= self._due_at
 
     def take_short(self) -> list[str]:
         """Actors that got less than was due since the last call."""

@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from broker.admission import SegmentFlow
 from broker.config import BrokerConfig
@@ -26,18 +27,19 @@ from broker.peers import Peers
 from broker.store import SegmentStore
 from broker.tasks import UNWANTED, TaskBook, TaskRecord
 from broker.units import Assembly
+from protocol.codec import Buffer
 from protocol.messages import AnyMessage, CancelTask, Dropped, Hello, Refused, Segment, Task
 
 TOO_LATE = "the deadline of its group has passed"
 ENDED = "the learner that asked for it is gone"
 
 
-class Send(NamedTuple):
+class Send(Struct, frozen=True):
     """To be sent to ``peer``; ``frames`` are (header, body) pairs behind a Deliver."""
 
     peer: str
     message: AnyMessage
-    frames: Sequence[tuple[bytes, bytes]] = ()
+    frames: Sequence[tuple[bytes, Buffer]] = ()
 
 
 class Books:
@@ -72,7 +74,8 @@ class Books:
         """The newest learner's Hello, also while it is away."""
         self.published: Published | None = None
         """The newest policy version."""
-        self._notices: list[Dropped] = []
+        self.notices: list[Dropped] = []
+        """What the learner has to be told; `take_notices` empties it."""
         self._out: list[Send] = []
 
     # --- what lasts ---------------------------------------------------------------------------------------
@@ -90,7 +93,7 @@ class Books:
             raise _broken(repr(event), error) from error
         return wrong
 
-    def store_segment(self, segment: Segment, header: bytes, body: bytes, now: float) -> None:
+    def store_segment(self, segment: Segment, header: bytes, body: Buffer, now: float) -> None:
         """Let the next segment of a leased task in, and record it; `happen`'s twin.
 
         Raises:
@@ -107,7 +110,8 @@ class Books:
         """What follows from an event, without recording it."""
         try:
             wrong = self._apply(event, now)
-            self._settle()
+            if self.assembly.results:
+                self._settle()
         except Exception as error:
             raise _broken(repr(event), error) from error
         return wrong
@@ -121,7 +125,8 @@ class Books:
             if segment.status != "unfinished":
                 self.tasks.close(record)
             self.assembly.add(segment, record.task, nbytes, now)
-            self._settle()
+            if self.assembly.results:
+                self._settle()
         except Exception as error:
             raise _broken(f"segment {(segment.trajectory_id, segment.index)}", error) from error
 
@@ -166,7 +171,7 @@ class Books:
 
     def _drop_unit(self, unit_id: str, outcome: Outcome) -> None:
         unit = self.deliveries.drop(unit_id, outcome)
-        self._notices.append(
+        self.notices.append(
             Dropped(
                 unit_id=unit.unit_id, group_id=unit.group_id, trajectories=unit.trajectories, reason=outcome
             )
@@ -212,15 +217,13 @@ class Books:
 
     def _settle(self) -> None:
         """What has become ready or unwanted by an event, has by the same event been queued or cancelled."""
-        if not self.assembly.results:
-            return
         for unit in self.assembly.take_ready():
             self.deliveries.add(unit)
         for task_id in self.assembly.take_unwanted():
             record = self.tasks.get(task_id)
             if record is not None:
                 self._cancel(record, "late", TOO_LATE)
-        self._notices += self.assembly.take_dropped()
+        self.notices += self.assembly.take_dropped()
 
     def _cancel(self, record: TaskRecord, outcome: Outcome, reason: str) -> None:
         if record.lease is not None:
@@ -269,7 +272,7 @@ class Books:
 
     # --- actions ------------------------------------------------------------------------------------------
 
-    def send(self, peer: str, message: AnyMessage, frames: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    def send(self, peer: str, message: AnyMessage, frames: Sequence[tuple[bytes, Buffer]] = ()) -> None:
         """Queue an action."""
         self._out.append(Send(peer, message, frames))
 
@@ -283,14 +286,9 @@ class Books:
         out, self._out = self._out, []
         return out
 
-    @property
-    def has_notices(self) -> bool:
-        """Whether `take_notices` has something."""
-        return bool(self._notices)
-
     def take_notices(self) -> list[Dropped]:
         """What the learner has to be told since the last call."""
-        notices, self._notices = self._notices, []
+        notices, self.notices = self.notices, []
         return notices
 
 

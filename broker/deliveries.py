@@ -7,6 +7,7 @@ from broker.admission import is_stale
 from broker.ledger import Ledger, Outcome, Piece
 from broker.store import SegmentStore
 from broker.units import Unit
+from protocol.codec import Buffer
 
 
 class Deliveries:
@@ -89,10 +90,9 @@ class Deliveries:
         """A ready unit goes to the learner of this epoch."""
         unit = self._units[unit_id]
         self._ready.pop(unit.age, None)
-        for piece in unit.pieces:
-            self._ledger.delivered.add(piece)
-            if unit.deliveries:
-                self._ledger.redelivered.add(piece)
+        self._ledger.delivered.add_all(unit.pieces)
+        if unit.deliveries:
+            self._ledger.redelivered.add_all(unit.pieces)
         if not unit.deliveries or unit.epoch != epoch:
             unit.processes += 1
         unit.deliveries += 1
@@ -102,7 +102,7 @@ class Deliveries:
         """The lease begins."""
         self._since[unit_id] = now
 
-    def frames(self, unit: Unit) -> list[tuple[bytes, bytes]]:
+    def frames(self, unit: Unit) -> list[tuple[bytes, Buffer]]:
         """Header and body of each segment, as they came."""
         return [self._store.get(piece.key) for piece in unit.pieces]
 
@@ -121,7 +121,7 @@ class Deliveries:
         self._committed[unit_id] = unit
         for piece in unit.pieces:
             self._store.set_aside(piece.key)
-            self._ledger.settle(outcome, piece)
+        self._ledger.settle(outcome, *unit.pieces)
 
     def release(self, step: int) -> None:
         """What was committed up to ``step`` goes for good."""

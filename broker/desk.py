@@ -147,7 +147,7 @@ class Desk:
     def _may_leave(self, actions: list[Send]) -> list[Send]:
         if self.journal is None:
             return actions
-        at_once, sequence = [], self.journal.sequence
+        at_once, sequence = list[Send](), self.journal.sequence
         for action in actions:
             if isinstance(action.message, FREE):
                 at_once.append(action)
@@ -187,9 +187,10 @@ class Desk:
 
     def release(self) -> list[Send]:
         """What waited for the journal, and may be said by now."""
-        out = []
-        while self._waiting and self.journal is not None and self._waiting[0][0] <= self.journal.durable:
-            out.append(self._waiting.popleft()[1])
+        out, waiting = list[Send](), self._waiting
+        durable = self.journal.durable if self.journal is not None else -1
+        while waiting and waiting[0][0] <= durable:
+            out.append(waiting.popleft()[1])
         return out
 
     def status(self) -> dict[str, Any]:

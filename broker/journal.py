@@ -36,6 +36,7 @@ from broker.journal_records import (
     unpack_segment,
 )
 from broker.journal_writer import Writer
+from protocol.codec import Buffer
 
 __all__ = [
     "DeadLetter", "Journal", "JournalError", "Kind", "Place", "Record",
@@ -155,17 +156,18 @@ class Journal:
         """Why nothing can be written now; "" if it can."""
         return self._writer.blocked
 
-    def append(self, kind: Kind, *parts: bytes) -> Place:
+    def append(self, kind: Kind, *parts: Buffer) -> Place:
         """Buffer a record whose payload is ``parts`` one behind the other."""
         return self._append(kind, parts)
 
-    def _append(self, kind: Kind, parts: tuple[bytes, ...], header: bytes = b"") -> Place:
+    def _append(self, kind: Kind, parts: tuple[Buffer, ...], header: bytes = b"") -> Place:
+        file, nbytes = self._file, sum(map(len, parts))
         head = record_head(kind, self._first + self._writer.count, parts)
-        start = self._files[self._file]
-        nbytes = sum(map(len, parts))
-        self._writer.add(self._file, start, header, head, *parts)
-        self._files[self._file] = start + len(header) + HEAD_BYTES + nbytes
-        return Place(self._file, start + len(header) + HEAD_BYTES, nbytes)
+        start = self._files[file]
+        offset = start + len(header) + HEAD_BYTES
+        self._writer.add(file, start, (header, head, *parts), offset + nbytes - start)
+        self._files[file] = offset + nbytes
+        return Place(file, offset, nbytes)
 
     def flush(self) -> None:
         """Write what is buffered, or have the sync thread do so; call it after each batch of messages and each tick.

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from broker.errors import BrokerError
+from protocol.codec import Buffer
 
 FILE_MAGIC = b"OFFBEATJ"
 FORMAT = 1
@@ -144,7 +145,7 @@ def unpack_header(data: bytes) -> tuple[Header, int] | None:
 # --- records ------------------------------------------------------------------------------------------------
 
 
-def record_head(kind: Kind, number: int, parts: tuple[bytes, ...]) -> bytes:
+def record_head(kind: Kind, number: int, parts: tuple[Buffer, ...]) -> bytes:
     """What stands before a payload made of ``parts``.
 
     Raises:
@@ -232,7 +233,7 @@ def _what(data: bytes, offset: int) -> str:
 # --- payloads -----------------------------------------------------------------------------------------------
 
 
-def pack_segment(header: bytes, body: bytes) -> tuple[bytes, bytes, bytes]:
+def pack_segment(header: bytes, body: Buffer) -> tuple[bytes, bytes, Buffer]:
     """Parts of the payload of a SEGMENT.
 
     Example:

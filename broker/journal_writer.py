@@ -16,6 +16,7 @@ from pathlib import Path
 from broker.journal_config import JournalConfig
 from broker.journal_opening import sync_folder, write_mark
 from broker.journal_records import JournalError, file_name
+from protocol.codec import Buffer
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class Group:
 
     file: int
     start: int
-    parts: list[bytes]
+    parts: list[Buffer]
     nbytes: int
     last: int
     """Records appended when the group was last added to."""
@@ -44,7 +45,7 @@ class Group:
         """All of it in one piece."""
         if len(self.parts) > 1:
             self.parts = [b"".join(self.parts)]
-        return self.parts[0]
+        return bytes(self.parts[0])
 
 
 class Writer:
@@ -77,7 +78,7 @@ class Writer:
         """The file of what was written last; the newest that the disk has from its beginning."""
         self._begin(newest)
         if header:
-            self.add(newest, 0, header, records=0)
+            self.add(newest, 0, (header,), len(header), records=0)
             self._hand_over()
             self._write()
         else:
@@ -108,13 +109,13 @@ class Writer:
         """Why nothing can be written now."""
         return self._blocked
 
-    def add(self, file: int, start: int, *parts: bytes, records: int = 1) -> None:
-        """Bytes for that place of a file, behind everything added before."""
+    def add(self, file: int, start: int, parts: tuple[Buffer, ...], nbytes: int, records: int = 1) -> None:
+        """``nbytes`` for that place of a file, behind everything added before."""
         if not self._fresh or self._fresh[-1].file != file:
             self._fresh.append(Group(file, start, [], 0, self._count))
         group = self._fresh[-1]
         group.parts += parts
-        group.nbytes += sum(map(len, parts))
+        group.nbytes += nbytes
         self._count += records
         group.last = self._count
 

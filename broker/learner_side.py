@@ -255,7 +255,7 @@ class LearnerSide:
 
     def send_notices(self) -> None:
         """Tell the learner, now or when it is back, what it will never get."""
-        if self._books.has_notices:
+        if self._books.notices:
             self._notices.extend(self._books.take_notices())
         while self.learner is not None and self._notices:
             notice = self._notices.popleft()
@@ -265,7 +265,7 @@ class LearnerSide:
     def deliver(self, now: float) -> None:
         """Lease ready units to the learner, oldest first, as far as its credit reaches."""
         books, learner = self._books, self.learner
-        while learner is not None and learner.delivery_credit > 0:
+        while learner is not None and learner.delivery_credit > 0 and books.deliveries.ready:
             unit = books.deliveries.next()
             if unit is None:
                 return

@@ -1,10 +1,12 @@
 """What became of every segment and token that reached the broker."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from msgspec import Struct
 
 from broker.store import SegmentKey
 
@@ -24,7 +26,7 @@ OUTCOMES: dict[Outcome, str] = {
 }
 
 
-class Piece(NamedTuple):
+class Piece(Struct, frozen=True, array_like=True):
     """One stored segment, as far as the broker needs to know it."""
 
     key: SegmentKey
@@ -46,6 +48,12 @@ class Tally:
         self.segments += 1
         self.tokens += piece.tokens
         self.action_tokens += piece.action_tokens
+
+    def add_all(self, pieces: Sequence[Piece]) -> None:
+        for piece in pieces:
+            self.tokens += piece.tokens
+            self.action_tokens += piece.action_tokens
+        self.segments += len(pieces)
 
     def remove(self, piece: Piece) -> None:
         self.segments -= 1
@@ -106,7 +114,7 @@ class Lengths:
 def _count(counts: dict[int, int], tokens: int, times: int) -> None:
     key = tokens if tokens < 1000 else _three_digits(tokens)
     counts[key] = counts.get(key, 0) + times
-    if not counts[key]:
+    if times < 0 and not counts[key]:
         del counts[key]
 
 
@@ -155,9 +163,9 @@ class Ledger:
         """Segments that should be in the store now."""
         return self.stored.segments - sum(tally.segments for tally in self.outcomes.values())
 
-    def settle(self, outcome: Outcome, piece: Piece) -> None:
-        """This piece has left the broker for good."""
-        self.outcomes[outcome].add(piece)
+    def settle(self, outcome: Outcome, *pieces: Piece) -> None:
+        """These pieces have left the broker for good."""
+        self.outcomes[outcome].add_all(pieces)
 
     def unsettle(self, outcome: Outcome, piece: Piece) -> None:
         """It comes back: the step that had it is no part of the lineage any more."""
@@ -210,9 +218,10 @@ class Recent:
         return key in self._numbers
 
     def add(self, key: str, number: int) -> None:
+        if key in self._numbers:
+            self._numbers.move_to_end(key)
         self._numbers[key] = number
-        self._numbers.move_to_end(key)
-        while len(self._numbers) > self._size:
+        if len(self._numbers) > self._size:
             self._numbers.popitem(last=False)
 
     def get(self, key: str) -> int | None:

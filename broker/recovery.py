@@ -16,7 +16,7 @@ from broker.ledger import Ledger
 from broker.store import Counted, SegmentKey
 from broker.tasks import TaskRecord
 from broker.units import Group, Trajectory, Unit
-from protocol.codec import decode_segment
+from protocol.codec import Buffer, decode_segment
 from protocol.errors import ProtocolError
 from protocol.messages import DeliveryUnit, Hello
 
@@ -40,7 +40,7 @@ class JournalStore(Counted):
         self.journal, self._max_bytes = journal, max_bytes
         self._places: dict[SegmentKey, Place] = {}
         self._files: Counter[int] = Counter()
-        self._recent: OrderedDict[SegmentKey, tuple[bytes, bytes]] = OrderedDict()
+        self._recent: OrderedDict[SegmentKey, tuple[bytes, Buffer]] = OrderedDict()
         self._recent_nbytes = 0
 
     @property
@@ -56,11 +56,12 @@ class JournalStore(Counted):
         """Journal files in which something needed stands."""
         return set(self._files)
 
-    def put(self, key: SegmentKey, header: bytes, body: bytes) -> None:
+    def put(self, key: SegmentKey, header: bytes, body: Buffer) -> None:
+        nbytes = len(header) + len(body)
         place = self.journal.append(Kind.SEGMENT, *pack_segment(header, body))
-        self.adopt(key, place, len(header) + len(body))
+        self.adopt(key, place, nbytes)
         self._recent[key] = header, body
-        self._recent_nbytes += len(header) + len(body)
+        self._recent_nbytes += nbytes
         while self._recent_nbytes > RECENT_BYTES:
             self._forget(next(iter(self._recent)))
 
@@ -75,7 +76,7 @@ class JournalStore(Counted):
         self._places[key] = place
         self._files[place.file] += 1
 
-    def get(self, key: SegmentKey) -> tuple[bytes, bytes]:
+    def get(self, key: SegmentKey) -> tuple[bytes, Buffer]:
         frames = self._recent.get(key)
         return frames if frames is not None else unpack_segment(self.journal.read(self._places[key]))
 

@@ -26,7 +26,7 @@ from broker.errors import BindRefused, BooksBroken, BrokerError
 from broker.journal import JournalError
 from broker.status import prometheus, status
 from protocol.addresses import is_loopback
-from protocol.codec import decode, encode, encode_delivery
+from protocol.codec import Buffer, decode, encode, encode_delivery
 from protocol.connections import Connection
 from protocol.errors import LimitExceeded, LinkDown, ProtocolError, VersionMismatch
 from protocol.guard import Guard, GuardedSocket
@@ -157,25 +157,26 @@ class Service:
 
     # --- messages -----------------------------------------------------------------------------------------
 
-    def _received(self, frames: list[bytes], sender: Principal | None = None) -> None:
+    def _received(self, frames: list[Buffer], sender: Principal | None = None) -> None:
         """One multipart message, the routing id of its sender first; ``sender``: whom its key stands for."""
-        name = self._name(frames[0])
+        route, raw = bytes(frames[0]), frames[1:]
+        name = self._name(route)
         if self._callers is not None and sender is None:
             self._refuse_key(name, "message", REVOKED)
             return
         try:
-            message, _ = decode(frames[1:])
+            message, _ = decode(raw)
         except ProtocolError as error:
             if (
                 self._state.books.ledger.refused.get(_code(error), 0) < MAX_KEY_WARNINGS
             ):  # no disk is filled by it
                 log.warning("message from %r refused: %s", name, error)
-            self._desk.bury(name, _code(error), str(error), frames[1:])
+            self._desk.bury(name, _code(error), str(error), raw)
             self._act(self._desk.refuse(name, _code(error), str(error)))
             return
         if self._callers is not None:
             try:
-                name = self._callers.check(frames[0], sender, message, self._connection)
+                name = self._callers.check(route, sender, message, self._connection)
             except WrongKey as error:
                 self._refuse_key(name, type(message).__name__, str(error))
                 return
@@ -185,7 +186,7 @@ class Service:
         if isinstance(message, COMING_AND_GOING):
             log.info("%s from %r", type(message).__name__, name)
         try:
-            self._act(self._desk.handle(name, message, frames[2:], time.monotonic()))
+            self._act(self._desk.handle(name, message, raw[1:], time.monotonic()))
         except BooksBroken as error:
             log.critical("%s from %r", type(message).__name__, name, exc_info=True)
             self._broken = error
@@ -240,9 +241,9 @@ class Service:
             try:
                 if isinstance(action.message, Deliver):
                     frames = encode_delivery(action.message, action.frames)
+                    self._socket.send([route, *frames])
                 else:
-                    frames = encode(action.message)
-                self._socket.send([route, *frames])
+                    self._socket.send([route, *encode(action.message)])
             except (LimitExceeded, LinkDown) as error:
                 self._state.books.ledger.refuse("not_sent")
                 log.error("%s to %s not sent: %s", type(action.message).__name__, action.peer, error)

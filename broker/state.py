@@ -101,8 +101,9 @@ class BrokerState:
             self._hello(name, message, now)
         elif peer is not None:
             peer.heard = now
-            role = SENDERS.get(type(message), peer.role)
-            if role == peer.role:
+            own = peer.hello.role
+            role = SENDERS.get(type(message), own)
+            if role == own:
                 self._from_peer(peer, message, frames, now)
             else:
                 text = f"{type(message).__name__} is for a {role} to send, {name} is a {peer.role}"

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from broker.events import AnyEvent
+from protocol.codec import Buffer
 
 SegmentKey = tuple[str, int]
 """Trajectory id and index of a segment."""
@@ -39,8 +40,8 @@ class SegmentStore(Protocol):
         """Segments held."""
         ...
 
-    def put(self, key: SegmentKey, header: bytes, body: bytes) -> None: ...
-    def get(self, key: SegmentKey) -> tuple[bytes, bytes]: ...
+    def put(self, key: SegmentKey, header: bytes, body: Buffer) -> None: ...
+    def get(self, key: SegmentKey) -> tuple[bytes, Buffer]: ...
     def set_aside(self, key: SegmentKey) -> None: ...
     def bring_back(self, key: SegmentKey) -> None: ...
     def drop(self, key: SegmentKey) -> None: ...
@@ -102,13 +103,13 @@ class MemoryStore(Counted):
 
     def __init__(self) -> None:
         super().__init__()
-        self._frames: dict[SegmentKey, tuple[bytes, bytes]] = {}
+        self._frames: dict[SegmentKey, tuple[bytes, Buffer]] = {}
 
-    def put(self, key: SegmentKey, header: bytes, body: bytes) -> None:
+    def put(self, key: SegmentKey, header: bytes, body: Buffer) -> None:
         self.add(key, len(header) + len(body))
         self._frames[key] = (header, body)
 
-    def get(self, key: SegmentKey) -> tuple[bytes, bytes]:
+    def get(self, key: SegmentKey) -> tuple[bytes, Buffer]:
         return self._frames[key]
 
     def drop(self, key: SegmentKey) -> None:

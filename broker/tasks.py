@@ -2,7 +2,9 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from typing import TypeVar
+
+from msgspec import Struct
 
 from broker.ledger import Ledger, Recent
 from protocol.messages import Task
@@ -13,9 +15,10 @@ REJECTED_WAIT_S = 1.0
 MAX_SKIPPED = 64
 UNWANTED = -1
 
+A = TypeVar("A")
 
-@dataclass(slots=True)
-class TaskLease:
+
+class TaskLease(Struct):
     """A task in the hands of an actor; ``renewed`` moves with progress, ``limit`` is the latest end."""
 
     lease_id: str
@@ -25,8 +28,7 @@ class TaskLease:
     limit: float
 
 
-@dataclass(slots=True)
-class TaskRecord:
+class TaskRecord(Struct):
     """A task that is queued (no lease) or being run."""
 
     task: Task
@@ -133,7 +135,7 @@ class TaskBook:
         self._queues[task.purpose][task.task_id] = record
         self._ledger.task("put")
 
-    def next(self, choose: Callable[[TaskRecord], str | None]) -> tuple[TaskRecord, str] | None:
+    def next(self, choose: Callable[[TaskRecord], A | None]) -> tuple[TaskRecord, A] | None:
         """The first queued task for which ``choose`` names an actor: evaluation first, then by age."""
         skipped = 0
         for queue in self._queues.values():
@@ -209,7 +211,8 @@ class TaskBook:
         """The task is over; ``final_attempt`` is the one that counts, UNWANTED if none does."""
         task_id = record.task.task_id
         del self._live[task_id]
-        self._queues[record.task.purpose].pop(task_id, None)
         if record.lease is not None:
             self._leases.pop(record.lease.lease_id, None)
+        else:
+            self._queues[record.task.purpose].pop(task_id, None)
         self.over.add(task_id, final_attempt)

@@ -1,7 +1,8 @@
 """From segments to delivery units: trajectories in the making, rollout groups, what is ready. Pure."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from broker.ledger import Ledger, Outcome, Piece
 from broker.store import SegmentStore
@@ -11,8 +12,7 @@ from protocol.messages import DeliveryUnit, Dropped, Purpose, Segment, Task
 ENVELOPE_BYTES = 64 * 1024
 
 
-@dataclass(slots=True)
-class Trajectory:
+class Trajectory(Struct):
     """A trajectory as it arrives. ``pieces`` are those not yet part of a unit."""
 
     trajectory_id: str
@@ -32,8 +32,7 @@ class Trajectory:
         return self.action_tokens if self.closed and not self.failed else 0
 
 
-@dataclass(slots=True)
-class Group:
+class Group(Struct):
     """A rollout group: members still out, members here, and how many others there were."""
 
     group_id: str
@@ -50,8 +49,7 @@ class Group:
         return len(self.here) + self.taken + self.lost
 
 
-@dataclass(slots=True)
-class Unit:
+class Unit(Struct):
     """What is handed to the learner in one delivery."""
 
     unit_id: str
@@ -148,27 +146,22 @@ class Assembly:
 
     def add(self, segment: Segment, task: Task, nbytes: int, now: float) -> None:
         """The next segment of a trajectory is stored; the caller has checked that it is the next."""
-        trajectory = self.trajectories.get(segment.trajectory_id)
+        trajectory_id, tokens, action_tokens = segment.trajectory_id, segment.tokens, segment.action_tokens
+        trajectory = self.trajectories.get(trajectory_id)
         if trajectory is None:
-            trajectory = Trajectory(segment.trajectory_id, task)
-            self.trajectories[segment.trajectory_id] = trajectory
-        piece = Piece(
-            (segment.trajectory_id, segment.index),
-            segment.tokens,
-            segment.action_tokens,
-            segment.version_max,
-            nbytes,
-        )
+            trajectory = self.trajectories[trajectory_id] = Trajectory(trajectory_id, task)
+        piece = Piece((trajectory_id, segment.index), tokens, action_tokens, segment.version_max, nbytes)
         self._ledger.stored.add(piece)
         trajectory.pieces.append(piece)
         trajectory.next_index += 1
-        trajectory.tokens += segment.tokens
-        trajectory.action_tokens += segment.action_tokens
-        trajectory.closed = segment.status != "unfinished"
-        trajectory.failed = segment.status == "failed"
-        if trajectory.length and task.purpose == "train":
-            self._ledger.lengths.closed(trajectory.length)
-        self._form(trajectory, now)
+        trajectory.tokens += tokens
+        trajectory.action_tokens += action_tokens
+        if segment.status != "unfinished":
+            trajectory.closed, trajectory.failed = True, segment.status == "failed"
+            if task.purpose == "train" and (length := trajectory.length):
+                self._ledger.lengths.closed(length)
+        if trajectory.closed or trajectory.split or self.mode == "segment":
+            self._form(trajectory, now)
 
     def set_mode(self, mode: DeliveryUnit, now: float) -> None:
         """The learner wants other units from now on; what is here is cut accordingly."""

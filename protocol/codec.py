@@ -100,7 +100,7 @@ def encode(message: AnyMessage, body: bytes | None = None) -> Frames:
     return [PRELUDE, header, body]
 
 
-def encode_delivery(deliver: Deliver, segments: Sequence[tuple[bytes, bytes]]) -> Frames:
+def encode_delivery(deliver: Deliver, segments: Sequence[tuple[bytes, Buffer]]) -> list[Buffer]:
     """Frames of a delivery: the segments' header and body bytes are passed on untouched."""
     if len(segments) != deliver.segments:
         raise ValueError(f"Deliver announces {deliver.segments} segments, got {len(segments)}")
@@ -115,12 +115,19 @@ def encode_arrays(message: M, arrays: Mapping[str, NDArray[Any]]) -> Frames:
 
 def check_frames(frames: Sequence[Buffer]) -> None:
     """Refuse what is too large or of another version, before decoding anything."""
-    if len(frames) > MAX_FRAMES:
-        raise LimitExceeded(f"message of {len(frames)} frames, at most {MAX_FRAMES}")
-    total = sum(map(len, frames))
+    count, total = len(frames), sum(map(len, frames))
+    if (
+        total <= MAX_HEADER_BYTES
+        and total <= MAX_BODY_BYTES
+        and 2 <= count <= MAX_FRAMES
+        and frames[0] == PRELUDE
+    ):
+        return  # so no part of it is too large either
+    if count > MAX_FRAMES:
+        raise LimitExceeded(f"message of {count} frames, at most {MAX_FRAMES}")
     if total > MAX_MESSAGE_BYTES:
         raise LimitExceeded(f"message of {total} bytes, at most {MAX_MESSAGE_BYTES}")
-    if len(frames) < 2 or (
+    if count < 2 or (
         frames[0] != PRELUDE and (len(frames[0]) != len(PRELUDE) or bytes(frames[0][:2]) != b"OB")
     ):
         raise Malformed("not an Offbeat message: frame 0 must be b'OB' + major + minor, frame 1 the header")

@@ -9,8 +9,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import zmq
 from zmq.utils import z85
@@ -18,7 +18,7 @@ from zmq.utils import z85
 from protocol.admission import Admission
 from protocol.connections import Connection
 from protocol.keys import KeyRole, Principal, key_pair
-from protocol.link import AsyncSocket, router
+from protocol.link import AsyncSocket, LeanRouter, router
 from protocol.security import REFUSED_FOR_GOOD, REFUSED_FOR_NOW
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ ADMITS: dict[KeyRole, frozenset[KeyRole]] = {
     "generator": frozenset({"actor"}),
 }
 
-OnMessage = Callable[[list[bytes], Principal | None], None]
+OnMessage = Callable[[Any, Principal | None], None]
 
 
 class Guard:
@@ -58,7 +58,7 @@ class Guard:
         handler.bind(ZAP_ENDPOINT)
         self._handler = AsyncSocket(handler, self._asked)
 
-    def router(self, context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":
+    def router(self, context: "zmq.Context[zmq.Socket[bytes]]") -> LeanRouter:
         """An encrypted ROUTER, to be bound."""
         socket = router(context)
         socket.setsockopt(zmq.CURVE_SERVER, 1)
@@ -107,21 +107,22 @@ class Guard:
 class GuardedSocket(AsyncSocket):
     """An AsyncSocket whose ``on_message`` is told, with each message, whom its key stands for (None: nobody)."""
 
-    def __init__(self, socket: "zmq.Socket[bytes]", on_message: OnMessage, guard: Guard) -> None:
-        self._on_message, self._guard = on_message, guard
+    def __init__(self, socket: LeanRouter, on_message: OnMessage, guard: Guard) -> None:
+        self._router, self._guard = socket, guard
         self._first: zmq.Frame | None = None
         self._doomed: set[Connection] = set()
         super().__init__(socket, lambda frames: on_message(frames, None))
+        self._handle = on_message
 
     def connection(self) -> Connection | None:
         """By which the message came that is being handled."""
         return None if self._first is None else Connection.of(self._first)
 
-    def _take(self) -> Callable[[], None]:
+    def _take(self) -> tuple[Any, ...]:
         first = self._socket.recv(
             zmq.DONTWAIT, copy=False
         )  # only a frame that is not copied tells the user id
-        rest = self._socket.recv_multipart(zmq.DONTWAIT)  # parts of a message come together
+        frames = self._router.recv_behind([first.bytes])
         try:
             sender = self._guard.sender(str(first.get(USER_ID)))
         except zmq.ZMQError:
@@ -129,7 +130,7 @@ class GuardedSocket(AsyncSocket):
         self._first = first
         if sender is None:
             self._doom(Connection.of(first))
-        return partial(self._on_message, [first.bytes, *rest], sender)
+        return frames, sender
 
     def _doom(self, connection: Connection | None) -> None:
         if connection is None or connection in self._doomed:

@@ -12,12 +12,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import zmq
 
-from protocol.codec import MAX_BODY_BYTES, Frames, decode, encode
+from protocol.codec import MAX_BODY_BYTES, Buffer, Frames, decode, encode
 from protocol.errors import LinkDown, ProtocolError
 from protocol.messages import AnyMessage, Goodbye, Heartbeat, Hello, Refused, Welcome
 from protocol.security import HANDSHAKE_MS, ClientKeys, HandshakeWatch, unguessable_id
@@ -27,17 +27,25 @@ log = logging.getLogger(__name__)
 
 OUTBOX_LIMIT = 100_000
 COPIED_BYTES = 65_536
+KEPT_BYTES = 8_192
+"""From this size on ZeroMQ has a received frame in memory of its own, which may be kept without keeping more."""
+BODIES = 3
+"""Frames before the first body: routing id, prelude, header."""
 TICK_S = 0.1
 LOOK_S = 0.25
 PUMP_BATCH = 64
 LINGER_MS = 2_000
 
 _SNDMORE = int(zmq.SNDMORE)
+_AGAIN = int(zmq.DONTWAIT)
 _send: Callable[..., object] = zmq.backend.Socket.send
 _recv: Callable[..., "zmq.Frame"] = zmq.backend.Socket.recv
+_copied: Callable[..., bytes] = zmq.backend.Socket.recv
 
 Inbox = tuple[AnyMessage, list[bytes]] | Exception | None
 OnMessage = Callable[[AnyMessage, list[bytes]], None]
+OnFrames = Callable[[Any], None]
+"""Gets a list of bytes; of a ROUTER, large bodies are views."""
 
 
 def dealer(
@@ -55,9 +63,9 @@ def dealer(
     return socket
 
 
-def router(context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":
+def router(context: "zmq.Context[zmq.Socket[bytes]]") -> "LeanRouter":
     """A ROUTER with our limits; a peer that comes back under its old name takes the name over."""
-    socket = context.socket(zmq.ROUTER, LeanSocket)
+    socket = LeanRouter(context, zmq.ROUTER)
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     _limit(socket)
     return socket
@@ -78,16 +86,24 @@ def _limit(socket: "zmq.Socket[bytes]") -> None:
 class LeanSocket(zmq.Socket[bytes]):
     """The same socket, with half the work around each frame: plain integers for flags, no check of types.
 
-    Large frames are handed over without a copy; they must be bytes, which nobody can change afterwards.
+    Large frames are handed over without a copy; they must be bytes, which nobody can change afterwards. What a
+    `LeanRouter` has kept is handed back to ZeroMQ as it is.
     """
 
     def send_multipart(  # type: ignore[override]
-        self, msg_parts: Sequence[bytes], flags: int = 0, copy: bool = True, track: bool = False
+        self, msg_parts: Sequence[Buffer], flags: int = 0, copy: bool = True, track: bool = False
     ) -> None:
         flags = int(flags)
-        more, last = flags | _SNDMORE, len(msg_parts) - 1
-        for i, part in enumerate(msg_parts):
-            _send(self, part, more if i < last else flags, len(part) < COPIED_BYTES)
+        more, last = flags | _SNDMORE, msg_parts[-1]
+        for part in msg_parts[:-1]:
+            if type(part) is bytes and len(part) < COPIED_BYTES:
+                _send(self, part, more)
+            else:
+                _send(self, part if type(part) is bytes else _frame(part), more, False)
+        if type(last) is bytes and len(last) < COPIED_BYTES:
+            _send(self, last, flags)
+        else:
+            _send(self, last if type(last) is bytes else _frame(last), flags, False)
 
     def recv_multipart(  # type: ignore[override]
         self, flags: int = 0, copy: bool = True, track: bool = False
@@ -102,6 +118,30 @@ class LeanSocket(zmq.Socket[bytes]):
                 return parts
 
 
+class LeanRouter(LeanSocket):
+    """A ROUTER whose large bodies stay where ZeroMQ has them: views of its frames, to be sent on without a copy."""
+
+    def recv_multipart(  # type: ignore[override]
+        self, flags: int = 0, copy: bool = True, track: bool = False
+    ) -> list[Buffer]:
+        return self.recv_behind([_copied(self, int(flags))])  # a routing id never comes alone
+
+    def recv_behind(self, parts: list[Buffer]) -> list[Buffer]:
+        """The rest of a message whose first part has been received; parts of a message come together."""
+        while True:
+            frame = _recv(self, _AGAIN, False)
+            large = len(parts) >= BODIES and len(frame) >= KEPT_BYTES
+            parts.append(frame.buffer if large else frame.bytes)
+            if not frame.more:
+                return parts
+
+
+def _frame(part: Buffer) -> object:
+    """What ZeroMQ is given for a part that it is not to copy."""
+    kept = part.obj if type(part) is memoryview else part
+    return kept if isinstance(kept, zmq.Frame) and len(kept) == len(part) else bytes(part)
+
+
 class AsyncSocket:
     """A ZeroMQ socket on an asyncio loop: ``on_frames`` is called for every multipart message.
 
@@ -111,13 +151,13 @@ class AsyncSocket:
     def __init__(
         self,
         socket: "zmq.Socket[bytes]",
-        on_frames: Callable[[list[bytes]], None],
+        on_frames: OnFrames,
         watch: HandshakeWatch | None = None,
     ) -> None:
         self._socket = socket
-        self._on_frames = on_frames
+        self._handle: Callable[..., None] = on_frames
         self._watch = watch
-        self._outbox: deque[Frames] = deque()
+        self._outbox: deque[Sequence[Buffer]] = deque()
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self._scheduled = False
@@ -125,7 +165,7 @@ class AsyncSocket:
         self._schedule()
         self._look()
 
-    def send(self, frames: Frames) -> None:
+    def send(self, frames: Sequence[Buffer]) -> None:
         """Send, or keep until the socket takes it; raises LinkDown when too much is kept."""
         if len(self._outbox) >= OUTBOX_LIMIT:
             raise LinkDown(f"{OUTBOX_LIMIT} messages wait for a peer that takes none")
@@ -175,20 +215,20 @@ class AsyncSocket:
         self._flush()
         for _ in range(PUMP_BATCH):
             try:
-                handle = self._take()
+                message = self._take()
             except zmq.Again:
                 return
             try:
-                handle()
+                self._handle(*message)
             except Exception:  # the rest would stay unread until the next message comes
                 log.exception("a message could not be handled")
             if self._closed:
                 return
         self._schedule()
 
-    def _take(self) -> Callable[[], None]:
-        """Receive a message; returns what is to be done with it, raises Again when there is none."""
-        return partial(self._on_frames, self._socket.recv_multipart(zmq.DONTWAIT))
+    def _take(self) -> tuple[Any, ...]:
+        """Receive a message; returns what is passed on of it, raises Again when there is none."""
+        return (self._socket.recv_multipart(_AGAIN),)
 
 
 class AsyncLink:
