@@ -1,0 +1,149 @@
+"""An actor's connection is lost at any moment: every task comes to its end without waiting for a deadline.
+
+The broker's books are real, and so are the actor's leases and its outbox; episodes and the wire are played.
+"""
+
+import asyncio
+from collections import deque
+from types import SimpleNamespace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors import actor as module
+from actors.actor import Actor
+from actors.config import ActorConfig
+from protocol.codec import encode
+from protocol.messages import Hello, Welcome
+from tests.broker_driver import Driver, group, segment_frames
+
+CAPACITY = 3
+STEPS = ("put", "up", "up", "up", "down", "down", "down", "emit", "emit", "close", "fail", "lose")
+
+
+class Wire:
+    """Stands for the actor's link; what was sent lies in ``up`` and ``down`` until it is handed over, or lost."""
+
+    def __init__(self, *_, **__):
+        self.up, self.down = deque(), deque()
+        self.session = SimpleNamespace(joined=False, welcome=None)
+
+    def send(self, message):
+        self.up.append(encode(message))
+
+    def send_frames(self, frames):
+        self.up.append(frames)
+
+
+class World:
+    """Runs on an event loop, for the actor's episodes are tasks of it."""
+
+    def __init__(self):
+        self.driver = Driver(heartbeat_s=1000.0, max_attempts=1000, segment_credit=4)
+        self.driver.learner()
+        self.actor = Actor(ActorConfig(concurrent_episodes=CAPACITY), "a", "tcp://b", "e", "run", None, None)
+        self.wire = self.actor._link
+        self.groups = self.attempts = 0
+        self.hello()
+
+    def hello(self):
+        self.wire.session.joined = False
+        self.wire.send(Hello(role="actor", peer="a", incarnation=1, attempt=self.attempts))
+        self.attempts += 1
+
+    def put(self):
+        self.groups += 1
+        self.driver.put(*group(f"g{self.groups}", 2))
+
+    def up(self):
+        if self.wire.up:
+            self.driver.say_frames("a", self.wire.up.popleft())
+
+    def down(self):
+        self.wire.down += self.driver.take("a", object)
+        if not self.wire.down:
+            return
+        message = self.wire.down.popleft()
+        if not isinstance(message, Welcome):
+            self.actor._received(message, [])
+        elif message.attempt == self.attempts - 1:
+            self.wire.session.joined, self.wire.session.welcome = True, message
+            self.actor._joined()
+
+    def running(self):
+        return next(iter(self.actor.playing.values()), None)
+
+    def emit(self, status="unfinished"):
+        if (episode := self.running()) is None:
+            return
+        index, lease = episode.sent, episode.lease
+        frames = segment_frames(lease, index, offset=4 * index, status=status)
+        episode.sent += 1
+        self.actor._outbox.offer_frames((f"{lease.task.task_id}.{lease.attempt}", index), frames)
+        self.actor._flush()
+
+    def close(self):
+        if (episode := self.running()) is not None:
+            self.emit("finished")
+            episode.done.set_result(None)
+
+    def fail(self):
+        if (episode := self.running()) is not None:
+            episode.done.set_exception(ValueError("not recordable"))
+
+    def lose(self):
+        self.driver.take("a", object)
+        self.wire.up.clear()
+        self.wire.down.clear()
+        self.hello()
+
+    async def settle(self):
+        """What follows from what an episode has done."""
+        for _ in range(4):
+            await asyncio.sleep(0)
+
+    async def finish(self):
+        for _ in range(400):
+            self.up()
+            self.down()
+            if not self.wire.up:
+                self.close()
+            await self.settle()
+        tasks = self.driver.state.books.tasks
+        assert (tasks.queued, tasks.leased, len(self.actor._book)) == (0, 0, 0), "stuck"
+        assert self.actor._outbox.empty
+        assert self.driver.balanced()
+        assert self.driver.state.books.ledger.tasks.get("closed", 0) == 2 * self.groups
+
+
+async def play(self, lease):
+    """In the place of an episode."""
+    episode = SimpleNamespace(lease=lease, sent=0, done=asyncio.get_running_loop().create_future())
+    self.playing[lease.lease_id] = episode
+    try:
+        await episode.done
+    except asyncio.CancelledError:
+        self._outbox.forget(f"{lease.task.task_id}.{lease.attempt}")
+        raise
+    finally:
+        del self.playing[lease.lease_id]
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps=st.lists(st.sampled_from(STEPS), max_size=60))
+def test_every_task_comes_to_its_end(steps):
+    async def main():
+        world = World()
+        for step in steps:
+            getattr(world, step)()
+            await world.settle()
+        await world.finish()
+
+    before = module.AsyncLink, Actor._run_episode
+    module.AsyncLink, Actor._run_episode = Wire, play
+    try:
+        Actor.playing = {}  # episodes by lease
+        asyncio.run(main())
+    finally:
+        module.AsyncLink, Actor._run_episode = before
+        del Actor.playing
