@@ -362,21 +362,36 @@ def plot(runs: Sequence[Run], path: Path) -> None:
 
 
 def run_all(args: argparse.Namespace) -> list[Run]:
-    """All runs, written to the file after each."""
-    runs: list[Run] = []
+    """All runs, written to the file after each; those that it has already are not made again."""
+    settings = {"file": SETTINGS.read_text(encoding="utf-8"), "overrides": args.set}
+    runs = earlier(args.out, settings)
+    made = {(run.arm, run.seed, run.minutes) for run in runs}
     for turn, seed in enumerate(args.seeds):
         order = [*args.arms[turn % len(args.arms) :], *args.arms[: turn % len(args.arms)]]
         for arm in order:
+            if (arm, seed, args.minutes) in made:
+                continue
             config = configured(arm, seed, args.minutes, args.set)
             with running(config) as system:
                 runs.append(train(system, arm, config))
             sys.stderr.write(f"{time.strftime('%H:%M:%S')} seed {seed} {_row(arm, runs[-1:])}\n")
             args.out.parent.mkdir(parents=True, exist_ok=True)
-            settings = {"file": SETTINGS.read_text(encoding="utf-8"), "overrides": args.set}
             args.out.write_text(
                 json.dumps({"settings": settings, "runs": [asdict(run) for run in runs]}, indent=1)
             )
     return runs
+
+
+def earlier(path: Path, settings: dict[str, Any]) -> list[Run]:
+    """What a file of results holds, if it was made with these settings."""
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if found["settings"] != settings:
+        raise SystemExit(f"{path} was made with other settings; move it away, or give another --out")
+    return [
+        Run(**{**run, "curve": [(time, reward) for time, reward in run["curve"]]}) for run in found["runs"]
+    ]
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

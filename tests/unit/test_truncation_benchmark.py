@@ -1,9 +1,12 @@
 """What the truncation benchmark concludes from its runs."""
 
+import json
+from dataclasses import asdict
+
 import pytest
 
 from benchmarks.long_tail_env import LongTailSuite, share_right
-from benchmarks.truncation import SMOOTHED, Ended, Run, configured, ratios, smoothed, tables
+from benchmarks.truncation import SMOOTHED, Ended, Run, configured, earlier, ratios, smoothed, tables
 from envs.errors import EnvError
 
 
@@ -92,3 +95,13 @@ def test_it_pays_neither_to_stop_early_nor_to_go_on():
 def test_settings_that_cannot_be(params):
     with pytest.raises(EnvError, match="="):
         LongTailSuite(**params)
+
+
+def test_results_go_on_where_they_stopped_but_not_under_other_settings(tmp_path):
+    path, settings = tmp_path / "runs.json", {"file": "a = 1", "overrides": []}
+    assert earlier(path, settings) == []
+    made = run("tppo", 0, [(10.0, 0.8)])
+    path.write_text(json.dumps({"settings": settings, "runs": [asdict(made)]}))
+    assert earlier(path, settings) == [made]
+    with pytest.raises(SystemExit, match="other settings"):
+        earlier(path, {**settings, "overrides": ["learner.steps=1"]})
