@@ -15,8 +15,9 @@ objective, learning rate, and how many episodes the actor may run at a time are 
 - generation: an engine that runs four requests at a time, so that generation is.
 
 The clock starts when all roles are up, the first weights are in service and have been evaluated; the pipeline is empty
-then, in both modes. It stops after the arm's number of steps. Weights are kept on the way, and evaluated after the
-clock was stopped by sampling held-out tasks (without tool latency).
+then, in both modes. It stops after the arm's number of steps or minutes, whichever comes first: times are compared at
+what both modes have reached. Weights are kept on the way, and evaluated after the clock was stopped by sampling
+held-out tasks (without tool latency).
 
 A finished run is a line of FILE.jsonl; what is there is not run again, unless settings have changed since.
 """
@@ -44,11 +45,12 @@ TOOLS = (
     "env.params.kinds=[[12, 3, 1.0]]",
     "env.params.latency_s=[0.2, 2.0]",
     "learner.sampling.max_turn_tokens=16",
+    "run.max_minutes=1.2",
 )
 ARMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "uniform": (60, ("env.params.kinds=[[32, 1, 1.0]]",)),
+    "uniform": (80, ("env.params.kinds=[[32, 1, 1.0]]",)),
     "heavy": (
-        40,
+        60,
         (
             "env.params.kinds=[[8, 1, 0.5], [16, 1, 0.25], [32, 1, 0.125], [64, 1, 0.0625], [128, 1, 0.03125], "
             "[256, 1, 0.03125]]",
@@ -56,19 +58,19 @@ ARMS: dict[str, tuple[int, tuple[str, ...]]] = {
             "learner.sampling.max_trajectory_tokens=300",
         ),
     ),
-    "tools": (16, TOOLS),
-    "tools-narrow": (16, (*TOOLS, "actor.concurrent_episodes=64")),
+    "tools": (50, TOOLS),
+    "tools-narrow": (50, (*TOOLS, "actor.concurrent_episodes=64")),
     "learner": (
-        30,
+        40,
         (
             "env.params.kinds=[[32, 1, 1.0]]",
             "learner.algorithm.passes=3",
             "learner.algorithm.updates_per_batch=3",
         ),
     ),
-    "generation": (20, ("env.params.kinds=[[32, 1, 1.0]]", "generator.max_num_seqs=4")),
+    "generation": (40, ("env.params.kinds=[[32, 1, 1.0]]", "generator.max_num_seqs=4")),
 }
-"""Learner steps, and what differs from the common settings."""
+"""Learner steps at most, and what differs from the common settings."""
 
 
 def configured(arm: str, mode: str, seed: int, model: str, overrides: Sequence[str]) -> RunConfig:

@@ -81,7 +81,8 @@ class Run:
 class TimedLearner(Learner):
     """Keeps times and weights from `begin` on."""
 
-    keep_every = 1
+    keep_steps, keep_seconds = 1, 1.0
+    """Weights are kept after so many steps, or so many seconds, whichever comes first."""
     gauges: list[dict[str, float]]
 
     def begin(self) -> None:
@@ -106,7 +107,8 @@ class TimedLearner(Learner):
             )
             self.gauges.append(self.exchange.inlet.gauges)
             done = self.step - self.first_step
-            if done % self.keep_every == 0:
+            last = self.kept[-1] if self.kept else (0.0, 0)
+            if now - last[0] >= self.keep_seconds or done - last[1] >= self.keep_steps:
                 self.kept.append((now, done, self.copy()))
         super().record(report, trained, waited, wall)
 
@@ -147,7 +149,7 @@ def train(system: System, config: RunConfig, *, arm: str, settings: str, steps: 
             stop_reason=lambda: TIME_LIMIT if time.monotonic() > deadline else "",
         )
         learner = TimedLearner(learner_config, system.folder, engine, exchange, publisher, report, seed=seed)
-        learner.keep_every = max(1, steps // kept)
+        learner.keep_steps, learner.keep_seconds = max(1, steps // kept), config.run.max_minutes * 60 / kept
         learner.take_over(always=True)
         learner.evaluate("before")
         used = cpu_seconds(system)
