@@ -66,7 +66,7 @@ class GeneratorConfig(BaseModel):
     kv_on_update: Literal["recomputed", "kept"] = "recomputed"
     """What happens to running requests' KV at a weight update. "kept" is faster, but one forward pass cannot
     reproduce the behaviour probabilities; it is recorded in every segment."""
-    stream_interval: int = Field(8, ge=1)
+    stream_interval: int = Field(16, ge=1)
     """Tokens per chunk on the way to the actor."""
     stall_timeout_s: float = Field(8.0, gt=0)
     """With work and without a token for so long, the generator ends with an error and is replaced."""

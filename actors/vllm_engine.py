@@ -166,13 +166,13 @@ class VllmEngine:
 
         update = WeightTransferUpdateRequest({"path": str(data), "tensors": tensor_table(manifest)})
         self._open.clear()
-        began = time.perf_counter()
         try:
             # Not pause_generation: that sleeps for 20 ms more, only so that outputs come before it returns. Ours
             # carry their versions. Nor do we send images, whose cache it would clear.
             await self._llm.engine_core.pause_scheduler_async(
                 mode="keep", clear_cache=self.kv == "recomputed"
             )
+            began = time.perf_counter()  # until now the step that was running has brought tokens
             await self._llm.start_weight_update()
             await self._llm.update_weights(update)
             await self._llm.finish_weight_update(str(manifest.version))

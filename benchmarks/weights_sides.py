@@ -37,6 +37,8 @@ class Taken:
     serving: float = 0.0
     paused_s: float = 0.0
     load_s: float = 0.0
+    step_s: float = 0.0
+    """From asking for the pause until the step that was running has ended."""
     lost_s: float = 0.0
     """Seconds of generation missing at the end, for the pause and what had to be computed again."""
     failure: str = ""
@@ -105,10 +107,12 @@ class _Taking:
         self._engine, self._stage = engine, stage
         self._loops: list[asyncio.Task[None]] = []
         self._tokens, self._started = 0, 0
-        self._rate = self._load_s = 0.0
+        self._rate = self._load_s = self._step_s = 0.0
         self._failure = ""
         for name in ("start_weight_update", "update_weights", "finish_weight_update"):
-            setattr(engine._llm, name, self._timed(getattr(engine._llm, name)))
+            setattr(engine._llm, name, self._timed(getattr(engine._llm, name), "_load_s"))
+        core = engine._llm.engine_core
+        core.pause_scheduler_async = self._timed(core.pause_scheduler_async, "_step_s")
 
     async def sample(self, requests: int) -> float:
         """Keep so many requests running from now on; gives tokens per second."""
@@ -125,14 +129,15 @@ class _Taking:
         from actors.updates import Announced
         from actors.updating import Updater
 
-        taken, self._load_s = Taken(), 0.0
+        taken, self._load_s, self._step_s = Taken(), 0.0, 0.0
         watched = _Watched(self._stage, taken)
         updater = Updater(self._engine, _NoQueue(), watched, RUN, on_failure=self._failed)  # type: ignore[arg-type]
         if not await updater.update(Announced(1, told.version, told.manifest, told.sources, told.root)):
             taken.failure = self._failure or "the version was refused; see the log"
             return taken
         taken.serving = time.perf_counter()
-        taken.paused_s, taken.load_s = updater.gauges()["update_pause_seconds"], self._load_s
+        taken.paused_s = updater.gauges()["update_pause_seconds"]
+        taken.load_s, taken.step_s = self._load_s, self._step_s
         if self._loops:
             taken.lost_s = await self._lost(taken)
         return taken
@@ -159,11 +164,11 @@ class _Taking:
             async for sampled in self._engine.generate(request):
                 self._tokens += len(sampled.ids)
 
-    def _timed(self, call: Any) -> Any:
-        async def timed(*arguments: Any) -> None:
+    def _timed(self, call: Any, total: str) -> Any:
+        async def timed(*arguments: Any, **named: Any) -> None:
             began = time.perf_counter()
-            await call(*arguments)
-            self._load_s += time.perf_counter() - began
+            await call(*arguments, **named)
+            setattr(self, total, getattr(self, total) + time.perf_counter() - began)
 
         return timed
 

@@ -13,7 +13,7 @@ from actors.http_engine import HttpEngine
 from protocol.weights import Manifest
 
 REQUEST = Request("1", [3, 4], 4, 1.0, 1.0, 0, None, [1])
-MANIFEST = Manifest(run="r", epoch=0, version=4, nbytes=0, tensors=[], root="")
+MANIFEST = Manifest(run="r", epoch=0, version=4, nbytes=0, tensors=[], root="", chunk_bytes=1, chunks=b"")
 
 
 def event(ids, finish=None, **more) -> bytes:

@@ -11,7 +11,7 @@ from actors.http_engine import HttpEngine
 from actors.vllm_engine import VllmEngine
 from protocol.weights import Manifest
 
-MANIFEST = Manifest(run="r", epoch=0, version=1, nbytes=0, tensors=[], root="")
+MANIFEST = Manifest(run="r", epoch=0, version=1, nbytes=0, tensors=[], root="", chunk_bytes=1, chunks=b"")
 
 
 async def never(*_, **__):
@@ -21,7 +21,11 @@ async def never(*_, **__):
 def vllm_engine(monkeypatch):
     base = SimpleNamespace(WeightTransferUpdateRequest=dict)
     monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer.base", base)
-    return VllmEngine(SimpleNamespace(pause_generation=never, errored=False), "recomputed", 8)
+    return VllmEngine(
+        SimpleNamespace(engine_core=SimpleNamespace(pause_scheduler_async=never), errored=False),
+        "recomputed",
+        8,
+    )
 
 
 def http_engine(monkeypatch):

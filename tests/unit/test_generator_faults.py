@@ -38,7 +38,9 @@ class Staged:
 
     def stage(self, announced, run):
         time.sleep(self.seconds)
-        return Manifest(run=run, epoch=0, version=1, nbytes=self.nbytes, tensors=[], root=""), Path("data")
+        return Manifest(
+            run=run, epoch=0, version=1, nbytes=self.nbytes, tensors=[], root="", chunk_bytes=1, chunks=b""
+        ), Path("data")
 
     def discard(self, data):
         self.discarded += 1
