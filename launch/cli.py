@@ -10,6 +10,7 @@ from launch.config import RunConfig, load
 from launch.errors import ConfigError, LaunchError
 from launch.journal_arguments import add_journal
 from launch.keys_command import add_keys
+from launch.plan_arguments import add_plan
 
 EPILOG = """
 Every command takes a run file (see recipes/) and overrides such as learner.steps=20 run.seed=1.
@@ -54,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add_journal(commands)
     add_keys(commands)
+    add_plan(commands)
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("run_file", type=Path)
@@ -131,6 +133,12 @@ def execute(args: argparse.Namespace, config: RunConfig) -> int:
             verify_environment(config)
             with Panel() as panel:
                 train(config, resume=args.resume, panel=panel)
+        case "plan":
+            from launch.plan_command import plan
+
+            if args.calibrate is not None:
+                verify_environment(config)
+            return plan(args, config)
         case "model":
             from launch import logs
             from launch.model import prepare

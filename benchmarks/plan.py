@@ -1,0 +1,132 @@
+"""Whether `offbeat plan` is right: rates are measured once, and real runs at other settings are held against it.
+
+Each arm is a run of the real system, without evaluations, as long as --seconds says after its start. What is measured
+begins after the warm-up that the plan has, too. docs/capacity.md has the results.
+
+    python -m benchmarks.plan recipes/spell_backward.toml --calibrate 30 --json build/plan.json
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from launch.config import load
+from launch.plan_command import COMPARED
+from launch.plan_model import WARM_UP_STEPS, setting_of, simulate
+from launch.plan_rates import load_rates
+from launch.summary import generator_idle_share, read_metrics
+
+ARMS = {
+    "as calibrated": (),
+    "fewer episodes": ("actor.count=1", "actor.concurrent_episodes=16"),
+    "smaller batch": ("learner.batch_trajectories=32",),
+    "lockstep": ("run.mode=sync",),
+}
+START_S = 20.0
+
+
+def command(*arguments: str) -> None:
+    """A command of offbeat; its error ends the benchmark."""
+    subprocess.run([sys.executable, "-m", "launch.cli", *arguments], check=True)
+
+
+def measured(run: Path, skipped: int) -> dict[str, float]:
+    """A run in numbers, without its first steps."""
+    result = json.loads((run / "result.json").read_text())
+    steps = [line for line in read_metrics(run) if "learner/step_seconds" in line]
+    walls = [line["learner/trained_tokens"] / line["learner/trained_tokens_per_second"] for line in steps]
+    # A line does not know of what comes after it was written: a checkpoint, mostly.
+    after = (result["step_seconds"] - sum(walls)) / len(steps)
+    lines, seconds = steps[skipped:], sum(walls[skipped:]) + after * len(steps[skipped:])
+    tokens = sum(line["learner/trained_tokens"] for line in lines)
+    return {
+        "steps": len(lines),
+        "seconds": seconds,
+        "trained_tokens_per_second": tokens / seconds,
+        "steps_per_second": len(lines) / seconds,
+        "lag_mean_versions": sum(
+            line["learner/policy_lag_mean_versions"] * line["learner/trained_tokens"] for line in lines
+        )
+        / tokens,
+        "learner_idle_share": sum(line["learner/wait_seconds"] for line in lines) / seconds,
+        "generator_idle_share": generator_idle_share(steps[skipped - 1 :]),
+    }
+
+
+def arm(recipe: Path, rates: Path, name: str, folder: Path, seconds: float) -> dict[str, Any]:
+    """One real run, and what the plan says of it."""
+    label = f"{recipe.stem}-{name.replace(' ', '-')}"
+    overrides = [
+        *ARMS[name],
+        f"run.name={label}",
+        f"run.dir={folder}",
+        f"run.max_minutes={(seconds + START_S) / 60:.3f}",
+        "learner.evaluation_tasks=0",
+        "learner.steps=1000000",
+    ]
+    command("train", str(recipe), *overrides)
+    run = max(folder.glob(f"{label}*"), key=lambda path: path.stat().st_mtime)
+    setting = setting_of(load(recipe, overrides))
+    predicted = simulate(load_rates(rates), setting)
+    was = measured(run, WARM_UP_STEPS + setting.max_policy_lag)
+    return {"recipe": recipe.stem, "arm": name, "measured": was, "predicted": asdict(predicted)}
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Markdown: measured, predicted and, of rates, their ratio."""
+    lines = ["| recipe | arm | " + " | ".join(COMPARED.values()) + " |", "|" + "---|" * (2 + len(COMPARED))]
+    for row in rows:
+        cells = []
+        for name in COMPARED:
+            was, would = row["measured"][name], row["predicted"][name]
+            if name.endswith("_share"):
+                cells.append(f"{was:.0%} / {would:.0%}")
+            elif name == "lag_mean_versions":
+                cells.append(f"{was:.2f} / {would:.2f}")
+            else:
+                cells.append(f"{was:.4g} / {would:.4g} ({would / was - 1:+.0%})")
+        lines.append(f"| {row['recipe']} | {row['arm']} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def main() -> None:
+    """Calibrate, run, compare."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument(
+        "--calibrate", type=float, default=30.0, help="seconds; 0: the rates are there already"
+    )
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each run")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--folder", type=Path, default=Path("build/plan"))
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    rates = arguments.folder / f"{arguments.recipe.stem}-rates.toml"
+    if arguments.calibrate:
+        run = [f"run.dir={arguments.folder}"]
+        command(
+            "plan",
+            str(arguments.recipe),
+            *run,
+            "--calibrate",
+            f"{arguments.calibrate:g}",
+            "--rates",
+            str(rates),
+        )
+    rows = []
+    for name in arguments.arms:
+        rows.append(arm(arguments.recipe, rates, name, arguments.folder, arguments.seconds))
+        if arguments.json:
+            arguments.json.write_text(json.dumps(rows, indent=1))
+    sys.stdout.write("\n".join(table(rows)) + "\n")
+
+
+if __name__ == "__main__":
+    main()

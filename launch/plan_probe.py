@@ -1,0 +1,150 @@
+"""How fast one generator is, asked alone: with several numbers of requests at a time, and for prompts."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from actors.errors import ActorError
+from actors.generator_client import GeneratorPool, TurnRequest
+from launch.errors import LaunchError
+from protocol.messages import GeneratorInfo, Sampling
+
+NO_STOP = (2_000_000_000,)
+"""A token past every vocabulary: answers end by their length alone."""
+SETTLE_S = 0.4
+"""From the first request of a number on, before it is measured."""
+TIMEOUT_S = 20.0
+
+
+@dataclass
+class Probe:
+    """What was seen."""
+
+    decode: list[tuple[int, float]] = field(default_factory=list)
+    """Requests at a time, and tokens per second."""
+    turn_seconds: float = 0.0
+    """Engine time that a turn costs beside its tokens: taking it in, reading its prompt."""
+    prompt_tokens: float = 0.0
+    """Mean length of the prompts asked with."""
+
+
+@dataclass
+class _Counts:
+    tokens: int = 0
+    turns: int = 0
+
+
+def concurrencies(most: int) -> list[int]:
+    """Numbers of requests to try.
+
+    Example:
+        >>> concurrencies(96), concurrencies(1)
+        ([1, 4, 16, 48, 96], [1])
+    """
+    steps = {1, 4, 16, most // 2, most}
+    return sorted(n for n in steps if 1 <= n <= most)
+
+
+def probe(
+    info: GeneratorInfo,
+    actor: str,
+    keys: Path | None,
+    prompts: Sequence[Sequence[int]],
+    *,
+    most: int,
+    room: int,
+    seconds: float,
+) -> Probe:
+    """Ask a generator that nobody else asks.
+
+    Args:
+        actor: name under which to ask; with keys, one that they admit.
+        prompts: to ask with, in turn.
+        most: requests at a time.
+        room: longest prompt plus answer, in tokens.
+        seconds: for each number of requests.
+
+    Raises:
+        LaunchError: it does not answer.
+    """
+    try:
+        return asyncio.run(_probe(info, actor, keys, prompts, most, room, seconds))
+    except (ActorError, TimeoutError) as error:
+        raise LaunchError(f"calibration: {info.peer} does not answer: {error}") from None
+
+
+async def _probe(
+    info: GeneratorInfo,
+    actor: str,
+    keys: Path | None,
+    prompts: Sequence[Sequence[int]],
+    most: int,
+    room: int,
+    seconds: float,
+) -> Probe:
+    pool = GeneratorPool(actor, TIMEOUT_S, keys=keys)
+    pool.update([info])
+    source = itertools.cycle(prompts)
+    answer = max(1, room - max(map(len, prompts)))
+    found = Probe(prompt_tokens=sum(map(len, prompts)) / len(prompts))
+    try:
+        short = await _measure(pool, source, most, 1, seconds)
+        found.turn_seconds = seconds / max(1, short.turns)
+        rates = [
+            (n, (await _measure(pool, source, n, answer, seconds)).tokens / seconds)
+            for n in concurrencies(most)
+        ]
+    finally:
+        pool.close()
+    last_step_s = most / rates[-1][1]
+    # A turn of one token costs its share of a step, too.
+    found.turn_seconds = max(0.0, found.turn_seconds - last_step_s / most)
+    for n, rate in rates:
+        seconds_per_token = max(0.2 / rate, 1 / rate - found.turn_seconds / answer)
+        found.decode.append((n, 1 / seconds_per_token))
+    return found
+
+
+async def _measure(
+    pool: GeneratorPool, prompts: "itertools.cycle[Sequence[int]]", requests: int, answer: int, seconds: float
+) -> _Counts:
+    """So many requests at a time, a new one for each that ends."""
+    counts = _Counts()
+    begin = time.monotonic() + SETTLE_S
+    end = begin + seconds
+    async with asyncio.TaskGroup() as group:
+        for n in range(requests):
+            group.create_task(_client(pool, prompts, f"probe-{n}", answer, counts, begin, end))
+    return counts
+
+
+async def _client(
+    pool: GeneratorPool,
+    prompts: "itertools.cycle[Sequence[int]]",
+    name: str,
+    answer: int,
+    counts: _Counts,
+    begin: float,
+    end: float,
+) -> None:
+    while time.monotonic() < end:
+        request = TurnRequest(
+            trajectory_id=name,
+            turn=0,
+            prompt=tuple(next(prompts)),
+            max_tokens=answer,
+            sampling=Sampling(temperature=1.0),
+            stop_token_ids=NO_STOP,
+        )
+        async with aclosing(pool.turn(request)) as pieces:
+            async for piece in pieces:
+                now = time.monotonic()
+                if begin <= now < end:
+                    counts.tokens += len(piece.sampled.token_ids)
+                    counts.turns += piece.finish_reason != ""
+                if now >= end:
+                    break
