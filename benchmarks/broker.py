@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.broker_load import Load, run_actors, run_learner
+from benchmarks.broker_load import AGES, Load, run_actors, run_learner
 from benchmarks.broker_others import (
     consume,
     forward,
@@ -63,6 +63,8 @@ class Run:
     pid: int
     done: Any
     results: Any = None
+    ages: Any = None
+    """Shared array of the seconds that the last trajectories took from the actor to the learner."""
 
 
 @dataclass(frozen=True)
@@ -139,11 +141,12 @@ def ours(arm: Arm, folder: Path, load: Load) -> Iterator[Run]:
     load = replace(load, endpoint=endpoint, keys=keys)
     acked, committed = _spawn.RawValue("Q", 0), _spawn.RawValue("Q", 0)
     results, sender = _spawn.Pipe(duplex=False)
+    ages = _spawn.RawArray("d", AGES)
     with processes() as start:
         broker = start(serve_ours, settings, folder / "journal" if arm.journal else None, keys)
         start(run_actors, load, acked, sender)
-        start(run_learner, load, committed)
-        yield Run(broker.pid, committed, results)
+        start(run_learner, load, committed, ages)
+        yield Run(broker.pid, committed, results, ages)
 
 
 @contextlib.contextmanager

@@ -46,8 +46,11 @@ BEAT_S = 1.0
 DELIVERIES = 16
 CHECKPOINT_EVERY = 16
 POLL_MS = 100
+AGES = 4_096
+"""So many of the last ages are kept."""
 
 _decode = msgspec.msgpack.Decoder(AnyMessage).decode
+_decode_segment = msgspec.msgpack.Decoder(Segment).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -90,15 +93,15 @@ class Peer:
             self._beats += 1
             self.send(Heartbeat(progress=float(self._beats), busy=True))
 
-    def received(self) -> list[tuple[Any, int]]:
-        """What has come, with the number of frames behind the header."""
-        found: list[tuple[Any, int]] = []
+    def received(self) -> list[tuple[Any, list[bytes]]]:
+        """What has come, with the frames behind the header."""
+        found: list[tuple[Any, list[bytes]]] = []
         while True:
             try:
                 frames = self.socket.recv_multipart(zmq.DONTWAIT)
             except zmq.Again:
                 return found
-            found.append((_decode(frames[1]), len(frames) - 2))
+            found.append((_decode(frames[1]), frames[2:]))
 
 
 def make_body(nbytes: int) -> tuple[int, list[ArraySpec], bytes]:
@@ -188,7 +191,7 @@ class Actors:
             version_min=0,
             version_max=0,
             turns=[Turn(0, start, start + 1, False), Turn(1, start + 1, start + self.tokens, True)],
-            rewards=[Reward("score", 1, 1.0)] if last else [],
+            rewards=[Reward("sent_at", 1, time.monotonic())] if last else [],
             generator="generator-0",
             arrays=self._specs,
         )
@@ -206,8 +209,8 @@ class Learner:
         self._peer = Peer(load, Hello(role="learner", peer="learner", incarnation=1, epoch=1, lineage=1))
         self._groups = self._step = 0
 
-    def run(self, committed: Any) -> None:
-        """Until killed."""
+    def run(self, committed: Any, ages: Any) -> None:
+        """Until killed; ``ages`` are the seconds from the end of a trajectory to its arrival here, the last `AGES`."""
         while True:
             self._peer.socket.poll(POLL_MS)
             self._peer.beat(time.monotonic())
@@ -219,7 +222,9 @@ class Learner:
                 elif isinstance(message, Deliver):
                     units += 1
                     self._commit(message.unit_id)
-                    committed.value += frames // 2
+                    committed.value += len(frames) // 2
+                    last = _decode_segment(frames[-2])
+                    ages[self._step % AGES] = time.monotonic() - last.rewards[0].value
             if units:
                 self._peer.send(DeliveryCredit(units=units))
                 self._put(units)
@@ -254,6 +259,6 @@ def run_actors(load: Load, acked: Any, results: Connection) -> None:
     Actors(load).run(acked, results)
 
 
-def run_learner(load: Load, committed: Any) -> None:
-    """Body of the learner's process."""
-    Learner(load).run(committed)
+def run_learner(load: Load, committed: Any, ages: Any) -> None:
+    """Body of the learner's process; ``ages`` is a shared array."""
+    Learner(load).run(committed, ages)
