@@ -1,6 +1,7 @@
 """`offbeat plan`: what a run would do on other numbers of generators and actors."""
 
 import argparse
+import contextlib
 import itertools
 import json
 import sys
@@ -13,7 +14,7 @@ from launch.config import RunConfig
 from launch.errors import ConfigError
 from launch.plan_model import Outcome, setting_of, simulate
 from launch.plan_parts import Setting
-from launch.plan_rates import Measured, Rates, format_rates, load_rates
+from launch.plan_rates import Measured, Rates, check_overrides, format_rates, load_rates
 
 COMPARED = {
     "trained_tokens_per_second": "trained tokens/s",
@@ -33,6 +34,7 @@ def plan(args: argparse.Namespace, config: RunConfig) -> int:
         ConfigError: an argument, the run file or a rate is wrong; the text has place, value and cure.
     """
     settings = list(grid(args, config))
+    check_overrides(args.rate)
     path = args.rates or config.run.dir / f"{config.run.name}-rates.toml"
     if args.calibrate is not None:
         calibrate_to(path, args.calibrate, config)
@@ -41,7 +43,7 @@ def plan(args: argparse.Namespace, config: RunConfig) -> int:
     notes = list(warnings(rates, settings))
     checked = check(rates, settings[0]) if rates.measured else None
     if args.json:
-        sys.stdout.write(json.dumps(as_json(path, rows, checked, notes), indent=1) + "\n")
+        sys.stdout.write(json.dumps(as_json(path, rates.measured, rows, checked, notes), indent=1) + "\n")
     else:
         show(path, rows, rates.measured, checked, notes)
     return 0
@@ -224,12 +226,17 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def as_json(
-    path: Path, rows: Sequence[tuple[Setting, Outcome]], checked: Outcome | None, notes: Sequence[str]
+    path: Path,
+    measured: Measured | None,
+    rows: Sequence[tuple[Setting, Outcome]],
+    checked: Outcome | None,
+    notes: Sequence[str],
 ) -> dict[str, Any]:
     """The same for programs."""
     return {
         "rates": str(path),
         "settings": [{**asdict(setting), **asdict(outcome)} for setting, outcome in rows],
+        "measured_run": measured.model_dump() if measured else None,
         "measured_run_predicted": asdict(checked) if checked else None,
         "notes": list(notes),
     }

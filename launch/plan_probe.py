@@ -73,8 +73,11 @@ def probe(
     """
     try:
         return asyncio.run(_probe(info, actor, keys, prompts, most, room, seconds))
-    except (ActorError, TimeoutError) as error:
-        raise LaunchError(f"calibration: {info.peer} does not answer: {error}") from None
+    except ExceptionGroup as errors:
+        failed = errors.subgroup(ActorError)
+        if failed is None:
+            raise
+        raise LaunchError(f"calibration: {info.peer} does not answer: {failed.exceptions[0]}") from None
 
 
 async def _probe(

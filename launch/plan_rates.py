@@ -238,6 +238,12 @@ def load_rates(path: Path, overrides: Sequence[str] = ()) -> Rates:
     return check_rates(data, str(path))
 
 
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Whether they are written as they should be; raises ConfigError. Their values are checked with the file's."""
+    for override in overrides:
+        _set({}, override)
+
+
 def check_rates(data: dict[str, Any], source: str) -> Rates:
     """Validate the content of a rates file; see `load_rates`."""
     try:
