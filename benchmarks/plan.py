@@ -17,7 +17,7 @@ from typing import Any
 from launch.config import load
 from launch.plan_command import COMPARED
 from launch.plan_model import WARM_UP_STEPS, setting_of, simulate
-from launch.plan_rates import load_rates
+from launch.plan_rates_file import load_rates
 from launch.summary import generator_idle_share, read_metrics
 
 ARMS = {

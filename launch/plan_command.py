@@ -14,7 +14,8 @@ from launch.config import RunConfig
 from launch.errors import ConfigError
 from launch.plan_model import Outcome, setting_of, simulate
 from launch.plan_parts import Setting
-from launch.plan_rates import Measured, Rates, check_overrides, format_rates, load_rates
+from launch.plan_rates import Measured, Rates
+from launch.plan_rates_file import check_overrides, format_rates, load_rates
 
 COMPARED = {
     "trained_tokens_per_second": "trained tokens/s",
@@ -64,12 +65,15 @@ def calibrate_to(path: Path, seconds: float, config: RunConfig) -> None:
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        with open(path, "ab"):
+            pass
+        if not path.stat().st_size:
+            path.unlink()
     except OSError as error:
         raise ConfigError(
             f"--rates {path}: cannot be written ({error.strerror}); name another file"
         ) from None
-    with Panel() as panel:
+    with contextlib.redirect_stdout(sys.stderr), Panel() as panel:  # stdout is for the plan
         rates = calibrate(config, seconds, panel)
     heading = ["Rates for `offbeat plan`, measured by --calibrate; docs/capacity.md explains the fields."]
     path.write_text(format_rates(rates, heading), encoding="utf-8")

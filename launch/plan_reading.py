@@ -7,7 +7,8 @@ from typing import Any
 
 from launch.plan_parts import Setting
 from launch.plan_probe import Probe
-from launch.plan_rates import Law, Measured, Rates, SharingRates, check_rates
+from launch.plan_rates import Law, Measured, Rates, SharingRates
+from launch.plan_rates_file import check_rates
 
 QUANTILES = 40
 MOST_SLOWDOWN = 4.0

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from launch.plan_model import simulate
 from launch.plan_parts import Setting
-from launch.plan_rates import Rates, check_rates
+from launch.plan_rates import Rates
+from launch.plan_rates_file import check_rates
 from launch.plan_simulation import Simulation
 
 FEW = settings(max_examples=25, deadline=None)

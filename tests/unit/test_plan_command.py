@@ -91,6 +91,14 @@ def test_what_cannot_be_planned_is_refused_with_its_cure(files, capsys, argument
     assert said in capsys.readouterr().err
 
 
+def test_rates_that_cannot_be_written_are_found_before_anything_starts(files, capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "rates.toml"
+    assert main(["plan", files[0], "--calibrate", "30", "--rates", str(path)]) == 1
+    assert f"--rates {path}: cannot be written" in capsys.readouterr().err
+    assert not (tmp_path / "run-calibration").exists()
+
+
 def test_a_run_that_trains_on_windows_is_refused(files, capsys):
     assert main(["plan", str(RECIPES / "tppo.toml"), *files[1:]]) == 1
     assert "learner.train_on is 'windows'" in capsys.readouterr().err

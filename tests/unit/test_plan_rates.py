@@ -8,7 +8,8 @@ import pytest
 from launch.errors import ConfigError
 from launch.plan_parts import Setting, draw_turns
 from launch.plan_probe import Probe
-from launch.plan_rates import Law, check_rates, format_rates, load_rates
+from launch.plan_rates import Law
+from launch.plan_rates_file import check_rates, format_rates, load_rates
 from launch.plan_reading import Seen, quantiles, read
 
 BY_HAND = """
