@@ -39,6 +39,7 @@ ROOT = Path(__file__).parents[1]
 SETTINGS = Path(__file__).with_suffix(".toml")
 GRACE_S = 300.0
 """For what a run does beside its steps."""
+STOP_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,8 @@ TOOL = (
     "learner.sampling.max_trajectory_tokens=96",
 )
 TASKS = {
-    "letter": TaskSettings(("trl", "trl-1", "sync", "async"), 60, 120.0, 0.8, 64),
-    "letter-1m": TaskSettings(("trl", "trl-1", "sync", "async"), 40, 120.0, 0.8, 64, MODEL_1M),
+    "letter": TaskSettings(("trl", "trl-1", "sync", "async"), 70, 120.0, 0.7, 64),
+    "letter-1m": TaskSettings(("trl", "trl-1", "sync", "async"), 40, 120.0, 0.7, 64, MODEL_1M),
     "tool": TaskSettings(
         ("trl-environment", "trl-rollout", "sync", "async"), 200, 90.0, 0.5, 128, TOOL,
         (("trl-environment", 300.0),),
@@ -150,15 +151,22 @@ def run(task: str, arm: str, config: RunConfig, steps: int, seconds: float, core
                 status: int | str = child.wait(timeout=seconds + GRACE_S)
             except subprocess.TimeoutExpired:
                 status = "no end"
-            except KeyboardInterrupt:
-                os.killpg(child.pid, signal.SIGTERM)
-                raise
+            finally:
+                _end(child)
         if status != 0 or not out.exists():
-            if status == "no end":
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
             raise RuntimeError(f"{task}, {arm}: ended with {status}:\n{log.read_text()[-3000:]}")
         return dict(json.loads(out.read_text()))
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Ask a run that is not done to stop what it started, then kill it."""
+    if child.poll() is None:
+        child.send_signal(signal.SIGTERM)
+        try:
+            child.wait(timeout=STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -327,6 +335,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     args = parse(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to end"))
     results = run_all(args)
     sys.stdout.write(tables(results) + "\n")
     if args.plot:

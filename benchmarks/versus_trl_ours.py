@@ -2,6 +2,7 @@
 
 import json
 import logging
+import signal
 import sys
 import time
 from pathlib import Path
@@ -124,6 +125,7 @@ def outcome(learner: TimedLearner, startup: float) -> Run:
 def main() -> None:
     started = time.monotonic()
     logging.basicConfig(level=logging.WARNING)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to end"))  # so that the roles are stopped
     spec = Spec.read(Path(sys.argv[1]))
     config = check(spec.config, sys.argv[1])
     with running(config) as system:

@@ -218,7 +218,12 @@ def arguments(config: RunConfig, spec: Spec, turns: int) -> Any:
     assert learner.algorithm.aggregation == "token_mean"
     assert learner.algorithm.advantage.kind == "group"
     budget = learner.sampling.max_trajectory_tokens - 8 if turns > 1 else learner.sampling.max_turn_tokens
-    vllm = {"use_vllm": True, "vllm_mode": "colocate"} if spec.arm == "trl-vllm" else {}
+    vllm = (
+        # The correction for what engine and trainer differ in costs a forward pass; ours takes the engine's numbers.
+        {"use_vllm": True, "vllm_mode": "colocate", "vllm_importance_sampling_correction": False}
+        if spec.arm == "trl-vllm"
+        else {}
+    )
     batching = {"use_transformers_continuous_batching": True} if spec.arm == "trl-batching" else {}
     return trl.GRPOConfig(
         output_dir=spec.folder,
