@@ -249,38 +249,37 @@ class Exchange:
     def _joined(self) -> None:
         """A broker may have lost what we sent last, or all it knew of us: say again what it needs to know.
 
-        It ignores what it has seen. As long as it owes us word of what it holds, it is not to deliver.
+        It ignores what it has seen. Before it has said what it holds, it is not to deliver: see `_held`.
         """
         self._held_ids = []
         if self._announced is not None:
             self._link.send(self._announced)
         if self._checkpointed is not None:
             self._link.send(self._checkpointed)
-        if not (self._owed_held or self._settling):
-            self.put(self.inlet.awaited())
-            self._ready_for_deliveries()
 
     def _ready_for_deliveries(self) -> None:
         self.put([task for task in self._evaluating if task.group_id not in self.inlet.evaluated])
         self._link.send(DeliveryCredit(units=CREDIT_UNITS))
 
     def _held(self, task_ids: Sequence[str]) -> None:
-        if not self._owed_held:
-            return  # said once more: what we know is newer
+        """What the broker holds; it says so each time we join.
+
+        First it hears again of what we are done with, as those commits were lost: it would deliver that anew, or
+        drop it as stale although it is trained. Then it may deliver.
+        """
         done = self.curriculum.done(task_ids)
-        if self._settling:
-            # Of a trajectory that grows it does not say which windows it holds; those it does not, it ignores.
-            lost = self.inlet.commit_again(task_ids if self.inlet.windows else done)
-            self._settling, self._owed_held = bool(done and lost), False
-            self._recommit()
-            return
-        self.inlet.commit_again(done)
+        # Of a trajectory that grows it does not say which windows it holds; those it does not, it ignores.
+        lost = self.inlet.commit_again(task_ids if self.inlet.windows else done)
         self._recommit()
-        again = self.curriculum.adopt(task_ids)
+        owed, self._owed_held = self._owed_held, False
+        if self._settling:
+            self._settling = bool(done and lost)
+            return
+        again = self.curriculum.adopt(task_ids) if owed else self.inlet.awaited()
         self.put(again)
-        self._owed_held = False
         self._ready_for_deliveries()
-        log.info("the broker holds %d tasks of this lineage; told again of %d", len(task_ids), len(again))
+        if owed:
+            log.info("the broker holds %d tasks of this lineage; told again of %d", len(task_ids), len(again))
 
     def _wait(self, done: Callable[[], bool], missing: Callable[[], str], *, limited: bool) -> None:
         """Wait until ``done``; the run's time limit ends it only if ``limited``, SIGTERM and Drain always do."""

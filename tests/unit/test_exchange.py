@@ -152,7 +152,7 @@ def test_with_checkpoints_a_commit_is_final_when_one_covers_it_and_a_new_broker_
     it.checkpointed(step=10)
     it.announce(PublishWeights(epoch=4, version=8, manifest="m"))
     it._link.sent.clear()
-    it._link.script.append(None)
+    it._link.script += [None, Held(task_ids=[])]
     it._pump(0.0)
     assert [type(m) for m in it._link.sent] == [PublishWeights, Checkpointed, DeliveryCredit]
 
@@ -183,6 +183,14 @@ def settling(*helds):
     it.curriculum.restore({**STATE, "unfinished": []})
     it.inlet.committed.add("3g0", step=7, trained=True)
     return it
+
+
+def test_after_a_lost_connection_commits_go_out_again_before_the_broker_may_deliver():
+    """It would drop as stale what is trained already, if the version has risen meanwhile."""
+    it = settling()
+    it._link.script += [HELD]
+    it._pump(0.0)
+    assert it._link.sent == [Commit(epoch=4, step=7, trained=["3g0"], dropped=[]), DeliveryCredit(units=64)]
 
 
 def test_who_leaves_commits_again_what_the_broker_still_holds_until_it_holds_it_no_more():
