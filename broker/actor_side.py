@@ -204,11 +204,13 @@ class ActorSide:
 
     def sweep(self, elapsed: float, now: float, *, trickle: bool) -> None:
         """Credit again for those who wait; end leases without progress."""
-        tasks = self._books.tasks
+        tasks, waiting = self._books.tasks, set[str]()
         for peer in self._books.peers.of("actor"):
             self.grant(peer.name, trickle=trickle)
             if self._books.flow.credit(peer.name) == 0:  # it waits for us
-                tasks.hold(peer.name, elapsed, now)
+                waiting.add(peer.name)
+        if waiting:
+            tasks.hold(waiting, elapsed, now)
         for record, reason in tasks.expired(self._grew_at, now):
             self.take_back(record, reason, now)
         for record, lease in tasks.leases():

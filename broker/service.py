@@ -212,7 +212,8 @@ class Service:
 
     def _act(self, actions: list[Send]) -> None:
         """Send what may be said at once; soon, with all that has been said meanwhile, have the journal written."""
-        self._send(actions)
+        if actions:
+            self._send(actions)
         if not self._flushing:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
@@ -234,19 +235,19 @@ class Service:
 
     def _send(self, actions: list[Send]) -> None:
         assert self._socket is not None
+        send = self._socket.send
         for action in actions:
-            route = self._route(action.peer)
+            message, route = action.message, self._route(action.peer)
             if route is None:
                 continue  # it has never been here since our start; ZeroMQ would drop it, too
             try:
-                if isinstance(action.message, Deliver):
-                    frames = encode_delivery(action.message, action.frames)
-                    self._socket.send([route, *frames])
+                if isinstance(message, Deliver):
+                    send([route, *encode_delivery(message, action.frames)])
                 else:
-                    self._socket.send([route, *encode(action.message)])
+                    send([route, *encode(message)])
             except (LimitExceeded, LinkDown) as error:
                 self._state.books.ledger.refuse("not_sent")
-                log.error("%s to %s not sent: %s", type(action.message).__name__, action.peer, error)
+                log.error("%s to %s not sent: %s", type(message).__name__, action.peer, error)
 
     # --- HTTP ---------------------------------------------------------------------------------------------
 

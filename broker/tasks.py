@@ -1,7 +1,7 @@
 """The task queue: who runs what, until when, and what happens when it is lost. Pure."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from typing import TypeVar
 
 from msgspec import Struct
@@ -174,12 +174,12 @@ class TaskBook:
                 ended.append((record, f"not done {self._lease_s:g} s after its deadline"))
         return ended
 
-    def hold(self, actor: str, seconds: float, now: float) -> None:
-        """Leases of an actor that has to wait for us do not run out."""
-        for record in self.held_by(actor):
-            assert record.lease is not None
-            record.lease.renewed = now
-            record.lease.limit += seconds
+    def hold(self, actors: Set[str], seconds: float, now: float) -> None:
+        """Leases of actors that have to wait for us do not run out."""
+        for record in self._leases.values():
+            if record.lease is not None and record.lease.actor in actors:
+                record.lease.renewed = now
+                record.lease.limit += seconds
 
     def release(self, record: TaskRecord, now: float, *, fault: bool, avoid: str = "") -> bool:
         """Take a leased task back, to the front of the queue as a new attempt; False when it is given up.

@@ -170,7 +170,8 @@ class AsyncSocket:
         if len(self._outbox) >= OUTBOX_LIMIT:
             raise LinkDown(f"{OUTBOX_LIMIT} messages wait for a peer that takes none")
         self._outbox.append(frames)
-        self._schedule()
+        if not self._scheduled:
+            self._schedule()
 
     def close(self) -> None:
         """Hand what is left to ZeroMQ (it lingers shortly) and close."""
