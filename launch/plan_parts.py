@@ -86,15 +86,12 @@ class Group:
     episodes: list[Episode] = field(default_factory=list)
     out: int = 0
     """Episodes that have not ended."""
+    newest: int = -1
+    """Newest version that sampled a token of it, once all have ended."""
 
     @property
     def tokens(self) -> int:
         return sum(episode.tokens for episode in self.episodes)
-
-    @property
-    def newest(self) -> int:
-        """Newest version that sampled a token of it."""
-        return max(version for episode in self.episodes for version, _ in episode.spans)
 
 
 def draw_turns(rates: EpisodeRates, rng: random.Random) -> list[Turn]:

@@ -151,6 +151,7 @@ class Simulation:
         group = episode.group
         group.out -= 1
         if not group.out:
+            group.newest = max(version for e in group.episodes for version, _ in e.spans)
             self._arrived.append(group)
         self._lease()
         if self._work is None:
