@@ -28,92 +28,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.versus_trl_runs import Spec, curve, ratio, seconds_to, spread, step_seconds, tokens_per_second
-from launch.config import RunConfig, load
+from benchmarks.versus_trl_runs import Spec
+from benchmarks.versus_trl_table import brief, plot, tables
+from benchmarks.versus_trl_tasks import ARMS, TASKS, configured
+from launch.config import RunConfig
 
 ROOT = Path(__file__).parents[1]
-SETTINGS = Path(__file__).with_suffix(".toml")
 GRACE_S = 300.0
 """For what a run does beside its steps."""
 STOP_S = 30.0
-
-
-@dataclass(frozen=True)
-class Arm:
-    """Who trains, and how."""
-
-    ours: bool
-    threads: int
-    mode: str = "sync"
-
-
-@dataclass(frozen=True)
-class TaskSettings:
-    """What is trained, for how long, and the reward to be reached."""
-
-    arms: tuple[str, ...]
-    steps: int
-    seconds: float
-    level: float
-    window: int
-    """Trajectories in a point of the reward curve."""
-    overrides: tuple[str, ...] = ()
-    seconds_of: tuple[tuple[str, float], ...] = ()
-    """Of arms that get less or more time."""
-
-
-ARMS = {
-    "sync": Arm(True, 1),
-    "async": Arm(True, 1, "async"),
-    "trl": Arm(False, 2),
-    "trl-1": Arm(False, 1),
-    "trl-batching": Arm(False, 1),
-    "trl-vllm": Arm(False, 1),
-    "trl-environment": Arm(False, 1),
-    "trl-rollout": Arm(False, 1),
-}
-MODEL_1M = (
-    "model.tiny.hidden_size=128",
-    "model.tiny.intermediate_size=384",
-    "model.tiny.layers=4",
-    "model.tiny.heads=4",
-)
-TOOL = (
-    "model.tiny.hidden_size=128",
-    "model.tiny.intermediate_size=384",
-    "model.tiny.heads=4",
-    "model.tiny.warm_start.steps=300",
-    "model.tiny.warm_start.demonstrations=4000",
-    "model.tiny.warm_start.batch=32",
-    "model.tiny.warm_start.lr=2e-3",
-    "env.name=benchmarks.async_vs_sync_env:WorkSuite",
-    "env.params={kinds = [[12, 3, 1.0]], latency_s = [0.2, 2.0]}",
-    "generator.max_model_len=128",
-    "generator.max_num_seqs=128",
-    "actor.concurrent_episodes=256",
-    "learner.batch_trajectories=64",
-    "learner.max_policy_lag=4",
-    "learner.sampling.max_turn_tokens=16",
-    "learner.sampling.max_trajectory_tokens=96",
-)
-TASKS = {
-    "letter": TaskSettings(("trl", "trl-1", "sync", "async"), 70, 120.0, 0.7, 64),
-    "letter-1m": TaskSettings(("trl", "trl-1", "sync", "async"), 40, 120.0, 0.7, 64, MODEL_1M),
-    "tool": TaskSettings(
-        ("trl-environment", "trl-rollout", "sync", "async"), 200, 90.0, 0.5, 128, TOOL,
-        (("trl-environment", 300.0),),
-    ),
-}  # fmt: skip
-
-
-def configured(task: str, arm: str, seed: int, overrides: Sequence[str]) -> RunConfig:
-    """The run file of one run."""
-    own = (f"run.seed={seed}", f"run.mode={ARMS[arm].mode}", f"run.name={task}-{arm}-{seed}")
-    return load(SETTINGS, [*TASKS[task].overrides, *overrides, *own])
 
 
 def fingerprint(config: RunConfig, arm: str, steps: int, seconds: float) -> str:
@@ -205,115 +131,6 @@ def run_all(args: argparse.Namespace) -> list[dict[str, Any]]:
                 sys.stderr.write(f"{time.strftime('%H:%M:%S')} {task} {arm} seed {seed}: {brief(done[0])}\n")
             results += done[-1:]
     return results
-
-
-def measures(result: dict[str, Any]) -> dict[str, float | None]:
-    """What is compared."""
-    settings = TASKS[result["task"]]
-    return {
-        "tokens": tokens_per_second(result["steps"]),
-        "step": step_seconds(result["steps"]),
-        "level": seconds_to(curve(result["rewards"], settings.window), settings.level),
-        "startup": result["startup"],
-        "steps": float(len(result["steps"])),
-    }
-
-
-def brief(result: dict[str, Any]) -> str:
-    """A line on one run."""
-    found = measures(result)
-    points = curve(result["rewards"], TASKS[result["task"]].window) or [(0.0, 0.0)]
-    phases = ", ".join(f"{name} {seconds:.3f}" for name, seconds in result["phases"].items())
-    told = ", ".join(f"{name} {value and round(value, 3)}" for name, value in found.items())
-    return f"{told}; reward {points[0][1]:.3f} -> {points[-1][1]:.3f}; a step: {phases}; {result['notes']}"
-
-
-def tables(results: Sequence[dict[str, Any]]) -> str:
-    """Markdown: what each arm did, and ours over each of TRL's arms."""
-    return "\n\n".join(
-        block
-        for task in TASKS
-        if (of_task := [r for r in results if r["task"] == task])
-        for block in (_arms_table(task, of_task), _ratio_table(task, of_task))
-    )
-
-
-def _by_seed(results: Sequence[dict[str, Any]], arm: str, what: str) -> list[float | None]:
-    seeds = sorted({r["seed"] for r in results})
-    found = {r["seed"]: measures(r)[what] for r in results if r["arm"] == arm}
-    return [found.get(seed) for seed in seeds]
-
-
-def _present(results: Sequence[dict[str, Any]], *, ours: bool) -> list[str]:
-    return [name for name, arm in ARMS.items() if arm.ours == ours and any(r["arm"] == name for r in results)]
-
-
-def _arms_table(task: str, results: Sequence[dict[str, Any]]) -> str:
-    level = TASKS[task].level
-    rows = [
-        f"**{task}** (median, in brackets least and most over seeds)",
-        "",
-        f"| arm | trained tokens/s | seconds a step | seconds to reward {level:g} | steps | start-up, s | runs |",
-        "|---" * 7 + "|",
-    ]
-    for arm in (*_present(results, ours=False), *_present(results, ours=True)):
-        values = {
-            what: _by_seed(results, arm, what) for what in ("tokens", "step", "level", "steps", "startup")
-        }
-        count = sum(r["arm"] == arm for r in results)
-        rows.append(
-            f"| {arm} | {spread(values['tokens'], 0)} | {spread(values['step'], 3)} "
-            f"| {spread(values['level'], 1, wanted=count)} | {spread(values['steps'], 0)} "
-            f"| {spread(values['startup'], 0)} | {count} |"
-        )
-    return "\n".join(rows)
-
-
-def _ratio_table(task: str, results: Sequence[dict[str, Any]]) -> str:
-    peers = _present(results, ours=False)
-    rows = [
-        f"**{task}: ours over TRL's** (tokens/s; time to the reward; per seed, then median)",
-        "",
-        "| | " + " | ".join(f"over {peer}" for peer in peers) + " |",
-        "|---" * (len(peers) + 1) + "|",
-    ]
-    for arm in _present(results, ours=True):
-        cells = []
-        for peer in peers:
-            speed = ratio(_by_seed(results, arm, "tokens"), _by_seed(results, peer, "tokens"))
-            time_ = ratio(_by_seed(results, peer, "level"), _by_seed(results, arm, "level"))
-            cells.append(f"{spread(speed)}; {spread(time_)}")
-        rows.append(f"| {arm} | " + " | ".join(cells) + " |")
-    return "\n".join(rows)
-
-
-def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Reward over wall time, a panel per task, an arm a colour, a seed a line."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    tasks = [task for task in TASKS if any(r["task"] == task for r in results)]
-    figure, panels = plt.subplots(
-        1, len(tasks), figsize=(5 * len(tasks), 4), layout="constrained", squeeze=False
-    )
-    colours = dict(zip(ARMS, plt.get_cmap("tab10").colors, strict=False))
-    for axes, task in zip(panels[0], tasks, strict=True):
-        labelled = set()
-        for result in (r for r in results if r["task"] == task):
-            arm, points = result["arm"], curve(result["rewards"], TASKS[task].window)
-            if points:
-                label = None if arm in labelled else arm
-                axes.plot(*zip(*points, strict=True), color=colours[arm], label=label, linewidth=1.3)
-                labelled.add(arm)
-        axes.axhline(TASKS[task].level, color="grey", linewidth=0.8, linestyle=":")
-        axes.set(xlabel="seconds since the first step", ylabel="mean reward", title=task)
-        axes.grid(alpha=0.3)
-        axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

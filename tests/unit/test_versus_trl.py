@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks import versus_trl
 from benchmarks.versus_trl_runs import Spec, curve, ratio, seconds_to, spread, step_seconds, tokens_per_second
+from benchmarks.versus_trl_table import tables
+from benchmarks.versus_trl_tasks import TASKS, configured
 
 
 def result(arm: str, seed: int, *, pace: float, task: str = "letter") -> dict[str, Any]:
@@ -63,7 +65,7 @@ def test_tables_set_ours_over_each_of_trls_arms():
         for seed in (0, 1, 2)
         for arm, pace in (("trl", 1.0), ("trl-1", 2.0), ("async", 0.5))
     ]
-    text = versus_trl.tables(results)
+    text = tables(results)
     assert "| | over trl | over trl-1 |" in text
     assert "| async | 2.00 [2.00, 2.00]; 2.00 [2.00, 2.00] | 4.00 [4.00, 4.00]; 4.00 [4.00, 4.00] |" in text
     assert "| trl | 91 [83, 100] | 1.100 [1.000, 1.200] |" in text
@@ -72,20 +74,20 @@ def test_tables_set_ours_over_each_of_trls_arms():
 def test_a_level_that_was_not_reached_is_said_in_the_table():
     slow = result("trl", 0, pace=1.0)
     slow["rewards"] = [(t, 0.1) for t, _ in slow["rewards"]]
-    assert "| - | 12 | 5 | 1 |" in versus_trl.tables([slow])
+    assert "| - | 12 | 5 | 1 |" in tables([slow])
 
 
 def test_all_arms_of_a_task_train_the_same():
-    for task, settings in versus_trl.TASKS.items():
-        configs = [versus_trl.configured(task, arm, 3, []) for arm in settings.arms]
+    for task, settings in TASKS.items():
+        configs = [configured(task, arm, 3, []) for arm in settings.arms]
         parts = [(c.model, c.env, c.learner, c.run.seed) for c in configs]
         assert all(part == parts[0] for part in parts)
         assert {c.run.mode for c in configs} == {"sync", "async"}
 
 
 def test_fingerprint_tells_arms_and_settings_apart():
-    config = versus_trl.configured("letter", "trl", 0, [])
-    other = versus_trl.configured("letter", "trl", 0, ["learner.optimizer.lr=2e-3"])
+    config = configured("letter", "trl", 0, [])
+    other = configured("letter", "trl", 0, ["learner.optimizer.lr=2e-3"])
     prints = {
         versus_trl.fingerprint(config, "trl", 60, 1.0),
         versus_trl.fingerprint(config, "trl-1", 60, 1.0),
@@ -115,7 +117,7 @@ def test_what_is_there_is_not_run_again(tmp_path, monkeypatch, capsys):
 
 
 def test_spec_survives_its_file(tmp_path):
-    config = versus_trl.configured("tool", "async", 1, []).model_dump(mode="json")
+    config = configured("tool", "async", 1, []).model_dump(mode="json")
     spec = Spec("async", config, "model", "folder", 9, 60.0, 1)
     spec.write(tmp_path / "spec.json")
     assert Spec.read(tmp_path / "spec.json") == spec

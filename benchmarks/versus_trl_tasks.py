@@ -1,0 +1,83 @@
+"""The tasks and arms of benchmarks/versus_trl.py."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.config import RunConfig, load
+
+SETTINGS = Path(__file__).with_name("versus_trl.toml")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Who trains, and how."""
+
+    ours: bool
+    threads: int
+    mode: str = "sync"
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """What is trained, for how long, and the reward to be reached."""
+
+    arms: tuple[str, ...]
+    steps: int
+    seconds: float
+    level: float
+    window: int
+    """Trajectories in a point of the reward curve."""
+    overrides: tuple[str, ...] = ()
+    seconds_of: tuple[tuple[str, float], ...] = ()
+    """Of arms that get less or more time."""
+
+
+ARMS = {
+    "sync": Arm(True, 1),
+    "async": Arm(True, 1, "async"),
+    "trl": Arm(False, 2),
+    "trl-1": Arm(False, 1),
+    "trl-batching": Arm(False, 1),
+    "trl-vllm": Arm(False, 1),
+    "trl-environment": Arm(False, 1),
+    "trl-rollout": Arm(False, 1),
+}
+MODEL_1M = (
+    "model.tiny.hidden_size=128",
+    "model.tiny.intermediate_size=384",
+    "model.tiny.layers=4",
+    "model.tiny.heads=4",
+)
+TOOL = (
+    "model.tiny.hidden_size=128",
+    "model.tiny.intermediate_size=384",
+    "model.tiny.heads=4",
+    "model.tiny.warm_start.steps=300",
+    "model.tiny.warm_start.demonstrations=4000",
+    "model.tiny.warm_start.batch=32",
+    "model.tiny.warm_start.lr=2e-3",
+    "env.name=benchmarks.async_vs_sync_env:WorkSuite",
+    "env.params={kinds = [[12, 3, 1.0]], latency_s = [0.2, 2.0]}",
+    "generator.max_model_len=128",
+    "generator.max_num_seqs=128",
+    "actor.concurrent_episodes=256",
+    "learner.batch_trajectories=64",
+    "learner.max_policy_lag=4",
+    "learner.sampling.max_turn_tokens=16",
+    "learner.sampling.max_trajectory_tokens=96",
+)
+TASKS = {
+    "letter": TaskSettings(("trl", "trl-1", "sync", "async"), 70, 120.0, 0.7, 64),
+    "letter-1m": TaskSettings(("trl", "trl-1", "sync", "async"), 40, 120.0, 0.7, 64, MODEL_1M),
+    "tool": TaskSettings(
+        ("trl-environment", "trl-rollout", "sync", "async"), 200, 90.0, 0.5, 128, TOOL,
+        (("trl-environment", 300.0), ("async", 45.0)),
+    ),
+}  # fmt: skip
+
+
+def configured(task: str, arm: str, seed: int, overrides: Sequence[str]) -> RunConfig:
+    """The run file of one run."""
+    own = (f"run.seed={seed}", f"run.mode={ARMS[arm].mode}", f"run.name={task}-{arm}-{seed}")
+    return load(SETTINGS, [*TASKS[task].overrides, *overrides, *own])
