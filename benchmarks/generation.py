@@ -35,8 +35,8 @@ BAR = "bare AsyncLLM, log-probs"
 Rounds = dict[str, list[Outcome]]
 
 
-def measure(arguments: argparse.Namespace, folder: Path) -> Rounds:
-    """All arms in turns."""
+def measure(arguments: argparse.Namespace, folder: Path, rounds: Rounds) -> None:
+    """All arms in turns; adds to ``rounds``."""
     work = Work(arguments.requests, arguments.concurrent, arguments.prompt, arguments.answer)
     config = GeneratorConfig(stream_interval=arguments.stream_interval)
     model = folder / "model"
@@ -50,18 +50,16 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Rounds:
         for name, keys in systems.items():
             sides.append(System(model, config, work, folder / name, keys, arguments.profile))
         bare = Bare(model, config, work)
-        rounds: Rounds = {name: [] for name in (*systems, *BARE)}
-        for _ in range(arguments.repetitions + 1):
-            for name, side in zip(systems, sides, strict=True):
-                rounds[name].append(side.round())
-            for name, mode in BARE.items():
-                rounds[name].append(bare.round(mode))
-            logging.info("%s", {name: round(rate(found[-1])) for name, found in rounds.items()})
+        for repetition in range(arguments.repetitions + 1):
+            found = {name: side.round() for name, side in zip(systems, sides, strict=True)}
+            found |= {name: bare.round(mode) for name, mode in BARE.items()}
+            logging.info("%s", {name: round(rate(outcome)) for name, outcome in found.items()})
+            for name, outcome in found.items() if repetition else ():  # the first warms up
+                rounds.setdefault(name, []).append(outcome)
         bare.close()
     finally:
         for side in sides:
             side.close()
-    return {name: found[1:] for name, found in rounds.items()}
 
 
 def rate(outcome: Outcome) -> float:
@@ -121,8 +119,16 @@ def main() -> None:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # its processes end with it
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    with tempfile.TemporaryDirectory() as folder:
-        results = summary(measure(arguments, Path(folder)))
+    rounds: Rounds = {}
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            measure(arguments, Path(folder), rounds)
+    finally:  # what there is by then, if it is cut short
+        if rounds:
+            report(arguments, summary(rounds))
+
+
+def report(arguments: argparse.Namespace, results: dict[str, Any]) -> None:
     if arguments.json is not None:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         settings = {name: str(value) for name, value in vars(arguments).items()}

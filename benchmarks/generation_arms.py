@@ -8,33 +8,28 @@ import contextlib
 import cProfile
 import multiprocessing
 import os
+import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import zmq
-
 from actors.config import ActorConfig, GeneratorConfig
 from broker.config import BrokerConfig
 from envs.config import EnvConfig
 from launch.processes import free_port
-from protocol.codec import decode, decode_delivery, encode
-from protocol.link import dealer
+from protocol.codec import decode_delivery
+from protocol.link import ThreadLink
 from protocol.messages import (
-    AnyMessage,
     Commit,
     Deliver,
     DeliveryCredit,
-    Heartbeat,
     Hello,
     PutTasks,
     Sampling,
     Task,
-    Welcome,
 )
-from protocol.security import ClientKeys
 
 RUN = "benchmark"
 ENV = "benchmarks.generation_env:PromptSuite"
@@ -154,13 +149,10 @@ class System:
         }
         for process in self._processes.values():
             process.start()
-        own = None if keys is None else ClientKeys.read(keys, "learner", "learner", "broker")
-        self._socket = dealer(zmq.Context.instance(), "learner", own)
-        self._socket.connect(endpoint)
-        self._send(Hello(role="learner", peer="learner", incarnation=1, epoch=1, lineage=1))
-        self._beat_at = 0.0
-        self._until(Welcome)
-        self._send(DeliveryCredit(units=1_000))
+        hello = Hello(role="learner", peer="learner", incarnation=1, epoch=1, lineage=1)
+        self._link = ThreadLink(endpoint, hello, keys=keys)  # beats while the other side is measured
+        self._until(None)
+        self._link.send(DeliveryCredit(units=1_000))
 
     def round(self) -> Outcome:
         """All requests, from the first task put until the last segment is delivered."""
@@ -171,19 +163,19 @@ class System:
             self._work.requests // GROUP,
         )
         self._rounds += 1
-        self._send(PutTasks(tasks=[self._task(n) for n in range(groups * GROUP)]))
+        self._link.send(PutTasks(tasks=[self._task(n) for n in range(groups * GROUP)]))
         for _ in range(groups):
             deliver, frames = self._until(Deliver)
             tokens += sum(segment.action_tokens for segment, _ in decode_delivery(deliver, frames))
-            self._send(DeliveryCredit(units=1))
-            self._send(Commit(epoch=1, step=self._rounds, trained=[deliver.unit_id]))
+            self._link.send(DeliveryCredit(units=1))
+            self._link.send(Commit(epoch=1, step=self._rounds, trained=[deliver.unit_id]))
         return Outcome(tokens, time.perf_counter() - began, meter.used())
 
     def close(self) -> None:
+        self._link.close("the benchmark is over")
         for name in ("actor", "generator", "broker"):
             self._processes[name].terminate()
             self._processes[name].join(30.0)
-        self._socket.close(linger=0)
 
     def _task(self, number: int) -> Task:
         group = f"{self._rounds}g{number // GROUP}"
@@ -197,22 +189,19 @@ class System:
         pids = {name: [process.pid or 0] for name, process in self._processes.items()}
         return pids | {"engine": children(pids["generator"][0]), "learner": [os.getpid()]}
 
-    def _send(self, message: AnyMessage) -> None:
-        self._socket.send_multipart(encode(message))
-
-    def _until(self, kind: type[Any]) -> tuple[Any, Sequence[Any]]:
+    def _until(self, kind: type[Any] | None) -> tuple[Any, Sequence[Any]]:
+        """The next message of a kind; None: until the broker has let us in."""
         deadline = time.monotonic() + WAIT_S
-        while True:
-            now = time.monotonic()
-            if now > deadline or not all(process.is_alive() for process in self._processes.values()):
-                raise RuntimeError(f"no {kind.__name__} within {WAIT_S:g} s, or a process has ended")
-            if now >= self._beat_at:
-                self._beat_at = now + 1.0
-                self._send(Heartbeat(progress=now, busy=True))
-            if self._socket.poll(500):
-                message, frames = decode(self._socket.recv_multipart())
-                if isinstance(message, kind):
-                    return message, frames
+        while time.monotonic() < deadline and all(p.is_alive() for p in self._processes.values()):
+            with contextlib.suppress(queue.Empty):
+                item = self._link.inbox.get(timeout=0.5)
+                if isinstance(item, Exception):
+                    raise item
+                if item is None and kind is None:
+                    return None, []
+                if item is not None and kind is not None and isinstance(item[0], kind):
+                    return item
+        raise RuntimeError(f"no {kind and kind.__name__} within {WAIT_S:g} s, or a process has ended")
 
 
 class Bare:
