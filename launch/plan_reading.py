@@ -38,7 +38,7 @@ class Seen:
 
 def read(seen: Seen, probe: Probe, setting: Setting, *, run: str, machine: str) -> Rates:
     """The rates of a run."""
-    episode = episode_rates(seen)
+    episode = episode_rates(seen, setting)
     generator = generator_rates(seen, probe)
     measured = what_was_measured(seen, setting, run=run, machine=machine)
     turn_tokens = statistics.fmean(t for e in seen.episodes for t in turn_lengths(e))
@@ -106,7 +106,7 @@ def quantiles(values: Sequence[float]) -> Law:
     return Law(values=tuple(round(statistics.fmean(chunk), 2) for chunk in chunks))
 
 
-def episode_rates(seen: Seen) -> dict[str, Any]:
+def episode_rates(seen: Seen, setting: Setting) -> dict[str, Any]:
     """Laws of turns and lengths; of the environment only a mean is measured."""
     turns = [turn_lengths(episode) for episode in seen.episodes]
     reads = [read_lengths(episode) for episode in seen.episodes]
@@ -121,11 +121,7 @@ def episode_rates(seen: Seen) -> dict[str, Any]:
     per_turn = statistics.fmean(in_env or [0.0]) / statistics.fmean(map(len, turns))
     data["tool_seconds"] = {"fixed": round(per_turn, 5)}
     uniform = _grown(seen, "rollout/uniform_trajectories")
-    lengths = [line["rollout/length_trained_mean_tokens"] for line in seen.lines]
-    trained = sum(
-        line["learner/trained_tokens"] / max(1e-9, length)
-        for line, length in zip(seen.lines, lengths, strict=True)
-    )
+    trained = len(seen.lines) * setting.batch_groups * (setting.members - setting.baselines)
     data["filtered_groups"] = round(uniform / max(1e-9, uniform + trained), 4)
     return data
 
