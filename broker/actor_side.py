@@ -74,7 +74,7 @@ class ActorSide:
     def lease_tasks(self, now: float) -> None:
         """Lease queued tasks as far as task credit reaches."""
         books, tasks = self._books, self._books.tasks
-        while self._hungry and (found := tasks.next(lambda record: self._choose(record, now))):
+        while self._hungry and (found := tasks.next(self._choose, now)):
             record, peer = found
             leased = Leased(
                 task_id=record.task.task_id,

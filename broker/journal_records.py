@@ -154,11 +154,10 @@ def record_head(kind: Kind, number: int, parts: tuple[Buffer, ...]) -> bytes:
     nbytes = sum(map(len, parts))
     if nbytes > MAX_PAYLOAD_BYTES:
         raise JournalError(f"{kind.name} of {nbytes} bytes, a record holds at most {MAX_PAYLOAD_BYTES}")
-    covered = _COVERED.pack(nbytes, number, kind)
-    check = crc32(covered)
+    check = crc32(_COVERED.pack(nbytes, number, kind))
     for part in parts:
         check = crc32(part, check)
-    return RECORD_MAGIC + _CRC.pack(check) + covered
+    return _HEAD.pack(RECORD_MAGIC, check, nbytes, number, kind)
 
 
 def record_at(data: bytes, offset: int) -> tuple[int, Kind, int] | None:

@@ -265,7 +265,7 @@ class LearnerSide:
     def deliver(self, now: float) -> None:
         """Lease ready units to the learner, oldest first, as far as its credit reaches."""
         books, learner = self._books, self.learner
-        while learner is not None and learner.delivery_credit > 0 and books.deliveries.ready:
+        while learner is not None and learner.delivery_credit > 0:
             unit = books.deliveries.next()
             if unit is None:
                 return

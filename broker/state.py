@@ -293,7 +293,8 @@ class BrokerState:
     def _flush(self, now: float) -> list[Send]:
         """Let everything follow that has become possible; returns what is to be sent."""
         if self._draining_since is None:
-            self.learners.deliver(now)
+            if self.books.deliveries.ready:
+                self.learners.deliver(now)
             if self.actors.hungry and (not self.books.full() or self.learners.starving(now)):
                 self.actors.lease_tasks(now)
         self.learners.send_notices()

@@ -118,12 +118,11 @@ class TaskBook:
 
     def unseen(self, tasks: list[Task]) -> list[Task]:
         """Those not seen before, each once."""
-        fresh = {task.task_id: task for task in reversed(tasks)}
-        known = (self._live, self.over)
-        return [
-            task for task in tasks
-            if fresh.get(task.task_id) is task and not any(task.task_id in ids for ids in known)
-        ]  # fmt: skip
+        fresh, live, over = dict[str, Task](), self._live, self.over
+        for task in tasks:
+            if task.task_id not in live and task.task_id not in over:
+                fresh.setdefault(task.task_id, task)
+        return list(fresh.values())
 
     def room(self) -> int:
         """Tasks that may still be queued."""
@@ -135,12 +134,14 @@ class TaskBook:
         self._queues[task.purpose][task.task_id] = record
         self._ledger.task("put")
 
-    def next(self, choose: Callable[[TaskRecord], A | None]) -> tuple[TaskRecord, A] | None:
+    def next(
+        self, choose: Callable[[TaskRecord, float], A | None], now: float
+    ) -> tuple[TaskRecord, A] | None:
         """The first queued task for which ``choose`` names an actor: evaluation first, then by age."""
         skipped = 0
         for queue in self._queues.values():
             for record in queue.values():
-                actor = choose(record)
+                actor = choose(record, now)
                 if actor is not None:
                     return record, actor
                 skipped += 1
