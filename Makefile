@@ -28,7 +28,7 @@ e2e: setup              ## the real system learns, at reduced length
 	$(BIN)/python -m pytest tests/e2e -q
 
 bench: setup            ## ratios against a peer or a limit; see docs/benchmarks.md
-	@for program in broker learner_update generation weights seeds; do $(BIN)/python -m benchmarks.$$program || exit 1; done
+	@for program in broker learner generation weights seeds; do $(BIN)/python -m benchmarks.$$program || exit 1; done
 
 staleness: setup        ## reward over exact policy lag, every recipe; hours, resumable
 	$(BIN)/python -m benchmarks.staleness --plot build/staleness.png

@@ -20,7 +20,7 @@ from learner.algorithm_config import AggregationConfig
 from learner.algorithms.aggregation import token_weights
 from learner.algorithms.staleness import assert_lag_bound, loss_mask
 from learner.credit import Credit
-from learner.packing import choose_cuts, dealt_row
+from learner.packing import ON_CPU, CutRule, choose_cuts, dealt_row
 from learner.trajectory import Trajectory
 
 Ints = NDArray[np.int64]
@@ -174,6 +174,7 @@ def make_micro_batches(
     *,
     aggregation: AggregationConfig,
     budget: int,
+    rule: CutRule = ON_CPU,
     rank: int = 0,
     ranks: int = 1,
 ) -> list[MicroBatch]:
@@ -183,6 +184,7 @@ def make_micro_batches(
         members: trajectories of the mini-batch, indices into ``batch``.
         aggregation: how tokens are weighted; the denominators are those of the whole mini-batch.
         budget: most positions of a micro-batch, padding included.
+        rule: how much padding one micro-batch less is worth.
 
     Returns:
         An empty list, on every rank, if no token is to be seen.
@@ -196,7 +198,7 @@ def make_micro_batches(
     mine = [dealt_row(order, i, rank, ranks) for i in range(rounds)]
     first_seen = np.concatenate([[0], np.cumsum(seen)])
     result = []
-    for start, end in choose_cuts(inputs[order[::ranks]], budget):
+    for start, end in choose_cuts(inputs[order[::ranks]], budget, rule):
         rows = [row for row in mine[start:end] if row is not None]
         row_shares = {name: values[rows] for name, values in shares.items()}
         result.append(_micro_batch(batch, members[rows], row_shares, inputs[rows], first_seen))

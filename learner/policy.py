@@ -5,15 +5,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from learner.algorithms.regularisers import entropy as entropy_of
 from learner.batching import MicroBatch
+from learner.target_logp import Head, logits_after_head, select, target_logp
 
 log = logging.getLogger(__name__)
-
-CHUNK_ELEMENTS = 2**25
-"""Targets x vocabulary held at once in float32 (128 MB, a few times over in the backward pass)."""
 
 
 class Outputs(NamedTuple):
@@ -32,15 +28,16 @@ class PolicyModule(nn.Module):
 
     Args:
         lm: the model, as `load_policy` gives it.
-        plain_head: logits are the output embedding of the last hidden state and nothing else, so that they
-            may be computed for chosen positions only. Otherwise the model's own forward is used, in full.
+        after_head: what is done to the output embedding of the last hidden state, so that logits may be computed
+            for chosen positions only, a chunk at a time. None: not known; the model's own forward is used, which
+            computes them all.
         value_head: whether it estimates values, too, from the same hidden states.
     """
 
-    def __init__(self, lm: nn.Module, *, plain_head: bool, value_head: bool = False) -> None:
+    def __init__(self, lm: nn.Module, *, after_head: Head | None, value_head: bool = False) -> None:
         super().__init__()
         self.lm: Any = lm
-        self.plain_head = plain_head
+        self.after_head = after_head
         self.value_head = make_value_head(self.lm) if value_head else None
 
     def forward(
@@ -67,52 +64,37 @@ class PolicyModule(nn.Module):
         Returns:
             Log-probabilities and entropies in nats, and values in units of the return.
         """
-        if self.plain_head:
+        if self.after_head is not None:
             decoder = self.lm.get_decoder()
             states = decoder(input_ids=token_ids, use_cache=False).last_hidden_state
-            hidden = states.flatten(0, 1)[position]
-            logp, entropy = self._in_chunks(hidden, target, temperature, entropy_gradient)
+            hidden = states.flatten(0, 1).index_select(0, position)
+            logp, entropy = target_logp(
+                hidden,
+                self._logits,
+                target,
+                temperature,
+                vocabulary=int(self.lm.config.get_text_config().vocab_size),
+                entropy_gradient=entropy_gradient,
+            )
         else:
             output = self.lm(
                 input_ids=token_ids, use_cache=False, output_hidden_states=self.value_head is not None
             )
-            logits = output.logits.flatten(0, 1)[position]
-            logp, entropy = _select(logits, target, temperature, entropy_gradient)
-            hidden = output.hidden_states[-1].flatten(0, 1)[position] if self.value_head else logits
+            logits = output.logits.flatten(0, 1).index_select(0, position)
+            logp, entropy = select(logits, target, temperature, entropy_gradient=entropy_gradient)
+            hidden = logits
+            if self.value_head is not None:
+                hidden = output.hidden_states[-1].flatten(0, 1).index_select(0, position)
         if self.value_head is None:
             return Outputs(logp, entropy, None)
         if not value_gradient:
             hidden = hidden.detach()
         return Outputs(logp, entropy, self.value_head(hidden)[:, 0].float())
 
-    def _in_chunks(
-        self, hidden: Tensor, target: Tensor, temperature: Tensor, entropy_gradient: bool
-    ) -> tuple[Tensor, Tensor]:
-        head: Any = self.lm.get_output_embeddings()
-
-        def run(h: Tensor, a: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
-            return _select(head(h), a, tau, entropy_gradient)
-
-        rows = max(1, CHUNK_ELEMENTS // int(self.lm.config.get_text_config().vocab_size))
-        if len(target) <= rows:
-            return run(hidden, target, temperature)
-        pieces = zip(*(torch.split(t, rows) for t in (hidden, target, temperature)), strict=True)
-        if torch.is_grad_enabled():  # logits are computed again in the backward pass, a chunk at a time
-            outputs = [checkpoint(run, *piece, use_reentrant=False) for piece in pieces]
-        else:
-            outputs = [run(*piece) for piece in pieces]
-        logps, entropies = zip(*outputs, strict=True)
-        return torch.cat(logps), torch.cat(entropies)
-
-
-def _select(
-    logits: Tensor, target: Tensor, temperature: Tensor, entropy_gradient: bool
-) -> tuple[Tensor, Tensor]:
-    """Log-probability of each target, and entropy of each distribution, from logits [N, V]."""
-    log_probabilities = (logits.float() / temperature[:, None]).log_softmax(-1)
-    logp = log_probabilities.gather(1, target[:, None])[:, 0]
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        return logp, entropy_of(log_probabilities if entropy_gradient else log_probabilities.detach())
+    def _logits(self, hidden: Tensor) -> Tensor:
+        assert self.after_head is not None
+        logits: Tensor = self.after_head(self.lm.get_output_embeddings()(hidden))
+        return logits
 
 
 def make_value_head(lm: Any) -> nn.Linear:
@@ -140,13 +122,11 @@ def load_policy(
     lm = without_dropout(model, dtype)
     if gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    plain = _has_plain_head(lm)
-    if not plain:
-        log.warning(
-            "the logits of %s are more than its output embedding: computing them at all positions", model
-        )
+    after_head = logits_after_head(lm)
+    if after_head is None:
+        log.warning("what %s does to its logits is not known: computing them at all positions", model)
     lm.train()  # gradient checkpointing acts in training mode only
-    return PolicyModule(lm, plain_head=plain, value_head=value_head)
+    return PolicyModule(lm, after_head=after_head, value_head=value_head)
 
 
 def without_dropout(model: str, dtype: torch.dtype) -> Any:
@@ -164,17 +144,3 @@ def without_dropout(model: str, dtype: torch.dtype) -> Any:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     return lm
-
-
-@torch.no_grad()
-def _has_plain_head(lm: Any) -> bool:
-    """Compare both ways to logits on a few tokens: some models scale or cap them behind the head."""
-    probe = torch.arange(4)[None] % lm.config.get_text_config().vocab_size
-    lm.eval()
-    try:
-        hidden = lm.get_decoder()(input_ids=probe, use_cache=False).last_hidden_state
-        direct = lm.get_output_embeddings()(hidden)
-    except (AttributeError, TypeError):
-        return False
-    logits = lm(input_ids=probe, use_cache=False).logits
-    return torch.allclose(direct.float(), logits.float(), atol=1e-4, rtol=1e-4)

@@ -30,11 +30,14 @@ from learner.critic import critic_inputs
 from learner.frozen import FrozenPolicy
 from learner.objective import Adaptive, Objective, Tokens, make_corrections, make_objective, proximal_logp
 from learner.outcome import Outcome, Recorder
-from learner.packing import deal_mini_batches
+from learner.packing import ON_CPU, ON_GPU, deal_mini_batches
 from learner.policy import Outputs, micro_batch_inputs
 from learner.schedule import learning_rate
 from learner.scores import Scores, score_mini_batches
 from learner.zero import accumulation, finish_step, sum_over_ranks
+
+Chosen = Tensor | slice
+"""Which targets of a micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,7 @@ class Updater:
             members,
             aggregation=self.config.algorithm.aggregation,
             budget=self.config.micro_batch_tokens,
+            rule=ON_CPU if self.device.type == "cpu" else ON_GPU,
             rank=self.rank,
             ranks=self.ranks,
         )
@@ -193,7 +197,7 @@ class Updater:
             current = self.forward(micro_batch).logp  # on a dummy, too: collectives need all ranks
             if micro_batch.token[0] < 0:
                 continue
-            policy = self._tensor(micro_batch.policy)
+            policy = self._policy(micro_batch)
             columns = {name: self._tensor(column) for name, column in micro_batch.columns.items()}
             tokens = _tokens(micro_batch, columns, scored, policy)
             proximal = proximal_logp(algorithm, tokens, current[policy])
@@ -250,7 +254,7 @@ class Updater:
         """Loss of a micro-batch: surrogate, imitation, and the value head's part."""
         outputs = self.forward(micro_batch)
         columns = {name: self._tensor(column) for name, column in micro_batch.columns.items()}
-        policy = self._tensor(micro_batch.policy)
+        policy = self._policy(micro_batch)
         loss = outputs.logp.sum() * 0.0
         if not self._warming_up and micro_batch.policy.any():
             tokens = _tokens(micro_batch, columns, scored, policy)
@@ -319,15 +323,19 @@ class Updater:
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.device)
 
+    def _policy(self, micro_batch: MicroBatch) -> Chosen:
+        """Index of the targets that carry policy gradient; where all do, one that copies nothing."""
+        return slice(None) if micro_batch.policy.all() else self._tensor(micro_batch.policy)
 
-def _tokens(micro_batch: MicroBatch, columns: dict[str, Tensor], scored: Scores, policy: Tensor) -> Tokens:
+
+def _tokens(micro_batch: MicroBatch, columns: dict[str, Tensor], scored: Scores, policy: Chosen) -> Tokens:
     """The tokens of a micro-batch that carry policy gradient."""
 
     def chosen(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor[policy]
 
-    sequence = torch.from_numpy(micro_batch.row).to(policy.device)
     turn = columns["turn"].long()
+    sequence = torch.from_numpy(micro_batch.row).to(turn.device)
     return Tokens(
         logp_behaviour=columns["logp_behaviour"][policy],
         advantage=columns["advantage"][policy],

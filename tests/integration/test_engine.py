@@ -153,7 +153,7 @@ def test_logits_in_chunks_change_nothing(start, monkeypatch, stage):
         start(zero_stage=stage, algorithm=algorithm),
     )
     whole.update(trajectories, current_version=0)
-    monkeypatch.setattr("learner.policy.CHUNK_ELEMENTS", 4 * VOCAB)
+    monkeypatch.setattr("learner.target_logp.CHUNK_ELEMENTS", 4 * VOCAB)
     chunked.update(trajectories, current_version=0)
     assert_weights_close(weights_of(chunked), weights_of(whole), atol=1e-6)
 

@@ -13,7 +13,7 @@ from learner.algorithms.ratios import effective_sample_size, importance_ratio
 from learner.algorithms.regularisers import kl_k3
 from learner.algorithms.staleness import assert_lag_bound, loss_mask
 from learner.objective import Adaptive, Tokens, make_objective
-from learner.packing import choose_cuts
+from learner.packing import CutRule, choose_cuts
 
 log_ratios = st.lists(st.floats(-20, 20), min_size=1, max_size=20)
 
@@ -102,7 +102,7 @@ def test_loss_mask_keeps_the_bound_it_is_checked_by(tokens, max_policy_lag):
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=40), st.integers(16, 1000), st.integers(0, 300))
 def test_cuts_cover_all_rows_within_the_budget(lengths, budget, cost):
     lengths = sorted(lengths, reverse=True)
-    cuts = choose_cuts(lengths, budget, cost)
+    cuts = choose_cuts(lengths, budget, CutRule(cost, least_cost=cost // 8))
     assert [start for start, _ in cuts] == [0, *(end for _, end in cuts[:-1])]
     assert cuts[-1][1] == len(lengths)
     for start, end in cuts:

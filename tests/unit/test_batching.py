@@ -7,14 +7,24 @@ import pytest
 
 from learner.algorithms.staleness import StaleTokens
 from learner.batching import make_micro_batches
-from learner.packing import choose_cuts, deal_mini_batches
+from learner.packing import (
+    MOST_PADDING,
+    ON_CPU,
+    ON_GPU,
+    CutRule,
+    cheapest_cuts,
+    choose_cuts,
+    deal_mini_batches,
+)
 from tests.trajectories import batch_of, make_batch_of_groups, make_trajectory
 
 
-def plan(batch, *, budget=64, ranks=1, aggregation="token_mean", members=None):
+def plan(batch, *, budget=64, ranks=1, aggregation="token_mean", members=None, rule=ON_CPU):
     members = np.arange(len(batch.lengths)) if members is None else members
     return [
-        make_micro_batches(batch, members, aggregation=aggregation, budget=budget, rank=rank, ranks=ranks)
+        make_micro_batches(
+            batch, members, aggregation=aggregation, budget=budget, rule=rule, rank=rank, ranks=ranks
+        )
         for rank in range(ranks)
     ]
 
@@ -50,7 +60,7 @@ def test_inputs_end_where_the_last_target_is_predicted():
 
 def test_positions_point_into_the_padded_rows():
     batch = batch_of([make_trajectory("a", prompt=2, actions=3), make_trajectory("b", prompt=5, actions=6)])
-    [[m]] = plan(batch)
+    [[m]] = plan(batch, rule=ON_GPU)
     assert m.token_ids.shape == (2, 10)
     rows, columns = np.divmod(m.position, 10)
     assert rows.tolist() == [0] * 6 + [1] * 3
@@ -100,8 +110,32 @@ def test_long_tailed_lengths_waste_little():
     [micro_batches] = plan(batch, budget=8192)
     computed = sum(m.token_ids.size for m in micro_batches)
     filled = sum(m.filled for m in micro_batches)
-    assert filled / computed > 0.85
+    assert filled / computed > 0.95
     assert len(micro_batches) < 20
+
+
+def test_where_a_micro_batch_is_dear_padding_is_borne():
+    lengths = long_tailed()
+    assert len(choose_cuts(lengths, 8192, ON_GPU)) < len(choose_cuts(lengths, 8192, ON_CPU))
+
+
+def test_the_price_falls_only_while_there_is_much_padding_and_only_so_far():
+    lengths = long_tailed()
+    assert padded(choose_cuts(lengths, 8192, CutRule(64, 64)), lengths) > MOST_PADDING
+    assert padded(choose_cuts(lengths, 8192, CutRule(10_000, 1)), lengths) <= MOST_PADDING
+    least = choose_cuts(lengths, 8192, CutRule(10_000, 500))
+    assert least == cheapest_cuts(lengths, 8192, 625)
+    even = np.full(64, 30)
+    assert choose_cuts(even, 8192, CutRule(64, 1)) == [(0, 64)]
+
+
+def long_tailed():
+    rng = np.random.default_rng(1)
+    return np.sort([int(min(400, 8 + rng.pareto(1.1) * 10)) for _ in range(128)])[::-1]
+
+
+def padded(cuts, lengths):
+    return 1 - lengths.sum() / sum(lengths[start] * (end - start) for start, end in cuts)
 
 
 def test_cuts_are_the_cheapest_of_all():
@@ -113,7 +147,7 @@ def test_cuts_are_the_cheapest_of_all():
         cost = int(rng.integers(0, 80))
         ways = [cut_at(bits, 9) for bits in range(2**8)]
         prices = [price(runs, lengths, cost) for runs in ways if fits(runs, lengths, budget)]
-        assert price(choose_cuts(lengths, budget, cost), lengths, cost) == min(prices)
+        assert price(cheapest_cuts(lengths, budget, cost), lengths, cost) == min(prices)
 
 
 def cut_at(bits, rows):

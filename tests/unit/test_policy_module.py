@@ -1,12 +1,15 @@
 """Log-probabilities and entropies of chosen targets: exact for any padding, chunks and temperature."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 
-from learner import policy as policy_file
+from learner import target_logp as chunks_file
 from learner.batching import make_micro_batches
-from learner.policy import PolicyModule, _has_plain_head, load_policy
+from learner.policy import PolicyModule, load_policy
+from learner.target_logp import logits_after_head
 from tests.integration.tiny_qwen3 import VOCAB, tiny_model
 from tests.trajectories import batch_of, make_batch_of_groups
 
@@ -49,9 +52,9 @@ def one_by_one(lm, temperature=1.0):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("budget", [16, 10_000])
-@pytest.mark.parametrize("plain_head", [True, False])
-def test_equal_to_one_trajectory_at_a_time(lm, temperature, budget, plain_head):
-    module = PolicyModule(lm, plain_head=plain_head)
+@pytest.mark.parametrize("known_head", [True, False])
+def test_equal_to_one_trajectory_at_a_time(lm, temperature, budget, known_head):
+    module = PolicyModule(lm, after_head=logits_after_head(lm) if known_head else None)
     with torch.no_grad():
         logps, entropies = run(module, budget=budget, temperature=temperature)
     expected_logps, expected_entropies = one_by_one(lm, temperature)
@@ -60,7 +63,7 @@ def test_equal_to_one_trajectory_at_a_time(lm, temperature, budget, plain_head):
 
 
 def test_chunks_change_nothing(lm, monkeypatch):
-    module = PolicyModule(lm, plain_head=True)
+    module = PolicyModule(lm, after_head=logits_after_head(lm))
 
     def gradients():
         lm.zero_grad()
@@ -69,7 +72,7 @@ def test_chunks_change_nothing(lm, monkeypatch):
         return logps.detach(), {name: p.grad.clone() for name, p in lm.named_parameters()}
 
     whole_logps, whole = gradients()
-    monkeypatch.setattr(policy_file, "CHUNK_ELEMENTS", 5 * VOCAB)
+    monkeypatch.setattr(chunks_file, "CHUNK_ELEMENTS", 5 * VOCAB)
     chunked_logps, chunked = gradients()
     torch.testing.assert_close(chunked_logps, whole_logps)
     for name, gradient in whole.items():
@@ -77,14 +80,14 @@ def test_chunks_change_nothing(lm, monkeypatch):
 
 
 def test_entropy_carries_gradient_only_when_asked(lm):
-    module = PolicyModule(lm, plain_head=True)
+    module = PolicyModule(lm, after_head=logits_after_head(lm))
     assert run(module, entropy_gradient=True)[1].requires_grad
     assert not run(module, entropy_gradient=False)[1].requires_grad
 
 
 def test_what_follows_the_last_target_and_other_rows_do_not_matter(lm):
     """Padding is arbitrary: other token ids there give the very same numbers."""
-    module = PolicyModule(lm, plain_head=True)
+    module = PolicyModule(lm, after_head=logits_after_head(lm))
     token_ids = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0]])
     other = torch.tensor([[1, 2, 3, 4], [5, 6, 40, 41]])
     position, target = torch.tensor([0, 2, 5]), torch.tensor([2, 9, 7])
@@ -94,21 +97,49 @@ def test_what_follows_the_last_target_and_other_rows_do_not_matter(lm):
     assert torch.equal(first, second)
 
 
-def test_a_model_that_alters_its_logits_is_found_out(lm):
-    assert _has_plain_head(lm)
+class Altered(torch.nn.Module):
+    """A model that does something to its logits, and perhaps says so in its config."""
 
-    class Capped(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner, self.config = lm, lm.config
-            self.get_decoder, self.get_output_embeddings = lm.get_decoder, lm.get_output_embeddings
+    def __init__(self, lm, alter, **settings):
+        super().__init__()
+        self.inner, self.alter = lm, alter
+        self.config = copy.deepcopy(lm.config)
+        for name, value in settings.items():
+            setattr(self.config, name, value)
+        self.get_decoder, self.get_output_embeddings = lm.get_decoder, lm.get_output_embeddings
 
-        def forward(self, **inputs):
-            output = self.inner(**inputs)
-            output.logits = output.logits.tanh()
-            return output
+    def forward(self, **inputs):
+        output = self.inner(**inputs)
+        output.logits = self.alter(output.logits)
+        return output
 
-    assert not _has_plain_head(Capped())
+
+ALTERED = {
+    "capped": (lambda z: (z / 3).tanh() * 3, {"final_logit_softcapping": 3.0}),
+    "multiplied": (lambda z: z * 0.25, {"logit_scale": 0.25}),
+    "divided": (lambda z: z / 8, {"logits_scaling": 8.0}),
+}
+
+
+@pytest.mark.parametrize("kind", ALTERED)
+def test_logits_that_are_scaled_or_capped_are_formed_for_targets_only(lm, kind):
+    alter, settings = ALTERED[kind]
+    model = Altered(lm, alter, **settings)
+    after_head = logits_after_head(model)
+    assert after_head is not None
+    with torch.no_grad():
+        logps, entropies = run(PolicyModule(model, after_head=after_head))
+    expected_logps, expected_entropies = one_by_one(model)
+    torch.testing.assert_close(logps, expected_logps, atol=2e-5, rtol=0)
+    torch.testing.assert_close(entropies, expected_entropies, atol=2e-5, rtol=0)
+
+
+def test_a_model_that_alters_its_logits_in_an_unknown_way_is_found_out(lm):
+    assert logits_after_head(lm) is not None
+    assert logits_after_head(Altered(lm, torch.tanh)) is None
+    assert (
+        logits_after_head(Altered(lm, lambda z: z, logit_scale=0.5)) is not None
+    )  # a setting without effect
 
 
 def test_dropout_is_off_after_loading(tmp_path):

@@ -1,0 +1,144 @@
+"""Log-probabilities of chosen tokens, and entropies, from hidden states, without all logits at once.
+
+Logits of T tokens over V words are by far the largest tensor of a language model's update: 8,192 x 152,000 in float32
+are 5 GB, and a plain log-softmax with its gradient holds four of them. Here they exist for a chunk of the tokens
+only, once or twice, and are formed again in the backward pass when there is more than one chunk.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+CHUNK_ELEMENTS = 2**25
+"""Targets x vocabulary held at once in float32: 128 MB, twice over at the peak of either pass."""
+
+Head = Callable[[Tensor], Tensor]
+
+
+def target_logp(
+    hidden: Tensor,
+    head: Head,
+    target: Tensor,
+    temperature: Tensor,
+    *,
+    vocabulary: int,
+    entropy_gradient: bool = False,
+) -> tuple[Tensor, Tensor]:
+    r"""Log-probability of each target, and entropy of the distribution it was drawn from, in nats.
+
+    .. math:: \log\pi(a) = z_a / \tau - \log \sum_v \exp(z_v / \tau), \quad
+              H = -\sum_v \pi(v) \log\pi(v), \quad z = \mathrm{head}(h)
+
+    Args:
+        hidden: h, [N, D], of the tokens that are asked about and no others.
+        head: from hidden states [n, D] to logits [n, V]; called once or twice for each chunk.
+        target: a, int64 [N].
+        temperature: τ, float32 [N], > 0.
+        vocabulary: V, which decides the size of chunks.
+        entropy_gradient: whether gradient flows through the entropy.
+
+    Returns:
+        float32 [N] each. Gradient flows to ``hidden`` and to what ``head`` computes with.
+    """
+
+    def run(h: Tensor, a: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
+        return select(head(h), a, tau, entropy_gradient=entropy_gradient)
+
+    rows = max(1, CHUNK_ELEMENTS // vocabulary)
+    if len(target) <= rows:
+        return run(hidden, target, temperature)
+    pieces = zip(*(torch.split(t, rows) for t in (hidden, target, temperature)), strict=True)
+    if torch.is_grad_enabled():  # logits are computed again in the backward pass, a chunk at a time
+        outputs = [checkpoint(run, *piece, use_reentrant=False, preserve_rng_state=False) for piece in pieces]
+    else:
+        outputs = [run(*piece) for piece in pieces]
+    logps, entropies = zip(*outputs, strict=True)
+    return torch.cat(logps), torch.cat(entropies)
+
+
+def select(
+    logits: Tensor, target: Tensor, temperature: Tensor, *, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
+    """As `target_logp`, from logits [N, V] of any floating-point type; holds two more like them in float32."""
+    logp, entropy = _Select.apply(logits, target, temperature, entropy_gradient)  # type: ignore[no-untyped-call]
+    return logp, entropy
+
+
+class _Select(torch.autograd.Function):
+    """Saves one tensor of the size of the logits, and makes one more in the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, target: Tensor, temperature: Tensor, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        # the test would make a GPU wait; on a CPU the division costs more
+        scaled = logits.is_cuda or bool((temperature != 1).any())
+        log_probabilities = torch.log_softmax(
+            logits / temperature[:, None] if scaled else logits, -1, dtype=torch.float32
+        )
+        logp = log_probabilities.gather(1, target[:, None])[:, 0]
+        probabilities = log_probabilities.exp()
+        if entropy_gradient:  # one of the two is needed again, the other becomes their product
+            saved, product = log_probabilities, probabilities.mul_(log_probabilities)
+        else:
+            saved, product = probabilities, log_probabilities.mul_(probabilities)
+        entropy = -product.sum(-1)
+        ctx.dtype, ctx.entropy_gradient, ctx.scaled = logits.dtype, entropy_gradient, scaled
+        ctx.save_for_backward(saved, target, temperature, entropy)
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
+        return logp, entropy
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_logp: Tensor, grad_entropy: Tensor) -> tuple[Tensor, None, None, None]:
+        r"""∂/∂z_v: (1[v = a] - π_v) / τ of log π(a), and -π_v (log π_v + H) / τ of H."""
+        saved, target, temperature, entropy = ctx.saved_tensors
+        if ctx.entropy_gradient:
+            slope = (saved + entropy[:, None]).mul_(grad_entropy[:, None]).add_(grad_logp[:, None])
+            gradient = slope.mul_(saved.exp()).neg_()
+        else:
+            gradient = saved * -grad_logp[:, None]
+        gradient.scatter_add_(1, target[:, None], grad_logp[:, None])
+        if ctx.scaled:
+            gradient.div_(temperature[:, None])
+        return gradient.to(ctx.dtype), None, None, None
+
+
+def logits_after_head(lm: Any) -> Head | None:
+    """What a causal language model does to the output of its last linear layer, as a function of it [n, V].
+
+    Most do nothing, some scale their logits or cap them. None if none of these ways gives the logits that the model's
+    own forward gives on a few tokens.
+    """
+    config = lm.config.get_text_config()
+    scale = float(
+        getattr(config, "logit_scale", None)
+        or getattr(config, "output_multiplier", None)
+        or 1 / (getattr(config, "logits_scaling", None) or 1)
+    )
+    cap = float(getattr(config, "final_logit_softcapping", None) or 0)
+
+    def altered(logits: Tensor) -> Tensor:
+        logits = logits * scale if scale != 1 else logits
+        return (logits / cap).tanh() * cap if cap else logits
+
+    def plain(logits: Tensor) -> Tensor:
+        return logits
+
+    probe = torch.arange(4)[None] % config.vocab_size
+    with torch.no_grad():
+        lm.eval()
+        logits = lm(input_ids=probe, use_cache=False).logits
+        try:
+            hidden = lm.get_decoder()(input_ids=probe, use_cache=False).last_hidden_state
+            direct = lm.get_output_embeddings()(hidden)
+        except (AttributeError, TypeError):
+            return None
+        for after in (altered, plain):  # small logits look the same under a cap
+            if torch.allclose(after(direct).float(), logits.float(), atol=1e-4, rtol=1e-4):
+                return after
+    return None
