@@ -1,7 +1,7 @@
 """Whether `offbeat plan` is right: rates are measured once, and real runs at other settings are held against it.
 
 Each arm is a run of the real system, without evaluations, as long as --seconds says after its start. What is measured
-begins after the warm-up that the plan has, too. docs/capacity.md has the results.
+begins after the warm-up that the plan has, too, or a third of the steps. docs/capacity.md has the results.
 
     python -m benchmarks.plan recipes/spell_backward.toml --calibrate 30 --json build/plan.json
 """
@@ -34,11 +34,12 @@ def command(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "launch.cli", *arguments], check=True)
 
 
-def measured(run: Path, skipped: int) -> dict[str, float]:
-    """A run in numbers, without its first steps."""
+def measured(run: Path, warm_up: int) -> dict[str, float]:
+    """A run in numbers, without the steps of its warm-up; of a short run, without a third of its steps."""
     result = json.loads((run / "result.json").read_text())
     steps = [line for line in read_metrics(run) if "learner/step_seconds" in line]
     walls = [line["learner/trained_tokens"] / line["learner/trained_tokens_per_second"] for line in steps]
+    skipped = max(1, min(warm_up, len(steps) // 3))
     # A line does not know of what comes after it was written: a checkpoint, mostly.
     after = (result["step_seconds"] - sum(walls)) / len(steps)
     lines, seconds = steps[skipped:], sum(walls[skipped:]) + after * len(steps[skipped:])

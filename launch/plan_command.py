@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -25,7 +26,7 @@ COMPARED = {
     "generator_idle_share": "generator idle",
 }
 MOST_SETTINGS = 200
-LEAST_SECONDS = 5.0
+LEAST_SECONDS, MOST_SECONDS = 5.0, 3600.0
 
 
 def plan(args: argparse.Namespace, config: RunConfig) -> int:
@@ -59,9 +60,9 @@ def calibrate_to(path: Path, seconds: float, config: RunConfig) -> None:
     from launch.panel import Panel
     from launch.plan_calibration import calibrate
 
-    if seconds < LEAST_SECONDS:
+    if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
         raise ConfigError(
-            f"--calibrate {seconds:g}: give at least {LEAST_SECONDS:g} seconds; 30 is a good start"
+            f"--calibrate {seconds:g}: give {LEAST_SECONDS:g} to {MOST_SECONDS:g} seconds; 30 is a good start"
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +92,7 @@ def grid(args: argparse.Namespace, config: RunConfig) -> Iterator[Setting]:
         shared=not args.own_cores,
         join_every_s=args.join_every,
     )
-    if args.join_every < 0:
+    if not 0 <= args.join_every < math.inf:
         raise ConfigError(f"--join-every {args.join_every:g}: seconds, 0 or more")
     generators = numbers("--generators", args.generators, base.generators)
     actors = numbers("--actors", args.actors, base.actors)

@@ -82,7 +82,9 @@ def test_the_run_file_decides_the_mode(files, capsys):
         (["--steps", "0"], "--steps 0"),
         (["--join-every", "-1"], "--join-every -1"),
         (["--actors", *map(str, range(1, 300))], "299 settings"),
-        (["--calibrate", "1"], "--calibrate 1: give at least 5 seconds"),
+        (["--calibrate", "1"], "--calibrate 1: give 5 to 3600 seconds"),
+        (["--calibrate", "nan"], "--calibrate nan: give 5"),
+        (["--join-every", "nan"], "--join-every nan"),
         (["--rate", "learner.speed=1"], "learner.speed: unknown key"),
     ],
 )
