@@ -5,8 +5,9 @@
 **actors**: 1, 2, 4, ... 256 actors that only keep the protocol load the broker with segments of 16 KB, as in
 `benchmarks.broker`; each count is a run of its own, and the counts take turns. Under way are as many trajectories as
 ever (`WINDOW` between actors and broker, `OUTSTANDING` anywhere), so what changes is by how many connections they come.
-The age is that of a trajectory when it reaches the learner, counted from its last segment's sending; the policy lag is
-how many updates of `BATCH` trajectories happen meanwhile at the rate of that run.
+CPU and rate are those of a broker that gets as much as it takes. The age is that of a group's last trajectory when it
+reaches the learner, counted from its sending, at `RATE` segments a second; the policy lag is how many updates of
+`BATCH` trajectories happen meanwhile.
 
 **learner**: one step of the learner on one trajectory of 128 to 32,768 tokens (`benchmarks.scaling_learner`).
 """
@@ -27,21 +28,24 @@ from benchmarks.broker import OURS, make_load, measure, ours
 from benchmarks.scaling_learner import LENGTHS, fit, step_times
 
 ACTORS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-WINDOW, OUTSTANDING, BATCH = 256, 1024, 32
+WINDOW, OUTSTANDING, BATCH, RATE = 256, 1024, 32, 1_000.0
 NBYTES = 1 << 14
 
 Row = dict[str, float]
 
 
 def actors_row(count: int, seconds: float, folder: str | None) -> Row:
-    """One run with so many actors."""
+    """Two runs with so many actors: as fast as the broker takes segments, and paced."""
     load = replace(make_load(NBYTES), actors=count, window=WINDOW, outstanding=OUTSTANDING)
     with tempfile.TemporaryDirectory(dir=folder) as name, ours(OURS[0], Path(name), load) as run:
         row = measure(run, seconds, NBYTES)
+    paced = replace(load, rate=RATE)
+    with tempfile.TemporaryDirectory(dir=folder) as name, ours(OURS[0], Path(name), paced) as run:
+        row["paced_cpu_us"] = measure(run, seconds, NBYTES)["cpu_us"]
         ages = [age for age in list(run.ages) if age > 0]
     cuts = statistics.quantiles(ages, n=100)
     row |= {"age_p50_ms": cuts[49] * 1e3, "age_p99_ms": cuts[98] * 1e3}
-    return row | {"lag_p50": cuts[49] * row["per_s"] / BATCH, "lag_p99": cuts[98] * row["per_s"] / BATCH}
+    return row | {"lag_p50": cuts[49] * RATE / BATCH, "lag_p99": cuts[98] * RATE / BATCH}
 
 
 def actors_part(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -87,10 +91,11 @@ COLUMNS: dict[str, dict[str, tuple[str, int, float]]] = {
         "cpu_us": ("CPU us a segment", 0, 1),
         "cpu_ratio": ("over one actor", 2, 1),
         "per_s": ("segments/s", 0, 1),
+        "paced_cpu_us": ("CPU us at 1,000/s", 0, 1),
         "age_p50_ms": ("age p50, ms", 0, 1),
         "age_p99_ms": ("age p99, ms", 0, 1),
-        "lag_p50": ("lag p50, updates", 1, 1),
-        "lag_p99": ("lag p99", 1, 1),
+        "lag_p50": ("lag p50, updates", 2, 1),
+        "lag_p99": ("lag p99", 2, 1),
     },
     "learner": {
         "step_s": ("step, s", 2, 1),
