@@ -160,7 +160,7 @@ class Cache:
         """Fetch into a folder; returns the manifest of what then lies there whole."""
         data = partial / DATA
         if manifest.encoding == "full":
-            also = [folder / DATA for folder in self._held()[:1]]
+            also = [(folder / DATA, read_manifest(folder / MANIFEST)) for folder in self._held()[:1]]
             try:
                 self.fetched_bytes += fetch(lambda: self._connect(url), manifest, data, self._cancelled, also)
                 with open(data, "rb") as file:
@@ -280,12 +280,12 @@ def cache_folder(root: Path, run: str, broker: str) -> Path:
 
 
 def _remove(folder: Path) -> None:
-    """By a rename first, so that nobody sees half of it."""
+    """By a rename first, so that nobody sees half of it; the memory is given back while we go on."""
     gone = folder.with_name(f"{folder.name}{PARTIAL}")
     shutil.rmtree(gone, ignore_errors=True)
     with contextlib.suppress(OSError):
         folder.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    threading.Thread(target=shutil.rmtree, args=(gone, True), name="weights removal", daemon=True).start()
 
 
 def _is_at(file: IO[bytes], path: Path) -> bool:

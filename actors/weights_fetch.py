@@ -12,7 +12,7 @@ from pathlib import Path
 
 from actors.weights_source import Cancelled, Source, SourceFailed, WrongBytes
 from protocol.weights import Manifest, WeightsError
-from protocol.weights_chunks import Chunk, chunks, missing, spans
+from protocol.weights_chunks import Chunk, chunks, file_chunks, missing, spans
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +32,17 @@ class NoRoom(WeightsError):
 
 
 def fetch(
-    connect: Connect, manifest: Manifest, path: Path, cancelled: threading.Event, also: Iterable[Path] = ()
+    connect: Connect,
+    manifest: Manifest,
+    path: Path,
+    cancelled: threading.Event,
+    also: Iterable[tuple[Path, Manifest]] = (),
 ) -> int:
     """Make ``path`` what the manifest says is transferred. What it holds already is verified and kept.
 
     Args:
         connect: opens a connection to the source.
-        also: other files in which its chunks may be found, at the same places, as where parameters are frozen.
+        also: other versions in which its chunks may be found, at the same places, as where parameters are frozen.
 
     Returns:
         Bytes that had to be transferred.
@@ -55,8 +59,8 @@ def fetch(
         wanted = chunks(manifest)
         if begun:
             wanted = missing(file, wanted)
-        for other in also if wanted else ():
-            wanted = _copy_from(other, file, wanted)
+        for other, told in also if wanted else ():
+            wanted = _copy_from(other, told, file, wanted)
         total = sum(chunk.nbytes for chunk in wanted)
         breaks = 0
         while wanted:
@@ -100,12 +104,12 @@ def _no_room(path: Path, nbytes: int) -> NoRoom:
     return NoRoom(f"{path}: no room for {nbytes} bytes; give the host more shared memory")
 
 
-def _copy_from(other: Path, file: int, wanted: list[Chunk]) -> list[Chunk]:
-    """Take the chunks that another file holds too; returns those still wanted."""
-    still = []
+def _copy_from(other: Path, told: Manifest, file: int, wanted: list[Chunk]) -> list[Chunk]:
+    """Take the chunks that another version has too; returns those still wanted."""
+    still, same = [], set(file_chunks(told))
     with contextlib.suppress(OSError), open(other, "rb") as source:
         for chunk in wanted:
-            content = os.pread(source.fileno(), chunk.nbytes, chunk.offset)
+            content = os.pread(source.fileno(), chunk.nbytes, chunk.offset) if chunk in same else b""
             if chunk.holds(content):
                 os.pwrite(file, content, chunk.offset)
             else:

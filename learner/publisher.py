@@ -1,6 +1,7 @@
 """New policy versions out: written whole into shared memory, then announced through the broker."""
 
 import shutil
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -9,6 +10,8 @@ from learner.run_files import weights_folder
 from protocol.messages import PublishWeights
 from protocol.weights import read_manifest, retire
 from protocol.weights_files import write_version
+
+RETIRE_S = 60.0
 
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 
@@ -31,6 +34,7 @@ class Publisher:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True, mode=0o700)
         self.seconds = 0.0
+        self._retiring: threading.Thread | None = None
 
     def publish(
         self, version: int, shapes: Shapes, tensors: Iterable[tuple[str, memoryview]]
@@ -42,7 +46,7 @@ class Publisher:
         manifest = write_version(
             self.folder, run=self._run, epoch=self._epoch, version=version, shapes=shapes, tensors=tensors
         )
-        retire(self.folder, self._keep)
+        self._retire()
         self.seconds = time.perf_counter() - started
         return PublishWeights(
             epoch=self._epoch,
@@ -52,8 +56,19 @@ class Publisher:
             root=read_manifest(manifest).root,
         )
 
+    def _retire(self) -> None:
+        """Delete what is old while we go on: to give memory back takes a third as long as to write it."""
+        if self._retiring is not None:
+            self._retiring.join(RETIRE_S)
+        self._retiring = threading.Thread(
+            target=retire, args=(self.folder, self._keep), name="retiring", daemon=True
+        )
+        self._retiring.start()
+
     def close(self) -> None:
         """Free the shared memory."""
+        if self._retiring is not None:
+            self._retiring.join(RETIRE_S)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
