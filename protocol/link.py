@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import zmq
 
@@ -65,7 +65,7 @@ def dealer(
 
 def router(context: "zmq.Context[zmq.Socket[bytes]]") -> "LeanRouter":
     """A ROUTER with our limits; a peer that comes back under its old name takes the name over."""
-    socket = LeanRouter(context, zmq.ROUTER)
+    socket = cast("LeanRouter", context.socket(zmq.ROUTER, LeanRouter))
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     _limit(socket)
     return socket
