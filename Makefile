@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 RECIPE ?= recipes/spell_backward.toml
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup train test check e2e bench staleness docs
+.PHONY: setup train test check e2e bench ratios staleness docs
 
 setup: $(VENV)/.installed
 
@@ -29,6 +29,9 @@ e2e: setup              ## the real system learns, at reduced length
 
 bench: setup            ## ratios against a peer or a limit; see docs/benchmarks.md
 	@for program in broker learner generation weights seeds; do $(BIN)/python -m benchmarks.$$program || exit 1; done
+
+ratios: setup           ## codec, batching, objective: not dearer than benchmarks/baseline.json says
+	$(BIN)/python -m benchmarks.ratios
 
 staleness: setup        ## reward over exact policy lag, every recipe; hours, resumable
 	$(BIN)/python -m benchmarks.staleness --plot build/staleness.png
