@@ -34,6 +34,7 @@ WAYS = ("shared folder", "HTTP")
 NOWHERE = "/nowhere/manifest.msgpack"
 
 Row = dict[str, float]
+Results = dict[str, dict[str, Any]]
 
 
 class Learner:
@@ -78,14 +79,16 @@ def copy(source: Path, target: Path) -> float:
     return took
 
 
-def measure(size: str, arguments: argparse.Namespace, folder: Path, shared: Path) -> dict[str, Any]:
-    """Rows of one model by way and number of requests."""
+def measure(size: str, arguments: argparse.Namespace, folder: Path, shared: Path, results: Results) -> None:
+    """Rows of one model by way and number of requests; adds to ``results``."""
     parameters = make_model(size, folder / size)
+    nbytes = (folder / size / "model.safetensors").stat().st_size
     config = GeneratorConfig(max_num_seqs=64, kv_on_update=arguments.kv)
     generator = Side(run_generator, folder / size, config, shared)
     run_dir = folder / f"run-{size}"
     server = Side(run_server, weights_folder(run_dir))
     rows: dict[str, list[Row]] = {}
+    results[size] = {"parameters": parameters, "bytes": nbytes, "ways": rows}
     try:
         learner = Learner(folder / size, run_dir, server.receive())
         assert generator.receive() == "ready"
@@ -98,12 +101,10 @@ def measure(size: str, arguments: argparse.Namespace, folder: Path, shared: Path
                     logging.info("%s %s %.0f tokens/s: %s", size, name, rate, row)
                     if repetition:  # the first warms up
                         rows.setdefault(name, []).append(row)
-        nbytes = learner.file().stat().st_size
         learner.publisher.close()
     finally:
         generator.close()
         server.close()
-    return {"parameters": parameters, "bytes": nbytes, "ways": {name: summary(r) for name, r in rows.items()}}
 
 
 def once(learner: Learner, generator: Side, way: str, shared: Path) -> Row:
@@ -182,10 +183,20 @@ def main() -> None:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # its processes end with it
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    results = {}
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir=SHARED) as shared:
-        for size in arguments.sizes:
-            results[size] = measure(size, arguments, Path(folder), Path(shared))
+    results: Results = {}
+    try:
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir=SHARED) as shared:
+            for size in arguments.sizes:
+                measure(size, arguments, Path(folder), Path(shared), results)
+    finally:  # what there is by then, if it is cut short
+        report(arguments, results)
+
+
+def report(arguments: argparse.Namespace, rows: Results) -> None:
+    results = {
+        size: found | {"ways": {way: summary(r) for way, r in found["ways"].items()}}
+        for size, found in rows.items()
+    }
     if arguments.json is not None:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(results, indent=1))
