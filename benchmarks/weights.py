@@ -101,10 +101,10 @@ def measure(size: str, arguments: argparse.Namespace, folder: Path, shared: Path
                     logging.info("%s %s %.0f tokens/s: %s", size, name, rate, row)
                     if repetition:  # the first warms up
                         rows.setdefault(name, []).append(row)
-        learner.publisher.close()
     finally:
         generator.close()
         server.close()
+        shutil.rmtree(weights_folder(run_dir), ignore_errors=True)
 
 
 def once(learner: Learner, generator: Side, way: str, shared: Path) -> Row:
