@@ -1,6 +1,7 @@
 """`offbeat plan RUN_FILE --calibrate SECONDS`: runs the real system for so long, and reads its rates."""
 
 import contextlib
+import itertools
 import json
 import os
 import platform
@@ -22,7 +23,7 @@ from launch.panel import Panel
 from launch.plan_model import WARM_UP_STEPS, setting_of
 from launch.plan_probe import Probe, probe
 from launch.plan_rates import Rates
-from launch.plan_reading import Seen, read
+from launch.plan_reading import Seen, read, turn_lengths
 from launch.processes import stop
 from launch.security import prepare_keys
 from launch.summary import read_metrics
@@ -97,7 +98,7 @@ class _Calibration:
         self._panel.note(f"{len(seen.lines)} steps in {seen.seconds:.1f} s; asking the generator alone")
         info = self._generator()
         self._end_training()
-        seen.episodes = self._episodes()
+        seen.episodes = self._episodes(seen.stored_before, seen.stored_before + seen.sampled)
         seen.starts = self._starts
         found = self._probe(info, seen, max(1.0, seconds * PROBE_SHARE))
         return read(
@@ -148,7 +149,8 @@ class _Calibration:
         first, began = self._next_step(), time.monotonic()
         status = self._look()
         stored = _stored(status)
-        seen = Seen(0.0, [], before=first[-1], sampled=0.0, cores=len(os.sched_getaffinity(0)))
+        cores = len(os.sched_getaffinity(0))
+        seen = Seen(0.0, [], before=first[-1], sampled=0.0, stored_before=stored, cores=cores)
         while True:
             seen.generators.append(_gauges(status, "generator"))
             seen.actors.append(_gauges(status, "actor"))
@@ -200,17 +202,23 @@ class _Calibration:
         leaving = [p.child for p in self._crew.posts if p.name.startswith("actor-") and p.child is not None]
         stop(leaving, patience_s=self._config.actor.drain_timeout_s + 10.0)
 
-    def _episodes(self) -> list[dict[str, Any]]:
-        """What was sampled for training, as the journal has it."""
+    def _episodes(self, first: float, last: float) -> list[dict[str, Any]]:
+        """What was sampled for training between so many action tokens, as the journal has it.
+
+        Lengths change as the policy learns: those from before and after would not fit the rest.
+        """
         with tempfile.TemporaryDirectory() as scratch:
             out = Path(scratch) / "episodes.jsonl"
             export(self._folder / run_folder.JOURNAL, out, "jsonl")
             episodes = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-        return [
-            e
-            for e in episodes
-            if e["complete"] and e["purpose"] == "train" and e["status"] != "failed" and e["turns"]
-        ]
+        ends = itertools.accumulate(sum(turn_lengths(e)) for e in episodes)
+        within = [e for e, end in zip(episodes, ends, strict=True) if first <= end <= last]
+        usable = [e for e in within if e["complete"] and e["purpose"] == "train" and e["status"] != "failed"]
+        if not (found := [e for e in usable if turn_lengths(e)]):
+            raise TooSlow(
+                "calibration: no trajectory ended while it was measured; give --calibrate more seconds"
+            )
+        return found
 
     def _probe(self, info: GeneratorInfo, seen: Seen, seconds: float) -> Probe:
         config = self._config

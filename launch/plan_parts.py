@@ -204,7 +204,9 @@ class Generator:
             episode = self._waiting.popleft()
             turn = episode.turns[episode.turn]
             fresh = self._recomputes and episode.cached_at != self.version
-            self._debt += self._read_s(turn.read + (episode.context if fresh else 0))
+            self._debt += self._rates.turn_seconds + self._read_s(
+                turn.read + (episode.context if fresh else 0)
+            )
             episode.context += turn.read
             episode.cached_at, episode.begun = self.version, self._count
             self._order += 1

@@ -27,9 +27,9 @@ class Probe:
     decode: list[tuple[int, float]] = field(default_factory=list)
     """Requests at a time, and tokens per second."""
     turn_seconds: float = 0.0
-    """Engine time that a turn costs beside its tokens: taking it in, reading its prompt."""
-    prompt_tokens: float = 0.0
-    """Mean length of the prompts asked with."""
+    """Engine time that a turn costs beside its tokens and its prompt."""
+    prompt_tokens_per_second: float = 0.0
+    """Prompts as they are in the run, repeated as in its groups; 0: too fast to be seen beside the former."""
 
 
 @dataclass
@@ -93,21 +93,24 @@ async def _probe(
     pool.update([info])
     source = itertools.cycle(prompts)
     answer = max(1, room - max(map(len, prompts)))
-    found = Probe(prompt_tokens=sum(map(len, prompts)) / len(prompts))
+    found, begins = Probe(), itertools.cycle([prompt[:1] for prompt in prompts])
     try:
-        short = await _measure(pool, source, most, 1, seconds)
-        found.turn_seconds = seconds / max(1, short.turns)
+        # Answers of one token: to the first token of a prompt, then to the whole.
+        bare, whole = [(await _measure(pool, asked, most, 1, seconds)).turns for asked in (begins, source)]
         rates = [
             (n, (await _measure(pool, source, n, answer, seconds)).tokens / seconds)
             for n in concurrencies(most)
         ]
     finally:
         pool.close()
-    last_step_s = most / rates[-1][1]
+    bare_s, whole_s = seconds / max(1, bare), seconds / max(1, whole)
     # A turn of one token costs its share of a step, too.
-    found.turn_seconds = max(0.0, found.turn_seconds - last_step_s / most)
+    found.turn_seconds = max(0.0, min(bare_s, whole_s) - 1 / rates[-1][1])
+    if whole_s > bare_s:
+        more = sum(len(prompt) - 1 for prompt in prompts) / len(prompts)
+        found.prompt_tokens_per_second = more / (whole_s - bare_s)
     for n, rate in rates:
-        seconds_per_token = max(0.2 / rate, 1 / rate - found.turn_seconds / answer)
+        seconds_per_token = max(0.2 / rate, 1 / rate - max(0.0, whole_s - 1 / rates[-1][1]) / answer)
         found.decode.append((n, 1 / seconds_per_token))
     return found
 

@@ -86,6 +86,8 @@ class GeneratorRates(_Section):
     decode: tuple[DecodePoint, ...] = Field(strict=False, min_length=1)
     prompt_tokens_per_second: float = Field(0.0, ge=0)
     """Prompt tokens taken in, decoding nothing meanwhile; 0: they cost nothing beside what `decode` has."""
+    turn_seconds: Seconds = 0.0
+    """What each request costs beside its tokens, decoding nothing meanwhile."""
     update_seconds: Seconds = 0.0
     """From the announcement of a version until generation stops for it: fetching, verifying."""
     pause_seconds: Seconds = 0.0

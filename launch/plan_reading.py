@@ -25,6 +25,8 @@ class Seen:
     """The line before them."""
     sampled: float
     """Action tokens that the broker stored in this time."""
+    stored_before: float = 0.0
+    """And before it."""
     generators: list[list[Mapping[str, float]]] = field(default_factory=list)
     """Gauges of the generators, at each look."""
     actors: list[list[Mapping[str, float]]] = field(default_factory=list)
@@ -181,10 +183,10 @@ def fit(tokens: Sequence[float], seconds: Sequence[float]) -> tuple[float, float
 def generator_rates(seen: Seen, probe: Probe) -> dict[str, Any]:
     """What the probe found, and what updates took in the run."""
     pauses = [g["update_pause_seconds"] for look in seen.generators for g in look if g.get("updates_applied")]
-    prompt = mean_read(seen) / probe.turn_seconds if probe.turn_seconds > 0 else 0.0
     return {
         "decode": [{"sequences": float(n), "tokens_per_second": round(rate, 2)} for n, rate in probe.decode],
-        "prompt_tokens_per_second": round(prompt, 2),
+        "prompt_tokens_per_second": round(probe.prompt_tokens_per_second, 2),
+        "turn_seconds": round(probe.turn_seconds, 6),
         "pause_seconds": round(statistics.fmean(pauses or [0.0]), 5),
         "start_seconds": round(seen.starts.get("generator", 0.0), 2),
     }
@@ -200,6 +202,7 @@ def alone_rate(
     ).generator
     running = max(1.0, measured.running_mean / max(0.01, 1 - measured.generator_idle_share))
     per_token = rates.step_seconds(round(running)) / round(running)
+    per_token += rates.turn_seconds / turn_tokens
     if rates.prompt_tokens_per_second:
         per_token += episode_read / turn_tokens / rates.prompt_tokens_per_second
     paused = measured.steps_per_second * rates.pause_seconds

@@ -171,7 +171,7 @@ def seen(**changes):
     return found
 
 
-PROBE = Probe(decode=[(1, 100.0), (16, 1600.0)], turn_seconds=0.0, prompt_tokens=8.0)
+PROBE = Probe(decode=[(1, 100.0), (16, 1600.0)], turn_seconds=0.0)
 
 
 def test_rates_of_a_run_are_read_from_its_metrics():
