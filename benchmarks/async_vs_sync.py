@@ -14,6 +14,9 @@ objective, learning rate, and how many episodes the actor may run at a time are 
 - learner: three passes over each batch, so that the learner is the bottleneck;
 - generation: an engine that runs four requests at a time, so that generation is.
 
+The lag bound is what keeps the slower side busy: one version where all responses take alike, two with heavy-tailed
+lengths, four with tools. More would not be faster, and what is sampled would be staler.
+
 The clock starts when all roles are up, the first weights are in service and have been evaluated; the pipeline is empty
 then, in both modes. It stops after the arm's number of steps or minutes, whichever comes first: times are compared at
 what both modes have reached. Weights are kept on the way, and evaluated after the clock was stopped by sampling
@@ -41,6 +44,7 @@ from launch.model import prepare
 SETTINGS = Path(__file__).with_suffix(".toml")
 MODES = ("sync", "async")
 SNAPSHOTS = 10
+UNIFORM = ("env.params.kinds=[[32, 1, 1.0]]", "learner.max_policy_lag=1")
 TOOLS = (
     "env.params.kinds=[[12, 3, 1.0]]",
     "env.params.latency_s=[0.2, 2.0]",
@@ -48,7 +52,7 @@ TOOLS = (
     "run.max_minutes=1.2",
 )
 ARMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "uniform": (80, ("env.params.kinds=[[32, 1, 1.0]]",)),
+    "uniform": (80, UNIFORM),
     "heavy": (
         60,
         (
@@ -56,6 +60,7 @@ ARMS: dict[str, tuple[int, tuple[str, ...]]] = {
             "[256, 1, 0.03125]]",
             "learner.sampling.max_turn_tokens=272",
             "learner.sampling.max_trajectory_tokens=300",
+            "learner.max_policy_lag=2",
         ),
     ),
     "tools": (50, TOOLS),
@@ -63,12 +68,12 @@ ARMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "learner": (
         40,
         (
-            "env.params.kinds=[[32, 1, 1.0]]",
+            *UNIFORM,
             "learner.algorithm.passes=3",
             "learner.algorithm.updates_per_batch=3",
         ),
     ),
-    "generation": (40, ("env.params.kinds=[[32, 1, 1.0]]", "generator.max_num_seqs=4")),
+    "generation": (40, (*UNIFORM, "generator.max_num_seqs=4")),
 }
 """Learner steps at most, and what differs from the common settings."""
 

@@ -75,7 +75,7 @@ class Run:
     stale_tokens: float
     """Share of the action tokens in batches that were too stale to be trained."""
     cpu: dict[str, float] = field(default_factory=dict)
-    """Cores that each role kept busy."""
+    """Cores that each role kept busy, and others on the machine."""
 
 
 class TimedLearner(Learner):
@@ -239,7 +239,15 @@ def cpu_seconds(system: System) -> dict[str, float]:
     broker = [
         cpu for process, (parent, cpu) in times.items() if parent == os.getpid() and process not in others
     ]
-    return found | {"broker": sum(broker)}
+    found["broker"] = sum(broker)
+    return found | {"others": machine_seconds() - sum(found.values())}
+
+
+def machine_seconds() -> float:
+    """Processor time that all cores of the machine were busy, with what its host took from it."""
+    line = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0].split()
+    user, nice, system, _, _, interrupts, soft, stolen = map(int, line[1:9])
+    return (user + nice + system + interrupts + soft + stolen) / TICKS_PER_S
 
 
 def process_times() -> dict[int, tuple[int, float]]:

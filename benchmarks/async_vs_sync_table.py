@@ -71,7 +71,7 @@ def tables(runs: Sequence[Run], arms: Sequence[str]) -> str:
             rows.append(f"| {arm} | {len(both)} | {_spread(tokens)} | {_spread(rewards)} |")
     more = [
         "| arm | mode | s per step | trained tokens/s | idle learner / generator | episodes under way | lag mean / max "
-        "| reward before, after | cores used: learner, generator, actor, broker |",
+        "| reward before, after | cores used: learner, generator, actor, broker; others |",
         "|---" * 9 + "|",
     ]
     for arm in arms:
@@ -86,10 +86,10 @@ def _row(arm: str, mode: str, runs: Sequence[Run]) -> str:
     def median(values: Sequence[float]) -> float:
         return float(statistics.median(values))
 
-    cores = [
-        median([run.cpu.get(role, 0.0) for run in runs])
-        for role in ("learner", "generator", "actor", "broker")
-    ]
+    cores = []
+    for role in ("learner", "generator", "actor", "broker", "others"):
+        measured = [run.cpu[role] for run in runs if role in run.cpu]
+        cores.append(f"{median(measured):.2f}" if measured else "-")
     return (
         f"| {arm} | {mode} | {median([run.seconds / len(run.steps) for run in runs]):.2f} "
         f"| {median([run.steps[-1].tokens / run.seconds for run in runs]):,.0f} "
@@ -98,7 +98,7 @@ def _row(arm: str, mode: str, runs: Sequence[Run]) -> str:
         f"| {median([run.lag_mean for run in runs]):.1f} / {max(run.lag_max for run in runs)} "
         f"| {median([run.snapshots[0].reward for run in runs]):.2f}, "
         f"{median([run.snapshots[-1].reward for run in runs]):.2f} "
-        f"| {', '.join(f'{core:.2f}' for core in cores)} |"
+        f"| {', '.join(cores)} |"
     )
 
 
