@@ -27,6 +27,7 @@ ARMS = {
     "lockstep": ("run.mode=sync",),
 }
 START_S = 20.0
+LEAST_STEPS = 3
 
 
 def command(*arguments: str) -> None:
@@ -38,6 +39,10 @@ def measured(run: Path, warm_up: int) -> dict[str, float]:
     """A run in numbers, without the steps of its warm-up; of a short run, without a third of its steps."""
     result = json.loads((run / "result.json").read_text())
     steps = [line for line in read_metrics(run) if "learner/step_seconds" in line]
+    if len(steps) < LEAST_STEPS:
+        sys.exit(
+            f"{run}: {len(steps)} steps, at least {LEAST_STEPS} are needed; give --seconds more than this"
+        )
     walls = [line["learner/trained_tokens"] / line["learner/trained_tokens_per_second"] for line in steps]
     skipped = max(1, min(warm_up, len(steps) // 3))
     # A line does not know of what comes after it was written: a checkpoint, mostly.

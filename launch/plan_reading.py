@@ -56,6 +56,8 @@ def read(seen: Seen, probe: Probe, setting: Setting, *, run: str, machine: str) 
         )
         slower = learner_slowdown(sharing, measured)
     learner = {name: float(f"{value / slower:.6g}") for name, value in together.items()}
+    # Generators pause while the learner works, too.
+    generator["pause_seconds"] = round(generator["pause_seconds"] / slower, 5)
     data = {
         "generator": generator,
         "learner": learner,
