@@ -73,7 +73,7 @@ def test_a_row_of_the_table_shows_median_and_spread():
         "parameters": 1_200_000, "lengths": "uniform", "optimizer_steps": 2, "trained_tokens": 1000,
         "computed_tokens": 2000, "padded_tokens": 60, "padding_fraction": 0.03,
         "tokens_per_second": spread([1.0, 2.0, 9.0]), "bare_tokens_per_second": spread([2.0]),
-        "ratio_wall": spread([0.9, 1.0]), "ratio_cpu": spread([1.0]),
+        "ratio_wall": spread([0.9, 1.0]), "ratio_cpu": spread([1.0]), "ratio_best_cpu": 0.98,
     }  # fmt: skip
     assert (
         "1.2 M | uniform, 2 optimizer steps | 1,000 | 2,000 | 60 (3.0%) | 2 | 2 | 0.95 [0.90, 1.00]"
