@@ -36,6 +36,7 @@ def tables(results: Sequence[dict[str, Any]]) -> str:
         for task in TASKS
         if (of_task := [r for r in results if r["task"] == task])
         for block in (_arms_table(task, of_task), _ratio_table(task, of_task))
+        if block
     )
 
 
@@ -71,14 +72,17 @@ def _arms_table(task: str, results: Sequence[dict[str, Any]]) -> str:
 
 
 def _ratio_table(task: str, results: Sequence[dict[str, Any]]) -> str:
-    peers = _present(results, ours=False)
+    """Empty where one side is missing."""
+    peers, ours = _present(results, ours=False), _present(results, ours=True)
+    if not peers or not ours:
+        return ""
     rows = [
         f"**{task}: ours over TRL's** (tokens/s; time to the reward; per seed, then median)",
         "",
         "| | " + " | ".join(f"over {peer}" for peer in peers) + " |",
         "|---" * (len(peers) + 1) + "|",
     ]
-    for arm in _present(results, ours=True):
+    for arm in ours:
         cells = []
         for peer in peers:
             speed = ratio(_by_seed(results, arm, "tokens"), _by_seed(results, peer, "tokens"))

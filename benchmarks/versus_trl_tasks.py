@@ -68,7 +68,7 @@ TOOL = (
     "learner.sampling.max_trajectory_tokens=96",
 )
 TASKS = {
-    "letter": TaskSettings(("trl", "trl-1", "sync", "async"), 70, 120.0, 0.7, 64),
+    "letter": TaskSettings(("trl", "trl-1", "trl-vllm", "sync", "async"), 70, 120.0, 0.7, 64),
     "letter-1m": TaskSettings(("trl", "trl-1", "sync", "async"), 40, 120.0, 0.7, 64, MODEL_1M),
     "tool": TaskSettings(
         ("trl-environment", "trl-rollout", "sync", "async"), 200, 90.0, 0.5, 128, TOOL,

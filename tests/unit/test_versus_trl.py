@@ -77,6 +77,12 @@ def test_a_level_that_was_not_reached_is_said_in_the_table():
     assert "| - | 12 | 5 | 1 |" in tables([slow])
 
 
+def test_with_one_side_there_are_no_ratios():
+    text = tables([result("sync", 0, pace=1.0)])
+    assert "| sync | 100 |" in text
+    assert "over" not in text.partition("median, in brackets least and most over seeds")[2]
+
+
 def test_all_arms_of_a_task_train_the_same():
     for task, settings in TASKS.items():
         configs = [configured(task, arm, 3, []) for arm in settings.arms]
