@@ -52,7 +52,7 @@ from learner.totals import Totals
 from protocol.session import Progress
 
 ARMS = ("tppo", "streamed", "finished", "waiting")
-SMOOTHED = {False: 96, True: 8}
+SMOOTHED = {False: 96, True: 24}
 """Short and long trajectories in the window of the reward curve."""
 POINTS = 200
 """Of a curve, at most."""
