@@ -13,6 +13,7 @@ from learner.groups import newest_version
 from protocol.messages import (
     Deliver,
     Dropped,
+    Held,
     LeaseTask,
     PublishWeights,
     Refused,
@@ -47,7 +48,7 @@ class Supply:
         self.send(PublishWeights(epoch=0, version=version, manifest="m"))
 
     def get_nowait(self):
-        for message in self.driver.take("learner", (Deliver, Dropped, Refused)):
+        for message in self.driver.take("learner", (Deliver, Dropped, Refused, Held)):
             frames = self.driver.frames.pop(message.unit_id) if isinstance(message, Deliver) else []
             self.queued.append((message, [frame for pair in frames for frame in pair]))
         if not self.queued:
