@@ -25,7 +25,7 @@ check: setup            ## format, lint, types, layering
 	$(BIN)/lint-imports
 
 e2e: setup              ## the real system learns, at reduced length
-	$(BIN)/python -m pytest tests/e2e -q
+	$(BIN)/python -m pytest tests/e2e -q --durations=6
 
 bench: setup            ## ratios against a peer or a limit; see docs/benchmarks.md
 	@for program in broker learner generation weights seeds; do $(BIN)/python -m benchmarks.$$program || exit 1; done
