@@ -84,7 +84,8 @@ def measure(size: str, arguments: argparse.Namespace, folder: Path, shared: Path
     parameters = make_model(size, folder / size)
     nbytes = (folder / size / "model.safetensors").stat().st_size
     config = GeneratorConfig(max_num_seqs=64, kv_on_update=arguments.kv)
-    generator = Side(run_generator, folder / size, config, shared)
+    (shared / size).mkdir()
+    generator = Side(run_generator, folder / size, config, shared / size)
     run_dir = folder / f"run-{size}"
     server = Side(run_server, weights_folder(run_dir))
     rows: dict[str, list[Row]] = {}

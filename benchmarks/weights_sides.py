@@ -15,6 +15,7 @@ RUN = "benchmark"
 WAIT_S = 180.0
 PROMPT, ANSWER = 32, 400
 WINDOW_S = 1.0
+AFTER_S = 3.0
 
 _spawn = multiprocessing.get_context("spawn")
 
@@ -123,6 +124,8 @@ class _Taking:
         self._loops = [asyncio.create_task(self._ask(n)) for n in range(requests)]
         if requests:
             self._rate = statistics.median([await self._measure() for _ in range(4)])
+        else:
+            await self._one(1)  # a step that the requests have left behind is over then
         return self._rate
 
     async def take(self, told: Told) -> Taken:
@@ -148,21 +151,24 @@ class _Taking:
         return (self._tokens - before) / (time.perf_counter() - began)
 
     async def _lost(self, taken: Taken) -> float:
-        """What is missing a second later of the tokens that come without an update."""
+        """What is missing three seconds later of the tokens that come without an update."""
         before = self._tokens
-        await asyncio.sleep(WINDOW_S)
+        await asyncio.sleep(AFTER_S)
         sampling_s = (self._tokens - before) / self._rate
         return taken.paused_s + (time.perf_counter() - taken.serving) - sampling_s
 
     async def _ask(self, number: int) -> None:
+        while True:
+            await self._one(ANSWER, number)
+
+    async def _one(self, max_tokens: int, number: int = 0) -> None:
         from actors.engine import Request
 
+        self._started += 1
         prompt = [number % 40 + 7] * PROMPT
-        while True:
-            self._started += 1
-            request = Request(str(self._started), prompt, ANSWER, 1.0, 1.0, 0, None, [])
-            async for sampled in self._engine.generate(request):
-                self._tokens += len(sampled.ids)
+        request = Request(str(self._started), prompt, max_tokens, 1.0, 1.0, 0, None, [])
+        async for sampled in self._engine.generate(request):
+            self._tokens += len(sampled.ids)
 
     def _timed(self, call: Any, total: str) -> Any:
         async def timed(*arguments: Any, **named: Any) -> None:
