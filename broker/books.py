@@ -29,6 +29,7 @@ from broker.tasks import UNWANTED, TaskBook, TaskRecord
 from broker.units import Assembly
 from protocol.codec import Buffer
 from protocol.messages import AnyMessage, CancelTask, Dropped, Hello, Refused, Segment, Task
+from protocol.version_line import VersionLine
 
 TOO_LATE = "the deadline of its group has passed"
 ENDED = "the learner that asked for it is gone"
@@ -74,6 +75,7 @@ class Books:
         """The newest learner's Hello, also while it is away."""
         self.published: Published | None = None
         """The newest policy version."""
+        self.line = VersionLine()
         self.notices: list[Dropped] = []
         """What the learner has to be told; `take_notices` empties it."""
         self._out: list[Send] = []
@@ -154,8 +156,10 @@ class Books:
                 self.deliveries.survived()
             case LearnerJoined(hello=hello):
                 self._join(hello, now)
-            case Published():
+            case Published(version=version, continues=continues):
                 self.published = event
+                if continues >= 0:
+                    self.line.fork(continues, version)
         return []
 
     def _put(self, task: Task) -> str:

@@ -8,6 +8,7 @@ from broker.ledger import Ledger, Outcome, Piece
 from broker.store import SegmentStore
 from broker.units import Unit
 from protocol.codec import Buffer
+from protocol.version_line import VersionLine
 
 
 class Deliveries:
@@ -80,11 +81,11 @@ class Deliveries:
             heapq.heappop(self._order)
         return self._ready[self._order[0][1]] if self._order else None
 
-    def is_stale(self, unit: Unit, version: int) -> bool:
-        """Whether a ready unit is too old to be delivered under this policy version."""
+    def is_stale(self, unit: Unit, version: int, line: VersionLine) -> bool:
+        """Whether a ready unit is too old to be delivered under this policy version of this line."""
         # The learner may hold it from before, and train it. Context: what follows needs it.
         wanted = unit.held or unit.purpose == "eval" or unit.context
-        return not wanted and is_stale(unit.version_max, version, self._max_policy_lag)
+        return not wanted and is_stale(line.freshest(unit.version_max), version, self._max_policy_lag)
 
     def lease(self, unit_id: str, epoch: int) -> None:
         """A ready unit goes to the learner of this epoch."""

@@ -93,6 +93,7 @@ class Published(Event, tag="published", frozen=True):
     manifest: str
     url: str = ""
     root: str = ""
+    continues: int = -1
 
 
 AnyEvent = (

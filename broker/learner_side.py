@@ -201,12 +201,16 @@ class LearnerSide:
             text = f"version {message.version} is older than {newest.version}, published in this epoch"
             self._books.refuse(peer.name, "stale_version", text)
             return
+        if message.continues >= 0 and (why := self._books.line.why_not(message.continues, message.version)):
+            self._books.refuse(peer.name, "stale_version", why)
+            return
         event = Published(
             epoch=message.epoch,
             version=message.version,
             manifest=message.manifest,
             url=message.url,
             root=message.root,
+            continues=message.continues,
         )
         if event != newest:
             self._books.happen(event, now)
@@ -269,7 +273,7 @@ class LearnerSide:
             unit = books.deliveries.next()
             if unit is None:
                 return
-            if books.deliveries.is_stale(unit, self.policy_version):
+            if books.deliveries.is_stale(unit, self.policy_version, books.line):
                 books.happen(UnitDropped(unit_id=unit.unit_id, outcome="stale"), now)
                 continue
             if unit.processes >= books.config.max_deliveries and unit.epoch != learner.hello.epoch:

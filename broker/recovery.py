@@ -19,6 +19,7 @@ from broker.units import Group, Trajectory, Unit
 from protocol.codec import Buffer, decode_segment
 from protocol.errors import ProtocolError
 from protocol.messages import DeliveryUnit, Hello
+from protocol.version_line import VersionLine
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +118,7 @@ class Snapshot(Struct, tag_field="type", tag="snapshot", frozen=True, kw_only=Tr
     published: Published | None
     poison: list[bytes] = []
     """Digests of messages that broke the broker."""
+    forks: list[tuple[int, int]] = []
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -139,6 +141,7 @@ def snapshot(books: Books, store: JournalStore, poison: Iterable[bytes] = ()) ->
             lineage=books.lineage,
             published=books.published,
             poison=sorted(poison),
+            forks=books.line.forks,
         )
     )
 
@@ -214,6 +217,7 @@ def _restore(books: Books, store: JournalStore, saved: Snapshot, now: float) -> 
     books.assembly.restore(saved.trajectories, saved.groups, saved.mode, now)
     books.deliveries.restore(saved.units, saved.unit_count)
     books.lineage, books.published = saved.lineage, saved.published
+    books.line = VersionLine(saved.forks)
     assert _keys(books) == {(key, aside) for key, _, _, aside in saved.segments}, (
         "its units are not of its segments"
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from broker.events import AnyEvent, Committed, LearnerJoined, Published, decode_event
+from broker.events import AnyEvent, Committed, LearnerJoined, Published, Released, decode_event
 from broker.journal_files import numbers, records
 from broker.journal_records import JournalError, Kind, Loss, Place, file_name, unpack_segment
 from broker.store import SegmentKey
@@ -12,6 +12,8 @@ from launch.errors import LaunchError
 from learner.recorded import RecordedStep, RecordedUnit
 from protocol.codec import decode_segment
 from protocol.messages import Deliver, Hello, Segment
+
+Forks = tuple[tuple[int, int], ...]
 
 
 class RecordingError(LaunchError):
@@ -24,6 +26,8 @@ class Batch:
 
     version: int
     """Policy version that the step updated."""
+    forks: Forks = ()
+    """Of the line of versions, as the learner that trained it knew of them."""
     trained: dict[str, None] = field(default_factory=dict)
     dropped: dict[str, None] = field(default_factory=dict)
 
@@ -73,15 +77,23 @@ class Recording:
     ended: set[str] = field(default_factory=set)
     versions: Versions = field(default_factory=Versions)
     process: tuple[int, int] | None = None
+    forks: Forks = ()
+    """What the learner knows of now."""
+    saved: dict[int, Forks] = field(default_factory=dict)
+    """What its checkpoints knew of, by their steps."""
 
     def happened(self, event: AnyEvent) -> None:
         match event:
             case LearnerJoined(hello=hello):
                 self._joined(hello)
-            case Published(version=version):
+            case Published(version=version, continues=continues):
                 self.versions.published(version)
+                if continues >= 0 and (continues, version) not in self.forks[-1:]:
+                    self.forks = (*self.forks, (continues, version))
             case Committed():
                 self._committed(event)
+            case Released(step=step):
+                self.saved[step] = self.forks
 
     def arrived(self, segment: Segment, place: Place) -> None:
         if segment.purpose != "train":
@@ -100,17 +112,19 @@ class Recording:
             return
         self.process = hello.epoch, hello.incarnation
         self.batches = {step: batch for step, batch in self.batches.items() if step <= hello.step}
+        before = self.batches.get(hello.step)
+        self.forks = self.saved.get(hello.step, before.forks if before is not None else ())
         self.versions.joined(hello)
 
     def _committed(self, event: Committed) -> None:
         batch = self.batches.get(event.step)
         if batch is None:
-            batch = self.batches[event.step] = Batch(version=-1)
+            batch = self.batches[event.step] = Batch(version=-1, forks=self.forks)
         if event.trained and batch.version < 0:
             later = any(step > event.step and other.version >= 0 for step, other in self.batches.items())
             before = self.batches.get(event.step - 1)
             if later and before is not None:  # its commit was lost with the broker, and said again afterwards
-                batch.version = before.version + 1
+                batch.version, batch.forks = before.version + 1, before.forks
             else:
                 batch.version = self.versions.committed()
         batch.trained |= dict.fromkeys(event.trained)
@@ -143,6 +157,7 @@ class Recording:
                 version=batch.version,
                 units=[self._unit(unit, keys[unit]) for unit in came],
                 trained=list(batch.trained),
+                forks=batch.forks,
             )
 
     def _pieces(self, unit_id: str) -> list[SegmentKey]:

@@ -3,7 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from learner.committed import Committed
@@ -15,6 +15,7 @@ from learner.trajectory import BrokenTrajectory, Trajectory, assemble
 from protocol.codec import decode_delivery
 from protocol.errors import ProtocolError
 from protocol.messages import AnyMessage, Commit, Deliver, Dropped, QueueStats, Task
+from protocol.version_line import VersionLine
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ class Inlet:
     """Whether deliveries are segments, each of which is trained as it comes."""
     rescuable: Callable[[Sequence[Trajectory]], bool] = field(default=lambda _: False)
     """Whether a group without signal is wanted all the same."""
+    line: VersionLine = field(default_factory=VersionLine)
+    """Versions of undone steps are counted from where the line of weights left them: see `_placed`."""
     open: OpenTrajectories = field(default_factory=OpenTrajectories)
     ready: deque[Group] = field(default_factory=deque)
     evaluated: dict[str, Trajectory | None] = field(default_factory=dict)
@@ -159,6 +162,7 @@ class Inlet:
             "trained_tokens": self.trained_tokens,
             "sampled_tokens": self.sampled_tokens,
             "sampled_gauge": self.gauges.get(SAMPLED, 0.0),
+            "forks": list(self.line.forks),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -168,6 +172,7 @@ class Inlet:
         self.trained_tokens, self.sampled_tokens = state["trained_tokens"], state["sampled_tokens"]
         self.delivered_tokens = self.trained_tokens + sum(self.counts.tokens.values())
         self.gauges = {SAMPLED: state["sampled_gauge"]}
+        self.line = VersionLine([tuple(fork) for fork in state.get("forks", [])])
 
     @property
     def backlog(self) -> int:
@@ -279,6 +284,7 @@ class Inlet:
             if last.status != "unfinished":
                 self._settle_member(segment.group_id, segment.task_id)
             return
+        trajectory = self._placed(trajectory)
         if trajectory.status != "unfinished":
             self.recent.append(trajectory)
         group = Group(deliver.unit_id, segment.group_id, [trajectory])
@@ -323,11 +329,15 @@ class Inlet:
         trajectories = []
         for pieces in by_id.values():
             try:
-                trajectories.append(assemble(pieces))
+                trajectories.append(self._placed(assemble(pieces)))
             except BrokenTrajectory as error:
                 log.error("trajectory rejected: %s", error)
                 self.counts.note("rejected", 1, sum(segment.action_tokens for segment, _ in pieces))
         return trajectories
+
+    def _placed(self, trajectory: Trajectory) -> Trajectory:
+        """With the versions of the newest line that lag as far: all that comes after asks for nothing else."""
+        return replace(trajectory, policy_version=self.line.placed(trajectory.policy_version))
 
     def _drop(self, outcome: str, deliver: Deliver, trajectories: Sequence[Trajectory]) -> None:
         self.counts.add(outcome, trajectories)

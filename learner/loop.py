@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from learner.algorithms.replay import self_imitation_weight
@@ -138,9 +139,10 @@ class Learner:
         self.version += 1
         self.publish()
 
-    def publish(self) -> None:
-        """Write the current weights as the newest version and announce them."""
-        self.exchange.announce(self.publisher.publish(self.version, *self.engine.weights()))
+    def publish(self, *, continues: int = -1) -> None:
+        """Write the current weights as the newest version and announce them; ``continues``: see `take_over`."""
+        message = self.publisher.publish(self.version, *self.engine.weights())
+        self.exchange.announce(msgspec.structs.replace(message, continues=continues))
         self.totals.publish_seconds += self.publisher.seconds
 
     def skipped(self, trajectories: Sequence[Trajectory]) -> None:
@@ -220,13 +222,18 @@ class Learner:
         log.info("evaluation %s: accuracy %.3f on %d held-out tasks", tag, accuracy, len(episodes))
 
     def take_over(self, *, always: bool) -> None:
-        """Publish what we hold, under a version above all that an earlier learner published."""
-        before = self.exchange.version_before
-        if before > self.version:
-            self.version = before + 1
-        elif not always:
-            return
-        self.publish()
+        """Publish what we hold, under a version above all that an earlier learner published.
+
+        It continues the version of our checkpoint. So it does when our weights are some updates ahead of that one,
+        which is published already.
+        """
+        before, continued = self.exchange.version_before, self.version
+        if before > continued or self.step % self.config.publish_every:
+            self.version = max(before, continued) + 1
+            self.exchange.inlet.line.fork(continued, self.version)
+            self.publish(continues=continued)
+        elif always:
+            self.publish()
 
     @property
     def wall_seconds(self) -> float:

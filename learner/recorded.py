@@ -26,3 +26,5 @@ class RecordedStep:
     """In the order in which they came; of windows also those that were dropped, which others have as context."""
     trained: Sequence[str]
     """Units of the batch, in its order."""
+    forks: Sequence[tuple[int, int]] = ()
+    """Of the learner's `protocol.version_line.VersionLine`."""

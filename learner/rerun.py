@@ -17,6 +17,7 @@ from learner.recorded import RecordedStep
 from learner.replay import replay_table
 from protocol.link import ThreadLink
 from protocol.messages import PublishWeights
+from protocol.version_line import VersionLine
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ def again(learner: Learner, recorded: RecordedStep) -> None:
     if recorded.step != learner.step + 1:
         raise CannotRerun(f"step {learner.step + 1} is not recorded, the next one that is is {recorded.step}")
     assert isinstance(learner.exchange, Recording)
+    learner.exchange.inlet.line = VersionLine(list(recorded.forks))
     learner.exchange.load(recorded)
     learner.version = recorded.version
     learner.learn()

@@ -180,7 +180,8 @@ class PublishWeights(Message, tag="publish_weights", frozen=True):
     """A new policy version exists; the broker passes the newest on to generators.
 
     ``manifest`` is a path on the learner's host, ``url`` where that host serves versions, if it does. ``root`` is the
-    root hash of its tensors: who has it from the broker need not trust whom the bytes come from.
+    root hash of its tensors: who has it from the broker need not trust whom the bytes come from. ``continues`` is the
+    version whose weights these are under a new number, where a learner takes up a checkpoint; -1: it is the next one.
     """
 
     epoch: Count
@@ -188,6 +189,7 @@ class PublishWeights(Message, tag="publish_weights", frozen=True):
     manifest: FilePath
     url: Address = ""
     root: Root = ""
+    continues: MaybeVersion = -1
 
 
 # --- actor -> broker --------------------------------------------------------------------------------------

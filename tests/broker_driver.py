@@ -158,8 +158,9 @@ class Driver:
     def put(self, *tasks):
         return self.say("learner", PutTasks(tasks=list(tasks)))
 
-    def publish(self, version, epoch=1):
-        return self.say("learner", PublishWeights(epoch=epoch, version=version, manifest=f"v{version}"))
+    def publish(self, version, epoch=1, continues=-1):
+        weights = PublishWeights(epoch=epoch, version=version, manifest=f"v{version}", continues=continues)
+        return self.say("learner", weights)
 
     def segment(self, peer, lease, index=0, **fields):
         """Send a segment; returns its acknowledgement."""

@@ -296,9 +296,13 @@ class BrokerMachine(RuleBasedStateMachine):
         self.version += count
         self.say("learner", PublishWeights(epoch=self.epoch, version=self.version, manifest="m"))
 
-    @rule(new_lineage=st.sampled_from([False, False, False, True]))
-    def learner_restarts(self, new_lineage):
+    @rule(new_lineage=st.sampled_from([False, False, False, True]), back=st.integers(0, 5))
+    def learner_restarts(self, new_lineage, back):
+        """Its weights are those of an older version, under a new number."""
         self.start_learner(new_lineage)
+        continued, self.version = max(0, self.version - back), self.version + 1
+        weights = PublishWeights(epoch=self.epoch, version=self.version, manifest="m", continues=continued)
+        self.say("learner", weights)
 
     def teardown(self):
         if hasattr(self, "driver"):

@@ -136,6 +136,18 @@ def test_commit_and_weights_of_another_epoch_are_refused():
     assert driver.state.learners.policy_version == 5
 
 
+def test_a_version_that_cannot_continue_what_it_says_is_refused():
+    driver = Driver()
+    driver.learner()
+    driver.publish(3)
+    assert refusal(driver.publish(4, continues=4)) == ("stale_version", False)
+    assert driver.publish(5, continues=2) == []
+    assert driver.publish(5, continues=2) == [], "told again after another join"
+    assert refusal(driver.publish(5, continues=1)) == ("stale_version", False)
+    assert driver.state.learners.policy_version == 5
+    assert driver.state.books.line.forks == [(2, 5)]
+
+
 def test_of_one_epoch_only_one_learner_lives():
     driver = Driver()
     driver.learner(epoch=1)

@@ -19,7 +19,16 @@ CONFIG = LearnerConfig(group_size=2, batch_trajectories=4, max_policy_lag=0)
 
 
 def member(
-    group, number, reward, *, status="finished", purpose="train", logp=-0.5, correct=None, temperature=1.0
+    group,
+    number,
+    reward,
+    *,
+    status="finished",
+    purpose="train",
+    logp=-0.5,
+    correct=None,
+    temperature=1.0,
+    version=0,
 ):
     segment = Segment(
         trajectory_id=f"{group}.{number}.0",
@@ -41,7 +50,7 @@ def member(
         "token_ids": np.array([1, 2, 3], dtype=np.int32),
         "action_mask": np.array([0, 1, 1], dtype=np.uint8),
         "logp_behaviour": np.array([0.0, logp, logp], dtype=np.float32),
-        "policy_version": np.array([-1, 0, 0], dtype=np.int32),
+        "policy_version": np.array([-1, version, version], dtype=np.int32),
     }
     frames = encode_arrays(segment, arrays)
     return frames[1], frames[2]
@@ -68,6 +77,19 @@ def test_a_group_with_different_returns_is_ready_and_committed_as_trained():
     assert (commit.trained, commit.dropped, commit.step) == (["0g0"], [], 3)
     assert not inlet.curriculum.owns("0g0")
     assert inlet.commit(epoch=1, step=3, trained=[]) is None
+
+
+def test_versions_of_undone_steps_are_counted_from_where_the_line_left_them():
+    inlet = inlet_with_tasks()
+    inlet.line.fork(0, 3)
+    deliver(inlet, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0, version=2))
+    lags = [3 - t.policy_version[t.action_mask] for group in inlet.ready for t in group.trajectories]
+    assert [lag.tolist() for lag in lags] == [[0, 0], [2, 2]]
+    inlet.drop_stale(2)  # of version 0 are the weights that are trained now
+    assert len(inlet.ready) == 1
+    again = inlet_with_tasks()
+    again.restore(json.loads(json.dumps(inlet.state())))
+    assert again.line.forks == [(0, 3)]
 
 
 def test_equal_returns_are_dropped_and_make_room():

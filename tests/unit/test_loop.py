@@ -16,6 +16,8 @@ from learner.nonfinite import Diverged
 from learner.open_trajectories import OpenTrajectories
 from learner.replay import make_table
 from learner.report import UpdateReport
+from protocol.messages import PublishWeights
+from protocol.version_line import VersionLine
 from tests.trajectories import make_trajectory
 
 
@@ -23,6 +25,7 @@ class Inlet:
     def __init__(self):
         self.gauges = {"broker/units_ready": 2.0, "someone_elses/number": 1.0}
         self.counts, self.sampled_tokens, self.open = Counts(), 0, OpenTrajectories()
+        self.line = VersionLine()
 
     def take_recent(self):
         return [make_trajectory("t")]
@@ -66,7 +69,8 @@ class Exchange:
         return [make_trajectory("t"), None]
 
     def announce(self, message):
-        self.log.append(("announce", message))
+        self.log.append(("announce", message.version))
+        self.continued = message.continues
 
     def commit(self, groups, *, step, replayed_tokens=0):
         self.replayed.append(replayed_tokens)
@@ -108,7 +112,7 @@ class Publisher:
     seconds = 0.0
 
     def publish(self, version, shapes, tensors):
-        return version
+        return PublishWeights(epoch=1, version=version, manifest="m")
 
 
 class Report:
@@ -211,6 +215,22 @@ def test_a_learner_that_takes_over_publishes_above_what_generators_have(tmp_path
     it.take_over(always=False)
     assert it.version == 8
     assert it.exchange.log == [("announce", 8)]
+    assert (it.exchange.continued, it.exchange.inlet.line.forks) == (0, [(0, 8)])
+
+
+def test_weights_that_were_published_before_keep_their_number(tmp_path):
+    it = learner(tmp_path, ["applied"], evaluation_tasks=0)
+    it.step, it.version, it.exchange.version_before = 4, 4, 4
+    it.take_over(always=True)
+    assert (it.version, it.exchange.continued, it.exchange.inlet.line.forks) == (4, -1, [])
+
+
+def test_weights_ahead_of_what_was_published_get_a_number_of_their_own(tmp_path):
+    """A checkpoint out of turn, between two publications."""
+    it = learner(tmp_path, ["applied"], evaluation_tasks=0, publish_every=2)
+    it.step, it.version, it.exchange.version_before = 5, 2, 2
+    it.take_over(always=True)
+    assert (it.version, it.exchange.continued) == (3, 2)
 
 
 def test_the_report_forgets_what_came_after_a_checkpoint(tmp_path):

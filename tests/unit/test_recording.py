@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from broker.events import Committed, GroupClosed, LearnerJoined, Published, encode_event
+from broker.events import Committed, GroupClosed, LearnerJoined, Published, Released, encode_event
 from broker.journal import Journal
 from broker.journal_config import JournalConfig
 from broker.journal_records import Kind, file_name, pack_segment
@@ -30,8 +30,8 @@ def trained(step, *units, dropped=(), epoch=1):
     return Committed(epoch=epoch, step=step, trained=list(units), dropped=list(dropped))
 
 
-def published(version, epoch=1):
-    return Published(epoch=epoch, version=version, manifest=f"v{version}")
+def published(version, epoch=1, continues=-1):
+    return Published(epoch=epoch, version=version, manifest=f"v{version}", continues=continues)
 
 
 def versions(*events):
@@ -77,6 +77,23 @@ def test_what_a_crash_undid_is_left_out_and_the_next_learner_publishes_what_it_b
         ["second3"],
     ]
     assert [recording.batches[step].version for step in (1, 2, 3)] == [0, 4, 5]
+
+
+def test_each_step_has_the_forks_that_its_learner_knew_of():
+    events = [hello(1), published(1), trained(1, "a"), published(2), trained(2, "b"), published(3)]
+    # back to step 1, killed before another checkpoint, back to step 1 again: it never heard of version 4
+    events += [hello(2, step=1), published(4, 2, continues=1), published(5, 2), trained(2, "c", epoch=2)]
+    events += [hello(3, step=1), published(6, 3, continues=1), published(7, 3), trained(2, "d", epoch=3)]
+    events += [Released(epoch=3, step=2), hello(4, step=2), published(8, 4, continues=7), published(9, 4)]
+    events += [trained(3, "e", epoch=4)]
+    recording = Recording(None)
+    for event in events:
+        recording.happened(event)
+    assert {step: batch.forks for step, batch in recording.batches.items()} == {
+        1: (),
+        2: ((1, 6),),
+        3: ((1, 6), (7, 8)),
+    }
 
 
 def test_a_learner_that_joins_again_undoes_nothing():
