@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 CREDIT_UNITS = 64
 TASKS_PER_MESSAGE = 512
 POLL_S = 0.2
-HELD_TIMEOUT_S = 60.0
+HELD_TIMEOUT_S = 180.0
+"""Longer than a broker may take to start again, which it may be doing."""
 SETTLE_TIMEOUT_S = 15.0
 TIME_LIMIT = "time limit"
 FATAL_CODES = ("queue_full", "bad_task", "malformed", "limit", "version")
