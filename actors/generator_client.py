@@ -17,9 +17,9 @@ from actors.errors import GenerationFailed, NoGenerator
 from actors.segments import Sampled
 from protocol.codec import Frames, decode, encode, encode_arrays, unpack_arrays
 from protocol.errors import KeysUnusable, ProtocolError
-from protocol.link import AsyncSocket, dealer
 from protocol.messages import Abort, Chunk, Generate, GeneratorInfo, Sampling
 from protocol.security import ClientKeys, HandshakeWatch
+from protocol.sockets import AsyncSocket, dealer
 
 log = logging.getLogger(__name__)
 

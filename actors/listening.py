@@ -13,7 +13,7 @@ from protocol.addresses import is_wildcard, split_endpoint, why_not_bound
 from protocol.codec import Frames
 from protocol.guard import Guard, GuardedSocket
 from protocol.keys import Principal
-from protocol.link import AsyncSocket, router
+from protocol.sockets import AsyncSocket, router
 
 log = logging.getLogger(__name__)
 

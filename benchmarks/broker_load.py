@@ -16,7 +16,6 @@ import numpy as np
 import zmq
 
 from protocol.codec import PRELUDE, encode, pack_arrays
-from protocol.link import dealer
 from protocol.messages import (
     AnyMessage,
     ArraySpec,
@@ -39,6 +38,7 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.security import ClientKeys
+from protocol.sockets import dealer
 
 BYTES_PER_TOKEN = 13
 GROUP = 4

@@ -21,9 +21,9 @@ from broker.config import BrokerConfig
 from broker.service import serve
 from protocol import key_files
 from protocol.codec import encode
-from protocol.link import dealer
 from protocol.messages import Heartbeat, Hello
 from protocol.security import ClientKeys
+from protocol.sockets import dealer
 
 WINDOW = 64
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")

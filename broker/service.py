@@ -33,8 +33,8 @@ from protocol.guard import Guard, GuardedSocket
 from protocol.http_auth import require_token
 from protocol.http_serving import app_runner
 from protocol.keys import Principal
-from protocol.link import AsyncSocket, router
 from protocol.messages import Deliver, Goodbye, Hello, Refused
+from protocol.sockets import AsyncSocket, router
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from zmq.utils import z85
 from protocol.admission import Admission
 from protocol.connections import Connection
 from protocol.keys import KeyRole, Principal, key_pair
-from protocol.link import AsyncSocket, LeanRouter, router
 from protocol.security import REFUSED_FOR_GOOD, REFUSED_FOR_NOW
+from protocol.sockets import AsyncSocket, LeanRouter, router
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ import zmq
 
 from launch.tokenizer import make_tokenizer, save_tokenizer
 from protocol.codec import decode, encode, encode_arrays, unpack_arrays
-from protocol.link import AsyncSocket, router
 from protocol.messages import (
     Abort,
     Chunk,
@@ -31,6 +30,7 @@ from protocol.messages import (
     TaskRejected,
     Welcome,
 )
+from protocol.sockets import AsyncSocket, router
 
 DEADLINE_S = 60.0
 

@@ -14,9 +14,9 @@ import zmq
 
 from protocol.codec import decode, encode
 from protocol.http_auth import authorization_header
-from protocol.link import dealer
 from protocol.messages import Hello, Welcome
 from protocol.security import ClientKeys
+from protocol.sockets import dealer
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 30.0

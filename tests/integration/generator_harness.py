@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from actors.config import GeneratorConfig
 from actors.generator import serve_generator
 from protocol.codec import decode, encode, encode_arrays, unpack_arrays
-from protocol.link import dealer, router
 from protocol.messages import Abort, Chunk, Generate, Goodbye, Heartbeat, Hello, WeightsReady, Welcome
+from protocol.sockets import dealer, router
 
 RUN = "test"
 

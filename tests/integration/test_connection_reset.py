@@ -10,8 +10,9 @@ import zmq
 
 from benchmarks.fault_wire import Proxy
 from protocol.codec import decode, encode
-from protocol.link import AsyncLink, ThreadLink, router
+from protocol.link import AsyncLink, ThreadLink
 from protocol.messages import Heartbeat, Hello, Welcome
+from protocol.sockets import router
 
 HELLO = Hello(role="actor", peer="a", incarnation=1)
 DEADLINE_S = 20.0

@@ -16,9 +16,10 @@ from protocol.codec import decode, encode
 from protocol.errors import LinkDown
 from protocol.guard import Guard
 from protocol.keys import key_pair
-from protocol.link import AsyncLink, ThreadLink, dealer
+from protocol.link import AsyncLink, ThreadLink
 from protocol.messages import Goodbye, Heartbeat, Hello, PutTasks, Refused, TaskCredit, Welcome
 from protocol.security import ClientKeys
+from protocol.sockets import dealer
 from tests.integration.encrypted_harness import Broker, Peer, free_port, until
 
 

@@ -12,8 +12,8 @@ from actors import generator_client
 from actors.errors import GenerationFailed, NoGenerator
 from actors.generator_client import GeneratorPool, TurnRequest
 from protocol.codec import decode, encode, encode_arrays
-from protocol.link import AsyncSocket, router
 from protocol.messages import Abort, Chunk, Generate, GeneratorInfo, Sampling
+from protocol.sockets import AsyncSocket, router
 
 EOS = 0
 

@@ -1,11 +1,11 @@
-"""The sockets of `protocol.link`: every frame arrives as it was sent, whatever its size."""
+"""The sockets of `protocol.sockets`: every frame arrives as it was sent, whatever its size."""
 
 import os
 
 import pytest
 import zmq
 
-from protocol.link import COPIED_BYTES, KEPT_BYTES, dealer, router
+from protocol.sockets import COPIED_BYTES, KEPT_BYTES, dealer, router
 
 WAIT_MS = 5_000
 

@@ -11,9 +11,10 @@ import zmq
 from protocol import link
 from protocol.codec import encode
 from protocol.errors import LinkDown
-from protocol.link import AsyncLink, AsyncSocket, ThreadLink
+from protocol.link import AsyncLink, ThreadLink
 from protocol.messages import Drain, Hello, Welcome
 from protocol.session import Progress
+from protocol.sockets import AsyncSocket
 
 HELLO = Hello(role="actor", peer="a", incarnation=1)
 FAULT = ZeroDivisionError("in progress")
