@@ -5,7 +5,8 @@
 One segment is: the segment in, its acknowledgement out, the lease before it, and its share of the delivery and the
 commit of its group. The figure to trust is the CPU time of the broker's process (all threads, user and system) over the
 segments of the same time; rates depend on how many cores there are for the other processes. Arms take turns, so that
-other work on the machine disturbs all alike; each run is a fresh process and a fresh journal.
+other work on the machine disturbs all alike; each run is a fresh process and a fresh journal. After `offbeat compile`
+all of ours come a second time, as C extensions.
 """
 
 import argparse
@@ -35,7 +36,7 @@ from benchmarks.broker_others import (
     why_no_redis,
 )
 from broker.config import BrokerConfig
-from broker.service import serve
+from launch import compiled
 from launch.processes import free_port
 from protocol.key_files import make
 
@@ -47,6 +48,7 @@ WARM_S = 0.5
 WAIT_S = 30.0
 LATENCY_RATE, LATENCY_SAMPLES, LATENCY_WARM = 1_000.0, 3_000, 500
 FIGURES = {
+    "over_loop": "CPU over that of the loop in Python that only forwards, round by round",
     "cpu_us": "CPU microseconds of the broker per segment",
     "per_s": "segments/s",
     "mb_per_s": "MB/s",
@@ -76,6 +78,7 @@ class Arm:
     encrypted: bool = False
     segments: int = 1
     other: str = ""
+    compiled: bool = False
 
 
 OURS = (
@@ -90,8 +93,12 @@ LONG = (
     Arm("ours, CURVE, memory, 8 segments a trajectory", encrypted=True, segments=8),
     Arm("ours, journal synced, 8 segments a trajectory", "synced", segments=8),
 )
+COMPILED = tuple(
+    replace(arm, name=arm.name.replace("ours", "compiled"), compiled=True) for arm in (*OURS, *LONG)
+)
+LOOP = "pyzmq forwarder, Python loop"
 OTHERS = (
-    Arm("pyzmq forwarder, Python loop", other="loop"),
+    Arm(LOOP, other="loop"),
     Arm("zmq.proxy, C", other="proxy"),
     Arm("Redis Streams, memory", other="redis"),
     Arm("Redis Streams, AOF always", "synced", other="redis"),
@@ -101,9 +108,15 @@ OTHERS = (
 # --- arms ---------------------------------------------------------------------------------------------------
 
 
-def serve_ours(settings: dict[str, Any], journal: Path | None, keys: Path | None) -> None:
+def serve_ours(
+    settings: dict[str, Any], journal: Path | None, keys: Path | None, use_compiled: bool = False
+) -> None:
     """Body of the broker's process."""
     logging.basicConfig(level=logging.WARNING)
+    if use_compiled and not compiled.use():
+        raise RuntimeError("the compiled arms need `offbeat compile` first")
+    from broker.service import serve  # not before: a process that has loaded it goes on with what it has
+
     config = BrokerConfig.model_validate(settings)
     serve(config, run="benchmark", max_policy_lag=4, journal=journal, keys=keys, open_http=True)
 
@@ -143,7 +156,8 @@ def ours(arm: Arm, folder: Path, load: Load) -> Iterator[Run]:
     results, sender = _spawn.Pipe(duplex=False)
     ages = _spawn.RawArray("d", AGES)
     with processes() as start:
-        broker = start(serve_ours, settings, folder / "journal" if arm.journal else None, keys)
+        journal = folder / "journal" if arm.journal else None
+        broker = start(serve_ours, settings, journal, keys, arm.compiled)
         start(run_actors, load, acked, sender)
         start(run_learner, load, committed, ages)
         yield Run(broker.pid, committed, results, ages)
@@ -245,7 +259,8 @@ Results = dict[str, dict[str, Any]]
 def sizes(arguments: argparse.Namespace) -> Results:
     """Every arm at every size."""
     missing = why_no_redis(arguments.redis)
-    arms = [arm for arm in (*OURS, *LONG, *OTHERS) if not (arm.other == "redis" and missing)]
+    shown = COMPILED if compiled.folder().exists() else ()
+    arms = [arm for arm in (*OURS, *shown, *LONG, *OTHERS) if not (arm.other == "redis" and missing)]
     rows: dict[tuple[str, str], list[dict[str, float]]] = {}
     for _ in range(arguments.repetitions):
         for size in arguments.sizes:
@@ -253,6 +268,9 @@ def sizes(arguments: argparse.Namespace) -> Results:
                 row = throughput(arm, make_load(SIZES[size], arm.segments), arguments)
                 rows.setdefault((arm.name, size), []).append(row)
                 logging.info("%s, %s: %.1f us, %.0f /s", arm.name, size, row["cpu_us"], row["per_s"])
+    for (_, size), found in rows.items():
+        for row, loop in zip(found, rows[LOOP, size], strict=True):
+            row["over_loop"] = row["cpu_us"] / loop["cpu_us"]
     results: Results = {
         arm.name: {size: summary(rows[arm.name, size]) for size in arguments.sizes} for arm in arms
     }
@@ -261,18 +279,19 @@ def sizes(arguments: argparse.Namespace) -> Results:
 
 def peers(arguments: argparse.Namespace) -> Results:
     """CPU time per segment of 16 KB over the number of actors connected."""
-    rows: dict[int, list[dict[str, float]]] = {}
+    rows: dict[tuple[str, int], list[dict[str, float]]] = {}
     for _ in range(arguments.repetitions):
         for count in PEERS:
             load = replace(make_load(1 << 14), actors=count, window=256, outstanding=1024)
-            rows.setdefault(count, []).append(throughput(OURS[0], load, arguments))
-    return {str(count): summary(found) for count, found in rows.items()}
+            for arm in (OURS[0], *(COMPILED[:1] if compiled.folder().exists() else ())):
+                rows.setdefault((arm.name, count), []).append(throughput(arm, load, arguments))
+    return {f"{name}, {count} actors": summary(found) for (name, count), found in rows.items()}
 
 
 def latencies(arguments: argparse.Namespace) -> Results:
     rows: dict[str, list[dict[str, float]]] = {}
     for _ in range(arguments.repetitions):
-        for arm in OURS:
+        for arm in (*OURS, *(COMPILED[: len(OURS)] if compiled.folder().exists() else ())):
             rows.setdefault(arm.name, []).append(latency(arm, arguments))
     return {name: summary(found) for name, found in rows.items()}
 
@@ -296,7 +315,10 @@ def tables(results: dict[str, Results], chosen: list[str]) -> str:
 def _table(rows: Results, columns: list[str], figure: str) -> list[str]:
     lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for name, row in rows.items():
-        cells = [row["missing"] if "missing" in row else _cell(row[column][figure], 0) for column in columns]
+        digits = 2 if figure == "over_loop" else 0
+        cells = [
+            row["missing"] if "missing" in row else _cell(row[column][figure], digits) for column in columns
+        ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 

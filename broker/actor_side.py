@@ -8,7 +8,7 @@ from broker.admission import why_invalid
 from broker.books import Books
 from broker.events import Leased, LeaseEnded
 from broker.peers import Peer
-from broker.tasks import TaskRecord
+from broker.records import TaskRecord
 from protocol.codec import Buffer
 from protocol.messages import CancelTask, LeaseTask, Segment, SegmentAck, SegmentCredit, TaskRejected
 from protocol.session import MISSED_BEATS

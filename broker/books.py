@@ -22,10 +22,11 @@ from broker.events import (
     TasksPut,
     UnitDropped,
 )
-from broker.ledger import Ledger, Outcome, Piece
+from broker.ledger import Ledger
 from broker.peers import Peers
+from broker.records import Outcome, Piece, TaskRecord
 from broker.store import SegmentStore
-from broker.tasks import UNWANTED, TaskBook, TaskRecord
+from broker.tasks import UNWANTED, TaskBook
 from broker.units import Assembly
 from protocol.codec import Buffer
 from protocol.messages import AnyMessage, CancelTask, Dropped, Hello, Refused, Segment, Task

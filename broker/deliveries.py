@@ -4,9 +4,9 @@ import heapq
 from collections.abc import Iterable, Iterator
 
 from broker.admission import is_stale
-from broker.ledger import Ledger, Outcome, Piece
+from broker.ledger import Ledger
+from broker.records import Outcome, Piece, Unit
 from broker.store import SegmentStore
-from broker.units import Unit
 from protocol.codec import Buffer
 from protocol.version_line import VersionLine
 

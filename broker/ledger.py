@@ -4,15 +4,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
 
-from msgspec import Struct
+from broker.records import Outcome, Piece
 
-from broker.store import SegmentKey
-
-Outcome = Literal[
-    "trained", "dropped", "stale", "superseded", "late", "given_up", "too_large", "poison", "damaged"
-]
 OUTCOMES: dict[Outcome, str] = {
     "trained": "committed by the learner: entered a gradient",
     "dropped": "committed by the learner: filtered out or evaluated",
@@ -24,16 +18,6 @@ OUTCOMES: dict[Outcome, str] = {
     "damaged": "of a unit whose bytes in the journal cannot be read any more",
     "poison": "of a unit that several learner processes in a row were given and did not survive",
 }
-
-
-class Piece(Struct, frozen=True, array_like=True):
-    """One stored segment, as far as the broker needs to know it."""
-
-    key: SegmentKey
-    tokens: int
-    action_tokens: int
-    version_max: int
-    nbytes: int
 
 
 @dataclass

@@ -3,6 +3,7 @@
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
+from dataclasses import fields
 
 import msgspec
 from msgspec import Struct
@@ -13,9 +14,8 @@ from broker.events import AnyEvent, Published, decode_event, encode_event
 from broker.journal import Journal, JournalError, Kind, Place, Record, pack_segment, unpack_segment
 from broker.journal_records import decoded
 from broker.ledger import Ledger
+from broker.records import Group, TaskRecord, Trajectory, Unit
 from broker.store import Counted, SegmentKey
-from broker.tasks import TaskRecord
-from broker.units import Group, Trajectory, Unit
 from protocol.codec import Buffer, decode_segment
 from protocol.errors import ProtocolError
 from protocol.messages import DeliveryUnit, Hello
@@ -212,7 +212,8 @@ def _restore(books: Books, store: JournalStore, saved: Snapshot, now: float) -> 
         store.adopt(key, place, nbytes)
         if aside:
             store.set_aside(key)
-    vars(books.ledger).update(vars(saved.ledger))
+    for part in fields(Ledger):
+        setattr(books.ledger, part.name, getattr(saved.ledger, part.name))
     books.tasks.restore(saved.tasks, saved.over, now)
     books.assembly.restore(saved.trajectories, saved.groups, saved.mode, now)
     books.deliveries.restore(saved.units, saved.unit_count)

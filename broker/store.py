@@ -99,7 +99,8 @@ class MemoryStore(Counted):
         0
     """
 
-    low = crowded = False
+    low = False
+    crowded = False
 
     def __init__(self) -> None:
         super().__init__()

@@ -4,9 +4,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Set
 from typing import TypeVar
 
-from msgspec import Struct
-
 from broker.ledger import Ledger, Recent
+from broker.records import TaskLease, TaskRecord
 from protocol.messages import Task
 
 REMEMBERED_TASKS = 131_072
@@ -16,31 +15,6 @@ MAX_SKIPPED = 64
 UNWANTED = -1
 
 A = TypeVar("A")
-
-
-class TaskLease(Struct):
-    """A task in the hands of an actor; ``renewed`` moves with progress, ``limit`` is the latest end."""
-
-    lease_id: str
-    actor: str
-    incarnation: int
-    renewed: float
-    limit: float
-
-
-class TaskRecord(Struct):
-    """A task that is queued (no lease) or being run."""
-
-    task: Task
-    attempt: int = 0
-    losses: int = 0
-    lease: TaskLease | None = None
-    avoid: str = ""
-    retry_at: float = 0.0
-
-    @property
-    def trajectory_id(self) -> str:
-        return f"{self.task.task_id}.{self.attempt}"
 
 
 class TaskBook:

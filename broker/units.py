@@ -2,88 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 
-from msgspec import Struct, field
-
-from broker.ledger import Ledger, Outcome, Piece
+from broker.ledger import Ledger
+from broker.records import Group, Outcome, Piece, Trajectory, Unit
 from broker.store import SegmentStore
-from protocol.codec import MAX_FRAMES, MAX_MESSAGE_BYTES
-from protocol.messages import DeliveryUnit, Dropped, Purpose, Segment, Task
-
-ENVELOPE_BYTES = 64 * 1024
-
-
-class Trajectory(Struct):
-    """A trajectory as it arrives. ``pieces`` are those not yet part of a unit."""
-
-    trajectory_id: str
-    task: Task
-    pieces: list[Piece] = field(default_factory=list)
-    next_index: int = 0
-    tokens: int = 0
-    action_tokens: int = 0
-    closed: bool = False
-    failed: bool = False
-    split: bool = False
-    """Whether a part of it is delivered already; then the rest follows segment by segment."""
-
-    @property
-    def length(self) -> int:
-        """Action tokens, once it has ended well; 0 before."""
-        return self.action_tokens if self.closed and not self.failed else 0
-
-
-class Group(Struct):
-    """A rollout group: members still out, members here, and how many others there were."""
-
-    group_id: str
-    size: int
-    out: set[str] = field(default_factory=set)
-    here: list[Trajectory] = field(default_factory=list)
-    taken: int = 0
-    lost: int = 0
-    since: float | None = None
-    """When the first member was closed or lost."""
-
-    @property
-    def settled(self) -> int:
-        return len(self.here) + self.taken + self.lost
-
-
-class Unit(Struct):
-    """What is handed to the learner in one delivery."""
-
-    unit_id: str
-    group_id: str
-    purpose: Purpose
-    pieces: list[Piece]
-    trajectories: int
-    complete: bool
-    context: bool = False
-    """Whether pieces that follow are of no use without it."""
-    lengths: list[int] = field(default_factory=list)
-    """Action tokens of the trajectories that end in it."""
-    age: int = 0
-    """Order in which units became ready."""
-    deliveries: int = 0
-    epoch: int = 0
-    """Of the learner it was delivered to last."""
-    processes: int = 0
-    """Learner processes it was delivered to since the last checkpoint."""
-    held: bool = False
-    """Whether the learner alive may have it, from whatever delivery."""
-    step: int = 0
-    """Of its commit, with `outcome`."""
-    outcome: Outcome | None = None
-
-    @property
-    def version_max(self) -> int:
-        return max((piece.version_max for piece in self.pieces), default=-1)
-
-    @property
-    def fits(self) -> bool:
-        """Whether it fits into one message."""
-        nbytes = sum(piece.nbytes for piece in self.pieces)
-        return nbytes + ENVELOPE_BYTES <= MAX_MESSAGE_BYTES and 2 * len(self.pieces) + 2 <= MAX_FRAMES
+from protocol.messages import DeliveryUnit, Dropped, Segment, Task
 
 
 class Assembly:

@@ -53,6 +53,8 @@ def parser() -> argparse.ArgumentParser:
     status.add_argument(
         "--keys", type=Path, help="keys folder with the token, for a broker named by its address"
     )
+    text = "make C extensions of the broker for this machine; it uses them from its next start on"
+    commands.add_parser("compile", help=text, description=text)
     add_journal(commands)
     add_keys(commands)
     add_plan(commands)
@@ -89,6 +91,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if rest:
                 parser().error(f"unrecognized arguments: {' '.join(rest)}")
             return run(args)
+        if args.command == "compile":
+            from launch import compiled
+
+            sys.stdout.write(f"{compiled.make()}\n")
+            return 0
         if args.command == "keys":
             from launch import keys_command
 

@@ -338,7 +338,7 @@ def test_notices_wait_for_an_absent_learner(driver):
 
 
 def test_a_unit_too_large_for_one_message_is_dropped_not_sent_in_vain(driver, monkeypatch):
-    monkeypatch.setattr("broker.units.MAX_FRAMES", 4)
+    monkeypatch.setattr("broker.records.MAX_FRAMES", 4)
     driver.put(*group("g", 2))
     for lease in driver.leases():
         close(driver, lease)

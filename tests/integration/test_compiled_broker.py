@@ -1,0 +1,46 @@
+"""The broker as C extensions: the same decisions, by the same tests."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch import compiled
+
+ROOT = Path(__file__).parents[2]
+SAME = """
+import sys
+from launch import compiled
+assert compiled.use()
+import broker.service, broker.units
+assert broker.units.__file__.startswith(str(compiled.folder())), broker.units.__file__
+assert not compiled.use(), "a broker that runs is left as it is"
+import pytest
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+TESTS = [
+    "tests/property/test_broker_machine.py",
+    "tests/unit/test_broker_deliveries.py",
+    "tests/unit/test_broker_lineage.py",
+    "tests/unit/test_broker_peers.py",
+    "tests/unit/test_broker_recovery.py",
+    "tests/unit/test_broker_segments.py",
+    "tests/unit/test_broker_tasks.py",
+]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_a_compiled_broker_decides_as_the_one_it_was_made_from(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert not compiled.use(), "nothing is compiled here yet"
+    made = compiled.make()
+    assert made == compiled.folder()
+    assert compiled.make() == made, "what is there is not made again"
+    command = [sys.executable, "-c", SAME, "-q", "-p", "no:cacheprovider", *TESTS]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
