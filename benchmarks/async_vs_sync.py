@@ -11,11 +11,13 @@ objective, learning rate, and how many episodes the actor may run at a time are 
 - heavy: lengths of 8 to 256 characters, half of the tasks each time the length doubles;
 - tools: three turns, and after each a tool that takes 0.2 to 2 s, log-uniform, seeded;
 - tools-narrow: the same, with no more episodes at a time than a batch has: all that lockstep can use;
-- learner: three passes over each batch, so that the learner is the bottleneck;
+- learner: three passes over each batch, with a clip around the recomputed proximal policy, so that the learner is the
+  bottleneck;
 - generation: an engine that runs four requests at a time, so that generation is.
 
-The lag bound is what keeps the slower side busy: one version where all responses take alike, two with heavy-tailed
-lengths, four with tools. More would not be faster, and what is sampled would be staler.
+The lag bound is what keeps the slower side busy: one version where all responses take alike, four with tools. More would
+not be faster, and what is sampled would be staler. With heavy-tailed lengths it is eight, for a response of the tail
+takes as long as some updates, and episodes under way are limited to those of two batches.
 
 The clock starts when all roles are up, the first weights are in service and have been evaluated; the pipeline is empty
 then, in both modes. It stops after the arm's number of steps or minutes, whichever comes first: times are compared at
@@ -60,7 +62,8 @@ ARMS: dict[str, tuple[int, tuple[str, ...]]] = {
             "[256, 1, 0.03125]]",
             "learner.sampling.max_turn_tokens=272",
             "learner.sampling.max_trajectory_tokens=300",
-            "learner.max_policy_lag=2",
+            "learner.max_policy_lag=8",
+            "actor.concurrent_episodes=128",
         ),
     ),
     "tools": (50, TOOLS),
@@ -71,6 +74,12 @@ ARMS: dict[str, tuple[int, tuple[str, ...]]] = {
             *UNIFORM,
             "learner.algorithm.passes=3",
             "learner.algorithm.updates_per_batch=3",
+            "learner.algorithm.proximal=recomputed",
+            "learner.algorithm.corrections=[{kind='truncated', ceiling=2.0}]",
+            "learner.algorithm.surrogate.kind=clip",
+            "learner.algorithm.surrogate.centre=proximal",
+            "learner.algorithm.surrogate.low=0.2",
+            "learner.algorithm.surrogate.high=0.2",
         ),
     ),
     "generation": (40, (*UNIFORM, "generator.max_num_seqs=4")),
