@@ -16,8 +16,8 @@ objective, learning rate, and how many episodes the actor may run at a time are 
 - generation: an engine that runs four requests at a time, so that generation is.
 
 The lag bound is what keeps the slower side busy: one version where all responses take alike, four with tools. More
-would not be faster, and what is sampled would be staler. With heavy-tailed lengths it is eight, for a response of the tail
-takes as long as some updates, and episodes under way are limited to those of two batches.
+would not be faster, and what is sampled would be staler. With heavy-tailed lengths it is eight, for a response of the
+tail takes as long as some updates, and episodes under way are limited to those of two batches.
 
 The clock starts when all roles are up, the first weights are in service and have been evaluated; the pipeline is empty
 then, in both modes. It stops after the arm's number of steps or minutes, whichever comes first: times are compared at
