@@ -8,25 +8,27 @@ from typing import NamedTuple
 
 from learner.algorithm_config import (
     AlgorithmConfig,
-    BalancedSurrogate,
-    BoundedSurrogate,
-    ClipSurrogate,
     CorrectionConfig,
-    EntropySurrogate,
     GaeAdvantage,
     IntervalCorrection,
     KlConvex,
     KlPenalty,
+    TurnReturnAdvantage,
+)
+from learner.config import RESCUE_RULES, LearnerConfig
+from learner.surrogate_config import (
+    BalancedSurrogate,
+    BoundedSurrogate,
+    ClipSurrogate,
+    EntropySurrogate,
     LagSurrogate,
     MiniRlSurrogate,
     MirrorDescentSurrogate,
     SurrogateConfig,
     TripletSurrogate,
-    TurnReturnAdvantage,
     WeightedSurrogate,
     WindowSurrogate,
 )
-from learner.config import RESCUE_RULES, LearnerConfig
 
 OF_GROUP = ("group", "leave_one_out", "token_group")
 """Advantages of whole trajectories, by comparison with the group's other members."""

@@ -6,17 +6,12 @@ Pure; the state is a few numbers and travels in the checkpoint.
 from msgspec import Struct
 from msgspec.structs import replace
 
-from learner.algorithm_config import (
-    AlgorithmConfig,
-    EntropySurrogate,
-    KlConvex,
-    MirrorDescentSurrogate,
-    RatioVarianceSurrogate,
-)
+from learner.algorithm_config import AlgorithmConfig, KlConvex
 from learner.algorithms.clipping import BalancedBounds
 from learner.algorithms.penalties import mirror_step_size, next_dual
 from learner.algorithms.regularisers import base_share, next_entropy_coefficient
 from learner.objective import Adaptive
+from learner.surrogate_config import EntropySurrogate, MirrorDescentSurrogate, RatioVarianceSurrogate
 
 
 class AdaptiveState(Struct, frozen=True, kw_only=True):

@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from learner.algorithm_config import AlgorithmConfig, Section
+from learner.algorithm_config import AlgorithmConfig
+from learner.surrogate_config import Section
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 

@@ -15,27 +15,12 @@ from torch import Tensor
 
 from learner.algorithm_config import (
     AlgorithmConfig,
-    BalancedSurrogate,
-    BoundedSurrogate,
-    Centre,
-    ChunkSurrogate,
-    ClipSurrogate,
     CorrectionConfig,
-    EntropySurrogate,
     IntervalCorrection,
     KlConfig,
     KlConvex,
     KlPenalty,
-    LagSurrogate,
-    Level,
-    MiniRlSurrogate,
-    MirrorDescentSurrogate,
-    RatioVarianceSurrogate,
-    SurrogateConfig,
-    TripletSurrogate,
     TruncatedCorrection,
-    WeightedSurrogate,
-    WindowSurrogate,
 )
 from learner.algorithms import penalties, surrogates
 from learner.algorithms.clipping import hapo_bounds, hapo_redistribute, lag_bounds
@@ -43,6 +28,23 @@ from learner.algorithms.corrections import interval_correction, truncated_correc
 from learner.algorithms.ratios import importance_ratio, interpolated_proximal, level_ratio
 from learner.algorithms.regularisers import kl_convex, kl_estimate
 from learner.algorithms.surrogates import SurrogateValue
+from learner.surrogate_config import (
+    BalancedSurrogate,
+    BoundedSurrogate,
+    Centre,
+    ChunkSurrogate,
+    ClipSurrogate,
+    EntropySurrogate,
+    LagSurrogate,
+    Level,
+    MiniRlSurrogate,
+    MirrorDescentSurrogate,
+    RatioVarianceSurrogate,
+    SurrogateConfig,
+    TripletSurrogate,
+    WeightedSurrogate,
+    WindowSurrogate,
+)
 
 
 @dataclass(frozen=True)

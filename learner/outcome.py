@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.adaptive import AdaptiveState
-from learner.algorithm_config import Centre
 from learner.algorithms.clipping import BalancedBounds
 from learner.algorithms.ratios import importance_ratio
 from learner.batching import MicroBatch
 from learner.objective import Adaptive, Diagnostics
+from learner.surrogate_config import Centre
 from learner.zero import StepResult, sum_over_ranks
 
 DIAGNOSTICS = (

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from learner.adaptive import needs_scores
-from learner.algorithm_config import AlgorithmConfig, EntropySurrogate
+from learner.algorithm_config import AlgorithmConfig
 from learner.algorithms.clipping import entropy_signal
 from learner.batching import Batch, MicroBatch
 from learner.outcome import Recorder
+from learner.surrogate_config import EntropySurrogate
 
 if TYPE_CHECKING:
     from learner.update import Updater

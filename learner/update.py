@@ -20,7 +20,7 @@ from learner.adaptive import (
     state_at,
     total_optimizer_steps,
 )
-from learner.algorithm_config import AlgorithmConfig, BalancedSurrogate, RatioVarianceSurrogate
+from learner.algorithm_config import AlgorithmConfig
 from learner.algorithms.clipping import BalancedBounds, balance_path, balance_sums, choose_bounds
 from learner.algorithms.ratios import importance_ratio, learning_rate_factor
 from learner.algorithms.values import value_loss
@@ -34,6 +34,7 @@ from learner.packing import ON_CPU, ON_GPU, deal_mini_batches
 from learner.policy import Outputs, micro_batch_inputs
 from learner.schedule import learning_rate
 from learner.scores import Scores, score_mini_batches
+from learner.surrogate_config import BalancedSurrogate, RatioVarianceSurrogate
 from learner.zero import accumulation, finish_step, sum_over_ranks
 
 Chosen = Tensor | slice

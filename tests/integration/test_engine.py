@@ -9,12 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from learner.algorithm_config import AlgorithmConfig, ClipSurrogate
+from learner.algorithm_config import AlgorithmConfig
 from learner.algorithms.advantages import group_relative_advantage
 from learner.checkpoint import CheckpointError
 from learner.config import LearnerConfig, OptimizerConfig
 from learner.engine import Engine
 from learner.scores import score_mini_batches
+from learner.surrogate_config import ClipSurrogate
 from learner.zero import as_bytes
 from tests.integration.tiny_qwen3 import VOCAB, save, tiny_model
 from tests.trajectories import make_batch_of_groups, make_trajectory

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner.algorithm_config import AlgorithmConfig, ClipSurrogate, KlPenalty, TruncatedCorrection
+from learner.algorithm_config import AlgorithmConfig, KlPenalty, TruncatedCorrection
 from learner.algorithms.advantages import group_relative_advantage
 from learner.algorithms.aggregation import token_weights
 from learner.algorithms.corrections import truncated_correction
@@ -17,6 +17,7 @@ from learner.algorithms.ratios import effective_sample_size, importance_ratio
 from learner.algorithms.regularisers import entropy, kl_k1, kl_k2, kl_k3
 from learner.algorithms.surrogates import clip_active, clipped_surrogate
 from learner.objective import Adaptive, Tokens, make_objective
+from learner.surrogate_config import ClipSurrogate
 
 RNG = np.random.default_rng(11)
 

@@ -6,15 +6,9 @@ import numpy as np
 import pytest
 
 from learner.adaptive import first_state, state_at, total_optimizer_steps
-from learner.algorithm_config import (
-    AlgorithmConfig,
-    CriticConfig,
-    GaeAdvantage,
-    RatioVarianceSurrogate,
-    Reincarnation,
-    WindowSurrogate,
-)
+from learner.algorithm_config import AlgorithmConfig, CriticConfig, GaeAdvantage, Reincarnation
 from learner.credit import Estimates, assign_credit
+from learner.surrogate_config import RatioVarianceSurrogate, WindowSurrogate
 from tests.trajectories import make_group, make_trajectory
 
 

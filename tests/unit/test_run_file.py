@@ -9,7 +9,8 @@ import pytest
 from launch.config import check, load
 from launch.errors import ConfigError
 from launch.reference import reference
-from learner.algorithm_config import ClipSurrogate, FixedAggregation, LagSurrogate, WeightedSurrogate
+from learner.algorithm_config import FixedAggregation
+from learner.surrogate_config import ClipSurrogate, LagSurrogate, WeightedSurrogate
 
 ROOT = Path(__file__).parents[2]
 GOOD = {"model": {"path": "some/model"}, "env": {"name": "calculator"}}
