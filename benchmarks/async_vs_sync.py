@@ -17,7 +17,7 @@ objective, learning rate, and how many episodes the actor may run at a time are 
 
 The lag bound is what keeps the slower side busy: one version where all responses take alike, four with tools. More
 would not be faster, and what is sampled would be staler. With heavy-tailed lengths it is eight, for a response of the
-tail takes as long as some updates, and episodes under way are limited to those of two batches.
+tail takes as long as some updates, and few more episodes run at a time than a batch has.
 
 The clock starts when all roles are up, the first weights are in service and have been evaluated; the pipeline is empty
 then, in both modes. It stops after the arm's number of steps or minutes, whichever comes first: times are compared at
@@ -63,7 +63,7 @@ ARMS: dict[str, tuple[int, tuple[str, ...]]] = {
             "learner.sampling.max_turn_tokens=272",
             "learner.sampling.max_trajectory_tokens=300",
             "learner.max_policy_lag=8",
-            "actor.concurrent_episodes=128",
+            "actor.concurrent_episodes=72",
         ),
     ),
     "tools": (50, TOOLS),
