@@ -67,7 +67,7 @@ def by_checkpoint(journal: dict[str, int], folder: Path) -> list[str]:
         return []
     state = msgspec.msgpack.decode((folder / latest_name(folder) / "offbeat-rank0.msgpack").read_bytes())
     client = state["client"]
-    said = {unit: step for unit, step, was_trained in client["inlet"]["committed"] if was_trained}
+    said = {unit: step for unit, step, was_trained, *_ in client["inlet"]["committed"] if was_trained}
     wrong = _compare_steps(said, journal, "checkpoint")
     first = min(said.values(), default=0)
     covered = [unit for unit, step in journal.items() if first < step <= client["step"]]

@@ -157,10 +157,8 @@ class Books:
                 self.deliveries.survived()
             case LearnerJoined(hello=hello):
                 self._join(hello, now)
-            case Published(version=version, continues=continues):
-                self.published = event
-                if continues >= 0:
-                    self.line.fork(continues, version)
+            case Published(line=line):
+                self.published, self.line = event, VersionLine(line)
         return []
 
     def _put(self, task: Task) -> str:

@@ -70,6 +70,8 @@ class Committed(Event, tag="committed", frozen=True):
     trained: list[str] = []
     dropped: list[str] = []
     replayed_tokens: int = 0
+    version: int = -1
+    """That the step updated; -1 where nothing was trained."""
 
 
 class Released(Event, tag="released", frozen=True):
@@ -93,7 +95,7 @@ class Published(Event, tag="published", frozen=True):
     manifest: str
     url: str = ""
     root: str = ""
-    continues: int = -1
+    line: list[tuple[int, int]] = []
 
 
 AnyEvent = (

@@ -24,6 +24,7 @@ from protocol.messages import (
     Task,
     WeightsReady,
 )
+from protocol.version_line import VersionLine
 
 log = logging.getLogger(__name__)
 
@@ -172,6 +173,7 @@ class LearnerSide:
             trained=message.trained,
             dropped=message.dropped,
             replayed_tokens=message.replayed_tokens,
+            version=message.version,
         )
         self._books.happen(committed, now)
         self._complain(peer, self._books.miscount())
@@ -201,8 +203,8 @@ class LearnerSide:
             text = f"version {message.version} is older than {newest.version}, published in this epoch"
             self._books.refuse(peer.name, "stale_version", text)
             return
-        if message.continues >= 0 and (why := self._books.line.why_not(message.continues, message.version)):
-            self._books.refuse(peer.name, "stale_version", why)
+        if why := _why_no_line(message):
+            self._books.refuse(peer.name, "bad_line", why)
             return
         event = Published(
             epoch=message.epoch,
@@ -210,7 +212,7 @@ class LearnerSide:
             manifest=message.manifest,
             url=message.url,
             root=message.root,
-            continues=message.continues,
+            line=message.line,
         )
         if event != newest:
             self._books.happen(event, now)
@@ -314,3 +316,12 @@ class LearnerSide:
             self._asked_at = now
             reason = f"{books.store.aside_nbytes} bytes are kept until a checkpoint covers them"
             books.send(self.learner.name, CheckpointWanted(reason=reason))
+
+
+def _why_no_line(message: PublishWeights) -> str:
+    """What is wrong with the restarts behind a version; "" if nothing is."""
+    try:
+        start = VersionLine(message.line).start
+    except ValueError as error:
+        return str(error)
+    return f"its line begins at {start}, behind version {message.version}" if start > message.version else ""

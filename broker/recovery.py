@@ -118,7 +118,6 @@ class Snapshot(Struct, tag_field="type", tag="snapshot", frozen=True, kw_only=Tr
     published: Published | None
     poison: list[bytes] = []
     """Digests of messages that broke the broker."""
-    forks: list[tuple[int, int]] = []
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -141,7 +140,6 @@ def snapshot(books: Books, store: JournalStore, poison: Iterable[bytes] = ()) ->
             lineage=books.lineage,
             published=books.published,
             poison=sorted(poison),
-            forks=books.line.forks,
         )
     )
 
@@ -167,7 +165,14 @@ def recover(books: Books, store: JournalStore, records: Iterable[Record], now: f
     for record in records:
         try:
             _apply(books, store, record, now)
-        except (msgspec.MsgspecError, ProtocolError, BrokerError, AssertionError, KeyError) as error:
+        except (
+            msgspec.MsgspecError,
+            ProtocolError,
+            BrokerError,
+            AssertionError,
+            KeyError,
+            ValueError,
+        ) as error:
             if store.journal.losses and isinstance(error, BooksBroken):
                 log.warning("left out, as it rests on what is lost: %s", error)
                 continue
@@ -218,7 +223,8 @@ def _restore(books: Books, store: JournalStore, saved: Snapshot, now: float) -> 
     books.assembly.restore(saved.trajectories, saved.groups, saved.mode, now)
     books.deliveries.restore(saved.units, saved.unit_count)
     books.lineage, books.published = saved.lineage, saved.published
-    books.line = VersionLine(saved.forks)
+    if saved.published is not None:
+        books.line = VersionLine(saved.published.line)
     assert _keys(books) == {(key, aside) for key, _, _, aside in saved.segments}, (
         "its units are not of its segments"
     )

@@ -6,13 +6,17 @@ compiles again.
 """
 
 import hashlib
+import importlib
 import logging
 import os
 import shutil
+import signal
+import stat
 import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import broker
@@ -44,12 +48,25 @@ def make() -> Path:
     """Compile, unless it is done; gives the folder. Takes a minute or two, a C compiler and mypy.
 
     Raises:
-        ConfigError: it cannot be compiled; the text has the end of what was said.
+        ConfigError: it cannot be compiled, or not be kept; the text has the end of what was said.
     """
-    target = folder()
-    if target.exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        target = folder()
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if why := _why_untrusted([target.parent]):
+                raise ConfigError(why)
+            _make(target)
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(
+            f"the compiled broker cannot be kept: {error}; XDG_CACHE_HOME names another place"
+        ) from None
+    if why := _why_untrusted(_parts(target)):
+        raise ConfigError(why)
+    return target
+
+
+def _make(target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as name:
         work = Path(name)
         for package in (broker, protocol):
@@ -60,13 +77,16 @@ def make() -> Path:
             )
         _mypyc(work)
         made = work / "made"
-        (made / "broker").mkdir(parents=True)
-        for extension in work.glob("*.so"):
-            extension.rename(made / extension.name)
-        for extension in (work / "broker").glob("*.so"):
-            extension.rename(made / "broker" / extension.name)
-        made.rename(target)
-    return target
+        for folder, into in ((work, made), (work / "broker", made / "broker")):
+            into.mkdir(mode=0o700)
+            for extension in folder.glob("*.so"):
+                extension.chmod(0o600)
+                extension.rename(into / extension.name)
+        try:
+            made.rename(target)
+        except OSError:
+            if not target.exists():  # somebody else was sooner
+                raise
 
 
 def _mypyc(work: Path) -> None:
@@ -77,29 +97,79 @@ def _mypyc(work: Path) -> None:
         "PYTHONPATH": str(work),
         "MYPYC_DEBUG_LEVEL": "0",
     }
-    try:
-        done = subprocess.run(
-            command, cwd=work, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"mypyc has not ended within {TIMEOUT_S:g} s") from None
-    if done.returncode:
-        said = (done.stdout + done.stderr)[-2000:]
+    with subprocess.Popen(
+        command,
+        cwd=work,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as child:
+        try:
+            said, _ = child.communicate(timeout=TIMEOUT_S)
+        except BaseException as error:  # the compiler, too, which is a child of this child
+            os.killpg(child.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise ConfigError(f"mypyc has not ended within {TIMEOUT_S:g} s") from None
+            raise
+    if child.returncode:
         raise ConfigError(
-            f"the broker cannot be compiled:\n{said}\nIt takes a C compiler, the headers of this Python, mypy and "
-            "setuptools (pip install 'offbeat[compile]'). The broker runs without, too"
+            f"the broker cannot be compiled:\n{said[-2000:]}\nIt takes a C compiler, the headers of this Python, mypy "
+            "and setuptools (pip install 'offbeat[compile]'). The broker runs without, too"
         )
 
 
 def use() -> bool:
-    """Let this process run the extensions, if they are there; before anything of the broker is loaded."""
-    made = folder()
-    if not made.is_dir() or any(f"broker.{module}" in sys.modules for module in MODULES):
+    """Load the extensions into this process, if they are there; before anything of the broker is loaded.
+
+    Whatever is wrong with them, the broker runs from its sources then, and the log says why.
+    """
+    if any(f"broker.{module}" in sys.modules for module in MODULES):
         return False
-    if os.name == "posix" and made.stat().st_uid not in (0, os.getuid()):
-        log.warning("%s belongs to another user and is not used", made)
+    try:
+        made = folder()
+        if not made.exists():
+            return False
+        if why := _why_untrusted(_parts(made)):
+            log.warning("the compiled broker is not used: %s", why)
+            return False
+    except (OSError, RuntimeError) as error:  # no home, or one that cannot be read
+        log.warning("no compiled broker is looked for: %s", error)
         return False
-    sys.path.insert(0, str(made))
+    return _load(made)
+
+
+def _load(made: Path) -> bool:
+    before = set(sys.modules)
+    sys.path.append(str(made))
     broker.__path__.insert(0, str(made / "broker"))
+    try:
+        for module in MODULES:
+            importlib.import_module(f"broker.{module}")
+    except ImportError as error:  # made on another machine, or cut off
+        sys.path.remove(str(made))
+        broker.__path__.remove(str(made / "broker"))
+        for name in [name for name in sys.modules if name.startswith("broker.") and name not in before]:
+            del sys.modules[name]
+        log.warning("the compiled broker cannot be loaded, delete %s: %s", made, error)
+        return False
     log.info("the broker runs compiled")
     return True
+
+
+def _parts(made: Path) -> list[Path]:
+    return [made.parent, made, made / "broker", *made.rglob("*.so")]
+
+
+def _why_untrusted(paths: Iterable[Path]) -> str:
+    """Why these must not be loaded as code: another than this user, or root, could have put them there."""
+    for path in paths:
+        found = path.lstat()
+        if stat.S_ISLNK(found.st_mode):
+            return f"{path} is a link"
+        if found.st_uid not in (0, os.getuid()):
+            return f"{path} belongs to another user"
+        if found.st_mode & 0o022:
+            return f"{path} can be written by other users"
+    return ""

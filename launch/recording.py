@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from broker.events import AnyEvent, Committed, LearnerJoined, Published, Released, decode_event
+from broker.events import AnyEvent, Committed, LearnerJoined, Published, decode_event
 from broker.journal_files import numbers, records
 from broker.journal_records import JournalError, Kind, Loss, Place, file_name, unpack_segment
 from broker.store import SegmentKey
@@ -24,40 +24,20 @@ class RecordingError(LaunchError):
 class Batch:
     """What one step committed."""
 
-    version: int
+    version: int = -1
     """Policy version that the step updated."""
-    forks: Forks = ()
-    """Of the line of versions, as the learner that trained it knew of them."""
     trained: dict[str, None] = field(default_factory=dict)
     dropped: dict[str, None] = field(default_factory=dict)
 
 
 @dataclass
-class Versions:
-    """Which version a step updates: the newest one before that which it publishes itself."""
+class Process:
+    """A learner process: what came after its checkpoint was undone when it joined."""
 
-    newest: int = 0
-    before: int = 0
-    fresh: bool = False
-    """Whether the newest was published after the last step was committed."""
-    taken_over: bool = False
-    """Whether a learner that took over has still to publish what it begins with."""
-
-    def joined(self, hello: Hello) -> None:
-        self.taken_over = hello.step > 0 or self.newest > 0
-
-    def published(self, version: int) -> None:
-        if self.taken_over or version == 0:
-            self.before = self.newest = version
-            self.fresh = self.taken_over = False
-        else:
-            self.before, self.newest, self.fresh = self.newest, version, True
-
-    def committed(self) -> int:
-        """A step is done; the version it had updated."""
-        version = self.before if self.fresh else self.newest
-        self.fresh = False
-        return version
+    began: int
+    """Step of its checkpoint."""
+    forks: Forks = ()
+    """Of its line of versions: the same as long as it lives."""
 
 
 @dataclass
@@ -75,25 +55,19 @@ class Recording:
     members: dict[str, list[str]] = field(default_factory=dict)
     """Trajectories of each group in the order in which they ended."""
     ended: set[str] = field(default_factory=set)
-    versions: Versions = field(default_factory=Versions)
     process: tuple[int, int] | None = None
-    forks: Forks = ()
-    """What the learner knows of now."""
-    saved: dict[int, Forks] = field(default_factory=dict)
-    """What its checkpoints knew of, by their steps."""
+    processes: list[Process] = field(default_factory=list)
+    """Those that steps which stand were done by, oldest first."""
 
     def happened(self, event: AnyEvent) -> None:
         match event:
             case LearnerJoined(hello=hello):
                 self._joined(hello)
-            case Published(version=version, continues=continues):
-                self.versions.published(version)
-                if continues >= 0 and (continues, version) not in self.forks[-1:]:
-                    self.forks = (*self.forks, (continues, version))
+            case Published(line=line):
+                if self.processes:
+                    self.processes[-1].forks = tuple(line)
             case Committed():
                 self._committed(event)
-            case Released(step=step):
-                self.saved[step] = self.forks
 
     def arrived(self, segment: Segment, place: Place) -> None:
         if segment.purpose != "train":
@@ -112,21 +86,13 @@ class Recording:
             return
         self.process = hello.epoch, hello.incarnation
         self.batches = {step: batch for step, batch in self.batches.items() if step <= hello.step}
-        before = self.batches.get(hello.step)
-        self.forks = self.saved.get(hello.step, before.forks if before is not None else ())
-        self.versions.joined(hello)
+        stand = [process for process in self.processes if process.began < hello.step]
+        self.processes = [*stand, Process(hello.step)]
 
     def _committed(self, event: Committed) -> None:
-        batch = self.batches.get(event.step)
-        if batch is None:
-            batch = self.batches[event.step] = Batch(version=-1, forks=self.forks)
-        if event.trained and batch.version < 0:
-            later = any(step > event.step and other.version >= 0 for step, other in self.batches.items())
-            before = self.batches.get(event.step - 1)
-            if later and before is not None:  # its commit was lost with the broker, and said again afterwards
-                batch.version, batch.forks = before.version + 1, before.forks
-            else:
-                batch.version = self.versions.committed()
+        """Also one that was lost and is said again, by its own process or by a later one."""
+        batch = self.batches.setdefault(event.step, Batch())
+        batch.version = max(batch.version, event.version)
         batch.trained |= dict.fromkeys(event.trained)
         batch.dropped |= dict.fromkeys(event.dropped)
 
@@ -145,6 +111,11 @@ class Recording:
             batch = self.batches.get(step)
             if batch is None or not batch.trained:
                 raise RecordingError(f"step {step} is not in the journal {self.folder}")
+            if batch.version < 0:
+                raise RecordingError(
+                    f"the journal {self.folder} does not say which version step {step} updated: it is of an earlier "
+                    "offbeat, and can be exported, not replayed"
+                )
             units = list(batch.trained)
             if self.unit == "segment":  # what was dropped is context of what was trained
                 units += [unit for unit in batch.dropped if unit not in batch.trained and self._pieces(unit)]
@@ -157,8 +128,12 @@ class Recording:
                 version=batch.version,
                 units=[self._unit(unit, keys[unit]) for unit in came],
                 trained=list(batch.trained),
-                forks=batch.forks,
+                forks=self._forks(step),
             )
+
+    def _forks(self, step: int) -> Forks:
+        """Known to the process that did this step, whoever committed it."""
+        return next((p.forks for p in reversed(self.processes) if p.began < step), ())
 
     def _pieces(self, unit_id: str) -> list[SegmentKey]:
         """The segments of a unit."""

@@ -14,6 +14,8 @@ class Commitment(NamedTuple):
     """The first learner step whose checkpoint knows of it."""
     trained: bool
     """Whether it entered a gradient; else it was dropped."""
+    version: int = -1
+    """That the step updated, if it was trained."""
 
 
 class Committed:
@@ -26,7 +28,7 @@ class Committed:
         >>> committed = Committed(size=2)
         >>> for i, unit in enumerate(["1g0", "1g1", "1g2"]): committed.add(unit, step=i, trained=True)
         >>> "1g0" in committed, committed["1g2"]
-        (False, Commitment(step=2, trained=True))
+        (False, Commitment(step=2, trained=True, version=-1))
     """
 
     def __init__(self, size: int = REMEMBERED_UNITS) -> None:
@@ -45,19 +47,19 @@ class Committed:
     def __getitem__(self, unit_id: str) -> Commitment:
         return self._units[unit_id]
 
-    def add(self, unit_id: str, *, step: int, trained: bool) -> None:
+    def add(self, unit_id: str, *, step: int, trained: bool, version: int = -1) -> None:
         """Remember a unit, and forget the oldest if there are too many."""
-        self._units[unit_id] = Commitment(step, trained)
+        self._units[unit_id] = Commitment(step, trained, version)
         self._units.move_to_end(unit_id)
         while len(self._units) > self._size:
             self._units.popitem(last=False)
 
     def state(self) -> list[Any]:
         """For the checkpoint."""
-        return [[unit_id, step, trained] for unit_id, (step, trained) in self._units.items()]
+        return [[unit_id, *commitment] for unit_id, commitment in self._units.items()]
 
     def restore(self, state: Iterable[Any]) -> None:
         """As they were."""
         self._units.clear()
-        for unit_id, step, trained in state:
-            self.add(unit_id, step=step, trained=trained)
+        for unit_id, *commitment in state:
+            self._units[unit_id] = Commitment(*commitment)

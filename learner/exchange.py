@@ -183,9 +183,11 @@ class Exchange:
         for message in self.inlet.recommit(self.curriculum.epoch):
             self._link.send(message)
 
-    def commit(self, trained: Sequence[Group], *, step: int, replayed_tokens: int = 0) -> None:
-        """These groups entered a gradient at ``step``, and so did tokens that had been committed before."""
-        message = self.inlet.commit(self.curriculum.epoch, step, trained, replayed_tokens)
+    def commit(
+        self, trained: Sequence[Group], *, step: int, version: int = -1, replayed_tokens: int = 0
+    ) -> None:
+        """These groups entered a gradient at ``step``, which updated ``version``, and so did replayed tokens."""
+        message = self.inlet.commit(self.curriculum.epoch, step, trained, replayed_tokens, version)
         if message is None:
             return
         if message.trained:

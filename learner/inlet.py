@@ -100,20 +100,29 @@ class Inlet:
         return recent
 
     def commit(
-        self, epoch: int, step: int, trained: Sequence[Group], replayed_tokens: int = 0
+        self, epoch: int, step: int, trained: Sequence[Group], replayed_tokens: int = 0, version: int = -1
     ) -> Commit | None:
-        """What to tell the broker: these groups are trained, and those were dropped since the last time."""
+        """What to tell the broker: these groups are trained, and those were dropped since the last time.
+
+        ``version`` is the one that ``step`` updated.
+        """
         for group in trained:
             self._settle(group)
             self.trained_tokens += self._held.pop(group.unit_id)
-            self.committed.add(group.unit_id, step=step, trained=True)
+            self.committed.add(group.unit_id, step=step, trained=True, version=version)
         dropped, self._dropped = self._dropped, []
         for unit_id in dropped:
             self.committed.add(unit_id, step=step, trained=False)
         if not trained and not dropped:
             return None
-        units = [group.unit_id for group in trained]
-        return Commit(epoch=epoch, step=step, trained=units, dropped=dropped, replayed_tokens=replayed_tokens)
+        return Commit(
+            epoch=epoch,
+            step=step,
+            trained=[group.unit_id for group in trained],
+            dropped=dropped,
+            replayed_tokens=replayed_tokens,
+            version=version if trained else -1,
+        )
 
     def commit_again(self, task_ids: Collection[str]) -> int:
         """What was committed of these tasks is to be committed once more, as the broker holds it still; how many."""
@@ -137,6 +146,7 @@ class Inlet:
                 step=step,
                 trained=[unit_id for unit_id, was in units if was.step == step and was.trained],
                 dropped=[unit_id for unit_id, was in units if was.step == step and not was.trained],
+                version=max(was.version for _, was in units if was.step == step),
             )
             for step in steps
         ]
@@ -172,7 +182,7 @@ class Inlet:
         self.trained_tokens, self.sampled_tokens = state["trained_tokens"], state["sampled_tokens"]
         self.delivered_tokens = self.trained_tokens + sum(self.counts.tokens.values())
         self.gauges = {SAMPLED: state["sampled_gauge"]}
-        self.line = VersionLine([tuple(fork) for fork in state.get("forks", [])])
+        self.line = VersionLine(map(tuple, state.get("forks", ())))
 
     @property
     def backlog(self) -> int:

@@ -49,6 +49,8 @@ class Learner:
     step: int = 0
     version: int = 0
     skipped_in_a_row: int = 0
+    unpublished: int = 0
+    """Updates since weights were published."""
     totals: Totals = field(default_factory=Totals)
     evaluations: list[dict[str, float | str]] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
@@ -84,10 +86,10 @@ class Learner:
     def learn(self) -> None:
         """One step."""
         started = time.monotonic()
-        groups = self.exchange.collect(step=self.step, version=self.version)
+        groups, updated = self.exchange.collect(step=self.step, version=self.version), self.version
         waited = time.monotonic() - started
         trajectories = self.batch(groups)
-        report = self.engine.update(trajectories, current_version=self.version)
+        report = self.engine.update(trajectories, current_version=updated)
         self.step += 1
         if report.applied:
             self.applied(report, groups)
@@ -97,7 +99,7 @@ class Learner:
             self.skipped(trajectories)
         else:
             self.skipped_in_a_row = 0
-        self.exchange.commit(groups, step=self.step, replayed_tokens=report.replayed_tokens)
+        self.exchange.commit(groups, step=self.step, version=updated, replayed_tokens=report.replayed_tokens)
         if self.step < self.config.steps:
             self.exchange.refill(step=self.step, version=self.version)
         self.exchange.inlet.check()
@@ -128,6 +130,7 @@ class Learner:
 
     def applied(self, report: UpdateReport, groups: Sequence[Group]) -> None:
         """The weights have changed: count, remember for replay, and publish the next version."""
+        self.unpublished += 1
         self.totals.add(report, sum(len(group.trajectories) for group in groups))
         if self.replay is not None and not report.nonfinite:
             remember(self.replay, groups, step=self.step - 1)
@@ -139,10 +142,11 @@ class Learner:
         self.version += 1
         self.publish()
 
-    def publish(self, *, continues: int = -1) -> None:
-        """Write the current weights as the newest version and announce them; ``continues``: see `take_over`."""
+    def publish(self) -> None:
+        """Write the current weights as the newest version and announce them, with the restarts behind them."""
         message = self.publisher.publish(self.version, *self.engine.weights())
-        self.exchange.announce(msgspec.structs.replace(message, continues=continues))
+        self.exchange.announce(msgspec.structs.replace(message, line=list(self.exchange.inlet.line.forks)))
+        self.unpublished = 0
         self.totals.publish_seconds += self.publisher.seconds
 
     def skipped(self, trajectories: Sequence[Trajectory]) -> None:
@@ -224,16 +228,16 @@ class Learner:
     def take_over(self, *, always: bool) -> None:
         """Publish what we hold, under a version above all that an earlier learner published.
 
-        It continues the version of our checkpoint. So it does when our weights are some updates ahead of that one,
-        which is published already.
+        It continues the version of our checkpoint; also where our weights are some updates ahead of that one, which is
+        published already.
         """
         before, continued = self.exchange.version_before, self.version
-        if before > continued or self.step % self.config.publish_every:
+        if before > continued or self.unpublished:
             self.version = max(before, continued) + 1
             self.exchange.inlet.line.fork(continued, self.version)
-            self.publish(continues=continued)
-        elif always:
-            self.publish()
+        elif not always:
+            return
+        self.publish()
 
     @property
     def wall_seconds(self) -> float:
@@ -254,6 +258,7 @@ class Learner:
             "step": self.step,
             "version": self.version,
             "skipped_in_a_row": self.skipped_in_a_row,
+            "unpublished": self.unpublished,
             "curriculum": self.exchange.curriculum.state(),
             "inlet": self.exchange.inlet.state(),
             "totals": asdict(self.totals),
@@ -299,7 +304,7 @@ class Learner:
             self.replay.load(folder / REPLAY_FILE)
         inlet, curriculum = self.exchange.inlet, self.exchange.curriculum
         self.step, self.version = state["step"], state["version"]
-        self.skipped_in_a_row = state["skipped_in_a_row"]
+        self.skipped_in_a_row, self.unpublished = state["skipped_in_a_row"], state.get("unpublished", 0)
         self.totals, self.evaluations = Totals(**state["totals"]), state["evaluations"]
         self.seconds_before = state["wall_seconds"]
         inlet.restore(state["inlet"])

@@ -64,7 +64,7 @@ def again(learner: Learner, recorded: RecordedStep) -> None:
     if recorded.step != learner.step + 1:
         raise CannotRerun(f"step {learner.step + 1} is not recorded, the next one that is is {recorded.step}")
     assert isinstance(learner.exchange, Recording)
-    learner.exchange.inlet.line = VersionLine(list(recorded.forks))
+    learner.exchange.inlet.line = VersionLine(recorded.forks)
     learner.exchange.load(recorded)
     learner.version = recorded.version
     learner.learn()

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
+from protocol.version_line import MAX_FORKS
+
 Role = Literal["learner", "actor", "generator"]
 Purpose = Literal["train", "eval"]
 TrajectoryStatus = Literal["unfinished", "finished", "truncated", "failed"]
@@ -159,7 +161,8 @@ class Commit(Message, tag="commit", frozen=True):
     """These units (by id) are done with: ``trained`` entered a gradient, ``dropped`` were filtered out.
 
     Up to the next Checkpointed that covers ``step`` the broker can give them back. ``replayed_tokens`` entered a
-    gradient again, from the learner's own replay table; they were committed as trained before.
+    gradient again, from the learner's own replay table; they were committed as trained before. ``version`` is the one
+    that this step updated; -1 where nothing was trained.
     """
 
     epoch: Count
@@ -167,6 +170,7 @@ class Commit(Message, tag="commit", frozen=True):
     trained: Ids = field(default_factory=list)
     dropped: Ids = field(default_factory=list)
     replayed_tokens: Summand = 0
+    version: MaybeVersion = -1
 
 
 class Checkpointed(Message, tag="checkpointed", frozen=True):
@@ -180,8 +184,8 @@ class PublishWeights(Message, tag="publish_weights", frozen=True):
     """A new policy version exists; the broker passes the newest on to generators.
 
     ``manifest`` is a path on the learner's host, ``url`` where that host serves versions, if it does. ``root`` is the
-    root hash of its tensors: who has it from the broker need not trust whom the bytes come from. ``continues`` is the
-    version whose weights these are under a new number, where a learner takes up a checkpoint; -1: it is the next one.
+    root hash of its tensors: who has it from the broker need not trust whom the bytes come from. ``line``: the restarts
+    behind these weights, as pairs (version continued, its new number), see `protocol.version_line`.
     """
 
     epoch: Count
@@ -189,7 +193,7 @@ class PublishWeights(Message, tag="publish_weights", frozen=True):
     manifest: FilePath
     url: Address = ""
     root: Root = ""
-    continues: MaybeVersion = -1
+    line: Annotated[list[tuple[Version, Version]], Meta(max_length=MAX_FORKS)] = field(default_factory=list)
 
 
 # --- actor -> broker --------------------------------------------------------------------------------------

@@ -11,17 +11,25 @@ Policy lag is counted in versions along that tree: 10 lags nothing behind 20, an
 """
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+MAX_FORKS = 64
+"""What is older than so many restarts is counted by its number alone."""
 
 
 class VersionLine:
     """The line of weights that is trained now, and where it left others.
 
     Args:
-        forks: pairs (version continued, its new number), in the order in which they came about.
+        forks: pairs (version continued, its new number), in the order in which they came about; the newest `MAX_FORKS`
+            count.
+
+    Raises:
+        ValueError: numbers do not grow.
 
     Example:
         >>> line = VersionLine([(10, 20)])
@@ -31,10 +39,13 @@ class VersionLine:
         10
     """
 
-    def __init__(self, forks: list[tuple[int, int]] | None = None) -> None:
-        self.forks: list[tuple[int, int]] = []
-        for continued, number in forks or []:
-            self.fork(continued, number)
+    def __init__(self, forks: Iterable[tuple[int, int]] = ()) -> None:
+        self.forks: tuple[tuple[int, int], ...] = ()
+        self._continued: list[int] = []
+        self._best: list[int] = []
+        for continued, number in forks:
+            self._add(continued, number)
+        self._look_ahead()
 
     @property
     def start(self) -> int:
@@ -42,21 +53,9 @@ class VersionLine:
         return self.forks[-1][1] if self.forks else 0
 
     def fork(self, continued: int, number: int) -> None:
-        """Version ``number`` has the weights of ``continued``; told again it changes nothing.
-
-        Raises:
-            ValueError: see `why_not`.
-        """
-        if why := self.why_not(continued, number):
-            raise ValueError(why)
-        if (continued, number) not in self.forks[-1:]:
-            self.forks.append((continued, number))
-
-    def why_not(self, continued: int, number: int) -> str:
-        """Why this cannot be a fork: its number is at or below what was numbered before; empty if it can."""
-        if (continued, number) in self.forks[-1:] or (0 <= continued < number and number > self.start):
-            return ""
-        return f"version {number} cannot continue {continued}: numbers only grow, the line begins at {self.start}"
+        """Version ``number`` has the weights of ``continued``."""
+        self._add(continued, number)
+        self._look_ahead()
 
     def place(self, version: int) -> int:
         """The number on the newest line, or before it, that lags as far behind as this version does."""
@@ -67,7 +66,8 @@ class VersionLine:
         """The latest place of any version up to this one."""
         if version >= self.start or version < 0:
             return version
-        return max(self.place(v) for v in {version, *(c for c, _ in self.forks if c <= version)})
+        best = bisect_right(self._continued, version)
+        return max(self.place(version), self._best[best - 1] if best else 0)
 
     def lag(self, version: int, current: int) -> int:
         """Versions between two sets of weights; ``current`` is on the newest line."""
@@ -79,6 +79,21 @@ class VersionLine:
             return versions
         numbers, where = np.unique(versions, return_inverse=True)
         return np.array([self.place(int(n)) for n in numbers], dtype=versions.dtype)[where]
+
+    def _add(self, continued: int, number: int) -> None:
+        if not 0 <= continued < number or number <= self.start:
+            raise ValueError(
+                f"version {number} cannot continue {continued}: numbers only grow, the line begins at {self.start}"
+            )
+        self.forks = (*self.forks, (continued, number))[-MAX_FORKS:]
+
+    def _look_ahead(self) -> None:
+        """Where lines were left is where the freshest of what is older by number lies."""
+        self._continued = sorted(continued for continued, _ in self.forks)
+        self._best, best = [], 0
+        for continued in self._continued:
+            best = max(best, self.place(continued))
+            self._best.append(best)
 
     def _distance(self, one: int, other: int) -> int:
         passed = 0

@@ -158,8 +158,8 @@ class Driver:
     def put(self, *tasks):
         return self.say("learner", PutTasks(tasks=list(tasks)))
 
-    def publish(self, version, epoch=1, continues=-1):
-        weights = PublishWeights(epoch=epoch, version=version, manifest=f"v{version}", continues=continues)
+    def publish(self, version, epoch=1, line=()):
+        weights = PublishWeights(epoch=epoch, version=version, manifest=f"v{version}", line=list(line))
         return self.say("learner", weights)
 
     def segment(self, peer, lease, index=0, **fields):

@@ -17,7 +17,7 @@ from launch import compiled
 assert compiled.use()
 import broker.service, broker.units
 assert broker.units.__file__.startswith(str(compiled.folder())), broker.units.__file__
-assert not compiled.use(), "a broker that runs is left as it is"
+assert not compiled.use()
 import pytest
 sys.exit(pytest.main(sys.argv[1:]))
 """
@@ -29,7 +29,12 @@ TESTS = [
     "tests/unit/test_broker_recovery.py",
     "tests/unit/test_broker_segments.py",
     "tests/unit/test_broker_tasks.py",
+    "tests/unit/test_broker_desk.py",
+    "tests/unit/test_admission.py",
+    "tests/integration/test_broker_service.py",
 ]
+PATCHED = "breaks_the_books or broke_the_books or cannot_go_on"
+"""Tests that replace functions inside of modules, which calls between compiled ones do not see."""
 
 
 @pytest.mark.timeout(600)
@@ -40,7 +45,7 @@ def test_a_compiled_broker_decides_as_the_one_it_was_made_from(tmp_path, monkeyp
     made = compiled.make()
     assert made == compiled.folder()
     assert compiled.make() == made, "what is there is not made again"
-    command = [sys.executable, "-c", SAME, "-q", "-p", "no:cacheprovider", *TESTS]
+    command = [sys.executable, "-c", SAME, "-q", "-p", "no:cacheprovider", "-k", f"not ({PATCHED})", *TESTS]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]

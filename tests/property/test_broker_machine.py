@@ -29,6 +29,7 @@ from protocol.messages import (
     TaskCredit,
     TaskRejected,
 )
+from protocol.version_line import MAX_FORKS
 from tests.broker_driver import Driver, evaluation, group, segment_frames
 
 ACTORS = ("a", "b", "c")
@@ -74,6 +75,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.incarnation = 0
         self.epoch = 0
         self.version = 0
+        self.line = []
         self.groups = 0
         self.delivery_credit = 0
         self.held = {}
@@ -294,15 +296,16 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 3))
     def learner_publishes(self, count):
         self.version += count
-        self.say("learner", PublishWeights(epoch=self.epoch, version=self.version, manifest="m"))
+        line = self.line[-MAX_FORKS:]
+        self.say("learner", PublishWeights(epoch=self.epoch, version=self.version, manifest="m", line=line))
 
     @rule(new_lineage=st.sampled_from([False, False, False, True]), back=st.integers(0, 5))
     def learner_restarts(self, new_lineage, back):
         """Its weights are those of an older version, under a new number."""
         self.start_learner(new_lineage)
-        continued, self.version = max(0, self.version - back), self.version + 1
-        weights = PublishWeights(epoch=self.epoch, version=self.version, manifest="m", continues=continued)
-        self.say("learner", weights)
+        self.line.append((max(0, self.version - back), self.version + 1))
+        self.version += 1
+        self.learner_publishes(0)
 
     def teardown(self):
         if hasattr(self, "driver"):

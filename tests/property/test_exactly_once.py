@@ -47,9 +47,10 @@ class World(Supply):
         self.epoch += 1
         self.driver.take("learner", object)
         self.queued = deque([None])
-        self.step, self.trained = 0, {}
+        self.step, self.trained, self.lines, held = 0, {}, {}, 0
         if self.saved is not None:
             self.step, self.trained = self.saved["step"], dict(self.saved["trained"])
+            self.lines, held = dict(self.saved["lines"]), self.saved["version"]
         self.hello()
         curriculum = Curriculum("e", self.config, self.epoch, lineage=1)
         self.exchange = Exchange(
@@ -60,7 +61,10 @@ class World(Supply):
             self.exchange.inlet.restore(self.saved["inlet"])
             self.exchange.inlet.open.restore(self.saved["open"])
         if self.epoch > 1:
-            self.publish(self.version + 1)
+            if self.version > held:
+                self.exchange.inlet.line.fork(held, self.version + 1)
+                self.version += 1
+            self.publish(self.version)
             self.exchange.inherit()
 
     def hello(self):
@@ -78,7 +82,7 @@ class World(Supply):
 
     def publish(self, version):
         self.version = version
-        self.driver.publish(version, epoch=self.epoch)
+        self.driver.publish(version, epoch=self.epoch, line=self.exchange.inlet.line.forks)
 
     def get_nowait(self):
         for message in self.driver.take("learner", (Deliver, Dropped, Refused, Held, CheckpointWanted)):
@@ -110,9 +114,11 @@ class World(Supply):
         before = {unit for batch in self.trained.values() for unit in batch}
         assert not before & set(units), "trained twice"
         self.trained[self.step] = units
-        self.publish(self.version + 1)
+        updated = self.version
+        self.lines[self.step] = updated, self.exchange.inlet.line.forks
+        self.publish(updated + 1)
         self.deaf = lost
-        self.exchange.commit(groups, step=self.step)
+        self.exchange.commit(groups, step=self.step, version=updated)
         self.exchange.inlet.check()
 
     def checkpoint(self):
@@ -121,6 +127,8 @@ class World(Supply):
         self.saved = {
             "step": self.step,
             "trained": dict(self.trained),
+            "lines": dict(self.lines),
+            "version": self.version,
             "curriculum": exchange.curriculum.state(),
             "inlet": exchange.inlet.state(),
             "open": exchange.inlet.open.encode(),
@@ -170,8 +178,17 @@ class World(Supply):
         self.actor_joins()
         self.live()
 
+    def save_and_kill_both(self):
+        """A checkpoint that the broker never hears of covers a step that it never heard of."""
+        self.train(lost=True)
+        self.checkpoint()
+        self.deaf = False
+        self.driver.kill_broker()
+        self.actor_joins()
+        self.live()
 
-DEATHS = ["kill_learner", "kill_broker", "lose_commit", "lose_connection", "kill_both"]
+
+DEATHS = ["kill_learner", "kill_broker", "lose_commit", "lose_connection", "kill_both", "save_and_kill_both"]
 ACTIONS = ["train", "train", "train", "checkpoint", *DEATHS]
 
 
@@ -192,6 +209,7 @@ def test_each_unit_is_trained_once_in_the_line_that_survives(train_on, actions, 
         assert told == {step: sorted(units) for step, units in world.trained.items()}
         for step in recorded.steps(recorded.last):
             assert sorted(step.trained) == sorted(world.trained[step.step])
+            assert (step.version, step.forks) == world.lines[step.step]
         world.driver.journal.close()
     finally:
         shutil.rmtree(folder)

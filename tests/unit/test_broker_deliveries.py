@@ -228,7 +228,7 @@ def test_after_a_learner_went_back_staleness_is_counted_along_its_weights(killed
         close(driver, lease, version=next(versions))
     driver.publish(19)
     driver.learner(epoch=2, credit=0)
-    driver.publish(20, epoch=2, continues=10)
+    driver.publish(20, epoch=2, line=[(10, 20)])
     if killed:
         driver.kill_broker()
         driver.learner(epoch=2, credit=0)

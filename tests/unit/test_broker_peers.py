@@ -136,16 +136,18 @@ def test_commit_and_weights_of_another_epoch_are_refused():
     assert driver.state.learners.policy_version == 5
 
 
-def test_a_version_that_cannot_continue_what_it_says_is_refused():
+def test_a_version_with_a_line_that_cannot_be_is_refused():
     driver = Driver()
     driver.learner()
     driver.publish(3)
-    assert refusal(driver.publish(4, continues=4)) == ("stale_version", False)
-    assert driver.publish(5, continues=2) == []
-    assert driver.publish(5, continues=2) == [], "told again after another join"
-    assert refusal(driver.publish(5, continues=1)) == ("stale_version", False)
-    assert driver.state.learners.policy_version == 5
-    assert driver.state.books.line.forks == [(2, 5)]
+    for line in ([(4, 4)], [(2, 5)], [(1, 3), (0, 3)], [(1, 4), (1, 2)]):
+        assert refusal(driver.publish(4, line=line)) == ("bad_line", False)
+    assert driver.state.learners.policy_version == 3
+    assert driver.publish(5, line=[(2, 5)]) == []
+    assert driver.publish(5, line=[(2, 5)]) == [], "told again after another join"
+    assert driver.publish(6, line=[(2, 5)]) == []
+    assert driver.state.learners.policy_version == 6
+    assert driver.state.books.line.forks == ((2, 5),)
 
 
 def test_of_one_epoch_only_one_learner_lives():

@@ -1,63 +1,95 @@
 """When extensions of the broker are used, and when not."""
 
 import os
+import subprocess
 import sys
-import types
+from pathlib import Path
 
 import pytest
 
+import broker
+import protocol
 from launch import compiled
 from launch.errors import ConfigError
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.fixture
-def packages(tmp_path, monkeypatch):
-    """Stand-ins for the packages that are compiled, in a process that has loaded nothing of them."""
-    for name in ("broker", "protocol"):
-        package = types.ModuleType(name)
-        folder = tmp_path / name
+def made(tmp_path, monkeypatch):
+    """A folder as `offbeat compile` leaves it, for sources in tmp_path; its extension is a module in Python."""
+    for package in (broker, protocol):
+        folder = tmp_path / package.__name__
         folder.mkdir()
-        (folder / "__init__.py").write_text("")
         (folder / "units.py").write_text("x: int = 1\n")
-        package.__path__ = [str(folder)]
-        monkeypatch.setattr(compiled, name, package)
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(compiled, "MODULES", ("nothing_loaded",))
+    monkeypatch.setattr(compiled, "MODULES", ("an_extension",))
     monkeypatch.setattr(sys, "path", list(sys.path))
-    return tmp_path
+    folder = compiled.folder()
+    for path in (folder.parent.parent, folder.parent, folder, folder / "broker"):
+        path.mkdir(mode=0o700)
+    (folder / "broker" / "an_extension.py").write_text("")
+    yield folder
+    sys.modules.pop("broker.an_extension", None)
 
 
-def test_what_is_compiled_is_used_until_a_source_changes(packages):
-    assert not compiled.use()
-    made = compiled.folder()
-    made.mkdir(parents=True)
+def test_what_is_compiled_is_used_until_a_source_changes(made, tmp_path):
     assert compiled.use()
-    assert (sys.path[0], compiled.broker.__path__[0]) == (str(made), str(made / "broker"))
+    assert sys.modules["broker.an_extension"].__file__ == str(made / "broker" / "an_extension.py")
     assert compiled.folder() == made, "the sources are looked for where they are"
-    (packages / "protocol" / "units.py").write_text("x: int = 2\n")
+    assert not compiled.use(), "what runs already is left alone"
+    del sys.modules["broker.an_extension"]
+    (tmp_path / "protocol" / "units.py").write_text("x: int = 2\n")
     assert compiled.folder() != made
     assert not compiled.use()
 
 
-def test_modules_that_run_already_are_left_alone(packages, monkeypatch):
-    compiled.folder().mkdir(parents=True)
-    monkeypatch.setitem(sys.modules, "broker.nothing_loaded", types.ModuleType("broker.nothing_loaded"))
+def test_what_cannot_be_loaded_leaves_the_sources(made, caplog):
+    (made / "broker" / "an_extension.py").unlink()
+    (made / "broker" / "an_extension.so").write_bytes(b"cut off")
+    paths = list(sys.path), list(broker.__path__)
     assert not compiled.use()
+    assert "cannot be loaded" in caplog.text
+    assert paths == (sys.path, broker.__path__)
 
 
-def test_what_another_user_has_made_is_not_loaded(packages, monkeypatch, caplog):
-    made = compiled.folder()
-    made.mkdir(parents=True)
-    if os.getuid() == 0:  # root's files are everybody's to use
-        os.chown(made, 4711, 4711)
-    monkeypatch.setattr(compiled.os, "getuid", lambda: 4712)
+@pytest.mark.parametrize("what", ["owner", "mode", "parent", "link"])
+def test_what_another_user_could_have_put_there_is_not_loaded(made, monkeypatch, caplog, tmp_path, what):
+    if what == "owner":
+        if os.getuid() == 0:  # root's files are everybody's to use
+            os.chown(made / "broker", 4711, 4711)
+        monkeypatch.setattr(compiled.os, "getuid", lambda: 4712)
+    elif what == "link":
+        made.rename(tmp_path / "elsewhere")
+        made.symlink_to(tmp_path / "elsewhere")
+    else:
+        (made if what == "mode" else made.parent).chmod(0o777)
     assert not compiled.use()
-    assert "another user" in caplog.text
+    assert "is not used" in caplog.text
 
 
-def test_what_cannot_be_compiled_says_why_and_leaves_nothing(packages, monkeypatch):
+def test_a_process_without_a_home_runs_the_sources(made, monkeypatch, caplog):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    assert not compiled.use()
+    assert "no home" in caplog.text
+    with pytest.raises(ConfigError, match="no home"):
+        compiled.make()
+
+
+def test_what_cannot_be_compiled_says_why_and_leaves_nothing(made, tmp_path, monkeypatch):
     monkeypatch.setattr(compiled, "MODULES", ("units",))
-    (packages / "broker" / "units.py").write_text("x: int = 'a'\n")
+    (tmp_path / "broker" / "units.py").write_text("x: int = 'a'\n")
     with pytest.raises(ConfigError, match=r"cannot be compiled:[\s\S]*Incompatible types[\s\S]*C compiler"):
         compiled.make()
-    assert list((packages / "cache" / "offbeat").iterdir()) == []
+    assert list(made.parent.iterdir()) == [made]
+
+
+def test_the_broker_s_process_has_loaded_nothing_of_it_when_it_looks():
+    check = (
+        "import sys, launch.role; from launch import compiled;"
+        "print([m for m in compiled.MODULES if f'broker.{m}' in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "[]"

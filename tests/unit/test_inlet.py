@@ -89,7 +89,7 @@ def test_versions_of_undone_steps_are_counted_from_where_the_line_left_them():
     assert len(inlet.ready) == 1
     again = inlet_with_tasks()
     again.restore(json.loads(json.dumps(inlet.state())))
-    assert again.line.forks == [(0, 3)]
+    assert again.line.forks == ((0, 3),)
 
 
 def test_equal_returns_are_dropped_and_make_room():

@@ -70,9 +70,10 @@ class Exchange:
 
     def announce(self, message):
         self.log.append(("announce", message.version))
-        self.continued = message.continues
+        self.line = message.line
 
-    def commit(self, groups, *, step, replayed_tokens=0):
+    def commit(self, groups, *, step, version, replayed_tokens=0):
+        assert version <= step
         self.replayed.append(replayed_tokens)
         self.log.append(("commit", step))
 
@@ -215,22 +216,22 @@ def test_a_learner_that_takes_over_publishes_above_what_generators_have(tmp_path
     it.take_over(always=False)
     assert it.version == 8
     assert it.exchange.log == [("announce", 8)]
-    assert (it.exchange.continued, it.exchange.inlet.line.forks) == (0, [(0, 8)])
+    assert it.exchange.line == [(0, 8)]
 
 
 def test_weights_that_were_published_before_keep_their_number(tmp_path):
     it = learner(tmp_path, ["applied"], evaluation_tasks=0)
     it.step, it.version, it.exchange.version_before = 4, 4, 4
     it.take_over(always=True)
-    assert (it.version, it.exchange.continued, it.exchange.inlet.line.forks) == (4, -1, [])
+    assert (it.version, it.exchange.line) == (4, [])
 
 
 def test_weights_ahead_of_what_was_published_get_a_number_of_their_own(tmp_path):
     """A checkpoint out of turn, between two publications."""
     it = learner(tmp_path, ["applied"], evaluation_tasks=0, publish_every=2)
-    it.step, it.version, it.exchange.version_before = 5, 2, 2
+    it.step, it.version, it.unpublished, it.exchange.version_before = 5, 2, 1, 2
     it.take_over(always=True)
-    assert (it.version, it.exchange.continued) == (3, 2)
+    assert (it.version, it.exchange.line, it.unpublished) == (3, [(2, 3)], 0)
 
 
 def test_the_report_forgets_what_came_after_a_checkpoint(tmp_path):

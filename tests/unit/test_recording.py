@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from broker.events import Committed, GroupClosed, LearnerJoined, Published, Released, encode_event
+from broker.events import Committed, GroupClosed, LearnerJoined, Published, encode_event
 from broker.journal import Journal
 from broker.journal_config import JournalConfig
 from broker.journal_records import Kind, file_name, pack_segment
@@ -26,74 +26,61 @@ def hello(epoch, *, step=0, deliver="group", lineage=1):
     )
 
 
-def trained(step, *units, dropped=(), epoch=1):
-    return Committed(epoch=epoch, step=step, trained=list(units), dropped=list(dropped))
+def trained(step, *units, dropped=(), epoch=1, version=None):
+    version = (step - 1 if version is None else version) if units else -1
+    return Committed(epoch=epoch, step=step, trained=list(units), dropped=list(dropped), version=version)
 
 
-def published(version, epoch=1, continues=-1):
-    return Published(epoch=epoch, version=version, manifest=f"v{version}", continues=continues)
+def published(version, epoch=1, line=()):
+    return Published(epoch=epoch, version=version, manifest=f"v{version}", line=list(line))
 
 
-def versions(*events):
+def recorded(*events):
     recording = Recording(None)
     for event in events:
         recording.happened(event)
-    return {step: batch.version for step, batch in recording.batches.items() if batch.trained}
+    return recording
 
 
-def test_a_step_updates_the_version_before_the_one_it_publishes():
-    events = [hello(1)]
-    for step in (1, 2, 3):
-        events += [published(step), trained(step, f"1g{step}")]
-    assert versions(*events) == {1: 0, 2: 1, 3: 2}
-
-
-def test_a_step_that_publishes_nothing_updates_the_newest():
-    steps = [trained(1, "a"), published(1), trained(2, "b"), trained(3, "c"), published(2), trained(4, "d")]
-    assert versions(hello(1), *steps) == {1: 0, 2: 0, 3: 1, 4: 1}
+def versions(*events):
+    return {step: batch.version for step, batch in recorded(*events).batches.items() if batch.trained}
 
 
 def test_drops_between_steps_do_not_count_as_steps():
     steps = [trained(1, dropped=["x"]), published(1), trained(1, "a"), trained(2, dropped=["y"])]
-    recording = Recording(None)
-    for event in [hello(1), *steps, published(2), trained(2, "b")]:
-        recording.happened(event)
+    recording = recorded(hello(1), *steps, published(2), trained(2, "b"))
     assert {step: batch.version for step, batch in recording.batches.items()} == {1: 0, 2: 1}
     assert list(recording.batches[2].dropped) == ["y"]
 
 
-def test_what_a_crash_undid_is_left_out_and_the_next_learner_publishes_what_it_begins_with():
+def test_what_a_crash_undid_is_left_out():
     first = [hello(1)]
     for step in (1, 2, 3):
         first += [published(step), trained(step, f"first{step}")]
-    again = [hello(2, step=1), published(4, 2), published(5, 2), trained(2, "second2", epoch=2)]
-    again += [published(6, 2), trained(3, "second3", epoch=2)]
-    recording = Recording(None)
-    for event in [*first, *again]:
-        recording.happened(event)
+    line = [(1, 4)]
+    again = [hello(2, step=1), published(4, 2, line), trained(2, "second2", epoch=2, version=4)]
+    again += [published(5, 2, line), trained(3, "second3", epoch=2, version=5)]
+    recording = recorded(*first, *again)
     assert [list(recording.batches[step].trained) for step in (1, 2, 3)] == [
         ["first1"],
         ["second2"],
         ["second3"],
     ]
     assert [recording.batches[step].version for step in (1, 2, 3)] == [0, 4, 5]
+    assert [recording._forks(step) for step in (1, 2, 3)] == [(), ((1, 4),), ((1, 4),)]
 
 
-def test_each_step_has_the_forks_that_its_learner_knew_of():
+def test_forks_are_those_that_the_process_of_a_step_knew_of():
     events = [hello(1), published(1), trained(1, "a"), published(2), trained(2, "b"), published(3)]
     # back to step 1, killed before another checkpoint, back to step 1 again: it never heard of version 4
-    events += [hello(2, step=1), published(4, 2, continues=1), published(5, 2), trained(2, "c", epoch=2)]
-    events += [hello(3, step=1), published(6, 3, continues=1), published(7, 3), trained(2, "d", epoch=3)]
-    events += [Released(epoch=3, step=2), hello(4, step=2), published(8, 4, continues=7), published(9, 4)]
-    events += [trained(3, "e", epoch=4)]
-    recording = Recording(None)
-    for event in events:
-        recording.happened(event)
-    assert {step: batch.forks for step, batch in recording.batches.items()} == {
-        1: (),
-        2: ((1, 6),),
-        3: ((1, 6), (7, 8)),
-    }
+    events += [hello(2, step=1), published(4, 2, [(1, 4)]), trained(2, "c", epoch=2, version=4)]
+    events += [hello(3, step=1), published(6, 3, [(1, 6)]), published(7, 3, [(1, 6)])]
+    # its commit of step 2 is lost, and said again by the process that continues from there
+    events += [hello(4, step=2), published(8, 4, [(1, 6), (7, 8)]), trained(3, "e", epoch=4, version=8)]
+    events += [trained(2, "d", epoch=4, version=6)]
+    recording = recorded(*events)
+    assert versions(*events) == {1: 0, 2: 6, 3: 8}
+    assert [recording._forks(step) for step in (1, 2, 3)] == [(), ((1, 6),), ((1, 6), (7, 8))]
 
 
 def test_a_learner_that_joins_again_undoes_nothing():
@@ -113,7 +100,6 @@ def test_a_commit_that_was_lost_and_said_again_later_belongs_to_its_step():
         trained(3, "c"),
         trained(2, "b"),
     ]
-    assert versions(*lost) == {1: 0, 2: 1, 3: 2}
     assert versions(*lost, trained(2, "b2")) == {1: 0, 2: 1, 3: 2}
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from protocol.version_line import VersionLine
+from protocol.version_line import MAX_FORKS, VersionLine
 
 
 def test_without_a_restart_every_version_is_its_own_place():
@@ -37,10 +37,15 @@ def test_the_freshest_place_of_what_is_told_by_its_largest_number():
     assert [line.freshest(v) for v in (-1, 8, 10, 17, 21)] == [-1, 18, 20, 20, 21]
 
 
-def test_a_fork_told_again_changes_nothing_and_numbers_only_grow():
-    line = VersionLine([(10, 20)])
-    line.fork(10, 20)
-    assert line.forks == [(10, 20)]
-    for continued, number in ((10, 15), (20, 20), (9, 20), (-1, 30)):
-        with pytest.raises(ValueError, match="numbers only grow"):
-            line.fork(continued, number)
+@pytest.mark.parametrize("fork", [(10, 15), (20, 20), (9, 20), (-1, 30)])
+def test_numbers_only_grow(fork):
+    with pytest.raises(ValueError, match="numbers only grow"):
+        VersionLine([(10, 20), fork])
+
+
+def test_the_oldest_forks_are_forgotten():
+    line = VersionLine((n, n + 1) for n in range(0, 4 * MAX_FORKS, 2))
+    assert len(line.forks) == MAX_FORKS
+    assert line.lag(line.start - 1, line.start) == 0
+    line.fork(line.start, line.start + 1)
+    assert len(line.forks) == MAX_FORKS
