@@ -133,11 +133,12 @@ class System:
                         trained=message.trained,
                         dropped=message.dropped,
                         replayed_tokens=message.replayed_tokens,
+                        version=message.version,
                     )
                 )
-            case PublishWeights(version=version):
+            case PublishWeights(version=version, line=line):
                 self.version = version
-                self.note(Published(epoch=message.epoch, version=version, manifest=message.manifest))
+                self.note(Published(epoch=message.epoch, version=version, manifest="m", line=line))
 
     def put(self, task):
         if task.task_id in self.known:
@@ -242,8 +243,8 @@ def learn(system, folder, config, model, *, resume=False, kill_at=None):
     if kill_at:
         commit = exchange.commit
 
-        def until(groups, *, step, replayed_tokens=0):
-            commit(groups, step=step, replayed_tokens=replayed_tokens)
+        def until(groups, *, step, **more):
+            commit(groups, step=step, **more)
             if groups and step == kill_at:
                 raise Killed
 
