@@ -30,7 +30,6 @@ TESTS = [
     "tests/unit/test_broker_segments.py",
     "tests/unit/test_broker_tasks.py",
     "tests/unit/test_broker_desk.py",
-    "tests/unit/test_admission.py",
     "tests/integration/test_broker_service.py",
 ]
 PATCHED = "breaks_the_books or broke_the_books or cannot_go_on"
