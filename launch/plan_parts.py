@@ -11,7 +11,7 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
-from launch.plan_rates import EpisodeRates, GeneratorRates
+from launch.plan_rates import EpisodeRates, GeneratorRates, Rates
 
 EPSILON = 1e-9
 
@@ -94,13 +94,20 @@ class Group:
         return sum(episode.tokens for episode in self.episodes)
 
 
-def draw_turns(rates: EpisodeRates, rng: random.Random) -> list[Turn]:
-    """The turns of one episode."""
+def between(rates: Rates, setting: Setting) -> float:
+    """Seconds that a turn waits for its actor: in a queue, which is shorter with fewer episodes than were measured."""
+    measured = rates.measured.concurrent_episodes if rates.measured is not None else 0
+    share = setting.concurrent_episodes / measured if measured else 1.0
+    return rates.episode.between_seconds * min(1.0, share)
+
+
+def draw_turns(rates: EpisodeRates, rng: random.Random, between: float) -> list[Turn]:
+    """The turns of one episode, which wait ``between`` seconds beside their tools."""
     turns = []
     for n in range(rates.turns.draw_count(rng, 1)):
         read = (rates.observation_tokens if n else rates.prompt_tokens).draw_count(rng, 0)
         sampled = rates.turn_tokens.draw_count(rng, 1)
-        turns.append(Turn(read, sampled, rates.tool_seconds.draw(rng) + rates.between_seconds))
+        turns.append(Turn(read, sampled, rates.tool_seconds.draw(rng) + between))
     return turns
 
 

@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from launch.plan_parts import Episode, Generator, Group, Setting, draw_turns
+from launch.plan_parts import Episode, Generator, Group, Setting, between, draw_turns
 from launch.plan_rates import Rates
 
 
@@ -43,6 +43,7 @@ class Simulation:
         self._rates, self._setting = rates, setting
         self.now, self.version = 0.0, 0
         self.ledger = Ledger()
+        self._between = between(rates, setting)
         self.generators: list[Generator] = []
         self.expected = 0.0
         """When all have joined."""
@@ -302,7 +303,7 @@ class Simulation:
             self._next_group += 1
             for member in range(setting.members):
                 rng = random.Random(f"{setting.seed}/{group.index}/{member}")
-                episode = Episode(group, draw_turns(self._rates.episode, rng))
+                episode = Episode(group, draw_turns(self._rates.episode, rng, self._between))
                 episode.min_version = self.version if setting.sync else 0
                 episode.trained = member < setting.members - setting.baselines
                 group.episodes.append(episode)

@@ -6,7 +6,7 @@ import statistics
 import pytest
 
 from launch.errors import ConfigError
-from launch.plan_parts import Setting, draw_turns
+from launch.plan_parts import Setting, between, draw_turns
 from launch.plan_probe import Probe
 from launch.plan_rates import Law
 from launch.plan_rates_file import check_rates, format_rates, load_rates
@@ -107,6 +107,21 @@ def test_quantiles_keep_the_mean_and_the_tail():
     assert max(law.values) == 50.0
 
 
+@pytest.mark.parametrize(("episodes", "seconds"), [(12, 0.05), (48, 0.2), (96, 0.2)])
+def test_the_queue_in_an_actor_is_shorter_with_fewer_episodes(episodes, seconds):
+    data = {
+        "generator": {"decode": [{"sequences": 1, "tokens_per_second": 1.0}]},
+        "learner": {"seconds_per_token": 0.0},
+        "episode": {"turn_tokens": 4, "between_seconds": 0.2},
+    }
+    setting = Setting(concurrent_episodes=episodes)
+    assert between(check_rates(data, "by hand"), setting) == 0.2, (
+        "of rates given by hand nothing else is known"
+    )
+    measured = check_rates(data | {"measured": {"concurrent_episodes": 48}}, "test")
+    assert between(measured, setting) == pytest.approx(seconds)
+
+
 def test_turns_read_the_prompt_first_and_observations_then():
     episode = check_rates(
         {
@@ -119,7 +134,7 @@ def test_turns_read_the_prompt_first_and_observations_then():
         },
         "test",
     ).episode  # fmt: skip
-    turns = draw_turns(episode, random.Random(0))
+    turns = draw_turns(episode, random.Random(0), 0.25)
     assert [(turn.read, turn.sampled, turn.after_s) for turn in turns] == [
         (9, 4, 0.75),
         (2, 4, 0.75),
