@@ -41,7 +41,8 @@ def algorithm_at(config: AlgorithmConfig, step: int) -> AlgorithmConfig:
     """The objective in force at a learner step: a reincarnated run changes it once.
 
     Example:
-        >>> from learner.algorithm_config import Reincarnation, WindowSurrogate
+        >>> from learner.algorithm_config import Reincarnation
+        >>> from learner.surrogate_config import WindowSurrogate
         >>> c = AlgorithmConfig(surrogate=WindowSurrogate(), reincarnation=Reincarnation(step=50))
         >>> algorithm_at(c, 49).surrogate.kind, algorithm_at(c, 50).surrogate.kind
         ('window', 'clip')
