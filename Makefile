@@ -16,7 +16,7 @@ train: setup            ## the main job: a model learns, asynchronously, in minu
 
 test: setup             ## all tests but the end-to-end ones
 	$(BIN)/python -m pytest -n 2 --dist loadfile -q tests/unit tests/oracle tests/property protocol broker envs actors learner launch
-	$(BIN)/python -m pytest -q tests/integration
+	$(BIN)/python -m pytest -n 2 --dist loadfile -q tests/integration
 
 check: setup            ## format, lint, types, layering
 	$(BIN)/ruff format --check .

@@ -10,7 +10,7 @@ import pytest
 
 from protocol.codec import decode_delivery
 from protocol.link import AsyncLink
-from protocol.messages import Deliver, DeliveryCredit, Hello, PutTasks, Sampling
+from protocol.messages import Commit, Deliver, DeliveryCredit, Hello, PutTasks, Sampling
 from tests.integration.actor_harness import (
     ENV_FILE,
     ScriptedGenerator,
@@ -64,6 +64,7 @@ class Run:
         def received(message, rest):
             if isinstance(message, Deliver):
                 self.delivered.append((message, decode_delivery(message, rest)))
+                self.learner.send(Commit(epoch=0, step=len(self.delivered), trained=[message.unit_id]))
 
         hello = Hello(role="learner", peer="learner", incarnation=1, epoch=0, deliver="group")
         # With each join the broker forgets what credit it had; after its restart there may be two.
