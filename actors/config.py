@@ -2,15 +2,13 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from protocol.section import Section
 
 
-class ActorConfig(BaseModel):
+class ActorConfig(Section):
     """`[actor]` of the run file."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
 
     count: int = Field(2, ge=1)
     """Actor processes that `offbeat train` starts."""
@@ -28,12 +26,8 @@ class ActorConfig(BaseModel):
     """After SIGTERM, running episodes get so long to end; then they are given up."""
 
 
-class GeneratorConfig(BaseModel):
+class GeneratorConfig(Section):
     """`[generator]` of the run file."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
 
     count: int = Field(1, ge=1)
     """Generator processes that `offbeat train` starts."""

@@ -1,16 +1,13 @@
 """Settings of the broker."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from broker.journal_config import JournalConfig
+from protocol.section import Section
 
 
-class BrokerConfig(BaseModel):
+class BrokerConfig(Section):
     """`[broker]` of the run file."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
 
     endpoint: str = "tcp://127.0.0.1:0"
     """Where peers connect. Port 0: a free port is chosen at launch."""

@@ -2,15 +2,13 @@
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from protocol.section import Section
 
 
-class JournalConfig(BaseModel):
+class JournalConfig(Section):
     """The broker's journal, in the run folder: what makes a killed broker go on where it stopped."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
 
     durability: Literal["written", "synced"] = "written"
     """When the broker answers for what it was given. "written": when the system has it, which survives the death of

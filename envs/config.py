@@ -2,15 +2,13 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from protocol.section import Section
 
 
-class EnvConfig(BaseModel):
+class EnvConfig(Section):
     """`[env]` of the run file."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
 
     name: str
     """`reasoning_gym`, `calculator`, or your own as `module:attribute` or `path/to/file.py:attribute`: a

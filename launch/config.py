@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from actors.config import ActorConfig, GeneratorConfig
 from broker.config import BrokerConfig
@@ -16,18 +16,13 @@ from launch.rules import contradictions
 from launch.security import SecurityConfig
 from launch.weights_role import WeightsSection
 from learner.config import LearnerConfig
+from protocol.section import Section
 
 FORM_NAMED_BY = {"env": "name"}
 """Key that says what else a table may hold, where it is not `kind`: another environment has other params."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-
-class RunSection(_Section):
+class RunSection(Section):
     """`[run]`."""
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -41,7 +36,7 @@ class RunSection(_Section):
     """Training ends after so long, whatever step it has reached."""
 
 
-class WarmStart(_Section):
+class WarmStart(Section):
     """`[model.tiny.warm_start]`: supervised steps on solutions that the task library gives."""
 
     steps: int = Field(300, ge=0)
@@ -55,7 +50,7 @@ class WarmStart(_Section):
     """Solved training tasks to learn from."""
 
 
-class TinyModel(_Section):
+class TinyModel(Section):
     """`[model.tiny]`: a small Qwen3 that is made on the spot, with its own tokenizer."""
 
     hidden_size: int = Field(128, ge=8)
@@ -71,7 +66,7 @@ class TinyModel(_Section):
     warm_start: WarmStart = WarmStart()
 
 
-class ModelSection(_Section):
+class ModelSection(Section):
     """`[model]`: a Hugging Face name or folder, or a tiny model that is made here."""
 
     path: str = ""
@@ -81,7 +76,7 @@ class ModelSection(_Section):
     """Where made models are kept."""
 
 
-class SupervisorSection(_Section):
+class SupervisorSection(Section):
     """`[supervisor]`: how `offbeat train` keeps its processes alive."""
 
     max_restarts: int = Field(5, ge=0)
@@ -99,7 +94,7 @@ class SupervisorSection(_Section):
     """A learner that works for so long without finishing a step or taking in data is started again."""
 
 
-class RecipeSection(_Section):
+class RecipeSection(Section):
     """`[recipe]`: what a shipped run file is; no role reads it."""
 
     title: str = Field(min_length=1)
@@ -107,7 +102,7 @@ class RecipeSection(_Section):
     """arXiv ids; empty: of our own making."""
 
 
-class RunConfig(_Section):
+class RunConfig(Section):
     """The whole run file."""
 
     recipe: RecipeSection | None = None

@@ -7,19 +7,15 @@ import random
 from itertools import pairwise
 from typing import Annotated, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
+
+from protocol.section import Section
 
 Seconds = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-
-class Law(_Section):
+class Law(Section):
     """What a length or a duration is drawn from: one of these forms. A bare number is `fixed`."""
 
     fixed: float | None = Field(None, ge=0)
@@ -73,14 +69,14 @@ FORMS = tuple(Law.model_fields)
 AnyLaw = Annotated[Law, BeforeValidator(lambda v: {"fixed": float(v)} if type(v) in (int, float) else v)]
 
 
-class DecodePoint(_Section):
+class DecodePoint(Section):
     """`[[generator.decode]]`: the rate of one generator, measured alone, with so many sequences at a time."""
 
     sequences: float = Field(ge=1)
     tokens_per_second: float = Field(gt=0)
 
 
-class GeneratorRates(_Section):
+class GeneratorRates(Section):
     """`[generator]`."""
 
     decode: tuple[DecodePoint, ...] = Field(strict=False, min_length=1)
@@ -125,7 +121,7 @@ class GeneratorRates(_Section):
         return points
 
 
-class LearnerRates(_Section):
+class LearnerRates(Section):
     """`[learner]`: a step takes step_seconds + tokens * seconds_per_token + publish_seconds, alone on its cores."""
 
     step_seconds: Seconds = 0.0
@@ -138,7 +134,7 @@ class LearnerRates(_Section):
     """After that, until it waits for the next batch: committing, reporting, its share of a checkpoint."""
 
 
-class EpisodeRates(_Section):
+class EpisodeRates(Section):
     """`[episode]`: what trajectories are made of; laws, or bare numbers."""
 
     turns: AnyLaw = Law(fixed=1.0)
@@ -156,7 +152,7 @@ class EpisodeRates(_Section):
     """Share of groups that the learner drops because all returns are equal."""
 
 
-class SharingRates(_Section):
+class SharingRates(Section):
     """`[sharing]`: what happens where roles share cores."""
 
     slowdown: float = Field(1.0, ge=1.0)
@@ -176,14 +172,14 @@ class SharingRates(_Section):
         return self.slowdown * max(1.0, at_work / max(2, self.cores) if self.cores else 1.0)
 
 
-class ActorRates(_Section):
+class ActorRates(Section):
     """`[actor]`."""
 
     start_seconds: Seconds = 0.0
     """From its start until it runs episodes."""
 
 
-class Measured(_Section):
+class Measured(Section):
     """`[measured]`: the run that was measured; the plan is compared with it. Written by `--calibrate`."""
 
     run: str = ""
@@ -204,7 +200,7 @@ class Measured(_Section):
     """Sequences a generator had under way."""
 
 
-class Rates(_Section):
+class Rates(Section):
     """A rates file."""
 
     generator: GeneratorRates

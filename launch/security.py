@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from launch.errors import ConfigError
 from protocol import key_files
 from protocol.addresses import is_loopback, split_endpoint
 from protocol.errors import KeysUnusable
+from protocol.section import Section
 
 if TYPE_CHECKING:
     from launch.config import RunConfig
@@ -17,12 +16,8 @@ KEYS = "keys"
 """In the run folder."""
 
 
-class SecurityConfig(BaseModel):
+class SecurityConfig(Section):
     """`[security]` of the run file; docs/security.md says who is kept from what."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
 
     encrypt: bool = True
     """Encrypt and authenticate every connection between processes. False: this machine only, open to all its users."""

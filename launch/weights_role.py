@@ -7,9 +7,10 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from learner.run_files import SHARED_MEMORY, weights_folder
+from protocol.section import Section
 from protocol.weights import version_folder
 from protocol.weights_http import WeightsServer, advertised, serving, split_address
 
@@ -21,12 +22,8 @@ log = logging.getLogger(__name__)
 WEIGHTS = "weights"
 
 
-class WeightsSection(BaseModel):
+class WeightsSection(Section):
     """`[weights]`: how versions reach generators on other hosts; docs/weights.md explains it."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
 
     http: str = Field("", pattern=r"^$|:\d+$")
     """HOST:PORT, on the learner's host, where a process of its own serves versions, for example 0.0.0.0:5757. Empty:

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from learner.surrogate_config import ClipSurrogate, Level, Section, SurrogateConfig
+from learner.surrogate_config import ClipSurrogate, Level, SurrogateConfig
+from protocol.section import Section
 
 # --- advantage --------------------------------------------------------------------------------------------
 

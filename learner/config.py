@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from learner.algorithm_config import AlgorithmConfig
-from learner.surrogate_config import Section
+from protocol.section import Section
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 

@@ -5,20 +5,14 @@ Each form has its own fields and defaults; docs/recipes says which method each b
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from protocol.section import Section
 
 Level = Literal["token", "turn", "sequence"]
 Centre = Literal["proximal", "behaviour"]
 LowHalfWidth = Annotated[float, Field(ge=0, le=1)]
 HalfWidth = Annotated[float, Field(ge=0)]
-
-
-class Section(BaseModel):
-    """Strict: unknown keys, wrong types, NaN and infinity are errors."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
 
 
 class ClipSurrogate(Section):
