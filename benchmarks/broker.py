@@ -93,9 +93,6 @@ LONG = (
     Arm("ours, CURVE, memory, 8 segments a trajectory", encrypted=True, segments=8),
     Arm("ours, journal synced, 8 segments a trajectory", "synced", segments=8),
 )
-COMPILED = tuple(
-    replace(arm, name=arm.name.replace("ours", "compiled"), compiled=True) for arm in (*OURS, *LONG)
-)
 LOOP = "pyzmq forwarder, Python loop"
 OTHERS = (
     Arm(LOOP, other="loop"),
@@ -256,11 +253,19 @@ def summary(rows: list[dict[str, float]]) -> dict[str, list[float]]:
 Results = dict[str, dict[str, Any]]
 
 
+def with_compiled(*arms: Arm) -> list[Arm]:
+    """These and, after `offbeat compile`, the same as C extensions."""
+    if not compiled.folder().exists():
+        return list(arms)
+    twins = [replace(arm, name=arm.name.replace("ours", "compiled"), compiled=True) for arm in arms]
+    return [*arms, *twins]
+
+
 def sizes(arguments: argparse.Namespace) -> Results:
     """Every arm at every size."""
     missing = why_no_redis(arguments.redis)
-    shown = COMPILED if compiled.folder().exists() else ()
-    arms = [arm for arm in (*OURS, *shown, *LONG, *OTHERS) if not (arm.other == "redis" and missing)]
+    every = (*with_compiled(*OURS, *LONG), *OTHERS)
+    arms = [arm for arm in every if not (arm.other == "redis" and missing)]
     rows: dict[tuple[str, str], list[dict[str, float]]] = {}
     for _ in range(arguments.repetitions):
         for size in arguments.sizes:
@@ -280,18 +285,20 @@ def sizes(arguments: argparse.Namespace) -> Results:
 def peers(arguments: argparse.Namespace) -> Results:
     """CPU time per segment of 16 KB over the number of actors connected."""
     rows: dict[tuple[str, int], list[dict[str, float]]] = {}
+    arms = with_compiled(OURS[0])
     for _ in range(arguments.repetitions):
         for count in PEERS:
             load = replace(make_load(1 << 14), actors=count, window=256, outstanding=1024)
-            for arm in (OURS[0], *(COMPILED[:1] if compiled.folder().exists() else ())):
+            for arm in arms:
                 rows.setdefault((arm.name, count), []).append(throughput(arm, load, arguments))
     return {f"{name}, {count} actors": summary(found) for (name, count), found in rows.items()}
 
 
 def latencies(arguments: argparse.Namespace) -> Results:
     rows: dict[str, list[dict[str, float]]] = {}
+    arms = with_compiled(*OURS)
     for _ in range(arguments.repetitions):
-        for arm in (*OURS, *(COMPILED[: len(OURS)] if compiled.folder().exists() else ())):
+        for arm in arms:
             rows.setdefault(arm.name, []).append(latency(arm, arguments))
     return {name: summary(found) for name, found in rows.items()}
 
