@@ -62,4 +62,4 @@ class Committed:
         """As they were."""
         self._units.clear()
         for unit_id, *commitment in state:
-            self._units[unit_id] = Commitment(*commitment)
+            self.add(unit_id, **Commitment(*commitment)._asdict())

@@ -386,6 +386,9 @@ def test_only_the_last_units_are_remembered_and_in_order():
     again.restore(json.loads(json.dumps(committed.state())))
     assert again.state() == committed.state()
     assert (again["0g3"].trained, again["0g2"].step) == (False, 9)
+    smaller = Committed(size=2)
+    smaller.restore(committed.state())
+    assert list(smaller) == list(committed)[-2:], "a checkpoint of a larger memory is cut to size"
 
 
 # --- the ledger ---------------------------------------------------------------------------------------------
