@@ -28,6 +28,9 @@ COMMANDS = {
     "model": "make and warm-start the tiny model of a run file, unless it is cached",
 }
 
+NO_RUN_FILE = ("recipes", "journal", "compile", "keys", "replay")
+"""Commands with nothing to override."""
+
 
 def parser() -> argparse.ArgumentParser:
     """Arguments of all commands."""
@@ -74,12 +77,11 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     args, rest = parser().parse_known_args(arguments)
-    if unknown := [word for word in rest if word.startswith("-") or "=" not in word]:
+    takes_overrides = args.command not in NO_RUN_FILE
+    if unknown := [w for w in rest if not takes_overrides or w.startswith("-") or "=" not in w]:
         parser().error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         if args.command == "recipes":
-            if rest:
-                parser().error(f"unrecognized arguments: {' '.join(rest)}")
             return show_recipes(args.name)
         if args.command == "status":
             from launch.status_command import show
@@ -88,8 +90,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.command == "journal":
             from launch.journal_command import run
 
-            if rest:
-                parser().error(f"unrecognized arguments: {' '.join(rest)}")
             return run(args)
         if args.command == "compile":
             from launch import compiled
@@ -99,14 +99,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.command == "keys":
             from launch import keys_command
 
-            if rest:
-                parser().error(f"unrecognized arguments: {' '.join(rest)}")
             return keys_command.run(args)
         if args.command == "replay":
             from launch.replay_command import replay
 
-            if rest:
-                parser().error(f"unrecognized arguments: {' '.join(rest)}")
             replay(args.run, steps=args.steps, out=args.out)
             return 0
         config = load(args.run_file, [*args.overrides, *rest])  # overrides may stand behind options, too
