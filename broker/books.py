@@ -77,6 +77,7 @@ class Books:
         self.published: Published | None = None
         """The newest policy version."""
         self.line = VersionLine()
+        """Of its weights."""
         self.notices: list[Dropped] = []
         """What the learner has to be told; `take_notices` empties it."""
         self._out: list[Send] = []
@@ -157,9 +158,13 @@ class Books:
                 self.deliveries.survived()
             case LearnerJoined(hello=hello):
                 self._join(hello, now)
-            case Published(line=line):
-                self.published, self.line = event, VersionLine(line)
+            case Published():
+                self.now_published(event)
         return []
+
+    def now_published(self, event: Published) -> None:
+        """The newest version, and the line that its weights are on."""
+        self.published, self.line = event, VersionLine(event.line)
 
     def _put(self, task: Task) -> str:
         wrong = self.assembly.expect(task)

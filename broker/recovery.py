@@ -19,7 +19,6 @@ from broker.store import Counted, SegmentKey
 from protocol.codec import Buffer, decode_segment
 from protocol.errors import ProtocolError
 from protocol.messages import DeliveryUnit, Hello
-from protocol.version_line import VersionLine
 
 log = logging.getLogger(__name__)
 
@@ -222,9 +221,9 @@ def _restore(books: Books, store: JournalStore, saved: Snapshot, now: float) -> 
     books.tasks.restore(saved.tasks, saved.over, now)
     books.assembly.restore(saved.trajectories, saved.groups, saved.mode, now)
     books.deliveries.restore(saved.units, saved.unit_count)
-    books.lineage, books.published = saved.lineage, saved.published
+    books.lineage = saved.lineage
     if saved.published is not None:
-        books.line = VersionLine(saved.published.line)
+        books.now_published(saved.published)
     assert _keys(books) == {(key, aside) for key, _, _, aside in saved.segments}, (
         "its units are not of its segments"
     )
