@@ -77,9 +77,9 @@ def _make(target: Path) -> None:
             )
         _mypyc(work)
         made = work / "made"
-        for folder, into in ((work, made), (work / "broker", made / "broker")):
+        for built, into in ((work, made), (work / "broker", made / "broker")):
             into.mkdir(mode=0o700)
-            for extension in folder.glob("*.so"):
+            for extension in built.glob("*.so"):
                 extension.chmod(0o600)
                 extension.rename(into / extension.name)
         try:

@@ -86,7 +86,8 @@ class Learner:
     def learn(self) -> None:
         """One step."""
         started = time.monotonic()
-        groups, updated = self.exchange.collect(step=self.step, version=self.version), self.version
+        updated = self.version
+        groups = self.exchange.collect(step=self.step, version=updated)
         waited = time.monotonic() - started
         trajectories = self.batch(groups)
         report = self.engine.update(trajectories, current_version=updated)
