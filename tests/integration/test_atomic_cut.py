@@ -19,8 +19,9 @@ from learner.loop import Learner
 from learner.metrics import Report
 from learner.replay import make_table
 from learner.report import UpdateReport
+from learner.rerun import Unpublished
 from learner.trajectory import Trajectory
-from protocol.messages import PublishWeights, PutTasks
+from protocol.messages import PutTasks
 from tests.trajectories import make_trajectory
 
 CONFIG = LearnerConfig(
@@ -85,13 +86,6 @@ class Engine:
         return state.client
 
 
-class Publisher:
-    seconds = 0.0
-
-    def publish(self, version, shapes, tensors):
-        return PublishWeights(epoch=1, version=version, manifest="m")
-
-
 class Rehearsed(Exchange):
     """Takes the oldest groups of the curriculum for done."""
 
@@ -118,7 +112,7 @@ def learner(folder: Path, *, resume: bool, lockstep: bool = False) -> Learner:
         Link(), curriculum, CONFIG, lockstep=lockstep, stop_reason=lambda: "", step=begin.step
     )
     it = Learner(
-        CONFIG, folder, Engine(), exchange, Publisher(), Report(folder), replay=make_table(CONFIG.replay)
+        CONFIG, folder, Engine(), exchange, Unpublished(), Report(folder), replay=make_table(CONFIG.replay)
     )
     it.start_from(begin)
     if begin.continues:

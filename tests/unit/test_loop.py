@@ -16,7 +16,7 @@ from learner.nonfinite import Diverged
 from learner.open_trajectories import OpenTrajectories
 from learner.replay import make_table
 from learner.report import UpdateReport
-from protocol.messages import PublishWeights
+from learner.rerun import Unpublished
 from protocol.version_line import VersionLine
 from tests.trajectories import make_trajectory
 
@@ -109,13 +109,6 @@ class Engine:
         self.log.append(("save", state["step"]))
 
 
-class Publisher:
-    seconds = 0.0
-
-    def publish(self, version, shapes, tensors):
-        return PublishWeights(epoch=1, version=version, manifest="m")
-
-
 class Report:
     def __init__(self):
         self.lines = []
@@ -134,7 +127,7 @@ def learner(tmp_path, outcomes, *, stop_at=None, **settings):
     }
     exchange, engine = Exchange(stop_at), Engine(outcomes)
     engine.log = exchange.log
-    return Learner(LearnerConfig(**values), tmp_path, engine, exchange, Publisher(), Report())
+    return Learner(LearnerConfig(**values), tmp_path, engine, exchange, Unpublished(), Report())
 
 
 def test_each_applied_step_raises_the_version_and_is_committed(tmp_path):
