@@ -1,12 +1,11 @@
 """A toy task whose responses are long-tailed: most end after a few characters, a few go on for hundreds.
 
-The prompt names a length and a letter; the right response is that letter so many times. The reward comes when the
-response ends, and is dense: the right characters among the first n, over n or the length of the response, whichever
-is more. So it pays neither to stop early nor to go on, and responses keep roughly the lengths that the warm start
-taught: what is left to learn are the letters, and to end on the spot.
+The prompt says whether a short or a long response is asked for; the right one is one letter so many times. The reward
+comes when the response ends, and is dense: the right letters among the first n, over n or the length of the response,
+whichever is more. So it pays neither to stop early nor to go on, and responses keep roughly the lengths that the warm
+start taught; what is left to learn is the letter.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +15,11 @@ from envs.base import ChatMessage, Split, StepResult
 from envs.errors import EnvError
 
 LETTERS = "abcdefgh"
-NAMES = "0123456789"
-"""Of the lengths, in the prompt."""
+TARGET = "e"
+KINDS = "01"
+"""How the prompt of a short and of a long task begins."""
+NOISE = 6
+"""Letters of the prompt that say nothing, so that demonstrations differ."""
 
 
 @dataclass(frozen=True)
@@ -26,43 +28,29 @@ class LongTailTask:
 
     question: str
     """The prompt's text."""
-    letter: str
     length: int
     long: bool
     """Whether it belongs to the tail."""
 
 
 class LongTailSuite:
-    """Responses of a few short and a few long lengths.
+    """Many short responses and a few long ones.
 
     Args:
-        short, long: lengths in characters, equally likely among themselves.
+        short, long: lengths in characters.
         long_share: of the tasks, 0 to 1.
-        known: share of characters that demonstrations have right beyond chance, 0 to 1: how much the warm
-            start gives away.
         seed: of tasks and demonstrations.
 
     Raises:
         EnvError: settings that cannot be.
     """
 
-    def __init__(
-        self,
-        short: Sequence[int] = (4, 8, 12),
-        long: Sequence[int] = (96, 128, 160),
-        long_share: float = 0.1,
-        known: float = 0.25,
-        seed: int = 0,
-    ) -> None:
-        lengths = [*short, *long]
-        if not short or not long or min(lengths) < 1 or len(lengths) > len(NAMES):
-            raise EnvError(
-                f"short = {short}, long = {long}: give some of each, at least 1, at most {len(NAMES)} in all"
-            )
-        if not (0 <= long_share <= 1 and 0 <= known <= 1):
-            raise EnvError(f"long_share = {long_share}, known = {known}: each is a share, 0 to 1")
-        self._short, self._long = list(short), list(long)
-        self._long_share, self._known, self._seed = long_share, known, seed
+    def __init__(self, short: int = 16, long: int = 448, long_share: float = 0.05, seed: int = 0) -> None:
+        if not 1 <= short <= long:
+            raise EnvError(f"short = {short}, long = {long}: give 1 <= short <= long")
+        if not 0 <= long_share <= 1:
+            raise EnvError(f"long_share = {long_share} is not in [0, 1]")
+        self._short, self._long, self._long_share, self._seed = short, long, long_share, seed
 
     def episode(self) -> "LongTailEpisode":
         return LongTailEpisode(self)
@@ -71,17 +59,15 @@ class LongTailSuite:
         """The task of an index, the same every time."""
         rng = self._rng(index, split)
         long = bool(rng.random() < self._long_share)
-        length = int(rng.choice(self._long if long else self._short))
-        letter = str(rng.choice(list(LETTERS)))
-        name = NAMES[[*self._short, *self._long].index(length)]
-        return LongTailTask(name + letter, letter, length, long)
+        return LongTailTask(KINDS[long] + _letters(rng, NOISE), self._long if long else self._short, long)
 
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
-        """A response of the right length whose characters are mostly left to chance."""
+        """A response of the right length whose letters are left to chance."""
         task, rng = self.task(index, split), self._rng(index, split, 1)
-        text = rng.choice(list(LETTERS), size=task.length)
-        text[rng.random(task.length) < self._known] = task.letter
-        return [{"role": "user", "content": task.question}, {"role": "assistant", "content": "".join(text)}]
+        return [
+            {"role": "user", "content": task.question},
+            {"role": "assistant", "content": _letters(rng, task.length)},
+        ]
 
     async def close(self) -> None:
         pass
@@ -103,7 +89,7 @@ class LongTailEpisode:
 
     async def step(self, action: str) -> StepResult:
         assert self._task is not None, "step before reset"
-        share = share_right(action, self._task.letter, self._task.length)
+        share = share_right(action, TARGET, self._task.length)
         return StepResult(rewards={"share": share}, done=True, correct=share == 1.0)
 
     async def close(self) -> None:
@@ -118,3 +104,7 @@ def share_right(text: str, letter: str, length: int) -> float:
         [0.75, 0.5, 0.8, 0.0]
     """
     return text[:length].count(letter) / max(length, len(text))
+
+
+def _letters(rng: np.random.Generator, count: int) -> str:
+    return "".join(rng.choice(list(LETTERS), size=count))

@@ -6,7 +6,8 @@ from dataclasses import asdict
 import pytest
 
 from benchmarks.long_tail_env import LongTailSuite, share_right
-from benchmarks.truncation import SMOOTHED, Ended, Run, configured, earlier, ratios, smoothed, tables
+from benchmarks.truncation import configured, earlier
+from benchmarks.truncation_report import SMOOTHED, Ended, Run, ratios, smoothed, tables
 from envs.errors import EnvError
 
 
@@ -79,11 +80,18 @@ def test_the_arms_differ_in_what_is_trained_when_only():
 
 
 def test_demonstrations_have_the_length_asked_for_and_most_are_short():
-    suite = LongTailSuite(short=(4, 8), long=(100,), long_share=0.1)
+    suite = LongTailSuite(short=8, long=100, long_share=0.1)
     tasks = [suite.task(i, "train") for i in range(500)]
     assert all(len(suite.demonstration(i, "train")[1]["content"]) == tasks[i].length for i in range(50))
     assert 0.05 < sum(task.long for task in tasks) / len(tasks) < 0.15
-    assert {task.length for task in tasks if task.long} == {100}
+    assert {(task.long, task.length) for task in tasks} == {(False, 8), (True, 100)}
+    assert tasks == [suite.task(i, "train") for i in range(500)]
+
+
+def test_a_long_response_is_asked_for_by_the_prompt():
+    tasks = [LongTailSuite(long_share=0.5).task(i, "heldout") for i in range(50)]
+    assert {(task.question[0], task.long) for task in tasks} == {("0", False), ("1", True)}
+    assert len({task.question for task in tasks}) == 50
 
 
 def test_it_pays_neither_to_stop_early_nor_to_go_on():
@@ -91,7 +99,9 @@ def test_it_pays_neither_to_stop_early_nor_to_go_on():
     assert max(share_right("a" * n, "a", 8) for n in range(30) if n != 8) < 1.0
 
 
-@pytest.mark.parametrize("params", [{"short": []}, {"long": [0]}, {"long_share": 1.5}, {"known": -0.1}])
+@pytest.mark.parametrize(
+    "params", [{"short": 0}, {"short": 9, "long": 8}, {"long_share": 1.5}, {"long_share": -0.1}]
+)
 def test_settings_that_cannot_be(params):
     with pytest.raises(EnvError, match="="):
         LongTailSuite(**params)
