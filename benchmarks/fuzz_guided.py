@@ -11,7 +11,6 @@ import argparse
 import logging
 import os
 import re
-import resource
 import shutil
 import sys
 import tempfile
@@ -54,7 +53,8 @@ def main() -> None:
     with atheris.instrument_imports(include=["protocol", "broker"]):
         for name in MODULES:
             import_module(name)
-    from benchmarks.fuzz import TARGETS  # behind the instrumented modules, which it would import as they are
+    # Behind the instrumented modules, which these would import as they are.
+    from benchmarks.fuzz import TARGETS, peak_rss
     from benchmarks.fuzz_engine import Loop
 
     loop = Loop(TARGETS[args.target](), args.findings, limit_s=CPU_LIMIT_S)
@@ -75,7 +75,7 @@ def main() -> None:
             )
         shown.write(
             f"| {args.target} | {report.inputs:,} | {report.units:,} {loop.target.unit} | {_edges(said):,} edges "
-            f"| {seconds:.0f} s | {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB "
+            f"| {seconds:.0f} s | {peak_rss() / 2**20:.0f} MiB "
             f"| {len(report.findings)} |\n"
         )
         shown.flush()

@@ -1,7 +1,6 @@
 """One step of the learner on one trajectory of a given length, in a process of its own so that its memory is known."""
 
 import multiprocessing
-import resource
 import tempfile
 import time
 from multiprocessing.connection import Connection
@@ -9,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks.fuzz import peak_rss
 
 LENGTHS = tuple(2**n for n in range(7, 16))
 VOCABULARY = 2_048
@@ -79,7 +80,7 @@ def _measure(length: int, repetitions: int, sender: Connection) -> None:
 
 
 def _peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return peak_rss() / 2**20
 
 
 def _make_model(folder: Path) -> None:

@@ -28,7 +28,7 @@ COMMANDS = {
     "model": "make and warm-start the tiny model of a run file, unless it is cached",
 }
 
-NO_RUN_FILE = ("recipes", "journal", "compile", "keys", "replay")
+NO_RUN_FILE = ("recipes", "status", "journal", "compile", "keys", "replay")
 """Commands with nothing to override."""
 
 
