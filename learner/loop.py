@@ -232,7 +232,7 @@ class Learner:
         It continues the version of our checkpoint; also where our weights are some updates ahead of that one, which is
         published already.
         """
-        before, continued = self.exchange.version_before, self.version
+        before, continued = max(self.exchange.version_before, self.publisher.newest), self.version
         if before > continued or self.unpublished:
             self.version = max(before, continued) + 1
             self.exchange.inlet.line.fork(continued, self.version)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from learner.run_files import weights_folder
+from learner.run_files import VERSION_FILE, read_number, weights_folder, write_number
 from protocol.messages import PublishWeights
 from protocol.weights import read_manifest, retire
 from protocol.weights_files import write_version
@@ -29,6 +29,9 @@ class Publisher:
         self, run: str, run_dir: Path, *, epoch: int, keep: int, dtype: str = "trained", url: str = ""
     ) -> None:
         self.folder = weights_folder(run_dir)
+        self._newest = run_dir / VERSION_FILE
+        self.newest = read_number(self._newest) or 0
+        """Highest version that any learner of this run may have announced: a broker may have lost what it knew."""
         self._run, self._epoch, self._keep = run, epoch, keep
         self._dtype, self._url = dtype, url
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -43,6 +46,8 @@ class Publisher:
         started = time.perf_counter()
         if self._dtype == "bfloat16":
             shapes, tensors = rounded_shapes(shapes), rounded(shapes, tensors)
+        write_number(self._newest, version)  # before anybody can serve it
+        self.newest = version
         manifest = write_version(
             self.folder, run=self._run, epoch=self._epoch, version=version, shapes=shapes, tensors=tensors
         )

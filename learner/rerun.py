@@ -131,7 +131,7 @@ class Unpublished(Publisher):
     """Counts versions and writes none."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds, self.newest = 0.0, 0
 
     def publish(self, version: int, shapes: object, tensors: object) -> PublishWeights:
         return PublishWeights(epoch=0, version=version, manifest="-")

@@ -1,4 +1,4 @@
-"""Where a learner keeps what others look for: its pid, its epoch, its checkpoints, its weights."""
+"""Where a learner keeps what others look for: its pid, its epoch, its newest version, its checkpoints, its weights."""
 
 import hashlib
 import os
@@ -6,6 +6,8 @@ from pathlib import Path
 
 PID_FILE = "learner.pid"
 """In the run folder: pid of rank 0, for whoever wants to end the learner."""
+VERSION_FILE = "version"
+"""In the run folder: the newest policy version that was written to be published."""
 CHECKPOINTS = "checkpoints"
 """In the run folder."""
 SHARED_MEMORY = Path("/dev/shm")
@@ -34,7 +36,7 @@ def read_number(path: Path) -> int | None:
 def write_number(path: Path, number: int) -> None:
     """Put a number into a file; a crash leaves the one before, or this one, a power failure later on this one.
 
-    An epoch that was given twice would make two processes one to the broker.
+    An epoch that was given twice would make two processes one to the broker, and a version two sets of weights.
     """
     partial = path.with_suffix(".partial")
     with open(partial, "w", encoding="utf-8") as file:

@@ -212,6 +212,14 @@ def test_a_learner_that_takes_over_publishes_above_what_generators_have(tmp_path
     assert it.exchange.line == [(0, 8)]
 
 
+def test_a_broker_that_lost_what_it_knew_does_not_bring_versions_back(tmp_path):
+    """Generators still serve the newer ones; a number given twice would be two sets of weights."""
+    it = learner(tmp_path, ["applied"], evaluation_tasks=0)
+    it.version, it.publisher.newest, it.exchange.version_before = 4, 9, 0
+    it.take_over(always=True)
+    assert (it.version, it.exchange.line) == (10, [(4, 10)])
+
+
 def test_weights_that_were_published_before_keep_their_number(tmp_path):
     it = learner(tmp_path, ["applied"], evaluation_tasks=0)
     it.step, it.version, it.exchange.version_before = 4, 4, 4
