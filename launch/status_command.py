@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,8 @@ def show(target: str, *, watch: bool, as_json: bool, keys: Path | None = None) -
     """
     folder, http, own = find(target)
     keys = keys or own
+    if watch:  # a script's background job ignores it, and could not be ended as the help says
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     while True:
         try:
             status = fetch(http, TIMEOUT_S, keys=keys)
