@@ -1,7 +1,7 @@
 """What staleness costs each method: reward after equally many updates, with the lag forced to exact numbers.
 
     python -m benchmarks.staleness [--recipes grpo bapo ...] [--lags 0 1 ...] [--seeds 0 1 2] [--steps N]
-                                   [--out FILE.jsonl] [--plot FILE.png] [--smoke]
+                                   [--out FILE.jsonl] [--plot FILE.png] [--curves FOLDER] [--smoke]
 
 The real system runs in lockstep: vLLM samples, DeepSpeed trains, and the batch of step s was sampled by version
 s - lag, wholly (`learner.forced_lag`). One broker, generator and actor serve all learners, which run one after the
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lag_system import running, train
+from benchmarks.staleness_plots import cells, curves, plot
 from launch.config import RunConfig, check, load
 
 ROOT = Path(__file__).parents[1]
@@ -120,11 +121,6 @@ def run_all(args: argparse.Namespace) -> list[dict[str, Any]]:
     return [result for result in known if asked(result)]
 
 
-def cells(results: Sequence[dict[str, Any]], recipe: str, lag: int) -> dict[int, float]:
-    """Score by seed."""
-    return {r["seed"]: r["score"] for r in results if r["recipe"] == recipe and r["lag"] == lag}
-
-
 def shares(results: Sequence[dict[str, Any]], recipe: str, lag: int) -> list[float]:
     """Score over that of lag 0 with the same seed."""
     fresh = cells(results, recipe, 0)
@@ -158,35 +154,6 @@ def _cell(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.2f}{spread}"
 
 
-def plot(results: Sequence[dict[str, Any]], recipes: Sequence[str], lags: Sequence[int], path: Path) -> None:
-    """Reward over lag, a line per recipe; plain GRPO in black."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(9, 5.5))
-    colours = plt.get_cmap("tab20")
-    for i, recipe in enumerate(recipes):
-        points = [(lag, list(cells(results, recipe, lag).values())) for lag in lags]
-        points = [(lag, values) for lag, values in points if values]
-        if not points:
-            continue
-        x, y = [lag for lag, _ in points], [statistics.median(values) for _, values in points]
-        plain = recipe == "grpo"
-        axes.plot(
-            x, y, marker="o", markersize=4, label=recipe, color="black" if plain else colours(i % 20),
-            linewidth=3 if plain else 1.5, zorder=3 if plain else 2,
-        )  # fmt: skip
-    axes.set_xscale("symlog", base=2, linthresh=1)
-    axes.set_xticks(lags, [str(lag) for lag in lags])
-    axes.set(xlabel="forced policy lag, versions", ylabel="reward after equally many updates", ylim=(0, 1.02))
-    axes.grid(alpha=0.3)
-    axes.legend(ncols=1, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-
-
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -198,6 +165,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=BASE["learner"]["optimizer"]["lr"])
     parser.add_argument("--out", type=Path, default=Path("build/staleness.jsonl"))
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--curves", type=Path, help="folder for a picture of each recipe's learning curves")
     parser.add_argument("--smoke", action="store_true", help="two recipes, lags 0 and 2, six steps")
     args = parser.parse_args(arguments)
     if args.smoke:
@@ -212,6 +180,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.stdout.write(tables(results, args.recipes, args.lags) + "\n")
     if args.plot:
         plot(results, args.recipes, args.lags, args.plot)
+    if args.curves:
+        curves(results, args.recipes, args.lags, args.curves)
     if wrong := [r for r in results if not r["exact"]]:
         sys.exit(f"{len(wrong)} runs in which tokens did not lag as forced")
 

@@ -12,7 +12,10 @@ ROOT = Path(__file__).parents[2]
 def test_the_lag_is_what_it_is_forced_to_be(tmp_path):
     out, plot = tmp_path / "out.jsonl", tmp_path / "plot.png"
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.staleness", "--smoke", "--out", str(out), "--plot", str(plot)],
+        [
+            *(sys.executable, "-m", "benchmarks.staleness", "--smoke"),
+            *("--out", str(out), "--plot", str(plot), "--curves", str(tmp_path / "curves")),
+        ],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -29,3 +32,6 @@ def test_the_lag_is_what_it_is_forced_to_be(tmp_path):
         assert result["score"] > 0
     assert "| decoupled-ppo | 1.00 |" in done.stdout
     assert plot.stat().st_size > 10_000
+    pictures = sorted((tmp_path / "curves").iterdir())
+    assert [path.name for path in pictures] == ["decoupled-ppo.png", "grpo.png"]
+    assert all(path.stat().st_size > 5_000 for path in pictures)
