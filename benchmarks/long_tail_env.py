@@ -1,9 +1,9 @@
-"""A toy task whose responses are long-tailed: most end after a few characters, a few go on for hundreds.
+"""A toy task whose responses are long-tailed: most have a few characters, a few have hundreds.
 
-The prompt says whether a short or a long response is asked for; the right one is one letter so many times. The reward
-comes when the response ends, and is dense: the right letters among the first n, over n or the length of the response,
-whichever is more. So it pays neither to stop early nor to go on, and responses keep roughly the lengths that the warm
-start taught; what is left to learn is the letter.
+The prompt says whether a short or a long response is asked for; the right one is one letter so many times, and that is
+also how many tokens the response is given. So lengths are the task's: no method looks fast by shortening its answers,
+and none can lose itself in long ones. What is to be learned is the letter. The reward comes when the response ends,
+and is dense: the right letters over the length asked for.
 """
 
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ class LongTailTask:
     question: str
     """The prompt's text."""
     length: int
+    """Characters, and the tokens it is given."""
     long: bool
     """Whether it belongs to the tail."""
 
@@ -62,12 +63,10 @@ class LongTailSuite:
         return LongTailTask(KINDS[long] + _letters(rng, NOISE), self._long if long else self._short, long)
 
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
-        """A response of the right length whose letters are left to chance."""
-        task, rng = self.task(index, split), self._rng(index, split, 1)
-        return [
-            {"role": "user", "content": task.question},
-            {"role": "assistant", "content": _letters(rng, task.length)},
-        ]
+        """Letters left to chance, as many as for a long one, whatever was asked for: nothing ends by itself."""
+        text = _letters(self._rng(index, split, 1), self._long)
+        question = self.task(index, split).question
+        return [{"role": "user", "content": question}, {"role": "assistant", "content": text}]
 
     async def close(self) -> None:
         pass

@@ -33,6 +33,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from benchmarks.lag_system import SampledCurriculum, System, running
@@ -48,6 +49,7 @@ from learner.metrics import Report
 from learner.publisher import Publisher
 from learner.run_files import next_epoch
 from learner.totals import Totals
+from protocol.messages import Task
 from protocol.session import Progress
 
 SETTINGS = Path(__file__).with_suffix(".toml")
@@ -58,6 +60,23 @@ TRAIN_ON = {
     "waiting": "trajectories",
 }
 LOCKSTEP = ("tppo", "waiting")
+
+
+class BudgetedCurriculum(SampledCurriculum):
+    """Gives each response as many tokens as its task asks for."""
+
+    suite: LongTailSuite
+
+    def refill(self, **room: Any) -> list[Task]:
+        return [self._budgeted(task) for task in super().refill(**room)]
+
+    def evaluation(self, tag: str, version: int) -> list[Task]:
+        return [self._budgeted(task) for task in super().evaluation(tag, version)]
+
+    def _budgeted(self, task: Task) -> Task:
+        length = self.suite.task(task.data["index"], task.data["split"]).length
+        sampling = msgspec.structs.replace(task.sampling, max_turn_tokens=length)
+        return msgspec.structs.replace(task, sampling=sampling)
 
 
 class TimedLearner(Learner):
@@ -107,9 +126,13 @@ def train(system: System, arm: str, config: RunConfig) -> Run:
     publisher = Publisher(system.folder.name, system.folder, epoch=epoch, keep=settings.keep_versions)
     deadline = float("inf")
     try:
+        suite = LongTailSuite(**config.env.params)
+        first = config.run.seed * 1_000_000
+        curriculum = BudgetedCurriculum(config.env.name, settings, epoch, next_index=first)
+        curriculum.suite = suite
         exchange = Exchange(
             link,
-            SampledCurriculum(config.env.name, settings, epoch, next_index=config.run.seed * 1_000_000),
+            curriculum,
             settings,
             lockstep=config.run.mode == "sync",
             stop_reason=lambda: TIME_LIMIT if time.monotonic() > deadline else "",
@@ -122,7 +145,7 @@ def train(system: System, arm: str, config: RunConfig) -> Run:
         critic = settings.algorithm.critic
         while critic is not None and learner.step < critic.warmup_steps:
             learner.learn()
-        learner.begin(partial(_is_long, LongTailSuite(**config.env.params)))
+        learner.begin(partial(_is_long, suite))
         deadline = learner.training_began + config.run.max_minutes * 60
         seconds, generated = _until_stopped(learner)
         learner.evaluate("after")

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from benchmarks.long_tail_env import LongTailSuite, share_right
-from benchmarks.truncation import configured, earlier
+from benchmarks.truncation import BudgetedCurriculum, configured, earlier
 from benchmarks.truncation_report import SMOOTHED, Ended, Run, ratios, smoothed, tables
 from envs.errors import EnvError
 
@@ -79,13 +79,23 @@ def test_the_arms_differ_in_what_is_trained_when_only():
     )
 
 
-def test_demonstrations_have_the_length_asked_for_and_most_are_short():
+def test_most_tasks_are_short_and_demonstrations_never_end_early():
     suite = LongTailSuite(short=8, long=100, long_share=0.1)
     tasks = [suite.task(i, "train") for i in range(500)]
-    assert all(len(suite.demonstration(i, "train")[1]["content"]) == tasks[i].length for i in range(50))
+    assert all(len(suite.demonstration(i, "train")[1]["content"]) == 100 for i in range(50))
     assert 0.05 < sum(task.long for task in tasks) / len(tasks) < 0.15
     assert {(task.long, task.length) for task in tasks} == {(False, 8), (True, 100)}
     assert tasks == [suite.task(i, "train") for i in range(500)]
+
+
+def test_a_response_is_given_the_tokens_that_its_task_asks_for():
+    config = configured("tppo", 0, 1.0, []).learner
+    curriculum = BudgetedCurriculum("env", config, next_index=1_000_000)
+    curriculum.suite = LongTailSuite(short=8, long=100, long_share=0.2)
+    tasks = curriculum.refill(version=0, lockstep=True) + curriculum.evaluation("before", 0)
+    asked = [curriculum.suite.task(t.data["index"], t.data["split"]).length for t in tasks]
+    assert [t.sampling.max_turn_tokens for t in tasks] == asked
+    assert set(asked) == {8, 100}
 
 
 def test_a_long_response_is_asked_for_by_the_prompt():
