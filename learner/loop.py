@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from learner.algorithms.replay import self_imitation_weight
@@ -26,6 +25,7 @@ from learner.replay_file import write_whole
 from learner.run_files import CHECKPOINTS
 from learner.totals import Totals
 from learner.trajectory import Trajectory
+from protocol.version_line import VersionLine
 
 log = logging.getLogger(__name__)
 
@@ -145,8 +145,8 @@ class Learner:
 
     def publish(self) -> None:
         """Write the current weights as the newest version and announce them, with the restarts behind them."""
-        message = self.publisher.publish(self.version, *self.engine.weights())
-        self.exchange.announce(msgspec.structs.replace(message, line=list(self.exchange.inlet.line.forks)))
+        line = self.exchange.inlet.line.forks
+        self.exchange.announce(self.publisher.publish(self.version, *self.engine.weights(), line=line))
         self.unpublished = 0
         self.totals.publish_seconds += self.publisher.seconds
 
@@ -232,7 +232,10 @@ class Learner:
         It continues the version of our checkpoint; also where our weights are some updates ahead of that one, which is
         published already.
         """
-        before, continued = max(self.exchange.version_before, self.publisher.newest), self.version
+        published, continued = self.publisher.before, self.version
+        before = max(self.exchange.version_before, published.version)
+        if published.line:  # longer than that of a checkpoint, where a learner died before its first
+            self.exchange.inlet.line = VersionLine(published.line)
         if before > continued or self.unpublished:
             self.version = max(before, continued) + 1
             self.exchange.inlet.line.fork(continued, self.version)

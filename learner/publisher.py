@@ -3,10 +3,10 @@
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from learner.run_files import VERSION_FILE, read_number, weights_folder, write_number
+from learner.run_files import Published, read_published, weights_folder, write_published
 from protocol.messages import PublishWeights
 from protocol.weights import read_manifest, retire
 from protocol.weights_files import write_version
@@ -29,9 +29,9 @@ class Publisher:
         self, run: str, run_dir: Path, *, epoch: int, keep: int, dtype: str = "trained", url: str = ""
     ) -> None:
         self.folder = weights_folder(run_dir)
-        self._newest = run_dir / VERSION_FILE
-        self.newest = read_number(self._newest) or 0
-        """Highest version that any learner of this run may have announced: a broker may have lost what it knew."""
+        self._run_dir = run_dir
+        self.before = read_published(run_dir)
+        """What learners of this run published, up to now."""
         self._run, self._epoch, self._keep = run, epoch, keep
         self._dtype, self._url = dtype, url
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -40,14 +40,19 @@ class Publisher:
         self._retiring: threading.Thread | None = None
 
     def publish(
-        self, version: int, shapes: Shapes, tensors: Iterable[tuple[str, memoryview]]
+        self,
+        version: int,
+        shapes: Shapes,
+        tensors: Iterable[tuple[str, memoryview]],
+        *,
+        line: Sequence[tuple[int, int]] = (),
     ) -> PublishWeights:
-        """Write ``version`` and return its announcement."""
+        """Write ``version``, with the line of weights that led to it, and return its announcement."""
         started = time.perf_counter()
         if self._dtype == "bfloat16":
             shapes, tensors = rounded_shapes(shapes), rounded(shapes, tensors)
-        write_number(self._newest, version)  # before anybody can serve it
-        self.newest = version
+        self.before = Published(version, tuple(line))
+        write_published(self._run_dir, self.before)
         manifest = write_version(
             self.folder, run=self._run, epoch=self._epoch, version=version, shapes=shapes, tensors=tensors
         )
@@ -59,6 +64,7 @@ class Publisher:
             manifest=str(manifest),
             url=self._url,
             root=read_manifest(manifest).root,
+            line=list(line),
         )
 
     def _retire(self) -> None:

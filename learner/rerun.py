@@ -15,6 +15,7 @@ from learner.metrics import Report
 from learner.publisher import Publisher
 from learner.recorded import RecordedStep
 from learner.replay import replay_table
+from learner.run_files import Published
 from protocol.link import ThreadLink
 from protocol.messages import PublishWeights
 from protocol.version_line import VersionLine
@@ -131,7 +132,9 @@ class Unpublished(Publisher):
     """Counts versions and writes none."""
 
     def __init__(self) -> None:
-        self.seconds, self.newest = 0.0, 0
+        self.seconds, self.before = 0.0, Published()
 
-    def publish(self, version: int, shapes: object, tensors: object) -> PublishWeights:
-        return PublishWeights(epoch=0, version=version, manifest="-")
+    def publish(
+        self, version: int, shapes: object, tensors: object, *, line: Sequence[tuple[int, int]] = ()
+    ) -> PublishWeights:
+        return PublishWeights(epoch=0, version=version, manifest="-", line=list(line))

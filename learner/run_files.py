@@ -4,13 +4,25 @@ import hashlib
 import os
 from pathlib import Path
 
+import msgspec
+from msgspec import Struct
+
 PID_FILE = "learner.pid"
 """In the run folder: pid of rank 0, for whoever wants to end the learner."""
-VERSION_FILE = "version"
-"""In the run folder: the newest policy version that was written to be published."""
+PUBLISHED_FILE = "published.json"
+"""In the run folder: see `Published`."""
 CHECKPOINTS = "checkpoints"
 """In the run folder."""
 SHARED_MEMORY = Path("/dev/shm")
+
+
+class Published(Struct, frozen=True):
+    """What a broker that loses its journal no longer knows, and generators may still serve."""
+
+    version: int = 0
+    """Newest policy version that was written to be announced."""
+    line: tuple[tuple[int, int], ...] = ()
+    """`protocol.version_line.VersionLine.forks` of it: each time a learner was set back."""
 
 
 def weights_folder(run_dir: Path) -> Path:
@@ -34,13 +46,29 @@ def read_number(path: Path) -> int | None:
 
 
 def write_number(path: Path, number: int) -> None:
-    """Put a number into a file; a crash leaves the one before, or this one, a power failure later on this one.
+    """Put a number into a file.
 
-    An epoch that was given twice would make two processes one to the broker, and a version two sets of weights.
+    An epoch that was given twice would make two processes one to the broker.
     """
+    _write(path, str(number))
+
+
+def read_published(run_dir: Path) -> Published:
+    """What was written last; nothing where there is no file."""
+    path = run_dir / PUBLISHED_FILE
+    return msgspec.json.decode(path.read_bytes(), type=Published) if path.exists() else Published()
+
+
+def write_published(run_dir: Path, published: Published) -> None:
+    """Before anybody can serve it: a version given twice would be two sets of weights."""
+    _write(run_dir / PUBLISHED_FILE, msgspec.json.encode(published).decode())
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole: a crash leaves what was there before, or this, a power failure later on this."""
     partial = path.with_suffix(".partial")
     with open(partial, "w", encoding="utf-8") as file:
-        file.write(str(number))
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     partial.rename(path)
