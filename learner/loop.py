@@ -232,7 +232,7 @@ class Learner:
         It continues the version of our checkpoint; also where our weights are some updates ahead of that one, which is
         published already.
         """
-        published, continued = self.publisher.before, self.version
+        published, continued = self.publisher.published, self.version
         before = max(self.exchange.version_before, published.version)
         if published.line:  # longer than that of a checkpoint, where a learner died before its first
             self.exchange.inlet.line = VersionLine(published.line)

@@ -30,8 +30,8 @@ class Publisher:
     ) -> None:
         self.folder = weights_folder(run_dir)
         self._run_dir = run_dir
-        self.before = read_published(run_dir)
-        """What learners of this run published, up to now."""
+        self.published = read_published(run_dir)
+        """What learners of this run published last."""
         self._run, self._epoch, self._keep = run, epoch, keep
         self._dtype, self._url = dtype, url
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -51,8 +51,8 @@ class Publisher:
         started = time.perf_counter()
         if self._dtype == "bfloat16":
             shapes, tensors = rounded_shapes(shapes), rounded(shapes, tensors)
-        self.before = Published(version, tuple(line))
-        write_published(self._run_dir, self.before)
+        self.published = Published(version, tuple(line))
+        write_published(self._run_dir, self.published)
         manifest = write_version(
             self.folder, run=self._run, epoch=self._epoch, version=version, shapes=shapes, tensors=tensors
         )

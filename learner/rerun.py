@@ -132,7 +132,7 @@ class Unpublished(Publisher):
     """Counts versions and writes none."""
 
     def __init__(self) -> None:
-        self.seconds, self.before = 0.0, Published()
+        self.seconds, self.published = 0.0, Published()
 
     def publish(
         self, version: int, shapes: object, tensors: object, *, line: Sequence[tuple[int, int]] = ()

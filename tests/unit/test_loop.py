@@ -216,14 +216,14 @@ def test_a_learner_that_takes_over_publishes_above_what_generators_have(tmp_path
 def test_a_broker_that_lost_what_it_knew_does_not_bring_versions_back(tmp_path):
     """Generators still serve the newer ones; a number given twice would be two sets of weights."""
     it = learner(tmp_path, ["applied"], evaluation_tasks=0)
-    it.version, it.publisher.before, it.exchange.version_before = 4, Published(9), 0
+    it.version, it.publisher.published, it.exchange.version_before = 4, Published(9), 0
     it.take_over(always=True)
     assert (it.version, it.exchange.line) == (10, [(4, 10)])
 
 
 def test_two_restarts_with_no_checkpoint_in_between_are_both_on_the_line(tmp_path):
     it = learner(tmp_path, ["applied"], evaluation_tasks=0)
-    it.version, it.publisher.before, it.exchange.version_before = 10, Published(25, ((10, 20),)), 25
+    it.version, it.publisher.published, it.exchange.version_before = 10, Published(25, ((10, 20),)), 25
     it.take_over(always=True)
     assert (it.version, it.exchange.line) == (26, [(10, 20), (10, 26)])
     assert it.exchange.inlet.line.lag(22, 26) == 2
