@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "recipes"
 METHODS = sorted(p for p in FOLDER.glob("*.toml") if "recipe" in tomllib.loads(p.read_text()))
 JOBS = {"calculator", "spell_backward"}
-MEASURED = "Measured: [staleness](../benchmarks.md#staleness)"
+MEASURED = "[staleness](../benchmarks.md#staleness)"
 
 
 @pytest.fixture(params=METHODS, ids=lambda p: p.stem)
@@ -59,7 +59,10 @@ def test_settings_written_are_settings_in_force(path):
 
 def test_every_method_has_a_page(path):
     text = (DOCS / f"{path.stem}.md").read_text()
-    assert text.rstrip().splitlines()[-1] == MEASURED
+    measured = text.partition("## Measured")[2]
+    assert MEASURED in measured
+    assert f"](../images/recipes/{path.stem}.png)" in measured
+    assert (DOCS.parent / "images" / "recipes" / f"{path.stem}.png").is_file()
     assert f"recipes/{path.stem}.toml" in text
     for source in find(path.stem).source.split(", "):
         assert source in text
