@@ -187,6 +187,12 @@ def _ratios(algorithm: AlgorithmConfig) -> Iterator[str]:
                 f'learner.algorithm.proximal is "behaviour": {name}.corrections, of the ratio proximal / behaviour, '
                 "are all 1 then; set corrections = [] there"
             )
+        if algorithm.proximal != "recomputed" and any(c.level == "group" for c in corrections):
+            yield (
+                f'{name}.corrections have level "group" but learner.algorithm.proximal is "{algorithm.proximal}": the '
+                "weight of a group is taken from the learner's weights before the update, which all of its answers "
+                'have been shown to; use proximal = "recomputed"'
+            )
         weights = [c.kind for c in corrections if not isinstance(c, IntervalCorrection) or c.weight]
         itself = isinstance(surrogate, MiniRlSurrogate | TripletSurrogate | WindowSurrogate)
         if weights and (itself or getattr(surrogate, "centre", "proximal") == "behaviour"):

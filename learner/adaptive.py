@@ -126,9 +126,14 @@ def needs_scores(config: AlgorithmConfig, optimizer_steps: int) -> bool:
 
     With a single step they are the current ones: the forward pass of the update gives both.
     """
-    if isinstance(config.surrogate, EntropySurrogate):
+    if isinstance(config.surrogate, EntropySurrogate) or has_group_ratio(config):
         return True
     return config.proximal == "recomputed" and optimizer_steps > 1
+
+
+def has_group_ratio(config: AlgorithmConfig) -> bool:
+    """Whether a token's weight depends on the tokens of other answers."""
+    return any(correction.level == "group" for correction in config.corrections)
 
 
 def reference_policies(config: AlgorithmConfig) -> tuple[str, ...]:

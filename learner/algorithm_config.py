@@ -93,22 +93,27 @@ AdvantageConfig = Annotated[
 # --- correction: weight of a token from the ratio proximal / behaviour -------------------------------------
 
 
+CorrectionLevel = Level | Literal["group"]
+
+
 class TruncatedCorrection(Section):
     """Weight min(ceiling, proximal / behaviour), detached (truncated importance sampling)."""
 
     kind: Literal["truncated"] = "truncated"
     ceiling: float = Field(2.0, gt=0)
-    level: Level = "token"
+    level: CorrectionLevel = "token"
+    """Above "token": the geometric mean over the turn, the trajectory, or all answers of a rollout group, which leaves
+    group-relative advantages balanced."""
 
 
 class IntervalCorrection(Section):
     """Tokens whose ratio proximal / behaviour is outside [low, high] get no gradient (IcePop); at level
-    "sequence" whole trajectories are rejected by their geometric mean."""
+    "sequence" whole trajectories are rejected by their geometric mean, at "group" whole rollout groups."""
 
     kind: Literal["interval"] = "interval"
     low: float = Field(0.5, ge=0)
     high: float = Field(2.0, gt=0)
-    level: Level = "token"
+    level: CorrectionLevel = "token"
     weight: bool = True
     """Inside the interval: the ratio itself as weight, or 1."""
 

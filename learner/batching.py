@@ -101,8 +101,8 @@ def make_batch(
 ) -> Batch:
     """Lay trajectories out and decide which tokens carry gradient.
 
-    The columns are ``fresh`` (0 or 1), ``logp_behaviour``, ``lag`` (versions), ``turn`` (index), ``advantage``,
-    ``median_advantage``, ``value_mask``, ``value_target`` and ``imitation_mask``.
+    The columns are ``fresh`` (0 or 1), ``logp_behaviour``, ``lag`` (versions), ``turn`` (index), ``group`` (index of
+    the rollout group), ``advantage``, ``median_advantage``, ``value_mask``, ``value_target`` and ``imitation_mask``.
 
     Args:
         max_policy_lag: bound for trajectories that are trained for the first time.
@@ -121,11 +121,13 @@ def make_batch(
     imitation = np.concatenate(within) & np.repeat(np.array(good, dtype=np.bool_), lengths)
     loss_mask = fresh & credit.policy
     _assert_bounds(trajectories, loss_mask | imitation, current_version, bounds)
+    groups = np.unique([t.group_id for t in trajectories], return_inverse=True)[1]
     columns = {
         "fresh": fresh,
         "logp_behaviour": np.concatenate([t.logp_behaviour for t in trajectories]),
         "lag": np.where(fresh, current_version - np.concatenate([t.policy_version for t in trajectories]), 0),
         "turn": np.concatenate([t.action_turn_index() for t in trajectories]),
+        "group": np.repeat(groups, lengths),
         "advantage": credit.advantage,
         "median_advantage": credit.median_advantage,
         "value_mask": credit.value,

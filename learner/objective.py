@@ -67,6 +67,8 @@ class Tokens:
     entropy_signal: Tensor | None = None
     logp_reference: Tensor | None = None
     logp_predecessor: Tensor | None = None
+    group_ratio: Tensor | None = None
+    """Proximal / behaviour, the geometric mean over the rollout group, which may be on other ranks, too."""
 
 
 @dataclass(frozen=True)
@@ -195,11 +197,16 @@ def make_corrections(configs: Sequence[CorrectionConfig]) -> Correction:
 
 
 def _make_correction(config: CorrectionConfig) -> Correction:
+    level = config.level
+
     def ratio(tokens: Tokens, logp_proximal: Tensor) -> Tensor:
+        if level == "group":
+            assert tokens.group_ratio is not None
+            return tokens.group_ratio
         return level_ratio(
             logp_proximal,
             tokens.logp_behaviour,
-            level=config.level,
+            level=level,
             sequence=tokens.sequence,
             turn=tokens.turn,
         )

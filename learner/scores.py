@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner.adaptive import needs_scores
+from learner.adaptive import has_group_ratio, needs_scores
 from learner.algorithm_config import AlgorithmConfig
 from learner.algorithms.clipping import entropy_signal
+from learner.algorithms.ratios import segment_ratio
 from learner.batching import Batch, MicroBatch
 from learner.outcome import Recorder
+from learner.policy import Outputs
 from learner.surrogate_config import EntropySurrogate
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ class Scores:
     entropy_signal: Tensor | None = None
     logp_reference: Tensor | None = None
     logp_predecessor: Tensor | None = None
+    group_ratio: Tensor | None = None
 
 
 @torch.no_grad()
@@ -36,29 +39,63 @@ def score_mini_batches(
     """Scores of every micro-batch of every mini-batch; collective."""
     own = needs_scores(algorithm, len(mini_batches))
     outputs = [[updater.forward(m) if own else None for m in part] for part in mini_batches]
-    signals: list[list[Tensor | None]] = [[None] * len(part) for part in mini_batches]
-    surrogate = algorithm.surrogate
-    if isinstance(surrogate, EntropySurrogate):
-        recorder = Recorder(int(batch.seen_mask.sum()), updater.ranks)
-        for part, known in zip(mini_batches, outputs, strict=True):
-            for micro_batch, output in zip(part, known, strict=True):
-                if output is not None:
-                    recorder.put(micro_batch, {"entropy": output.entropy})
-        entropies = torch.from_numpy(recorder.gathered("entropy")["entropy"])
-        policy = torch.from_numpy(batch.loss_mask[batch.seen_mask])
-        signal = torch.zeros_like(entropies)
-        signal[policy] = entropy_signal(entropies[policy], quantile=surrogate.quantile)
-        signals = [[signal[np.maximum(m.token, 0)].to(updater.device) for m in part] for part in mini_batches]
+    signal = group_ratio = None
+    if isinstance(algorithm.surrogate, EntropySurrogate) or has_group_ratio(algorithm):
+        known = _of_all_tokens(updater, batch, mini_batches, outputs)
+        signal = _entropy_signal(batch, known["entropy"], algorithm)
+        group_ratio = _group_ratio(batch, known["logp_current"], algorithm)
     frozen = {name: [policy.score(part) for part in mini_batches] for name, policy in updater.frozen.items()}
+
+    def of(micro_batch: MicroBatch, values: Tensor | None) -> Tensor | None:
+        return None if values is None else values[np.maximum(micro_batch.token, 0)].to(updater.device)
+
     return [
         [
             Scores(
                 logp_proximal=None if output is None else output.logp,
-                entropy_signal=signal,
+                entropy_signal=of(micro_batch, signal),
                 logp_reference=frozen["reference"][i][j] if "reference" in frozen else None,
                 logp_predecessor=frozen["predecessor"][i][j] if "predecessor" in frozen else None,
+                group_ratio=of(micro_batch, group_ratio),
             )
-            for j, (output, signal) in enumerate(zip(outputs[i], signals[i], strict=True))
+            for j, (output, micro_batch) in enumerate(zip(outputs[i], mini_batches[i], strict=True))
         ]
         for i in range(len(mini_batches))
     ]
+
+
+def _of_all_tokens(
+    updater: "Updater",
+    batch: Batch,
+    mini_batches: Sequence[Sequence[MicroBatch]],
+    outputs: Sequence[Sequence[Outputs | None]],
+) -> dict[str, Tensor]:
+    """What was said of the batch's seen tokens [M] on all ranks: entropies and log-probabilities."""
+    recorder = Recorder(int(batch.seen_mask.sum()), updater.ranks)
+    for part, said in zip(mini_batches, outputs, strict=True):
+        for micro_batch, output in zip(part, said, strict=True):
+            if output is not None:
+                recorder.put(micro_batch, {"entropy": output.entropy, "logp_current": output.logp})
+    gathered = recorder.gathered("entropy", "logp_current")
+    return {name: torch.from_numpy(values) for name, values in gathered.items()}
+
+
+def _entropy_signal(batch: Batch, entropy: Tensor, algorithm: AlgorithmConfig) -> Tensor | None:
+    """[M], 0 where there is no policy gradient."""
+    surrogate = algorithm.surrogate
+    if not isinstance(surrogate, EntropySurrogate):
+        return None
+    policy, signal = torch.from_numpy(batch.loss_mask[batch.seen_mask]), torch.zeros_like(entropy)
+    signal[policy] = entropy_signal(entropy[policy], quantile=surrogate.quantile)
+    return signal
+
+
+def _group_ratio(batch: Batch, logp: Tensor, algorithm: AlgorithmConfig) -> Tensor | None:
+    """[M], over the tokens with policy gradient of all answers of a group; 1 elsewhere."""
+    if not has_group_ratio(algorithm):
+        return None
+    seen = batch.seen_mask
+    policy, ratio = torch.from_numpy(batch.loss_mask[seen]), torch.ones_like(logp)
+    behaviour, group = (torch.from_numpy(batch.columns[name][seen]) for name in ("logp_behaviour", "group"))
+    ratio[policy] = segment_ratio(logp[policy], behaviour[policy], group[policy].long())
+    return ratio

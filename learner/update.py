@@ -349,4 +349,5 @@ def _tokens(micro_batch: MicroBatch, columns: dict[str, Tensor], scored: Scores,
         entropy_signal=chosen(scored.entropy_signal),
         logp_reference=chosen(scored.logp_reference),
         logp_predecessor=chosen(scored.logp_predecessor),
+        group_ratio=chosen(scored.group_ratio),
     )

@@ -16,6 +16,13 @@ METHODS = {
         "surrogate": {"kind": "clip", "level": "turn"},
         "corrections": [{"kind": "truncated", "level": "turn"}],
     },
+    "group_level": {
+        "corrections": [
+            {"kind": "interval", "low": 0.1, "high": 9.0, "level": "group", "weight": False},
+            {"kind": "truncated", "level": "group"},
+        ],
+        "updates_per_batch": 2,
+    },
     "icepop": {"corrections": [{"kind": "interval"}]},
     "interpolated": {"proximal": "interpolated"},
     "rloo": {"advantage": {"kind": "leave_one_out"}, "proximal": "behaviour", "corrections": []},

@@ -68,6 +68,42 @@ def segment_mean(values: Tensor, segment: Tensor) -> Tensor:
     return (sums / sizes)[row]
 
 
+def segment_ratio(logp_numerator: Tensor, logp_denominator: Tensor, segment: Tensor) -> Tensor:
+    r"""Geometric mean of the importance ratio over the tokens of a segment, given to each of them.
+
+    .. math:: s_t = \exp\Big(\mathrm{clamp}\Big(\frac{1}{|S_t|} \sum_{s \in S_t}
+              \log\frac{\pi_a(a_s|s_s)}{\pi_b(a_s|s_s)}, \pm 20\Big)\Big)
+
+    With S the tokens of all answers of a rollout group (`learner.algorithm.corrections.level = "group"`): one
+    weight for all of them, so that group-relative advantages keep their sum of zero, which weights of single
+    tokens or answers take from them; and a group is kept or rejected as a whole.
+
+    Args:
+        logp_numerator: log-probabilities [N], nats, of the tokens under policy a.
+        logp_denominator: the same under policy b.
+        segment: int64 [N], >= 0; equal within S.
+
+    Returns:
+        Ratios [N] in [2e-9, 5e8], equal within S. Gradient flows to the log-probabilities of all tokens of S,
+        1/\|S\| each, and is zero where the clamp acts.
+
+    Raises:
+        ValueError: the shapes differ.
+
+    Example:
+        >>> a, b = torch.tensor([0.4, 0.4, 0.5]).log(), torch.tensor([0.1, 0.4, 0.5]).log()
+        >>> segment_ratio(a, b, torch.tensor([0, 0, 3]))
+        tensor([2., 2., 1.])
+    """
+    if logp_numerator.shape != logp_denominator.shape:
+        raise ValueError(
+            f"log-probabilities must have one shape, got {tuple(logp_numerator.shape)} "
+            f"and {tuple(logp_denominator.shape)}"
+        )
+    mean = segment_mean(logp_numerator - logp_denominator, segment)
+    return mean.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
 def level_ratio(
     logp_numerator: Tensor, logp_denominator: Tensor, *, level: Level, sequence: Tensor, turn: Tensor
 ) -> Tensor:
@@ -112,13 +148,7 @@ def level_ratio(
             segment = sequence
         case _:
             assert_never(level)
-    if logp_numerator.shape != logp_denominator.shape:
-        raise ValueError(
-            f"log-probabilities must have one shape, got {tuple(logp_numerator.shape)} "
-            f"and {tuple(logp_denominator.shape)}"
-        )
-    mean = segment_mean(logp_numerator - logp_denominator, segment)
-    return mean.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    return segment_ratio(logp_numerator, logp_denominator, segment)
 
 
 def interpolated_proximal(

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from learner.algorithm_config import AlgorithmConfig
 from learner.config import LearnerConfig, OptimizerConfig
 from learner.engine import Engine
 from protocol.messages import Reward, Turn
@@ -74,6 +75,23 @@ def test_padding_and_packing_change_nothing(start, name):
     assert_close(*weights)
     for key in comparable(metrics[0]):
         assert metrics[0][key] == pytest.approx(metrics[1][key], rel=2e-3, abs=2e-4), key
+
+
+def test_the_weight_of_a_group_of_one_is_that_of_its_sequence(start):
+    batch = [
+        make_trajectory(f"t{i}", group=f"g{i}", actions=3 + i, reward=i / 3, logp=-4.5 + 0.5 * i)
+        for i in range(4)
+    ]
+    weights = []
+    for level in ("group", "sequence", "token"):
+        corrections = [{"kind": "truncated", "level": level, "ceiling": 5.0}]
+        settings = {"advantage": {"kind": "batch_mean"}, "corrections": corrections}
+        engine = start(algorithm=AlgorithmConfig.model_validate(settings))
+        engine.update(batch, current_version=0)
+        weights.append(weights_of(engine))
+    assert_close(weights[0], weights[1], atol=1e-6)
+    with pytest.raises(AssertionError):
+        assert_close(weights[0], weights[2], atol=1e-6)
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from learner.algorithms.ratios import (
     learning_rate_factor,
     level_ratio,
     segment_mean,
+    segment_ratio,
 )
 from learner.algorithms.surrogates import (
     chunk_surrogate,
@@ -125,6 +126,33 @@ def test_ratio_of_a_segment_is_the_root_of_the_product(level):
         members = [j for j in range(30) if segment[j] == segment[i]]
         product = math.prod(p[j] / q[j] for j in members)
         assert got[i].item() == pytest.approx(product ** (1 / len(members)), rel=1e-12)
+
+
+def test_ratio_of_a_group_is_the_root_of_the_product_over_its_answers():
+    """Answers of 1 and 3 tokens in one group, of 2 in another: ratios 2, 1/2, 4, 4 give (16)^(1/4) = 2."""
+    ratios, group = tensor([2.0, 3.0, 0.5, 4.0, 1 / 3, 4.0]), torch.tensor([0, 1, 0, 0, 1, 0])
+    got = segment_ratio(ratios.log(), torch.zeros(6), group)
+    assert got.tolist() == pytest.approx([2.0, 1.0, 2.0, 2.0, 1.0, 2.0])
+
+
+def test_one_weight_for_a_group_leaves_its_advantages_balanced():
+    """Two answers of two tokens, advantages 1 and -1: with weights by token their sum is no longer 0."""
+    advantage, group = tensor([1.0, 1.0, -1.0, -1.0]), torch.zeros(4, dtype=torch.int64)
+    logp = tensor([1.8, 1.1, 0.4, 0.7]).log()
+    assert (segment_ratio(logp, torch.zeros(4), group) * advantage).sum().item() == pytest.approx(
+        0.0, abs=1e-12
+    )
+    assert (importance_ratio(logp, torch.zeros(4)) * advantage).sum().item() == pytest.approx(1.8)
+
+
+def test_group_ratio_has_the_limits_of_the_others():
+    group = torch.tensor([0, 0, 5])
+    same = tensor([-1.0, -2.0, -3.0])
+    assert segment_ratio(same, same, group).tolist() == [1.0, 1.0, 1.0]
+    far = segment_ratio(tensor([50.0, 50.0, -50.0]), torch.zeros(3), group)
+    assert far.tolist() == pytest.approx([math.exp(20), math.exp(20), math.exp(-20)])
+    with pytest.raises(ValueError, match="one shape"):
+        segment_ratio(torch.zeros(3), torch.zeros(1), group)
 
 
 def test_chunk_ratio_by_hand():

@@ -101,6 +101,10 @@ REFUSED = {
         algorithm(surrogate={"kind": "entropy"}, proximal="interpolated"),
         ['surrogate.kind is "entropy"', 'proximal is "interpolated"', 'use proximal = "recomputed"'],
     ),
+    "a weight of groups that nobody has formed": (
+        algorithm(corrections=[{"kind": "truncated", "level": "group"}], proximal="interpolated"),
+        ['level "group"', 'proximal is "interpolated"', 'use proximal = "recomputed"'],
+    ),
     "an empty interval": (
         algorithm(corrections=[{"kind": "interval", "low": 2.0, "high": 2.0}]),
         ["corrections.0", "low 2 is not below high 2"],
