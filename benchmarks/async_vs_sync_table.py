@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.async_vs_sync_run import Run
+from benchmarks.pictures import pyplot
 
 SHARE = 0.9
 """Of what the mode that gained less has gained: the reward to which times are compared."""
@@ -117,11 +118,7 @@ def _spread(values: Sequence[float | None]) -> str:
 
 def plot(runs: Sequence[Run], arms: Sequence[str], path: Path) -> None:
     """Held-out reward over wall time, a panel an arm."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = pyplot()
     shown = [arm for arm in arms if pairs(runs, arm)]
     columns = min(3, len(shown))
     lines = -(-len(shown) // columns)

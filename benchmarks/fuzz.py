@@ -27,6 +27,7 @@ from benchmarks.fuzz_engine import Finding, Loop, Report, Target, save
 from benchmarks.fuzz_records import JournalTarget
 from benchmarks.fuzz_session import SessionTarget
 from benchmarks.fuzz_weights import ManifestTarget
+from benchmarks.memory import peak_rss
 
 TARGETS: dict[str, Callable[[], Target]] = {
     "decoder": DecoderTarget,
@@ -43,14 +44,6 @@ MAX_ADDRESS_BYTES = 4 << 30
 MAX_RSS_BYTES = 512 << 20
 CHUNK = 2_000
 MAX_DEATHS = 20
-
-
-def peak_rss() -> int:
-    """Most memory of this process, in bytes; getrusage would count that of the process it was forked from."""
-    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/self/status has no VmHWM: run this on Linux")
 
 
 def work(

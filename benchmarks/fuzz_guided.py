@@ -21,6 +21,8 @@ from typing import IO
 
 import atheris
 
+from benchmarks.memory import peak_rss
+
 MODULES = (
     "protocol.codec", "protocol.session", "protocol.weights", "protocol.weights_chunks", "protocol.weights_delta",
     "broker.state", "broker.recovery", "broker.journal", "broker.status",
@@ -53,8 +55,7 @@ def main() -> None:
     with atheris.instrument_imports(include=["protocol", "broker"]):
         for name in MODULES:
             import_module(name)
-    # Behind the instrumented modules, which these would import as they are.
-    from benchmarks.fuzz import TARGETS, peak_rss
+    from benchmarks.fuzz import TARGETS  # behind the instrumented modules, which it would import as they are
     from benchmarks.fuzz_engine import Loop
 
     loop = Loop(TARGETS[args.target](), args.findings, limit_s=CPU_LIMIT_S)

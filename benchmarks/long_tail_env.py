@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.letter_env import LETTERS, TARGET
 from envs.base import ChatMessage, Split, StepResult
 from envs.errors import EnvError
 
-LETTERS = "abcdefgh"
-TARGET = "e"
 KINDS = "01"
 """How the prompt of a short and of a long task begins."""
 NOISE = 6

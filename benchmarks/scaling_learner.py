@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fuzz import peak_rss
+from benchmarks.memory import peak_rss
 
 LENGTHS = tuple(2**n for n in range(7, 16))
 VOCABULARY = 2_048

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pictures import pyplot
+
 
 def cells(results: Sequence[dict[str, Any]], recipe: str, lag: int) -> dict[int, float]:
     """Score by seed."""
@@ -13,7 +15,7 @@ def cells(results: Sequence[dict[str, Any]], recipe: str, lag: int) -> dict[int,
 
 def plot(results: Sequence[dict[str, Any]], recipes: Sequence[str], lags: Sequence[int], path: Path) -> None:
     """Reward over lag, a line per recipe; plain GRPO in black."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, axes = plt.subplots(figsize=(9, 5.5))
     colours = plt.get_cmap("tab20")
     for i, recipe in enumerate(recipes):
@@ -41,7 +43,7 @@ def curves(
     results: Sequence[dict[str, Any]], recipes: Sequence[str], lags: Sequence[int], folder: Path
 ) -> None:
     """A picture of each recipe: mean return of each version's batch, a line per lag, the median over seeds."""
-    plt = _pyplot()
+    plt = pyplot()
     folder.mkdir(parents=True, exist_ok=True)
     colours = plt.get_cmap("viridis")
     for recipe in recipes:
@@ -59,13 +61,3 @@ def curves(
             axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
         figure.savefig(folder / f"{recipe}.png", dpi=100)
         plt.close(figure)
-
-
-def _pyplot() -> Any:
-    """With a backend that needs no screen; loaded only for a picture."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.pictures import pyplot
+
 ARMS = ("tppo", "streamed", "finished", "waiting")
 SMOOTHED = {False: 96, True: 8}
 """Short and long trajectories in the window of the reward curve."""
@@ -167,11 +169,7 @@ def _spread(values: Sequence[float], wanted: int, digits: int = 2) -> str:
 
 def plot(runs: Sequence[Run], path: Path) -> None:
     """Reward over wall time, an arm a colour, a seed a line."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = pyplot()
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     colours = dict(zip(ARMS, ("#d62728", "#ff9896", "#1f77b4", "#444444"), strict=True))
     for run in runs:

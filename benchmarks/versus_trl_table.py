@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pictures import pyplot
 from benchmarks.versus_trl_runs import curve, ratio, seconds_to, spread, step_seconds, tokens_per_second
 from benchmarks.versus_trl_tasks import ARMS, TASKS
 
@@ -94,11 +95,7 @@ def _ratio_table(task: str, results: Sequence[dict[str, Any]]) -> str:
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
     """Reward over wall time, a panel per task, an arm a colour, a seed a line."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = pyplot()
     tasks = [task for task in TASKS if any(r["task"] == task for r in results)]
     figure, panels = plt.subplots(
         1, len(tasks), figsize=(5 * len(tasks), 4), layout="constrained", squeeze=False

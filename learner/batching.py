@@ -38,6 +38,8 @@ class Batch:
     """[S]"""
     temperature: Floats
     """[S]"""
+    group: NDArray[np.int32]
+    """[S] index of the rollout group"""
     token_ids: NDArray[np.int32]
     """[ΣT], like all that follow"""
     loss_mask: NDArray[np.bool_]
@@ -101,8 +103,8 @@ def make_batch(
 ) -> Batch:
     """Lay trajectories out and decide which tokens carry gradient.
 
-    The columns are ``fresh`` (0 or 1), ``logp_behaviour``, ``lag`` (versions), ``turn`` (index), ``group`` (index of
-    the rollout group), ``advantage``, ``median_advantage``, ``value_mask``, ``value_target`` and ``imitation_mask``.
+    The columns are ``fresh`` (0 or 1), ``logp_behaviour``, ``lag`` (versions), ``turn`` (index), ``advantage``,
+    ``median_advantage``, ``value_mask``, ``value_target`` and ``imitation_mask``.
 
     Args:
         max_policy_lag: bound for trajectories that are trained for the first time.
@@ -121,13 +123,11 @@ def make_batch(
     imitation = np.concatenate(within) & np.repeat(np.array(good, dtype=np.bool_), lengths)
     loss_mask = fresh & credit.policy
     _assert_bounds(trajectories, loss_mask | imitation, current_version, bounds)
-    groups = np.unique([t.group_id for t in trajectories], return_inverse=True)[1]
     columns = {
         "fresh": fresh,
         "logp_behaviour": np.concatenate([t.logp_behaviour for t in trajectories]),
         "lag": np.where(fresh, current_version - np.concatenate([t.policy_version for t in trajectories]), 0),
         "turn": np.concatenate([t.action_turn_index() for t in trajectories]),
-        "group": np.repeat(groups, lengths),
         "advantage": credit.advantage,
         "median_advantage": credit.median_advantage,
         "value_mask": credit.value,
@@ -137,6 +137,7 @@ def make_batch(
     return Batch(
         lengths=lengths,
         temperature=np.array([t.temperature for t in trajectories], dtype=np.float32),
+        group=np.unique([t.group_id for t in trajectories], return_inverse=True)[1].astype(np.int32),
         token_ids=np.concatenate([t.token_ids for t in trajectories]),
         loss_mask=loss_mask,
         seen_mask=loss_mask | credit.value | imitation,

@@ -85,6 +85,7 @@ def encode_batch(
     arrays: Mapping[str, NDArray[Any]] = {
         "lengths": batch.lengths,
         "temperature": batch.temperature,
+        "group": batch.group,
         "token_ids": batch.token_ids,
         "loss_mask": batch.loss_mask.astype(np.uint8),
         "seen_mask": batch.seen_mask.astype(np.uint8),
@@ -100,6 +101,7 @@ def decode_batch(command: RunUpdate | RunEstimate, body: bytes) -> Batch:
     return Batch(
         lengths=arrays["lengths"],
         temperature=arrays["temperature"],
+        group=arrays["group"],
         token_ids=arrays["token_ids"],
         loss_mask=arrays["loss_mask"].astype(np.bool_),
         seen_mask=arrays["seen_mask"].astype(np.bool_),

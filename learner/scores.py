@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -40,10 +40,13 @@ def score_mini_batches(
     own = needs_scores(algorithm, len(mini_batches))
     outputs = [[updater.forward(m) if own else None for m in part] for part in mini_batches]
     signal = group_ratio = None
-    if isinstance(algorithm.surrogate, EntropySurrogate) or has_group_ratio(algorithm):
-        known = _of_all_tokens(updater, batch, mini_batches, outputs)
-        signal = _entropy_signal(batch, known["entropy"], algorithm)
-        group_ratio = _group_ratio(batch, known["logp_current"], algorithm)
+    surrogate = algorithm.surrogate
+    if isinstance(surrogate, EntropySurrogate):
+        entropy = _of_all_tokens("entropy", updater, batch, mini_batches, outputs)
+        signal = _entropy_signal(batch, entropy, quantile=surrogate.quantile)
+    if has_group_ratio(algorithm):
+        logp = _of_all_tokens("logp_current", updater, batch, mini_batches, outputs)
+        group_ratio = _group_ratio(batch, logp)
     frozen = {name: [policy.score(part) for part in mini_batches] for name, policy in updater.frozen.items()}
 
     def of(micro_batch: MicroBatch, values: Tensor | None) -> Tensor | None:
@@ -65,37 +68,32 @@ def score_mini_batches(
 
 
 def _of_all_tokens(
+    row: Literal["entropy", "logp_current"],
     updater: "Updater",
     batch: Batch,
     mini_batches: Sequence[Sequence[MicroBatch]],
     outputs: Sequence[Sequence[Outputs | None]],
-) -> dict[str, Tensor]:
-    """What was said of the batch's seen tokens [M] on all ranks: entropies and log-probabilities."""
+) -> Tensor:
+    """What was said of the batch's seen tokens [M], on all ranks."""
     recorder = Recorder(int(batch.seen_mask.sum()), updater.ranks)
     for part, said in zip(mini_batches, outputs, strict=True):
         for micro_batch, output in zip(part, said, strict=True):
             if output is not None:
                 recorder.put(micro_batch, {"entropy": output.entropy, "logp_current": output.logp})
-    gathered = recorder.gathered("entropy", "logp_current")
-    return {name: torch.from_numpy(values) for name, values in gathered.items()}
+    return torch.from_numpy(recorder.gathered(row)[row])
 
 
-def _entropy_signal(batch: Batch, entropy: Tensor, algorithm: AlgorithmConfig) -> Tensor | None:
+def _entropy_signal(batch: Batch, entropy: Tensor, *, quantile: float) -> Tensor:
     """[M], 0 where there is no policy gradient."""
-    surrogate = algorithm.surrogate
-    if not isinstance(surrogate, EntropySurrogate):
-        return None
     policy, signal = torch.from_numpy(batch.loss_mask[batch.seen_mask]), torch.zeros_like(entropy)
-    signal[policy] = entropy_signal(entropy[policy], quantile=surrogate.quantile)
+    signal[policy] = entropy_signal(entropy[policy], quantile=quantile)
     return signal
 
 
-def _group_ratio(batch: Batch, logp: Tensor, algorithm: AlgorithmConfig) -> Tensor | None:
+def _group_ratio(batch: Batch, logp: Tensor) -> Tensor:
     """[M], over the tokens with policy gradient of all answers of a group; 1 elsewhere."""
-    if not has_group_ratio(algorithm):
-        return None
-    seen = batch.seen_mask
+    seen, group = batch.seen_mask, np.repeat(batch.group, batch.lengths)
     policy, ratio = torch.from_numpy(batch.loss_mask[seen]), torch.ones_like(logp)
-    behaviour, group = (torch.from_numpy(batch.columns[name][seen]) for name in ("logp_behaviour", "group"))
-    ratio[policy] = segment_ratio(logp[policy], behaviour[policy], group[policy].long())
+    behaviour = torch.from_numpy(batch.columns["logp_behaviour"][batch.loss_mask])
+    ratio[policy] = segment_ratio(logp[policy], behaviour, torch.from_numpy(group[batch.loss_mask]).long())
     return ratio

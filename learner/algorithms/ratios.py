@@ -30,12 +30,7 @@ def importance_ratio(logp_numerator: Tensor, logp_denominator: Tensor) -> Tensor
         >>> importance_ratio(torch.tensor([0.5, 0.2]).log(), torch.tensor([0.25, 0.4]).log())
         tensor([2.0000, 0.5000])
     """
-    if logp_numerator.shape != logp_denominator.shape:
-        raise ValueError(
-            f"log-probabilities must have one shape, got {tuple(logp_numerator.shape)} "
-            f"and {tuple(logp_denominator.shape)}"
-        )
-    return (logp_numerator - logp_denominator).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    return _ratio(_log_ratio(logp_numerator, logp_denominator))
 
 
 def segment_mean(values: Tensor, segment: Tensor) -> Tensor:
@@ -95,13 +90,7 @@ def segment_ratio(logp_numerator: Tensor, logp_denominator: Tensor, segment: Ten
         >>> segment_ratio(a, b, torch.tensor([0, 0, 3]))
         tensor([2., 2., 1.])
     """
-    if logp_numerator.shape != logp_denominator.shape:
-        raise ValueError(
-            f"log-probabilities must have one shape, got {tuple(logp_numerator.shape)} "
-            f"and {tuple(logp_denominator.shape)}"
-        )
-    mean = segment_mean(logp_numerator - logp_denominator, segment)
-    return mean.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    return _ratio(segment_mean(_log_ratio(logp_numerator, logp_denominator), segment))
 
 
 def level_ratio(
@@ -238,3 +227,16 @@ def learning_rate_factor(
         raise ValueError(f"effective sample share must be in (0, 1], got {effective_sample_share}")
     share = min(effective_sample_share, 1.0)
     return share if rule == "linear" else share**0.5
+
+
+def _log_ratio(logp_numerator: Tensor, logp_denominator: Tensor) -> Tensor:
+    if logp_numerator.shape != logp_denominator.shape:
+        raise ValueError(
+            f"log-probabilities must have one shape, got {tuple(logp_numerator.shape)} "
+            f"and {tuple(logp_denominator.shape)}"
+        )
+    return logp_numerator - logp_denominator
+
+
+def _ratio(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
