@@ -8,7 +8,8 @@ objective, learning rate, and how many episodes the actor may run at a time are 
 (benchmarks/async_vs_sync.toml); `run.mode` is all that differs. An arm says what the work is like:
 
 - uniform: all responses have the same length;
-- heavy: lengths of 8 to 256 characters, half of the tasks each time the length doubles;
+- heavy: lengths of 8 to 256 characters, half of the tasks each time the length doubles; no response is given more
+  tokens than its task asks for;
 - tools: three turns, and after each a tool that takes 0.2 to 2 s, log-uniform, seeded;
 - tools-narrow: the same, with no more episodes at a time than a batch has: all that lockstep can use;
 - learner: three passes over each batch, with a clip around the recomputed proximal policy, so that the learner is the
@@ -60,6 +61,7 @@ ARMS: dict[str, tuple[int, tuple[str, ...]]] = {
         (
             "env.params.kinds=[[8, 1, 0.5], [16, 1, 0.25], [32, 1, 0.125], [64, 1, 0.0625], [128, 1, 0.03125], "
             "[256, 1, 0.03125]]",
+            "env.params.budgeted=true",
             "learner.sampling.max_turn_tokens=272",
             "learner.sampling.max_trajectory_tokens=300",
             "learner.max_policy_lag=8",

@@ -47,6 +47,8 @@ class WorkSuite:
         kinds: rows of characters per response, turns, and share of the tasks; the shares sum to 1.
         latency_s: least and most seconds of a tool call; log-uniform between them. Empty: at once. Held-out tasks
             have none: what is measured is training.
+        budgeted: a response is given as many tokens as its task asks for, and one that ends it. What goes on beyond
+            that is worth nothing here, and would be work that one mode has and the other has not.
         known: share of characters that demonstrations have right beyond chance, 0 to 1.
         seed: of tasks, demonstrations and latencies.
 
@@ -58,6 +60,7 @@ class WorkSuite:
         self,
         kinds: Sequence[Sequence[float]] = ((32, 1, 1.0),),
         latency_s: Sequence[float] = (),
+        budgeted: bool = False,
         known: float = 0.25,
         seed: int = 0,
     ) -> None:
@@ -70,7 +73,7 @@ class WorkSuite:
         if len(latency_s) not in (0, 2) or any(s <= 0 for s in latency_s):
             raise EnvError(f"latency_s = {latency_s}: give the least and the most seconds, both above 0")
         self._kinds, self._latency_s = kinds, tuple(latency_s)
-        self._known, self._seed = known, seed
+        self.budgeted, self._known, self._seed = budgeted, known, seed
         self._clock = np.random.default_rng([seed, 1])
 
     def episode(self) -> "WorkEpisode":
@@ -82,6 +85,10 @@ class WorkSuite:
         length, turns, _ = self._kinds[rng.choice(len(self._kinds), p=[kind[2] for kind in self._kinds])]
         letters = "".join(rng.choice(list(LETTERS), size=int(turns)))
         return Work(int(length), letters, "".join(rng.choice(list(NOISE), size=NOISE_LETTERS)))
+
+    def budget(self, index: int, split: Split) -> int:
+        """Tokens that each response of a task is given, if responses have a budget."""
+        return self.task(index, split).length + 1
 
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
         """Responses of the right length whose characters are mostly left to chance."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lag_system import SampledCurriculum, System
+from benchmarks.async_vs_sync_env import WorkSuite
+from benchmarks.lag_system import BudgetedCurriculum, System
 from launch.config import RunConfig
 from learner.engine import Engine
 from learner.exchange import TIME_LIMIT, Exchange, Stopped
@@ -140,10 +141,13 @@ def train(system: System, config: RunConfig, *, arm: str, settings: str, steps: 
     report = Report(system.folder)
     publisher = Publisher(system.folder.name, system.folder, epoch=epoch, keep=learner_config.keep_versions)
     deadline = float("inf")
+    curriculum = BudgetedCurriculum(config.env.name, learner_config, epoch, next_index=seed * 1_000_000)
+    suite = WorkSuite(**config.env.params)
+    curriculum.budget = suite.budget if suite.budgeted else None
     try:
         exchange = Exchange(
             link,
-            SampledCurriculum(config.env.name, learner_config, epoch, next_index=seed * 1_000_000),
+            curriculum,
             learner_config,
             lockstep=mode == "sync",
             stop_reason=lambda: TIME_LIMIT if time.monotonic() > deadline else "",

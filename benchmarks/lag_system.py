@@ -11,14 +11,16 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from envs.base import Split
 from launch import run_folder
 from launch.config import RunConfig
 from launch.processes import Child, role_command, role_environment, spawn, stop
@@ -71,6 +73,26 @@ class SampledCurriculum(Curriculum):
         sampling = self._sampling(temperature=self.config.sampling.temperature)
         tasks = super().evaluation(tag, version)
         return [msgspec.structs.replace(task, sampling=sampling) for task in tasks]
+
+
+class BudgetedCurriculum(SampledCurriculum):
+    """Gives each response as many tokens as its task has: lengths are the task's, whatever the policy has learned."""
+
+    budget: Callable[[int, Split], int] | None = None
+    """Tokens of a response, of a task's index and split; None: as in the settings."""
+
+    def refill(self, **room: Any) -> list[Task]:
+        return [self._budgeted(task) for task in super().refill(**room)]
+
+    def evaluation(self, tag: str, version: int) -> list[Task]:
+        return [self._budgeted(task) for task in super().evaluation(tag, version)]
+
+    def _budgeted(self, task: Task) -> Task:
+        if self.budget is None:
+            return task
+        tokens = self.budget(task.data["index"], task.data["split"])
+        sampling = msgspec.structs.replace(task.sampling, max_turn_tokens=tokens)
+        return msgspec.structs.replace(task, sampling=sampling)
 
 
 class CountingExchange(Exchange):

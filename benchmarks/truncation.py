@@ -36,7 +36,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.lag_system import SampledCurriculum, System, running
+from benchmarks.lag_system import BudgetedCurriculum, System, running
 from benchmarks.long_tail_env import LongTailSuite
 from benchmarks.truncation_report import ARMS, Ended, Run, plot, row, smoothed, tables
 from launch.config import RunConfig, load
@@ -60,23 +60,6 @@ TRAIN_ON = {
     "waiting": "trajectories",
 }
 LOCKSTEP = ("tppo", "waiting")
-
-
-class BudgetedCurriculum(SampledCurriculum):
-    """Gives each response as many tokens as its task asks for."""
-
-    suite: LongTailSuite
-
-    def refill(self, **room: Any) -> list[Task]:
-        return [self._budgeted(task) for task in super().refill(**room)]
-
-    def evaluation(self, tag: str, version: int) -> list[Task]:
-        return [self._budgeted(task) for task in super().evaluation(tag, version)]
-
-    def _budgeted(self, task: Task) -> Task:
-        length = self.suite.task(task.data["index"], task.data["split"]).length
-        sampling = msgspec.structs.replace(task.sampling, max_turn_tokens=length)
-        return msgspec.structs.replace(task, sampling=sampling)
 
 
 class TimedLearner(Learner):
@@ -129,7 +112,7 @@ def train(system: System, arm: str, config: RunConfig) -> Run:
         suite = LongTailSuite(**config.env.params)
         first = config.run.seed * 1_000_000
         curriculum = BudgetedCurriculum(config.env.name, settings, epoch, next_index=first)
-        curriculum.suite = suite
+        curriculum.budget = lambda index, split: suite.task(index, split).length
         exchange = Exchange(
             link,
             curriculum,
