@@ -33,7 +33,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from benchmarks.lag_system import BudgetedCurriculum, System, running
@@ -49,7 +48,6 @@ from learner.metrics import Report
 from learner.publisher import Publisher
 from learner.run_files import next_epoch
 from learner.totals import Totals
-from protocol.messages import Task
 from protocol.session import Progress
 
 SETTINGS = Path(__file__).with_suffix(".toml")
