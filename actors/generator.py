@@ -29,7 +29,7 @@ from actors.updates import Announced, NewestWins, Stage, shared_memory
 from actors.updating import Updater
 from actors.weights_cache import Cache, cache_folder
 from actors.weights_relay import relay
-from protocol.http_auth import authorization_header
+from protocol.http_tls import access
 from protocol.link import AsyncLink
 from protocol.messages import AnyMessage, Drain, Hello, Refused, WeightsReady
 from protocol.session import Progress
@@ -88,7 +88,7 @@ async def _serve(
 ) -> None:
     facts = read_model_facts(Path(model))
     async with _engine(config, model=model, seed=seed, facts=facts) as engine:
-        cache = Cache(cache_folder(shared_memory(), run, broker), run, partial(authorization_header, keys))
+        cache = Cache(cache_folder(shared_memory(), run, broker), run, partial(access, keys))
         stage = Stage(f"{run}-{name}", facts.shapes, cache=cache)
         try:
             async with relay(config, cache, run, broker, keys) as weights_url:

@@ -15,7 +15,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -24,6 +24,7 @@ import msgspec
 from actors.weights_fetch import NoRoom, fetch, reserve
 from actors.weights_source import Cancelled, Source, SourceFailed, WrongBytes
 from protocol.errors import KeysUnusable
+from protocol.http_tls import Access
 from protocol.weights import (
     DATA,
     MANIFEST,
@@ -55,12 +56,12 @@ class Cache:
 
     Args:
         folder: the same for all processes of the host that belong to the run; see `cache_folder`.
-        headers: of requests to sources, asked for anew for each transfer.
+        access: token and certificate of the run, asked for anew for each transfer.
     """
 
-    def __init__(self, folder: Path, run: str, headers: Callable[[], Mapping[str, str]] = dict) -> None:
+    def __init__(self, folder: Path, run: str, access: Callable[[], Access] = Access) -> None:
         self.folder, self.fetched_bytes = folder, 0
-        self._run, self._headers = run, headers
+        self._run, self._access = run, access
         self._cancelled = threading.Event()
         self._users: IO[bytes] | None = None
         _sweep(folder.parent, but=folder)
@@ -123,7 +124,7 @@ class Cache:
 
     def _connect(self, url: str) -> Source:
         try:
-            return Source(url, self._headers(), self._cancelled)
+            return Source(url, self._access(), self._cancelled)
         except KeysUnusable as error:
             raise SourceFailed(f"cannot be asked: {error}") from None
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from actors.config import GeneratorConfig
 from actors.listening import advertised
 from actors.weights_cache import Cache
+from protocol.http_tls import scheme
 from protocol.weights_http import WeightsServer, serving, split_address
 
 log = logging.getLogger(__name__)
@@ -22,6 +23,7 @@ async def relay(
     Raises:
         AddressRefused: other hosts could reach it, and there is no token to ask for.
         OSError: the address cannot be bound.
+        KeysUnusable: the folder lacks the certificate or its private key.
     """
     if not config.weights_http:
         yield ""
@@ -32,6 +34,6 @@ async def relay(
         at = advertised(
             f"tcp://{f'[{host}]' if ':' in host else host}:{bound}", config.advertised_host, broker
         )
-        url = at.replace("tcp://", "http://", 1)
+        url = at.replace("tcp://", f"{scheme(keys)}://", 1)
         log.info("versions of this host are served at %s", url)
         yield url

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
+from protocol.http_tls import Access
 from protocol.weights import MAX_MANIFEST_BYTES, Base, Manifest, WeightsError, parse_manifest
 from protocol.weights_chunks import Chunk
 
@@ -41,13 +42,13 @@ class Source:
     """A base URL. Not to be shared between threads: it keeps its connection.
 
     Args:
-        headers: of every request.
+        access: token and certificate of the run.
         cancelled: set when this process ends.
     """
 
-    def __init__(self, url: str, headers: Mapping[str, str], cancelled: threading.Event) -> None:
+    def __init__(self, url: str, access: Access, cancelled: threading.Event) -> None:
         self.url = url
-        self._headers, self._cancelled = dict(headers), cancelled
+        self._access, self._cancelled = access, cancelled
         self._connection: http.client.HTTPConnection | None = None
 
     def manifest(self, epoch: int, version: int, base: Base | None) -> Manifest:
@@ -108,9 +109,9 @@ class Source:
         whole = False
         try:
             if self._connection is None:
-                self._connection = _connect(self.url)
+                self._connection = _connect(self.url, self._access)
             prefix = urlsplit(self.url).path.rstrip("/")
-            self._connection.request("GET", prefix + path, headers=self._headers | dict(headers))
+            self._connection.request("GET", prefix + path, headers={**self._access.headers, **headers})
             with self._connection.getresponse() as response:
                 yield response
                 whole = response.isclosed()
@@ -149,7 +150,7 @@ class Source:
 
 
 class _Body:
-    """Content of a response, in reads as large as what is asked for.
+    """Content of a response, in reads as large as what is asked for; under TLS, as large as a record.
 
     Each return from the system has to wait for the interpreter, which the event loop of a generator that samples keeps
     busy. So the bytes do not pass through Python's own buffers, but for those that came with the headers.
@@ -157,48 +158,61 @@ class _Body:
 
     def __init__(self, response: http.client.HTTPResponse, connection: socket.socket) -> None:
         self._response, self._connection = response, connection
-        self._direct = not isinstance(connection, ssl.SSLSocket) and bool(response.length)
-        self._ahead = len(response.fp.peek(1)) if self._direct else 0
+        self._ahead = len(response.fp.peek(1)) if response.length else 0
         self._heard = time.monotonic()
 
     def readinto(self, view: memoryview) -> int | None:
         """Bytes read, 0 at the end; None: nothing came for a while. Raises TimeoutError after `STALL_S` of that."""
-        if not self._direct:
-            return self._response.readinto(view)
         if self._ahead:
             got = self._response.readinto(view[: self._ahead])
             self._ahead -= got
             return got
-        self._connection.settimeout(None)  # else a read takes no more than has come
-        self._connection.setsockopt(
-            socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", *_timeval(AWAKE_S))
-        )
-        try:
-            got = self._connection.recv_into(view, len(view), socket.MSG_WAITALL)
-        except BlockingIOError:
+        received = self._receive(view)
+        if received is None:
             if time.monotonic() - self._heard > STALL_S:
-                raise TimeoutError("timed out") from None
+                raise TimeoutError("timed out")
+            return None
+        self._heard = time.monotonic()
+        assert self._response.length is not None
+        self._response.length -= received
+        if not self._response.length:
+            self._response.read()  # it closes itself
+        return received
+
+    def _receive(self, view: memoryview) -> int | None:
+        secure = isinstance(self._connection, ssl.SSLSocket)
+        try:
+            if secure:
+                self._connection.settimeout(AWAKE_S)
+                return self._connection.recv_into(view)
+            self._connection.settimeout(None)  # else a read takes no more than has come
+            self._connection.setsockopt(
+                socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", *_timeval(AWAKE_S))
+            )
+            return self._connection.recv_into(view, len(view), socket.MSG_WAITALL)
+        except (BlockingIOError, TimeoutError):
             return None
         finally:
             self._connection.settimeout(STALL_S)
-        self._heard = time.monotonic()
-        assert self._response.length is not None
-        self._response.length -= got
-        if not self._response.length:
-            self._response.read()  # it closes itself
-        return got
 
 
 def _timeval(seconds: float) -> tuple[int, int]:
     return int(seconds), int(seconds % 1 * 1e6)
 
 
-def _connect(url: str) -> http.client.HTTPConnection:
+def _connect(url: str, access: Access) -> http.client.HTTPConnection:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise SourceFailed("is no http(s) URL")
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname, parts.port, timeout=CONNECT_S)
+    connection: http.client.HTTPConnection
+    if parts.scheme == "https":
+        connection = http.client.HTTPSConnection(
+            parts.hostname, parts.port, timeout=CONNECT_S, context=access.context
+        )
+    elif access.context is not None:
+        raise SourceFailed("is not encrypted, and this run is: its token is not sent there")
+    else:
+        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=CONNECT_S)
     connection.connect()
     connection.sock.settimeout(STALL_S)
     return connection

@@ -13,7 +13,7 @@ from benchmarks.async_vs_sync_env import WorkSuite
 from benchmarks.lag_system import BudgetedCurriculum, System
 from launch.config import RunConfig
 from learner.engine import Engine
-from learner.exchange import TIME_LIMIT, Exchange, Stopped
+from learner.exchange import Exchange, Stopped
 from learner.loop import Learner
 from learner.main import join
 from learner.metrics import Report
@@ -150,7 +150,7 @@ def train(system: System, config: RunConfig, *, arm: str, settings: str, steps: 
             curriculum,
             learner_config,
             lockstep=mode == "sync",
-            stop_reason=lambda: TIME_LIMIT if time.monotonic() > deadline else "",
+            stop_reason=lambda: system.stop_reason(deadline),
         )
         learner = TimedLearner(learner_config, system.folder, engine, exchange, publisher, report, seed=seed)
         learner.keep_steps, learner.keep_seconds = max(1, steps // kept), config.run.max_minutes * 60 / kept

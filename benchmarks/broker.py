@@ -115,7 +115,7 @@ def serve_ours(
     from broker.service import serve  # not before: a process that has loaded it goes on with what it has
 
     config = BrokerConfig.model_validate(settings)
-    serve(config, run="benchmark", max_policy_lag=4, journal=journal, keys=keys, open_http=True)
+    serve(config, run="benchmark", max_policy_lag=4, journal=journal, keys=keys)
 
 
 @contextlib.contextmanager

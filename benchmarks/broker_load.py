@@ -49,7 +49,7 @@ POLL_MS = 100
 AGES = 4_096
 """So many of the last ages are kept."""
 
-_decode = msgspec.msgpack.Decoder(AnyMessage).decode
+_decode = msgspec.msgpack.Decoder(AnyMessage | list[AnyMessage]).decode
 _decode_segment = msgspec.msgpack.Decoder(Segment).decode
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -101,7 +101,8 @@ class Peer:
                 frames = self.socket.recv_multipart(zmq.DONTWAIT)
             except zmq.Again:
                 return found
-            found.append((_decode(frames[1]), frames[2:]))
+            said = _decode(frames[1])
+            found += [(message, frames[2:]) for message in (said if isinstance(said, list) else [said])]
 
 
 def make_body(nbytes: int) -> tuple[int, list[ArraySpec], bytes]:

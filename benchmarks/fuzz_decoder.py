@@ -14,13 +14,16 @@ import numpy as np
 from benchmarks.fuzz_engine import mutate_bytes, mutate_value
 from benchmarks.fuzz_messages import samples
 from protocol.codec import (
+    MAX_JOINED,
     PRELUDE,
     Arrays,
     decode,
     decode_delivery,
+    decode_joined,
     decode_segment,
     encode,
     encode_delivery,
+    encode_joined,
     unpack_arrays,
 )
 from protocol.errors import ProtocolError
@@ -34,7 +37,7 @@ def join(frames: Sequence[bytes]) -> bytes:
 
     Example:
         >>> split(join([PRELUDE, b"header", b"body"]))
-        [b'OB\\x02\\x00', b'header', b'body']
+        [b'OB\\x03\\x00', b'header', b'body']
     """
     right = bool(frames) and frames[0] == PRELUDE
     rest = frames[1:] if right else frames
@@ -53,7 +56,7 @@ def split(data: bytes) -> list[bytes]:
 
 
 class DecoderTarget:
-    """`protocol.codec`: decode, decode_segment, decode_delivery, unpack_arrays."""
+    """`protocol.codec`: decode, decode_joined, decode_segment, decode_delivery, unpack_arrays."""
 
     name, unit = "decoder", "decoded"
 
@@ -85,6 +88,7 @@ class DecoderTarget:
         frames = split(data)
         for frame in frames[1:2]:
             _segment(frame)
+        _joined(frames)
         try:
             message, rest = decode(frames)
         except ProtocolError:
@@ -101,6 +105,14 @@ class DecoderTarget:
                 decode_delivery(message, rest)
             except ProtocolError:
                 return
+
+
+def _joined(frames: Sequence[bytes]) -> None:
+    try:
+        messages, _ = decode_joined(frames)
+    except ProtocolError:
+        return
+    assert 1 <= len(messages) <= MAX_JOINED, f"{len(messages)} messages in one header"
 
 
 def _segment(frame: bytes) -> None:
@@ -129,6 +141,7 @@ def _seeds() -> list[Sequence[bytes | memoryview]]:
     whole = [frames for message, frames in found if isinstance(message, Segment) and len(frames) == 3]
     segments = [(frames[1], frames[2]) for frames in whole]
     out: list[Sequence[bytes | memoryview]] = [frames for _, frames in found]
+    out.append(encode_joined([message for message, frames in found if len(frames) == 2][:8]))
     for n in (1, 2):
         out.append(encode_delivery(Deliver(unit_id="u", segments=n), segments[:1] * n))
     return out

@@ -102,7 +102,7 @@ def run_broker(endpoint: str, folder: Path, keys: Path | None) -> None:
     from broker.service import serve
 
     config = BrokerConfig(endpoint=endpoint)
-    serve(config, run=RUN, max_policy_lag=4, journal=folder / "journal", keys=keys, open_http=True)
+    serve(config, run=RUN, max_policy_lag=4, journal=folder / "journal", keys=keys)
 
 
 def run_generator(profile: Path | None, *arguments: Any, **named: Any) -> None:

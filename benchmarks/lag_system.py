@@ -26,7 +26,7 @@ from launch.config import RunConfig
 from launch.processes import Child, role_command, role_environment, spawn, stop
 from learner.curriculum import Curriculum
 from learner.engine import Engine
-from learner.exchange import Exchange
+from learner.exchange import TIME_LIMIT, Exchange
 from learner.groups import Group
 from learner.loop import Learner
 from learner.main import join
@@ -47,6 +47,18 @@ class System:
     config: RunConfig
     folder: Path
     model: str
+    children: list[Child]
+
+    def stop_reason(self, deadline: float = float("inf")) -> str:
+        """Why a learner has to end: its time is up; empty: go on.
+
+        Raises:
+            RuntimeError: a role has ended, which nobody here starts again; who waits for it would wait for ever.
+        """
+        for child in self.children:
+            if not child.running:
+                raise RuntimeError(f"{child.name} has ended:\n{child.tail()}")
+        return TIME_LIMIT if time.monotonic() > deadline else ""
 
 
 @dataclass(frozen=True)
@@ -134,7 +146,7 @@ def running(config: RunConfig) -> Iterator[System]:
             children.append(spawn(name, command, log=log, env=role_environment(1, local_model=True)))
             if role == "broker":
                 _await_broker(config, children[0])
-        yield System(config, folder, model)
+        yield System(config, folder, model, children)
     finally:
         stop(children, patience_s=15.0)
 
@@ -167,7 +179,9 @@ def train(system: System, config: RunConfig, seed: int) -> Outcome:
     publisher = Publisher(system.folder.name, folder, epoch=epoch, keep=learner_config.keep_versions)
     try:
         curriculum = SampledCurriculum(system.config.env.name, learner_config, epoch, next_index=seed * 1000)
-        exchange = CountingExchange(link, curriculum, learner_config, lockstep=True, stop_reason=lambda: "")
+        exchange = CountingExchange(
+            link, curriculum, learner_config, lockstep=True, stop_reason=system.stop_reason
+        )
         learner = Learner(
             learner_config,
             folder,

@@ -65,7 +65,7 @@ def plan(batch: Batch, config: LearnerConfig) -> list[list[MicroBatch]]:
 class Arm:
     """Both sides of one row of the table."""
 
-    def __init__(self, folder: Path, size: str, lengths: str, updates: int, zero_stage: int) -> None:
+    def __init__(self, folder: Path, size: str, lengths: str, updates: int, zero_stage: int | str) -> None:
         self.parameters = make_model(folder, SIZES[size])
         self.config = LearnerConfig.model_validate(
             {"zero_stage": zero_stage, "algorithm": {"updates_per_batch": updates}}
@@ -124,6 +124,10 @@ def measure(size: str, lengths: str, arguments: argparse.Namespace) -> dict[str,
     }
 
 
+def _stage(text: str) -> int | str:
+    return text if text == "auto" else int(text)
+
+
 def spread(values: list[float]) -> list[float]:
     """Median, least and most."""
     return [round(float(f(values)), 4) for f in (statistics.median, min, max)]
@@ -165,7 +169,7 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--updates", type=int, default=1, help="optimizer steps on a batch")
-    parser.add_argument("--zero-stage", type=int, default=1)
+    parser.add_argument("--zero-stage", type=_stage, default="auto", help="auto (as it is), 0, 1, 2 or 3")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--profile", type=Path, help="write a flame graph and tables there")
     arguments = parser.parse_args()

@@ -41,7 +41,7 @@ from benchmarks.truncation_report import ARMS, Ended, Run, plot, row, smoothed, 
 from launch.config import RunConfig, load
 from learner.curriculum import Curriculum
 from learner.engine import Engine
-from learner.exchange import TIME_LIMIT, Exchange, Stopped
+from learner.exchange import Exchange, Stopped
 from learner.loop import Learner
 from learner.main import join
 from learner.metrics import Report
@@ -116,7 +116,7 @@ def train(system: System, arm: str, config: RunConfig) -> Run:
             curriculum,
             settings,
             lockstep=config.run.mode == "sync",
-            stop_reason=lambda: TIME_LIMIT if time.monotonic() > deadline else "",
+            stop_reason=lambda: system.stop_reason(deadline),
         )
         learner = TimedLearner(
             settings, system.folder, engine, exchange, publisher, report, seed=config.run.seed

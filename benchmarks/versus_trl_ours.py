@@ -12,7 +12,7 @@ from benchmarks.lag_system import SampledCurriculum, System, running
 from benchmarks.versus_trl_runs import Run, Spec
 from launch.config import RunConfig, check
 from learner.engine import Engine
-from learner.exchange import TIME_LIMIT, Exchange, Stopped
+from learner.exchange import Exchange, Stopped
 from learner.loop import Learner
 from learner.main import join
 from learner.metrics import Report
@@ -65,7 +65,7 @@ def train(system: System, config: RunConfig, spec: Spec, started: float) -> Run:
             SampledCurriculum(config.env.name, settings, epoch, next_index=config.run.seed * 1_000_000),
             settings,
             lockstep=config.run.mode == "sync",
-            stop_reason=lambda: TIME_LIMIT if time.monotonic() > deadline else "",
+            stop_reason=lambda: system.stop_reason(deadline),
         )
         learner = TimedLearner(
             settings, system.folder, engine, exchange, publisher, report, seed=config.run.seed

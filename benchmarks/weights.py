@@ -3,10 +3,11 @@
     python -m benchmarks.weights [--sizes 1M 10M 50M] [--repetitions 5] [--json build/weights.json]
 
 A learner (this process) publishes float32 weights into shared memory, as in `offbeat train`; a generator process
-takes them, with 64 requests running and with none: where they lie, or over HTTP from a server process on loopback as
-if it were another host. The clock starts when the learner has the tensors in memory and begins to write. Set against
-it: a plain copy of the file within shared memory, and the engine's own time to load (start, update, finish). Ways
-take turns; medians, in brackets least and most. The plain copy neither hashes nor verifies, pauses or loads.
+takes them, with 64 requests running and with none: where they lie, or over HTTP (TLS, as in an encrypted run) from a
+server process on loopback as if it were another host. The clock starts when the learner has the tensors in memory and
+begins to write. Set against it: a plain copy of the file within shared memory, and the engine's own time to load
+(start, update, finish). Ways take turns; medians, in brackets least and most. The plain copy neither hashes nor
+verifies, pauses or loads.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from benchmarks.generation_model import SIZES, make_model
 from benchmarks.weights_sides import RUN, Side, Taken, Told, run_generator, run_server
 from learner.publisher import Publisher
 from learner.run_files import weights_folder
+from protocol.key_files import make as make_keys
 from protocol.weights import DATA, read_shapes
 
 SHARED = Path("/dev/shm")
@@ -85,9 +87,11 @@ def measure(size: str, arguments: argparse.Namespace, folder: Path, shared: Path
     nbytes = (folder / size / "model.safetensors").stat().st_size
     config = GeneratorConfig(max_num_seqs=64, kv_on_update=arguments.kv)
     (shared / size).mkdir()
-    generator = Side(run_generator, folder / size, config, shared / size)
+    keys = folder / "keys"
+    make_keys(keys)
+    generator = Side(run_generator, folder / size, config, shared / size, keys)
     run_dir = folder / f"run-{size}"
-    server = Side(run_server, weights_folder(run_dir))
+    server = Side(run_server, weights_folder(run_dir), keys)
     rows: dict[str, list[Row]] = {}
     results[size] = {"parameters": parameters, "bytes": nbytes, "ways": rows}
     try:

@@ -3,12 +3,16 @@
 import asyncio
 import multiprocessing
 import statistics
+import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from actors.config import GeneratorConfig
+from actors.generator import SWITCH_S
+from protocol.http_tls import access
 from protocol.weights import version_folder
 
 RUN = "benchmark"
@@ -67,32 +71,34 @@ class Side:
         self.process.join(30.0)
 
 
-def run_server(folder: Path, pipe: Any) -> None:
+def run_server(folder: Path, keys: Path | None, pipe: Any) -> None:
     """Body of the process that serves the learner's folder."""
+    from protocol.http_tls import scheme
     from protocol.weights_http import WeightsServer, serving
 
     async def serve() -> None:
-        server = WeightsServer(RUN, lambda _, version: version_folder(folder, version), folder.parent)
+        server = WeightsServer(RUN, lambda _, version: version_folder(folder, version), folder.parent, keys)
         async with serving(server, "127.0.0.1", 0) as port:
-            pipe.send(f"http://127.0.0.1:{port}")
+            pipe.send(f"{scheme(keys)}://127.0.0.1:{port}")
             await asyncio.Event().wait()
 
     asyncio.run(serve())
 
 
-def run_generator(model: Path, config: GeneratorConfig, shared: Path, pipe: Any) -> None:
+def run_generator(model: Path, config: GeneratorConfig, shared: Path, keys: Path | None, pipe: Any) -> None:
     """Body of the generator's process."""
-    asyncio.run(_generate(model, config, shared, pipe))
+    sys.setswitchinterval(SWITCH_S)  # as in a generator
+    asyncio.run(_generate(model, config, shared, keys, pipe))
 
 
-async def _generate(model: Path, config: GeneratorConfig, shared: Path, pipe: Any) -> None:
+async def _generate(model: Path, config: GeneratorConfig, shared: Path, keys: Path | None, pipe: Any) -> None:
     from actors.model_folder import read_model_facts
     from actors.updates import Stage
     from actors.vllm_engine import VllmEngine
     from actors.weights_cache import Cache
 
     engine = await VllmEngine.start(config, model=str(model), seed=0)
-    cache = Cache(shared / "cache", RUN)
+    cache = Cache(shared / "cache", RUN, partial(access, keys))
     stage = Stage("benchmark", read_model_facts(model).shapes, root=shared, cache=cache)
     pipe.send("ready")
     taking = _Taking(engine, stage)

@@ -9,13 +9,14 @@ import contextlib
 import logging
 import signal
 import time
+from collections import defaultdict
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import zmq
 from aiohttp import web
-from aiohttp.typedefs import Middleware
 
 from broker.binding import allow_many_connections, check_endpoint, split_http
 from broker.books import Send
@@ -25,15 +26,15 @@ from broker.desk import Desk
 from broker.errors import BindRefused, BooksBroken, BrokerError
 from broker.journal import JournalError
 from broker.status import prometheus, status
-from protocol.addresses import is_loopback
-from protocol.codec import Buffer, decode, encode, encode_delivery
+from protocol.codec import MAX_JOINED, Buffer, decode, encode_delivery, encode_joined
 from protocol.connections import Connection
 from protocol.errors import LimitExceeded, LinkDown, ProtocolError, VersionMismatch
 from protocol.guard import Guard, GuardedSocket
 from protocol.http_auth import require_token
-from protocol.http_serving import app_runner
+from protocol.http_serving import serving
+from protocol.http_tls import scheme
 from protocol.keys import Principal
-from protocol.messages import Deliver, Goodbye, Hello, Refused
+from protocol.messages import AnyMessage, Deliver, Goodbye, Hello, Refused
 from protocol.sockets import AsyncSocket, router
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ def serve(
     journal: Path | None = None,
     accept_loss: bool = False,
     keys: Path | None = None,
-    open_http: bool = False,
+    http_keys: Path | None = None,
 ) -> None:
     """Serve until SIGTERM, then drain: peers get `broker.state.DRAIN_S` seconds to say Goodbye.
 
@@ -60,21 +61,20 @@ def serve(
         journal: folder of the journal; what it holds is taken up again. None: everything is lost with the process.
         accept_loss: go on although the journal is damaged.
         keys: folder of the keys; None: nothing is encrypted, and only this machine is listened to.
-        open_http: no token is asked for on loopback.
+        http_keys: the same where HTTP speaks TLS and asks for the token; None: it is open to all of this machine.
 
     Raises:
         BindRefused: an address is not of this host alone, or is taken.
         JournalError: the journal is another run's, in use, or damaged.
         BooksBroken: a fault of the broker; started again, it goes on from the journal.
-        KeysUnusable: the folder lacks keys of the broker.
+        KeysUnusable: the folder lacks keys of the broker, or the certificate.
     """
     check_endpoint(config.endpoint, keys)
-    host, port = split_http(config.http, keys)
+    host, port = split_http(config.http, http_keys)
     allow_many_connections()
-    asks = require_token(None if open_http and is_loopback(host) else keys)
     try:
         desk = Desk.open(config, run, max_policy_lag, journal, accept_loss)
-        asyncio.run(Service(config, desk, keys, asks).run(host, port))
+        asyncio.run(Service(config, desk, keys, http_keys).run(host, port))
     finally:
         zmq.Context.instance().destroy(linger=1_000)  # lets the last answers out
 
@@ -82,14 +82,15 @@ def serve(
 class Service:
     """Sockets and clock around a `Desk`."""
 
-    def __init__(self, config: BrokerConfig, desk: Desk, keys: Path | None, asks: Middleware) -> None:
+    def __init__(self, config: BrokerConfig, desk: Desk, keys: Path | None, http_keys: Path | None) -> None:
         self._config, self._desk, self._state = config, desk, desk.state
-        self._keys, self._asks = keys, asks
+        self._keys, self._http_keys = keys, http_keys
         self._guard: Guard | None = None
         self._callers: Callers | None = None
         self._socket: AsyncSocket | None = None
         self._stop = asyncio.Event()
         self._flushing = False
+        self._envelopes = defaultdict[str, list[AnyMessage]](list)
         self._broken: BrokerError | None = None
 
     async def run(self, host: str, port: int) -> None:
@@ -99,25 +100,24 @@ class Service:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         self._bind()
-        runner = app_runner(self._app(), shutdown_s=HTTP_STOP_S)
-        await runner.setup()
         try:
-            await self._bind_http(runner, host, port)
-            while not self._stop.is_set():
-                self._act(self._desk.tick(time.monotonic()))
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stop.wait(), TICK_S)
-            if self._broken is not None:
-                raise self._broken
-            await self._drain()
+            async with contextlib.AsyncExitStack() as stack:
+                await self._bind_http(stack, host, port)
+                while not self._stop.is_set():
+                    self._act(self._desk.tick(time.monotonic()))
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._stop.wait(), TICK_S)
+                if self._broken is not None:
+                    raise self._broken
+                await self._drain()
         finally:
             self._desk.bell.heard = lambda: None
             if self._socket is not None:
+                self._post()
                 self._socket.close()
             if self._guard is not None:
                 self._guard.close()
             self._desk.close()
-            await runner.cleanup()
 
     def _bind(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
@@ -140,12 +140,13 @@ class Service:
             self._socket = GuardedSocket(socket, self._received, self._guard)
         log.info("peers connect to %s", socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
-    async def _bind_http(self, runner: web.AppRunner, host: str, port: int) -> None:
+    async def _bind_http(self, stack: contextlib.AsyncExitStack, host: str, port: int) -> None:
+        http = serving(self._app(), host, port, self._http_keys, shutdown_s=HTTP_STOP_S)
         try:
-            await web.TCPSite(runner, host, port).start()
+            bound = await stack.enter_async_context(http)
         except OSError as error:
             raise BindRefused(f"broker.http {self._config.http}: {error}") from None
-        log.info("http://%s:%d/status", *runner.addresses[0][:2])
+        log.info("%s://%s:%d/status", scheme(self._http_keys), host, bound)
 
     async def _drain(self) -> None:
         log.info("draining: %d peers are connected", len(self._state.books.peers))
@@ -200,7 +201,7 @@ class Service:
         if refused.get("wrong_key", 0) < MAX_KEY_WARNINGS:
             log.warning("%s from %r refused: %s", what, name, why)
         self._state.books.ledger.refuse("wrong_key")
-        self._send([Send(name, Refused(code="wrong_key", message=why, fatal=True))])
+        self._act([Send(name, Refused(code="wrong_key", message=why, fatal=True))])
 
     def _name(self, route: bytes) -> str:
         return (
@@ -211,9 +212,9 @@ class Service:
         return name.encode("utf-8", "surrogateescape") if self._callers is None else self._callers.route(name)
 
     def _act(self, actions: list[Send]) -> None:
-        """Send what may be said at once; soon, with all that has been said meanwhile, have the journal written."""
+        """Say what may be said at once; soon, with all that has been said meanwhile, have the journal written."""
         if actions:
-            self._send(actions)
+            self._say(actions)
         if not self._flushing:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
@@ -223,7 +224,8 @@ class Service:
         if self._broken is not None:
             return
         try:
-            self._send(self._desk.flush())
+            self._say(self._desk.flush())
+            self._post()
         except JournalError as error:  # the disk lost what it had taken: nothing more may be answered for
             log.critical("the journal has failed", exc_info=True)
             self._broken = BrokerError(str(error))  # another start may help
@@ -231,28 +233,61 @@ class Service:
 
     def _release(self) -> None:
         if self._broken is None:
-            self._send(self._desk.release())
+            self._say(self._desk.release())
+            self._post()
 
-    def _send(self, actions: list[Send]) -> None:
-        assert self._socket is not None
-        send = self._socket.send
+    def _say(self, actions: list[Send]) -> None:
+        """Put letters into each peer's envelope; `_post` sends them. Each message costs ZeroMQ more than its bytes."""
         for action in actions:
-            message, route = action.message, self._route(action.peer)
-            if route is None:
-                continue  # it has never been here since our start; ZeroMQ would drop it, too
-            try:
-                if isinstance(message, Deliver):
-                    send([route, *encode_delivery(message, action.frames)])
-                else:
-                    send([route, *encode(message)])
-            except (LimitExceeded, LinkDown) as error:
-                self._state.books.ledger.refuse("not_sent")
-                log.error("%s to %s not sent: %s", type(message).__name__, action.peer, error)
+            envelope = self._envelopes[action.peer]
+            if isinstance(action.message, Deliver):
+                self._send(action.peer, envelope)
+                envelope.clear()
+                self._deliver(action.peer, action.message, action.frames)
+            else:
+                envelope.append(action.message)
+                if len(envelope) == MAX_JOINED:
+                    self._send(action.peer, envelope)
+                    envelope.clear()
+
+    def _post(self) -> None:
+        """Send what has been said since the last time."""
+        envelopes, self._envelopes = self._envelopes, defaultdict(list)
+        for peer, messages in envelopes.items():
+            self._send(peer, messages)
+
+    def _send(self, peer: str, messages: list[AnyMessage]) -> None:
+        route = self._route(peer)
+        if route is None or not messages:
+            return  # it has never been here since our start; ZeroMQ would drop it, too
+        assert self._socket is not None
+        try:
+            self._socket.send([route, *encode_joined(messages)])
+        except LimitExceeded as error:
+            if len(messages) == 1:
+                self._not_sent(peer, messages[0], error)
+            for message in messages if len(messages) > 1 else ():
+                self._send(peer, [message])
+        except LinkDown as error:
+            self._not_sent(peer, messages[0], error)
+
+    def _deliver(self, peer: str, message: Deliver, frames: Sequence[tuple[bytes, Buffer]]) -> None:
+        if (route := self._route(peer)) is None:
+            return
+        assert self._socket is not None
+        try:
+            self._socket.send([route, *encode_delivery(message, frames)])
+        except (LimitExceeded, LinkDown) as error:
+            self._not_sent(peer, message, error)
+
+    def _not_sent(self, peer: str, message: AnyMessage, error: Exception) -> None:
+        self._state.books.ledger.refuse("not_sent")
+        log.error("%s to %s not sent: %s", type(message).__name__, peer, error)
 
     # --- HTTP ---------------------------------------------------------------------------------------------
 
     def _app(self) -> web.Application:
-        app = web.Application(client_max_size=1024, middlewares=[self._asks])
+        app = web.Application(client_max_size=1024, middlewares=[require_token(self._http_keys)])
         app.router.add_get("/status", self._status)
         app.router.add_get("/metrics", self._metrics)
         return app

@@ -1,6 +1,8 @@
 """What the broker answers at `/status`, now and then or once a second from a thread."""
 
+import http.client as http_client
 import json
+import ssl
 import threading
 import time
 import urllib.error
@@ -10,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errors import KeysUnusable
-from protocol.http_auth import authorization_header
+from protocol.http_tls import access, scheme
 
 INTERVAL_S = 1.0
 TIMEOUT_S = 1.5
@@ -26,15 +28,21 @@ def fetch(http: str, timeout_s: float = TIMEOUT_S, *, keys: Path | None = None) 
     """The status as the broker tells it at ``http`` (host:port, or a URL).
 
     Args:
-        keys: folder with the token, of a run that asks for it.
+        keys: folder with the token and the certificate, of a run that asks for it.
 
     Raises:
         NoAnswer: it does not answer in time, or with something else.
     """
-    url = f"{http if '://' in http else f'http://{http}'}/status"
-    ask = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # as a rule loopback: no proxy
+    url = f"{http if '://' in http else f'{scheme(keys)}://{http}'}/status"
+    if keys is not None and not url.startswith("https://"):
+        raise NoAnswer(f"{url}: the token is sent under https only; leave the scheme out, or the keys")
     try:
-        request = urllib.request.Request(url, headers=authorization_header(keys))
+        given = access(keys)
+        ask = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}),  # as a rule loopback: no proxy
+            urllib.request.HTTPSHandler(context=given.context),
+        )
+        request = urllib.request.Request(url, headers=dict(given.headers))
         with ask.open(request, timeout=timeout_s) as answer:
             status = json.loads(answer.read(MAX_BYTES))
     except urllib.error.HTTPError as error:
@@ -44,11 +52,25 @@ def fetch(http: str, timeout_s: float = TIMEOUT_S, *, keys: Path | None = None) 
             else ""
         )
         raise NoAnswer(f"{url}: {error}{cure}") from None
-    except (KeysUnusable, OSError, ValueError) as error:
-        raise NoAnswer(f"{url}: {error}") from None
+    except (KeysUnusable, OSError, ValueError, http_client.HTTPException) as error:
+        raise NoAnswer(f"{url}: {error}{_cure(error, keys)}") from None
     if not isinstance(status, dict) or "peers" not in status:
         raise NoAnswer(f"{url}: answers, but not as a broker does")
     return status
+
+
+def _cure(error: Exception, keys: Path | None) -> str:
+    """What may help where one side speaks TLS and the other does not."""
+    reason = getattr(error, "reason", error)
+    if keys is None and isinstance(reason, http_client.HTTPException | ConnectionResetError):
+        return ", is it encrypted? Then name the run folder, or --keys FOLDER"
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return f", another run's certificate than the one in {keys}"
+    if isinstance(reason, ssl.SSLError):
+        return (
+            ", does it speak no TLS? Then leave the keys out (security.http_token is beyond_loopback there)"
+        )
+    return ""
 
 
 @dataclass(frozen=True)

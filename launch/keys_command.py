@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "make": "make what is missing: a pair for each role (or for the names given), and the token for HTTP",
     "show": "list the keys of a folder; secrets are not printed",
-    "rotate": "replace the pair of a role or name, or the token (name: http)",
+    "rotate": "replace the pair of a role or name, the token (name: http), or the certificate of HTTP (name: tls)",
     "revoke": "admit a key no longer: a name with all its keys, or one earlier key, as actor@1",
     "bundle": "copy what a host of this role or name needs, and nothing more, to a new folder",
     "header": "print the header that /status and the other HTTP servers of the run ask for",
@@ -101,6 +101,8 @@ def _after_rotation(folder: Path, name: str, *, keep_earlier: bool) -> str:
             else "until then they get 401"
         )
         return f"bring http.token to the other hosts of broker, learner and generators; {left}"
+    if name == "tls":
+        return "start broker, weights server and relays again; bring http.crt to other hosts, to relays http.key, too"
     if not keep_earlier:
         return "bring it to the other hosts of this role; until then they are refused"
     return (

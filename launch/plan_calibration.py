@@ -25,7 +25,7 @@ from launch.plan_probe import Probe, probe
 from launch.plan_rates import Rates
 from launch.plan_reading import Seen, read, turn_lengths
 from launch.processes import stop
-from launch.security import prepare_keys
+from launch.security import http_keys, prepare_keys
 from launch.summary import read_metrics
 from launch.supervisor import Interrupt, await_broker, prepare_model
 from protocol.messages import GeneratorInfo
@@ -111,7 +111,7 @@ class _Calibration:
 
     def _start(self) -> None:
         self._crew.start([BROKER], resume=False)
-        poller = Poller(self._config.broker.http, self._keys)
+        poller = Poller(self._config.broker.http, http_keys(self._config, self._keys))
         try:
             await_broker(self._crew, poller, self._interrupt)
         finally:
@@ -127,7 +127,7 @@ class _Calibration:
             if not post.running:
                 raise self._crew.failed(post.name)
         try:
-            return fetch(self._config.broker.http, keys=self._keys)
+            return fetch(self._config.broker.http, keys=http_keys(self._config, self._keys))
         except NoAnswer as error:
             raise LaunchError(f"calibration: the broker does not answer: {error}") from None
 

@@ -16,7 +16,7 @@ from launch.config import RunConfig
 from launch.errors import LaunchError
 from launch.exit_codes import FINAL, exit_code, leave_note
 from launch.processes import die_with_parent
-from launch.security import prepare_keys
+from launch.security import http_keys, prepare_keys
 from protocol.errors import KeysUnusable, LinkDown
 from protocol.keys import key_pair, principal
 
@@ -42,7 +42,7 @@ def run(role: str, config: RunConfig, folder: Path, *, name: str = "", resume: b
                 max_policy_lag=config.max_policy_lag,
                 journal=folder / run_folder.JOURNAL,
                 keys=keys,
-                open_http=config.security.http_token == "beyond_loopback",
+                http_keys=http_keys(config, keys),
             )
         case "model":
             _model(config)
@@ -74,7 +74,7 @@ def learner(config: RunConfig, folder: Path, keys: Path | None, *, resume: bool)
         max_minutes=config.run.max_minutes,
         resume=resume,
         keys=keys,
-        weights_url=weights_url(config),
+        weights_url=weights_url(config, keys),
     )
 
 

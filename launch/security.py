@@ -25,8 +25,8 @@ class SecurityConfig(Section):
     """Folder of the keys; made by `offbeat keys make`, or brought here by `offbeat keys bundle`. Where it is not set:
     `keys` in the run folder, made at the first start."""
     http_token: Literal["always", "beyond_loopback"] = "always"
-    """When `/status` and `/metrics` ask for the token: "beyond_loopback" lets all users of this machine read them, as
-    with a browser."""
+    """When `/status` and `/metrics` ask for the token and are encrypted: "beyond_loopback" lets all users of this
+    machine read them, as with a browser."""
 
 
 def keys_folder(config: "RunConfig", run_dir: Path) -> Path | None:
@@ -34,6 +34,13 @@ def keys_folder(config: "RunConfig", run_dir: Path) -> Path | None:
     if not config.security.encrypt:
         return None
     return Path(config.security.keys) if config.security.keys else run_dir / KEYS
+
+
+def http_keys(config: "RunConfig", keys: Path | None) -> Path | None:
+    """The folder whose certificate and token the broker's HTTP asks for; None: it is open to all of this machine."""
+    host = config.broker.http.rpartition(":")[0]
+    open_here = config.security.http_token == "beyond_loopback" and is_loopback(host)
+    return None if open_here else keys
 
 
 def prepare_keys(config: "RunConfig", run_dir: Path, role: str = "broker") -> Path | None:

@@ -17,7 +17,7 @@ from launch.health import BROKER
 from launch.logs import plain
 from launch.processes import tail
 from launch.run_folder import CONFIG, load_config
-from launch.security import keys_folder
+from launch.security import http_keys, keys_folder
 from launch.waits import who_waits
 
 WATCH_S = 1.0
@@ -75,7 +75,7 @@ def find(target: str) -> tuple[Path | None, str, Path | None]:
             f"{target!r} is neither a run folder nor an address; write for example runs/NAME, or 127.0.0.1:5756"
         )
     config = config_of(folder)
-    return folder, config.broker.http, keys_folder(config, folder)
+    return folder, config.broker.http, http_keys(config, keys_folder(config, folder))
 
 
 def newest(runs: Path) -> Path:

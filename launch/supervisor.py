@@ -15,8 +15,9 @@ from launch.errors import RoleFailed
 from launch.health import BROKER
 from launch.panel import Panel
 from launch.processes import role_command, role_environment, spawn, stop, tail
-from launch.security import prepare_keys
+from launch.security import http_keys, prepare_keys
 from launch.summary import Summary, write_summary
+from protocol.http_tls import scheme
 
 log = logging.getLogger(__name__)
 
@@ -68,11 +69,14 @@ def supervise(
     """Start everybody and keep them running until the learner is done; pass an interrupt on to it."""
     keys = prepare_keys(config, folder)
     crew.start([BROKER], resume=resume)
-    poller = Poller(config.broker.http, keys)
+    ask_with = http_keys(config, keys)
+    poller = Poller(config.broker.http, ask_with)
     try:
         await_broker(crew, poller, interrupt)
         crew.start([name for name in crew.names if name != BROKER], resume=resume)
-        panel.note(f"started {', '.join(crew.names)}; status at http://{config.broker.http}/status")
+        panel.note(
+            f"started {', '.join(crew.names)}; status at {scheme(ask_with)}://{config.broker.http}/status"
+        )
         watch(crew, poller, config, folder, panel, interrupt)
     finally:
         poller.close()

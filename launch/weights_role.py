@@ -33,13 +33,13 @@ class WeightsSection(Section):
     host's name; else the one it listens on."""
 
 
-def weights_url(config: "RunConfig") -> str:
+def weights_url(config: "RunConfig", keys: Path | None) -> str:
     """Where the learner's versions can be had; empty: on its host only."""
     if not config.weights.http:
         return ""
     host, _, port = config.weights.http.rpartition(":")
     own = config.weights.advertised_host
-    return advertised(own or host.strip("[]"), int(port), socket.gethostname())
+    return advertised(own or host.strip("[]"), int(port), socket.gethostname(), keys)
 
 
 def serve_weights(config: "RunConfig", folder: Path, keys: Path | None) -> None:

@@ -91,7 +91,9 @@ class LearnerConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     processes: int = Field(1, ge=1)
     """Learner ranks on this machine."""
-    zero_stage: Literal[0, 1, 2, 3] = 1
+    zero_stage: Literal["auto", 0, 1, 2, 3] = "auto"
+    """What DeepSpeed shards over the ranks: 1 the optimizer's state, 2 gradients too, 3 weights too. "auto": 0 for one
+    float32 rank, which has nothing to share and is spared the copies of gradients and weights; else 1."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     micro_batch_tokens: int = Field(8192, ge=16)
     """Tokens in one forward and backward pass, padding included."""
@@ -124,6 +126,13 @@ class LearnerConfig(Section):
     def lag_bound(self) -> int:
         """Oldest token that may carry gradient the first time it is trained, in versions."""
         return max(self.max_policy_lag, self.forced_lag)
+
+    @property
+    def shards(self) -> Literal[0, 1, 2, 3]:
+        """ZeRO stage."""
+        if self.zero_stage != "auto":
+            return self.zero_stage
+        return 0 if self.processes == 1 and self.dtype == "float32" else 1
 
     @property
     def drops_uniform_groups(self) -> bool:

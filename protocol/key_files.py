@@ -12,22 +12,26 @@ import zmq
 
 from protocol.errors import KeysUnusable
 from protocol.http_auth import TOKEN_BYTES, TOKEN_FILE, read_tokens
+from protocol.http_tls import CERTIFICATE_FILE, PRIVATE_FILE, certificate_of, new_private_key, server_context
 from protocol.keys import ROLES, KeyRole, key_pair, principal, read_key
 
-HTTP = "http"
-"""Stands for the token among the names."""
-NEEDS: Mapping[KeyRole, tuple[tuple[str, ...], bool]] = {
-    "broker": (("learner", "generator", "actor"), True),
-    "learner": (("broker",), True),
-    "generator": (("broker", "actor"), True),
-    "actor": (("broker", "generator"), False),
+HTTP, TLS = "http", "tls"
+"""Stand for the token, and for the certificate of HTTP servers, among the names."""
+HTTP_FILES = (TOKEN_FILE, CERTIFICATE_FILE, PRIVATE_FILE)
+NEEDS: Mapping[KeyRole, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "broker": (("learner", "generator", "actor"), HTTP_FILES),
+    "learner": (("broker",), HTTP_FILES),
+    "generator": (("broker", "actor"), HTTP_FILES),
+    "actor": (("broker", "generator"), ()),
 }
-"""Whose public keys a host of a role needs, and whether it needs the token."""
+"""Whose public keys a host of a role needs, and which files of HTTP: learners and generators serve weights, too."""
 _EARLIER = re.compile(r"[A-Za-z0-9._-]+@\d+")
 
 
 def make(folder: Path, names: Iterable[str] = ROLES) -> list[str]:
-    """Make what is missing of these pairs and the token; several processes may do so at once and get the same.
+    """Make what is missing of these pairs, the token and the certificate.
+
+    Several processes may do so at once, and get the same.
 
     Returns:
         names of the pairs that this call made.
@@ -45,15 +49,27 @@ def make(folder: Path, names: Iterable[str] = ROLES) -> list[str]:
         _publish(folder, name)
     _write_new(folder / TOKEN_FILE, secrets.token_hex(TOKEN_BYTES).encode())
     read_tokens(folder)
+    _write_new(folder / PRIVATE_FILE, new_private_key())
+    _write_new(folder / CERTIFICATE_FILE, certificate_of((folder / PRIVATE_FILE).read_bytes()), 0o644)
+    server_context(folder)
     return made
 
 
 def rotate(folder: Path, name: str, *, keep_earlier: bool = False) -> None:
     """Replace a pair, or the token (name "http"); ``keep_earlier``: those who have the one before are let in as well.
 
+    The certificate of HTTP servers (name "tls") has no earlier one.
+
     Raises:
-        KeysUnusable: there is nothing of this name.
+        KeysUnusable: there is nothing of this name, or no earlier one of it can be kept.
     """
+    if name == TLS:
+        if keep_earlier:
+            raise KeysUnusable("a server shows one certificate: rotate tls without --keep-old")
+        private = new_private_key()
+        _replace(folder / PRIVATE_FILE, private, 0o600)
+        _replace(folder / CERTIFICATE_FILE, certificate_of(private), 0o644)
+        return
     if name == HTTP:
         earlier = read_tokens(folder)[:1] if keep_earlier else []
         _replace(folder / TOKEN_FILE, "\n".join([secrets.token_hex(TOKEN_BYTES), *earlier]).encode(), 0o600)
@@ -105,10 +121,12 @@ def bundle(folder: Path, name: str, out: Path) -> list[str]:
         raise KeysUnusable(
             f"{folder} holds no key {name!r}; make it with `offbeat keys make {folder} {name}`"
         )
-    others, token = NEEDS[who.role]
+    others, http_files = NEEDS[who.role]
     names = [f"{who.name}.secret", f"{who.name}.pub"]
     names += [p.name for p in sorted(folder.glob("*.pub")) if _role_of(p) in others]
-    names += [TOKEN_FILE] if token else []
+    names += http_files
+    if absent := [file for file in http_files if not (folder / file).exists()]:
+        raise KeysUnusable(f"{folder} lacks {', '.join(absent)}; do `offbeat keys make {folder}`")
     if missing := [role for role in others if f"{role}.pub" not in names and not _any(names, role)]:
         raise KeysUnusable(
             f"{folder} holds no public key of {', '.join(missing)}; do `offbeat keys make {folder}`"
@@ -117,7 +135,8 @@ def bundle(folder: Path, name: str, out: Path) -> list[str]:
         raise KeysUnusable(f"{out} is not empty; name a folder that does not exist")
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     for file in names:
-        _replace(out / file, (folder / file).read_bytes().strip(), 0o644 if file.endswith(".pub") else 0o600)
+        public = file.endswith((".pub", ".crt"))
+        _replace(out / file, (folder / file).read_bytes().strip(), 0o644 if public else 0o600)
     return names
 
 
@@ -169,11 +188,11 @@ def _publish(folder: Path, name: str) -> None:
         _replace(folder / f"{name}.pub", zmq.curve_public(pair_secret), 0o644)
 
 
-def _write_new(path: Path, content: bytes) -> bool:
-    """Write a private file whole, unless there is one; whoever comes first decides."""
+def _write_new(path: Path, content: bytes, mode: int = 0o600) -> bool:
+    """Write a file whole, unless there is one; whoever comes first decides."""
     if path.exists():
         return False
-    partial = _partial(path, content, 0o600)
+    partial = _partial(path, content, mode)
     try:
         os.link(partial, path)
     except FileExistsError:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import zmq
 
-from protocol.codec import Frames, decode, encode
+from protocol.codec import Frames, decode_joined, encode
 from protocol.errors import LinkDown, ProtocolError
 from protocol.messages import AnyMessage, Goodbye, Heartbeat, Hello, Refused, Welcome
 from protocol.security import ClientKeys, HandshakeWatch
@@ -82,17 +82,21 @@ class AsyncLink:
 
     def _received(self, frames: list[bytes]) -> None:
         try:
-            message, rest = decode(frames)
+            messages, rest = decode_joined(frames)
         except ProtocolError as error:
             log.error("message from the broker refused: %s", error)
             return
+        for message in messages:
+            self._take(message, list(rest))  # type: ignore[arg-type]
+
+    def _take(self, message: AnyMessage, rest: list[bytes]) -> None:
         if isinstance(message, Refused):
             self._refused = message.message
         if self.session.received(message, time.monotonic()):
             self._joined.set()
             self._on_join()
         elif not isinstance(message, Heartbeat | Welcome):  # answers to ours; the session has noted them
-            self._on_message(message, list(rest))  # type: ignore[arg-type]
+            self._on_message(message, rest)
 
     async def _tick(self) -> None:
         try:
@@ -215,17 +219,21 @@ class ThreadLink:
             except zmq.Again:
                 return
             try:
-                message, rest = decode(frames)
+                messages, rest = decode_joined(frames)
             except ProtocolError as error:
                 log.error("message from the broker refused: %s", error)
                 continue
-            if self.session.received(message, time.monotonic()):
-                self.trouble = ""
-                self.inbox.put(None)
-            elif not isinstance(message, Heartbeat | Welcome):
-                if isinstance(message, Refused) and message.fatal:
-                    self.trouble = message.message
-                self.inbox.put((message, list(rest)))  # type: ignore[arg-type]
+            for message in messages:
+                self._take(message, list(rest))  # type: ignore[arg-type]
+
+    def _take(self, message: AnyMessage, rest: list[bytes]) -> None:
+        if self.session.received(message, time.monotonic()):
+            self.trouble = ""
+            self.inbox.put(None)
+        elif not isinstance(message, Heartbeat | Welcome):
+            if isinstance(message, Refused) and message.fatal:
+                self.trouble = message.message
+            self.inbox.put((message, rest))
 
 
 def _drain(socket: "zmq.Socket[bytes]") -> None:

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import re
 import time
 from collections.abc import AsyncIterator
@@ -25,7 +26,8 @@ from aiohttp import web
 from protocol.addresses import LOOPBACK_ONLY, is_loopback, is_wildcard
 from protocol.errors import AddressRefused
 from protocol.http_auth import require_token
-from protocol.http_serving import app_runner
+from protocol.http_serving import serving as serving_http
+from protocol.http_tls import scheme
 from protocol.weights import Base, WeightsError
 from protocol.weights_shelf import Held, Key, Locate, Shelf, superfluous
 
@@ -37,6 +39,7 @@ PATIENCE_S = 2.0
 TRANSFER_S = 60.0
 SLOWEST_BYTES_PER_S = 64 * 2**10
 """A transfer may take `TRANSFER_S` and as long as its bytes take at this pace; then it is cut."""
+PIECE_BYTES = 2**20
 TIDY_S = 5.0
 CLOSE_S = 1.0
 BASE = re.compile(r"(\d{1,19})\.(\d{1,19})\.([0-9a-f]{64})")
@@ -64,29 +67,31 @@ def split_address(setting: str, address: str, keys: Path | None) -> tuple[str, i
     return host.strip("[]"), int(port)
 
 
-def advertised(host: str, port: int, name: str = "") -> str:
+def advertised(host: str, port: int, name: str = "", keys: Path | None = None) -> str:
     """URL under which others reach a server.
 
     Args:
         name: of this machine, as others know it; needed where ``host`` stands for all its addresses.
+        keys: of the server; with them it speaks TLS.
 
     Example:
         >>> advertised("127.0.0.1", 5757), advertised("0.0.0.0", 5757, "node-3"), advertised("::1", 80)
         ('http://127.0.0.1:5757', 'http://node-3:5757', 'http://[::1]:80')
     """
     at = name if name and is_wildcard(host) else host
-    return f"http://[{at}]:{port}" if ":" in at else f"http://{at}:{port}"
+    return f"{scheme(keys)}://[{at}]:{port}" if ":" in at else f"{scheme(keys)}://{at}:{port}"
 
 
 class WeightsServer:
     """An aiohttp application over a folder of versions.
 
     Args:
-        keys: keys folder of the run, for its token; None: everybody may ask.
+        keys: keys folder of the run, for its token and certificate; None: everybody may ask, and nothing is encrypted.
     """
 
     def __init__(self, run: str, locate: Locate, scratch: Path, keys: Path | None = None) -> None:
         self._run, self._shelf = run, Shelf(run, locate, scratch)
+        self.keys = keys
         self._held: dict[Key, Held] = {}
         self._coming: dict[Key, asyncio.Task[Held | None]] = {}
         self._retired: list[Held] = []
@@ -214,7 +219,7 @@ def _asked(request: web.Request) -> Key:
 
 
 async def _send(request: web.Request, held: Held) -> web.StreamResponse:
-    """The file, or the range asked for, by sendfile: the bytes do not pass through this process."""
+    """The file, or the range asked for; without TLS by sendfile: the bytes do not pass through this process."""
     size = held.manifest.transfer_bytes
     try:
         wanted = request.http_range
@@ -234,7 +239,10 @@ async def _send(request: web.Request, held: Held) -> web.StreamResponse:
             await response.prepare(request)
             if transport is None or transport.is_closing():
                 raise ConnectionResetError("the client has gone")
-            await asyncio.get_running_loop().sendfile(transport, held.file, start, stop - start)
+            if transport.get_extra_info("sslcontext") is None:
+                await asyncio.get_running_loop().sendfile(transport, held.file, start, stop - start)
+            else:
+                await _send_pieces(response, held, start, stop)
             await response.write_eof()
     except (TimeoutError, ConnectionError) as error:
         if isinstance(error, TimeoutError):
@@ -246,18 +254,21 @@ async def _send(request: web.Request, held: Held) -> web.StreamResponse:
     return response
 
 
-@contextlib.asynccontextmanager
-async def serving(server: WeightsServer, host: str, port: int) -> AsyncIterator[int]:
+async def _send_pieces(response: web.StreamResponse, held: Held, start: int, stop: int) -> None:
+    """The same under TLS, where asyncio's `sendfile` falls back on a buffer that it fills again before it is sent."""
+    while start < stop:
+        piece = await asyncio.to_thread(os.pread, held.file.fileno(), min(PIECE_BYTES, stop - start), start)
+        if not piece:
+            raise ConnectionAbortedError(f"the file of version {held.manifest.version} has become shorter")
+        await response.write(piece)
+        start += len(piece)
+
+
+def serving(server: WeightsServer, host: str, port: int) -> contextlib.AbstractAsyncContextManager[int]:
     """Serve until the context is left; gives the port, which is another than ``port`` where that is 0.
 
     Raises:
         OSError: it cannot be bound.
+        KeysUnusable: the keys folder lacks the certificate.
     """
-    runner = app_runner(server.application, shutdown_s=CLOSE_S)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, host, port)
-        await site.start()
-        yield int(runner.addresses[0][1])
-    finally:
-        await runner.cleanup()
+    return serving_http(server.application, host, port, server.keys, shutdown_s=CLOSE_S)

@@ -7,13 +7,13 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
+from collections import deque
 from pathlib import Path
 
 import zmq
 
-from protocol.codec import decode, encode
-from protocol.http_auth import authorization_header
+from launch.broker_status import fetch
+from protocol.codec import decode_joined, encode
 from protocol.messages import Hello, Welcome
 from protocol.security import ClientKeys
 from protocol.sockets import dealer
@@ -29,7 +29,8 @@ logging.basicConfig(level="INFO")
 from broker.config import BrokerConfig
 from broker.service import serve
 settings, keys = json.loads(sys.argv[1]), sys.argv[2]
-serve(BrokerConfig(**settings), run="run", max_policy_lag=4, keys=Path(keys) if keys else None)
+folder = Path(keys) if keys else None
+serve(BrokerConfig(**settings), run="run", max_policy_lag=4, keys=folder, http_keys=folder)
 """
 
 
@@ -71,11 +72,7 @@ class Broker:
             return None
 
     def status(self):
-        request = urllib.request.Request(
-            f"http://{self.http}/status", headers=authorization_header(self.keys)
-        )
-        with urllib.request.urlopen(request, timeout=5.0) as answer:
-            return json.loads(answer.read())
+        return fetch(self.http, 5.0, keys=self.keys)
 
     def peers(self):
         return {peer["name"] for peer in self.status()["peers"]}
@@ -105,6 +102,7 @@ class Peer:
             self.socket.setsockopt(zmq.ROUTING_ID, route)
         self.socket.connect(broker.endpoint)
         self.hello = Hello(role=role, peer=name, incarnation=1)
+        self.unread = deque()
 
     def say(self, message):
         self.socket.send_multipart(encode(message))
@@ -112,14 +110,16 @@ class Peer:
     def hear(self, kind, timeout_s=PATIENCE_S):
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            if self.socket.poll(100):
-                message = decode(self.socket.recv_multipart())[0]
+            while self.unread:
+                message = self.unread.popleft()
                 if isinstance(message, kind):
                     return message
+            if self.socket.poll(100):
+                self.unread += decode_joined(self.socket.recv_multipart())[0]
         raise AssertionError(f"{self.hello.peer} hears no {kind.__name__}")
 
     def hears_nothing(self, seconds=1.0):
-        return not self.socket.poll(int(1000 * seconds))
+        return not self.unread and not self.socket.poll(int(1000 * seconds))
 
     def join(self):
         self.say(self.hello)

@@ -17,7 +17,7 @@ import zmq
 from broker.config import BrokerConfig
 from broker.errors import BindRefused
 from broker.service import serve
-from protocol.codec import decode, decode_delivery, encode, encode_delivery
+from protocol.codec import decode_delivery, decode_joined, encode, encode_delivery
 from protocol.link import ThreadLink
 from protocol.messages import (
     Commit,
@@ -124,7 +124,8 @@ class Peer:
 
     def read(self):
         while self.socket.poll(0):
-            self.seen.append(decode(self.socket.recv_multipart()))
+            messages, rest = decode_joined(self.socket.recv_multipart())
+            self.seen += [(message, rest) for message in messages]
 
     def expect(self, kind, where=lambda message: True):
         """The next message of a kind; its frames go to ``self.rest``."""
@@ -292,9 +293,9 @@ def test_nonsense_is_refused_counted_and_survived(broker, context):
     refused = worker.expect(Refused)
     assert refused.code == "version"
     assert "protocol 9.0" in refused.message
-    worker.frames([b"OB\x02\x00", bytes(300_000)])
+    worker.frames([b"OB\x03\x00", bytes(300_000)])
     assert worker.expect(Refused).code == "limit"
-    worker.frames([b"OB\x02\x00", b"\xc1"])
+    worker.frames([b"OB\x03\x00", b"\xc1"])
     assert worker.expect(Refused).code == "malformed"
     worker.frames(encode_delivery(Deliver(unit_id="u", segments=0), []))
     assert worker.expect(Refused).code == "unexpected"
@@ -303,7 +304,8 @@ def test_nonsense_is_refused_counted_and_survived(broker, context):
     raw.connect(broker.endpoint)
     raw.send_multipart(encode(Heartbeat()))
     assert raw.poll(5_000)
-    assert decode(raw.recv_multipart())[0].code == "unknown_peer"
+    ((refused,), _) = decode_joined(raw.recv_multipart())
+    assert refused.code == "unknown_peer"
     worker.say(Heartbeat(progress=1.0))
     worker.expect(Heartbeat)
     refused = broker.status()["ledger"]["refused"]

@@ -12,9 +12,10 @@ import zmq
 from actors.config import GeneratorConfig
 from actors.listening import Listener
 from protocol import key_files
-from protocol.codec import decode, encode
+from protocol.codec import decode_joined, encode
 from protocol.errors import LinkDown
 from protocol.guard import Guard
+from protocol.http_tls import client_context
 from protocol.keys import key_pair
 from protocol.link import AsyncLink, ThreadLink
 from protocol.messages import Goodbye, Heartbeat, Hello, PutTasks, Refused, TaskCredit, Welcome
@@ -100,7 +101,7 @@ def test_a_name_is_given_only_to_keys_that_may_have_it(broker, keys, tmp_path, k
         plain.connect(broker.endpoint)
         plain.send_multipart(encode(Hello(role="actor", peer=name, incarnation=1)))
         assert plain.poll(10_000)
-        refused = decode(plain.recv_multipart())[0]
+        ((refused,), _) = decode_joined(plain.recv_multipart())
         assert (refused.code, refused.fatal) == ("wrong_key", True)
         assert why in refused.message
     finally:
@@ -277,7 +278,7 @@ def test_status_asks_for_the_token(broker, keys):
     broker = broker(keys)
     for path in ("/status", "/metrics", "/nothing"):
         with pytest.raises(urllib.error.HTTPError) as raised:
-            urllib.request.urlopen(f"http://{broker.http}{path}", timeout=5.0)
+            urllib.request.urlopen(f"https://{broker.http}{path}", timeout=5.0, context=client_context(keys))
         assert raised.value.code == 401
         raised.value.close()
     assert broker.status()["run"] == "run"

@@ -7,7 +7,18 @@ import pytest
 from aiohttp import web
 
 from protocol import http_serving
-from protocol.http_serving import app_runner
+from protocol.http_serving import serving
+from protocol.http_tls import client_context
+from protocol.key_files import make
+
+
+async def answer_to(sent, application, *, keys=None, context=None):
+    async with serving(application, "127.0.0.1", 0, keys, shutdown_s=1.0) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        writer.write(sent)
+        answer = await asyncio.wait_for(reader.read(), 10.0)
+        writer.close()
+        return answer
 
 
 @pytest.mark.parametrize(
@@ -17,18 +28,7 @@ def test_a_connection_without_a_whole_request_is_closed_and_nothing_is_logged(se
     monkeypatch.setattr(http_serving, "IDLE_S", 0.5)
     caplog.set_level(logging.DEBUG)
 
-    async def main():
-        runner = app_runner(web.Application(), shutdown_s=1.0)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        reader, writer = await asyncio.open_connection(*runner.addresses[0][:2])
-        writer.write(sent)
-        answer = await asyncio.wait_for(reader.read(), 10.0)
-        writer.close()
-        await runner.cleanup()
-        return answer
-
-    answer = asyncio.run(main())
+    answer = asyncio.run(answer_to(sent, web.Application()))
     assert answer == b"" or answer.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
@@ -37,18 +37,41 @@ def test_a_fault_of_ours_is_logged(caplog):
     async def fails(request):
         raise RuntimeError("ours")
 
-    async def main():
-        application = web.Application()
-        application.router.add_get("/", fails)
-        runner = app_runner(application, shutdown_s=1.0)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        reader, writer = await asyncio.open_connection(*runner.addresses[0][:2])
-        writer.write(b"GET / HTTP/1.0\r\nHost: x\r\n\r\n")
-        answer = await asyncio.wait_for(reader.read(), 10.0)
-        writer.close()
-        await runner.cleanup()
-        return answer
-
-    assert b" 500 " in asyncio.run(main())
+    application = web.Application()
+    application.router.add_get("/", fails)
+    assert b" 500 " in asyncio.run(answer_to(b"GET / HTTP/1.0\r\nHost: x\r\n\r\n", application))
     assert "RuntimeError: ours" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01", bytes(range(256)) * 100]
+)
+def test_a_connection_without_a_handshake_is_closed_and_nothing_is_logged(
+    sent, tmp_path, monkeypatch, caplog
+):
+    make(tmp_path)
+    monkeypatch.setattr(http_serving, "HANDSHAKE_S", 0.5)
+    caplog.set_level(logging.DEBUG)
+    answer = asyncio.run(answer_to(sent, web.Application(), keys=tmp_path))
+    assert b"HTTP" not in answer
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_a_member_without_a_whole_request_is_cut_under_tls_too(tmp_path, monkeypatch):
+    make(tmp_path)
+    monkeypatch.setattr(http_serving, "IDLE_S", 0.5)
+    context = client_context(tmp_path)
+    assert asyncio.run(answer_to(b"GET / HT", web.Application(), keys=tmp_path, context=context)) == b""
+
+
+def test_a_member_is_answered_in_tls_1_3(tmp_path):
+    make(tmp_path)
+
+    async def version(request):
+        return web.Response(text=request.transport.get_extra_info("ssl_object").version())
+
+    application = web.Application()
+    application.router.add_get("/", version)
+    context = client_context(tmp_path)
+    sent = b"GET / HTTP/1.0\r\nHost: x\r\n\r\n"
+    assert asyncio.run(answer_to(sent, application, keys=tmp_path, context=context)).endswith(b"TLSv1.3")

@@ -16,10 +16,11 @@ from launch import run_folder, status_command
 from launch.cli import main
 from launch.config import check
 from launch.errors import ConfigError
+from protocol import key_files
+from protocol.http_auth import read_tokens
+from protocol.http_tls import server_context
 from protocol.messages import Heartbeat
 from tests.broker_driver import Driver, group
-
-TOKEN = "ab" * 32
 
 
 def recorded():
@@ -38,6 +39,7 @@ def broker():
 
     class Page(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
+            server.heard.append(self.path)
             good = not server.token or self.headers.get("Authorization") == f"Bearer {server.token}"
             self.send_response(200 if good and self.path == "/status" else 401)
             self.end_headers()
@@ -48,7 +50,7 @@ def broker():
             pass
 
     server = http.server.HTTPServer(("127.0.0.1", 0), Page)
-    server.token = ""
+    server.token, server.heard = "", []
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server
@@ -61,11 +63,11 @@ def address(server):
     return f"127.0.0.1:{server.server_port}"
 
 
-def run_of(tmp_path, http_address, *, encrypt=False):
+def run_of(tmp_path, http_address, *, encrypt=False, **security):
     folder = tmp_path / "runs" / "spell"
     folder.mkdir(parents=True)
     settings = {"model": {"path": "m"}, "env": {"name": "calculator"}, "broker": {"http": http_address}}
-    settings["security"] = {"encrypt": encrypt}
+    settings["security"] = {"encrypt": encrypt, **security}
     run_folder.save_config(check(settings, "test"), folder / run_folder.CONFIG)
     return folder
 
@@ -88,27 +90,52 @@ def test_json_is_what_the_broker_said(broker, capsys):
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(recorded()))
 
 
+def encrypt(server, keys):
+    """From now on the server speaks TLS and asks for the token of these keys."""
+    key_files.make(keys)
+    server.token = read_tokens(keys)[0]
+    server.socket = server_context(keys).wrap_socket(server.socket, server_side=True)
+
+
 def test_the_token_of_the_runs_keys_is_sent(broker, tmp_path, capsys):
     folder = run_of(tmp_path, address(broker), encrypt=True)
-    broker.token = TOKEN
     assert main(["status", str(folder)]) == 1
     assert "http.token: cannot be read" in capsys.readouterr().out
-    (folder / "keys").mkdir()
-    (folder / "keys" / "http.token").write_text("cd" * 32)
-    (folder / "keys" / "http.token").chmod(0o600)
+    encrypt(broker, folder / "keys")
+    assert main(["status", str(folder)]) == 0
+    key_files.rotate(folder / "keys", "http")
     assert main(["status", str(folder)]) == 1
     assert "401" in capsys.readouterr().out
-    (folder / "keys" / "http.token").write_text(TOKEN)
+
+
+def test_an_open_broker_of_an_encrypted_run_is_asked_without_the_token(broker, tmp_path):
+    folder = run_of(tmp_path, address(broker), encrypt=True, http_token="beyond_loopback")
     assert main(["status", str(folder)]) == 0
 
 
 def test_a_broker_named_by_its_address_is_shown_the_token_of_a_folder(broker, tmp_path, capsys):
-    broker.token = TOKEN
-    assert main(["status", address(broker)]) == 1
-    assert "--keys" in capsys.readouterr().out
-    (tmp_path / "http.token").write_text(TOKEN)
-    (tmp_path / "http.token").chmod(0o600)
-    assert main(["status", address(broker), "--keys", str(tmp_path)]) == 0
+    encrypt(broker, tmp_path / "keys")
+    for target in (address(broker), f"https://{address(broker)}"):
+        assert main(["status", target, "--keys", str(tmp_path / "keys")]) == 0
+    capsys.readouterr()
+    key_files.make(tmp_path / "other")
+    for said, arguments in (
+        ("--keys FOLDER", []),
+        ("another run's certificate", ["--keys", str(tmp_path / "other")]),
+    ):
+        assert main(["status", address(broker), *arguments]) == 1
+        assert said in capsys.readouterr().out
+
+
+def test_the_token_is_not_sent_in_the_clear(broker, tmp_path, capsys):
+    key_files.make(tmp_path / "keys")
+    for said, target in (
+        ("leave the keys out", address(broker)),
+        ("under https only", f"http://{address(broker)}"),
+    ):
+        assert main(["status", target, "--keys", str(tmp_path / "keys")]) == 1
+        assert said in capsys.readouterr().out
+    assert broker.heard == []
 
 
 def test_restarts_and_who_has_not_joined_come_from_the_supervisors_notes(broker, tmp_path, capsys):

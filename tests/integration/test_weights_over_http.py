@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import types
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -34,7 +35,8 @@ from launch.run_folder import save_config
 from launch.weights_role import weights_url
 from learner.publisher import Publisher
 from protocol.errors import AddressRefused
-from protocol.http_auth import authorization_header
+from protocol.http_auth import read_tokens
+from protocol.http_tls import Access, access
 from protocol.key_files import make as make_keys
 from protocol.weights import DATA, MANIFEST, WeightsError, read_manifest, read_shapes, retire, version_folder
 from tests.integration.weights_harness import RUN, proxy, server, size_of, write
@@ -54,15 +56,27 @@ def versions(tmp_path):
     return folder
 
 
+both_ways = pytest.mark.parametrize("keys", ["as it is", "encrypted"], indirect=True)
+"""For what depends on the way the bytes travel."""
+
+
 @pytest.fixture
-def url(versions, tmp_path):
-    with server(versions, tmp_path) as address:
+def keys(tmp_path, request):
+    if getattr(request, "param", "") != "encrypted":
+        return None
+    make_keys(tmp_path / "keys")
+    return tmp_path / "keys"
+
+
+@pytest.fixture
+def url(versions, tmp_path, keys):
+    with server(versions, tmp_path, keys=keys) as address:
         yield address
 
 
 @pytest.fixture
-def cache(tmp_path):
-    held = Cache(tmp_path / "shm" / "offbeat-cache-r-1", RUN)
+def cache(tmp_path, keys):
+    held = Cache(tmp_path / "shm" / "offbeat-cache-r-1", RUN, partial(access, keys))
     yield held
     held.close()
 
@@ -71,6 +85,7 @@ def same(found: Path, source: Path) -> bool:
     return found.with_name(DATA).read_bytes() == source.with_name(DATA).read_bytes()
 
 
+@both_ways
 def test_a_version_comes_whole_and_only_once(versions, url, cache):
     source = write(versions, 7)
     found = cache.obtain(1, 7, [url])
@@ -81,6 +96,7 @@ def test_a_version_comes_whole_and_only_once(versions, url, cache):
     assert cache.fetched_bytes == size_of(source)
 
 
+@both_ways
 def test_a_transfer_broken_at_any_byte_goes_on(versions, url, cache):
     source = write(versions, 7)
     seed = random.randrange(2**32)
@@ -93,6 +109,7 @@ def test_a_transfer_broken_at_any_byte_goes_on(versions, url, cache):
         assert flaky.passed < size_of(source) + lost + 100_000
 
 
+@both_ways
 def test_a_dead_source_leaves_what_was_good_for_the_next(versions, url, cache):
     source = write(versions, 7)
     with proxy(url, cut_after=2_000_000, dies=True) as dying:
@@ -163,6 +180,7 @@ def test_a_changed_byte_is_refused_and_the_next_source_asked(versions, url, cach
         assert same(cache.obtain(1, 7, [lying.url, url]), source)
 
 
+@both_ways
 def test_a_silent_source_is_given_up(versions, url, cache, monkeypatch):
     monkeypatch.setattr(actors.weights_source, "STALL_S", 0.3)
     source = write(versions, 7)
@@ -276,6 +294,7 @@ def test_what_is_half_fetched_is_not_served(versions, url, cache, tmp_path):
     second.close()
 
 
+@both_ways
 def test_a_version_retired_in_the_middle_is_fetched_to_its_end(versions, url, cache):
     source = write(versions, 7)
     expected = source.with_name(DATA).read_bytes()
@@ -288,6 +307,7 @@ def test_a_version_retired_in_the_middle_is_fetched_to_its_end(versions, url, ca
     assert found.with_name(DATA).read_bytes() == expected
 
 
+@both_ways
 def test_a_small_step_travels_as_a_delta(versions, url, cache):
     write(versions, 7)
     cache.obtain(1, 7, [url])
@@ -309,6 +329,7 @@ def test_a_large_step_travels_whole(versions, url, cache):
     assert cache.fetched_bytes == 2 * full
 
 
+@both_ways
 def test_a_delta_that_breaks_is_gone_on_with(versions, url, cache):
     write(versions, 7)
     cache.obtain(1, 7, [url])
@@ -393,6 +414,7 @@ def test_a_stage_fetches_from_elsewhere_and_links(versions, url, cache, tmp_path
     assert not cache.folder.exists()
 
 
+@both_ways
 def test_a_stage_that_closes_ends_its_fetch(versions, url, cache, tmp_path):
     source = write(versions, 7)
     stage = Stage("generator-0", read_shapes(source.with_name(DATA)), root=tmp_path, cache=cache)
@@ -414,18 +436,42 @@ def test_a_stage_that_closes_ends_its_fetch(versions, url, cache, tmp_path):
     assert "this process ends" in str(errors[0])
 
 
-def test_only_who_has_the_token_is_served(versions, tmp_path):
+def refusal(access, url, folder):
+    stranger = Cache(folder / "offbeat-cache-r-9", RUN, lambda: access)
+    with pytest.raises(WeightsError) as refused:
+        stranger.obtain(1, 7, [url])
+    stranger.close()
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("keys", ["encrypted"], indirect=True)
+def test_only_who_has_the_token_and_the_certificate_is_served(versions, keys, url, cache, tmp_path):
+    source, other = write(versions, 7), tmp_path / "other"
+    make_keys(other)
+    mine = access(keys)
+    assert same(cache.obtain(1, 7, [url]), source)
+    assert "answers 401" in refusal(Access({}, mine.context), url, tmp_path)
+    assert "CERTIFICATE_VERIFY_FAILED" in refusal(Access(mine.headers, access(other).context), url, tmp_path)
+    assert "CERTIFICATE_VERIFY_FAILED" in refusal(Access(), url, tmp_path)
+
+
+@pytest.mark.parametrize("keys", ["encrypted"], indirect=True)
+def test_neither_token_nor_weights_travel_in_the_clear(versions, keys, url, cache):
     source = write(versions, 7)
-    keys = tmp_path / "keys"
-    make_keys(keys)
-    with server(versions, tmp_path, keys=keys) as url:
-        stranger = Cache(tmp_path / "shm" / "offbeat-cache-r-1", RUN)
-        with pytest.raises(WeightsError, match="answers 401"):
-            stranger.obtain(1, 7, [url])
-        stranger.close()
-        member = Cache(tmp_path / "shm" / "offbeat-cache-r-2", RUN, lambda: authorization_header(keys))
-        assert same(member.obtain(1, 7, [url]), source)
-        member.close()
+    with proxy(url) as listening:
+        assert same(cache.obtain(1, 7, [listening.url]), source)
+    assert listening.passed > size_of(source)
+    for secret in (
+        read_tokens(keys)[0].encode(),
+        b"Bearer",
+        source.with_name(DATA).read_bytes()[5_000:5_064],
+    ):
+        assert secret not in listening.heard
+    with (
+        server(versions, versions.parent) as plain,
+        pytest.raises(WeightsError, match="token is not sent there"),
+    ):
+        cache.obtain(1, 7, [plain])
 
 
 @pytest.mark.parametrize(
@@ -493,7 +539,7 @@ def test_the_role_serves_the_learners_folder_until_it_is_told_to_stop(tmp_path, 
         }
     )
     save_config(config, run_dir / "config.json")
-    publisher = Publisher(RUN, run_dir, epoch=1, keep=2, url=weights_url(config))
+    publisher = Publisher(RUN, run_dir, epoch=1, keep=2, url=weights_url(config, None))
     values = np.arange(300_000, dtype="<f4")
     shapes = {"a": ("F32", values.shape)}
     published = publisher.publish(3, shapes, [("a", memoryview(values).cast("B"))])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from protocol.http_tls import scheme
 from protocol.weights import read_manifest, version_folder
 from protocol.weights_files import write_version
 from protocol.weights_http import WeightsServer, serving
@@ -63,7 +64,7 @@ def server(
             run, locate or (lambda _, version: version_folder(folder, version)), scratch, keys
         )
         async with serving(weights, "127.0.0.1", 0) as port:
-            url.append(f"http://127.0.0.1:{port}")
+            url.append(f"{scheme(keys)}://127.0.0.1:{port}")
             ready.set()
             await asyncio.to_thread(stop.wait, 120)
 
@@ -106,11 +107,12 @@ class Proxy:
         self._flip_at, self._rate, self._silent = flip_at, rate, silent
         self._lock = threading.Lock()
         self.passed = 0
+        self.heard = bytearray()  # both ways
         self._since_cut = 0
         self._stop = threading.Event()
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._listening.settimeout(0.05)
-        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        self.url = f"{url.partition(':')[0]}://127.0.0.1:{self._listening.getsockname()[1]}"
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()
 
@@ -137,6 +139,7 @@ class Proxy:
     def _request(self, client: socket.socket, upstream: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while (data := self._receive(client)) and not self._stop.is_set():
+                self.heard += data
                 upstream.sendall(data)
 
     def _answer(self, client: socket.socket, upstream: socket.socket) -> None:
@@ -146,6 +149,7 @@ class Proxy:
                     continue
                 data, cut = self._spoil(data)
                 client.settimeout(5)
+                self.heard += data
                 client.sendall(data)
                 client.settimeout(0.05)
                 if self._rate:

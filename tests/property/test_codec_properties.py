@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.codec import PRELUDE, decode, decode_segment, encode, encode_arrays, pack_arrays, unpack_arrays
+from protocol.codec import (
+    PRELUDE,
+    decode,
+    decode_joined,
+    decode_segment,
+    encode,
+    encode_arrays,
+    encode_joined,
+    pack_arrays,
+    unpack_arrays,
+)
 from protocol.errors import Malformed, ProtocolError
 from protocol.messages import (
     Commit,
@@ -102,6 +112,14 @@ def test_arrays_travel_bit_for_bit(arrays):
 def test_arbitrary_frames_are_decoded_or_refused(frames, with_prelude):
     with suppress(ProtocolError):
         decode([PRELUDE, *frames] if with_prelude else frames)
+    with suppress(ProtocolError):
+        decode_joined([PRELUDE, *frames] if with_prelude else frames)
+
+
+@QUICK
+@given(st.lists(messages, min_size=1, max_size=9))
+def test_messages_joined_come_apart_in_order(said):
+    assert decode_joined(encode_joined(said)) == (said, [])
 
 
 @settings(max_examples=80, deadline=None)
@@ -113,7 +131,11 @@ def test_a_damaged_message_is_decoded_or_refused(message, data):
     header[place] ^= data.draw(st.integers(1, 255))
     cut = data.draw(st.integers(0, len(header)))
     for damaged in (bytes(header), bytes(header[:cut])):
-        for reader in (lambda raw: decode([frames[0], raw]), decode_segment):
+        for reader in (
+            lambda raw: decode([frames[0], raw]),
+            lambda raw: decode_joined([frames[0], raw]),
+            decode_segment,
+        ):
             with suppress(ProtocolError):
                 reader(damaged)
 

@@ -6,14 +6,18 @@ import pytest
 
 from protocol import codec
 from protocol.codec import (
+    MAX_HEADER_BYTES,
+    MAX_JOINED,
     PRELUDE,
     check_frames,
     decode,
     decode_delivery,
+    decode_joined,
     decode_segment,
     encode,
     encode_arrays,
     encode_delivery,
+    encode_joined,
     pack_arrays,
     unpack_arrays,
 )
@@ -123,7 +127,7 @@ def test_a_delivery_carries_its_segments_untouched():
         ([PRELUDE], Malformed),
         ([b"", b""], Malformed),
         ([b"XX\x01\x00", b"\x80"], Malformed),
-        ([b"OB\x02", b"\x80"], Malformed),
+        ([b"OB\x03", b"\x80"], Malformed),
         ([b"OB\x01\x00", b"\x80"], VersionMismatch),
         ([PRELUDE, b""], Malformed),
         ([PRELUDE, b"\xc1"], Malformed),
@@ -141,9 +145,42 @@ def test_frames_that_are_no_message_are_refused(frames, error):
         decode(frames)
 
 
+def test_what_the_broker_says_at_once_is_several_messages_and_only_to_peers():
+    said = [TaskCredit(tasks=3), Heartbeat(), TaskCredit(tasks=4)]
+    frames = encode_joined(said)
+    assert decode_joined(frames) == (said, [])
+    with pytest.raises(Malformed):  # nobody joins messages to the broker
+        decode(frames)
+    assert decode_joined(encode(said[0])) == (said[:1], [])
+
+
+@pytest.mark.parametrize(
+    "header",
+    [[], [{"type": "nonsense"}], [3], [[]], [{"type": "task_credit", "tasks": 1}] * (MAX_JOINED + 1)],
+)
+def test_what_is_no_list_of_messages_is_refused(header):
+    with pytest.raises(Malformed):
+        decode_joined([PRELUDE, msgspec.msgpack.encode(header)])
+
+
+def test_frames_are_checked_before_joined_messages_are_decoded():
+    with pytest.raises(VersionMismatch):
+        decode_joined([b"OB\x09\x00", b"\x91\xc1"])
+    with pytest.raises(LimitExceeded):
+        decode_joined([PRELUDE, b"\x91" * (MAX_HEADER_BYTES + 1)])
+
+
+def test_more_than_a_header_holds_is_not_joined():
+    with pytest.raises(LimitExceeded, match="257 messages"):
+        encode_joined([TaskCredit(tasks=1)] * (MAX_JOINED + 1))
+    long = Task(task_id="a", env="e", data={"text": "x" * 200_000}, group_id="g", group_size=1)
+    with pytest.raises(LimitExceeded, match="2 messages in a header"):
+        encode_joined([PutTasks(tasks=[long])] * 2)
+
+
 def test_a_newer_minor_version_and_unknown_fields_are_accepted():
     header = msgspec.msgpack.encode({"type": "task_credit", "tasks": 3, "colour": "blue"})
-    assert decode([b"OB\x02\x63", header])[0] == TaskCredit(tasks=3)
+    assert decode([b"OB\x03\x63", header])[0] == TaskCredit(tasks=3)
 
 
 def test_an_error_names_the_path_to_the_field():

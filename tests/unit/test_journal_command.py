@@ -67,7 +67,7 @@ def run(tmp_path):
         journal.append(Kind.EVENT, encode_event(Committed(epoch=1, step=4, trained=["1g7"])))
         journal.append(Kind.EVENT, encode_event(GroupClosed(group_id="1g8")))
         letter = DeadLetter(
-            peer="actor-0", code="malformed", reason="no map", frames=[b"OB\x02\x00", b"\xc1"]
+            peer="actor-0", code="malformed", reason="no map", frames=[b"OB\x03\x00", b"\xc1"]
         )
         journal.append(Kind.DEAD, pack_dead_letter(letter))
         assert journal.sync(DEADLINE_S)
@@ -127,7 +127,7 @@ def test_show_filters(run, capsys, filters, numbers):
 
 def test_show_prints_dead_letters_with_their_frames(run, capsys):
     assert [line.strip() for line in said(capsys, "show", run, "--dead")] == [
-        "9  actor-0  malformed: no map", r"4 bytes: b'OB\x02\x00'", r"1 bytes: b'\xc1'"
+        "9  actor-0  malformed: no map", r"4 bytes: b'OB\x03\x00'", r"1 bytes: b'\xc1'"
     ]  # fmt: skip
 
 

@@ -9,6 +9,8 @@ import zmq
 from protocol import key_files
 from protocol.errors import KeysUnusable
 from protocol.http_auth import TOKEN_FILE, read_tokens
+from protocol.http_tls import CERTIFICATE_FILE, PRIVATE_FILE, client_context, server_context
+from protocol.key_files import HTTP_FILES
 from protocol.keys import ROLES, AllowList, key_pair, principal, public_key, signature
 
 
@@ -27,9 +29,9 @@ def names(folder):
 
 
 def test_a_folder_holds_a_pair_a_role_and_a_token_that_only_we_can_read(keys):
-    assert names(keys) == {f"{role}.{half}" for role in ROLES for half in ("pub", "secret")} | {TOKEN_FILE}
+    assert names(keys) == {f"{role}.{half}" for role in ROLES for half in ("pub", "secret")} | {*HTTP_FILES}
     assert mode(keys) == 0o700
-    assert {mode(path) for path in keys.iterdir() if path.suffix != ".pub"} == {0o600}
+    assert {mode(path) for path in keys.iterdir() if path.suffix not in (".pub", ".crt")} == {0o600}
     for role in ROLES:
         pair = key_pair(keys, role)
         assert pair.public == zmq.curve_public(pair.secret) == public_key(keys, role)
@@ -49,7 +51,8 @@ def test_processes_that_make_at_once_get_the_same(tmp_path):
     def start():
         gate.wait()
         key_files.make(folder)
-        seen.append([*(key_pair(folder, role) for role in ROLES), read_tokens(folder)[0]])
+        pairs = [key_pair(folder, role) for role in ROLES]
+        seen.append([*pairs, read_tokens(folder)[0], *((folder / file).read_bytes() for file in HTTP_FILES)])
 
     threads = [threading.Thread(target=start) for _ in range(8)]
     for thread in threads:
@@ -152,6 +155,48 @@ def test_the_token_is_rotated_too(keys):
     assert mode(keys / TOKEN_FILE) == 0o600
 
 
+def test_the_certificate_is_rotated_with_its_key(keys):
+    before = [(keys / file).read_bytes() for file in HTTP_FILES]
+    key_files.rotate(keys, "tls")
+    after = [(keys / file).read_bytes() for file in HTTP_FILES]
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, False]
+    assert (mode(keys / PRIVATE_FILE), mode(keys / CERTIFICATE_FILE)) == (0o600, 0o644)
+    server_context(keys), client_context(keys)
+    with pytest.raises(KeysUnusable, match="without --keep-old"):
+        key_files.rotate(keys, "tls", keep_earlier=True)
+
+
+def test_a_key_without_its_certificate_is_no_use(keys, tmp_path):
+    key_files.make(tmp_path / "other")
+    (keys / CERTIFICATE_FILE).write_bytes((tmp_path / "other" / CERTIFICATE_FILE).read_bytes())
+    with pytest.raises(KeysUnusable, match=r"not of one pair.*keys rotate .* tls"):
+        server_context(keys)
+    (keys / PRIVATE_FILE).chmod(0o644)
+    with pytest.raises(KeysUnusable, match="chmod 600"):
+        server_context(keys)
+    for file, ask in ((PRIVATE_FILE, server_context), (CERTIFICATE_FILE, client_context)):
+        (keys / file).unlink()
+        with pytest.raises(KeysUnusable, match=f"{file}: cannot be read.*keys make"):
+            ask(keys)
+    (keys / CERTIFICATE_FILE).write_text("nonsense")
+    with pytest.raises(KeysUnusable, match="is no certificate"):
+        client_context(keys)
+
+
+def test_what_is_no_private_key_is_named(keys):
+    (keys / CERTIFICATE_FILE).unlink()
+    (keys / PRIVATE_FILE).write_text("nonsense")
+    with pytest.raises(KeysUnusable, match="keys rotate FOLDER tls"):
+        key_files.make(keys)
+
+
+def test_a_bundle_without_the_certificate_is_refused(keys, tmp_path):
+    (keys / CERTIFICATE_FILE).unlink()
+    with pytest.raises(KeysUnusable, match=f"lacks {CERTIFICATE_FILE}; do `offbeat keys make"):
+        key_files.bundle(keys, "generator", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_revoking_ends_all_keys_of_a_name_and_no_other(keys):
     key_files.make(keys, ["actor-gpu7"])
     key_files.rotate(keys, "actor", keep_earlier=True)
@@ -173,10 +218,10 @@ def test_a_revoked_key_does_not_come_back_when_keys_are_made(keys):
     [
         ("actor", {"actor.pub", "actor.secret", "broker.pub", "generator.pub"}),
         ("actor-gpu7", {"actor-gpu7.pub", "actor-gpu7.secret", "broker.pub", "generator.pub"}),
-        ("learner", {"learner.pub", "learner.secret", "broker.pub", TOKEN_FILE}),
+        ("learner", {"learner.pub", "learner.secret", "broker.pub", *HTTP_FILES}),
         (
             "generator",
-            {"generator.pub", "generator.secret", "broker.pub", "actor.pub", "actor-gpu7.pub", TOKEN_FILE},
+            {"generator.pub", "generator.secret", "broker.pub", "actor.pub", "actor-gpu7.pub", *HTTP_FILES},
         ),
         (
             "broker",
@@ -187,7 +232,7 @@ def test_a_revoked_key_does_not_come_back_when_keys_are_made(keys):
                 "generator.pub",
                 "actor.pub",
                 "actor-gpu7.pub",
-                TOKEN_FILE,
+                *HTTP_FILES,
             },
         ),
     ],
@@ -197,7 +242,7 @@ def test_a_bundle_is_what_a_host_needs_and_nothing_more(keys, tmp_path, name, fi
     out = tmp_path / "out"
     assert set(key_files.bundle(keys, name, out)) == files == names(out)
     assert mode(out) == 0o700
-    assert {mode(path) for path in out.iterdir() if path.suffix != ".pub"} == {0o600}
+    assert {mode(path) for path in out.iterdir() if path.suffix not in (".pub", ".crt")} == {0o600}
     role = principal(name).role
     assert key_pair(out, role, name) == key_pair(keys, role, name)
     with pytest.raises(KeysUnusable, match="not empty"):

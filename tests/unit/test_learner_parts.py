@@ -60,6 +60,22 @@ def test_stage_0_with_bfloat16_is_refused_with_the_cure():
         initialise(torch.nn.Linear(1, 1), config, ranks=1)
 
 
+@pytest.mark.parametrize(
+    ("settings", "stage"),
+    [
+        ({}, 0),
+        ({"processes": 2}, 1),
+        ({"dtype": "bfloat16"}, 1),
+        ({"zero_stage": 3}, 3),
+        ({"zero_stage": 0}, 0),
+    ],
+)
+def test_one_float32_rank_shares_nothing_unless_told_to(settings, stage):
+    config = LearnerConfig(**settings)
+    assert config.shards == stage
+    assert deepspeed_config(config, ranks=1)["zero_optimization"] == {"stage": stage}
+
+
 def a_state(**changes):
     return checkpoint.capture(
         **{

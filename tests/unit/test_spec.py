@@ -32,6 +32,7 @@ def test_limits_are_those_of_the_code():
         codec.MAX_BODY_BYTES,
         codec.MAX_MESSAGE_BYTES,
         codec.MAX_FRAMES,
+        codec.MAX_JOINED,
         messages.MAX_ARRAYS,
         messages.MAX_NAME,
         messages.MAX_ID,

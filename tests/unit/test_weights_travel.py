@@ -2,6 +2,7 @@
 
 import os
 import random
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -288,11 +289,12 @@ def config(**sections) -> RunConfig:
 
 def test_the_server_is_started_where_it_is_asked_for():
     assert "weights" not in [post.name for post in posts(config())]
-    assert weights_url(config()) == ""
+    assert weights_url(config(), None) == ""
     asked = config(weights={"http": "0.0.0.0:5757", "advertised_host": "node-1"})
     assert "weights" in [post.name for post in posts(asked)]
-    assert weights_url(asked) == "http://node-1:5757"
-    assert weights_url(config(weights={"http": "127.0.0.1:5757"})) == "http://127.0.0.1:5757"
+    assert weights_url(asked, None) == "http://node-1:5757"
+    assert weights_url(asked, Path("keys")) == "https://node-1:5757"
+    assert weights_url(config(weights={"http": "127.0.0.1:5757"}), None) == "http://127.0.0.1:5757"
 
 
 def test_generators_of_a_host_need_a_port_each():

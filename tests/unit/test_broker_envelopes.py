@@ -1,0 +1,89 @@
+"""What the broker says to a peer in one turn of its loop leaves as one message, in order. No sockets."""
+
+import pytest
+
+from broker.books import Send
+from broker.config import BrokerConfig
+from broker.desk import Desk
+from broker.service import Service
+from protocol.codec import MAX_JOINED, decode_joined
+from protocol.errors import LinkDown
+from protocol.messages import Deliver, Drain, PutTasks, Task, TaskCredit
+
+
+class Outbox:
+    """In place of the socket."""
+
+    def __init__(self):
+        self.sent, self.down = [], False
+
+    def send(self, frames):
+        if self.down:
+            raise LinkDown("full")
+        messages, rest = decode_joined(frames[1:])
+        self.sent.append((frames[0], messages, len(rest)))
+
+
+@pytest.fixture
+def service():
+    desk = Desk.open(BrokerConfig(), "run", 4, None)
+    service = Service(BrokerConfig(), desk, None, None)
+    service._socket = Outbox()
+    return service
+
+
+def credits(*numbers, to="a"):
+    return [Send(to, TaskCredit(tasks=n)) for n in numbers]
+
+
+def test_one_message_a_peer_with_all_that_was_said(service):
+    service._say(credits(1, 2))
+    service._say(credits(3, to="b") + credits(4))
+    assert service._socket.sent == []
+    service._post()
+    said = [(route, [m.tasks for m in messages]) for route, messages, _ in service._socket.sent]
+    assert said == [(b"a", [1, 2, 4]), (b"b", [3])]
+    service._post()
+    assert len(service._socket.sent) == 2
+
+
+def test_a_delivery_comes_in_its_place(service):
+    service._say([*credits(1), Send("a", Deliver(unit_id="u", segments=1), [(b"\x80", b"")]), *credits(2)])
+    service._post()
+    sent = [([type(m).__name__ for m in messages], rest) for _, messages, rest in service._socket.sent]
+    assert sent == [(["TaskCredit"], 0), (["Deliver"], 2), (["TaskCredit"], 0)]
+
+
+def test_no_more_than_the_peer_takes_in_one(service):
+    service._say(credits(*range(1, MAX_JOINED + 2)))
+    service._post()
+    assert [len(messages) for _, messages, _ in service._socket.sent] == [MAX_JOINED, 1]
+    assert [m.tasks for _, messages, _ in service._socket.sent for m in messages] == [
+        *range(1, MAX_JOINED + 2)
+    ]
+
+
+def large(tasks=1, text=200_000):
+    return PutTasks(
+        tasks=[Task(task_id="a", env="e", data={"text": "x" * text}, group_id="g", group_size=1)] * tasks
+    )
+
+
+def test_what_is_too_large_together_goes_one_by_one(service):
+    service._say([Send("a", large()), Send("a", large()), *credits(1)])
+    service._post()
+    assert [len(messages) for _, messages, _ in service._socket.sent] == [1, 1, 1]
+
+
+def test_what_no_header_holds_is_counted_and_the_rest_sent(service):
+    service._say([Send("a", large(tasks=2)), *credits(1)])
+    service._post()
+    assert [messages for _, messages, _ in service._socket.sent] == [[TaskCredit(tasks=1)]]
+    assert service._state.books.ledger.refused["not_sent"] == 1
+
+
+def test_a_socket_that_takes_no_more_is_counted(service):
+    service._socket.down = True
+    service._say([Send("a", Drain())])
+    service._post()
+    assert service._state.books.ledger.refused["not_sent"] == 1
