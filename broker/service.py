@@ -138,6 +138,7 @@ class Service:
             self._socket = AsyncSocket(socket, self._received)
         else:
             self._socket = GuardedSocket(socket, self._received, self._guard)
+        self._socket.after_batch = self._after_batch
         log.info("peers connect to %s", socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
     async def _bind_http(self, stack: contextlib.AsyncExitStack, host: str, port: int) -> None:
@@ -217,7 +218,12 @@ class Service:
             self._say(actions)
         if not self._flushing:
             self._flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            if self._socket is None or not self._socket.pumping:
+                asyncio.get_running_loop().call_soon(self._flush)
+
+    def _after_batch(self) -> None:
+        if self._flushing:
+            self._flush()
 
     def _flush(self) -> None:
         self._flushing = False

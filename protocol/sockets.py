@@ -152,6 +152,10 @@ class AsyncSocket:
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self._scheduled = False
+        self.pumping = False
+        """Whether messages are being handled: `after_batch` will be called."""
+        self.after_batch: Callable[[], None] = lambda: None
+        """Called when all that has come is handled; what it sends leaves at once."""
         self._loop.add_reader(socket.fileno(), self._pump)
         self._schedule()
         self._look()
@@ -200,23 +204,40 @@ class AsyncSocket:
     def _pump(self) -> None:
         # The descriptor is edge-triggered: drain until empty, and look again after every send. A batch at a
         # time, so that a flood of messages starves neither timers nor other sockets of the loop; the answers to a
-        # batch leave together, as each that leaves alone wakes ZeroMQ's thread.
-        self._scheduled = False
+        # batch leave together, as each that leaves alone wakes ZeroMQ's thread, and before the loop goes round again.
         if self._closed:
             return
+        self._scheduled = self.pumping = True
         self._flush()
+        idle = self._receive()
+        self._scheduled = self.pumping = False
+        if not idle and not self._closed:
+            self._schedule()
+
+    def _receive(self) -> bool:
+        """Handle what has come and send the answers; False if there may be more."""
+        full = False
         for _ in range(PUMP_BATCH):
             try:
                 message = self._take()
             except zmq.Again:
-                return
-            try:
-                self._handle(*message)
-            except Exception:  # the rest would stay unread until the next message comes
-                log.exception("a message could not be handled")
+                self._guarded(self.after_batch)
+                if self._closed or full or not self._outbox:
+                    return True
+                self._flush()
+                full = bool(self._outbox)  # it takes no more: the descriptor tells when it does
+                continue
+            self._guarded(self._handle, *message)
             if self._closed:
-                return
-        self._schedule()
+                return True
+        self._guarded(self.after_batch)
+        return False
+
+    def _guarded(self, call: Callable[..., None], *arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except Exception:  # the rest would stay unread until the next message comes
+            log.exception("a message could not be handled")
 
     def _take(self) -> tuple[Any, ...]:
         """Receive a message; returns what is passed on of it, raises Again when there is none."""
