@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -86,7 +85,7 @@ class Broker:
 
     def stop(self):
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+            self.process.kill()  # at SIGTERM it would wait for peers that do not say Goodbye
             self.process.wait(PATIENCE_S)
 
 
