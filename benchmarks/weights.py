@@ -91,6 +91,7 @@ def measure(size: str, arguments: argparse.Namespace, folder: Path, shared: Path
     make_keys(keys)
     generator = Side(run_generator, folder / size, config, shared / size, keys)
     run_dir = folder / f"run-{size}"
+    run_dir.mkdir()
     server = Side(run_server, weights_folder(run_dir), keys)
     rows: dict[str, list[Row]] = {}
     results[size] = {"parameters": parameters, "bytes": nbytes, "ways": rows}

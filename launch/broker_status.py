@@ -38,10 +38,10 @@ def fetch(http: str, timeout_s: float = TIMEOUT_S, *, keys: Path | None = None) 
         raise NoAnswer(f"{url}: the token is sent under https only; leave the scheme out, or the keys")
     try:
         given = access(keys)
+        tls = [urllib.request.HTTPSHandler(context=given.context)] if given.context else []
         ask = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}),  # as a rule loopback: no proxy
-            urllib.request.HTTPSHandler(context=given.context),
-        )
+            urllib.request.ProxyHandler({}), *tls
+        )  # as a rule loopback: no proxy
         request = urllib.request.Request(url, headers=dict(given.headers))
         with ask.open(request, timeout=timeout_s) as answer:
             status = json.loads(answer.read(MAX_BYTES))

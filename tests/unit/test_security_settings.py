@@ -7,7 +7,7 @@ from broker.errors import BindRefused
 from launch import cli
 from launch.config import check
 from launch.errors import ConfigError
-from launch.security import keys_folder, prepare_keys
+from launch.security import http_keys, keys_folder, prepare_keys
 from protocol.errors import KeysUnusable
 from protocol.keys import key_pair, public_key
 
@@ -102,3 +102,28 @@ def test_the_command_shows_rotates_revokes_and_hides_secrets(tmp_path, capsys):
     assert "no name of a key" in capsys.readouterr().err
     assert cli.main(["keys", "show", str(tmp_path / "nowhere")]) == 1
     assert "offbeat keys make" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("address", "token", "asks"),
+    [
+        ("127.0.0.1:5756", "always", True),
+        ("127.0.0.1:5756", "beyond_loopback", False),
+        ("0.0.0.0:5756", "beyond_loopback", True),
+    ],
+)
+def test_what_asks_for_the_token_speaks_tls_and_nothing_else_does(tmp_path, address, token, asks):
+    settings = REST | {"broker": {"http": address}, "security": {"http_token": token}}
+    assert http_keys(check(settings, "doc"), tmp_path) == (tmp_path if asks else None)
+    assert http_keys(check(settings, "doc"), None) is None
+
+
+def test_the_command_says_who_needs_a_new_certificate(tmp_path, capsys):
+    keys = tmp_path / "keys"
+    assert cli.main(["keys", "make", str(keys)]) == 0
+    before = (keys / "http.crt").read_bytes()
+    assert cli.main(["keys", "rotate", str(keys), "tls"]) == 0
+    assert (keys / "http.crt").read_bytes() != before
+    said = capsys.readouterr().out
+    assert "start broker, weights server and relays again" in said
+    assert "PRIVATE" not in said
