@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from benchmarks.async_vs_sync import ARMS, configured, fingerprint
 from benchmarks.async_vs_sync_env import LENGTHS, WorkSuite
 from benchmarks.async_vs_sync_run import Run, Snapshot, Step, read
 from benchmarks.async_vs_sync_table import pairs, reward_ratio, tables, time_to_reward, token_ratio
+from benchmarks.lag_system import System
 from envs.errors import EnvError
+from learner.exchange import TIME_LIMIT
 
 
 def run(mode, *, seconds, steps=10, tokens=100, rewards=(0.2, 0.6), seed=0):
@@ -145,3 +148,22 @@ def test_the_busier_side_is_the_one_that_was_idle_less():
     assert "| 1 | **3.0%** | 20.0% | 3.0% | 60% / 5% / 15% | 10 | 50 | 1.50 | - |" in endtoend.table(
         [found | {"seed": 1}]
     )
+
+
+def test_only_the_heavy_arm_gives_responses_a_budget():
+    for arm in ARMS:
+        config = configured(arm, "async", 0, "model", [])
+        suite = WorkSuite(**config.env.params)
+        assert suite.budgeted == (arm == "heavy")
+        task = suite.task(3, "train")
+        assert suite.budget(3, "train") == task.length + 1  # and the end of the turn
+
+
+def test_a_benchmark_ends_when_a_role_of_it_does(tmp_path):
+    alive = SimpleNamespace(name="actor-0", running=True)
+    gone = SimpleNamespace(name="generator-0", running=False, tail=lambda: "no token for 8.2 s")
+    config = configured("uniform", "sync", 0, "model", [])
+    assert System(config, tmp_path, "model", [alive]).stop_reason() == ""
+    assert System(config, tmp_path, "model", [alive]).stop_reason(deadline=0.0) == TIME_LIMIT
+    with pytest.raises(RuntimeError, match="generator-0 has ended:\nno token"):
+        System(config, tmp_path, "model", [alive, gone]).stop_reason()

@@ -5,8 +5,9 @@ from dataclasses import asdict
 
 import pytest
 
+from benchmarks.lag_system import BudgetedCurriculum
 from benchmarks.long_tail_env import LongTailSuite, share_right
-from benchmarks.truncation import BudgetedCurriculum, configured, earlier
+from benchmarks.truncation import configured, earlier
 from benchmarks.truncation_report import SMOOTHED, Ended, Run, ratios, smoothed, tables
 from envs.errors import EnvError
 
@@ -91,9 +92,10 @@ def test_most_tasks_are_short_and_demonstrations_never_end_early():
 def test_a_response_is_given_the_tokens_that_its_task_asks_for():
     config = configured("tppo", 0, 1.0, []).learner
     curriculum = BudgetedCurriculum("env", config, next_index=1_000_000)
-    curriculum.suite = LongTailSuite(short=8, long=100, long_share=0.2)
+    suite = LongTailSuite(short=8, long=100, long_share=0.2)
+    curriculum.budget = lambda index, split: suite.task(index, split).length
     tasks = curriculum.refill(version=0, lockstep=True) + curriculum.evaluation("before", 0)
-    asked = [curriculum.suite.task(t.data["index"], t.data["split"]).length for t in tasks]
+    asked = [suite.task(t.data["index"], t.data["split"]).length for t in tasks]
     assert [t.sampling.max_turn_tokens for t in tasks] == asked
     assert set(asked) == {8, 100}
 
