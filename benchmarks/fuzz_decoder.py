@@ -4,6 +4,7 @@ An input is frames one behind the other, each with its length (2 bytes) before i
 right prelude is put before them.
 """
 
+import contextlib
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -19,11 +20,11 @@ from protocol.codec import (
     Arrays,
     decode,
     decode_delivery,
-    decode_joined,
     decode_segment,
     encode,
     encode_delivery,
     encode_joined,
+    split_joined,
     unpack_arrays,
 )
 from protocol.errors import ProtocolError
@@ -56,7 +57,7 @@ def split(data: bytes) -> list[bytes]:
 
 
 class DecoderTarget:
-    """`protocol.codec`: decode, decode_joined, decode_segment, decode_delivery, unpack_arrays."""
+    """`protocol.codec`: decode, split_joined, decode_segment, decode_delivery, unpack_arrays."""
 
     name, unit = "decoder", "decoded"
 
@@ -109,10 +110,13 @@ class DecoderTarget:
 
 def _joined(frames: Sequence[bytes]) -> None:
     try:
-        messages, _ = decode_joined(frames)
+        parts = split_joined(frames)
     except ProtocolError:
         return
-    assert 1 <= len(messages) <= MAX_JOINED, f"{len(messages)} messages in one header"
+    assert 1 <= len(parts) <= MAX_JOINED, f"{len(parts)} messages in one header"
+    for part in parts if len(parts) > 1 else ():
+        with contextlib.suppress(ProtocolError):
+            decode(part)
 
 
 def _segment(frame: bytes) -> None:

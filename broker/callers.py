@@ -30,6 +30,11 @@ class _Caller:
     connection: Connection | None
 
 
+def unnamed(route: bytes) -> str:
+    """A name for a connection without one; `Callers.route` knows it again."""
+    return UNNAMED + route.hex()
+
+
 class Callers:
     """Peers by connection and back, in a broker that checks keys.
 
@@ -50,7 +55,7 @@ class Callers:
     def name(self, route: bytes) -> str:
         """Name of the peer at the end of this connection."""
         caller = self._callers.get(route)
-        return caller.peer if caller is not None else UNNAMED + route.hex()
+        return caller.peer if caller is not None else unnamed(route)
 
     def route(self, peer: str) -> bytes | None:
         """Connection of a peer, by the name that `name` or `check` gave it; None: it has none."""

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from broker.binding import allow_many_connections, check_endpoint, split_http
 from broker.books import Send
-from broker.callers import REVOKED, Callers, NameInUse, WrongKey
+from broker.callers import REVOKED, Callers, NameInUse, WrongKey, unnamed
 from broker.config import BrokerConfig
 from broker.desk import Desk
 from broker.errors import BindRefused, BooksBroken, BrokerError
@@ -164,7 +164,7 @@ class Service:
         route, raw = bytes(frames[0]), frames[1:]
         name = self._name(route)
         if self._callers is not None and sender is None:
-            self._refuse_key(name, "message", REVOKED)
+            self._refuse_key(route, "message", REVOKED)
             return
         try:
             message, _ = decode(raw)
@@ -180,7 +180,7 @@ class Service:
             try:
                 name = self._callers.check(route, sender, message, self._connection)
             except WrongKey as error:
-                self._refuse_key(name, type(message).__name__, str(error))
+                self._refuse_key(route, type(message).__name__, str(error))
                 return
             except NameInUse as error:
                 self._act(self._desk.refuse(name, "name_in_use", str(error)))
@@ -197,12 +197,13 @@ class Service:
     def _connection(self) -> Connection | None:
         return self._socket.connection() if isinstance(self._socket, GuardedSocket) else None
 
-    def _refuse_key(self, name: str, what: str, why: str) -> None:
+    def _refuse_key(self, route: bytes, what: str, why: str) -> None:
         refused = self._state.books.ledger.refused
         if refused.get("wrong_key", 0) < MAX_KEY_WARNINGS:
-            log.warning("%s from %r refused: %s", what, name, why)
+            log.warning("%s from %r refused: %s", what, self._name(route), why)
         self._state.books.ledger.refuse("wrong_key")
-        self._act([Send(name, Refused(code="wrong_key", message=why, fatal=True))])
+        # By its connection: the name may be another's when this leaves.
+        self._act([Send(unnamed(route), Refused(code="wrong_key", message=why, fatal=True))])
 
     def _name(self, route: bytes) -> str:
         return (
@@ -275,7 +276,8 @@ class Service:
             for message in messages if len(messages) > 1 else ():
                 self._send(peer, [message])
         except LinkDown as error:
-            self._not_sent(peer, messages[0], error)
+            for message in messages:
+                self._not_sent(peer, message, error)
 
     def _deliver(self, peer: str, message: Deliver, frames: Sequence[tuple[bytes, Buffer]]) -> None:
         if (route := self._route(peer)) is None:

@@ -42,7 +42,9 @@ def fetch(http: str, timeout_s: float = TIMEOUT_S, *, keys: Path | None = None) 
         ask = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), *tls
         )  # as a rule loopback: no proxy
-        request = urllib.request.Request(url, headers=dict(given.headers))
+        request = urllib.request.Request(url)
+        for name, value in given.headers.items():
+            request.add_unredirected_header(name, value)  # the token is for this server and no other
         with ask.open(request, timeout=timeout_s) as answer:
             status = json.loads(answer.read(MAX_BYTES))
     except urllib.error.HTTPError as error:

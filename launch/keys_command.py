@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from protocol.key_files import Listed
 
 COMMANDS = {
-    "make": "make what is missing: a pair for each role (or for the names given), and the token for HTTP",
+    "make": "make what is missing: a pair for each role (or for the names given), token and certificate of HTTP",
     "show": "list the keys of a folder; secrets are not printed",
     "rotate": "replace the pair of a role or name, the token (name: http), or the certificate of HTTP (name: tls)",
     "revoke": "admit a key no longer: a name with all its keys, or one earlier key, as actor@1",
@@ -102,7 +102,7 @@ def _after_rotation(folder: Path, name: str, *, keep_earlier: bool) -> str:
         )
         return f"bring http.token to the other hosts of broker, learner and generators; {left}"
     if name == "tls":
-        return "start broker, weights server and relays again; bring http.crt to other hosts, to relays http.key, too"
+        return "servers here show it within a second; bring http.crt to other hosts, and http.key to relays there"
     if not keep_earlier:
         return "bring it to the other hosts of this role; until then they are refused"
     return (

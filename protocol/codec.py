@@ -42,7 +42,7 @@ _ARRAYS = frozenset((*range(0x90, 0xA0), 0xDC, 0xDD))
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 _joined_decoder = msgspec.msgpack.Decoder(
-    Annotated[list[AnyMessage], msgspec.Meta(min_length=1, max_length=MAX_JOINED)]
+    Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1, max_length=MAX_JOINED)]
 )
 _segment_decoder = msgspec.msgpack.Decoder(Segment)
 
@@ -186,22 +186,22 @@ def decode(frames: Sequence[Buffer]) -> tuple[AnyMessage, Sequence[Buffer]]:
         raise Malformed(f"header: {_said(error)}") from None
 
 
-def decode_joined(frames: Sequence[Buffer]) -> tuple[Sequence[AnyMessage], Sequence[Buffer]]:
-    """The same of what comes from the broker, which may say several things at once.
+def split_joined(frames: Sequence[Buffer]) -> list[Sequence[Buffer]]:
+    """What comes from the broker, which may say several things at once, as the frames of each message alone.
+
+    Raises:
+        VersionMismatch, LimitExceeded, Malformed: the whole is no message.
 
     Example:
         >>> from protocol.messages import Drain, TaskCredit
-        >>> decode_joined(encode_joined([TaskCredit(tasks=3), Drain()]))
-        ([TaskCredit(tasks=3), Drain(reason='')], [])
-        >>> decode_joined(encode_joined([Drain()]))
-        ([Drain(reason='')], [])
+        >>> [decode(one)[0] for one in split_joined(encode_joined([TaskCredit(tasks=3), Drain()]))]
+        [TaskCredit(tasks=3), Drain(reason='')]
     """
     if len(frames) != 2 or not frames[1] or frames[1][0] not in _ARRAYS:
-        message, rest = decode(frames)
-        return [message], rest
+        return [frames]
     check_frames(frames)
     try:
-        return _joined_decoder.decode(frames[1]), []
+        return [[frames[0], bytes(header)] for header in _joined_decoder.decode(frames[1])]
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise Malformed(f"header: {_said(error)}") from None
 

@@ -3,18 +3,25 @@
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from protocol.http_tls import server_context
+from protocol.errors import KeysUnusable
+from protocol.http_tls import CERTIFICATE_FILE, PRIVATE_FILE, certificate_stamp, server_context
 
 if TYPE_CHECKING:
     from aiohttp import web
 
+log = logging.getLogger(__name__)
+
 IDLE_S = 30.0
 """A connection without a whole request for so long is closed; aiohttp's own limit is an hour."""
 HANDSHAKE_S = 10.0
+GOODBYE_S = 1.0
+"""The other side has so long to end a TLS connection that is closed."""
+LOOK_S = 0.5
 
 
 class _OfOurs(logging.Filter):
@@ -42,35 +49,63 @@ async def serving(
         KeysUnusable: the folder lacks the certificate.
     """
     runner = _runner(application, shutdown_s)
-    context = None if keys is None else server_context(keys)
     await runner.setup()
     try:
         assert runner.server is not None
-        server = await asyncio.get_running_loop().create_server(
-            runner.server,
-            host,
-            port,
-            ssl=context,
-            ssl_handshake_timeout=None if context is None else HANDSHAKE_S,
-        )
-        try:
+        async with contextlib.AsyncExitStack() as stack:
+            tls: dict[str, Any] = {}
+            if keys is not None:
+                context = await stack.enter_async_context(_up_to_date(keys))
+                tls = {
+                    "ssl": context,
+                    "ssl_handshake_timeout": HANDSHAKE_S,
+                    "ssl_shutdown_timeout": GOODBYE_S,
+                }
+            server = await asyncio.get_running_loop().create_server(runner.server, host, port, **tls)
+            stack.callback(server.close)
             yield int(server.sockets[0].getsockname()[1])
-        finally:
-            server.close()
     finally:
         await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def _up_to_date(keys: Path) -> AsyncIterator[ssl.SSLContext]:
+    """The server's context, which shows a new certificate to new connections soon after it was replaced."""
+    context, seen = server_context(keys), certificate_stamp(keys)
+
+    async def look() -> None:
+        nonlocal seen
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if (now := certificate_stamp(keys)) == seen:
+                continue
+            try:
+                server_context(keys)  # both halves are there, and of one pair
+                context.load_cert_chain(keys / CERTIFICATE_FILE, keys / PRIVATE_FILE)
+                seen = now
+            except (
+                OSError,
+                KeysUnusable,
+            ) as error:  # in the middle of a change, or gone: the one before stays
+                log.warning("the certificate stays as it was: %s", error)
+
+    task = asyncio.create_task(look(), name="certificate")
+    try:
+        yield context
+    finally:
+        task.cancel()
 
 
 def _runner(application: "web.Application", shutdown_s: float) -> "web.AppRunner":
     from aiohttp import web
 
-    log = logging.getLogger(f"{__name__}.requests")
-    if not log.filters:
-        log.addFilter(_OfOurs())
+    requests = logging.getLogger(f"{__name__}.requests")
+    if not requests.filters:
+        requests.addFilter(_OfOurs())
     return web.AppRunner(
         application,
         access_log=None,
-        logger=log,
+        logger=requests,
         handle_signals=False,
         keepalive_timeout=IDLE_S,
         shutdown_timeout=shutdown_s,

@@ -49,7 +49,7 @@ def certificate_of(private: bytes) -> bytes:
 
     try:
         key = serialization.load_pem_private_key(private, None)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:  # the second: it is encrypted
         raise KeysUnusable(
             f"{PRIVATE_FILE}: {error}; make it anew with `offbeat keys rotate FOLDER tls`"
         ) from None
@@ -95,13 +95,33 @@ def server_context(keys: Path) -> ssl.SSLContext:
     return context
 
 
+def certificate_stamp(keys: Path) -> tuple[tuple[int, int], ...]:
+    """Changes whenever the certificate or its private key does."""
+    found = []
+    for path in (keys / CERTIFICATE_FILE, keys / PRIVATE_FILE):
+        try:
+            seen = path.stat()
+            found.append((seen.st_mtime_ns, seen.st_ino))
+        except OSError:
+            found.append((0, 0))
+    return tuple(found)
+
+
 def client_context(keys: Path) -> ssl.SSLContext:
     """For a client of this run's servers: nobody else's certificate will do, whatever its name.
 
     Raises:
-        KeysUnusable: there is no certificate.
+        KeysUnusable: there is no certificate, or others can change it.
     """
     certificate = keys / CERTIFICATE_FILE
+    try:
+        mode = stat.S_IMODE(os.stat(certificate).st_mode)
+    except OSError as error:
+        raise _missing(certificate, error) from None
+    if mode & 0o022:
+        raise KeysUnusable(
+            f"{certificate}: mode {mode:o} lets others change it; do `chmod go-w {certificate}`"
+        )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # it is this very certificate, or none

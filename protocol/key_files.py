@@ -49,8 +49,10 @@ def make(folder: Path, names: Iterable[str] = ROLES) -> list[str]:
         _publish(folder, name)
     _write_new(folder / TOKEN_FILE, secrets.token_hex(TOKEN_BYTES).encode())
     read_tokens(folder)
-    _write_new(folder / PRIVATE_FILE, new_private_key())
-    _write_new(folder / CERTIFICATE_FILE, certificate_of((folder / PRIVATE_FILE).read_bytes()), 0o644)
+    if not (folder / PRIVATE_FILE).exists():
+        _write_new(folder / PRIVATE_FILE, new_private_key())
+    if not (folder / CERTIFICATE_FILE).exists():
+        _write_new(folder / CERTIFICATE_FILE, certificate_of((folder / PRIVATE_FILE).read_bytes()), 0o644)
     server_context(folder)
     return made
 

@@ -7,12 +7,12 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import zmq
 
-from protocol.codec import Frames, decode_joined, encode
+from protocol.codec import Frames, decode, encode, split_joined
 from protocol.errors import LinkDown, ProtocolError
 from protocol.messages import AnyMessage, Goodbye, Heartbeat, Hello, Refused, Welcome
 from protocol.security import ClientKeys, HandshakeWatch
@@ -81,13 +81,11 @@ class AsyncLink:
         self._socket.close()
 
     def _received(self, frames: list[bytes]) -> None:
-        try:
-            messages, rest = decode_joined(frames)
-        except ProtocolError as error:
-            log.error("message from the broker refused: %s", error)
-            return
-        for message in messages:
-            self._take(message, list(rest))  # type: ignore[arg-type]
+        for message, rest in _messages(frames):
+            try:
+                self._take(message, rest)
+            except Exception:  # what else was said at once counts all the same
+                log.exception("%s could not be handled", type(message).__name__)
 
     def _take(self, message: AnyMessage, rest: list[bytes]) -> None:
         if isinstance(message, Refused):
@@ -218,13 +216,8 @@ class ThreadLink:
                 frames = socket.recv_multipart(zmq.DONTWAIT)
             except zmq.Again:
                 return
-            try:
-                messages, rest = decode_joined(frames)
-            except ProtocolError as error:
-                log.error("message from the broker refused: %s", error)
-                continue
-            for message in messages:
-                self._take(message, list(rest))  # type: ignore[arg-type]
+            for message, rest in _messages(frames):
+                self._take(message, rest)
 
     def _take(self, message: AnyMessage, rest: list[bytes]) -> None:
         if self.session.received(message, time.monotonic()):
@@ -234,6 +227,20 @@ class ThreadLink:
             if isinstance(message, Refused) and message.fatal:
                 self.trouble = message.message
             self.inbox.put((message, rest))
+
+
+def _messages(frames: list[bytes]) -> Iterator[tuple[AnyMessage, list[bytes]]]:
+    """What the broker has said, without what cannot be decoded."""
+    try:
+        for one in split_joined(frames):
+            try:
+                message, rest = decode(one)
+            except ProtocolError as error:
+                log.error("message from the broker refused: %s", error)
+                continue
+            yield message, list(rest)  # type: ignore[arg-type]
+    except ProtocolError as error:
+        log.error("messages from the broker refused: %s", error)
 
 
 def _drain(socket: "zmq.Socket[bytes]") -> None:

@@ -208,9 +208,11 @@ class AsyncSocket:
         if self._closed:
             return
         self._scheduled = self.pumping = True
-        self._flush()
-        idle = self._receive()
-        self._scheduled = self.pumping = False
+        try:
+            self._flush()
+            idle = self._receive()
+        finally:
+            self._scheduled = self.pumping = False
         if not idle and not self._closed:
             self._schedule()
 
@@ -222,10 +224,13 @@ class AsyncSocket:
                 message = self._take()
             except zmq.Again:
                 self._guarded(self.after_batch)
-                if self._closed or full or not self._outbox:
+                if self._closed or not self._outbox:
                     return True
+                if full:
+                    # The descriptor tells when it takes more, unless the look just now has taken its edge.
+                    return not self._socket.poll(0, zmq.POLLOUT)
                 self._flush()
-                full = bool(self._outbox)  # it takes no more: the descriptor tells when it does
+                full = bool(self._outbox)
                 continue
             self._guarded(self._handle, *message)
             if self._closed:

@@ -12,10 +12,11 @@ from pathlib import Path
 import zmq
 
 from launch.broker_status import fetch
-from protocol.codec import decode_joined, encode
+from protocol.codec import encode
 from protocol.messages import Hello, Welcome
 from protocol.security import ClientKeys
 from protocol.sockets import dealer
+from tests.hearing import heard
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 30.0
@@ -114,7 +115,7 @@ class Peer:
                 if isinstance(message, kind):
                     return message
             if self.socket.poll(100):
-                self.unread += decode_joined(self.socket.recv_multipart())[0]
+                self.unread += heard(self.socket.recv_multipart())[0]
         raise AssertionError(f"{self.hello.peer} hears no {kind.__name__}")
 
     def hears_nothing(self, seconds=1.0):

@@ -17,7 +17,7 @@ import zmq
 from broker.config import BrokerConfig
 from broker.errors import BindRefused
 from broker.service import serve
-from protocol.codec import decode_delivery, decode_joined, encode, encode_delivery
+from protocol.codec import decode_delivery, encode, encode_delivery
 from protocol.link import ThreadLink
 from protocol.messages import (
     Commit,
@@ -40,6 +40,7 @@ from protocol.messages import (
     Welcome,
 )
 from tests.broker_driver import group, segment_frames
+from tests.hearing import heard
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 20.0
@@ -124,7 +125,7 @@ class Peer:
 
     def read(self):
         while self.socket.poll(0):
-            messages, rest = decode_joined(self.socket.recv_multipart())
+            messages, rest = heard(self.socket.recv_multipart())
             self.seen += [(message, rest) for message in messages]
 
     def expect(self, kind, where=lambda message: True):
@@ -304,7 +305,7 @@ def test_nonsense_is_refused_counted_and_survived(broker, context):
     raw.connect(broker.endpoint)
     raw.send_multipart(encode(Heartbeat()))
     assert raw.poll(5_000)
-    ((refused,), _) = decode_joined(raw.recv_multipart())
+    ((refused,), _) = heard(raw.recv_multipart())
     assert refused.code == "unknown_peer"
     worker.say(Heartbeat(progress=1.0))
     worker.expect(Heartbeat)

@@ -12,7 +12,7 @@ import zmq
 from actors.config import GeneratorConfig
 from actors.listening import Listener
 from protocol import key_files
-from protocol.codec import decode_joined, encode
+from protocol.codec import encode
 from protocol.errors import LinkDown
 from protocol.guard import Guard
 from protocol.http_tls import client_context
@@ -21,6 +21,7 @@ from protocol.link import AsyncLink, ThreadLink
 from protocol.messages import Goodbye, Heartbeat, Hello, PutTasks, Refused, TaskCredit, Welcome
 from protocol.security import ClientKeys
 from protocol.sockets import dealer
+from tests.hearing import heard
 from tests.integration.encrypted_harness import Broker, Peer, free_port, until
 
 
@@ -101,7 +102,7 @@ def test_a_name_is_given_only_to_keys_that_may_have_it(broker, keys, tmp_path, k
         plain.connect(broker.endpoint)
         plain.send_multipart(encode(Hello(role="actor", peer=name, incarnation=1)))
         assert plain.poll(10_000)
-        ((refused,), _) = decode_joined(plain.recv_multipart())
+        ((refused,), _) = heard(plain.recv_multipart())
         assert (refused.code, refused.fatal) == ("wrong_key", True)
         assert why in refused.message
     finally:

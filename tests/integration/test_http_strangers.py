@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import ssl
 
 import pytest
 from aiohttp import web
@@ -9,7 +10,7 @@ from aiohttp import web
 from protocol import http_serving
 from protocol.http_serving import serving
 from protocol.http_tls import client_context
-from protocol.key_files import make
+from protocol.key_files import make, rotate
 
 
 async def answer_to(sent, application, *, keys=None, context=None):
@@ -75,3 +76,42 @@ def test_a_member_is_answered_in_tls_1_3(tmp_path):
     context = client_context(tmp_path)
     sent = b"GET / HTTP/1.0\r\nHost: x\r\n\r\n"
     assert asyncio.run(answer_to(sent, application, keys=tmp_path, context=context)).endswith(b"TLSv1.3")
+
+
+def test_a_certificate_that_is_replaced_is_shown_while_the_server_runs(tmp_path, monkeypatch, caplog):
+    make(tmp_path)
+    monkeypatch.setattr(http_serving, "LOOK_S", 0.01)
+
+    async def taken(port, context):
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        except ssl.SSLCertVerificationError:
+            return False
+        writer.close()
+        return True
+
+    async def until(condition):
+        for _ in range(1_000):
+            if await condition():
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("waited in vain")
+
+    async def complained():
+        return "the certificate stays as it was" in caplog.text
+
+    async def main():
+        async with serving(web.Application(), "127.0.0.1", 0, tmp_path, shutdown_s=1.0) as port:
+            before, private = client_context(tmp_path), (tmp_path / "http.key").read_bytes()
+            assert await taken(port, before)
+            (tmp_path / "http.key").write_bytes(
+                b"nonsense"
+            )  # in the middle of a change: the one before stays
+            await until(complained)
+            assert await taken(port, before)
+            (tmp_path / "http.key").write_bytes(private)
+            rotate(tmp_path, "tls")
+            await until(lambda: taken(port, client_context(tmp_path)))
+            assert not await taken(port, before)
+
+    asyncio.run(main())

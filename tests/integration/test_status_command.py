@@ -39,7 +39,12 @@ def broker():
 
     class Page(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            server.heard.append(self.path)
+            server.heard.append((self.path, self.headers.get("Authorization")))
+            if server.elsewhere and self.path == "/status":
+                self.send_response(302)
+                self.send_header("Location", server.elsewhere)
+                self.end_headers()
+                return
             good = not server.token or self.headers.get("Authorization") == f"Bearer {server.token}"
             self.send_response(200 if good and self.path == "/status" else 401)
             self.end_headers()
@@ -50,7 +55,7 @@ def broker():
             pass
 
     server = http.server.HTTPServer(("127.0.0.1", 0), Page)
-    server.token, server.heard = "", []
+    server.token, server.elsewhere, server.heard = "", "", []
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server
@@ -125,6 +130,14 @@ def test_a_broker_named_by_its_address_is_shown_the_token_of_a_folder(broker, tm
     ):
         assert main(["status", address(broker), *arguments]) == 1
         assert said in capsys.readouterr().out
+
+
+def test_the_token_does_not_follow_a_redirect(broker, tmp_path, capsys):
+    encrypt(broker, tmp_path / "keys")
+    broker.elsewhere = f"https://localhost:{broker.server_port}/elsewhere"
+    assert main(["status", address(broker), "--keys", str(tmp_path / "keys")]) == 1
+    assert [path for path, token in broker.heard if token] == ["/status"]
+    assert broker.heard[1:] == [("/elsewhere", None)]
 
 
 def test_the_token_is_not_sent_in_the_clear(broker, tmp_path, capsys):

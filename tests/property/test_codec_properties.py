@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from protocol.codec import (
     PRELUDE,
     decode,
-    decode_joined,
     decode_segment,
     encode,
     encode_arrays,
@@ -32,6 +31,7 @@ from protocol.messages import (
     Task,
     Turn,
 )
+from tests.hearing import heard
 
 QUICK = settings(max_examples=40, deadline=None)
 names = st.text(min_size=1, max_size=20)
@@ -113,13 +113,13 @@ def test_arbitrary_frames_are_decoded_or_refused(frames, with_prelude):
     with suppress(ProtocolError):
         decode([PRELUDE, *frames] if with_prelude else frames)
     with suppress(ProtocolError):
-        decode_joined([PRELUDE, *frames] if with_prelude else frames)
+        heard([PRELUDE, *frames] if with_prelude else frames)
 
 
 @QUICK
 @given(st.lists(messages, min_size=1, max_size=9))
 def test_messages_joined_come_apart_in_order(said):
-    assert decode_joined(encode_joined(said)) == (said, [])
+    assert heard(encode_joined(said)) == (said, [])
 
 
 @settings(max_examples=80, deadline=None)
@@ -133,7 +133,7 @@ def test_a_damaged_message_is_decoded_or_refused(message, data):
     for damaged in (bytes(header), bytes(header[:cut])):
         for reader in (
             lambda raw: decode([frames[0], raw]),
-            lambda raw: decode_joined([frames[0], raw]),
+            lambda raw: heard([frames[0], raw]),
             decode_segment,
         ):
             with suppress(ProtocolError):

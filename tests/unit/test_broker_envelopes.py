@@ -6,9 +6,10 @@ from broker.books import Send
 from broker.config import BrokerConfig
 from broker.desk import Desk
 from broker.service import Service
-from protocol.codec import MAX_JOINED, decode_joined
+from protocol.codec import MAX_JOINED
 from protocol.errors import LinkDown
 from protocol.messages import Deliver, Drain, PutTasks, Task, TaskCredit
+from tests.hearing import heard
 
 
 class Outbox:
@@ -20,7 +21,7 @@ class Outbox:
     def send(self, frames):
         if self.down:
             raise LinkDown("full")
-        messages, rest = decode_joined(frames[1:])
+        messages, rest = heard(frames[1:])
         self.sent.append((frames[0], messages, len(rest)))
 
 

@@ -12,13 +12,13 @@ from protocol.codec import (
     check_frames,
     decode,
     decode_delivery,
-    decode_joined,
     decode_segment,
     encode,
     encode_arrays,
     encode_delivery,
     encode_joined,
     pack_arrays,
+    split_joined,
     unpack_arrays,
 )
 from protocol.errors import LimitExceeded, Malformed, ProtocolError, VersionMismatch
@@ -35,6 +35,7 @@ from protocol.messages import (
     Task,
     TaskCredit,
 )
+from tests.hearing import heard
 
 MESSAGES = AnyMessage.__args__
 
@@ -148,26 +149,32 @@ def test_frames_that_are_no_message_are_refused(frames, error):
 def test_what_the_broker_says_at_once_is_several_messages_and_only_to_peers():
     said = [TaskCredit(tasks=3), Heartbeat(), TaskCredit(tasks=4)]
     frames = encode_joined(said)
-    assert decode_joined(frames) == (said, [])
+    assert heard(frames) == (said, [])
     with pytest.raises(Malformed):  # nobody joins messages to the broker
         decode(frames)
-    assert decode_joined(encode(said[0])) == (said[:1], [])
+    assert heard(encode(said[0])) == (said[:1], [])
 
 
-@pytest.mark.parametrize(
-    "header",
-    [[], [{"type": "nonsense"}], [3], [[]], [{"type": "task_credit", "tasks": 1}] * (MAX_JOINED + 1)],
-)
-def test_what_is_no_list_of_messages_is_refused(header):
+@pytest.mark.parametrize("header", [[], [{"type": "task_credit", "tasks": 1}] * (MAX_JOINED + 1)])
+def test_no_message_and_too_many_are_refused(header):
     with pytest.raises(Malformed):
-        decode_joined([PRELUDE, msgspec.msgpack.encode(header)])
+        split_joined([PRELUDE, msgspec.msgpack.encode(header)])
+
+
+@pytest.mark.parametrize("wrong", [{"type": "nonsense"}, 3, [], {"type": "task_credit", "tasks": -1}])
+def test_a_message_that_nobody_knows_takes_no_other_with_it(wrong):
+    good = {"type": "task_credit", "tasks": 1}
+    first, second, third = split_joined([PRELUDE, msgspec.msgpack.encode([good, wrong, good])])
+    assert decode(first)[0] == decode(third)[0] == TaskCredit(tasks=1)
+    with pytest.raises(Malformed):
+        decode(second)
 
 
 def test_frames_are_checked_before_joined_messages_are_decoded():
     with pytest.raises(VersionMismatch):
-        decode_joined([b"OB\x09\x00", b"\x91\xc1"])
+        split_joined([b"OB\x09\x00", b"\x91\xc1"])
     with pytest.raises(LimitExceeded):
-        decode_joined([PRELUDE, b"\x91" * (MAX_HEADER_BYTES + 1)])
+        split_joined([PRELUDE, b"\x91" * (MAX_HEADER_BYTES + 1)])
 
 
 def test_more_than_a_header_holds_is_not_joined():

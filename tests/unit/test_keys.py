@@ -183,6 +183,13 @@ def test_a_key_without_its_certificate_is_no_use(keys, tmp_path):
         client_context(keys)
 
 
+def test_a_certificate_that_others_can_change_is_not_trusted(keys):
+    client_context(keys)
+    (keys / CERTIFICATE_FILE).chmod(0o664)
+    with pytest.raises(KeysUnusable, match="chmod go-w"):
+        client_context(keys)
+
+
 def test_what_is_no_private_key_is_named(keys):
     (keys / CERTIFICATE_FILE).unlink()
     (keys / PRIVATE_FILE).write_text("nonsense")

@@ -125,5 +125,5 @@ def test_the_command_says_who_needs_a_new_certificate(tmp_path, capsys):
     assert cli.main(["keys", "rotate", str(keys), "tls"]) == 0
     assert (keys / "http.crt").read_bytes() != before
     said = capsys.readouterr().out
-    assert "start broker, weights server and relays again" in said
+    assert "show it within a second" in said
     assert "PRIVATE" not in said
