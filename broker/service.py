@@ -9,7 +9,6 @@ import contextlib
 import logging
 import signal
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -25,16 +24,17 @@ from broker.config import BrokerConfig
 from broker.desk import Desk
 from broker.errors import BindRefused, BooksBroken, BrokerError
 from broker.journal import JournalError
+from broker.outbox import Outbox
 from broker.status import prometheus, status
-from protocol.codec import MAX_JOINED, Buffer, decode, encode_delivery, encode_joined
+from protocol.codec import Buffer, decode
 from protocol.connections import Connection
-from protocol.errors import LimitExceeded, LinkDown, ProtocolError, VersionMismatch
+from protocol.errors import LimitExceeded, ProtocolError, VersionMismatch
 from protocol.guard import Guard, GuardedSocket
 from protocol.http_auth import require_token
 from protocol.http_serving import serving
 from protocol.http_tls import scheme
 from protocol.keys import Principal
-from protocol.messages import AnyMessage, Deliver, Goodbye, Hello, Refused
+from protocol.messages import AnyMessage, Goodbye, Hello, Refused
 from protocol.sockets import AsyncSocket, router
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class Service:
         self._socket: AsyncSocket | None = None
         self._stop = asyncio.Event()
         self._flushing = False
-        self._envelopes = defaultdict[str, list[AnyMessage]](list)
+        self._outbox = Outbox(self._transmit, self._route, self._not_sent)
         self._broken: BrokerError | None = None
 
     async def run(self, host: str, port: int) -> None:
@@ -113,7 +113,7 @@ class Service:
         finally:
             self._desk.bell.heard = lambda: None
             if self._socket is not None:
-                self._post()
+                self._outbox.post()
                 self._socket.close()
             if self._guard is not None:
                 self._guard.close()
@@ -216,7 +216,7 @@ class Service:
     def _act(self, actions: list[Send]) -> None:
         """Say what may be said at once; soon, with all that has been said meanwhile, have the journal written."""
         if actions:
-            self._say(actions)
+            self._outbox.say(actions)
         if not self._flushing:
             self._flushing = True
             if self._socket is None or not self._socket.pumping:
@@ -231,8 +231,8 @@ class Service:
         if self._broken is not None:
             return
         try:
-            self._say(self._desk.flush())
-            self._post()
+            self._outbox.say(self._desk.flush())
+            self._outbox.post()
         except JournalError as error:  # the disk lost what it had taken: nothing more may be answered for
             log.critical("the journal has failed", exc_info=True)
             self._broken = BrokerError(str(error))  # another start may help
@@ -240,53 +240,12 @@ class Service:
 
     def _release(self) -> None:
         if self._broken is None:
-            self._say(self._desk.release())
-            self._post()
+            self._outbox.say(self._desk.release())
+            self._outbox.post()
 
-    def _say(self, actions: list[Send]) -> None:
-        """Put letters into each peer's envelope; `_post` sends them. Each message costs ZeroMQ more than its bytes."""
-        for action in actions:
-            envelope = self._envelopes[action.peer]
-            if isinstance(action.message, Deliver):
-                self._send(action.peer, envelope)
-                envelope.clear()
-                self._deliver(action.peer, action.message, action.frames)
-            else:
-                envelope.append(action.message)
-                if len(envelope) == MAX_JOINED:
-                    self._send(action.peer, envelope)
-                    envelope.clear()
-
-    def _post(self) -> None:
-        """Send what has been said since the last time."""
-        envelopes, self._envelopes = self._envelopes, defaultdict(list)
-        for peer, messages in envelopes.items():
-            self._send(peer, messages)
-
-    def _send(self, peer: str, messages: list[AnyMessage]) -> None:
-        route = self._route(peer)
-        if route is None or not messages:
-            return  # it has never been here since our start; ZeroMQ would drop it, too
+    def _transmit(self, frames: Sequence[Buffer]) -> None:
         assert self._socket is not None
-        try:
-            self._socket.send([route, *encode_joined(messages)])
-        except LimitExceeded as error:
-            if len(messages) == 1:
-                self._not_sent(peer, messages[0], error)
-            for message in messages if len(messages) > 1 else ():
-                self._send(peer, [message])
-        except LinkDown as error:
-            for message in messages:
-                self._not_sent(peer, message, error)
-
-    def _deliver(self, peer: str, message: Deliver, frames: Sequence[tuple[bytes, Buffer]]) -> None:
-        if (route := self._route(peer)) is None:
-            return
-        assert self._socket is not None
-        try:
-            self._socket.send([route, *encode_delivery(message, frames)])
-        except (LimitExceeded, LinkDown) as error:
-            self._not_sent(peer, message, error)
+        self._socket.send(frames)
 
     def _not_sent(self, peer: str, message: AnyMessage, error: Exception) -> None:
         self._state.books.ledger.refuse("not_sent")

@@ -6,7 +6,6 @@ not end, either; it is replaced, as keys are (`offbeat keys rotate FOLDER tls`).
 
 import datetime
 import ipaddress
-import os
 import ssl
 import stat
 from collections.abc import Mapping
@@ -73,14 +72,7 @@ def server_context(keys: Path) -> ssl.SSLContext:
         KeysUnusable: there is no certificate, or others can read its private key.
     """
     certificate, private = keys / CERTIFICATE_FILE, keys / PRIVATE_FILE
-    try:
-        mode = stat.S_IMODE(os.stat(private).st_mode)
-    except OSError as error:
-        raise _missing(private, error) from None
-    if mode & 0o027:
-        raise KeysUnusable(
-            f"{private}: mode {mode:o} lets others read or change it; do `chmod 600 {private}`"
-        )
+    _refuse_mode(private, 0o027, harm="read or change", cure="600")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
@@ -114,14 +106,7 @@ def client_context(keys: Path) -> ssl.SSLContext:
         KeysUnusable: there is no certificate, or others can change it.
     """
     certificate = keys / CERTIFICATE_FILE
-    try:
-        mode = stat.S_IMODE(os.stat(certificate).st_mode)
-    except OSError as error:
-        raise _missing(certificate, error) from None
-    if mode & 0o022:
-        raise KeysUnusable(
-            f"{certificate}: mode {mode:o} lets others change it; do `chmod go-w {certificate}`"
-        )
+    _refuse_mode(certificate, 0o022, harm="change", cure="go-w")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # it is this very certificate, or none
@@ -166,6 +151,15 @@ def scheme(keys: Path | None) -> str:
         ('http', 'https')
     """
     return "http" if keys is None else "https"
+
+
+def _refuse_mode(path: Path, forbidden: int, *, harm: str, cure: str) -> None:
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as error:
+        raise _missing(path, error) from None
+    if mode & forbidden:
+        raise KeysUnusable(f"{path}: mode {mode:o} lets others {harm} it; do `chmod {cure} {path}`")
 
 
 def _missing(path: Path, error: OSError) -> KeysUnusable:

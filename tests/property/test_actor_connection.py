@@ -1,4 +1,4 @@
-"""An actor's connection is lost at any moment: every task comes to its end without waiting for a deadline.
+"""An actor's connection is lost at any moment: every task comes to its end without waiting for a lease to end.
 
 The broker's books are real, and so are the actor's leases and its outbox; episodes and the wire are played.
 """
@@ -7,12 +7,13 @@ import asyncio
 from collections import deque
 from types import SimpleNamespace
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from actors import actor as module
 from actors.actor import Actor
 from actors.config import ActorConfig
+from broker.tasks import REJECTED_WAIT_S
 from protocol.codec import encode
 from protocol.messages import Hello, Welcome
 from tests.broker_driver import Driver, group, segment_frames
@@ -103,7 +104,9 @@ class World:
             await asyncio.sleep(0)
 
     async def finish(self):
-        for _ in range(400):
+        for round_ in range(400):
+            if round_ == 200:  # a task that its only actor has rejected is offered again after a while
+                self.driver.wait(REJECTED_WAIT_S)
             self.up()
             self.down()
             if not self.wire.up:
@@ -130,6 +133,9 @@ async def play(self, lease):
 
 
 @settings(max_examples=150, deadline=None)
+@example(
+    steps=["put", "up", "down", "up", "down", "down", "down", "fail"]
+)  # rejected, with nobody else to run it
 @given(steps=st.lists(st.sampled_from(STEPS), max_size=60))
 def test_every_task_comes_to_its_end(steps):
     async def main():
