@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import socket
 import signal
 import time
 from collections.abc import Callable
@@ -250,6 +251,7 @@ def join(
         peer="learner",
         incarnation=epoch,
         pid=os.getpid(),
+        host=socket.gethostname(),
         epoch=epoch,
         lineage=epoch if lineage is None else lineage,
         step=step,
