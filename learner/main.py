@@ -3,8 +3,8 @@
 import json
 import logging
 import os
-import socket
 import signal
+import socket
 import time
 from collections.abc import Callable
 from functools import partial
