@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from launch.run_folder import load_config
+from protocol.http_tls import server_context
 
 BEAT_S = 0.2
 
@@ -32,6 +33,7 @@ def serve(folder: Path) -> None:
             pass
 
     server = http.server.ThreadingHTTPServer((host, int(port)), Status)
+    server.socket = server_context(folder / "keys").wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
 
