@@ -30,16 +30,14 @@ class Outbox:
     def say(self, actions: Iterable[Send]) -> None:
         """Put them into the envelopes. A delivery is a message of its own, behind what was said before it."""
         for action in actions:
-            envelope = self._envelopes[action.peer]
             if isinstance(action.message, Deliver):
-                self._send(action.peer, envelope)
-                envelope.clear()
+                self._send(action.peer, self._envelopes.pop(action.peer, []))
                 self._deliver(action.peer, action.message, action.frames)
-            else:
-                envelope.append(action.message)
-                if len(envelope) == MAX_JOINED:
-                    self._send(action.peer, envelope)
-                    envelope.clear()
+                continue
+            envelope = self._envelopes[action.peer]
+            envelope.append(action.message)
+            if len(envelope) == MAX_JOINED:
+                self._send(action.peer, self._envelopes.pop(action.peer))
 
     def post(self) -> None:
         """Send what has been said since the last time."""
@@ -52,12 +50,16 @@ class Outbox:
         if route is None or not messages:
             return
         try:
-            self._transmit([route, *encode_joined(messages)])
+            frames = encode_joined(messages)
         except LimitExceeded as error:
             if len(messages) == 1:
                 self._not_sent(peer, messages[0], error)
-            for message in messages if len(messages) > 1 else ():
+                return
+            for message in messages:
                 self._send(peer, [message])
+            return
+        try:
+            self._transmit([route, *frames])
         except LinkDown as error:
             for message in messages:
                 self._not_sent(peer, message, error)

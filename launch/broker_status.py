@@ -39,9 +39,8 @@ def fetch(http: str, timeout_s: float = TIMEOUT_S, *, keys: Path | None = None) 
     try:
         given = access(keys)
         tls = [urllib.request.HTTPSHandler(context=given.context)] if given.context else []
-        ask = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), *tls
-        )  # as a rule loopback: no proxy
+        no_proxy = urllib.request.ProxyHandler({})  # it is loopback, as a rule
+        ask = urllib.request.build_opener(no_proxy, *tls)
         request = urllib.request.Request(url)
         for name, value in given.headers.items():
             request.add_unredirected_header(name, value)  # the token is for this server and no other

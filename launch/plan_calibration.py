@@ -87,6 +87,7 @@ class _Calibration:
         self._config, self._folder, self._crew = config, folder, crew
         self._panel, self._interrupt = panel, interrupt
         self._keys = prepare_keys(config, folder)
+        self._http_keys = http_keys(config, self._keys)
         self._starts: dict[str, float] = {}
 
     def measure(self, seconds: float, sync: bool) -> Rates:
@@ -111,7 +112,7 @@ class _Calibration:
 
     def _start(self) -> None:
         self._crew.start([BROKER], resume=False)
-        poller = Poller(self._config.broker.http, http_keys(self._config, self._keys))
+        poller = Poller(self._config.broker.http, self._http_keys)
         try:
             await_broker(self._crew, poller, self._interrupt)
         finally:
@@ -127,7 +128,7 @@ class _Calibration:
             if not post.running:
                 raise self._crew.failed(post.name)
         try:
-            return fetch(self._config.broker.http, keys=http_keys(self._config, self._keys))
+            return fetch(self._config.broker.http, keys=self._http_keys)
         except NoAnswer as error:
             raise LaunchError(f"calibration: the broker does not answer: {error}") from None
 

@@ -135,7 +135,7 @@ def _roles(config: "RunConfig") -> Iterator[str]:
             f"generator.weights_http is {relay}, but generator.count is {config.generator.count}: one port cannot "
             "serve several processes; use port 0"
         )
-    if config.learner.shards == 0 and config.learner.dtype == "bfloat16":
+    if config.learner.zero_stage_used == 0 and config.learner.dtype == "bfloat16":
         yield "learner.zero_stage 0 with bfloat16 takes a wrong first step in DeepSpeed; use zero_stage 1"
     if config.generator.backend == "http" and not config.generator.url:
         yield 'generator.backend is "http" but generator.url is empty; name the server, e.g. http://127.0.0.1:8000'

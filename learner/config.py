@@ -128,8 +128,8 @@ class LearnerConfig(Section):
         return max(self.max_policy_lag, self.forced_lag)
 
     @property
-    def shards(self) -> Literal[0, 1, 2, 3]:
-        """ZeRO stage."""
+    def zero_stage_used(self) -> Literal[0, 1, 2, 3]:
+        """The ZeRO stage, with "auto" resolved."""
         if self.zero_stage != "auto":
             return self.zero_stage
         return 0 if self.processes == 1 and self.dtype == "float32" else 1

@@ -282,7 +282,7 @@ class Engine:
         return [(name, tensor.clone()) for name, tensor in zero.gathered_weights(self._deepspeed)]
 
     def _gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
-        if self.ranks > 1 and self.config.shards == 3:
+        if self.ranks > 1 and self.config.zero_stage_used == 3:
             ranks.send(ranks.GatherWeights())
         yield from zero.gathered_weights(self._deepspeed)
 
@@ -294,7 +294,7 @@ class Engine:
                 frozen.save(folder / name / f"{policy}.safetensors")
         state = checkpoint.capture(
             ranks=self.ranks,
-            zero_stage=self.config.shards,
+            zero_stage=self.config.zero_stage_used,
             dtype=self.config.dtype,
             updates=self.updates,
             optimizer_steps=self.optimizer_steps,
@@ -331,6 +331,6 @@ class Engine:
             name,
             self.rank,
             ranks=self.ranks,
-            zero_stage=self.config.shards,
+            zero_stage=self.config.zero_stage_used,
             dtype=self.config.dtype,
         )

@@ -73,7 +73,7 @@ def deepspeed_config(config: LearnerConfig, ranks: int) -> dict[str, Any]:
         "gradient_accumulation_steps": 1,
         "gradient_clipping": config.optimizer.max_grad_norm,
         "zero_allow_untested_optimizer": True,
-        "zero_optimization": {"stage": config.shards},
+        "zero_optimization": {"stage": config.zero_stage_used},
         "steps_per_print": 2**31 - 1,
     }
     if config.dtype == "bfloat16":
@@ -87,7 +87,7 @@ def initialise(module: nn.Module, config: LearnerConfig, ranks: int) -> Any:
     Raises:
         ValueError: stage 0 with bfloat16, where DeepSpeed's first updates are too small.
     """
-    if config.shards == 0 and config.dtype == "bfloat16":
+    if config.zero_stage_used == 0 and config.dtype == "bfloat16":
         raise ValueError(
             "learner.zero_stage is 0 and learner.dtype is bfloat16: DeepSpeed takes a step with zero "
             "gradients at the start, which spoils Adam's first updates; set learner.zero_stage to 1"
@@ -109,7 +109,7 @@ def initialise(module: nn.Module, config: LearnerConfig, ranks: int) -> Any:
     )
     settings = deepspeed_config(config, ranks)
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings)
-    if config.shards == 0 and ranks == 1:  # spares copying all gradients to a buffer and back
+    if config.zero_stage_used == 0 and ranks == 1:  # spares copying all gradients to a buffer and back
         engine.enable_backward_allreduce = False
     engine.train()
     return engine

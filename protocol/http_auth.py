@@ -7,11 +7,11 @@ while both are in use, and look at the file again when it changes.
 import hmac
 import logging
 import os
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protocol.errors import KeysUnusable
+from protocol.key_checks import refuse_open_secret, unreadable
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -39,19 +39,12 @@ def read_tokens(keys: Path) -> list[str]:
     path = keys / TOKEN_FILE
     try:
         with open(path, "rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if mode & 0o027:
-                raise KeysUnusable(
-                    f"{path}: mode {mode:o} lets others read or change it; do `chmod 600 {path}`"
-                )
+            refuse_open_secret(path, os.fstat(file.fileno()).st_mode)
             lines = file.read(MAX_FILE_BYTES).decode("ascii").split()
         if lines and len(lines) <= MAX_TOKENS and all(len(bytes.fromhex(t)) >= TOKEN_BYTES for t in lines):
             return lines
     except OSError as error:
-        raise KeysUnusable(
-            f"{path}: cannot be read ({error.strerror}); make it with `offbeat keys make {keys}`, or copy the keys "
-            "folder of the run to this host"
-        ) from None
+        raise unreadable(path, error) from None
     except ValueError:
         pass
     raise KeysUnusable(

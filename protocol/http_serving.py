@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protocol.errors import KeysUnusable
-from protocol.http_tls import CERTIFICATE_FILE, PRIVATE_FILE, certificate_stamp, server_context
+from protocol.http_tls import (
+    CERTIFICATE_FILE,
+    PRIVATE_FILE,
+    CertificateStamp,
+    certificate_stamp,
+    server_context,
+)
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -52,48 +58,46 @@ async def serving(
     await runner.setup()
     try:
         assert runner.server is not None
-        async with contextlib.AsyncExitStack() as stack:
-            tls: dict[str, Any] = {}
-            if keys is not None:
-                context = await stack.enter_async_context(_up_to_date(keys))
-                tls = {
-                    "ssl": context,
-                    "ssl_handshake_timeout": HANDSHAKE_S,
-                    "ssl_shutdown_timeout": GOODBYE_S,
-                }
+        async with _tls(keys) as tls:
             server = await asyncio.get_running_loop().create_server(runner.server, host, port, **tls)
-            stack.callback(server.close)
-            yield int(server.sockets[0].getsockname()[1])
+            try:
+                yield int(server.sockets[0].getsockname()[1])
+            finally:
+                server.close()
     finally:
         await runner.cleanup()
 
 
 @contextlib.asynccontextmanager
-async def _up_to_date(keys: Path) -> AsyncIterator[ssl.SSLContext]:
-    """The server's context, which shows a new certificate to new connections soon after it was replaced."""
-    context, seen = server_context(keys), certificate_stamp(keys)
-
-    async def look() -> None:
-        nonlocal seen
-        while True:
-            await asyncio.sleep(LOOK_S)
-            if (now := certificate_stamp(keys)) == seen:
-                continue
-            try:
-                server_context(keys)  # both halves are there, and of one pair
-                context.load_cert_chain(keys / CERTIFICATE_FILE, keys / PRIVATE_FILE)
-                seen = now
-            except (
-                OSError,
-                KeysUnusable,
-            ) as error:  # in the middle of a change, or gone: the one before stays
-                log.warning("the certificate stays as it was: %s", error)
-
-    task = asyncio.create_task(look(), name="certificate")
+async def _tls(keys: Path | None) -> AsyncIterator[dict[str, Any]]:
+    """What a server is made with; new connections are shown another certificate soon after it was replaced."""
+    if keys is None:
+        yield {}
+        return
+    seen = certificate_stamp(keys)
+    context = server_context(keys)
+    task = asyncio.create_task(_keep_up(context, keys, seen), name="certificate")
     try:
-        yield context
+        yield {"ssl": context, "ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": GOODBYE_S}
     finally:
         task.cancel()
+
+
+async def _keep_up(context: ssl.SSLContext, keys: Path, shown: CertificateStamp) -> None:
+    complained_of = shown
+    while True:
+        await asyncio.sleep(LOOK_S)
+        if (now := certificate_stamp(keys)) == shown:
+            continue
+        try:
+            server_context(keys)  # both halves are there, and of one pair
+            context.load_cert_chain(keys / CERTIFICATE_FILE, keys / PRIVATE_FILE)
+            shown = now
+        except (OSError, KeysUnusable) as error:
+            # In the middle of a change, or gone: the one before stays. Said once, and tried until it works.
+            if now != complained_of:
+                log.warning("the certificate stays as it was: %s", error)
+            complained_of = now
 
 
 def _runner(application: "web.Application", shutdown_s: float) -> "web.AppRunner":

@@ -7,13 +7,13 @@ not end, either; it is replaced, as keys are (`offbeat keys rotate FOLDER tls`).
 import datetime
 import ipaddress
 import ssl
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from protocol.errors import KeysUnusable
 from protocol.http_auth import authorization_header
+from protocol.key_checks import refuse_changeable, refuse_open_secret, unreadable
 
 CERTIFICATE_FILE = "http.crt"
 PRIVATE_FILE = "http.key"
@@ -21,9 +21,8 @@ SERVER_NAME = "offbeat"
 """Name in the certificate, for clients that insist on one: Prometheus' ``server_name``, curl's ``--connect-to``."""
 LOCAL_NAMES = ("127.0.0.1", "::1")
 FROM = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)  # hosts whose clocks are behind have it valid, too
-UNTIL = datetime.datetime(
-    9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC
-)  # RFC 5280, 4.1.2.5: no end is stated
+# RFC 5280, 4.1.2.5: no end is stated.
+UNTIL = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
 
 
 def new_private_key() -> bytes:
@@ -72,7 +71,10 @@ def server_context(keys: Path) -> ssl.SSLContext:
         KeysUnusable: there is no certificate, or others can read its private key.
     """
     certificate, private = keys / CERTIFICATE_FILE, keys / PRIVATE_FILE
-    _refuse_mode(private, 0o027, harm="read or change", cure="600")
+    try:
+        refuse_open_secret(private, private.stat().st_mode)
+    except OSError as error:
+        raise unreadable(private, error) from None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
@@ -83,11 +85,14 @@ def server_context(keys: Path) -> ssl.SSLContext:
             f"`offbeat keys rotate {keys} tls`"
         ) from None
     except OSError as error:
-        raise _missing(certificate, error) from None
+        raise unreadable(certificate, error) from None
     return context
 
 
-def certificate_stamp(keys: Path) -> tuple[tuple[int, int], ...]:
+CertificateStamp = tuple[tuple[int, int], ...]
+
+
+def certificate_stamp(keys: Path) -> CertificateStamp:
     """Changes whenever the certificate or its private key does."""
     found = []
     for path in (keys / CERTIFICATE_FILE, keys / PRIVATE_FILE):
@@ -106,18 +111,18 @@ def client_context(keys: Path) -> ssl.SSLContext:
         KeysUnusable: there is no certificate, or others can change it.
     """
     certificate = keys / CERTIFICATE_FILE
-    _refuse_mode(certificate, 0o022, harm="change", cure="go-w")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # it is this very certificate, or none
     try:
+        refuse_changeable(certificate, certificate.stat().st_mode)
         context.load_verify_locations(certificate)
     except ssl.SSLError as error:
         raise KeysUnusable(
             f"{certificate}: is no certificate ({error.reason}); copy that of the run"
         ) from None
     except OSError as error:
-        raise _missing(certificate, error) from None
+        raise unreadable(certificate, error) from None
     return context
 
 
@@ -151,19 +156,3 @@ def scheme(keys: Path | None) -> str:
         ('http', 'https')
     """
     return "http" if keys is None else "https"
-
-
-def _refuse_mode(path: Path, forbidden: int, *, harm: str, cure: str) -> None:
-    try:
-        mode = stat.S_IMODE(path.stat().st_mode)
-    except OSError as error:
-        raise _missing(path, error) from None
-    if mode & forbidden:
-        raise KeysUnusable(f"{path}: mode {mode:o} lets others {harm} it; do `chmod {cure} {path}`")
-
-
-def _missing(path: Path, error: OSError) -> KeysUnusable:
-    return KeysUnusable(
-        f"{path}: cannot be read ({error.strerror}); make it with `offbeat keys make {path.parent}`, or copy the keys "
-        "folder of the run to this host"
-    )

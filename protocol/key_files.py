@@ -4,7 +4,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,15 +44,14 @@ def make(folder: Path, names: Iterable[str] = ROLES) -> list[str]:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     made = []
     for name in names:
-        if _write_new(folder / f"{name}.secret", zmq.curve_keypair()[1]):
+        if _write_new(folder / f"{name}.secret", lambda: zmq.curve_keypair()[1]):
             made.append(name)
         _publish(folder, name)
-    _write_new(folder / TOKEN_FILE, secrets.token_hex(TOKEN_BYTES).encode())
+    _write_new(folder / TOKEN_FILE, lambda: secrets.token_hex(TOKEN_BYTES).encode())
     read_tokens(folder)
-    if not (folder / PRIVATE_FILE).exists():
-        _write_new(folder / PRIVATE_FILE, new_private_key())
-    if not (folder / CERTIFICATE_FILE).exists():
-        _write_new(folder / CERTIFICATE_FILE, certificate_of((folder / PRIVATE_FILE).read_bytes()), 0o644)
+    private = folder / PRIVATE_FILE
+    _write_new(private, new_private_key)
+    _write_new(folder / CERTIFICATE_FILE, lambda: certificate_of(private.read_bytes()), 0o644)
     server_context(folder)
     return made
 
@@ -190,11 +189,11 @@ def _publish(folder: Path, name: str) -> None:
         _replace(folder / f"{name}.pub", zmq.curve_public(pair_secret), 0o644)
 
 
-def _write_new(path: Path, content: bytes, mode: int = 0o600) -> bool:
+def _write_new(path: Path, content: Callable[[], bytes], mode: int = 0o600) -> bool:
     """Write a file whole, unless there is one; whoever comes first decides."""
     if path.exists():
         return False
-    partial = _partial(path, content, mode)
+    partial = _partial(path, content(), mode)
     try:
         os.link(partial, path)
     except FileExistsError:

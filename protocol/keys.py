@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 import zmq
 
 from protocol.errors import KeysUnusable
+from protocol.key_checks import refuse_changeable, refuse_open_secret
 
 log = logging.getLogger(__name__)
 
@@ -94,9 +95,7 @@ class AllowList:
             raise KeysUnusable(f"keys folder {folder}: cannot be read ({error.strerror})") from None
         for path in paths:
             try:
-                mode = stat.S_IMODE(path.stat().st_mode)
-                if mode & 0o022:
-                    raise KeysUnusable(f"{path}: mode {mode:o} lets others change it; do `chmod go-w {path}`")
+                refuse_changeable(path, path.stat().st_mode)
                 known[read_key(path).decode()] = principal(path.stem.partition("@")[0])
             except (KeysUnusable, OSError) as error:
                 log.error("left out: %s", error)
@@ -162,9 +161,7 @@ def key_pair(folder: Path, role: KeyRole, peer: str = "") -> KeyPair:
             f"{named[0]}-...; give it such a name (--name {named[0]}-0), or make it a key of its own"
         )
     secret = read_key(path)
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & 0o027:
-        raise KeysUnusable(f"{path}: mode {mode:o} lets others read or change it; do `chmod 600 {path}`")
+    refuse_open_secret(path, path.stat().st_mode)
     pair = KeyPair(zmq.curve_public(secret), secret)
     public = folder / f"{name}.pub"
     if public.exists() and read_key(public) != pair.public:

@@ -72,7 +72,7 @@ def test_stage_0_with_bfloat16_is_refused_with_the_cure():
 )
 def test_one_float32_rank_shares_nothing_unless_told_to(settings, stage):
     config = LearnerConfig(**settings)
-    assert config.shards == stage
+    assert config.zero_stage_used == stage
     assert deepspeed_config(config, ranks=1)["zero_optimization"] == {"stage": stage}
 
 
