@@ -15,7 +15,8 @@ import zmq
 
 from actors.errors import GenerationFailed, NoGenerator
 from actors.segments import Sampled
-from protocol.codec import Frames, decode, encode, encode_arrays, unpack_arrays
+from protocol.codec import Frames, encode, encode_arrays, unpack_arrays
+from protocol.envelopes import messages_in
 from protocol.errors import KeysUnusable, ProtocolError
 from protocol.messages import Abort, Chunk, Generate, GeneratorInfo, Sampling
 from protocol.security import ClientKeys, HandshakeWatch
@@ -264,13 +265,11 @@ def _generate(request_id: str, request: TurnRequest, received: list[int]) -> Fra
 
 
 def _received(streams: dict[str, "asyncio.Queue[_Arrived | None]"], frames: list[bytes]) -> None:
-    try:
-        message, rest = decode(frames)
-    except ProtocolError as error:
-        log.error("message from a generator refused: %s", error)
-        return
-    if isinstance(message, Chunk) and message.request_id in streams:  # else: of a request given up earlier
-        streams[message.request_id].put_nowait(_Arrived(message, rest))
+    for message, rest in messages_in(frames, "a generator"):
+        if (
+            isinstance(message, Chunk) and message.request_id in streams
+        ):  # else: of a request given up earlier
+            streams[message.request_id].put_nowait(_Arrived(message, rest))
 
 
 def _check_offset(chunk: Chunk, have: int, count: int) -> None:

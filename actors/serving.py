@@ -15,8 +15,9 @@ from actors.engine import Engine, EngineFailed, Request, RequestRefused, Sampled
 from actors.model_folder import ModelFacts
 from actors.requests import HOLD_TIMEOUT_S, RequestBook, why_invalid
 from protocol.codec import Buffer, Frames, decode, encode_arrays, unpack_arrays
+from protocol.envelopes import open_envelope
 from protocol.errors import Malformed, ProtocolError
-from protocol.messages import Abort, Chunk, Generate
+from protocol.messages import Abort, AnyMessage, Chunk, Generate
 
 log = logging.getLogger(__name__)
 
@@ -65,21 +66,32 @@ class Serving:
         self._closing = ""
 
     def received(self, frames: list[bytes]) -> None:
-        """One multipart message of an actor, its routing id first."""
+        """What an actor says at one time, its routing id first."""
         actor = frames[0]
         try:
-            message, rest = decode(frames[1:])
-            match message:
-                case Generate():
-                    self._generate(actor, message, unpack_prompt(message, rest))
-                case Abort():
-                    self._abort(actor, message.request_id)
-                case _:
-                    raise Malformed(f"{type(message).__name__} is not for a generator")
+            messages = open_envelope(frames[1:])
         except ProtocolError as error:
-            self._refused += 1
-            if self._refused <= MAX_WARNINGS:  # whoever sends nonsense fills no disk by it
-                log.error("message from actor %r refused: %s", actor, error)
+            self._refused_from(actor, error)
+            return
+        for one in messages:
+            try:
+                self._take(actor, *decode(one))
+            except ProtocolError as error:
+                self._refused_from(actor, error)
+
+    def _take(self, actor: bytes, message: AnyMessage, rest: Sequence[Buffer]) -> None:
+        match message:
+            case Generate():
+                self._generate(actor, message, unpack_prompt(message, rest))
+            case Abort():
+                self._abort(actor, message.request_id)
+            case _:
+                raise Malformed(f"{type(message).__name__} is not for a generator")
+
+    def _refused_from(self, actor: bytes, error: ProtocolError) -> None:
+        self._refused += 1
+        if self._refused <= MAX_WARNINGS:  # whoever sends nonsense fills no disk by it
+            log.error("message from actor %r refused: %s", actor, error)
 
     def updated(self) -> None:
         """Another version is in service: late joiners have caught up, held requests may run."""

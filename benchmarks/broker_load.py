@@ -6,6 +6,7 @@ segment comes with a lease, a task's credit and a share of a commit.
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,7 +16,8 @@ import msgspec
 import numpy as np
 import zmq
 
-from protocol.codec import PRELUDE, encode, pack_arrays
+from protocol.codec import PRELUDE, Buffer, encode, pack_arrays
+from protocol.envelopes import enclose, open_envelope
 from protocol.messages import (
     AnyMessage,
     ArraySpec,
@@ -49,7 +51,7 @@ POLL_MS = 100
 AGES = 4_096
 """So many of the last ages are kept."""
 
-_decode = msgspec.msgpack.Decoder(AnyMessage | list[AnyMessage]).decode
+_decode = msgspec.msgpack.Decoder(AnyMessage).decode
 _decode_segment = msgspec.msgpack.Decoder(Segment).decode
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -74,18 +76,30 @@ class Load:
 
 
 class Peer:
-    """One connection, which beats."""
+    """One connection, which beats. What is said between two calls of `leave` leaves together, as that of all roles."""
 
     def __init__(self, load: Load, hello: Hello) -> None:
         keys = None if load.keys is None else ClientKeys.read(load.keys, hello.role, hello.peer, "broker")
         self.socket = dealer(zmq.Context.instance(), hello.peer, keys)
         self.socket.connect(load.endpoint)
+        self._said: list[Sequence[Buffer]] = []
         self.send(hello)
+        self.leave()
         self._beat_at = time.monotonic() + BEAT_S
         self._beats = 0
 
     def send(self, message: AnyMessage) -> None:
-        self.socket.send_multipart(encode(message))
+        self.send_frames(encode(message))
+
+    def send_frames(self, frames: Sequence[Buffer]) -> None:
+        self._said.append(frames)
+
+    def leave(self) -> None:
+        """Send what has been said."""
+        if self._said:
+            said, self._said = self._said, []
+            for frames in enclose(said):
+                self.socket.send_multipart(frames)
 
     def beat(self, now: float) -> None:
         if now >= self._beat_at:
@@ -101,8 +115,8 @@ class Peer:
                 frames = self.socket.recv_multipart(zmq.DONTWAIT)
             except zmq.Again:
                 return found
-            said = _decode(frames[1])
-            found += [(message, frames[2:]) for message in (said if isinstance(said, list) else [said])]
+            for one in open_envelope(frames):
+                found.append((_decode(one[1]), list(one[2:])))  # type: ignore[arg-type]
 
 
 def make_body(nbytes: int) -> tuple[int, list[ArraySpec], bytes]:
@@ -146,6 +160,8 @@ class Actors:
                 peer.beat(now)
             while self._ready and (not load.rate or time.monotonic() >= due) and self._answer():
                 due = max(due + 1 / load.rate, now - 0.05) if load.rate else 0.0
+            for peer in self._peers.values():
+                peer.leave()
         results.send(self.latencies)
 
     def _handle(self, peer: Peer) -> int:
@@ -198,7 +214,7 @@ class Actors:
         )
         if self._load.samples:
             self._sent_at[segment.trajectory_id] = time.perf_counter()
-        peer.socket.send_multipart([PRELUDE, _encode(segment), self._body])
+        peer.send_frames([PRELUDE, _encode(segment), self._body])
         return True
 
 
@@ -229,6 +245,7 @@ class Learner:
             if units:
                 self._peer.send(DeliveryCredit(units=units))
                 self._put(units)
+            self._peer.leave()
 
     def _commit(self, unit_id: str) -> None:
         self._step += 1

@@ -15,7 +15,6 @@ import numpy as np
 from benchmarks.fuzz_engine import mutate_bytes, mutate_value
 from benchmarks.fuzz_messages import samples
 from protocol.codec import (
-    MAX_JOINED,
     PRELUDE,
     Arrays,
     decode,
@@ -23,10 +22,9 @@ from protocol.codec import (
     decode_segment,
     encode,
     encode_delivery,
-    encode_joined,
-    split_joined,
     unpack_arrays,
 )
+from protocol.envelopes import MAX_ENCLOSED, enclose, open_envelope
 from protocol.errors import ProtocolError
 from protocol.messages import ArraySpec, Deliver, Segment
 
@@ -57,7 +55,7 @@ def split(data: bytes) -> list[bytes]:
 
 
 class DecoderTarget:
-    """`protocol.codec`: decode, split_joined, decode_segment, decode_delivery, unpack_arrays."""
+    """`protocol`: decode, open_envelope, decode_segment, decode_delivery, unpack_arrays."""
 
     name, unit = "decoder", "decoded"
 
@@ -89,7 +87,7 @@ class DecoderTarget:
         frames = split(data)
         for frame in frames[1:2]:
             _segment(frame)
-        _joined(frames)
+        _envelope(frames)
         try:
             message, rest = decode(frames)
         except ProtocolError:
@@ -108,12 +106,14 @@ class DecoderTarget:
                 return
 
 
-def _joined(frames: Sequence[bytes]) -> None:
+def _envelope(frames: Sequence[bytes]) -> None:
     try:
-        parts = split_joined(frames)
+        parts = open_envelope(frames)
     except ProtocolError:
         return
-    assert 1 <= len(parts) <= MAX_JOINED, f"{len(parts)} messages in one header"
+    assert 1 <= len(parts) <= MAX_ENCLOSED, f"{len(parts)} messages in one envelope"
+    count = len(frames) - 2 if len(parts) > 1 else 0
+    assert sum(len(part) - 2 for part in parts if len(parts) > 1) == count, "a frame was lost or came twice"
     for part in parts if len(parts) > 1 else ():
         with contextlib.suppress(ProtocolError):
             decode(part)
@@ -145,7 +145,7 @@ def _seeds() -> list[Sequence[bytes | memoryview]]:
     whole = [frames for message, frames in found if isinstance(message, Segment) and len(frames) == 3]
     segments = [(frames[1], frames[2]) for frames in whole]
     out: list[Sequence[bytes | memoryview]] = [frames for _, frames in found]
-    out.append(encode_joined([message for message, frames in found if len(frames) == 2][:8]))
+    out += enclose([frames for _, frames in found][:16])
     for n in (1, 2):
         out.append(encode_delivery(Deliver(unit_id="u", segments=n), segments[:1] * n))
     return out

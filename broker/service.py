@@ -24,17 +24,17 @@ from broker.config import BrokerConfig
 from broker.desk import Desk
 from broker.errors import BindRefused, BooksBroken, BrokerError
 from broker.journal import JournalError
-from broker.outbox import Outbox
 from broker.status import prometheus, status
-from protocol.codec import Buffer, decode
+from protocol.codec import Buffer, decode, encode, encode_delivery
 from protocol.connections import Connection
-from protocol.errors import LimitExceeded, ProtocolError, VersionMismatch
+from protocol.envelopes import open_envelope
+from protocol.errors import LimitExceeded, LinkDown, ProtocolError, VersionMismatch
 from protocol.guard import Guard, GuardedSocket
 from protocol.http_auth import require_token
 from protocol.http_serving import serving
 from protocol.http_tls import scheme
 from protocol.keys import Principal
-from protocol.messages import AnyMessage, Goodbye, Hello, Refused
+from protocol.messages import AnyMessage, Deliver, Goodbye, Hello, Refused
 from protocol.sockets import AsyncSocket, router
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,6 @@ class Service:
         self._socket: AsyncSocket | None = None
         self._stop = asyncio.Event()
         self._flushing = False
-        self._outbox = Outbox(self._transmit, self._route, self._not_sent)
         self._broken: BrokerError | None = None
 
     async def run(self, host: str, port: int) -> None:
@@ -113,7 +112,6 @@ class Service:
         finally:
             self._desk.bell.heard = lambda: None
             if self._socket is not None:
-                self._outbox.post()
                 self._socket.close()
             if self._guard is not None:
                 self._guard.close()
@@ -162,19 +160,26 @@ class Service:
     def _received(self, frames: list[Buffer], sender: Principal | None = None) -> None:
         """One multipart message, the routing id of its sender first; ``sender``: whom its key stands for."""
         route, raw = bytes(frames[0]), frames[1:]
-        name = self._name(route)
         if self._callers is not None and sender is None:
             self._refuse_key(route, "message", REVOKED)
             return
         try:
-            message, _ = decode(raw)
+            messages = open_envelope(raw)
         except ProtocolError as error:
-            if (
-                self._state.books.ledger.refused.get(_code(error), 0) < MAX_KEY_WARNINGS
-            ):  # no disk is filled by it
-                log.warning("message from %r refused: %s", name, error)
-            self._desk.bury(name, _code(error), str(error), raw)
-            self._act(self._desk.refuse(name, _code(error), str(error)))
+            self._malformed(self._name(route), raw, error)
+            return
+        for one in messages:
+            try:
+                self._take(route, one, sender)
+            except Exception:  # what else came with it counts all the same
+                log.exception("a message from %r could not be handled", self._name(route))
+
+    def _take(self, route: bytes, frames: Sequence[Buffer], sender: Principal | None) -> None:
+        name = self._name(route)
+        try:
+            message, _ = decode(frames)
+        except ProtocolError as error:
+            self._malformed(name, frames, error)
             return
         if self._callers is not None:
             try:
@@ -188,11 +193,18 @@ class Service:
         if isinstance(message, COMING_AND_GOING):
             log.info("%s from %r", type(message).__name__, name)
         try:
-            self._act(self._desk.handle(name, message, raw[1:], time.monotonic()))
+            self._act(self._desk.handle(name, message, frames[1:], time.monotonic()))
         except BooksBroken as error:
             log.critical("%s from %r", type(message).__name__, name, exc_info=True)
             self._broken = error
             self._stop.set()
+
+    def _malformed(self, name: str, frames: Sequence[Buffer], error: ProtocolError) -> None:
+        code = _code(error)
+        if self._state.books.ledger.refused.get(code, 0) < MAX_KEY_WARNINGS:  # no disk is filled by it
+            log.warning("message from %r refused: %s", name, error)
+        self._desk.bury(name, code, str(error), frames)
+        self._act(self._desk.refuse(name, code, str(error)))
 
     def _connection(self) -> Connection | None:
         return self._socket.connection() if isinstance(self._socket, GuardedSocket) else None
@@ -215,8 +227,7 @@ class Service:
 
     def _act(self, actions: list[Send]) -> None:
         """Say what may be said at once; soon, with all that has been said meanwhile, have the journal written."""
-        if actions:
-            self._outbox.say(actions)
+        self._say(actions)
         if not self._flushing:
             self._flushing = True
             if self._socket is None or not self._socket.pumping:
@@ -231,8 +242,7 @@ class Service:
         if self._broken is not None:
             return
         try:
-            self._outbox.say(self._desk.flush())
-            self._outbox.post()
+            self._say(self._desk.flush())
         except JournalError as error:  # the disk lost what it had taken: nothing more may be answered for
             log.critical("the journal has failed", exc_info=True)
             self._broken = BrokerError(str(error))  # another start may help
@@ -240,16 +250,19 @@ class Service:
 
     def _release(self) -> None:
         if self._broken is None:
-            self._outbox.say(self._desk.release())
-            self._outbox.post()
+            self._say(self._desk.release())
 
-    def _transmit(self, frames: Sequence[Buffer]) -> None:
-        assert self._socket is not None
-        self._socket.send(frames)
-
-    def _not_sent(self, peer: str, message: AnyMessage, error: Exception) -> None:
-        self._state.books.ledger.refuse("not_sent")
-        log.error("%s to %s not sent: %s", type(message).__name__, peer, error)
+    def _say(self, actions: list[Send]) -> None:
+        for action in actions:
+            route, message = self._route(action.peer), action.message
+            if route is None:  # it has never been here since our start, and ZeroMQ would drop it, too
+                continue
+            assert self._socket is not None
+            try:
+                self._socket.send([route, *_encode(message, action.frames)])
+            except (LimitExceeded, LinkDown) as error:
+                self._state.books.ledger.refuse("not_sent")
+                log.error("%s to %s not sent: %s", type(message).__name__, action.peer, error)
 
     # --- HTTP ---------------------------------------------------------------------------------------------
 
@@ -277,6 +290,10 @@ class Service:
     async def _metrics(self, _: web.Request) -> web.Response:
         text = prometheus(self._state, time.monotonic())
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+
+def _encode(message: AnyMessage, frames: Sequence[tuple[bytes, Buffer]]) -> Sequence[Buffer]:
+    return encode_delivery(message, frames) if isinstance(message, Deliver) else encode(message)
 
 
 def _code(error: ProtocolError) -> str:

@@ -3,7 +3,7 @@
 Layout of a multipart message::
 
     frame 0   prelude: b"OB", major (u8), minor (u8)
-    frame 1   header: one message as a MessagePack map; or, from the broker, an array of messages without more frames
+    frame 1   header: one message as a MessagePack map (an array: see `protocol.envelopes`)
     frame 2   body: the header's arrays, raw little-endian, 8-byte aligned  (only if the message has arrays)
     ...       Deliver only: (header, body) of each segment it carries
 
@@ -12,7 +12,7 @@ error; sizes are checked before decoding too.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,15 +21,13 @@ from numpy.typing import NDArray
 from protocol.errors import LimitExceeded, Malformed, VersionMismatch
 from protocol.messages import MAX_ARRAYS, AnyMessage, ArraySpec, Deliver, Segment
 
-MAJOR, MINOR = 3, 0
+MAJOR, MINOR = 4, 0
 PRELUDE = b"OB" + bytes((MAJOR, MINOR))
 
 MAX_HEADER_BYTES = 256 * 1024
 MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 MAX_FRAMES = 65_536
-MAX_JOINED = 256
-"""Messages in one header."""
 MAX_QUOTED = 500
 
 Arrays = dict[str, NDArray[Any]]
@@ -37,13 +35,8 @@ Frames = list[bytes]
 Buffer = bytes | memoryview
 
 _ITEM_BYTES = {"i4": 4, "i8": 8, "u1": 1, "f4": 4, "f8": 8}
-_ARRAYS = frozenset((*range(0x90, 0xA0), 0xDC, 0xDD))
-"""First bytes of MessagePack arrays."""
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
-_joined_decoder = msgspec.msgpack.Decoder(
-    Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1, max_length=MAX_JOINED)]
-)
 _segment_decoder = msgspec.msgpack.Decoder(Segment)
 
 M = TypeVar("M", bound=msgspec.Struct)
@@ -107,22 +100,6 @@ def encode(message: AnyMessage, body: bytes | None = None) -> Frames:
     return [PRELUDE, header, body]
 
 
-def encode_joined(messages: Sequence[AnyMessage]) -> Frames:
-    """Frames of several messages to one peer at once; none of them has anything behind its header.
-
-    Raises:
-        LimitExceeded: together they are more than a header holds.
-    """
-    if len(messages) == 1:
-        return encode(messages[0])
-    header = _encoder.encode(messages)
-    if len(messages) > MAX_JOINED or len(header) > MAX_HEADER_BYTES:
-        raise LimitExceeded(
-            f"{len(messages)} messages in a header of {len(header)} bytes, at most {MAX_JOINED} in {MAX_HEADER_BYTES}"
-        )
-    return [PRELUDE, header]
-
-
 def encode_delivery(deliver: Deliver, segments: Sequence[tuple[bytes, Buffer]]) -> list[Buffer]:
     """Frames of a delivery: the segments' header and body bytes are passed on untouched."""
     if len(segments) != deliver.segments:
@@ -183,31 +160,11 @@ def decode(frames: Sequence[Buffer]) -> tuple[AnyMessage, Sequence[Buffer]]:
     try:
         return _decoder.decode(frames[1]), frames[2:]
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise Malformed(f"header: {_said(error)}") from None
+        raise Malformed(f"header: {said(error)}") from None
 
 
-def split_joined(frames: Sequence[Buffer]) -> list[Sequence[Buffer]]:
-    """What comes from the broker, which may say several things at once, as the frames of each message alone.
-
-    Raises:
-        VersionMismatch, LimitExceeded, Malformed: the whole is no message.
-
-    Example:
-        >>> from protocol.messages import Drain, TaskCredit
-        >>> [decode(one)[0] for one in split_joined(encode_joined([TaskCredit(tasks=3), Drain()]))]
-        [TaskCredit(tasks=3), Drain(reason='')]
-    """
-    if len(frames) != 2 or not frames[1] or frames[1][0] not in _ARRAYS:
-        return [frames]
-    check_frames(frames)
-    try:
-        return [[frames[0], bytes(header)] for header in _joined_decoder.decode(frames[1])]
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise Malformed(f"header: {_said(error)}") from None
-
-
-def _said(error: Exception) -> str:
-    """What the decoder says; it may quote a value of any length, which is for no log and no answer."""
+def said(error: Exception) -> str:
+    """What a decoder says; it may quote a value of any length, which is for no log and no answer."""
     text = str(error)
     return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}... ({len(text)} characters)"
 
@@ -219,7 +176,7 @@ def decode_segment(header: Buffer) -> Segment:
     try:
         return _segment_decoder.decode(header)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise Malformed(f"segment header: {_said(error)}") from None
+        raise Malformed(f"segment header: {said(error)}") from None
 
 
 def decode_delivery(deliver: Deliver, rest: Sequence[Buffer]) -> list[tuple[Segment, Arrays]]:

@@ -7,13 +7,14 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import zmq
 
-from protocol.codec import Frames, decode, encode, split_joined
-from protocol.errors import LinkDown, ProtocolError
+from protocol.codec import Buffer, Frames, encode
+from protocol.envelopes import enclose, messages_in
+from protocol.errors import LinkDown
 from protocol.messages import AnyMessage, Goodbye, Heartbeat, Hello, Refused, Welcome
 from protocol.security import ClientKeys, HandshakeWatch
 from protocol.session import Progress, Session
@@ -81,7 +82,7 @@ class AsyncLink:
         self._socket.close()
 
     def _received(self, frames: list[bytes]) -> None:
-        for message, rest in _messages(frames):
+        for message, rest in messages_in(frames, "the broker"):
             try:
                 self._take(message, rest)
             except Exception:  # what else was said at once counts all the same
@@ -186,6 +187,7 @@ class ThreadLink:
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(wake, zmq.POLLIN)
+        leaving: deque[Sequence[Buffer]] = deque()
         while True:
             ready = dict(poller.poll(int(TICK_S * 1000)))
             if wake in ready:
@@ -201,12 +203,14 @@ class ThreadLink:
             for message in self.session.due(time.monotonic(), self._progress()):
                 self._outbox.append(encode(message))
             stopping = self._stop.is_set()
-            while self._outbox:
+            said = [self._outbox.popleft() for _ in range(len(self._outbox))]
+            leaving.extend(enclose(said))
+            while leaving:
                 try:
-                    socket.send_multipart(self._outbox[0], zmq.DONTWAIT)
+                    socket.send_multipart(leaving[0], zmq.DONTWAIT)
                 except zmq.Again:
                     break
-                self._outbox.popleft()
+                leaving.popleft()
             if stopping:
                 return
 
@@ -216,7 +220,7 @@ class ThreadLink:
                 frames = socket.recv_multipart(zmq.DONTWAIT)
             except zmq.Again:
                 return
-            for message, rest in _messages(frames):
+            for message, rest in messages_in(frames, "the broker"):
                 self._take(message, rest)
 
     def _take(self, message: AnyMessage, rest: list[bytes]) -> None:
@@ -227,20 +231,6 @@ class ThreadLink:
             if isinstance(message, Refused) and message.fatal:
                 self.trouble = message.message
             self.inbox.put((message, rest))
-
-
-def _messages(frames: list[bytes]) -> Iterator[tuple[AnyMessage, list[bytes]]]:
-    """What the broker has said, without what cannot be decoded."""
-    try:
-        for one in split_joined(frames):
-            try:
-                message, rest = decode(one)
-            except ProtocolError as error:
-                log.error("message from the broker refused: %s", error)
-                continue
-            yield message, list(rest)  # type: ignore[arg-type]
-    except ProtocolError as error:
-        log.error("messages from the broker refused: %s", error)
 
 
 def _drain(socket: "zmq.Socket[bytes]") -> None:

@@ -14,6 +14,7 @@ from typing import Any, cast
 import zmq
 
 from protocol.codec import MAX_BODY_BYTES, Buffer
+from protocol.envelopes import enclose
 from protocol.errors import LinkDown
 from protocol.security import HANDSHAKE_MS, ClientKeys, HandshakeWatch, unguessable_id
 
@@ -136,7 +137,8 @@ def _frame(part: Buffer) -> object:
 class AsyncSocket:
     """A ZeroMQ socket on an asyncio loop: ``on_frames`` is called for every multipart message.
 
-    ``watch`` looks after its handshakes, if it connects.
+    What is sent in one turn of the loop leaves together (`protocol.envelopes`). ``watch`` looks after its handshakes,
+    if it connects.
     """
 
     def __init__(
@@ -148,6 +150,9 @@ class AsyncSocket:
         self._socket = socket
         self._handle: Callable[..., None] = on_frames
         self._watch = watch
+        self._addressed = socket.type == zmq.ROUTER
+        self._said: list[Sequence[Buffer]] = []
+        """In this turn; of `_outbox` from the next look on."""
         self._outbox: deque[Sequence[Buffer]] = deque()
         self._loop = asyncio.get_running_loop()
         self._closed = False
@@ -162,9 +167,9 @@ class AsyncSocket:
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """Send, or keep until the socket takes it; raises LinkDown when too much is kept."""
-        if len(self._outbox) >= OUTBOX_LIMIT:
+        if len(self._outbox) + len(self._said) >= OUTBOX_LIMIT:
             raise LinkDown(f"{OUTBOX_LIMIT} messages wait for a peer that takes none")
-        self._outbox.append(frames)
+        self._said.append(frames)
         if not self._scheduled:
             self._schedule()
 
@@ -192,6 +197,9 @@ class AsyncSocket:
             self._loop.call_soon(self._pump)
 
     def _flush(self) -> None:
+        if self._said:
+            said, self._said = self._said, []
+            self._outbox.extend(enclose(said, addressed=self._addressed) if len(said) > 1 else said)
         while self._outbox:
             try:
                 self._socket.send_multipart(self._outbox[0], zmq.DONTWAIT)
@@ -224,7 +232,7 @@ class AsyncSocket:
                 message = self._take()
             except zmq.Again:
                 self._guarded(self.after_batch)
-                if self._closed or not self._outbox:
+                if self._closed or not (self._outbox or self._said):
                     return True
                 if full:
                     # The descriptor tells when it takes more, unless the look just now has taken its edge.

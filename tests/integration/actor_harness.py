@@ -10,9 +10,11 @@ import numpy as np
 import zmq
 
 from launch.tokenizer import make_tokenizer, save_tokenizer
-from protocol.codec import decode, encode, encode_arrays, unpack_arrays
+from protocol.codec import encode, encode_arrays, unpack_arrays
+from protocol.envelopes import messages_in
 from protocol.messages import (
     Abort,
+    AnyMessage,
     Chunk,
     Generate,
     GeneratorInfo,
@@ -116,7 +118,10 @@ class NotingBroker:
         return Welcome(run=self.run, epoch=0, heartbeat_s=0.2, policy_version=0, attempt=attempt)
 
     def _received(self, frames: list[bytes]) -> None:
-        message, rest = decode(frames[1:])
+        for message, rest in messages_in(frames[1:], "the actor"):
+            self._take(message, rest)
+
+    def _take(self, message: AnyMessage, rest: list[bytes]) -> None:
         match message:
             case Hello():
                 self.hellos.append(message)
@@ -163,8 +168,10 @@ class ScriptedGenerator:
         self._socket.close()
 
     def _received(self, frames: list[bytes]) -> None:
-        peer = frames[0]
-        message, rest = decode(frames[1:])
+        for message, rest in messages_in(frames[1:], "the actor"):
+            self._take(frames[0], message, rest)
+
+    def _take(self, peer: bytes, message: AnyMessage, rest: list[bytes]) -> None:
         if isinstance(message, Generate):
             ids = unpack_arrays(message.arrays, rest[0])["token_ids"].tolist()
             self.requests.append(message)

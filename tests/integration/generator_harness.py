@@ -13,8 +13,19 @@ from msgspec.structs import replace
 
 from actors.config import GeneratorConfig
 from actors.generator import serve_generator
-from protocol.codec import decode, encode, encode_arrays, unpack_arrays
-from protocol.messages import Abort, Chunk, Generate, Goodbye, Heartbeat, Hello, WeightsReady, Welcome
+from protocol.codec import encode, encode_arrays, unpack_arrays
+from protocol.envelopes import messages_in
+from protocol.messages import (
+    Abort,
+    AnyMessage,
+    Chunk,
+    Generate,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    WeightsReady,
+    Welcome,
+)
 from protocol.sockets import dealer, router
 
 RUN = "test"
@@ -37,15 +48,19 @@ class BrokerStub:
     def poll(self) -> None:
         while self._socket.poll(10):
             peer, *frames = self._socket.recv_multipart()
-            match decode(frames)[0]:
-                case Hello() as hello:
-                    self.hello, self._peer = hello, peer
-                    self.send(replace(self._welcome, attempt=hello.attempt))
-                case Heartbeat() as beat:
-                    self.beat = beat
-                    self.beats += 1
-                case Goodbye() as goodbye:
-                    self.goodbye = goodbye
+            for message, _ in messages_in(frames, "the generator"):
+                self._take(peer, message)
+
+    def _take(self, peer: bytes, message: AnyMessage) -> None:
+        match message:
+            case Hello() as hello:
+                self.hello, self._peer = hello, peer
+                self.send(replace(self._welcome, attempt=hello.attempt))
+            case Heartbeat() as beat:
+                self.beat = beat
+                self.beats += 1
+            case Goodbye() as goodbye:
+                self.goodbye = goodbye
 
     def send(self, message: Any) -> None:
         self._socket.send_multipart([self._peer, *encode(message)])
@@ -87,15 +102,18 @@ class ActorStub:
 
     def poll(self) -> None:
         while self._socket.poll(10):
-            chunk, rest = decode(self._socket.recv_multipart())
-            assert isinstance(chunk, Chunk)
-            arrays = unpack_arrays(chunk.arrays, rest[0])
-            answer = self.answers[chunk.request_id]
-            answer.ids += arrays["token_ids"].tolist()
-            answer.logps += arrays["logp_behaviour"].tolist()
-            answer.versions += arrays["policy_version"].tolist()
-            answer.chunks += 1
-            answer.finish_reason, answer.error, answer.kv = chunk.finish_reason, chunk.error, chunk.kv
+            for chunk, rest in messages_in(self._socket.recv_multipart(), "the generator"):
+                assert isinstance(chunk, Chunk)
+                self._take(chunk, rest)
+
+    def _take(self, chunk: Chunk, rest: list[bytes]) -> None:
+        arrays = unpack_arrays(chunk.arrays, rest[0])
+        answer = self.answers[chunk.request_id]
+        answer.ids += arrays["token_ids"].tolist()
+        answer.logps += arrays["logp_behaviour"].tolist()
+        answer.versions += arrays["policy_version"].tolist()
+        answer.chunks += 1
+        answer.finish_reason, answer.error, answer.kv = chunk.finish_reason, chunk.error, chunk.kv
 
     def close(self) -> None:
         self._socket.close(linger=0)

@@ -9,7 +9,8 @@ import pytest
 import zmq
 
 from benchmarks.fault_wire import Proxy
-from protocol.codec import decode, encode
+from protocol.codec import encode
+from protocol.envelopes import messages_in
 from protocol.link import AsyncLink, ThreadLink
 from protocol.messages import Heartbeat, Hello, Welcome
 from protocol.sockets import router
@@ -35,12 +36,14 @@ class Answering:
             if not self._socket.poll(50):
                 continue
             peer, *frames = self._socket.recv_multipart()
-            message, _ = decode(frames)
-            answer = Heartbeat()
-            if isinstance(message, Hello):
-                self.hellos += 1
-                answer = Welcome(run="r", epoch=0, heartbeat_s=0.2, policy_version=0, attempt=message.attempt)
-            self._socket.send_multipart([peer, *encode(answer)])
+            for message, _ in messages_in(frames, "the link"):
+                answer = Heartbeat()
+                if isinstance(message, Hello):
+                    self.hellos += 1
+                    answer = Welcome(
+                        run="r", epoch=0, heartbeat_s=0.2, policy_version=0, attempt=message.attempt
+                    )
+                self._socket.send_multipart([peer, *encode(answer)])
 
     def close(self):
         self._over.set()

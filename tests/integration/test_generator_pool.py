@@ -11,7 +11,8 @@ import zmq
 from actors import generator_client
 from actors.errors import GenerationFailed, NoGenerator
 from actors.generator_client import GeneratorPool, TurnRequest
-from protocol.codec import decode, encode, encode_arrays
+from protocol.codec import encode, encode_arrays
+from protocol.envelopes import messages_in
 from protocol.messages import Abort, Chunk, Generate, GeneratorInfo, Sampling
 from protocol.sockets import AsyncSocket, router
 
@@ -33,13 +34,13 @@ class Server:
         self._socket.close()
 
     def _received(self, frames):
-        message, _ = decode(frames[1:])
-        if isinstance(message, Generate):
-            self.requests.append(message)
-            answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-            asyncio.get_running_loop().call_later(self._delay_s, self._answer, frames[0], message, answer)
-        elif isinstance(message, Abort):
-            self.aborted.append(message.request_id)
+        for message, _ in messages_in(frames[1:], "the pool"):
+            if isinstance(message, Generate):
+                self.requests.append(message)
+                answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+                asyncio.get_running_loop().call_later(self._delay_s, self._answer, frames[0], message, answer)
+            elif isinstance(message, Abort):
+                self.aborted.append(message.request_id)
 
     def _answer(self, peer, request, answer):
         sent = 0

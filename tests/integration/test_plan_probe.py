@@ -11,7 +11,8 @@ import zmq
 from launch import plan_probe
 from launch.errors import LaunchError
 from launch.plan_probe import probe
-from protocol.codec import decode, encode_arrays
+from protocol.codec import encode_arrays
+from protocol.envelopes import messages_in
 from protocol.messages import Chunk, Generate, GeneratorInfo
 
 TOKEN_S, TURN_S = 0.002, 0.02
@@ -41,12 +42,12 @@ class Paced:
         while not self._stop.is_set():
             while self._socket.poll(1):
                 peer, *frames = self._socket.recv_multipart()
-                message, rest = decode(frames)
-                if isinstance(message, Generate) and not self.silent:
-                    self.prompts.add(bytes(rest[0]))
-                    self.lengths.add(message.max_tokens)
-                    at = time.monotonic() + TURN_S + message.max_tokens * TOKEN_S
-                    heapq.heappush(due, (at, message.request_id, peer, message.max_tokens))
+                for message, rest in messages_in(frames, "the probe"):
+                    if isinstance(message, Generate) and not self.silent:
+                        self.prompts.add(bytes(rest[0]))
+                        self.lengths.add(message.max_tokens)
+                        at = time.monotonic() + TURN_S + message.max_tokens * TOKEN_S
+                        heapq.heappush(due, (at, message.request_id, peer, message.max_tokens))
             self.most = max(self.most, len(due))
             while due and due[0][0] <= time.monotonic():
                 _, request_id, peer, count = heapq.heappop(due)

@@ -6,8 +6,6 @@ import pytest
 
 from protocol import codec
 from protocol.codec import (
-    MAX_HEADER_BYTES,
-    MAX_JOINED,
     PRELUDE,
     check_frames,
     decode,
@@ -16,9 +14,7 @@ from protocol.codec import (
     encode,
     encode_arrays,
     encode_delivery,
-    encode_joined,
     pack_arrays,
-    split_joined,
     unpack_arrays,
 )
 from protocol.errors import LimitExceeded, Malformed, ProtocolError, VersionMismatch
@@ -35,7 +31,6 @@ from protocol.messages import (
     Task,
     TaskCredit,
 )
-from tests.hearing import heard
 
 MESSAGES = AnyMessage.__args__
 
@@ -146,48 +141,9 @@ def test_frames_that_are_no_message_are_refused(frames, error):
         decode(frames)
 
 
-def test_what_the_broker_says_at_once_is_several_messages_and_only_to_peers():
-    said = [TaskCredit(tasks=3), Heartbeat(), TaskCredit(tasks=4)]
-    frames = encode_joined(said)
-    assert heard(frames) == (said, [])
-    with pytest.raises(Malformed):  # nobody joins messages to the broker
-        decode(frames)
-    assert heard(encode(said[0])) == (said[:1], [])
-
-
-@pytest.mark.parametrize("header", [[], [{"type": "task_credit", "tasks": 1}] * (MAX_JOINED + 1)])
-def test_no_message_and_too_many_are_refused(header):
-    with pytest.raises(Malformed):
-        split_joined([PRELUDE, msgspec.msgpack.encode(header)])
-
-
-@pytest.mark.parametrize("wrong", [{"type": "nonsense"}, 3, [], {"type": "task_credit", "tasks": -1}])
-def test_a_message_that_nobody_knows_takes_no_other_with_it(wrong):
-    good = {"type": "task_credit", "tasks": 1}
-    first, second, third = split_joined([PRELUDE, msgspec.msgpack.encode([good, wrong, good])])
-    assert decode(first)[0] == decode(third)[0] == TaskCredit(tasks=1)
-    with pytest.raises(Malformed):
-        decode(second)
-
-
-def test_frames_are_checked_before_joined_messages_are_decoded():
-    with pytest.raises(VersionMismatch):
-        split_joined([b"OB\x09\x00", b"\x91\xc1"])
-    with pytest.raises(LimitExceeded):
-        split_joined([PRELUDE, b"\x91" * (MAX_HEADER_BYTES + 1)])
-
-
-def test_more_than_a_header_holds_is_not_joined():
-    with pytest.raises(LimitExceeded, match="257 messages"):
-        encode_joined([TaskCredit(tasks=1)] * (MAX_JOINED + 1))
-    long = Task(task_id="a", env="e", data={"text": "x" * 200_000}, group_id="g", group_size=1)
-    with pytest.raises(LimitExceeded, match="2 messages in a header"):
-        encode_joined([PutTasks(tasks=[long])] * 2)
-
-
 def test_a_newer_minor_version_and_unknown_fields_are_accepted():
     header = msgspec.msgpack.encode({"type": "task_credit", "tasks": 3, "colour": "blue"})
-    assert decode([b"OB\x03\x63", header])[0] == TaskCredit(tasks=3)
+    assert decode([PRELUDE[:3] + b"\x63", header])[0] == TaskCredit(tasks=3)
 
 
 def test_an_error_names_the_path_to_the_field():

@@ -15,7 +15,7 @@ DTYPES = {"i4": "<i4", "i8": "<i8", "u1": "u1", "f4": "<f4", "f8": "<f8"}
 def foreign_decode(frames):
     """Header as a dict and arrays, by the words of SPEC.md only."""
     assert frames[0][:2] == b"OB"
-    assert frames[0][2] == 3
+    assert frames[0][2] == 4
     header = msgpack.unpackb(frames[1])
     arrays = {
         name: np.frombuffer(frames[2], DTYPES[dtype], length, offset)
@@ -55,7 +55,7 @@ def foreign_segment(lease, **more):
         "arrays": specs,
         **more,
     }
-    return [b"OB\x03\x00", msgpack.packb(header), body]
+    return [b"OB\x04\x00", msgpack.packb(header), body]
 
 
 @pytest.fixture
@@ -105,20 +105,20 @@ def test_unknown_fields_of_a_segment_survive_the_broker_byte_for_byte(driver):
 def test_another_major_version_is_refused_with_words_that_help():
     frames = encode(Hello(role="actor", peer="a", incarnation=3))
     with pytest.raises(
-        VersionMismatch, match=r"peer speaks protocol 4\.5, this process 3\.0; run the same major"
+        VersionMismatch, match=r"peer speaks protocol 5\.5, this process 4\.0; run the same major"
     ):
-        decode([b"OB\x04\x05", *frames[1:]])
+        decode([b"OB\x05\x05", *frames[1:]])
 
 
 def test_versions_are_looked_at_before_the_header_is_decoded():
     with pytest.raises(VersionMismatch):
-        decode([b"OB\x04\x00", b"\xc1 this is no msgpack"])
+        decode([b"OB\x05\x00", b"\xc1 this is no msgpack"])
 
 
 def test_limits_are_checked_before_decoding():
     for frames in (
-        [b"OB\x03\x00", b"\xc1" * (MAX_HEADER_BYTES + 1)],
-        [b"OB\x03\x00", b"\xc1", bytes(MAX_BODY_BYTES + 1)],
+        [b"OB\x04\x00", b"\xc1" * (MAX_HEADER_BYTES + 1)],
+        [b"OB\x04\x00", b"\xc1", bytes(MAX_BODY_BYTES + 1)],
     ):
         with pytest.raises(LimitExceeded):
             decode(frames)
@@ -127,5 +127,5 @@ def test_limits_are_checked_before_decoding():
 def test_a_length_that_lies_is_no_memory():
     bomb = b"\x81\xa5tasks\xdd\xff\xff\xff\xff"  # a map with an array of four billion elements
     with pytest.raises(ValueError, match="header"):
-        decode([b"OB\x03\x00", bomb])
-    check_frames([b"OB\x03\x00", bomb])
+        decode([b"OB\x04\x00", bomb])
+    check_frames([b"OB\x04\x00", bomb])

@@ -23,6 +23,8 @@ FAULT = ZeroDivisionError("in progress")
 class Received:
     """A socket with messages to be read, and none sent."""
 
+    type = zmq.DEALER
+
     def __init__(self, *messages):
         self.messages = [[message] for message in messages]
 

@@ -12,6 +12,7 @@ from broker.ledger import OUTCOMES
 from broker.peers import MAX_GAUGES, MAX_MERGED, MAX_PEERS
 from broker.tasks import REMEMBERED_TASKS
 from protocol import codec, messages
+from protocol.envelopes import MAX_ENCLOSED
 from protocol.messages import AnyMessage, Segment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +33,7 @@ def test_limits_are_those_of_the_code():
         codec.MAX_BODY_BYTES,
         codec.MAX_MESSAGE_BYTES,
         codec.MAX_FRAMES,
-        codec.MAX_JOINED,
+        MAX_ENCLOSED,
         messages.MAX_ARRAYS,
         messages.MAX_NAME,
         messages.MAX_ID,
