@@ -112,7 +112,7 @@ def plain() -> Sequence[AnyMessage]:
         CancelTask(lease_id="t.1", reason="late"),
         SegmentAck(trajectory_id="1g0.0.0", index=1, status="refused", reason="gap"),
         SegmentCredit(segments=5),
-        Held(task_ids=["1g0.0", "1g0.1"], more=True),
+        Held(task_ids=["1g0.0", "1g0.1"], unit_ids=["1g0"], more=True),
         CheckpointWanted(reason="full"),
         Deliver(unit_id="1g0", segments=0, complete=False, redelivered=True),
         Dropped(unit_id="1g0", group_id="1g0", trajectories=2, reason="stale"),

@@ -3,14 +3,16 @@
 import logging
 import math
 from collections import deque
+from collections.abc import Iterable
 
 from broker.books import Books, process
 from broker.errors import BrokerError, TryLater
 from broker.events import Committed, Delivered, LearnerJoined, Published, Released, TasksPut, UnitDropped
-from broker.ledger import Recent
 from broker.peers import Peer
+from broker.recent import Recent
 from protocol.codec import MAX_HEADER_BYTES
 from protocol.messages import (
+    MAX_IDS,
     MAX_SOURCES,
     Checkpointed,
     CheckpointWanted,
@@ -29,7 +31,7 @@ from protocol.version_line import VersionLine
 log = logging.getLogger(__name__)
 
 MAX_NOTICES = 65_536
-ID_OVERHEAD, ENVELOPE = 3, 1_024
+ID_OVERHEAD, MESSAGE_OVERHEAD = 3, 1_024
 """Bytes of a string's head in MessagePack, and of all that is no id in a Held."""
 MAX_CREDIT = 1 << 20
 REMIND_S = 5.0
@@ -93,17 +95,14 @@ class LearnerSide:
         self._told = Recent(MAX_NOTICES)
 
     def welcome(self, peer: Peer) -> None:
-        """What a learner that continues a lineage need not put."""
-        parts: list[list[str]] = [[]]
-        size = 0
-        for task_id in self._books.held_task_ids():
-            size += len(task_id.encode()) + ID_OVERHEAD
-            if size > MAX_HEADER_BYTES - ENVELOPE:
-                parts.append([])
-                size = len(task_id.encode()) + ID_OVERHEAD
-            parts[-1].append(task_id)
-        for n, part in enumerate(parts, start=1):
-            self._books.send(peer.name, Held(task_ids=part, more=n < len(parts)))
+        """What a learner that continues a lineage need not put, and what it may be done with already."""
+        tasks, units = self._books.held_task_ids(), [unit.unit_id for unit in self._books.deliveries.units()]
+        for part in _parts(tasks):
+            self._books.send(peer.name, Held(task_ids=part, more=True))
+        *others, last = _parts(units) or [[]]
+        for part in others:
+            self._books.send(peer.name, Held(unit_ids=part, more=True))
+        self._books.send(peer.name, Held(unit_ids=last))
 
     def left(self, peer: Peer, *, on_purpose: bool) -> None:
         """One that is only silent keeps its deliveries: nobody else could take them meanwhile."""
@@ -316,6 +315,19 @@ class LearnerSide:
             self._asked_at = now
             reason = f"{books.store.aside_nbytes} bytes are kept until a checkpoint covers them"
             books.send(self.learner.name, CheckpointWanted(reason=reason))
+
+
+def _parts(ids: Iterable[str]) -> list[list[str]]:
+    """As many together as a message holds."""
+    parts, room = list[list[str]](), 0
+    for one in ids:
+        size = len(one.encode()) + ID_OVERHEAD
+        if size > room or len(parts[-1]) == MAX_IDS:
+            parts.append([])
+            room = MAX_HEADER_BYTES - MESSAGE_OVERHEAD
+        parts[-1].append(one)
+        room -= size
+    return parts
 
 
 def _why_no_line(message: PublishWeights) -> str:

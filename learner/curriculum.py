@@ -184,12 +184,6 @@ class Curriculum:
             self.next_index, self._dealt = self._after(*max(beyond))
         return [task for task in tasks if self._place(task.task_id) not in held]
 
-    def done(self, task_ids: Iterable[str]) -> set[str]:
-        """Of these tasks, those that were dealt out and are done with."""
-        known, cursor = self._under_way(), (self.next_index, self._dealt)
-        places = ((task_id, self._place(task_id)) for task_id in task_ids)
-        return {name for name, place in places if place and place < cursor and place not in known}
-
     def _under_way(self) -> set[tuple[int, int]]:
         tasks = (task for group in self.outstanding.values() for task in group)
         return {(self.index_of(task.group_id), task.member) for task in tasks}

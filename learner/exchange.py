@@ -76,7 +76,8 @@ class Exchange:
         self._covered = step
         """Steps that a checkpoint covers, at least."""
         self._owed_held = False
-        self._held_ids: list[str] = []
+        self._held_tasks: list[str] = []
+        self._held_units: list[str] = []
         self._settling = False
         self.checkpoint_wanted = ""
         """Why the broker wants a checkpoint, if it does."""
@@ -254,7 +255,7 @@ class Exchange:
 
         It ignores what it has seen. Before it has said what it holds, it is not to deliver: see `_held`.
         """
-        self._held_ids = []
+        self._held_tasks, self._held_units = [], []
         if self._announced is not None:
             self._link.send(self._announced)
         if self._checkpointed is not None:
@@ -264,19 +265,17 @@ class Exchange:
         self.put([task for task in self._evaluating if task.group_id not in self.inlet.evaluated])
         self._link.send(DeliveryCredit(units=CREDIT_UNITS))
 
-    def _held(self, task_ids: Sequence[str]) -> None:
+    def _held(self, task_ids: Sequence[str], unit_ids: Sequence[str]) -> None:
         """What the broker holds; it says so each time we join.
 
         First it hears again of what we are done with, as those commits were lost: it would deliver that anew, or
         drop it as stale although it is trained. Then it may deliver.
         """
-        done = self.curriculum.done(task_ids)
-        # Of a trajectory that grows it does not say which windows it holds; those it does not, it ignores.
-        lost = self.inlet.commit_again(task_ids if self.inlet.windows else done)
+        lost = self.inlet.commit_again(unit_ids)
         self._recommit()
         owed, self._owed_held = self._owed_held, False
         if self._settling:
-            self._settling = bool(done and lost)
+            self._settling = lost > 0
             return
         again = self.curriculum.adopt(task_ids) if owed else self.inlet.awaited()
         self.put(again)
@@ -345,11 +344,11 @@ class Exchange:
                 self._drained = reason or "drain"
             case CheckpointWanted(reason=reason):
                 self.checkpoint_wanted = reason or "the broker asks for it"
-            case Held(task_ids=task_ids, more=more):
-                self._held_ids += task_ids
+            case Held(task_ids=task_ids, unit_ids=unit_ids, more=more):
+                self._held_tasks += task_ids
+                self._held_units += unit_ids
                 if not more:
-                    task_ids, self._held_ids = self._held_ids, []
-                    self._held(task_ids)
+                    self._held(self._held_tasks, self._held_units)
             case Refused():
                 text = f"the broker refused the learner ({message.code}): {message.message}"
                 if message.fatal or message.code in FATAL_CODES:

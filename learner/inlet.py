@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -124,14 +124,9 @@ class Inlet:
             version=version if trained else -1,
         )
 
-    def commit_again(self, task_ids: Collection[str]) -> int:
-        """What was committed of these tasks is to be committed once more, as the broker holds it still; how many."""
-        groups = {task_id.partition(".")[0] for task_id in task_ids}
-        units = [
-            unit_id
-            for unit_id in self.committed
-            if unit_id in groups or unit_id.partition("/")[0].rpartition(".")[0] in task_ids
-        ]
+    def commit_again(self, held: Iterable[str]) -> int:
+        """What was committed of these units is to be committed once more, as the broker holds it still; how many."""
+        units = [unit_id for unit_id in held if unit_id in self.committed]
         self._again += units
         return len(units)
 

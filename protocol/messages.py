@@ -329,10 +329,12 @@ class SegmentCredit(Message, tag="segment_credit", frozen=True):
 class Held(Message, tag="held", frozen=True):
     """To a learner that continues a lineage: training tasks the broker holds, done or not; it need not put them.
 
-    ``more``: another message with the rest of them follows.
+    ``unit_ids``: what is whole and not committed; a unit among them that the learner is done with it commits again.
+    ``more``: another message with the rest follows.
     """
 
-    task_ids: Ids
+    task_ids: Ids = field(default_factory=list)
+    unit_ids: Ids = field(default_factory=list)
     more: bool = False
 
 

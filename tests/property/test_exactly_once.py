@@ -11,7 +11,7 @@ from collections import deque
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from launch import recording
@@ -195,6 +195,18 @@ ACTIONS = ["train", "train", "train", "checkpoint", *DEATHS]
 @pytest.mark.parametrize("train_on", ["groups", "trajectories", "windows"])
 @settings(max_examples=100, deadline=None)
 @given(actions=st.lists(st.sampled_from(ACTIONS), max_size=14), seed=st.integers(0, 99))
+@example(  # the last window of a trajectory is dropped, an earlier one is trained, and that commit lost
+    actions=[
+        "train",
+        "kill_both",
+        "kill_learner",
+        "kill_learner",
+        "train",
+        "save_and_kill_both",
+        "kill_learner",
+    ],
+    seed=48,
+)
 def test_each_unit_is_trained_once_in_the_line_that_survives(train_on, actions, seed):
     folder = Path(tempfile.mkdtemp())
     try:

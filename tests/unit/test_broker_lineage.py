@@ -27,6 +27,14 @@ def units(driver):
     return [delivery.unit_id for delivery in driver.deliveries()]
 
 
+def held(driver):
+    """What the learner was told last: tasks and units."""
+    said = driver.take("learner", Held)
+    begin = max((n for n, one in enumerate(said[:-1], start=1) if not one.more), default=0)
+    last = said[begin:]
+    return sorted(i for one in last for i in one.task_ids), sorted(i for one in last for i in one.unit_ids)
+
+
 def tokens(driver, outcome):
     return driver.state.books.ledger.outcomes[outcome].tokens
 
@@ -38,7 +46,7 @@ def test_what_no_checkpoint_covers_comes_back_and_the_rest_is_gone(driver):
     driver.checkpointed(1)
     assert (tokens(driver, "trained"), driver.held) == (8, 1)
     driver.learner(epoch=2, lineage=1, step=1)
-    assert sorted(driver.take("learner", Held)[-1].task_ids) == ["b.0", "c.0"]
+    assert held(driver) == (["b.0", "c.0"], ["b", "c"])
     again = driver.deliveries()
     assert [(d.unit_id, d.redelivered) for d in again] == [("b", True), ("c", True)]
     ledger = driver.state.books.ledger
@@ -76,7 +84,7 @@ def test_another_lineage_leaves_nothing_of_the_one_before(driver):
     driver.put(evaluation("ev"))
     driver.learner(epoch=2, lineage=2)
     assert len(driver.got("actor", CancelTask)) == 3
-    assert driver.take("learner", Held)[-1].task_ids == []
+    assert held(driver) == ([], [])
     assert (driver.held, driver.state.books.store.aside_nbytes) == (0, 0)
     assert (tokens(driver, "trained"), tokens(driver, "superseded")) == (4, 8)
     assert driver.segment("actor", one, 1, offset=4).status == "refused"
@@ -101,8 +109,7 @@ def test_held_tasks_are_queued_running_stored_and_returned_ones(driver):
     driver.say("actor", Goodbye())
     driver.put(evaluation("ev"))
     driver.learner(epoch=2, lineage=1)
-    held = driver.take("learner", Held)[-1].task_ids
-    assert sorted(held) == ["done.0", "g.0", "g.1", "g.2"]
+    assert held(driver) == (["done.0", "g.0", "g.1", "g.2"], ["done"])
 
 
 def test_a_unit_that_no_learner_survives_is_dropped(driver):
@@ -197,7 +204,7 @@ def test_many_held_tasks_come_in_several_messages(driver):
     for n in range(30):
         driver.put(*group(f"{name}{n}", 60))
     driver.learner(epoch=2, lineage=1)
-    parts = driver.take("learner", Held)[-2:]
-    assert [part.more for part in parts] == [True, False]
+    parts = driver.take("learner", Held)[-3:]
+    assert [part.more for part in parts] == [True, True, False]
     assert sum(len(part.task_ids) for part in parts) == 1_800
     assert all(len(encode(part)[1]) < MAX_HEADER_BYTES for part in parts)

@@ -79,7 +79,7 @@ def names(messages):
     return [task.task_id for message in messages for task in message.tasks]
 
 
-HELD = Held(task_ids=["3g0.0", "3g0.1", "3g5.0", "3g5.1"])
+HELD = Held(task_ids=["3g0.0", "3g0.1", "3g5.0", "3g5.1"], unit_ids=["3g0"])
 STATE = {"lineage": 3, "next_index": 2, "dealt": 0, "unfinished": [[0, [0, 1]], [1, [0, 1]]]}
 
 
@@ -194,7 +194,7 @@ def test_after_a_lost_connection_commits_go_out_again_before_the_broker_may_deli
 
 
 def test_who_leaves_commits_again_what_the_broker_still_holds_until_it_holds_it_no_more():
-    it = settling(HELD, Held(task_ids=["3g1.0", "3g1.1"]))
+    it = settling(HELD, Held(task_ids=["3g1.0", "3g1.1"], unit_ids=["3g1"]))
     it.settle(step=7)
     assert it._link.sent == ["Hello", Commit(epoch=4, step=7, trained=["3g0"], dropped=[]), "Hello"]
     assert not it._link.helds
