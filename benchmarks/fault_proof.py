@@ -25,7 +25,8 @@ from broker.journal import Journal
 from broker.journal_config import JournalConfig
 from broker.journal_files import records
 from broker.journal_records import Kind, Loss, unpack_segment
-from broker.recovery import JournalStore, recover
+from broker.journal_store import JournalStore
+from broker.recovery import recover
 from protocol.codec import decode_segment
 
 ACKNOWLEDGED = re.compile(rb"segment (\d+) of (\S+): stored")

@@ -16,10 +16,12 @@ from benchmarks.fuzz_engine import Choices
 from broker.books import Send
 from broker.config import BrokerConfig
 from broker.journal import Kind, Place, Record
-from broker.recovery import JournalStore, recover, snapshot
+from broker.journal_store import JournalStore
+from broker.recovery import recover, snapshot
 from broker.state import BrokerState
 from broker.status import prometheus, status
 from protocol.codec import Buffer, decode, encode, encode_delivery
+from protocol.envelopes import open_envelope
 from protocol.errors import LimitExceeded, ProtocolError, VersionMismatch
 from protocol.messages import Commit, Deliver, Hello, PutTasks
 
@@ -35,7 +37,7 @@ MESSAGE_S = 0.5
 
 
 class MemoryJournal:
-    """What `broker.recovery.JournalStore` needs of a journal."""
+    """What `broker.journal_store.JournalStore` needs of a journal."""
 
     low, blocked = False, ""
 
@@ -137,11 +139,23 @@ class Trial:
         """As `broker.service` does."""
         self._messages += 1
         try:
+            messages = open_envelope(frames)
+        except ProtocolError as error:
+            self._refuse(name, error)
+            return
+        for one in messages:
+            self._take(name, one)
+
+    def _refuse(self, name: str, error: ProtocolError) -> None:
+        kind = {VersionMismatch: "version", LimitExceeded: "limit"}.get(type(error), "malformed")
+        text = str(error)
+        self._act(lambda: self._state.refuse(name, kind, text), 1)
+
+    def _take(self, name: str, frames: Sequence[Buffer]) -> None:
+        try:
             message, _ = decode(frames)
         except ProtocolError as error:
-            kind = {VersionMismatch: "version", LimitExceeded: "limit"}.get(type(error), "malformed")
-            text = str(error)
-            self._act(lambda: self._state.refuse(name, kind, text), 1)
+            self._refuse(name, error)
             return
         asked = 0
         match message:

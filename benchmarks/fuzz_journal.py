@@ -31,7 +31,8 @@ from broker.journal_records import (
     scan,
     unpack_header,
 )
-from broker.recovery import JournalStore, recover, snapshot
+from broker.journal_store import JournalStore
+from broker.recovery import recover, snapshot
 from broker.state import BrokerState
 from protocol.codec import decode, encode, encode_arrays
 from protocol.messages import Commit, DeliveryCredit, Hello, LeaseTask, PublishWeights, PutTasks, TaskCredit

@@ -32,7 +32,8 @@ from broker.journal_records import (
     unpack_header,
     unpack_segment,
 )
-from broker.recovery import JournalStore, poison_of, recover
+from broker.journal_store import JournalStore
+from broker.recovery import poison_of, recover
 
 FILE_KIND, PAYLOAD_KIND, RECORDS_KIND, FOLDER_KIND = range(4)
 FORGED, LOST, ALTERED = 1, 2, 4

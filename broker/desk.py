@@ -21,7 +21,8 @@ from broker.journal import (
     pack_dead_letter,
     unpack_dead_letter,
 )
-from broker.recovery import JournalStore, poison_of, recover, snapshot
+from broker.journal_store import JournalStore
+from broker.recovery import poison_of, recover, snapshot
 from broker.state import BrokerState
 from protocol.codec import Buffer
 from protocol.messages import AnyMessage, Heartbeat, QueueStats, Refused

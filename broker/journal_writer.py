@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 JOIN_S = 30.0
+MAX_PARTS = os.sysconf("SC_IOV_MAX")
+"""Written with one call, without being put together before."""
 MAX_UNSYNCED = 8
 """Files that may wait for the thread; with more, the writer waits for the disk."""
 
@@ -84,8 +86,8 @@ class Writer:
         else:
             self._at = newest
         self._sync()
-        self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
-        self._thread.start()
+        self._syncer = threading.Thread(target=self._work, name="journal", daemon=True)
+        self._syncer.start()
 
     # --- from the broker's thread -------------------------------------------------------------------------
 
@@ -174,8 +176,8 @@ class Writer:
         with self._guard:
             self._closing = True
             self._guard.notify_all()
-        self._thread.join(JOIN_S)
-        if self._thread.is_alive():  # what it holds must not be taken from under it
+        self._syncer.join(JOIN_S)
+        if self._syncer.is_alive():  # what it holds must not be taken from under it
             log.error("journal: the disk has not answered for %d s", JOIN_S)
             return
         try:
@@ -228,9 +230,11 @@ class Writer:
             self._open.append((file, fd))
 
     def _write_group(self, group: Group, fd: int) -> None:
-        view = memoryview(group.whole())
-        while group.done < len(view):  # a full disk first writes less than it was given, and then fails
-            group.done += os.pwrite(fd, view[group.done :], group.start + group.done)
+        if not group.done and len(group.parts) <= MAX_PARTS:
+            group.done = os.pwritev(fd, group.parts, group.start)
+        while group.done < group.nbytes:  # a full disk first writes less than it was given, and then fails
+            rest = memoryview(group.whole())[group.done :]
+            group.done += os.pwrite(fd, rest, group.start + group.done)
         with self._guard:
             self._pending.popleft()
             self._written, self._at = group.last, group.file

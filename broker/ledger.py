@@ -1,6 +1,5 @@
 """What became of every segment and token that reached the broker."""
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -179,38 +178,3 @@ class Ledger:
     def task(self, event: str, count: int = 1) -> None:
         """Count what happened to tasks: put, leased, lost, given_up, closed, cancelled."""
         self.tasks[event] = self.tasks.get(event, 0) + count
-
-
-class Recent:
-    """The last ``size`` keys with a number each: memory of what is over, bounded.
-
-    Example:
-        >>> recent = Recent(2)
-        >>> for key in "abc": recent.add(key, 1)
-        >>> recent.get("a") is None, recent.get("c")
-        (True, 1)
-    """
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._numbers: OrderedDict[str, int] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._numbers
-
-    def add(self, key: str, number: int) -> None:
-        if key in self._numbers:
-            self._numbers.move_to_end(key)
-        self._numbers[key] = number
-        if len(self._numbers) > self._size:
-            self._numbers.popitem(last=False)
-
-    def get(self, key: str) -> int | None:
-        return self._numbers.get(key)
-
-    def items(self) -> list[tuple[str, int]]:
-        """Oldest first."""
-        return list(self._numbers.items())

@@ -4,7 +4,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Set
 from typing import TypeVar
 
-from broker.ledger import Ledger, Recent
+from broker.ledger import Ledger
+from broker.recent import Recent
 from broker.records import TaskLease, TaskRecord
 from protocol.messages import Task
 

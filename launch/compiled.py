@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 MODULES = (
     "units", "tasks", "deliveries", "books", "actor_side", "learner_side", "state", "admission", "peers", "desk",
-    "journal", "callers", "outbox", "service",
+    "journal", "journal_store", "journal_writer", "recent", "store", "callers", "service",
 )  # fmt: skip
 """Of the package `broker`: what is run for each message. Records and events are no part of it: msgspec reads them from
 their annotations, which a compiled class has not; and a compiled class may not be the base of one that is not."""

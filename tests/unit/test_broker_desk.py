@@ -113,6 +113,7 @@ def full_disk(monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", write)
+    monkeypatch.setattr(os, "pwritev", write)
 
 
 def test_a_message_that_breaks_the_books_ends_the_process_and_is_refused_by_the_next(scene, monkeypatch):

@@ -10,7 +10,8 @@ from broker.events import decode_event
 from broker.journal import JournalError, Kind, Place, Record
 from broker.journal_files import LOCK, survey
 from broker.journal_records import Header, file_name, pack_header, unpack_header, unpack_segment
-from broker.recovery import JournalStore, recover, snapshot
+from broker.journal_store import JournalStore
+from broker.recovery import recover, snapshot
 from protocol.codec import decode, encode
 from protocol.errors import Malformed
 from protocol.messages import Commit

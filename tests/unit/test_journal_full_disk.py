@@ -26,6 +26,9 @@ class Disk:
         self.room -= done
         return done
 
+    def pwritev(self, fd, parts, offset):
+        return self.pwrite(fd, b"".join(parts), offset)
+
     def open(self, path, flags, *mode):
         if flags & os.O_CREAT and self.room < self.name:
             raise OSError(self.code, os.strerror(self.code))
@@ -40,6 +43,7 @@ def disk(monkeypatch):
     disk = Disk(1 << 30)
     monkeypatch.setattr(journal_writer, "RETRY_S", 0.0)
     monkeypatch.setattr(journal_writer.os, "pwrite", disk.pwrite)
+    monkeypatch.setattr(journal_writer.os, "pwritev", disk.pwritev)
     monkeypatch.setattr(journal_writer.os, "open", disk.open)
     return disk
 

@@ -1,0 +1,85 @@
+"""Segments and events in the journal; in memory where they stand."""
+
+from collections import Counter, OrderedDict
+
+from broker.events import AnyEvent, encode_event
+from broker.journal import Journal, Kind, Place, pack_segment, unpack_segment
+from broker.store import Counted, SegmentKey
+from protocol.codec import Buffer
+
+MAX_ASIDE_SHARE = 0.5
+"""Of the journal's bytes, for what is committed and in no checkpoint yet; the rest is for what waits."""
+RECENT_BYTES = 64 << 20
+"""Of the latest segments, kept in memory."""
+
+
+class JournalStore(Counted):
+    """Segments in the journal; in memory where they stand, and the latest of them too.
+
+    Most are delivered before they are pushed out of there, and so need not be read.
+    """
+
+    def __init__(self, journal: Journal, max_bytes: int) -> None:
+        super().__init__()
+        self.journal, self._max_bytes = journal, max_bytes
+        self._places: dict[SegmentKey, Place] = {}
+        self._files: Counter[int] = Counter()
+        self._recent: OrderedDict[SegmentKey, tuple[bytes, Buffer]] = OrderedDict()
+        self._recent_nbytes = 0
+
+    @property
+    def low(self) -> bool:
+        return self.journal.low or bool(self.journal.blocked)
+
+    @property
+    def crowded(self) -> bool:
+        return self.low or self.aside_nbytes > MAX_ASIDE_SHARE * self._max_bytes
+
+    @property
+    def files(self) -> set[int]:
+        """Journal files in which something needed stands."""
+        return set(self._files)
+
+    def put(self, key: SegmentKey, header: bytes, body: Buffer) -> None:
+        nbytes = len(header) + len(body)
+        place = self.journal.append(Kind.SEGMENT, *pack_segment(header, body))
+        self.adopt(key, place, nbytes)
+        self._recent[key] = header, body
+        self._recent_nbytes += nbytes
+        while self._recent_nbytes > RECENT_BYTES:
+            self._forget(next(iter(self._recent)))
+
+    def _forget(self, key: SegmentKey) -> None:
+        frames = self._recent.pop(key, None)
+        if frames is not None:
+            self._recent_nbytes -= sum(map(len, frames))
+
+    def adopt(self, key: SegmentKey, place: Place, nbytes: int) -> None:
+        """A segment that stands in the journal already."""
+        self.add(key, nbytes)
+        self._places[key] = place
+        self._files[place.file] += 1
+
+    def get(self, key: SegmentKey) -> tuple[bytes, Buffer]:
+        frames = self._recent.get(key)
+        return frames if frames is not None else unpack_segment(self.journal.read(self._places[key]))
+
+    def set_aside(self, key: SegmentKey) -> None:
+        super().set_aside(key)
+        self._forget(key)
+
+    def drop(self, key: SegmentKey) -> None:
+        super().drop(key)
+        self._forget(key)
+        file = self._places.pop(key).file
+        self._files[file] -= 1
+        if not self._files[file]:
+            del self._files[file]
+
+    def note(self, event: AnyEvent) -> None:
+        self.journal.append(Kind.EVENT, encode_event(event))
+
+    def index(self) -> list[tuple[SegmentKey, Place, int, bool]]:
+        """Key, place, bytes and whether set aside, of all segments."""
+        held = [(key, self._places[key], nbytes, False) for key, nbytes in self._held.items()]
+        return held + [(key, self._places[key], nbytes, True) for key, nbytes in self._aside.items()]
