@@ -294,6 +294,7 @@ class Actor:
             await episode.run()
             self._finished += episode.status != "failed"
             self._failed += episode.status == "failed"
+            self._give_back(self._book.ended(lease.lease_id))  # leaves with the last segment
         except asyncio.CancelledError:
             self._outbox.forget(episode.trajectory_id)
             raise

@@ -167,7 +167,7 @@ def forwarder(arm: Arm, load: Load) -> Iterator[Run]:
     acked = _spawn.RawValue("Q", 0)
     with processes() as start:
         broker = start(forward, front, back, in_c=arm.other == "proxy")
-        start(produce, front, load.nbytes, load.window, acked)
+        start(produce, front, load.nbytes, load.window, acked, load.connections)
         start(consume, back)
         yield Run(broker.pid, acked)
 
@@ -273,24 +273,30 @@ def sizes(arguments: argparse.Namespace) -> Results:
                 row = throughput(arm, make_load(SIZES[size], arm.segments), arguments)
                 rows.setdefault((arm.name, size), []).append(row)
                 logging.info("%s, %s: %.1f us, %.0f /s", arm.name, size, row["cpu_us"], row["per_s"])
-    for (_, size), found in rows.items():
-        for row, loop in zip(found, rows[LOOP, size], strict=True):
-            row["over_loop"] = row["cpu_us"] / loop["cpu_us"]
+    _over_loop(rows)
     results: Results = {
         arm.name: {size: summary(rows[arm.name, size]) for size in arguments.sizes} for arm in arms
     }
     return results | {arm.name: {"missing": missing} for arm in OTHERS if arm not in arms}
 
 
+def _over_loop(rows: dict[tuple[str, Any], list[dict[str, float]]]) -> None:
+    """Adds the ratio to the loop in Python of the same round and column."""
+    for (_, column), found in rows.items():
+        for row, loop in zip(found, rows[LOOP, column], strict=True):
+            row["over_loop"] = row["cpu_us"] / loop["cpu_us"]
+
+
 def peers(arguments: argparse.Namespace) -> Results:
-    """CPU time per segment of 16 KB over the number of actors connected."""
+    """CPU time per segment of 16 KB over the number of actors connected, beside that of the loop in Python."""
     rows: dict[tuple[str, int], list[dict[str, float]]] = {}
-    arms = with_compiled(OURS[0])
+    arms = [*with_compiled(OURS[0]), Arm(LOOP, other="loop")]
     for _ in range(arguments.repetitions):
         for count in PEERS:
-            load = replace(make_load(1 << 14), actors=count, window=256, outstanding=1024)
+            load = replace(make_load(1 << 14), actors=count, window=256, outstanding=1024, connections=count)
             for arm in arms:
                 rows.setdefault((arm.name, count), []).append(throughput(arm, load, arguments))
+    _over_loop(rows)
     return {f"{name}, {count} actors": summary(found) for (name, count), found in rows.items()}
 
 
@@ -312,10 +318,10 @@ def tables(results: dict[str, Results], chosen: list[str]) -> str:
             lines += _table(results["sizes"], chosen, figure)
     if "latency" in results:
         lines += ["", "**Milliseconds from sending a segment of 16 KB to its acknowledgement**", ""]
-        lines += _rows(results["latency"], ["p50_ms", "p99_ms"], 2)
+        lines += _rows(results["latency"], {"p50_ms": 2, "p99_ms": 2})
     if "peers" in results:
         lines += ["", "**CPU microseconds per segment of 16 KB over connected actors**", ""]
-        lines += _rows(results["peers"], ["cpu_us", "per_s"], 0)
+        lines += _rows(results["peers"], {"cpu_us": 0, "over_loop": 2, "per_s": 0})
     return "\n".join(lines)
 
 
@@ -330,10 +336,12 @@ def _table(rows: Results, columns: list[str], figure: str) -> list[str]:
     return lines
 
 
-def _rows(rows: Results, columns: list[str], digits: int) -> list[str]:
+def _rows(rows: Results, columns: dict[str, int]) -> list[str]:
+    """A line a row, of columns with so many digits."""
     lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for name, row in rows.items():
-        lines.append(f"| {name} | {' | '.join(_cell(row[column], digits) for column in columns)} |")
+        cells = [_cell(row[column], digits) for column, digits in columns.items()]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
 

@@ -71,6 +71,8 @@ class Load:
     outstanding: int
     segments: int = 1
     keys: Path | None = None
+    connections: int = 1
+    """Of the producer in front of what only forwards; ours has one an actor."""
     rate: float = 0.0
     samples: int = 0
 
@@ -132,7 +134,10 @@ def make_body(nbytes: int) -> tuple[int, list[ArraySpec], bytes]:
 
 
 class Actors:
-    """Several actors in one process; a lease is answered by the one segment of its trajectory at once."""
+    """Several actors in one process; a lease is answered by the segments of its trajectory at once.
+
+    As those of a real actor, its credit for the next task leaves with the last of them.
+    """
 
     def __init__(self, load: Load) -> None:
         self._load = load
@@ -165,13 +170,12 @@ class Actors:
         results.send(self.latencies)
 
     def _handle(self, peer: Peer) -> int:
-        acks = ended = 0
+        acks = 0
         for message, _ in peer.received():
             match message:
                 case SegmentAck():
                     assert message.status == "stored", message
                     acks += 1
-                    ended += message.index == self._load.segments - 1
                     if self._load.samples:
                         waited = time.perf_counter() - self._sent_at.pop(message.trajectory_id)
                         self.latencies.append(waited)
@@ -181,8 +185,6 @@ class Actors:
                     self._credit[peer.socket] += message.segments
                 case Welcome():
                     peer.send(TaskCredit(tasks=max(1, self._load.window // self._load.actors)))
-        if ended:
-            peer.send(TaskCredit(tasks=ended))
         return acks
 
     def _answer(self) -> bool:
@@ -215,6 +217,8 @@ class Actors:
         if self._load.samples:
             self._sent_at[segment.trajectory_id] = time.perf_counter()
         peer.send_frames([PRELUDE, _encode(segment), self._body])
+        if last:
+            peer.send(TaskCredit(tasks=1))
         return True
 
 

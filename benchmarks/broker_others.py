@@ -38,17 +38,23 @@ def forward(front: str, back: str, *, in_c: bool) -> None:
                     other[socket].send_multipart(socket.recv_multipart(zmq.DONTWAIT))
 
 
-def produce(endpoint: str, nbytes: int, window: int, acked: Any) -> None:
-    """Keeps ``window`` messages under way."""
-    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-    socket.connect(endpoint)
-    body = bytes(nbytes)
-    for _ in range(window):
-        socket.send_multipart([HEADER, body])
+def produce(endpoint: str, nbytes: int, window: int, acked: Any, connections: int = 1) -> None:
+    """Keeps ``window`` messages under way, over so many connections."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    body, poller = bytes(nbytes), zmq.Poller()
+    for _ in range(connections):
+        socket = context.socket(zmq.DEALER)
+        socket.connect(endpoint)
+        poller.register(socket, zmq.POLLIN)
+        for _ in range(window // connections):
+            socket.send_multipart([HEADER, body])
     while True:
-        socket.recv()
-        socket.send_multipart([HEADER, body])
-        acked.value += 1
+        for socket, _ in poller.poll():
+            with contextlib.suppress(zmq.Again):
+                while True:
+                    socket.recv(zmq.DONTWAIT)
+                    socket.send_multipart([HEADER, body])
+                    acked.value += 1
 
 
 def consume(endpoint: str) -> None:

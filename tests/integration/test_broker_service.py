@@ -17,7 +17,7 @@ import zmq
 from broker.config import BrokerConfig
 from broker.errors import BindRefused
 from broker.service import serve
-from protocol.codec import decode_delivery, encode, encode_delivery
+from protocol.codec import PRELUDE, decode_delivery, encode, encode_delivery
 from protocol.link import ThreadLink
 from protocol.messages import (
     Commit,
@@ -294,9 +294,9 @@ def test_nonsense_is_refused_counted_and_survived(broker, context):
     refused = worker.expect(Refused)
     assert refused.code == "version"
     assert "protocol 9.0" in refused.message
-    worker.frames([b"OB\x03\x00", bytes(300_000)])
+    worker.frames([PRELUDE, bytes(300_000)])
     assert worker.expect(Refused).code == "limit"
-    worker.frames([b"OB\x03\x00", b"\xc1"])
+    worker.frames([PRELUDE, b"\xc1"])
     assert worker.expect(Refused).code == "malformed"
     worker.frames(encode_delivery(Deliver(unit_id="u", segments=0), []))
     assert worker.expect(Refused).code == "unexpected"
