@@ -78,6 +78,8 @@ class Serving:
                 self._take(actor, *decode(one))
             except ProtocolError as error:
                 self._refused_from(actor, error)
+            except Exception:  # what else came with it counts all the same
+                log.exception("a message from actor %r could not be handled", actor)
 
     def _take(self, actor: bytes, message: AnyMessage, rest: Sequence[Buffer]) -> None:
         match message:

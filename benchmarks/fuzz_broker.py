@@ -22,7 +22,7 @@ from broker.state import BrokerState
 from broker.status import prometheus, status
 from protocol.codec import Buffer, decode, encode, encode_delivery
 from protocol.envelopes import open_envelope
-from protocol.errors import LimitExceeded, ProtocolError, VersionMismatch
+from protocol.errors import ProtocolError
 from protocol.messages import Commit, Deliver, Hello, PutTasks
 
 MAX_QUEUED_SEGMENTS = 12
@@ -147,9 +147,8 @@ class Trial:
             self._take(name, one)
 
     def _refuse(self, name: str, error: ProtocolError) -> None:
-        kind = {VersionMismatch: "version", LimitExceeded: "limit"}.get(type(error), "malformed")
-        text = str(error)
-        self._act(lambda: self._state.refuse(name, kind, text), 1)
+        code, text = error.code, str(error)
+        self._act(lambda: self._state.refuse(name, code, text), 1)
 
     def _take(self, name: str, frames: Sequence[Buffer]) -> None:
         try:

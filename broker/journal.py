@@ -165,7 +165,8 @@ class Journal:
         head = record_head(kind, self._first + self._writer.count, parts)
         start = self._files[file]
         offset = start + len(header) + HEAD_BYTES
-        self._writer.add(file, start, (header, head, *parts), offset + nbytes - start)
+        before = (header, head) if header else (head,)
+        self._writer.add(file, start, (*before, *parts), offset + nbytes - start)
         self._files[file] = offset + nbytes
         return Place(file, offset, nbytes)
 

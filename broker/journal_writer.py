@@ -230,8 +230,13 @@ class Writer:
             self._open.append((file, fd))
 
     def _write_group(self, group: Group, fd: int) -> None:
-        if not group.done and len(group.parts) <= MAX_PARTS:
-            group.done = os.pwritev(fd, group.parts, group.start)
+        parts = group.parts if not group.done else []
+        for first in range(0, len(parts), MAX_PARTS):
+            some = parts[first : first + MAX_PARTS]
+            done = os.pwritev(fd, some, group.start + group.done)
+            group.done += done
+            if done < sum(map(len, some)):
+                break
         while group.done < group.nbytes:  # a full disk first writes less than it was given, and then fails
             rest = memoryview(group.whole())[group.done :]
             group.done += os.pwrite(fd, rest, group.start + group.done)

@@ -96,7 +96,8 @@ class LearnerSide:
 
     def welcome(self, peer: Peer) -> None:
         """What a learner that continues a lineage need not put, and what it may be done with already."""
-        tasks, units = self._books.held_task_ids(), [unit.unit_id for unit in self._books.deliveries.units()]
+        tasks = self._books.held_task_ids()
+        units = [unit.unit_id for unit in self._books.deliveries.units() if unit.deliveries]
         for part in _parts(tasks):
             self._books.send(peer.name, Held(task_ids=part, more=True))
         *others, last = _parts(units) or [[]]

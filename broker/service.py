@@ -28,7 +28,7 @@ from broker.status import prometheus, status
 from protocol.codec import Buffer, decode, encode, encode_delivery
 from protocol.connections import Connection
 from protocol.envelopes import open_envelope
-from protocol.errors import LimitExceeded, LinkDown, ProtocolError, VersionMismatch
+from protocol.errors import LimitExceeded, LinkDown, ProtocolError
 from protocol.guard import Guard, GuardedSocket
 from protocol.http_auth import require_token
 from protocol.http_serving import serving
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 TICK_S = 0.05
 HTTP_STOP_S = 1.0
 COMING_AND_GOING = (Hello, Goodbye)
-MAX_KEY_WARNINGS = 100
+MAX_WARNINGS = 100
 
 
 def serve(
@@ -194,24 +194,23 @@ class Service:
             log.info("%s from %r", type(message).__name__, name)
         try:
             self._act(self._desk.handle(name, message, frames[1:], time.monotonic()))
-        except BooksBroken as error:
+        except BrokerError as error:  # the books are broken, or their journal cannot be begun again
             log.critical("%s from %r", type(message).__name__, name, exc_info=True)
-            self._broken = error
+            self._broken = error if isinstance(error, BooksBroken) else BrokerError(str(error))
             self._stop.set()
 
     def _malformed(self, name: str, frames: Sequence[Buffer], error: ProtocolError) -> None:
-        code = _code(error)
-        if self._state.books.ledger.refused.get(code, 0) < MAX_KEY_WARNINGS:  # no disk is filled by it
+        if self._state.books.ledger.refused.get(error.code, 0) < MAX_WARNINGS:  # no disk is filled by it
             log.warning("message from %r refused: %s", name, error)
-        self._desk.bury(name, code, str(error), frames)
-        self._act(self._desk.refuse(name, code, str(error)))
+        self._desk.bury(name, error.code, str(error), frames)
+        self._act(self._desk.refuse(name, error.code, str(error)))
 
     def _connection(self) -> Connection | None:
         return self._socket.connection() if isinstance(self._socket, GuardedSocket) else None
 
     def _refuse_key(self, route: bytes, what: str, why: str) -> None:
         refused = self._state.books.ledger.refused
-        if refused.get("wrong_key", 0) < MAX_KEY_WARNINGS:
+        if refused.get("wrong_key", 0) < MAX_WARNINGS:
             log.warning("%s from %r refused: %s", what, self._name(route), why)
         self._state.books.ledger.refuse("wrong_key")
         # By its connection: the name may be another's when this leaves.
@@ -261,8 +260,10 @@ class Service:
             try:
                 self._socket.send([route, *_encode(message, action.frames)])
             except (LimitExceeded, LinkDown) as error:
-                self._state.books.ledger.refuse("not_sent")
-                log.error("%s to %s not sent: %s", type(message).__name__, action.peer, error)
+                ledger = self._state.books.ledger
+                if ledger.refused.get("not_sent", 0) < MAX_WARNINGS:
+                    log.error("%s to %s not sent: %s", type(message).__name__, action.peer, error)
+                ledger.refuse("not_sent")
 
     # --- HTTP ---------------------------------------------------------------------------------------------
 
@@ -294,13 +295,3 @@ class Service:
 
 def _encode(message: AnyMessage, frames: Sequence[tuple[bytes, Buffer]]) -> Sequence[Buffer]:
     return encode_delivery(message, frames) if isinstance(message, Deliver) else encode(message)
-
-
-def _code(error: ProtocolError) -> str:
-    match error:
-        case VersionMismatch():
-            return "version"
-        case LimitExceeded():
-            return "limit"
-        case _:
-            return "malformed"

@@ -348,7 +348,9 @@ class Exchange:
                 self._held_tasks += task_ids
                 self._held_units += unit_ids
                 if not more:
-                    self._held(self._held_tasks, self._held_units)
+                    tasks, self._held_tasks = self._held_tasks, []
+                    units, self._held_units = self._held_units, []
+                    self._held(tasks, units)
             case Refused():
                 text = f"the broker refused the learner ({message.code}): {message.message}"
                 if message.fatal or message.code in FATAL_CODES:

@@ -125,8 +125,12 @@ class Inlet:
         )
 
     def commit_again(self, held: Iterable[str]) -> int:
-        """What was committed of these units is to be committed once more, as the broker holds it still; how many."""
-        units = [unit_id for unit_id in held if unit_id in self.committed]
+        """What was committed of these units is to be committed once more, as the broker holds it still; how many.
+
+        What is here under the name of one that was committed is another, of a broker without memory.
+        """
+        here = self._held.keys() | set(self._dropped)
+        units = [unit_id for unit_id in held if unit_id in self.committed and unit_id not in here]
         self._again += units
         return len(units)
 

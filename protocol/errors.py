@@ -12,15 +12,21 @@ KeysUnusable          a keys folder lacks what is needed of it, or holds somethi
 
 
 class ProtocolError(Exception):
-    """Base of everything that can go wrong between two processes."""
+    """Base of everything that can go wrong between two processes; ``code`` is what a refusal says of it."""
+
+    code = "malformed"
 
 
 class VersionMismatch(ProtocolError):
     """The peer speaks another major version."""
 
+    code = "version"
+
 
 class LimitExceeded(ProtocolError, ValueError):
     """A message breaks a size limit; it was not decoded."""
+
+    code = "limit"
 
 
 class Malformed(ProtocolError, ValueError):

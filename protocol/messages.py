@@ -329,7 +329,8 @@ class SegmentCredit(Message, tag="segment_credit", frozen=True):
 class Held(Message, tag="held", frozen=True):
     """To a learner that continues a lineage: training tasks the broker holds, done or not; it need not put them.
 
-    ``unit_ids``: what is whole and not committed; a unit among them that the learner is done with it commits again.
+    ``unit_ids``: what was delivered and is not committed; a unit among them that the learner is done with it commits
+    again.
     ``more``: another message with the rest follows.
     """
 

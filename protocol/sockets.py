@@ -27,7 +27,9 @@ KEPT_BYTES = 8_192
 BODIES = 3
 """Frames before the first body: routing id, prelude, header."""
 LOOK_S = 0.25
-PUMP_BATCH = 64
+PUMP_BATCH, PUMP_S = 64, 0.01
+SAID_LIMIT = 1_024
+"""Messages that are put into envelopes at a time."""
 LINGER_MS = 2_000
 
 _SNDMORE = int(zmq.SNDMORE)
@@ -167,7 +169,9 @@ class AsyncSocket:
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """Send, or keep until the socket takes it; raises LinkDown when too much is kept."""
-        if len(self._outbox) + len(self._said) >= OUTBOX_LIMIT:
+        if len(self._said) >= SAID_LIMIT:
+            self._flush()
+        if len(self._outbox) >= OUTBOX_LIMIT:
             raise LinkDown(f"{OUTBOX_LIMIT} messages wait for a peer that takes none")
         self._said.append(frames)
         if not self._scheduled:
@@ -226,8 +230,10 @@ class AsyncSocket:
 
     def _receive(self) -> bool:
         """Handle what has come and send the answers; False if there may be more."""
-        full = False
+        full, until = False, time.monotonic() + PUMP_S
         for _ in range(PUMP_BATCH):
+            if time.monotonic() > until:
+                break
             try:
                 message = self._take()
             except zmq.Again:

@@ -15,7 +15,8 @@ from actors.serving import Serving
 from actors.updates import Announced, NewestWins, Stage
 from actors.updating import Updater
 from protocol.codec import decode, encode, encode_arrays, unpack_arrays
-from protocol.messages import Abort, Generate
+from protocol.envelopes import enclose
+from protocol.messages import Abort, Drain, Generate
 from protocol.weights_files import write_version
 
 FACTS = ModelFacts(vocab_size=50, eos_ids=[1, 2], shapes={"a": ("F32", (2,))})
@@ -133,6 +134,25 @@ def test_end_tokens_are_the_model_s_unless_the_request_names_others(asked, stop)
         desk.ask("r", stop_token_ids=asked)
         await desk.settle()
         assert desk.engine.requests[0].stop == stop
+
+    asyncio.run(main())
+
+
+def test_requests_of_one_envelope_are_served_but_for_those_that_cannot_be(monkeypatch, caplog):
+    async def main():
+        desk = Desk()
+        prompt = {"token_ids": np.array([5, 6, 7], dtype="<i4")}
+        asked = [encode_arrays(Generate(request_id=name, max_tokens=8), prompt) for name in ("a", "b", "c")]
+        [envelope] = enclose([asked[0], encode(Drain()), asked[1], asked[2]])
+        add = desk.serving.book.add
+        monkeypatch.setattr(
+            desk.serving.book, "add", lambda key, **given: add(key, **given) if key != "2" else 1 / 0
+        )
+        desk.serving.received([b"actor-0", *envelope])
+        await desk.settle()
+        assert [request.id for request in desk.engine.requests] == ["1", "3"]
+        assert "Drain is not for a generator" in caplog.text
+        assert "could not be handled" in caplog.text
 
     asyncio.run(main())
 

@@ -375,6 +375,18 @@ def test_of_a_trajectory_that_comes_again_the_broker_is_told_and_others_are_awai
     assert again.curriculum.awaits("0g0", "0g0.0")
 
 
+def test_what_is_here_under_the_name_of_a_committed_unit_is_another():
+    """A broker without memory had it made again: it is trained, and not committed for the step of the one before."""
+    inlet = inlet_with_tasks(filter_uniform=False)
+    deliver(inlet, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0))
+    inlet.committed.add("0g0", step=1, trained=True)
+    assert inlet.commit_again(["0g0"]) == 0
+    inlet.let_go(list(inlet.ready), "stale")
+    assert inlet.commit_again(["0g0"]) == 0
+    assert inlet.commit(1, 2, []).dropped == ["0g0"]
+    assert inlet.commit_again(["0g0"]) == 1
+
+
 def test_only_the_last_units_are_remembered_and_in_order():
     committed = Committed(size=3)
     for i in range(5):

@@ -71,6 +71,22 @@ def test_what_did_not_fit_is_written_when_there_is_room(tmp_path, disk, room):
     assert contents(tmp_path) == [b"before", b"0" * 1000, b"1" * 1000, b"2" * 1000, b"a commit"]
 
 
+@pytest.mark.parametrize("room", [*range(0, 400, 13), 1 << 30])
+def test_a_group_of_more_parts_than_one_call_takes_is_written_once_and_in_order(
+    tmp_path, disk, monkeypatch, room
+):
+    monkeypatch.setattr(journal_writer, "MAX_PARTS", 3)
+    with begin(tmp_path, small(sync_interval_s=1e6)) as journal:
+        disk.room = room
+        for i in range(10):
+            journal.append(Kind.EVENT, b"%d" % i)
+        journal.flush()
+        disk.room = 1 << 30
+        journal.flush()
+        assert journal.durable == 10
+    assert contents(tmp_path) == [b"%d" % i for i in range(10)]
+
+
 def test_room_that_comes_byte_by_byte(tmp_path, disk):
     with begin(tmp_path, small(sync_interval_s=1e6)) as journal:
         disk.room = 0

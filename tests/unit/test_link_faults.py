@@ -4,17 +4,19 @@ import asyncio
 import logging
 import queue
 import time
+from types import SimpleNamespace
 
 import pytest
 import zmq
 
-from protocol import link
+from protocol import link, sockets
 from protocol.codec import encode
 from protocol.errors import LinkDown
 from protocol.link import AsyncLink, ThreadLink
-from protocol.messages import Drain, Hello, Welcome
+from protocol.messages import Drain, Hello, TaskCredit, Welcome
 from protocol.session import Progress
-from protocol.sockets import AsyncSocket
+from protocol.sockets import SAID_LIMIT, AsyncSocket
+from tests.hearing import heard
 
 HELLO = Hello(role="actor", peer="a", incarnation=1)
 FAULT = ZeroDivisionError("in progress")
@@ -98,6 +100,55 @@ def test_a_message_that_cannot_be_handled_does_not_leave_the_next_unread(caplog)
     with caplog.at_level(logging.CRITICAL + 1):
         asyncio.run(main())
     assert seen == [b"bad", b"good"]
+
+
+def test_whatever_is_said_in_one_turn_is_sent_and_the_limit_is_for_what_nobody_takes(monkeypatch):
+    monkeypatch.setattr(sockets, "OUTBOX_LIMIT", 8)
+    sent, refusing = [], [False]
+
+    class Sending(Received):
+        def send_multipart(self, frames, flags):
+            if refusing[0]:
+                raise zmq.Again
+            sent.append(frames)
+
+    def say_much(socket):
+        for n in range(3 * SAID_LIMIT):
+            socket.send(encode(TaskCredit(tasks=n)))
+
+    async def main():
+        socket = AsyncSocket(Sending(), lambda _: None)
+        say_much(socket)
+        socket.close()
+        refusing[0] = True
+        blocked = AsyncSocket(Sending(), lambda _: None)
+        with pytest.raises(LinkDown, match="8 messages wait"):
+            say_much(blocked)
+        blocked.close()
+
+    asyncio.run(main())
+    assert [m.tasks for frames in sent for m in heard(frames)[0]] == [*range(3 * SAID_LIMIT)]
+
+
+def test_messages_that_take_long_do_not_keep_the_loop_from_others(monkeypatch):
+    clock, seen = [0.0], []
+    monkeypatch.setattr(sockets, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def handle(frames):
+        seen.append(frames[0])
+        clock[0] += sockets.PUMP_S
+
+    async def main():
+        socket = AsyncSocket(Received(*range(9)), handle)
+        await asyncio.sleep(0)
+        first = len(seen)
+        for _ in range(9):
+            await asyncio.sleep(0)
+        socket.close()
+        return first
+
+    assert asyncio.run(main()) <= 2
+    assert seen == [*range(9)]
 
 
 def test_a_link_whose_heartbeats_fail_tells_its_owner(caplog):
