@@ -7,6 +7,7 @@ vLLM server updatable: ``--worker-extension-cls actors.vllm_worker.WeightWorker
 """
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,12 +18,17 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers import utils
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from actors.orphans import die_with_parent
 from actors.updates import FILE_FORMAT
 
 BACKEND = "offbeat_file"
+KEPT_BYTES = 1 << 30
 
 TORCH_DTYPES = {
     "F64": torch.float64,
@@ -52,7 +58,7 @@ class FileUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[misc]
-    """Loads verified tensors from a local file through vLLM's layerwise reload.
+    """Loads verified tensors from a local file: in place where that is all, else through vLLM's layerwise reload.
 
     The file is mapped, so every worker of a host shares one copy; `load_weights` moves the tensors to the
     device and casts them. A failure leaves the model half replaced: the caller must not sample from it again.
@@ -60,13 +66,16 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[m
 
     init_info_cls = FileInit
     update_info_cls = FileUpdate
+    _in_place = False
 
     def init_transfer_engine(self, init_info: FileInit) -> None:
         if init_info.format != FILE_FORMAT:
             raise ValueError(f"updates of form {init_info.format!r} were announced, this is {FILE_FORMAT!r}")
 
     def start_weight_update(self) -> None:
-        initialize_layerwise_reload(self.model)
+        self._in_place = self.device.type == "cpu" and may_be_written(self.model)
+        if not self._in_place:
+            initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: FileUpdate) -> None:
         size = os.path.getsize(update_info.path)
@@ -77,12 +86,38 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[m
         )
 
     def finish_weight_update(self) -> None:
+        if self._in_place:
+            repack(self.model)
+            return
         finalize_layerwise_reload(self.model, self.model_config)
         if self.device.type == "cpu":
             repack_tied(self.model)
 
     def shutdown(self) -> None:
         """Nothing is held."""
+
+
+def may_be_written(model: torch.nn.Module) -> bool:
+    """Whether a CPU model has all its weights as they were loaded, and nothing is made of them but packed copies."""
+    modules: Iterator[Any] = model.modules()
+    for module in modules:
+        method = getattr(module, "quant_method", None)
+        if isinstance(method, UnquantizedLinearMethod | UnquantizedEmbeddingMethod):
+            if not module.weight.numel():
+                return False
+        elif method is not None or (
+            hasattr(module, "process_weights_after_loading") and not isinstance(module, Attention)
+        ):
+            return False
+    return True
+
+
+def repack(model: torch.nn.Module) -> None:
+    """Make the packed copies anew from which the CPU backend computes."""
+    modules: Iterator[Any] = model.modules()
+    for module in modules:
+        if hasattr(module, "cpu_linear"):
+            module.quant_method.process_weights_after_loading(module)
 
 
 def repack_tied(model: torch.nn.Module) -> None:
@@ -100,6 +135,27 @@ def repack_tied(model: torch.nn.Module) -> None:
         for module in modules if len(modules) > 1 else ():
             if hasattr(module, "cpu_linear"):
                 module.quant_method.process_weights_after_loading(module)
+
+
+def keep_cpu_weights() -> None:
+    """Keep the weights of CPU models up to `KEPT_BYTES` beside their packed copies: updates are written into them.
+
+    vLLM lets go of a Linear's weight once it is packed, and its reload has to make all layers anew.
+    """
+    dispatch = utils.dispatch_cpu_unquantized_gemm
+    kept: dict[Any, int] | None = {}
+
+    def dispatch_and_keep(layer: Any, remove_weight: bool) -> None:
+        nonlocal kept
+        if remove_weight and kept is not None:
+            kept[layer] = layer.weight.nbytes
+            if sum(kept.values()) > KEPT_BYTES:  # too large a model: as vLLM has it, for all layers
+                for other in kept.keys() - {layer}:
+                    other.weight = torch.nn.Parameter(other.weight.new_empty(0), requires_grad=False)
+                kept = None
+        dispatch(layer, remove_weight and kept is None)
+
+    utils.dispatch_cpu_unquantized_gemm = dispatch_and_keep
 
 
 def spare_cpu_generators() -> None:
@@ -132,4 +188,5 @@ class WeightWorker:
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, FileWeights)
     spare_cpu_generators()
+    keep_cpu_weights()
 die_with_parent()

@@ -148,7 +148,7 @@ def test_many_seeded_requests_survive_an_update_that_recomputes_them(tied):
     """Recomputed prefixes exceed one engine step; vLLM then throws sampled tokens away, which once killed it."""
     actor = tied.running.actor("seeded")
     for i in range(64):
-        actor.ask(f"seeded-{i}", LONG_PROMPT, max_tokens=120, seed=i, stop_token_ids=NEVER)
+        actor.ask(f"seeded-{i}", LONG_PROMPT, max_tokens=400, seed=i, stop_token_ids=NEVER)
     answers = list(actor.answers.values())
     tied.running.until(lambda: all(len(answer.ids) >= 40 for answer in answers))
     tied.update()
