@@ -266,9 +266,7 @@ def _generate(request_id: str, request: TurnRequest, received: list[int]) -> Fra
 
 def _received(streams: dict[str, "asyncio.Queue[_Arrived | None]"], frames: list[bytes]) -> None:
     for message, rest in messages_in(frames, "a generator"):
-        if (
-            isinstance(message, Chunk) and message.request_id in streams
-        ):  # else: of a request given up earlier
+        if isinstance(message, Chunk) and message.request_id in streams:  # others were given up earlier
             streams[message.request_id].put_nowait(_Arrived(message, rest))
 
 

@@ -28,7 +28,8 @@ from actors.orphans import die_with_parent
 from actors.updates import FILE_FORMAT
 
 BACKEND = "offbeat_file"
-KEPT_BYTES = 1 << 30
+KEPT_BYTES = int(os.environ.get("OFFBEAT_KEPT_WEIGHTS_MB", "1024")) << 20
+"""Of a CPU model, see `keep_cpu_weights`."""
 
 TORCH_DTYPES = {
     "F64": torch.float64,
@@ -103,7 +104,7 @@ def may_be_written(model: torch.nn.Module) -> bool:
     for module in modules:
         method = getattr(module, "quant_method", None)
         if isinstance(method, UnquantizedLinearMethod | UnquantizedEmbeddingMethod):
-            if not module.weight.numel():
+            if module.weight.ndim != 2 or not module.weight.numel():  # let go of, or packed where it lies
                 return False
         elif method is not None or (
             hasattr(module, "process_weights_after_loading") and not isinstance(module, Attention)

@@ -43,7 +43,7 @@ from protocol.key_files import make
 SIZES = {"1 KB": 1 << 10, "16 KB": 1 << 14, "128 KB": 1 << 17, "1 MB": 1 << 20}
 WINDOWS = {1 << 10: 64, 1 << 14: 64, 1 << 17: 32, 1 << 20: 16}
 ACTORS = 8
-PEERS, RATES = (1, 16, 64, 256), (1_000.0, 4_000.0)
+PEERS, RATES, AN_ACTOR = (1, 16, 64, 256), (1_000.0, 4_000.0), 4
 WARM_S = 0.5
 WAIT_S = 30.0
 LATENCY_RATE, LATENCY_SAMPLES, LATENCY_WARM = 1_000.0, 3_000, 500
@@ -288,18 +288,24 @@ def _over_loop(rows: dict[tuple[str, Any], list[dict[str, float]]]) -> None:
 
 
 def peers(arguments: argparse.Namespace) -> Results:
-    """CPU time per segment of 16 KB over the number of actors connected: of as many as there is time for, beside the
-    loop in Python, and of so many a second."""
+    """CPU time per segment of 16 KB over the number of actors connected.
+
+    As many as the broker takes, with as many trajectories under way by however many connections, beside the loop in
+    Python; of so many a second; and with so many under way an actor.
+    """
     rows: dict[tuple[str, int], list[dict[str, float]]] = {}
     arms = with_compiled(OURS[0])
-    every = [(arm, 0.0) for arm in (*arms, Arm(LOOP, other="loop"))] + [(arms[-1], rate) for rate in RATES]
     for _ in range(arguments.repetitions):
         for count in PEERS:
             load = replace(make_load(1 << 14), actors=count, window=256, outstanding=1024, connections=count)
-            for arm, rate in every:
-                name = f"{arm.name}, {rate:,.0f}/s" if rate else arm.name
-                row = throughput(arm, replace(load, rate=rate), arguments)
-                rows.setdefault((name, count), []).append(row)
+            own = replace(load, window=AN_ACTOR * count, outstanding=max(64, 4 * AN_ACTOR * count))
+            every = [(arm, arm.name, load) for arm in (*arms, Arm(LOOP, other="loop"))]
+            every += [
+                (arms[-1], f"{arms[-1].name}, {rate:,.0f}/s", replace(load, rate=rate)) for rate in RATES
+            ]
+            every += [(arms[-1], f"{arms[-1].name}, {AN_ACTOR} an actor", own)]
+            for arm, name, asked in every:
+                rows.setdefault((name, count), []).append(throughput(arm, asked, arguments))
     _over_loop(rows)
     return {f"{name}, {count} actors": summary(found) for (name, count), found in rows.items()}
 

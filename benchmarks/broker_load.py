@@ -48,6 +48,7 @@ BEAT_S = 1.0
 DELIVERIES = 16
 CHECKPOINT_EVERY = 16
 POLL_MS = 100
+TASKS_PER_MESSAGE = 1_024
 AGES = 4_096
 """So many of the last ages are kept."""
 
@@ -273,7 +274,8 @@ class Learner:
                 )
                 tasks.append(task)
         self._groups += groups
-        self._peer.send(PutTasks(tasks=tasks))
+        for first in range(0, len(tasks), TASKS_PER_MESSAGE):
+            self._peer.send(PutTasks(tasks=tasks[first : first + TASKS_PER_MESSAGE]))
 
 
 def run_actors(load: Load, acked: Any, results: Connection) -> None:

@@ -158,7 +158,17 @@ def test_many_seeded_requests_survive_an_update_that_recomputes_them(tied):
     assert tied.policies.largest_error(LONG_PROMPT, answers[0]) < TOLERANCE
 
 
-@pytest.mark.parametrize("lab", ["tied", "kept"])
+@pytest.fixture(scope="module")
+def reloaded(tmp_path_factory):
+    """As `tied`, of a model too large for its plain weights to be kept."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OFFBEAT_KEPT_WEIGHTS_MB", "0")
+        lab = Lab(CONFIG, tmp_path_factory.mktemp("reloaded"), tied=True)
+    yield lab
+    lab.close()
+
+
+@pytest.mark.parametrize("lab", ["tied", "kept", "reloaded"])
 def test_after_an_update_the_engine_is_the_policy_and_reads_no_stale_prefix(lab, request):
     lab = request.getfixturevalue(lab)  # tied weights with recomputed KV, untied weights with kept KV
     actor = lab.running.actor("prefix")
