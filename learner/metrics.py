@@ -181,9 +181,12 @@ class Report:
         histograms: Mapping[str, NDArray[Any]] | None = None,
     ) -> None:
         """Record one step."""
-        for name, value in scalars.items():
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        for name in scalars:
             SCALARS[name]
-            self._writer.add_scalar(name, value, step)
+        row = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
+        self._writer.file_writer.add_summary(Summary(value=row), step)  # one event, not one a scalar
         for name, values in (histograms or {}).items():
             HISTOGRAMS[name]
             values = values[np.isfinite(values)]
