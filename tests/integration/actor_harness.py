@@ -160,6 +160,7 @@ class ScriptedGenerator:
         self.requests: list[Generate] = []
         self.prompts: list[str] = []
         self.aborted: list[str] = []
+        self.tokens = 0
         self._running: dict[str, asyncio.Task] = {}
 
     def close(self) -> None:
@@ -201,6 +202,7 @@ class ScriptedGenerator:
             reason = ("stop" if stop else "length") if last else ""
             chunk = Chunk(request_id=request.request_id, offset=number, finish_reason=reason)
             self._socket.send([peer, *encode_arrays(chunk, arrays)])
+            self.tokens += 1
 
 
 def model_folder(folder):

@@ -143,7 +143,7 @@ def test_a_generator_killed_in_mid_turn_costs_no_trajectory(run):
         await run.learn()
         run.start_actor(generator_timeout_s=60)
         run.put("a", "b", sampling=Sampling(max_trajectory_tokens=128))
-        await until(lambda: len(first.requests) == 2, "both turns have begun")
+        await until(lambda: first.tokens == 2, "both turns have a token")
         await run.links[0].close()  # Goodbye, and its socket is gone
         first.close()
         await run.generator("generator-1", version=2)
