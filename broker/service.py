@@ -200,7 +200,7 @@ class Service:
             self._stop.set()
 
     def _malformed(self, name: str, frames: Sequence[Buffer], error: ProtocolError) -> None:
-        if self._state.books.ledger.refused.get(error.code, 0) < MAX_WARNINGS:  # no disk is filled by it
+        if self._may_log(error.code):
             log.warning("message from %r refused: %s", name, error)
         self._desk.bury(name, error.code, str(error), frames)
         self._act(self._desk.refuse(name, error.code, str(error)))
@@ -209,12 +209,15 @@ class Service:
         return self._socket.connection() if isinstance(self._socket, GuardedSocket) else None
 
     def _refuse_key(self, route: bytes, what: str, why: str) -> None:
-        refused = self._state.books.ledger.refused
-        if refused.get("wrong_key", 0) < MAX_WARNINGS:
+        if self._may_log("wrong_key"):
             log.warning("%s from %r refused: %s", what, self._name(route), why)
         self._state.books.ledger.refuse("wrong_key")
         # By its connection: the name may be another's when this leaves.
         self._act([Send(unnamed(route), Refused(code="wrong_key", message=why, fatal=True))])
+
+    def _may_log(self, code: str) -> bool:
+        """Whether what is refused by this code is still worth a line: no disk is filled by it."""
+        return self._state.books.ledger.refused.get(code, 0) < MAX_WARNINGS
 
     def _name(self, route: bytes) -> str:
         return (
@@ -260,10 +263,9 @@ class Service:
             try:
                 self._socket.send([route, *_encode(message, action.frames)])
             except (LimitExceeded, LinkDown) as error:
-                ledger = self._state.books.ledger
-                if ledger.refused.get("not_sent", 0) < MAX_WARNINGS:
+                if self._may_log("not_sent"):
                     log.error("%s to %s not sent: %s", type(message).__name__, action.peer, error)
-                ledger.refuse("not_sent")
+                self._state.books.ledger.refuse("not_sent")
 
     # --- HTTP ---------------------------------------------------------------------------------------------
 

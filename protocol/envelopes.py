@@ -10,7 +10,7 @@ What waits alone leaves as it is, so nothing is slower where little is said.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import msgspec
@@ -74,7 +74,7 @@ class _Envelope:
         return [*messages[0][:first], PRELUDE, bytes(header), *behind]
 
 
-def enclose(messages: Iterable[Sequence[Buffer]], *, addressed: bool = False) -> list[Sequence[Buffer]]:
+def enclose(messages: Sequence[Sequence[Buffer]], *, addressed: bool = False) -> list[Sequence[Buffer]]:
     """Frames of messages, put into envelopes, in the order of what is said to each peer.
 
     Args:
@@ -87,26 +87,25 @@ def enclose(messages: Iterable[Sequence[Buffer]], *, addressed: bool = False) ->
         >>> [decode(one)[0] for one in open_envelope(envelope)]
         [TaskCredit(tasks=3), Drain(reason='')]
     """
+    if len(messages) < 2:  # the common case where little is said
+        return list(messages)
     first = int(addressed)
     out: list[Sequence[Buffer]] = []
     filling: dict[Buffer, _Envelope] = {}
     for frames in messages:
         receiver = frames[0] if addressed else b""
         envelope = filling.get(receiver)
-        header, nbytes = 0, 0
-        if _may_be_enclosed(frames, first):
-            header, nbytes = len(frames[first + 1]), sum(map(len, frames))
-            if envelope is not None and envelope.takes(header, nbytes):
-                envelope.add(frames, header, nbytes)
-                continue
-        if envelope is not None:
-            out.append(envelope.frames(first))
-            del filling[receiver]
-        if header:
-            envelope = filling[receiver] = _Envelope()
-            envelope.add(frames, header, nbytes)
-        else:
+        if not _may_be_enclosed(frames, first):
+            if envelope is not None:
+                out.append(filling.pop(receiver).frames(first))
             out.append(frames)
+            continue
+        header, nbytes = len(frames[first + 1]), sum(map(len, frames))
+        if envelope is None or not envelope.takes(header, nbytes):
+            if envelope is not None:
+                out.append(envelope.frames(first))
+            envelope = filling[receiver] = _Envelope()
+        envelope.add(frames, header, nbytes)
     out += [envelope.frames(first) for envelope in filling.values()]
     return out
 

@@ -203,7 +203,7 @@ class AsyncSocket:
     def _flush(self) -> None:
         if self._said:
             said, self._said = self._said, []
-            self._outbox.extend(enclose(said, addressed=self._addressed) if len(said) > 1 else said)
+            self._outbox.extend(enclose(said, addressed=self._addressed))
         while self._outbox:
             try:
                 self._socket.send_multipart(self._outbox[0], zmq.DONTWAIT)
