@@ -7,8 +7,10 @@ vLLM server updatable: ``--worker-extension-cls actors.vllm_worker.WeightWorker
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +32,11 @@ from actors.updates import FILE_FORMAT
 BACKEND = "offbeat_file"
 KEPT_BYTES = int(os.environ.get("OFFBEAT_KEPT_WEIGHTS_MB", "1024")) << 20
 """Of a CPU model, see `keep_cpu_weights`."""
+
+THREADS = min(4, len(os.sched_getaffinity(0)))
+"""That write weights in place, at most."""
+BYTES_OF_A_THREAD = 16 * 2**20
+"""For less another thread takes longer to come than it saves."""
 
 TORCH_DTYPES = {
     "F64": torch.float64,
@@ -68,6 +75,8 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[m
     init_info_cls = FileInit
     update_info_cls = FileUpdate
     _in_place = False
+    _mapped: torch.Tensor | None = None
+    _threads = 1
 
     def init_transfer_engine(self, init_info: FileInit) -> None:
         if init_info.format != FILE_FORMAT:
@@ -81,18 +90,31 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[m
     def receive_weights(self, update_info: FileUpdate) -> None:
         size = os.path.getsize(update_info.path)
         data = torch.from_file(update_info.path, shared=False, size=size, dtype=torch.uint8)
-        self.model.load_weights(
-            (name, data[offset : offset + nbytes].view(TORCH_DTYPES[dtype]).view(shape))
-            for name, dtype, shape, offset, nbytes in update_info.tensors
-        )
+
+        def load(rows: list[Any]) -> None:
+            self.model.load_weights(
+                (name, data[offset : offset + nbytes].view(TORCH_DTYPES[dtype]).view(shape))
+                for name, dtype, shape, offset, nbytes in rows
+            )
+
+        if self._in_place:
+            self._mapped, self._threads = data, min(THREADS, 1 + size // BYTES_OF_A_THREAD)
+            in_threads(
+                [partial(load, rows) for rows in shares(update_info.tensors, self._threads)], self._threads
+            )
+        else:
+            load(update_info.tensors)
 
     def finish_weight_update(self) -> None:
         if self._in_place:
-            repack(self.model)
+            in_threads([self._unmap, *packers(self.model)], self._threads)
             return
         finalize_layerwise_reload(self.model, self.model_config)
         if self.device.type == "cpu":
             repack_tied(self.model)
+
+    def _unmap(self) -> None:
+        self._mapped = None
 
     def shutdown(self) -> None:
         """Nothing is held."""
@@ -113,12 +135,38 @@ def may_be_written(model: torch.nn.Module) -> bool:
     return True
 
 
-def repack(model: torch.nn.Module) -> None:
-    """Make the packed copies anew from which the CPU backend computes."""
+def packers(model: torch.nn.Module) -> list[Callable[[], object]]:
+    """What makes the packed copies anew from which the CPU backend computes."""
     modules: Iterator[Any] = model.modules()
-    for module in modules:
-        if hasattr(module, "cpu_linear"):
-            module.quant_method.process_weights_after_loading(module)
+    return [
+        partial(module.quant_method.process_weights_after_loading, module)
+        for module in modules
+        if hasattr(module, "cpu_linear")
+    ]
+
+
+def shares(rows: list[Any], count: int) -> list[list[Any]]:
+    """Rows that end with their bytes, in ``count`` lists of about as many bytes.
+
+    Example:
+        >>> shares([["a", 8], ["b", 2], ["c", 5]], 2)
+        [[['a', 8]], [['c', 5], ['b', 2]]]
+    """
+    found: list[list[Any]] = [[] for _ in range(count)]
+    for row in sorted(rows, key=lambda row: -row[-1]):
+        min(found, key=lambda share: sum(taken[-1] for taken in share)).append(row)
+    return found
+
+
+def in_threads(work: list[Callable[[], object]], count: int) -> None:
+    """All of it. Nothing is sampled meanwhile, so at least one core of this host is free for it."""
+    if count == 1:
+        for part in work:
+            part()
+        return
+    with ThreadPoolExecutor(count) as pool:
+        for done in [pool.submit(part) for part in work]:
+            done.result()
 
 
 def repack_tied(model: torch.nn.Module) -> None:

@@ -1,5 +1,6 @@
 """New policy versions out: written whole into shared memory, then announced through the broker."""
 
+import logging
 import shutil
 import threading
 import time
@@ -9,9 +10,14 @@ from pathlib import Path
 from learner.run_files import Published, read_published, weights_folder, write_published
 from protocol.messages import PublishWeights
 from protocol.weights import read_manifest, retire
+from protocol.weights_blank import Blank
 from protocol.weights_files import write_version
 
-RETIRE_S = 60.0
+log = logging.getLogger(__name__)
+
+TIDY_S = 60.0
+GENERATORS_FIRST = 5.0
+"""Times as long as a version took to write, generators of this host take to verify and load it: with all cores."""
 
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 
@@ -37,7 +43,9 @@ class Publisher:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True, mode=0o700)
         self.seconds = 0.0
-        self._retiring: threading.Thread | None = None
+        self._tidying: threading.Thread | None = None
+        self._hurry = threading.Event()
+        self._blank: Blank | None = None
 
     def publish(
         self,
@@ -53,33 +61,53 @@ class Publisher:
             shapes, tensors = rounded_shapes(shapes), rounded(shapes, tensors)
         self.published = Published(version, tuple(line))
         write_published(self._run_dir, self.published)
+        self.tidied()
+        blank, self._blank = self._blank, None
         manifest = write_version(
-            self.folder, run=self._run, epoch=self._epoch, version=version, shapes=shapes, tensors=tensors
+            self.folder,
+            run=self._run,
+            epoch=self._epoch,
+            version=version,
+            shapes=shapes,
+            tensors=tensors,
+            blank=blank,
         )
-        self._retire()
         self.seconds = time.perf_counter() - started
+        read = read_manifest(manifest)
+        self._hurry.clear()
+        self._tidying = threading.Thread(
+            target=self._tidy, args=(read.nbytes, blank), name="tidying", daemon=True
+        )
+        self._tidying.start()
         return PublishWeights(
             epoch=self._epoch,
             version=version,
             manifest=str(manifest),
             url=self._url,
-            root=read_manifest(manifest).root,
+            root=read.root,
             line=list(line),
         )
 
-    def _retire(self) -> None:
-        """Delete what is old while we go on: to give memory back takes a third as long as to write it."""
-        if self._retiring is not None:
-            self._retiring.join(RETIRE_S)
-        self._retiring = threading.Thread(
-            target=retire, args=(self.folder, self._keep), name="retiring", daemon=True
-        )
-        self._retiring.start()
+    def _tidy(self, nbytes: int, filled: Blank | None) -> None:
+        """Delete what is old and make room for the next version while we go on: both take as long as to write one."""
+        self._hurry.wait(GENERATORS_FIRST * self.seconds)
+        retire(self.folder, self._keep)
+        del filled  # its mapping goes with this thread
+        try:
+            self._blank = Blank(self.folder, nbytes)
+        except OSError as error:  # the next publication will say so, if it still is so
+            log.debug("no room ahead for the next version: %s", error)
+
+    def tidied(self) -> None:
+        """Wait until that is done."""
+        self._hurry.set()
+        if self._tidying is not None:
+            self._tidying.join(TIDY_S)
 
     def close(self) -> None:
         """Free the shared memory."""
-        if self._retiring is not None:
-            self._retiring.join(RETIRE_S)
+        self.tidied()
+        self._blank = None
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -1,8 +1,10 @@
 """Versions in chunks: each has a hash, so a transfer goes on from the last good one, whatever has happened to it."""
 
+import mmap
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from blake3 import blake3
@@ -45,11 +47,11 @@ def chunk_size(nbytes: int, least: int = CHUNK_BYTES) -> int:
 def digests(file: int, nbytes: int, chunk_bytes: int) -> bytes:
     """Hash of each chunk of a file descriptor, one behind the other."""
 
-    def one(offset: int) -> bytes:
-        return digest(os.pread(file, min(chunk_bytes, nbytes - offset), offset))
-
-    with ThreadPoolExecutor(HASH_THREADS) as pool:
-        return b"".join(pool.map(one, range(0, nbytes, chunk_bytes)))
+    with _mapped(file) as content, ThreadPoolExecutor(HASH_THREADS) as pool:
+        starts = range(0, nbytes, chunk_bytes)
+        return b"".join(
+            pool.map(lambda start: digest(content[start : min(start + chunk_bytes, nbytes)]), starts)
+        )
 
 
 def chunks(manifest: Manifest) -> list[Chunk]:
@@ -73,11 +75,23 @@ def _cut(size: int, step: int, hashes: bytes) -> list[Chunk]:
 
 def missing(file: int, wanted: Iterable[Chunk]) -> list[Chunk]:
     """Chunks that a file does not hold, or holds otherwise."""
-    with ThreadPoolExecutor(HASH_THREADS) as pool:
-        held = pool.map(
-            lambda chunk: (chunk, chunk.holds(os.pread(file, chunk.nbytes, chunk.offset))), wanted
-        )
-        return [chunk for chunk, whole in held if not whole]
+
+    def holds(chunk: Chunk) -> bool:
+        return chunk.holds(content[chunk.offset : chunk.offset + chunk.nbytes])
+
+    wanted = list(wanted)
+    with _mapped(file) as content, ThreadPoolExecutor(HASH_THREADS) as pool:
+        return [chunk for chunk, held in zip(wanted, pool.map(holds, wanted), strict=True) if not held]
+
+
+@contextmanager
+def _mapped(file: int) -> Iterator[memoryview]:
+    """A file's content without a copy: to make room for one takes as long as to hash it."""
+    if not os.fstat(file).st_size:
+        yield memoryview(b"")
+        return
+    with mmap.mmap(file, 0, prot=mmap.PROT_READ) as memory, memoryview(memory) as content:
+        yield content
 
 
 def spans(wanted: Iterable[Chunk], longest: int) -> Iterator[list[Chunk]]:

@@ -3,14 +3,12 @@
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
 from protocol.weights import (
-    DATA,
     MANIFEST,
     Manifest,
     TensorSpec,
@@ -21,9 +19,9 @@ from protocol.weights import (
     verify_shapes,
     version_folder,
 )
-from protocol.weights_chunks import CHUNK_BYTES, HASH_THREADS, Chunk, chunk_size, digest, file_chunks, missing
+from protocol.weights_blank import Blank
+from protocol.weights_chunks import CHUNK_BYTES, Chunk, chunk_size, file_chunks, missing
 
-WRITE_BYTES = 4 * 2**20
 NAMED = 3
 """Tensors that an error names at most."""
 
@@ -36,21 +34,28 @@ def write_version(
     version: int,
     shapes: Mapping[str, tuple[str, tuple[int, ...]]],
     tensors: Iterable[tuple[str, memoryview]],
+    blank: Blank | None = None,
 ) -> Path:
     """Write one version, tensors in the order of ``shapes``; returns the path of its manifest.
+
+    Args:
+        blank: memory below ``root`` for it, made ahead; without one of its size it is made now.
 
     Raises:
         WeightsError: the tensors do not match the shapes announced.
     """
-    final = version_folder(root, version)
-    partial = final.with_name(final.name + f".partial-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     header, specs = layout(shapes)
     nbytes = len(header) + sum(spec.nbytes for spec in specs)
     step = chunk_size(nbytes, CHUNK_BYTES)
-    with open(partial / DATA, "w+b", buffering=0) as out:
-        hashes = _write(out.fileno(), nbytes, step, _pieces(header, specs, tensors))
+    if blank is None or blank.nbytes != nbytes:
+        if blank is not None:
+            blank.discard()
+        blank = Blank(root, nbytes)
+    try:
+        hashes = blank.fill(_pieces(header, specs, tensors), step)
+    except BaseException:
+        blank.discard()
+        raise
     manifest = Manifest(
         run=run,
         epoch=epoch,
@@ -62,9 +67,10 @@ def write_version(
         chunks=hashes,
         host=host_id(),
     )
-    (partial / MANIFEST).write_bytes(msgspec.msgpack.encode(manifest))
+    (blank.folder / MANIFEST).write_bytes(msgspec.msgpack.encode(manifest))
+    final = version_folder(root, version)
     shutil.rmtree(final, ignore_errors=True)
-    partial.rename(final)
+    blank.folder.rename(final)
     return final / MANIFEST
 
 
@@ -77,25 +83,6 @@ def _pieces(
             raise WeightsError(f"expected {spec.name} of {spec.nbytes} bytes, got {name} of {data.nbytes}")
         if data.nbytes:
             yield data.cast("B")
-
-
-def _write(file: int, nbytes: int, step: int, pieces: Iterable[memoryview]) -> bytes:
-    """Write one piece behind the other; chunks are hashed in threads as soon as they are whole. Returns the hashes."""
-
-    def hash_chunk(offset: int) -> bytes:
-        return digest(os.pread(file, min(step, nbytes - offset), offset))
-
-    written, hashing = 0, list[Future[bytes]]()
-    with ThreadPoolExecutor(HASH_THREADS) as pool:
-        for piece in pieces:
-            for start in range(0, len(piece), WRITE_BYTES):
-                rest = piece[start : start + WRITE_BYTES]
-                while rest:
-                    done = os.write(file, rest)
-                    written, rest = written + done, rest[done:]
-                while (offset := len(hashing) * step) < written and min(offset + step, nbytes) <= written:
-                    hashing.append(pool.submit(hash_chunk, offset))
-        return b"".join(future.result() for future in hashing)
 
 
 def verify(manifest: Manifest, data: IO[bytes], expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:

@@ -29,13 +29,13 @@ CONFIG = GeneratorConfig(kv_cache_mb=64)
 class Policies:
     """Model of each version, made from its number."""
 
-    def __init__(self, *, tied: bool) -> None:
-        self.tied = tied
+    def __init__(self, *, tied: bool, intermediate: int) -> None:
+        self._model = {"tied": tied, "intermediate": intermediate}
         self._models = {}
 
     def __getitem__(self, version: int):
         if version not in self._models:
-            self._models[version] = tiny_model(tied=self.tied, seed=version)
+            self._models[version] = tiny_model(seed=version, **self._model)
         return self._models[version]
 
     def largest_error(self, prompt: list[int], answer: Answer) -> float:
@@ -49,9 +49,11 @@ class Policies:
 class Lab:
     """A running generator, the policies it may have, and the next version to publish."""
 
-    def __init__(self, config: GeneratorConfig, folder: Path, *, tied: bool, **broker) -> None:
+    def __init__(
+        self, config: GeneratorConfig, folder: Path, *, tied: bool, intermediate: int = 192, **broker
+    ) -> None:
         self.root = folder / "published"
-        self.policies = Policies(tied=tied)
+        self.policies = Policies(tied=tied, intermediate=intermediate)
         self.running = Running(config, save(self.policies[0], folder / "model"), **broker)
         self.version = 0
 
@@ -168,7 +170,15 @@ def reloaded(tmp_path_factory):
     lab.close()
 
 
-@pytest.mark.parametrize("lab", ["tied", "kept", "reloaded"])
+@pytest.fixture(scope="module")
+def broad(tmp_path_factory):
+    """As `kept`, of a model large enough (25 MB) that several threads write it."""
+    lab = Lab(CONFIG, tmp_path_factory.mktemp("broad"), tied=False, intermediate=8192)
+    yield lab
+    lab.close()
+
+
+@pytest.mark.parametrize("lab", ["tied", "kept", "reloaded", "broad"])
 def test_after_an_update_the_engine_is_the_policy_and_reads_no_stale_prefix(lab, request):
     lab = request.getfixturevalue(lab)  # tied weights with recomputed KV, untied weights with kept KV
     actor = lab.running.actor("prefix")

@@ -11,13 +11,13 @@ VOCAB = 48
 EOS = 1
 
 
-def tiny_model(*, tied: bool, seed: int) -> Qwen3ForCausalLM:
+def tiny_model(*, tied: bool, seed: int, intermediate: int = 192) -> Qwen3ForCausalLM:
     """A model in fp32. vLLM's CPU attention needs a head size of 32 at least."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=VOCAB,
         hidden_size=128,
-        intermediate_size=192,
+        intermediate_size=intermediate,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,

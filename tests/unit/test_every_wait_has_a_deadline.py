@@ -46,6 +46,7 @@ ALLOWED = {
         "actors/vllm_engine.py",
         "self._open.wait()",
     ): "for the load of an update, which has load_deadline; else we end",
+    ("actors/vllm_worker.py", "done.result()"): "memory is copied; the load has load_deadline",
     ("actors/http_engine.py", "asyncio.gather(self._watch, return_exceptions=True)"): "it has been cancelled",
     ("launch/weights_role.py", "stop.wait()"): "for SIGTERM",
     ("actors/updating.py", "self._offered.wait()"): "for nobody: there may be no newer version ever",

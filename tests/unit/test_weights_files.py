@@ -5,9 +5,11 @@ import os
 import numpy as np
 import pytest
 
+import protocol.weights_blank
 import protocol.weights_files
 from protocol.weights import DATA, WeightsError, read_manifest
-from protocol.weights_chunks import digests, file_chunks
+from protocol.weights_blank import Blank
+from protocol.weights_chunks import digest, digests, file_chunks
 from protocol.weights_files import verify_bytes, write_version
 
 SHAPES = {
@@ -21,7 +23,7 @@ SHAPES = {
 @pytest.fixture
 def manifest_path(tmp_path, monkeypatch):
     monkeypatch.setattr(protocol.weights_files, "CHUNK_BYTES", 1_024)
-    monkeypatch.setattr(protocol.weights_files, "WRITE_BYTES", 1_500)
+    monkeypatch.setattr(protocol.weights_blank, "COPY_BYTES", 2_500)  # two chunks at a time are hashed
     rng = np.random.default_rng(0)
     sizes = {"first": 2_800, "empty": 0, "second": 7_600, "third": 11}
     tensors = ((name, memoryview(rng.bytes(size))) for name, size in sizes.items())
@@ -60,3 +62,53 @@ def test_of_many_tensors_in_a_chunk_a_few_are_named(tmp_path):
         os.pwrite(file.fileno(), b"y", read_manifest(path).nbytes - 1)
         with pytest.raises(WeightsError, match="bytes of t0, t1, t2 and 6 more do not match"):
             verify_bytes(read_manifest(path), file)
+
+
+def version_of(root, number, blank=None, values=(1.0, 2.0)):
+    data = memoryview(np.array(values, dtype="<f4")).cast("B")
+    shapes = {"a": ("F32", (len(values),))}
+    return write_version(
+        root, run="r", epoch=1, version=number, shapes=shapes, tensors=[("a", data)], blank=blank
+    )
+
+
+def test_a_version_written_into_room_made_ahead_is_the_same(tmp_path):
+    plain = version_of(tmp_path, 1)
+    nbytes = read_manifest(plain).nbytes
+    blank = Blank(tmp_path, nbytes)
+    ahead = version_of(tmp_path, 2, blank)
+    assert read_manifest(ahead).root == read_manifest(plain).root
+    assert ahead.with_name(DATA).read_bytes() == plain.with_name(DATA).read_bytes()
+    assert not blank.folder.exists()
+
+
+def test_room_of_another_size_is_given_back(tmp_path):
+    other = Blank(tmp_path, 5_000)
+    path = version_of(tmp_path, 1, other)
+    with open(path.with_name(DATA), "rb") as file:
+        verify_bytes(read_manifest(path), file)
+    assert [p.name for p in tmp_path.iterdir()] == [path.parent.name]
+
+
+def test_tensors_that_do_not_match_leave_nothing(tmp_path):
+    wrong = [("b", memoryview(bytes(8)))]
+    with pytest.raises(WeightsError, match="expected a of 8 bytes, got b of 8"):
+        write_version(tmp_path, run="r", epoch=1, version=1, shapes={"a": ("F32", (2,))}, tensors=wrong)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_want_of_room_is_an_error_and_leaves_nothing(tmp_path):
+    with pytest.raises(OSError, match=r"No space left|too large"):
+        Blank(tmp_path, 2**60)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("step", [256, 1_000, 4_096, 10_000])
+def test_hashes_are_of_every_step_whatever_the_pieces(tmp_path, monkeypatch, step):
+    monkeypatch.setattr(protocol.weights_blank, "COPY_BYTES", 1_000)
+    content = np.random.default_rng(1).bytes(9_001)
+    pieces = [memoryview(content)[a:b] for a, b in [(0, 1), (1, 4_500), (4_500, 4_501), (4_501, 9_001)]]
+    blank = Blank(tmp_path, len(content))
+    hashes = blank.fill(pieces, step)
+    assert (blank.folder / DATA).read_bytes() == content
+    assert hashes == b"".join(digest(content[i : i + step]) for i in range(0, len(content), step))
