@@ -162,9 +162,7 @@ class VllmEngine:
         await self._llm.abort(request_id)
 
     async def apply_weights(self, manifest: Manifest, data: Path) -> float:
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
-        update = WeightTransferUpdateRequest({"path": str(data), "tensors": tensor_table(manifest)})
+        update = {"path": str(data), "tensors": tensor_table(manifest)}
         self._open.clear()
         try:
             # Not pause_generation: that sleeps for 20 ms more, only so that outputs come before it returns. Ours
@@ -173,9 +171,8 @@ class VllmEngine:
                 mode="keep", clear_cache=self.kv == "recomputed"
             )
             began = time.perf_counter()  # until now the step that was running has brought tokens
-            await self._llm.start_weight_update()
-            await self._llm.update_weights(update)
-            await self._llm.finish_weight_update(str(manifest.version))
+            await self._llm.collective_rpc("load_version", args=(update,))
+            await self._llm.update_weight_version(str(manifest.version))
             await self._llm.resume_generation()
         except asyncio.CancelledError as error:  # the end of this process; the model is half replaced
             self._fail("weight update", error)

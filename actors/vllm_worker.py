@@ -231,7 +231,17 @@ def spare_cpu_generators() -> None:
 
 
 class WeightWorker:
-    """Mixed into vLLM's worker class; being imported is all it is for."""
+    """Mixed into vLLM's worker class."""
+
+    start_weight_update: Callable[[], None]
+    update_weights: Callable[[dict[str, Any]], None]
+    finish_weight_update: Callable[[], None]
+
+    def load_version(self, update_info: dict[str, Any]) -> None:
+        """An update's three steps in one call of the engine: each call takes a millisecond of the pause."""
+        self.start_weight_update()
+        self.update_weights(update_info)
+        self.finish_weight_update()
 
 
 if BACKEND not in WeightTransferEngineFactory._registry:

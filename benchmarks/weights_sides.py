@@ -116,7 +116,7 @@ class _Taking:
         self._tokens, self._started = 0, 0
         self._rate = self._load_s = self._step_s = 0.0
         self._failure = ""
-        for name in ("start_weight_update", "update_weights", "finish_weight_update"):
+        for name in ("collective_rpc", "update_weight_version"):
             setattr(engine._llm, name, self._timed(getattr(engine._llm, name), "_load_s"))
         core = engine._llm.engine_core
         core.pause_scheduler_async = self._timed(core.pause_scheduler_async, "_step_s")

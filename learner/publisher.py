@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from learner.run_files import Published, read_published, weights_folder, write_published
@@ -46,6 +47,7 @@ class Publisher:
         self._tidying: threading.Thread | None = None
         self._hurry = threading.Event()
         self._blank: Blank | None = None
+        self._aside = ThreadPoolExecutor(1, "published")
 
     def publish(
         self,
@@ -60,7 +62,7 @@ class Publisher:
         if self._dtype == "bfloat16":
             shapes, tensors = rounded_shapes(shapes), rounded(shapes, tensors)
         self.published = Published(version, tuple(line))
-        write_published(self._run_dir, self.published)
+        noted = self._aside.submit(write_published, self._run_dir, self.published)
         self.tidied()
         blank, self._blank = self._blank, None
         manifest = write_version(
@@ -72,6 +74,7 @@ class Publisher:
             tensors=tensors,
             blank=blank,
         )
+        noted.result()  # nobody has heard of this version before it is on the disk that there was one
         self.seconds = time.perf_counter() - started
         read = read_manifest(manifest)
         self._hurry.clear()
@@ -107,6 +110,7 @@ class Publisher:
     def close(self) -> None:
         """Free the shared memory."""
         self.tidied()
+        self._aside.shutdown()
         self._blank = None
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -2,7 +2,7 @@
 
 import mmap
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -74,19 +74,25 @@ def _cut(size: int, step: int, hashes: bytes) -> list[Chunk]:
 
 
 def missing(file: int, wanted: Iterable[Chunk]) -> list[Chunk]:
-    """Chunks that a file does not hold, or holds otherwise."""
+    """Chunks that a file does not hold, or holds otherwise. It may have holes, which stay what they are."""
+    return _others(lambda chunk: os.pread(file, chunk.nbytes, chunk.offset), wanted)
 
-    def holds(chunk: Chunk) -> bool:
-        return chunk.holds(content[chunk.offset : chunk.offset + chunk.nbytes])
 
-    wanted = list(wanted)
-    with _mapped(file) as content, ThreadPoolExecutor(HASH_THREADS) as pool:
-        return [chunk for chunk, held in zip(wanted, pool.map(holds, wanted), strict=True) if not held]
+def damaged(file: int, wanted: Iterable[Chunk]) -> list[Chunk]:
+    """The same of a file without holes, sooner."""
+    with _mapped(file) as content:
+        return _others(lambda chunk: content[chunk.offset : chunk.offset + chunk.nbytes], wanted)
+
+
+def _others(read: Callable[[Chunk], bytes | memoryview], wanted: Iterable[Chunk]) -> list[Chunk]:
+    with ThreadPoolExecutor(HASH_THREADS) as pool:
+        held = pool.map(lambda chunk: (chunk, chunk.holds(read(chunk))), wanted)
+        return [chunk for chunk, whole in held if not whole]
 
 
 @contextmanager
 def _mapped(file: int) -> Iterator[memoryview]:
-    """A file's content without a copy: to make room for one takes as long as to hash it."""
+    """A file's content without a copy, as to make room for one takes as long as to hash it. Fills its holes."""
     if not os.fstat(file).st_size:
         yield memoryview(b"")
         return

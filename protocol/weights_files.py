@@ -20,7 +20,7 @@ from protocol.weights import (
     version_folder,
 )
 from protocol.weights_blank import Blank
-from protocol.weights_chunks import CHUNK_BYTES, Chunk, chunk_size, file_chunks, missing
+from protocol.weights_chunks import CHUNK_BYTES, Chunk, chunk_size, damaged, file_chunks
 
 NAMED = 3
 """Tensors that an error names at most."""
@@ -102,7 +102,7 @@ def verify(manifest: Manifest, data: IO[bytes], expected: Mapping[str, tuple[str
 def verify_bytes(manifest: Manifest, data: IO[bytes]) -> None:
     """Whether a file is the data file of a version, byte by byte; see `verify`."""
     verify_header(manifest, data)
-    for chunk in missing(data.fileno(), file_chunks(manifest)):
+    for chunk in damaged(data.fileno(), file_chunks(manifest)):
         raise WeightsError(
             f"version {manifest.version}: bytes of {_owners(manifest, chunk)} do not match their hash "
             f"({chunk.nbytes} bytes from {chunk.offset} on)"

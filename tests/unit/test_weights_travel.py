@@ -26,7 +26,7 @@ from protocol.weights import (
     read_manifest,
     root_hash,
 )
-from protocol.weights_chunks import chunks, digests, missing, spans
+from protocol.weights_chunks import Chunk, chunks, damaged, digests, missing, spans
 from protocol.weights_delta import apply_delta, make_delta
 from protocol.weights_files import write_version
 from protocol.weights_shelf import MAX_NAMELESS, Shelf, superfluous
@@ -140,12 +140,26 @@ def test_chunks_tell_what_is_missing(tmp_path):
         )
         wanted = chunks(whole)
         assert [(c.offset, c.nbytes) for c in wanted] == [(0, 300), (300, 300), (600, 300), (900, 100)]
-        assert missing(file.fileno(), wanted) == []
+        assert missing(file.fileno(), wanted) == damaged(file.fileno(), wanted) == []
         os.pwrite(file.fileno(), b"\x00\x01", 599)
-        assert [c.offset for c in missing(file.fileno(), wanted)] == [300, 600]
+        for look in (missing, damaged):
+            assert [c.offset for c in look(file.fileno(), wanted)] == [300, 600]
         file.truncate(950)
-        assert [c.offset for c in missing(file.fileno(), wanted)] == [300, 600, 900]
+        for look in (missing, damaged):
+            assert [c.offset for c in look(file.fileno(), wanted)] == [300, 600, 900]
+        file.truncate(0)
+        for look in (missing, damaged):
+            assert look(file.fileno(), wanted) == wanted
     assert [[c.offset for c in span] for span in spans(wanted, 3)] == [[0, 300, 600], [900]]
+
+
+def test_looking_for_what_is_missing_does_not_fill_holes(tmp_path):
+    path = tmp_path / "x"
+    with open(path, "w+b") as file:
+        file.truncate(8 * 2**20)
+        wanted = [Chunk(i * 2**20, 2**20, b"") for i in range(8)]
+        assert missing(file.fileno(), wanted) == wanted
+        assert os.fstat(file.fileno()).st_blocks == 0
 
 
 @pytest.fixture(scope="module")
