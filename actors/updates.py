@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from actors.weights_cache import Cache
 from protocol.weights import (
@@ -27,6 +28,9 @@ from protocol.weights_files import verify_bytes
 log = logging.getLogger(__name__)
 
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
+
+Row = list[Any]
+"""Of a tensor: name, dtype, shape, offset, nbytes. A list, as it comes out of the engine's messages as one."""
 
 FLOATS = ("F32", "BF16", "F16")
 FILE_FORMAT = "offbeat-file-1"
@@ -218,6 +222,35 @@ def link_or_copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def tensor_table(manifest: Manifest) -> list[list[object]]:
+def tensor_table(manifest: Manifest) -> list[Row]:
     """Rows of (name, dtype, shape, offset, nbytes): what a worker needs to find the tensors in the file."""
     return [[t.name, t.dtype, list(t.shape), t.offset, t.nbytes] for t in manifest.tensors]
+
+
+def shares(rows: list[Row], count: int, *, together: int | None) -> list[list[Row]]:
+    """Rows of `tensor_table` in ``count`` lists of about as many bytes.
+
+    Args:
+        together: tensors of so many rows stay in one list.
+
+    Example:
+        >>> a, b, c = ["a", "F32", [2], 0, 8], ["b", "F32", [1], 8, 4], ["c", "F32", [2], 12, 8]
+        >>> [[name for name, *_ in share] for share in shares([a, b, c], 2, together=None)]
+        [['a', 'b'], ['c']]
+        >>> [[name for name, *_ in share] for share in shares([a, b, c], 2, together=2)]
+        [['a', 'c'], ['b']]
+    """
+    if count == 1:
+        return [rows]
+    units: dict[object, list[Row]] = {}
+    for row in rows:
+        name, _, shape, _, _ = row
+        units.setdefault(together if shape and shape[0] == together else name, []).append(row)
+    found: list[list[Row]] = [[] for _ in range(count)]
+    taken = [0] * count
+    sizes = {key: sum(row[-1] for row in unit) for key, unit in units.items()}
+    for key in sorted(units, key=lambda key: -sizes[key]):
+        least = taken.index(min(taken))
+        found[least] += units[key]
+        taken[least] += sizes[key]
+    return found

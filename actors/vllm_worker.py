@@ -27,7 +27,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from actors.orphans import die_with_parent
-from actors.updates import FILE_FORMAT
+from actors.updates import FILE_FORMAT, shares
 
 BACKEND = "offbeat_file"
 KEPT_BYTES = int(os.environ.get("OFFBEAT_KEPT_WEIGHTS_MB", "1024")) << 20
@@ -99,9 +99,11 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[m
 
         if self._in_place:
             self._mapped, self._threads = data, min(THREADS, 1 + size // BYTES_OF_A_THREAD)
-            in_threads(
-                [partial(load, rows) for rows in shares(update_info.tensors, self._threads)], self._threads
-            )
+            # vLLM passes over a tied weight's second name only beside the first.
+            tied = getattr(self.model_config.hf_text_config, "tie_word_embeddings", False)
+            together = self.model_config.get_vocab_size() if tied else None
+            parts = shares(update_info.tensors, self._threads, together=together)
+            in_threads([partial(load, rows) for rows in parts], self._threads)
         else:
             load(update_info.tensors)
 
@@ -143,19 +145,6 @@ def packers(model: torch.nn.Module) -> list[Callable[[], object]]:
         for module in modules
         if hasattr(module, "cpu_linear")
     ]
-
-
-def shares(rows: list[Any], count: int) -> list[list[Any]]:
-    """Rows that end with their bytes, in ``count`` lists of about as many bytes.
-
-    Example:
-        >>> shares([["a", 8], ["b", 2], ["c", 5]], 2)
-        [[['a', 8]], [['c', 5], ['b', 2]]]
-    """
-    found: list[list[Any]] = [[] for _ in range(count)]
-    for row in sorted(rows, key=lambda row: -row[-1]):
-        min(found, key=lambda share: sum(taken[-1] for taken in share)).append(row)
-    return found
 
 
 def in_threads(work: list[Callable[[], object]], count: int) -> None:

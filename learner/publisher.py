@@ -16,9 +16,8 @@ from protocol.weights_files import write_version
 
 log = logging.getLogger(__name__)
 
-TIDY_S = 60.0
-GENERATORS_FIRST = 5.0
-"""Times as long as a version took to write, generators of this host take to verify and load it: with all cores."""
+GENERATORS_BYTES_PER_S = 500e6
+"""About: what generators of this host verify and load in a second, with all its cores."""
 
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 
@@ -63,18 +62,19 @@ class Publisher:
             shapes, tensors = rounded_shapes(shapes), rounded(shapes, tensors)
         self.published = Published(version, tuple(line))
         noted = self._aside.submit(write_published, self._run_dir, self.published)
-        self.tidied()
-        blank, self._blank = self._blank, None
-        manifest = write_version(
-            self.folder,
-            run=self._run,
-            epoch=self._epoch,
-            version=version,
-            shapes=shapes,
-            tensors=tensors,
-            blank=blank,
-        )
-        noted.result()  # nobody has heard of this version before it is on the disk that there was one
+        blank = self._take_blank()
+        try:
+            manifest = write_version(
+                self.folder,
+                run=self._run,
+                epoch=self._epoch,
+                version=version,
+                shapes=shapes,
+                tensors=tensors,
+                blank=blank,
+            )
+        finally:
+            noted.result()  # nobody hears of this version before it is on the disk that there was one
         self.seconds = time.perf_counter() - started
         read = read_manifest(manifest)
         self._hurry.clear()
@@ -92,26 +92,36 @@ class Publisher:
         )
 
     def _tidy(self, nbytes: int, filled: Blank | None) -> None:
-        """Delete what is old and make room for the next version while we go on: both take as long as to write one."""
-        self._hurry.wait(GENERATORS_FIRST * self.seconds)
+        """Delete what is old, and make room for the next version once generators have this one, while we go on.
+
+        Each takes about as long as to write a version. If the next one comes before room is begun, it makes its own.
+        """
         retire(self.folder, self._keep)
-        del filled  # its mapping goes with this thread
+        if self._hurry.wait(nbytes / GENERATORS_BYTES_PER_S):
+            return
         try:
-            self._blank = Blank(self.folder, nbytes)
+            blank = Blank(self.folder, nbytes)
         except OSError as error:  # the next publication will say so, if it still is so
             log.debug("no room ahead for the next version: %s", error)
+            return
+        blank.touch()
+        self._blank = blank
+
+    def _take_blank(self) -> Blank | None:
+        self._hurry.set()
+        self.tidied()
+        blank, self._blank = self._blank, None
+        return blank
 
     def tidied(self) -> None:
-        """Wait until that is done."""
-        self._hurry.set()
+        """Wait until what is old is deleted and there is room for the next version, unless that is wanted at once."""
         if self._tidying is not None:
-            self._tidying.join(TIDY_S)
+            self._tidying.join()
 
     def close(self) -> None:
         """Free the shared memory."""
-        self.tidied()
+        self._take_blank()
         self._aside.shutdown()
-        self._blank = None
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

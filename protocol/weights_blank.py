@@ -19,14 +19,11 @@ COPY_BYTES = 4 * 2**20
 class Blank:
     """A folder with a data file of ``nbytes``, all of it allocated and mapped here.
 
-    Takes as long as the system needs to find and clear the memory, so make it while something else is computed.
-
     Raises:
-        OSError: there is no room for it. Filling one never fails for want of room.
+        OSError: there is no room for it. To fill one in memory never fails for want of room.
     """
 
     def __init__(self, root: Path, nbytes: int) -> None:
-        root.mkdir(parents=True, exist_ok=True)
         self.folder, self.nbytes = Path(tempfile.mkdtemp(prefix="blank-", dir=root)), nbytes
         try:
             with open(self.folder / DATA, "w+b", buffering=0) as file:
@@ -36,6 +33,9 @@ class Blank:
             self.discard()
             raise
         self._bytes = np.frombuffer(self._memory, dtype=np.uint8)
+
+    def touch(self) -> None:
+        """Have the system find and clear the memory now, which takes longer than to fill it: while others compute."""
         self._bytes[:: mmap.PAGESIZE] = 0
 
     def fill(self, pieces: Iterable[memoryview], step: int) -> bytes:

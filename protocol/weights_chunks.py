@@ -79,7 +79,7 @@ def missing(file: int, wanted: Iterable[Chunk]) -> list[Chunk]:
 
 
 def damaged(file: int, wanted: Iterable[Chunk]) -> list[Chunk]:
-    """The same of a file without holes, sooner."""
+    """The same of a file without holes, sooner. It must not be cut meanwhile: that would end the process."""
     with _mapped(file) as content:
         return _others(lambda chunk: content[chunk.offset : chunk.offset + chunk.nbytes], wanted)
 

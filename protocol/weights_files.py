@@ -50,27 +50,28 @@ def write_version(
     if blank is None or blank.nbytes != nbytes:
         if blank is not None:
             blank.discard()
+        root.mkdir(parents=True, exist_ok=True)
         blank = Blank(root, nbytes)
     try:
         hashes = blank.fill(_pieces(header, specs, tensors), step)
+        manifest = Manifest(
+            run=run,
+            epoch=epoch,
+            version=version,
+            nbytes=nbytes,
+            tensors=specs,
+            root=root_hash(specs, step, hashes),
+            chunk_bytes=step,
+            chunks=hashes,
+            host=host_id(),
+        )
+        (blank.folder / MANIFEST).write_bytes(msgspec.msgpack.encode(manifest))
+        final = version_folder(root, version)
+        shutil.rmtree(final, ignore_errors=True)
+        blank.folder.rename(final)
     except BaseException:
         blank.discard()
         raise
-    manifest = Manifest(
-        run=run,
-        epoch=epoch,
-        version=version,
-        nbytes=nbytes,
-        tensors=specs,
-        root=root_hash(specs, step, hashes),
-        chunk_bytes=step,
-        chunks=hashes,
-        host=host_id(),
-    )
-    (blank.folder / MANIFEST).write_bytes(msgspec.msgpack.encode(manifest))
-    final = version_folder(root, version)
-    shutil.rmtree(final, ignore_errors=True)
-    blank.folder.rename(final)
     return final / MANIFEST
 
 

@@ -172,8 +172,8 @@ def reloaded(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def broad(tmp_path_factory):
-    """As `kept`, of a model large enough (25 MB) that several threads write it."""
-    lab = Lab(CONFIG, tmp_path_factory.mktemp("broad"), tied=False, intermediate=8192)
+    """As `tied`, of a model large enough (25 MB) that several threads write it."""
+    lab = Lab(CONFIG, tmp_path_factory.mktemp("broad"), tied=True, intermediate=8192)
     yield lab
     lab.close()
 

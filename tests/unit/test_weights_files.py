@@ -76,6 +76,7 @@ def test_a_version_written_into_room_made_ahead_is_the_same(tmp_path):
     plain = version_of(tmp_path, 1)
     nbytes = read_manifest(plain).nbytes
     blank = Blank(tmp_path, nbytes)
+    blank.touch()
     ahead = version_of(tmp_path, 2, blank)
     assert read_manifest(ahead).root == read_manifest(plain).root
     assert ahead.with_name(DATA).read_bytes() == plain.with_name(DATA).read_bytes()
