@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 RECIPE ?= recipes/spell_backward.toml
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup train test check e2e bench ratios staleness docs
+.PHONY: setup train test soak check e2e bench ratios staleness docs
 
 setup: $(VENV)/.installed
 
@@ -17,6 +17,9 @@ train: setup            ## the main job: a model learns, asynchronously, in minu
 test: setup             ## all tests but the end-to-end ones
 	$(BIN)/python -m pytest -n 2 --dist loadfile -q tests/unit tests/oracle tests/property protocol broker envs actors learner launch
 	$(BIN)/python -m pytest -n 2 --dist loadfile -q tests/integration
+
+soak: setup             ## the property tests with fifty times as many examples; about an hour
+	OFFBEAT_EFFORT=50 $(BIN)/python -m pytest -n 2 -q tests/property
 
 check: setup            ## format, lint, types, layering
 	$(BIN)/ruff format --check .

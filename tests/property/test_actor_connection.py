@@ -17,6 +17,7 @@ from broker.tasks import REJECTED_WAIT_S
 from protocol.codec import encode
 from protocol.messages import Hello, Welcome
 from tests.broker_driver import Driver, group, segment_frames
+from tests.property.effort import EFFORT
 
 CAPACITY = 3
 STEPS = ("put", "up", "up", "up", "down", "down", "down", "emit", "emit", "close", "fail", "lose")
@@ -132,7 +133,7 @@ async def play(self, lease):
         del self.playing[lease.lease_id]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150 * EFFORT, deadline=None)
 @example(
     steps=["put", "up", "down", "up", "down", "down", "down", "fail"]
 )  # rejected, with nobody else to run it

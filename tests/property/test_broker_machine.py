@@ -31,6 +31,7 @@ from protocol.messages import (
 )
 from protocol.version_line import MAX_FORKS
 from tests.broker_driver import Driver, evaluation, group, segment_frames
+from tests.property.effort import EFFORT
 
 ACTORS = ("a", "b", "c")
 WINDOW = 4
@@ -401,5 +402,5 @@ class BrokerMachine(RuleBasedStateMachine):
             assert books.flow.outstanding == sum(max(0, c) for c in books.flow._credit.values())
 
 
-BrokerMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+BrokerMachine.TestCase.settings = settings(max_examples=40 * EFFORT, stateful_step_count=30, deadline=None)
 test_broker_machine = BrokerMachine.TestCase

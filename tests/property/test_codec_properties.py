@@ -32,8 +32,9 @@ from protocol.messages import (
     Turn,
 )
 from tests.hearing import heard
+from tests.property.effort import EFFORT
 
-QUICK = settings(max_examples=40, deadline=None)
+QUICK = settings(max_examples=40 * EFFORT, deadline=None)
 names = st.text(min_size=1, max_size=20)
 counts = st.integers(0, 2**63 - 1)
 numbers = st.floats(allow_nan=False)
@@ -107,7 +108,7 @@ def test_arrays_travel_bit_for_bit(arrays):
         assert unpacked[name].dtype == array.dtype
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80 * EFFORT, deadline=None)
 @given(st.lists(st.binary(max_size=60), max_size=4), st.booleans())
 def test_arbitrary_frames_are_decoded_or_refused(frames, with_prelude):
     with suppress(ProtocolError):
@@ -123,7 +124,7 @@ def test_what_is_put_together_comes_apart_in_order(said):
     assert [message for frames in sent for message in heard(frames)[0]] == said
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80 * EFFORT, deadline=None)
 @given(messages, st.data())
 def test_a_damaged_message_is_decoded_or_refused(message, data):
     frames = encode(message)

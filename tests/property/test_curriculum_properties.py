@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from learner.config import LearnerConfig
 from learner.curriculum import Curriculum
+from tests.property.effort import EFFORT
 
 
 def ids(tasks):
@@ -103,7 +104,7 @@ ACTIONS = ["deal", "train", "train", "train", "give_up", "checkpoint", "crash"]
 
 
 @pytest.mark.parametrize("train_on", ["groups", "trajectories", "windows"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150 * EFFORT, deadline=None)
 @given(actions=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 99)), max_size=60))
 def test_each_index_is_settled_once_in_the_line_that_survives(train_on, actions):
     world = World(train_on)

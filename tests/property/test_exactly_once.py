@@ -20,6 +20,7 @@ from learner.curriculum import Curriculum
 from learner.exchange import Exchange
 from protocol.messages import CheckpointWanted, Deliver, Dropped, Held, Refused
 from tests.broker_driver import Driver
+from tests.property.effort import EFFORT
 from tests.unit.test_supply import DELIVER, EPISODES, Supply
 
 LAG = 2
@@ -193,7 +194,7 @@ ACTIONS = ["train", "train", "train", "checkpoint", *DEATHS]
 
 
 @pytest.mark.parametrize("train_on", ["groups", "trajectories", "windows"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100 * EFFORT, deadline=None)
 @given(actions=st.lists(st.sampled_from(ACTIONS), max_size=14), seed=st.integers(0, 99))
 @example(  # the last window of a trajectory is dropped, an earlier one is trained, and that commit lost
     actions=[

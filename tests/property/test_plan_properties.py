@@ -11,8 +11,9 @@ from launch.plan_parts import Setting
 from launch.plan_rates import Rates
 from launch.plan_rates_file import check_rates
 from launch.plan_simulation import Simulation
+from tests.property.effort import EFFORT
 
-FEW = settings(max_examples=25, deadline=None)
+FEW = settings(max_examples=25 * EFFORT, deadline=None)
 
 
 def rates(
@@ -129,7 +130,7 @@ def test_lockstep_lags_by_what_is_forced(world):
     assert outcome.stale_share == 0
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8 * EFFORT, deadline=None)
 @given(st.integers(1, 4), st.integers(0, 2), st.booleans())
 def test_more_generators_never_lower_throughput_where_they_are_the_bottleneck(seed, lag, tools):
     made = rates(

@@ -13,6 +13,7 @@ from learner.config import ReplayConfig
 from learner.groups import Group
 from learner.replay import ReplayConfigError, make_table
 from learner.replay_batch import mix, remember
+from tests.property.effort import EFFORT
 from tests.trajectories import make_group
 
 GROUP_RULES = ["uniform", "recent", "difficulty"]
@@ -74,7 +75,7 @@ def test_quotas_are_within_one_of_the_share_at_all_times(share, batches):
         assert abs(beside - share / (1 - share) * sum(batches[:k])) < 1 + 1e-6
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30 * EFFORT, deadline=None)
 @given(st.sampled_from(GROUP_RULES), st.floats(0.05, 0.6), st.integers(1, 6))
 def test_the_share_of_what_is_trained_converges(kind, share, fresh):
     """Every group is of another prompt and nothing is scarce: only the first step has nothing to draw."""
@@ -180,10 +181,10 @@ class Replay(RuleBasedStateMachine):
 
 
 TestReplayTable = Replay.TestCase
-TestReplayTable.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestReplayTable.settings = settings(max_examples=60 * EFFORT, stateful_step_count=40, deadline=None)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150 * EFFORT, deadline=None)
 @given(configs, st.integers(1, 6), st.integers(1, 3))
 def test_what_is_accepted_never_waits_for_ever(config, fresh, publish_every):
     """In lockstep, with every item kept by the rule and of another prompt, draws go on to the end, or the settings
