@@ -305,6 +305,8 @@ class Actor:
         del self._episodes[lease.lease_id]
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("episode of %s could not be recorded", lease.task.task_id, exc_info=error)
+            # Else a segment on its way would look like the end of it, should this word be lost (`_leased`).
+            self._outbox.forget(f"{lease.task.task_id}.{lease.attempt}")
             self._link.send(TaskRejected(lease_id=lease.lease_id, reason=f"not recordable: {error!r}"[:500]))
         self._give_back(self._book.ended(lease.lease_id))
 

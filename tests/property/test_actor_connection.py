@@ -137,6 +137,9 @@ async def play(self, lease):
 @example(
     steps=["put", "up", "down", "up", "down", "down", "down", "fail"]
 )  # rejected, with nobody else to run it
+@example(
+    steps=["up", "down", "up", "lose", "put", "down", "emit", "fail", "lose"]
+)  # the word that it failed is lost, and one of its segments is on its way
 @given(steps=st.lists(st.sampled_from(STEPS), max_size=60))
 def test_every_task_comes_to_its_end(steps):
     async def main():
