@@ -95,6 +95,7 @@ class Publisher:
         """Delete what is old, and make room for the next version once generators have this one, while we go on.
 
         Each takes about as long as to write a version. If the next one comes before room is begun, it makes its own.
+        ``filled`` is unmapped with the end of this thread, for the same reason.
         """
         retire(self.folder, self._keep)
         if self._hurry.wait(nbytes / GENERATORS_BYTES_PER_S):
