@@ -75,6 +75,7 @@ class Exchange:
         self._checkpointed: Checkpointed | None = None
         self._covered = step
         """Steps that a checkpoint covers, at least."""
+        self._joins = 0
         self._owed_held = False
         self._held_tasks: list[str] = []
         self._held_units: list[str] = []
@@ -255,6 +256,7 @@ class Exchange:
 
         It ignores what it has seen. Before it has said what it holds, it is not to deliver: see `_held`.
         """
+        self._joins += 1
         self._held_tasks, self._held_units = [], []
         if self._announced is not None:
             self._link.send(self._announced)
@@ -263,7 +265,11 @@ class Exchange:
 
     def _ready_for_deliveries(self) -> None:
         self.put([task for task in self._evaluating if task.group_id not in self.inlet.evaluated])
-        self._link.send(DeliveryCredit(units=CREDIT_UNITS))
+        self._credit(CREDIT_UNITS)
+
+    def _credit(self, units: int) -> None:
+        """Of the join that we are at in the inbox: for a later one it would come before our word of what is trained."""
+        self._link.send(DeliveryCredit(units=units), join=self._joins)
 
     def _held(self, task_ids: Sequence[str], unit_ids: Sequence[str]) -> None:
         """What the broker holds; it says so each time we join.
@@ -359,4 +365,4 @@ class Exchange:
             case _:
                 self.inlet.received(message, rest)
                 if isinstance(message, Deliver):
-                    self._link.send(DeliveryCredit(units=1))
+                    self._credit(1)

@@ -135,7 +135,7 @@ class ThreadLink:
         self._endpoint, self._progress = endpoint, progress
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._wake_address = f"inproc://link-{id(self)}"
-        self._outbox: deque[Frames] = deque()
+        self._outbox: deque[tuple[Frames, int]] = deque()
         self._stop, self._again = threading.Event(), threading.Event()
         self._wake_in = self._context.socket(zmq.PAIR)
         self._wake_in.bind(self._wake_address)
@@ -143,9 +143,14 @@ class ThreadLink:
         self._thread = threading.Thread(target=self._run, name="broker link", daemon=True)
         self._thread.start()
 
-    def send(self, message: AnyMessage, body: bytes | None = None) -> None:
-        """Queue a message; may be called from any thread."""
-        self._outbox.append(encode(message, body))
+    def send(self, message: AnyMessage, body: bytes | None = None, *, join: int = 0) -> None:
+        """Queue a message; may be called from any thread.
+
+        Args:
+            join: it answers what came after the so many-th None of the inbox, and is left out when we have to join
+                again before it leaves: the broker would take it for a word of the next join.
+        """
+        self._outbox.append((encode(message, body), join))
         self._wake()
 
     def rejoin(self) -> None:
@@ -201,10 +206,10 @@ class ThreadLink:
             if socket in ready:
                 self._receive(socket)
             for message in self.session.due(time.monotonic(), self._progress()):
-                self._outbox.append(encode(message))
+                self._outbox.append((encode(message), 0))
             stopping = self._stop.is_set()
             said = [self._outbox.popleft() for _ in range(len(self._outbox))]
-            leaving.extend(enclose(said))
+            leaving.extend(enclose([frames for frames, join in said if self._holds(join)]))
             while leaving:
                 try:
                     socket.send_multipart(leaving[0], zmq.DONTWAIT)
@@ -213,6 +218,9 @@ class ThreadLink:
                 leaving.popleft()
             if stopping:
                 return
+
+    def _holds(self, join: int) -> bool:
+        return not join or (self.session.joined and join == self.session.joins)
 
     def _receive(self, socket: "zmq.Socket[bytes]") -> None:
         while True:

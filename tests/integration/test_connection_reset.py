@@ -12,7 +12,7 @@ from benchmarks.fault_wire import Proxy
 from protocol.codec import encode
 from protocol.envelopes import messages_in
 from protocol.link import AsyncLink, ThreadLink
-from protocol.messages import Heartbeat, Hello, Welcome
+from protocol.messages import DeliveryCredit, Heartbeat, Hello, Welcome
 from protocol.sockets import router
 
 HELLO = Hello(role="actor", peer="a", incarnation=1)
@@ -23,7 +23,7 @@ class Answering:
     """A broker that knows everybody and is never silent."""
 
     def __init__(self):
-        self.hellos = 0
+        self.hellos, self.credit = 0, []
         self._context = zmq.Context()
         self._socket = router(self._context)
         self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
@@ -38,6 +38,8 @@ class Answering:
             peer, *frames = self._socket.recv_multipart()
             for message, _ in messages_in(frames, "the link"):
                 answer = Heartbeat()
+                if isinstance(message, DeliveryCredit):
+                    self.credit.append(message.units)
                 if isinstance(message, Hello):
                     self.hellos += 1
                     answer = Welcome(
@@ -80,6 +82,21 @@ def test_a_thread_that_is_cut_off_joins_again(broker, proxy):
     assert link.session.joins == 1, "the first connection is no other one"
     proxy.cut()
     until(lambda: link.session.joins == 2)
+    link.close()
+
+
+def test_what_is_of_a_join_is_not_said_in_the_next(broker, proxy):
+    link = ThreadLink(proxy.endpoint, HELLO)
+    until(lambda: link.session.joins == 1)
+    link.send(DeliveryCredit(units=1), join=1)
+    until(lambda: broker.credit == [1])
+    link.rejoin()
+    until(lambda: link.session.joins == 2)
+    link.send(DeliveryCredit(units=2), join=1)
+    link.send(DeliveryCredit(units=3), join=2)
+    link.send(DeliveryCredit(units=4))
+    until(lambda: 4 in broker.credit)
+    assert broker.credit == [1, 3, 4]
     link.close()
 
 

@@ -77,9 +77,9 @@ class World(Supply):
     def saved_step(self):
         return self.saved["step"] if self.saved else 0
 
-    def send(self, message):
+    def send(self, message, join=0):
         if not self.deaf:
-            super().send(message)
+            super().send(message, join)
 
     def publish(self, version):
         self.version = version

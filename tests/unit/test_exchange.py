@@ -12,6 +12,7 @@ from protocol.messages import (
     Checkpointed,
     CheckpointWanted,
     Commit,
+    Deliver,
     DeliveryCredit,
     Drain,
     Dropped,
@@ -31,9 +32,12 @@ class Link:
     def __init__(self, *script):
         self.script, self.sent, self.session, self.inbox = list(script), [], Session(), self
         self.helds = []  # answers to `rejoin`, one each
+        self.credit = []  # units, and the join they are of
 
-    def send(self, message):
+    def send(self, message, join=0):
         self.sent.append(message)
+        if isinstance(message, DeliveryCredit):
+            self.credit.append((message.units, join))
 
     def get_nowait(self):
         if not self.script:
@@ -191,6 +195,15 @@ def test_after_a_lost_connection_commits_go_out_again_before_the_broker_may_deli
     it._link.script += [HELD]
     it._pump(0.0)
     assert it._link.sent == [Commit(epoch=4, step=7, trained=["3g0"], dropped=[]), DeliveryCredit(units=64)]
+
+
+def test_credit_is_of_the_join_in_which_the_delivery_came():
+    """Else, sent in the next join, it would have the broker deliver before it hears what is trained."""
+    it = an_exchange(
+        None, HELD, Deliver(unit_id="3g9", segments=1), None, HELD, Deliver(unit_id="3g8", segments=1)
+    )
+    it._pump(0.0)
+    assert it._link.credit == [(64, 1), (1, 1), (64, 2), (1, 2)]
 
 
 def test_who_leaves_commits_again_what_the_broker_still_holds_until_it_holds_it_no_more():

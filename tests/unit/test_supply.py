@@ -40,7 +40,7 @@ class Supply:
         """Lease, next index and segments it will have, by lease id."""
         self.queued: deque = deque([None])
 
-    def send(self, message):
+    def send(self, message, join=0):
         self.driver.say("learner", message)
 
     def publish(self, version):
