@@ -143,8 +143,7 @@ class Intruder:
         link.send(Goodbye())
 
     def raw(self, link: ThreadLink, frames: Frames) -> None:
-        link._outbox.append(frames)
-        link._wake()
+        link.send_frames(frames)
 
     def send_segments(self, frames: list[Frames]) -> None:
         """None of them may be stored a second time."""

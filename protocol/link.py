@@ -150,7 +150,11 @@ class ThreadLink:
             join: it answers what came after the so many-th None of the inbox, and is left out when we have to join
                 again before it leaves: the broker would take it for a word of the next join.
         """
-        self._outbox.append((encode(message, body), join))
+        self.send_frames(encode(message, body), join=join)
+
+    def send_frames(self, frames: Frames, *, join: int = 0) -> None:
+        """The same of a message that is encoded already."""
+        self._outbox.append((frames, join))
         self._wake()
 
     def rejoin(self) -> None:

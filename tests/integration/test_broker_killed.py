@@ -112,8 +112,7 @@ class Actor:
                 case CancelTask() as cancelled:
                     raise AssertionError(cancelled)
         for frames in self.outbox.due():
-            self.link._outbox.append(frames)
-            self.link._wake()
+            self.link.send_frames(frames)
 
     def run(self, lease):
         for index in range(PIECES):
