@@ -234,7 +234,7 @@ class Actor:
                 log.warning("unexpected message from the broker: %s", type(message).__name__)
 
     def _leased(self, lease: LeaseTask) -> None:
-        trajectory_id = f"{lease.task.task_id}.{lease.attempt}"
+        trajectory_id = lease.trajectory_id
         if self._book.knows(lease.lease_id):  # told again before a Welcome
             if self._book.is_over(lease.lease_id) and not self._outbox.holds(trajectory_id):
                 # Nothing of it is on its way: the broker has missed our word that it came to nothing.
@@ -306,7 +306,7 @@ class Actor:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("episode of %s could not be recorded", lease.task.task_id, exc_info=error)
             # Else a segment on its way would look like the end of it, should this word be lost (`_leased`).
-            self._outbox.forget(f"{lease.task.task_id}.{lease.attempt}")
+            self._outbox.forget(lease.trajectory_id)
             self._link.send(TaskRejected(lease_id=lease.lease_id, reason=f"not recordable: {error!r}"[:500]))
         self._give_back(self._book.ended(lease.lease_id))
 

@@ -69,7 +69,7 @@ class Episode:
     ) -> None:
         self._task, self._suite, self._text, self._policy = lease.task, suite, text, policy
         self._bounds, self._emit_cuts = bounds, emit
-        self.trajectory_id = f"{lease.task.task_id}.{lease.attempt}"
+        self.trajectory_id = lease.trajectory_id
         self._cutter = SegmentCutter(lease.task, self.trajectory_id, bounds.segment_tokens)
         self._tokens: list[int] = []
         self._in_step = bounds.in_step and lease.task.purpose == "train"

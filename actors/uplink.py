@@ -131,7 +131,7 @@ class TaskBook:
         """Note a lease; False if it is not to be started: it runs already, or there is a reason not to."""
         if self.why_not() or self.knows(lease.lease_id):
             return False
-        self._running[lease.lease_id] = f"{lease.task.task_id}.{lease.attempt}"
+        self._running[lease.lease_id] = lease.trajectory_id
         return True
 
     def knows(self, lease_id: str) -> bool:

@@ -197,7 +197,7 @@ class Actors:
         self._credit[peer.socket] -= 1
         task, start, last = lease.task, index * self.tokens, index == self._load.segments - 1
         segment = Segment(
-            trajectory_id=f"{task.task_id}.{lease.attempt}",
+            trajectory_id=lease.trajectory_id,
             task_id=task.task_id,
             group_id=task.group_id,
             group_size=task.group_size,

@@ -129,27 +129,24 @@ class Intruder:
             [b"OB\xff\x00", b"x"],
             [PRELUDE, encode(TaskCredit(tasks=1))[1], body, body, body],
         ):
-            self.raw(link, frames)
+            link.send_frames(frames)
         assert isinstance(self._next(link, Refused), Refused)
 
     def oversize(self, _: object) -> None:
         """A frame longer than any may be: the connection is cut, and the next one is as good as new."""
         link = self._join()
-        self.raw(link, [PRELUDE, bytes(MAX_BODY_BYTES + (1 << 20))])
+        link.send_frames([PRELUDE, bytes(MAX_BODY_BYTES + (1 << 20))])
         time.sleep(1.5)
         self._until(
             lambda: link.session.silent_for(time.monotonic()) < 1.0, "the broker speaks to the intruder again"
         )
         link.send(Goodbye())
 
-    def raw(self, link: ThreadLink, frames: Frames) -> None:
-        link.send_frames(frames)
-
     def send_segments(self, frames: list[Frames]) -> None:
         """None of them may be stored a second time."""
         link = self._join()
         for one in frames:
-            self.raw(link, one)
+            link.send_frames(one)
         for _ in frames:
             ack = self._next(link, SegmentAck)
             assert isinstance(ack, SegmentAck)
@@ -175,7 +172,7 @@ class Intruder:
         for bad in (math.nan, math.inf):
             lease = self._next(link, LeaseTask)
             assert isinstance(lease, LeaseTask)
-            self.raw(link, _segment(lease, bad))
+            link.send_frames(_segment(lease, bad))
         self._next(link, SegmentAck)
         link.send(Goodbye())
 
@@ -188,7 +185,7 @@ class Intruder:
 def _segment(lease: LeaseTask, logp: float) -> Frames:
     task, tokens = lease.task, 6
     segment = Segment(
-        trajectory_id=f"{task.task_id}.{lease.attempt}",
+        trajectory_id=lease.trajectory_id,
         task_id=task.task_id,
         group_id=task.group_id,
         group_size=task.group_size,

@@ -71,7 +71,7 @@ def segment(lease: LeaseTask, index: int, offset: int, *, tokens: int, status: s
     """The next one of a lease."""
     task, acts = lease.task, min(2, tokens)
     return Segment(
-        trajectory_id=f"{task.task_id}.{lease.attempt}",
+        trajectory_id=lease.trajectory_id,
         task_id=task.task_id,
         group_id=task.group_id,
         group_size=task.group_size,

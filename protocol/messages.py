@@ -294,14 +294,16 @@ class Generators(Message, tag="generators", frozen=True):
 
 
 class LeaseTask(Message, tag="lease_task", frozen=True):
-    """To an actor: run this task; the lease is renewed by segments and heartbeats, ``attempt`` counts from 0.
-
-    The trajectory's id must be ``f"{task.task_id}.{attempt}"``.
-    """
+    """To an actor: run this task; the lease is renewed by segments and heartbeats, ``attempt`` counts from 0."""
 
     lease_id: Id
     attempt: Count
     task: Task
+
+    @property
+    def trajectory_id(self) -> str:
+        """What its segments must have."""
+        return f"{self.task.task_id}.{self.attempt}"
 
 
 class CancelTask(Message, tag="cancel_task", frozen=True):
