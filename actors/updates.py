@@ -1,8 +1,9 @@
 """Weight updates of a generator: which version comes next, and proof that it is whole before it is loaded.
 
 Files are staged while sampling goes on: linked (or copied) into a folder of the generator's own, so that the
-publisher may retire a version at any time, and then verified byte by byte. On another host than the learner's they
-come from the host's cache, `actors.weights_cache`, which holds only what it has verified.
+publisher may retire a version at any time. The learner's own file, as it was left, needs no other proof; any other is
+verified byte by byte. On another host than the learner's they come from the host's cache, `actors.weights_cache`, which
+holds only what it has verified.
 """
 
 import logging
@@ -23,7 +24,7 @@ from protocol.weights import (
     read_manifest,
     verify_shapes,
 )
-from protocol.weights_files import verify_bytes
+from protocol.weights_files import untouched, verify_bytes, verify_header
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +128,7 @@ class Stage:
     def stage(self, announced: Announced, run: str) -> tuple[Manifest, Path]:
         """Fetch and verify a version; returns its manifest and our own name for its data file.
 
-        Blocks for as long as it takes to fetch and hash the file: call it in a thread.
+        Blocks for as long as it takes to fetch or hash the file: call it in a thread.
 
         Raises:
             WeightsError: not to be had, another run's, or not exactly the tensors expected. Nothing is left.
@@ -139,9 +140,9 @@ class Stage:
         data = self.folder / f"e{manifest.epoch}-v{manifest.version}.safetensors"
         try:
             link_or_copy(source.with_name(DATA), data)
-            if not cached:
-                with open(data, "rb") as file:
-                    verify_bytes(manifest, file)
+            with open(data, "rb") as file:
+                whole = cached or untouched(manifest, file)
+                (verify_header if whole else verify_bytes)(manifest, file)
         except OSError as error:
             self.discard(data)
             raise WeightsError(f"version {announced.version}: {error}") from None

@@ -64,12 +64,21 @@ class Base(Struct, frozen=True):
     root: Hex
 
 
+class Stamp(Struct, frozen=True):
+    """The data file as its host's file system knows it: who writes into it, or puts another there, changes this."""
+
+    device: Count
+    inode: Count
+    mtime_ns: int
+
+
 class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a version consists of. ``root`` is the hash over all tensors' names, dtypes, shapes, and over ``chunks``.
 
     ``chunks`` are the BLAKE3 hashes of every ``chunk_bytes`` of the data file, one behind the other. What is
     transferred is the file itself (encoding "full"), or a delta of ``delta_bytes`` that makes it out of ``base``
-    ("xor-zstd"), whose chunks have the hashes ``delta_chunks``. ``host`` is the machine on which it was written.
+    ("xor-zstd"), whose chunks have the hashes ``delta_chunks``. ``host`` is the machine on which it was written, and
+    ``stamp`` what its data file was there once whole.
     """
 
     run: Name
@@ -85,6 +94,7 @@ class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     delta_bytes: Extent = 0
     delta_chunks: Digests = b""
     host: Name = ""
+    stamp: Stamp | None = None
 
     @property
     def transfer_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
@@ -9,8 +10,10 @@ from typing import IO
 import msgspec
 
 from protocol.weights import (
+    DATA,
     MANIFEST,
     Manifest,
+    Stamp,
     TensorSpec,
     WeightsError,
     host_id,
@@ -64,6 +67,7 @@ def write_version(
             chunk_bytes=step,
             chunks=hashes,
             host=host_id(),
+            stamp=_stamped(blank.folder / DATA),
         )
         (blank.folder / MANIFEST).write_bytes(msgspec.msgpack.encode(manifest))
         final = version_folder(root, version)
@@ -73,6 +77,26 @@ def write_version(
         blank.discard()
         raise
     return final / MANIFEST
+
+
+def _stamped(data: Path) -> Stamp:
+    """Gives a file a time of its own: that of the system goes in steps of milliseconds."""
+    now = time.time_ns()
+    os.utime(data, ns=(now, now))
+    return _stamp(data.stat())
+
+
+def _stamp(found: os.stat_result) -> Stamp:
+    return Stamp(found.st_dev, found.st_ino, found.st_mtime_ns)
+
+
+def untouched(manifest: Manifest, data: IO[bytes]) -> bool:
+    """Whether a file is the one that was written with its manifest, on this host, and nobody has written since.
+
+    To hash its bytes would prove no more, as the hashes are of the same memory. What writes through a mapping
+    is not seen: nothing here maps a data file to write it once it has a manifest.
+    """
+    return manifest.host == host_id() and manifest.stamp == _stamp(os.fstat(data.fileno()))
 
 
 def _pieces(

@@ -1,11 +1,13 @@
 """Order, staging and verification of weight versions."""
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import actors.updates
 from actors.updates import Announced, NewestWins, Stage, link_or_copy, tensor_table
 from protocol.weights import DATA, WeightsError, read_manifest
 from protocol.weights_files import write_version
@@ -102,6 +104,18 @@ def test_a_version_is_copied_where_links_are_impossible(tmp_path, monkeypatch):
     link_or_copy(source, tmp_path / "target")
     assert (tmp_path / "target").read_bytes() == b"weights"
     assert not (tmp_path / "target").samefile(source)
+
+
+def test_only_what_the_learner_has_not_left_there_itself_is_hashed(tmp_path, monkeypatch):
+    hashed = []
+    monkeypatch.setattr(actors.updates, "verify_bytes", lambda manifest, file: hashed.append(file.name))
+    manifest_path = write(tmp_path, 7)
+    stage = stage_in(tmp_path)
+    stage.stage(Announced(0, 7, str(manifest_path)), "r")
+    assert hashed == []
+    monkeypatch.setattr(os, "link", lambda source, target: shutil.copyfile(source, target))
+    _, data = stage.stage(Announced(0, 7, str(manifest_path)), "r")
+    assert hashed == [str(data)]
 
 
 def truncate(path: Path) -> None:

@@ -1,7 +1,10 @@
 """Versions larger than one chunk: hashes are made while the file is written, and name what was damaged."""
 
 import os
+import shutil
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -10,7 +13,7 @@ import protocol.weights_files
 from protocol.weights import DATA, WeightsError, read_manifest
 from protocol.weights_blank import Blank
 from protocol.weights_chunks import digest, digests, file_chunks
-from protocol.weights_files import verify_bytes, write_version
+from protocol.weights_files import untouched, verify_bytes, write_version
 
 SHAPES = {
     "first": ("F32", (700,)),
@@ -113,3 +116,45 @@ def test_hashes_are_of_every_step_whatever_the_pieces(tmp_path, monkeypatch, ste
     hashes = blank.fill(pieces, step)
     assert (blank.folder / DATA).read_bytes() == content
     assert hashes == b"".join(digest(content[i : i + step]) for i in range(0, len(content), step))
+
+
+def link(data: Path) -> Path:
+    other = data.with_name("linked")
+    other.hardlink_to(data)
+    return other
+
+
+def rename(data: Path) -> Path:
+    return data.parent.rename(data.parent.with_name("renamed")) / DATA
+
+
+def write_the_same(data: Path) -> Path:
+    with open(data, "r+b") as file:
+        file.write(os.pread(file.fileno(), 1, 0))
+    return data
+
+
+def copy(data: Path) -> Path:
+    return Path(shutil.copy2(data, data.with_name("copied")))  # the time, too
+
+
+def put_another_there(data: Path) -> Path:
+    return copy(data).rename(data)
+
+
+@pytest.mark.parametrize(
+    ("happens", "still"),
+    [(link, True), (rename, True), (write_the_same, False), (copy, False), (put_another_there, False)],
+)
+def test_a_file_is_known_until_somebody_writes_or_it_is_another(manifest_path, happens, still):
+    manifest = read_manifest(manifest_path)
+    with open(happens(manifest_path.with_name(DATA)), "rb") as file:
+        assert untouched(manifest, file) == still
+
+
+@pytest.mark.parametrize("change", [{"host": "another"}, {"stamp": None}])
+def test_of_another_host_or_unmarked_no_file_is_known(manifest_path, change):
+    manifest = read_manifest(manifest_path)
+    with open(manifest_path.with_name(DATA), "rb") as file:
+        assert untouched(manifest, file)
+        assert not untouched(msgspec.structs.replace(manifest, **change), file)
