@@ -303,12 +303,13 @@ class Actor:
 
     def _ended(self, lease: LeaseTask, task: asyncio.Task[None]) -> None:
         del self._episodes[lease.lease_id]
+        credit = self._book.ended(lease.lease_id)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("episode of %s could not be recorded", lease.task.task_id, exc_info=error)
             # Else a segment on its way would look like the end of it, should this word be lost (`_leased`).
             self._outbox.forget(lease.trajectory_id)
             self._link.send(TaskRejected(lease_id=lease.lease_id, reason=f"not recordable: {error!r}"[:500]))
-        self._give_back(self._book.ended(lease.lease_id))
+        self._give_back(credit)
 
     async def _emit(self, cuts: Sequence[Cut]) -> None:
         """Take segments over, all of them before the first wait; then wait for room."""

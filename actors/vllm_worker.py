@@ -27,6 +27,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from actors.orphans import die_with_parent
+from actors.tensor_file import tensors_in
 from actors.updates import FILE_FORMAT, shares
 
 BACKEND = "offbeat_file"
@@ -37,17 +38,6 @@ THREADS = min(4, len(os.sched_getaffinity(0)))
 """That write weights in place, at most."""
 BYTES_OF_A_THREAD = 16 * 2**20
 """For less another thread takes longer to come than it saves."""
-
-TORCH_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 
 
 @dataclass
@@ -92,10 +82,7 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[m
         data = torch.from_file(update_info.path, shared=False, size=size, dtype=torch.uint8)
 
         def load(rows: list[Any]) -> None:
-            self.model.load_weights(
-                (name, data[offset : offset + nbytes].view(TORCH_DTYPES[dtype]).view(shape))
-                for name, dtype, shape, offset, nbytes in rows
-            )
+            self.model.load_weights(tensors_in(data, rows))
 
         if self._in_place:
             self._mapped, self._threads = data, min(THREADS, 1 + size // BYTES_OF_A_THREAD)

@@ -8,7 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from learner.run_files import Published, read_published, weights_folder, write_published
+from learner.run_files import (
+    Published,
+    newest_epoch,
+    read_published,
+    weights_folder,
+    write_published,
+)
 from protocol.messages import PublishWeights
 from protocol.weights import read_manifest, retire
 from protocol.weights_blank import Blank
@@ -120,10 +126,12 @@ class Publisher:
             self._tidying.join()
 
     def close(self) -> None:
-        """Free the shared memory."""
-        self._take_blank()
+        """Free the shared memory, unless a later learner of this run has it."""
+        if (blank := self._take_blank()) is not None:
+            blank.discard()
         self._aside.shutdown()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if newest_epoch(self._run_dir) <= self._epoch:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def rounded_shapes(shapes: Shapes) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -88,7 +88,7 @@ class Nobody(ThreadLink):
     def __init__(self) -> None:
         pass
 
-    def send(self, message: object, body: bytes | None = None, *, join: int = 0) -> None:
+    def send(self, message: object, body: bytes | None = None, *, join: int | None = None) -> None:
         """Goes nowhere."""
 
 

@@ -35,9 +35,14 @@ def weights_folder(run_dir: Path) -> Path:
 
 def next_epoch(run_dir: Path) -> int:
     """Epoch of this learner: one more than the last learner of this run folder had."""
-    epoch = (read_number(run_dir / "epoch") or 0) + 1
+    epoch = newest_epoch(run_dir) + 1
     write_number(run_dir / "epoch", epoch)
     return epoch
+
+
+def newest_epoch(run_dir: Path) -> int:
+    """Epoch of the last learner of this run folder; 0 where there was none."""
+    return read_number(run_dir / "epoch") or 0
 
 
 def read_number(path: Path) -> int | None:

@@ -135,7 +135,7 @@ class ThreadLink:
         self._endpoint, self._progress = endpoint, progress
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._wake_address = f"inproc://link-{id(self)}"
-        self._outbox: deque[tuple[Frames, int]] = deque()
+        self._outbox: deque[tuple[Frames, int | None]] = deque()
         self._stop, self._again = threading.Event(), threading.Event()
         self._wake_in = self._context.socket(zmq.PAIR)
         self._wake_in.bind(self._wake_address)
@@ -143,7 +143,7 @@ class ThreadLink:
         self._thread = threading.Thread(target=self._run, name="broker link", daemon=True)
         self._thread.start()
 
-    def send(self, message: AnyMessage, body: bytes | None = None, *, join: int = 0) -> None:
+    def send(self, message: AnyMessage, body: bytes | None = None, *, join: int | None = None) -> None:
         """Queue a message; may be called from any thread.
 
         Args:
@@ -152,7 +152,7 @@ class ThreadLink:
         """
         self.send_frames(encode(message, body), join=join)
 
-    def send_frames(self, frames: Frames, *, join: int = 0) -> None:
+    def send_frames(self, frames: Frames, *, join: int | None = None) -> None:
         """The same of a message that is encoded already."""
         self._outbox.append((frames, join))
         self._wake()
@@ -210,7 +210,7 @@ class ThreadLink:
             if socket in ready:
                 self._receive(socket)
             for message in self.session.due(time.monotonic(), self._progress()):
-                self._outbox.append((encode(message), 0))
+                self._outbox.append((encode(message), None))
             stopping = self._stop.is_set()
             said = [self._outbox.popleft() for _ in range(len(self._outbox))]
             leaving.extend(enclose([frames for frames, join in said if self._holds(join)]))
@@ -223,8 +223,8 @@ class ThreadLink:
             if stopping:
                 return
 
-    def _holds(self, join: int) -> bool:
-        return not join or (self.session.joined and join == self.session.joins)
+    def _holds(self, join: int | None) -> bool:
+        return join is None or (self.session.joined and join == self.session.joins)
 
     def _receive(self, socket: "zmq.Socket[bytes]") -> None:
         while True:

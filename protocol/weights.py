@@ -65,7 +65,10 @@ class Base(Struct, frozen=True):
 
 
 class Stamp(Struct, frozen=True):
-    """The data file as its host's file system knows it: who writes into it, or puts another there, changes this."""
+    """The data file as its host's file system knows it: who writes into it, or puts another there, changes this.
+
+    Unless he sets the time back on purpose, which only the learner's own user can do.
+    """
 
     device: Count
     inode: Count

@@ -40,7 +40,7 @@ class Link:
     def __init__(self):
         self.sent = []
 
-    def send(self, message, join=0):
+    def send(self, message, join=None):
         self.sent.append(message)
 
 

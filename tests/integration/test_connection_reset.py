@@ -93,6 +93,7 @@ def test_what_is_of_a_join_is_not_said_in_the_next(broker, proxy):
     link.rejoin()
     until(lambda: link.session.joins == 2)
     link.send(DeliveryCredit(units=2), join=1)
+    link.send(DeliveryCredit(units=2), join=0)  # from before the first
     link.send(DeliveryCredit(units=3), join=2)
     link.send(DeliveryCredit(units=4))
     until(lambda: 4 in broker.credit)

@@ -119,7 +119,7 @@ class System:
     def note(self, event):
         self.journal.append(Kind.EVENT, encode_event(event))
 
-    def send(self, message, join=0):
+    def send(self, message, join=None):
         match message:
             case PutTasks(tasks=tasks):
                 for task in tasks:

@@ -4,7 +4,6 @@ The broker's books and journal are real, and so are the learner's exchange, inle
 the gradient are played.
 """
 
-import queue
 import shutil
 import tempfile
 from collections import deque
@@ -23,19 +22,17 @@ from tests.broker_driver import Driver
 from tests.property.effort import EFFORT
 from tests.unit.test_supply import DELIVER, EPISODES, Supply
 
-LAG = 2
-
 
 class World(Supply):
     """One run: what its learner has in memory dies with it, what is in its checkpoint does not."""
 
-    def __init__(self, train_on, folder, seed):
-        super().__init__(train_on, lag=LAG, seed=seed, trouble=False)
+    def __init__(self, train_on, folder, seed, lag):
+        super().__init__(train_on, lag=lag, seed=seed, trouble=False)
         self.config = LearnerConfig(
-            group_size=2, batch_trajectories=4, max_policy_lag=LAG, train_on=train_on, steps=99, checkpoint_every=9,
+            group_size=2, batch_trajectories=4, max_policy_lag=lag, train_on=train_on, steps=99, checkpoint_every=9,
             start_timeout_s=5.0, data_timeout_s=5.0,
         )  # fmt: skip
-        self.driver = Driver(lag=LAG, folder=folder, heartbeat_s=1000.0)
+        self.driver = Driver(lag=lag, folder=folder, heartbeat_s=1000.0)
         self.epoch, self.deaf = 0, False
         self.saved = None
         self.live()
@@ -47,7 +44,7 @@ class World(Supply):
         """The next learner process."""
         self.epoch += 1
         self.driver.take("learner", object)
-        self.queued = deque([None])
+        self.queued, self.joins = deque([None]), 1
         self.step, self.trained, self.lines, held = 0, {}, {}, 0
         if self.saved is not None:
             self.step, self.trained = self.saved["step"], dict(self.saved["trained"])
@@ -77,7 +74,7 @@ class World(Supply):
     def saved_step(self):
         return self.saved["step"] if self.saved else 0
 
-    def send(self, message, join=0):
+    def send(self, message, join=None):
         if not self.deaf:
             super().send(message, join)
 
@@ -85,30 +82,23 @@ class World(Supply):
         self.version = version
         self.driver.publish(version, epoch=self.epoch, line=self.exchange.inlet.line.forks)
 
-    def get_nowait(self):
+    def hear(self):
         for message in self.driver.take("learner", (Deliver, Dropped, Refused, Held, CheckpointWanted)):
             assert not isinstance(message, Refused), message
+            if isinstance(message, Dropped):
+                assert all(message.unit_id not in units for units in self.trained.values()), message
             frames = self.driver.frames[message.unit_id] if isinstance(message, Deliver) else []
             self.queued.append((message, [frame for pair in frames for frame in pair]))
-        if not self.queued:
-            raise queue.Empty
-        return self.queued.popleft()
-
-    def get(self, timeout):
-        self.take_leases()
-        return super().get(timeout)
-
-    def take_leases(self):
-        """An actor that has joined again is told again of what it is running."""
-        for lease in self.driver.leases():
-            self.running.setdefault(lease.lease_id, (lease, 0, int(self.rng.integers(1, 4))))
 
     def actor_joins(self):
+        """It is told again of what it is running."""
         self.take_leases()
         self.driver.actor(tasks=max(0, EPISODES - len(self.running)))
 
-    def train(self, *, lost=False):
+    def train(self, *, lost=False, slowly=False):
         groups = self.exchange.collect(step=self.step, version=self.version)
+        for _ in range(2 * EPISODES * slowly):
+            self.go_on()
         self.step += 1
         units = [group.unit_id for group in groups]
         assert len(units) == len(set(units))
@@ -121,6 +111,10 @@ class World(Supply):
         self.deaf = lost
         self.exchange.commit(groups, step=self.step, version=updated)
         self.exchange.inlet.check()
+
+    def train_slowly(self):
+        """So slowly that the next batch is sampled meanwhile, and is stale after that."""
+        self.train(slowly=True)
 
     def checkpoint(self):
         exchange = self.exchange
@@ -146,9 +140,7 @@ class World(Supply):
         self.driver.kill_broker()
         self.deaf = False
         self.actor_joins()
-        self.driver.take("learner", object)
-        self.queued.append(None)
-        self.hello()
+        self.rejoin()
 
     def lose_commit(self):
         """The last commit, and who had it."""
@@ -167,10 +159,18 @@ class World(Supply):
         self.deaf = False
         self.exchange.settle(step=self.step)
 
+    def lose_connection_late(self):
+        """The same, but what the broker has said meanwhile had come: it is read when we have joined again already."""
+        self.train(lost=True, slowly=True)
+        self.deaf = False
+        self.hear()
+        self.rejoin()
+
     def rejoin(self):
         self.driver.take("learner", object)
-        self.hello()
         self.queued.append(None)
+        self.joins += 1
+        self.hello()
 
     def kill_both(self):
         self.train(lost=True)
@@ -189,13 +189,25 @@ class World(Supply):
         self.live()
 
 
-DEATHS = ["kill_learner", "kill_broker", "lose_commit", "lose_connection", "kill_both", "save_and_kill_both"]
-ACTIONS = ["train", "train", "train", "checkpoint", *DEATHS]
+DEATHS = [
+    "kill_learner",
+    "kill_broker",
+    "lose_commit",
+    "lose_connection",
+    "lose_connection_late",
+    "kill_both",
+    "save_and_kill_both",
+]
+ACTIONS = ["train", "train", "train_slowly", "train_slowly", "checkpoint", *DEATHS]
 
 
 @pytest.mark.parametrize("train_on", ["groups", "trajectories", "windows"])
 @settings(max_examples=100 * EFFORT, deadline=None)
-@given(actions=st.lists(st.sampled_from(ACTIONS), max_size=14), seed=st.integers(0, 99))
+@given(
+    actions=st.lists(st.sampled_from(ACTIONS), max_size=14),
+    seed=st.integers(0, 99),
+    lag=st.integers(0, 2),
+)
 @example(  # the last window of a trajectory is dropped, an earlier one is trained, and that commit lost
     actions=[
         "train",
@@ -207,11 +219,12 @@ ACTIONS = ["train", "train", "train", "checkpoint", *DEATHS]
         "kill_learner",
     ],
     seed=48,
+    lag=2,
 )
-def test_each_unit_is_trained_once_in_the_line_that_survives(train_on, actions, seed):
+def test_each_unit_is_trained_once_in_the_line_that_survives(train_on, actions, seed, lag):
     folder = Path(tempfile.mkdtemp())
     try:
-        world = World(train_on, folder, seed)
+        world = World(train_on, folder, seed, lag)
         for action in [*actions, "train", "kill_broker", "train", "checkpoint"]:
             getattr(world, action)()
             assert world.driver.balanced()

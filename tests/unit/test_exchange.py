@@ -34,7 +34,7 @@ class Link:
         self.helds = []  # answers to `rejoin`, one each
         self.credit = []  # units, and the join they are of
 
-    def send(self, message, join=0):
+    def send(self, message, join=None):
         self.sent.append(message)
         if isinstance(message, DeliveryCredit):
             self.credit.append((message.units, join))
@@ -204,6 +204,13 @@ def test_credit_is_of_the_join_in_which_the_delivery_came():
     )
     it._pump(0.0)
     assert it._link.credit == [(64, 1), (1, 1), (64, 2), (1, 2)]
+
+
+def test_what_answers_a_hello_that_was_given_up_is_of_no_join():
+    """A broker that starts late answers each Hello that waited for it; only the last of them counts."""
+    it = an_exchange(HELD, HELD, None, HELD)
+    it._pump(0.0)
+    assert it._link.credit == [(64, 0), (64, 0), (64, 1)]
 
 
 def test_who_leaves_commits_again_what_the_broker_still_holds_until_it_holds_it_no_more():

@@ -21,7 +21,7 @@ class System:
         self.version = 0
         self.waiting: dict[str, list[Task]] = {}
 
-    def send(self, message, join=0):
+    def send(self, message, join=None):
         if isinstance(message, PutTasks):
             for task in message.tasks:
                 assert task.min_policy_version <= self.version

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from learner.publisher import Publisher
-from learner.run_files import Published
+from learner.run_files import Published, next_epoch
 from protocol.weights import DATA, WeightsError, read_manifest
 
 
@@ -64,3 +64,16 @@ def test_a_publication_that_fails_leaves_no_room_behind_and_the_next_succeeds(tm
     assert [p.name for p in publisher.folder.iterdir()] == ["v00000001"]
     publish(publisher, 3)
     publisher.close()
+
+
+def test_a_learner_that_was_superseded_leaves_the_weights_of_the_next_alone(tmp_path):
+    first = Publisher("run", tmp_path, epoch=next_epoch(tmp_path), keep=1)
+    publish(first, 1)
+    second = Publisher("run", tmp_path, epoch=next_epoch(tmp_path), keep=1)
+    folder = publish(second, 2)
+    second.tidied()
+    first.close()
+    assert (second.folder / folder / DATA).exists()
+    publish(second, 3)
+    second.close()
+    assert not second.folder.exists()

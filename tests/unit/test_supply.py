@@ -39,30 +39,43 @@ class Supply:
         self.running: dict[str, tuple[LeaseTask, int, int]] = {}
         """Lease, next index and segments it will have, by lease id."""
         self.queued: deque = deque([None])
+        self.joins = 1
 
-    def send(self, message, join=0):
-        self.driver.say("learner", message)
+    def send(self, message, join=None):
+        if join in (None, self.joins):
+            self.driver.say("learner", message)
 
     def publish(self, version):
         self.version = version
         self.send(PublishWeights(epoch=0, version=version, manifest="m"))
 
-    def get_nowait(self):
+    def hear(self):
+        """What the broker has said lies in the inbox."""
         for message in self.driver.take("learner", (Deliver, Dropped, Refused, Held)):
             frames = self.driver.frames.pop(message.unit_id) if isinstance(message, Deliver) else []
             self.queued.append((message, [frame for pair in frames for frame in pair]))
+
+    def get_nowait(self):
+        self.hear()
         if not self.queued:
             raise queue.Empty
         return self.queued.popleft()
 
     def get(self, timeout):
-        for lease in self.driver.leases():
-            self.running[lease.lease_id] = lease, 0, int(self.rng.integers(1, 4))
+        self.go_on()
+        return self.get_nowait()
+
+    def go_on(self):
+        """Some episode."""
+        self.take_leases()
         if self.running:
             self.move(str(self.rng.choice(list(self.running))))
         else:  # a task that was lost comes again after a while
             self.driver.wait(1.5, beating=("actor", "learner"))
-        return self.get_nowait()
+
+    def take_leases(self):
+        for lease in self.driver.leases():
+            self.running.setdefault(lease.lease_id, (lease, 0, int(self.rng.integers(1, 4))))
 
     def move(self, lease_id):
         """The next segment of an episode; in troubled times an actor loses it, or it fails."""
