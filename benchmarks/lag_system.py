@@ -143,7 +143,8 @@ def running(config: RunConfig) -> Iterator[System]:
             role = name.partition("-")[0]
             command = role_command(role, folder, *([] if role == "broker" else ["--name", name]))
             log = folder / "logs" / f"{name}.log"
-            children.append(spawn(name, command, log=log, env=role_environment(1, local_model=True)))
+            threads = config.generator.threads if role == "generator" else 1
+            children.append(spawn(name, command, log=log, env=role_environment(threads, local_model=True)))
             if role == "broker":
                 _await_broker(config, children[0])
         yield System(config, folder, model, children)

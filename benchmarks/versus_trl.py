@@ -7,13 +7,14 @@ Same first weights and tokenizer, tasks in the same order, prompts and generatio
 precision (benchmarks/versus_trl.toml); the same cores, to which all processes of a run are bound. The start-up is told
 apart; the clock starts with the first step. TRL is an optional dependency (the extra `bench`).
 
-Tasks: `letter`, one turn with a dense reward, a model of 0.1 million parameters; `letter-1m`, the same with 0.9
-million; `tool`, three turns, each answered by a tool after 0.2 to 2 s (log-uniform), with 0.4 million.
+Tasks: `letter`, one turn with a dense reward, a model of 0.1 million parameters; `letter-1m` and `letter-10m`, the same
+with 0.9 and 10 million; `tool`, three turns, each answered by a tool after 0.2 to 2 s (log-uniform), with 0.4 million.
 
-Arms: `sync` and `async` are ours, a thread a process. `trl` has two threads, `trl-1` one. `trl-batching` generates with
-transformers' continuous batching, `trl-vllm` with vLLM in its process. On `tool`, `trl-environment` uses
-`environment_factory` as documented, `trl-rollout` a `rollout_func` of ours, which awaits all tool calls of a turn
-together.
+Arms: `sync` and `async` are ours, a thread a process; `sync-2` has two in learner and generator, which take turns;
+`async-wide` samples more at a time, farther behind, and keeps the KV cache over updates. Both asynchronous arms have
+the decoupled objective. `trl` has two threads, `trl-1` one. `trl-batching` generates with transformers' continuous
+batching, `trl-vllm` with vLLM in its process. On `tool`, `trl-environment` uses `environment_factory` as documented,
+`trl-rollout` a `rollout_func` of ours, which awaits all tool calls of a turn together.
 
 A finished run is a line of FILE.jsonl; those that are there are not run again, unless settings have changed since.
 """

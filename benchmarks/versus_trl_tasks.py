@@ -15,7 +15,9 @@ class Arm:
 
     ours: bool
     threads: int
+    """Of each process that computes."""
     mode: str = "sync"
+    overrides: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,26 @@ class TaskSettings:
     """Of arms that get less or more time."""
 
 
+DECOUPLED = (
+    "learner.algorithm.surrogate.centre=proximal",
+    "learner.algorithm.corrections=[{kind = 'truncated'}]",
+)
+"""Our default objective. Without lag its gradient is that of the others; under it a clip around the policy that
+sampled stops stale tokens as soon as the policy has moved by 20 %."""
+
+WIDE = (
+    "generator.kv_on_update=kept",
+    "generator.max_num_seqs=128",
+    "actor.concurrent_episodes=160",
+    "learner.max_policy_lag=4",
+)
+"""More in the engine at a time, and nothing computed again."""
+
 ARMS = {
     "sync": Arm(True, 1),
-    "async": Arm(True, 1, "async"),
+    "sync-2": Arm(True, 2),
+    "async": Arm(True, 1, "async", DECOUPLED),
+    "async-wide": Arm(True, 1, "async", DECOUPLED + WIDE),
     "trl": Arm(False, 2),
     "trl-1": Arm(False, 1),
     "trl-batching": Arm(False, 1),
@@ -48,6 +67,15 @@ MODEL_1M = (
     "model.tiny.intermediate_size=384",
     "model.tiny.layers=4",
     "model.tiny.heads=4",
+)
+MODEL_10M = (
+    "model.tiny.hidden_size=384",
+    "model.tiny.intermediate_size=1024",
+    "model.tiny.layers=6",
+    "model.tiny.heads=6",
+    "model.tiny.head_dim=64",
+    "model.tiny.warm_start.lr=2e-4",
+    "learner.optimizer.lr=2e-4",
 )
 TOOL = (
     "model.tiny.hidden_size=128",
@@ -68,8 +96,11 @@ TOOL = (
     "learner.sampling.max_trajectory_tokens=96",
 )
 TASKS = {
-    "letter": TaskSettings(("trl", "trl-1", "trl-vllm", "sync", "async"), 70, 120.0, 0.7, 64),
-    "letter-1m": TaskSettings(("trl", "trl-1", "sync", "async"), 40, 120.0, 0.7, 64, MODEL_1M),
+    "letter": TaskSettings(("trl", "trl-1", "trl-vllm", "sync", "async", "async-wide"), 70, 120.0, 0.7, 64),
+    "letter-1m": TaskSettings(("trl", "trl-1", "sync", "sync-2", "async", "async-wide"), 40, 120.0, 0.7, 64, MODEL_1M),
+    "letter-10m": TaskSettings(
+        ("trl", "trl-1", "sync", "sync-2", "async", "async-wide"), 40, 120.0, 0.7, 64, MODEL_10M
+    ),
     "tool": TaskSettings(
         ("trl-environment", "trl-rollout", "sync", "async"), 200, 90.0, 0.5, 128, TOOL,
         (("trl-environment", 300.0), ("async", 45.0)),
@@ -79,5 +110,10 @@ TASKS = {
 
 def configured(task: str, arm: str, seed: int, overrides: Sequence[str]) -> RunConfig:
     """The run file of one run."""
-    own = (f"run.seed={seed}", f"run.mode={ARMS[arm].mode}", f"run.name={task}-{arm}-{seed}")
-    return load(SETTINGS, [*TASKS[task].overrides, *overrides, *own])
+    own = (
+        f"run.seed={seed}",
+        f"run.mode={ARMS[arm].mode}",
+        f"run.name={task}-{arm}-{seed}",
+        f"generator.threads={ARMS[arm].threads}",
+    )
+    return load(SETTINGS, [*TASKS[task].overrides, *ARMS[arm].overrides, *overrides, *own])

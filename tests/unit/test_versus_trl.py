@@ -86,8 +86,11 @@ def test_with_one_side_there_are_no_ratios():
 def test_all_arms_of_a_task_train_the_same():
     for task, settings in TASKS.items():
         configs = [configured(task, arm, 3, []) for arm in settings.arms]
-        parts = [(c.model, c.env, c.learner, c.run.seed) for c in configs]
+        same = {"max_policy_lag": 0, "algorithm": None}  # what asynchrony is about
+        parts = [(c.model, c.env, c.learner.model_copy(update=same), c.run.seed) for c in configs]
         assert all(part == parts[0] for part in parts)
+        lockstep = [c.learner for c in configs if c.run.mode == "sync"]
+        assert all(learner == lockstep[0] for learner in lockstep)
         assert {c.run.mode for c in configs} == {"sync", "async"}
 
 
