@@ -23,6 +23,7 @@ import msgspec
 from envs.base import Split
 from launch import run_folder
 from launch.config import RunConfig
+from launch.crew import BROKER, posts
 from launch.processes import Child, role_command, role_environment, spawn, stop
 from learner.curriculum import Curriculum
 from learner.engine import Engine
@@ -139,13 +140,14 @@ def running(config: RunConfig) -> Iterator[System]:
     model = str(prepare(config))
     children: list[Child] = []
     try:
-        for name in ("broker", "generator-0", "actor-0"):
-            role = name.partition("-")[0]
-            command = role_command(role, folder, *([] if role == "broker" else ["--name", name]))
-            log = folder / "logs" / f"{name}.log"
-            threads = config.generator.threads if role == "generator" else 1
-            children.append(spawn(name, command, log=log, env=role_environment(threads, local_model=True)))
-            if role == "broker":
+        for post in posts(config):
+            if post.name not in (BROKER, "generator-0", "actor-0"):
+                continue
+            command = role_command(post.name.partition("-")[0], folder, *post.arguments)
+            log = folder / "logs" / f"{post.name}.log"
+            env = role_environment(post.threads, local_model=True)
+            children.append(spawn(post.name, command, log=log, env=env))
+            if post.name == BROKER:
                 _await_broker(config, children[0])
         yield System(config, folder, model, children)
     finally:

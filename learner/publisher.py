@@ -8,13 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from learner.run_files import (
-    Published,
-    newest_epoch,
-    read_published,
-    weights_folder,
-    write_published,
-)
+from learner.run_files import Published, newest_epoch, read_published, weights_folder, write_published
 from protocol.messages import PublishWeights
 from protocol.weights import read_manifest, retire
 from protocol.weights_blank import Blank

@@ -118,7 +118,7 @@ class Actor:
         for index in range(PIECES):
             status = "finished" if index == PIECES - 1 else "unfinished"
             frames = segment_frames(lease, index, offset=4 * index, status=status)
-            self.outbox.offer_frames((f"{lease.task.task_id}.{lease.attempt}", index), frames)
+            self.outbox.offer_frames((lease.trajectory_id, index), frames)
 
 
 class Learner:

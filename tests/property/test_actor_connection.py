@@ -81,7 +81,7 @@ class World:
         index, lease = episode.sent, episode.lease
         frames = segment_frames(lease, index, offset=4 * index, status=status)
         episode.sent += 1
-        self.actor._outbox.offer_frames((f"{lease.task.task_id}.{lease.attempt}", index), frames)
+        self.actor._outbox.offer_frames((lease.trajectory_id, index), frames)
         self.actor._flush()
 
     def close(self):
@@ -127,7 +127,7 @@ async def play(self, lease):
     try:
         await episode.done
     except asyncio.CancelledError:
-        self._outbox.forget(f"{lease.task.task_id}.{lease.attempt}")
+        self._outbox.forget(lease.trajectory_id)
         raise
     finally:
         del self.playing[lease.lease_id]

@@ -143,7 +143,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 self.acknowledged[message.trajectory_id, message.index] = 3
             case SegmentAck(status="refused"):
                 for lease_id, run in list(actor.runs.items()):
-                    if f"{run.lease.task.task_id}.{run.lease.attempt}" == message.trajectory_id:
+                    if run.lease.trajectory_id == message.trajectory_id:
                         del actor.runs[lease_id]
 
     def start_learner(self, new_lineage=False):

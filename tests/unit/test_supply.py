@@ -11,6 +11,7 @@ from learner.curriculum import Curriculum
 from learner.exchange import Exchange
 from learner.groups import newest_version
 from protocol.messages import (
+    CheckpointWanted,
     Deliver,
     Dropped,
     Held,
@@ -51,8 +52,8 @@ class Supply:
 
     def hear(self):
         """What the broker has said lies in the inbox."""
-        for message in self.driver.take("learner", (Deliver, Dropped, Refused, Held)):
-            frames = self.driver.frames.pop(message.unit_id) if isinstance(message, Deliver) else []
+        for message in self.driver.take("learner", (Deliver, Dropped, Refused, Held, CheckpointWanted)):
+            frames = self.driver.frames[message.unit_id] if isinstance(message, Deliver) else []
             self.queued.append((message, [frame for pair in frames for frame in pair]))
 
     def get_nowait(self):
