@@ -23,8 +23,8 @@ import msgspec
 from envs.base import Split
 from launch import run_folder
 from launch.config import RunConfig
-from launch.crew import BROKER, posts
-from launch.processes import Child, role_command, role_environment, spawn, stop
+from launch.crew import BROKER, environment, posts
+from launch.processes import Child, role_command, spawn, stop
 from learner.curriculum import Curriculum
 from learner.engine import Engine
 from learner.exchange import TIME_LIMIT, Exchange
@@ -145,8 +145,7 @@ def running(config: RunConfig) -> Iterator[System]:
                 continue
             command = role_command(post.name.partition("-")[0], folder, *post.arguments)
             log = folder / "logs" / f"{post.name}.log"
-            env = role_environment(post.threads, local_model=True)
-            children.append(spawn(post.name, command, log=log, env=env))
+            children.append(spawn(post.name, command, log=log, env=environment(config, post.threads)))
             if post.name == BROKER:
                 _await_broker(config, children[0])
         yield System(config, folder, model, children)

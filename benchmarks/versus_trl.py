@@ -3,8 +3,8 @@
     python -m benchmarks.versus_trl [--tasks letter tool ...] [--arms trl sync async ...] [--seeds 0 1 2]
                                     [--steps N] [--cores 0,1] [--out FILE.jsonl] [--plot FILE.png] [--table]
 
-Same first weights and tokenizer, tasks in the same order, prompts and generations per step, limits, optimizer, clip and
-precision (benchmarks/versus_trl.toml); the same cores, to which all processes of a run are bound. The start-up is told
+Same first weights and tokenizer, tasks in the same order, prompts and generations per step, limits, optimizer and clip
+(benchmarks/versus_trl.toml); the same cores, to which all processes of a run are bound. The start-up is told
 apart; the clock starts with the first step. TRL is an optional dependency (the extra `bench`).
 
 Tasks: `letter`, one turn with a dense reward, a model of 0.1 million parameters; `letter-1m` and `letter-10m`, the same
@@ -12,7 +12,8 @@ with 0.9 and 10 million; `tool`, three turns, each answered by a tool after 0.2 
 
 Arms: `sync` and `async` are ours, a thread a process; `sync-2` has two in learner and generator, which take turns;
 `async-wide` samples more at a time, farther behind, and keeps the KV cache over updates. Both asynchronous arms have
-the decoupled objective. `trl` has two threads, `trl-1` one. `trl-batching` generates with transformers' continuous
+the decoupled objective. `trl` has two threads, `trl-1` one. Those that end in `-bf16` compute in bfloat16, with master
+weights in float32 on both sides; all others in float32. `trl-batching` generates with transformers' continuous
 batching, `trl-vllm` with vLLM in its process. On `tool`, `trl-environment` uses `environment_factory` as documented,
 `trl-rollout` a `rollout_func` of ours, which awaits all tool calls of a turn together.
 

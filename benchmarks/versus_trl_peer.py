@@ -228,7 +228,7 @@ def arguments(config: RunConfig, spec: Spec, turns: int) -> Any:
     return trl.GRPOConfig(
         output_dir=spec.folder,
         use_cpu=True,
-        bf16=False,
+        bf16=config.learner.dtype == "bfloat16",
         seed=config.run.seed,
         max_steps=spec.steps,
         per_device_train_batch_size=learner.batch_trajectories,

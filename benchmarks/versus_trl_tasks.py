@@ -50,12 +50,19 @@ WIDE = (
 )
 """More in the engine at a time, and nothing computed again."""
 
+BF16 = ("learner.dtype=bfloat16", "generator.dtype=bfloat16")
+"""Master weights and AdamW stay float32: DeepSpeed's mixed precision here, autocast there, which is TRL's default."""
+
 ARMS = {
     "sync": Arm(True, 1),
     "sync-2": Arm(True, 2),
     "async": Arm(True, 1, "async", DECOUPLED),
     "async-wide": Arm(True, 1, "async", DECOUPLED + WIDE),
+    "sync-2-bf16": Arm(True, 2, overrides=BF16),
+    "async-bf16": Arm(True, 1, "async", DECOUPLED + BF16),
+    "async-wide-bf16": Arm(True, 1, "async", DECOUPLED + WIDE + BF16),
     "trl": Arm(False, 2),
+    "trl-bf16": Arm(False, 2, overrides=BF16),
     "trl-1": Arm(False, 1),
     "trl-batching": Arm(False, 1),
     "trl-vllm": Arm(False, 1),
@@ -76,6 +83,7 @@ MODEL_10M = (
     "model.tiny.head_dim=64",
     "model.tiny.warm_start.lr=2e-4",
     "learner.optimizer.lr=2e-4",
+    "generator.kv_cache_mb=256",
 )
 TOOL = (
     "model.tiny.hidden_size=128",
@@ -99,7 +107,11 @@ TASKS = {
     "letter": TaskSettings(("trl", "trl-1", "trl-vllm", "sync", "async", "async-wide"), 70, 120.0, 0.7, 64),
     "letter-1m": TaskSettings(("trl", "trl-1", "sync", "sync-2", "async", "async-wide"), 40, 120.0, 0.7, 64, MODEL_1M),
     "letter-10m": TaskSettings(
-        ("trl", "trl-1", "sync", "sync-2", "async", "async-wide"), 40, 120.0, 0.7, 64, MODEL_10M
+        (
+            "trl", "trl-1", "trl-bf16", "sync", "sync-2", "async", "async-wide",
+            "sync-2-bf16", "async-bf16", "async-wide-bf16",
+        ),
+        40, 120.0, 0.7, 64, MODEL_10M,
     ),
     "tool": TaskSettings(
         ("trl-environment", "trl-rollout", "sync", "async"), 200, 90.0, 0.5, 128, TOOL,

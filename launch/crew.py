@@ -70,6 +70,26 @@ def posts(config: RunConfig) -> list[Post]:
     return crew
 
 
+def crowded(config: RunConfig, cores: int) -> bool:
+    """Whether learner and generators compute at the same time with more threads than there are cores."""
+    threads = sum(
+        post.threads * post.processes
+        for post in posts(config)
+        if post.name == LEARNER or post.name.startswith("generator")
+    )
+    return config.run.mode == "async" and threads > cores
+
+
+def environment(config: RunConfig, threads: int) -> dict[str, str]:
+    """Of a role of this run, all of whose roles share this machine."""
+    path = config.model.path
+    return role_environment(
+        threads,
+        local_model=not path or Path(path).is_dir(),
+        crowded=crowded(config, len(os.sched_getaffinity(0))),
+    )
+
+
 class Crew:
     """All posts of a run.
 
@@ -240,8 +260,7 @@ class Crew:
             arguments += ["--minutes", f"{self._minutes_left():.3f}"]
         exit_codes.clear_note(self._folder, post.name)
         command = role_command(role, self._folder, *arguments, processes=post.processes)
-        path = self._config.model.path
-        env = role_environment(post.threads, local_model=not path or Path(path).is_dir())
+        env = environment(self._config, post.threads)
         post.due, post.why = None, ""
         post.child = spawn(post.name, command, log=self._folder / "logs" / f"{post.name}.log", env=env)
         self._watchdog.started(post.name, post.child.started)

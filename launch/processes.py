@@ -73,8 +73,14 @@ def spawn(name: str, command: Sequence[str], *, log: Path, env: Mapping[str, str
     return Child(name, list(command), process, log)
 
 
-def role_environment(threads: int, *, local_model: bool) -> dict[str, str]:
-    """Environment of a role: pinned threads, no hub look-ups for a model that is a folder, quiet libraries."""
+def role_environment(threads: int, *, local_model: bool, crowded: bool = False) -> dict[str, str]:
+    """Environment of a role: pinned threads, no hub look-ups for a model that is a folder, quiet libraries.
+
+    Args:
+        crowded: more threads compute at a time than there are cores. Those that wait for others of their process
+            then sleep instead of spinning, which would keep the others from their core; a value of
+            OMP_WAIT_POLICY that the user has set wins.
+    """
     env = {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
@@ -86,6 +92,8 @@ def role_environment(threads: int, *, local_model: bool) -> dict[str, str]:
         env["DS_ACCELERATOR"] = "cpu"
     if local_model:
         env["HF_HUB_OFFLINE"] = "1"
+    if crowded and "OMP_WAIT_POLICY" not in os.environ:
+        env["OMP_WAIT_POLICY"] = "PASSIVE"
     return env
 
 

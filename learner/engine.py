@@ -21,6 +21,7 @@ from learner import checkpoint, ranks, zero
 from learner.adaptive import first_state, reference_policies
 from learner.batching import Batch, make_batch
 from learner.config import LearnerConfig
+from learner.cpu import keep_freed_memory
 from learner.credit import assign_credit
 from learner.critic import load_critic
 from learner.estimates import ValueMemory, everything, scatter_estimates
@@ -50,7 +51,7 @@ def nothing_trained(started: float) -> dict[str, float]:
 
 
 class Engine:
-    """Policy, optimizer and the ranks they are spread over.
+    """Policy, optimizer and the ranks they are spread over. The process keeps memory that it frees.
 
     Args:
         config: settings of the learner.
@@ -65,6 +66,7 @@ class Engine:
 
     def __init__(self, config: LearnerConfig, *, model: str, total_steps: int, seed: int) -> None:
         torch.manual_seed(seed)
+        keep_freed_memory()
         self.config = config
         self.model = model
         self.rank, self.ranks = zero.join_ranks(config.processes)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from learner.batching import MicroBatch
+from learner.cpu import use_float_attention
 from learner.target_logp import Head, logits_after_head, select, target_logp
 
 log = logging.getLogger(__name__)
@@ -143,4 +144,5 @@ def without_dropout(model: str, dtype: torch.dtype) -> Any:
     for module in lm.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+    use_float_attention(lm)
     return lm

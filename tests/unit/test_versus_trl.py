@@ -10,7 +10,7 @@ import pytest
 from benchmarks import versus_trl
 from benchmarks.versus_trl_runs import Spec, curve, ratio, seconds_to, spread, step_seconds, tokens_per_second
 from benchmarks.versus_trl_table import tables
-from benchmarks.versus_trl_tasks import TASKS, configured
+from benchmarks.versus_trl_tasks import ARMS, TASKS, configured
 
 
 def result(arm: str, seed: int, *, pace: float, task: str = "letter") -> dict[str, Any]:
@@ -84,11 +84,11 @@ def test_with_one_side_there_are_no_ratios():
 
 
 def fresh(learner):
-    """Without what is there for stale tokens."""
+    """Without what is there for stale tokens, and in one precision."""
     algorithm = learner.algorithm
     surrogate = algorithm.surrogate.model_copy(update={"centre": "behaviour"})
     algorithm = algorithm.model_copy(update={"corrections": (), "surrogate": surrogate})
-    return learner.model_copy(update={"max_policy_lag": 0, "algorithm": algorithm})
+    return learner.model_copy(update={"max_policy_lag": 0, "algorithm": algorithm, "dtype": "float32"})
 
 
 def test_all_arms_of_a_task_train_the_same():
@@ -96,9 +96,17 @@ def test_all_arms_of_a_task_train_the_same():
         configs = [configured(task, arm, 3, []) for arm in settings.arms]
         parts = [(c.model, c.env, fresh(c.learner), c.run.seed) for c in configs]
         assert all(part == parts[0] for part in parts)
-        lockstep = [c.learner for c in configs if c.run.mode == "sync"]
-        assert all(learner == lockstep[0] for learner in lockstep)
+        for dtype in ("float32", "bfloat16"):
+            lockstep = [c.learner for c in configs if c.run.mode == "sync" and c.learner.dtype == dtype]
+            assert all(learner == lockstep[0] for learner in lockstep)
         assert {c.run.mode for c in configs} == {"sync", "async"}
+
+
+def test_an_arm_says_its_precision():
+    for arm in ARMS:
+        config = configured("letter-10m", arm, 3, [])
+        expected = "bfloat16" if arm.endswith("-bf16") else "float32"
+        assert config.learner.dtype == config.generator.dtype == expected
 
 
 def test_fingerprint_tells_arms_and_settings_apart():
