@@ -83,5 +83,8 @@ class Engine(Protocol):
     def health(self) -> str:
         """Empty when the engine is well, else what is wrong."""
 
+    def gauges(self) -> dict[str, float]:
+        """Numbers of its own since they were last asked for, for TensorBoard; empty if it knows none."""
+
     async def close(self) -> None:
         """End the engine and its processes."""

@@ -253,7 +253,8 @@ class Generator:
         welcome = self._link.session.welcome if self._link else None
         if now - self._window >= (welcome.heartbeat_s if welcome else 1.0):
             self._window = now
-            self._gauges = tuple((self._serving.gauges(now) | self._updater.gauges()).items())
+            gauges = self._serving.gauges(now) | self._updater.gauges() | self._engine.gauges()
+            self._gauges = tuple(gauges.items())
 
     def _patience_s(self) -> float:
         config = self._config

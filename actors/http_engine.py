@@ -172,6 +172,9 @@ class HttpEngine:
     def health(self) -> str:
         return self._failed
 
+    def gauges(self) -> dict[str, float]:
+        return {}  # the server tells its own, at its /metrics
+
     async def close(self) -> None:
         self._watch.cancel()
         await asyncio.gather(self._watch, return_exceptions=True)

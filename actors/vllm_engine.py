@@ -17,6 +17,7 @@ from actors.config import GeneratorConfig
 from actors.engine import EngineFailed, Request, RequestRefused, Sampled
 from actors.requests import stamp
 from actors.updates import tensor_table
+from actors.vllm_stats import SchedulerGauges, stat_logger, why_crowded
 from protocol.messages import KvPolicy
 from protocol.weights import Manifest
 
@@ -95,14 +96,16 @@ class VllmEngine:
     requests that start later from reading what earlier weights have cached.
     """
 
-    def __init__(self, llm: Any, kv: KvPolicy, stream_interval: int) -> None:
+    def __init__(self, llm: Any, kv: KvPolicy, stream_interval: int, stats: SchedulerGauges) -> None:
         self.kv = kv
         self._llm = llm
+        self._stats = stats
         self._version = 0
         self._interval = stream_interval
         self._open = asyncio.Event()  # closed while weights change, so that no request starts in between
         self._open.set()
         self._failed = ""
+        self._advised = False
 
     @classmethod
     async def start(cls, config: GeneratorConfig, *, model: str, seed: int) -> "VllmEngine":
@@ -118,8 +121,9 @@ class VllmEngine:
 
         arguments = engine_arguments(config, model=model, seed=seed, cpu=current_platform.is_cpu())
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
-        llm = AsyncLLM.from_engine_args(vllm.AsyncEngineArgs(**arguments))
-        engine = cls(llm, config.kv_on_update, config.stream_interval)
+        stats = SchedulerGauges()
+        llm = AsyncLLM.from_engine_args(vllm.AsyncEngineArgs(**arguments), stat_loggers=[stat_logger(stats)])
+        engine = cls(llm, config.kv_on_update, config.stream_interval, stats)
         del llm  # vLLM keeps this frame alive; `close` has to drop the last reference
         await engine._llm.update_weight_version("0")
         return engine
@@ -187,6 +191,13 @@ class VllmEngine:
         if not self._failed and self._llm.errored:
             self._failed = "the engine process has died"
         return self._failed
+
+    def gauges(self) -> dict[str, float]:
+        gauges = self._stats.take()
+        if not self._advised and (advice := why_crowded(gauges)):
+            self._advised = True
+            log.warning("%s", advice)
+        return gauges
 
     async def close(self) -> None:
         self._llm.shutdown(timeout=CLOSE_TIMEOUT_S)

@@ -99,7 +99,8 @@ class LearnerConfig(Section):
     """Tokens in one forward and backward pass, padding included."""
     gradient_checkpointing: bool = False
     threads: int = Field(1, ge=1)
-    """OpenMP threads per rank (CPU)."""
+    """OpenMP threads per rank (CPU). `offbeat train` lets waiting threads sleep where those of learner and generators
+    exceed the cores."""
     publish_every: int = Field(1, ge=1)
     """Learner steps between two published versions."""
     publish_dtype: Literal["trained", "bfloat16"] = "trained"

@@ -149,6 +149,7 @@ def test_weights_change_in_mid_sequence_and_every_token_says_which(tied):
 def test_many_seeded_requests_survive_an_update_that_recomputes_them(tied):
     """Recomputed prefixes exceed one engine step; vLLM then throws sampled tokens away, which once killed it."""
     actor = tied.running.actor("seeded")
+    recomputed = tied.gauge("recomputed_total")
     for i in range(64):
         actor.ask(f"seeded-{i}", LONG_PROMPT, max_tokens=400, seed=i, stop_token_ids=NEVER)
     answers = list(actor.answers.values())
@@ -158,6 +159,8 @@ def test_many_seeded_requests_survive_an_update_that_recomputes_them(tied):
     assert {answer.finish_reason for answer in answers} == {"length"}
     assert all(len(set(answer.versions)) == 2 for answer in answers)
     assert tied.policies.largest_error(LONG_PROMPT, answers[0]) < TOLERANCE
+    tied.running.until(lambda: tied.gauge("idle_share") == 1.0)
+    assert tied.gauge("recomputed_total") >= recomputed + 32
 
 
 @pytest.fixture(scope="module")
@@ -310,6 +313,24 @@ def test_a_heartbeat_tells_progress_and_the_last_pause(tied):
     assert tied.gauge("updates_applied") >= 1
     tied.running.until(lambda: tied.gauge("idle_share") == 1.0)
     assert tied.gauge("tokens_per_second") == 0.0
+
+
+def test_a_heartbeat_tells_of_a_cache_that_is_full_and_of_prompts_that_were_cached(tmp_path):
+    """Keys and values of 64 answers of 400 tokens take 25 MB; there are 16."""
+    lab = Lab(CONFIG.model_copy(update={"kv_cache_mb": 16}), tmp_path, tied=True)
+    try:
+        actor = lab.running.actor()
+        for i in range(64):
+            actor.ask(f"many-{i}", LONG_PROMPT, max_tokens=400, seed=i, stop_token_ids=NEVER)
+        lab.running.until(lambda: lab.gauge("kv_cache_share") > 0.9 and lab.gauge("waiting_requests") >= 1)
+        lab.running.until(lambda: all(answer.finish_reason for answer in actor.answers.values()))
+        lab.running.until(lambda: lab.gauge("idle_share") == 1.0)
+        assert lab.gauge("recomputed_total") > 0
+        assert lab.gauge("kv_cache_share") == lab.gauge("waiting_requests") == 0.0
+        actor.ask("again", LONG_PROMPT, max_tokens=40, stop_token_ids=NEVER)
+        lab.running.until(lambda: lab.gauge("prefix_hit_share") > 0.9)
+    finally:
+        lab.running.close()
 
 
 def children(pid: int) -> list[int]:

@@ -9,6 +9,7 @@ import pytest
 
 from actors.http_engine import HttpEngine
 from actors.vllm_engine import VllmEngine
+from actors.vllm_stats import SchedulerGauges
 from protocol.weights import Manifest
 
 MANIFEST = Manifest(run="r", epoch=0, version=1, nbytes=0, tensors=[], root="", chunk_bytes=1, chunks=b"")
@@ -25,6 +26,7 @@ def vllm_engine(monkeypatch):
         SimpleNamespace(engine_core=SimpleNamespace(pause_scheduler_async=never), errored=False),
         "recomputed",
         8,
+        SchedulerGauges(),
     )
 
 

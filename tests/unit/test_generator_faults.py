@@ -25,6 +25,9 @@ class Engine:
     def health(self):
         return ""
 
+    def gauges(self):
+        return {}
+
     async def apply_weights(self, manifest, data):
         self.asked.set()
         await asyncio.Event().wait()

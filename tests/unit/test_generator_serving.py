@@ -60,6 +60,9 @@ class EchoEngine:
     def health(self):
         return ""
 
+    def gauges(self):
+        return {}
+
     async def close(self):
         pass
 
