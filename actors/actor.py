@@ -332,14 +332,14 @@ class Actor:
         ended = self._finished + self._failed
         gauges = {
             "episodes_running": float(len(self._book)),
-            "episodes_finished": float(self._finished),
-            "episodes_failed": float(self._failed),
+            "episodes_finished_total": float(self._finished),
+            "episodes_failed_total": float(self._failed),
             "env_seconds": self._env_seconds / max(1, ended),
             "tokens_total": float(self._tokens),
             "segments_waiting": float(self._outbox.waiting),
-            "segments_refused": float(self._outbox.acks["refused"]),
-            "generator_interruptions": float(self._pool.interruptions),
-            "scorer_timeouts": 0.0,
+            "segments_refused_total": float(self._outbox.acks["refused"]),
+            "generator_interruptions_total": float(self._pool.interruptions),
+            "scorer_timeouts_total": 0.0,
         }
         gauges |= self._suite_gauges()
         # Episodes that wait for segment credit wait for the broker, not for us.

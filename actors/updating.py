@@ -117,9 +117,9 @@ class Updater:
     def gauges(self) -> dict[str, float]:
         return {
             "update_pause_seconds": self._pause_s,
-            "updates_applied": float(self._applied),
-            "updates_refused": float(self._refused),
-            "updates_skipped": float(self._queue.skipped),
+            "updates_applied_total": float(self._applied),
+            "updates_refused_total": float(self._refused),
+            "updates_skipped_total": float(self._queue.skipped),
         }
 
     def _refuse(self, why: str) -> None:

@@ -92,7 +92,7 @@ class TimedLearner(Learner):
         self.gauges, self.first_step = [self.exchange.inlet.gauges], self.step
         self.began = time.monotonic()
 
-    def record(self, report: Any, trained: Any, waited: float, wall: float) -> None:
+    def record(self, report: Any, trained: Any, updated: int, waited: float, wall: float) -> None:
         """As ever, and for us."""
         if hasattr(self, "began"):
             arrived = [t.return_ for t in self.exchange.inlet.recent if t.status != "failed"]
@@ -111,7 +111,7 @@ class TimedLearner(Learner):
             last = self.kept[-1] if self.kept else (0.0, 0)
             if now - last[0] >= self.keep_seconds or done - last[1] >= self.keep_steps:
                 self.kept.append((now, done, self.copy()))
-        super().record(report, trained, waited, wall)
+        super().record(report, trained, updated, waited, wall)
 
     def copy(self) -> Weights:
         """The weights as they are now."""

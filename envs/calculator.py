@@ -15,7 +15,8 @@ from envs.reasoning_gym_suite import opening, task_of
 from envs.scorer import Sandbox, Scorer
 from envs.scorer_process import Family
 
-_NUMBER = r"-?[0-9]{1,12}"
+MOST_DIGITS = 12
+_NUMBER = rf"-?[0-9]{{1,{MOST_DIGITS}}}"
 _CALL = re.compile(rf"\s*({_NUMBER})\s*([+-])\s*({_NUMBER})\s*")
 _ANSWER = re.compile(rf"\s*=\s*({_NUMBER})\s*")
 _QUESTION = re.compile(rf"problem: ({_NUMBER}(?: [+-] {_NUMBER})*) =")
@@ -67,6 +68,11 @@ class CalculatorSuite:
         if max_turns < max_terms:
             raise EnvError(
                 f"max_turns = {max_turns}: a sum of max_terms = {max_terms} terms takes as many turns"
+            )
+        if max_terms * (10**max_digits - 1) >= 10**MOST_DIGITS:
+            raise EnvError(
+                f"max_digits = {max_digits}, max_terms = {max_terms}: a sum may have more than {MOST_DIGITS} digits, "
+                "which actions may not; lower max_digits"
             )
         sums = {
             "min_terms": min_terms,

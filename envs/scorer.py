@@ -11,7 +11,7 @@ import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from envs.base import Split
 from envs.errors import EnvError, RefusedFamily, ScorerFailed
@@ -64,6 +64,7 @@ def choose_sandbox(family: str, sandbox: Sandbox) -> Literal["bwrap", "process"]
     """Decide how the worker is confined.
 
     Raises:
+        EnvError: there is no such sandbox.
         RefusedFamily: the scorer accepts junk, or it runs answers as Python and bubblewrap is not to be had.
 
     Example:
@@ -72,6 +73,8 @@ def choose_sandbox(family: str, sandbox: Sandbox) -> Literal["bwrap", "process"]
         ...
         envs.errors.RefusedFamily: reasoning_gym family 'coin_flip': its scorer accepts junk; use another
     """
+    if sandbox not in get_args(Sandbox):
+        raise EnvError(f"sandbox = {sandbox!r}: use one of {', '.join(get_args(Sandbox))}")
     if family in ACCEPTS_JUNK:
         raise RefusedFamily(f"reasoning_gym family {family!r}: its scorer accepts junk; use another")
     installed = shutil.which("bwrap") is not None
@@ -129,7 +132,7 @@ class Scorer:
 
     def gauges(self) -> dict[str, float]:
         """The counters, for a heartbeat."""
-        return {name: float(count) for name, count in asdict(self.counters).items()}
+        return {f"{name}_total": float(count) for name, count in asdict(self.counters).items()}
 
     async def close(self) -> None:
         await self._elsewhere(self._drop)

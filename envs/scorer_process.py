@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from envs.errors import ScorerFailed
+from envs.errors import EnvError, ScorerFailed
 from envs.scorer_worker import MAX_FRAME, frame
 
 Wrap = Literal["bwrap", "bwrap-userns", "process"]
@@ -23,12 +23,23 @@ KILL_DEADLINE_S = 5.0
 
 @dataclass(frozen=True)
 class Family:
-    """What a worker is opened with."""
+    """What a worker is opened with.
+
+    Raises:
+        EnvError: there would be nothing to train on, or nothing held out.
+    """
 
     name: str
     config: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     heldout_share: float = 0.125
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.heldout_share < 1.0:
+            raise EnvError(
+                f"heldout_share = {self.heldout_share:g}: nothing would be left to "
+                f"{'train on' if self.heldout_share >= 1 else 'evaluate on'}; choose it between 0 and 1"
+            )
 
 
 def bubblewrap_command(command: list[str], *, user_namespace: bool) -> list[str]:

@@ -71,13 +71,11 @@ def posts(config: RunConfig) -> list[Post]:
 
 
 def crowded(config: RunConfig, cores: int) -> bool:
-    """Whether learner and generators compute at the same time with more threads than there are cores."""
-    threads = sum(
-        post.threads * post.processes
-        for post in posts(config)
-        if post.name == LEARNER or post.name.startswith("generator")
-    )
-    return config.run.mode == "async" and threads > cores
+    """Whether more threads compute at the same time than there are cores; in lockstep the two sides take turns."""
+    learner = config.learner.threads * config.learner.processes
+    here = config.generator.backend == "vllm"
+    generators = config.generator.threads * config.generator.count if here else 0
+    return (learner + generators if config.run.mode == "async" else max(learner, generators)) > cores
 
 
 def environment(config: RunConfig, threads: int) -> dict[str, str]:

@@ -15,7 +15,7 @@ from launch.config import RunConfig
 from launch.errors import ConfigError
 from launch.plan_model import Outcome, setting_of, simulate
 from launch.plan_parts import Setting
-from launch.plan_rates import Measured, Rates
+from launch.plan_rates import SETTING, Measured, Rates
 from launch.plan_rates_file import check_overrides, format_rates, load_rates
 
 COMPARED = {
@@ -125,15 +125,9 @@ def check(rates: Rates, planned: Setting) -> Outcome:
     """The run that the rates were measured in, predicted."""
     measured = rates.measured
     assert measured is not None
-    setting = replace(
-        planned,
-        generators=measured.generators,
-        actors=measured.actors,
-        concurrent_episodes=measured.concurrent_episodes,
-        shared=True,
-        join_every_s=0.0,
-    )
-    return simulate(rates, setting)
+    known = {name: value for name in SETTING if (value := getattr(measured, name)) is not None}
+    sync = measured.mode == "sync" if measured.mode else planned.sync
+    return simulate(rates, replace(planned, sync=sync, shared=True, join_every_s=0.0, **known))
 
 
 def warnings(rates: Rates, settings: Sequence[Setting]) -> Iterator[str]:

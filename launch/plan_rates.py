@@ -190,6 +190,14 @@ class Measured(Section):
     generators: int = 1
     actors: int = 1
     concurrent_episodes: int = 1
+    max_num_seqs: int | None = None
+    """This and the next as the run had them; None: as in the plan."""
+    members: int | None = None
+    baselines: int | None = None
+    batch_groups: int | None = None
+    max_policy_lag: int | None = None
+    publish_every: int | None = None
+    recomputes: bool | None = None
     trained_tokens_per_second: Seconds = 0.0
     sampled_tokens_per_second: Seconds = 0.0
     steps_per_second: Seconds = 0.0
@@ -198,6 +206,13 @@ class Measured(Section):
     generator_idle_share: Seconds = 0.0
     running_mean: Seconds = 0.0
     """Sequences a generator had under way."""
+
+
+SETTING = (
+    "generators", "actors", "concurrent_episodes", "max_num_seqs", "members", "baselines", "batch_groups",
+    "max_policy_lag", "publish_every", "recomputes",
+)  # fmt: skip
+"""Of what was measured, what the run was set to; names are those of a plan's settings."""
 
 
 class Rates(Section):

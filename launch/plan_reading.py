@@ -7,7 +7,7 @@ from typing import Any
 
 from launch.plan_parts import Setting
 from launch.plan_probe import Probe
-from launch.plan_rates import Law, Measured, Rates, SharingRates
+from launch.plan_rates import SETTING, Law, Measured, Rates, SharingRates
 from launch.plan_rates_file import check_rates
 
 QUANTILES = 40
@@ -184,7 +184,9 @@ def fit(tokens: Sequence[float], seconds: Sequence[float]) -> tuple[float, float
 
 def generator_rates(seen: Seen, probe: Probe) -> dict[str, Any]:
     """What the probe found, and what updates took in the run."""
-    pauses = [g["update_pause_seconds"] for look in seen.generators for g in look if g.get("updates_applied")]
+    pauses = [
+        g["update_pause_seconds"] for look in seen.generators for g in look if g.get("updates_applied_total")
+    ]
     return {
         "decode": [{"sequences": float(n), "tokens_per_second": round(rate, 2)} for n, rate in probe.decode],
         "prompt_tokens_per_second": round(probe.prompt_tokens_per_second, 2),
@@ -207,7 +209,7 @@ def alone_rate(
     per_token += rates.turn_seconds / turn_tokens
     if rates.prompt_tokens_per_second:
         per_token += episode_read / turn_tokens / rates.prompt_tokens_per_second
-    paused = measured.steps_per_second * rates.pause_seconds
+    paused = measured.steps_per_second / (measured.publish_every or 1) * rates.pause_seconds
     return max(0.05, 1 - paused) / per_token
 
 
@@ -266,9 +268,7 @@ def what_was_measured(seen: Seen, setting: Setting, *, run: str, machine: str) -
         machine=machine,
         mode="sync" if setting.sync else "async",
         steps=len(seen.lines),
-        generators=setting.generators,
-        actors=setting.actors,
-        concurrent_episodes=setting.concurrent_episodes,
+        **{name: getattr(setting, name) for name in SETTING},
         **{name: round(value, 4) for name, value in numbers.items()},
     )
 

@@ -13,14 +13,13 @@ MMAP_THRESHOLD_BYTES = 32 * 2**20
 SHORT = 192
 """Tokens below which torch's bfloat16 attention is slower than the float32 one, casts included: its backward pass
 works on blocks that short sequences do not fill (four times slower at 43 tokens, as fast at 192)."""
-ATTENTION = "offbeat_sdpa"
 
 
 def keep_freed_memory() -> bool:
     """Have this process keep what it frees, for the next tensors of that size; returns whether that can be had.
 
     glibc gives large blocks back to the system, which clears each page again when the next layer needs it: 5 to 15 %
-    of a learner's step. Kept is no more than was once in use at a time.
+    of a learner's step. Kept is about as much as was once in use at a time.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -30,20 +29,15 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES) and mallopt(M_TRIM_THRESHOLD, -1))
 
 
-def use_float_attention(lm: Any) -> None:
-    """Let a bfloat16 model on a CPU attend in float32 over short sequences: faster there, and more exact.
+def use_float_attention() -> None:
+    """Let bfloat16 models of transformers attend in float32 over short sequences where they compute on a CPU.
 
-    Args:
-        lm: a model of transformers; one that does not use torch's attention stays as it is.
+    It takes the place of "sdpa", torch's attention, in this process. Under a name of its own, models that ask by name
+    what their attention can do would take it for another.
     """
-    if torch.cuda.is_available() or lm.dtype != torch.bfloat16 or lm.config._attn_implementation != "sdpa":
-        return
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
+    from transformers import AttentionInterface
 
-    AttentionInterface.register(ATTENTION, float_attention)
-    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
-    lm.set_attn_implementation(ATTENTION)
+    AttentionInterface.register("sdpa", float_attention)
 
 
 def float_attention(
@@ -54,7 +48,7 @@ def float_attention(
     attention_mask: Tensor | None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Scaled dot-product attention of transformers; below `SHORT` tokens in float32.
+    """Scaled dot-product attention of transformers; in float32 for bfloat16 on a CPU below `SHORT` tokens.
 
     Args:
         query: [B, H, T, D]; keys and values likewise.
@@ -65,7 +59,8 @@ def float_attention(
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     dtype = query.dtype
-    if query.shape[2] < SHORT:
+    short = query.shape[2] < SHORT and kwargs.get("position_bias") is None
+    if short and dtype == torch.bfloat16 and query.device.type == "cpu":
         query, key, value = query.float(), key.float(), value.float()
         if attention_mask is not None and attention_mask.is_floating_point():
             attention_mask = attention_mask.float()

@@ -104,7 +104,7 @@ class Learner:
         if self.step < self.config.steps:
             self.exchange.refill(step=self.step, version=self.version)
         self.exchange.inlet.check()
-        self.record(report, trajectories, waited, time.monotonic() - started)
+        self.record(report, trajectories, updated, waited, time.monotonic() - started)
         if self.config.checkpoint_every and self.step % self.config.checkpoint_every == 0:
             self.checkpoint()
         self.checkpoint_if_wanted()
@@ -163,8 +163,10 @@ class Learner:
                 "log-probability out of range there"
             )
 
-    def record(self, report: UpdateReport, trained: Sequence[Trajectory], waited: float, wall: float) -> None:
-        """TensorBoard and metrics.jsonl."""
+    def record(
+        self, report: UpdateReport, trained: Sequence[Trajectory], updated: int, waited: float, wall: float
+    ) -> None:
+        """TensorBoard and metrics.jsonl, of a step that updated the policy of version ``updated``."""
         inlet = self.exchange.inlet
         self.totals.wait_seconds += waited
         self.totals.update_seconds += report.metrics["learner/step_seconds"]
@@ -173,7 +175,7 @@ class Learner:
             **{name: value for name, value in inlet.gauges.items() if name in SCALARS},
             **report.metrics,
             **rollout_metrics(arrived, trained),
-            **self.replay_metrics(trained),
+            **self.replay_metrics(trained, updated),
             "rollout/failed_trajectories": float(inlet.counts.total("failed", "rejected", "broken")),
             "rollout/uniform_trajectories": float(inlet.counts.total("uniform")),
             "rollout/stale_trajectories": float(inlet.counts.total("stale", "dropped_stale")),
@@ -192,11 +194,11 @@ class Learner:
             self.step, scalars, {**report.histograms, "length_generated_tokens": arrived_lengths}
         )
 
-    def replay_metrics(self, trained: Sequence[Trajectory]) -> dict[str, float]:
+    def replay_metrics(self, trained: Sequence[Trajectory], updated: int) -> dict[str, float]:
         """Of the replay table and the batch, if there is a table."""
         if self.replay is None:
             return {}
-        return self.replay.metrics() | batch_metrics(trained, version=self.version)
+        return self.replay.metrics() | batch_metrics(trained, version=updated)
 
     def evaluate(self, tag: str) -> None:
         """Greedy accuracy on held-out tasks under the newest version."""

@@ -136,6 +136,7 @@ def without_dropout(model: str, dtype: torch.dtype) -> Any:
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
+    use_float_attention()
     config = AutoConfig.from_pretrained(model)
     for key, value in list(vars(config.get_text_config()).items()):
         if isinstance(value, float) and key.endswith(("dropout", "pdrop")):
@@ -144,5 +145,4 @@ def without_dropout(model: str, dtype: torch.dtype) -> Any:
     for module in lm.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    use_float_attention(lm)
     return lm

@@ -133,7 +133,7 @@ class ReplayTable(Generic[T]):
         """
         self.expire(step=step, version=version)
         held = [e for e in self.entries.values() if key is None or e.key == key]
-        room = self.limiter.room(inserted=self.inserted, held=len(self), sampled=self.sampled)
+        room = self.room()
         if not held or not min(count, room):
             return []
         logits = self.select(self._columns(held, version))
@@ -145,6 +145,10 @@ class ReplayTable(Generic[T]):
             if entry.uses >= self.config.max_uses:
                 self._evict(entry, "uses")
         return drawn
+
+    def room(self) -> int:
+        """Items that the limiter lets be drawn now."""
+        return self.limiter.room(inserted=self.inserted, held=len(self), sampled=self.sampled)
 
     def quota(self, fresh: int, *, step: int) -> int:
         """Items to draw beside ``fresh`` ones for the share to be exact in the long run.

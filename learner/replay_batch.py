@@ -104,7 +104,9 @@ def rescue_group(
 
 
 def can_rescue(table: ReplayTable[Any], group: Sequence[Trajectory]) -> bool:
-    """Whether the rule is one of rescue, the group failed completely, and a success of its prompt is at hand."""
+    """Whether the rule is one of rescue, the group failed completely, and a success of its prompt may be drawn."""
+    if not table.room():
+        return False
     if table.config.rule not in RESCUE_RULES or not group_failed([t.return_ for t in group]):
         return False
     key = prompt_key(group[0])

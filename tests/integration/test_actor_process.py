@@ -107,7 +107,7 @@ def test_a_group_is_run_and_sigterm_drains(stage):
             assert set(versions[mask == 1]) == {5}
             assert set(versions[mask == 0]) == {-1}
         await until(lambda: sum(broker.credits) == 8, "credit is given back")
-        await until(lambda: broker.gauge("episodes_finished") == 4, "the heartbeat tells")
+        await until(lambda: broker.gauge("episodes_finished_total") == 4, "the heartbeat tells")
         gauges = broker.beats[-1].gauges
         assert gauges["own_gauge"] == 1.0
         assert gauges["tokens_total"] == sum(s.tokens for s, _ in broker.segments)
@@ -187,7 +187,7 @@ def test_a_broken_task_is_data_and_the_next_one_runs(stage):
         assert closed["bad"].status == "failed"
         assert closed["bad"].error == "RuntimeError: this task is broken"
         assert closed["good"].status == "finished"
-        await until(lambda: scene.broker.gauge("episodes_failed") == 1, "it is counted")
+        await until(lambda: scene.broker.gauge("episodes_failed_total") == 1, "it is counted")
 
     stage(scenario)
 
@@ -344,7 +344,9 @@ def test_calculator_with_a_real_scorer_that_dies_with_its_actor(stage):
             assert sum(r.value for s, _ in broker.of(segment.task_id) for r in s.rewards) == pytest.approx(
                 1.4
             )
-        await until(lambda: broker.gauge("scorer_timeouts") == 0, "the heartbeat has the scorer's counters")
+        await until(
+            lambda: broker.gauge("scorer_timeouts_total") == 0, "the heartbeat has the scorer's counters"
+        )
         workers = children(actor.pid)
         assert len(workers) == 1
         actor.kill()

@@ -232,12 +232,12 @@ def alter(data: Path) -> None:
 )
 def test_bad_weights_are_refused_while_sampling_goes_on_and_good_ones_follow(tied, flaws, damage):
     in_service = tied.running.broker.beat.policy_version
-    refused = tied.gauge("updates_refused")
+    refused = tied.gauge("updates_refused_total")
     manifest, bad = tied.publish(**flaws)
     if damage:
         damage(manifest.with_name(DATA))
     tied.running.broker.announce(manifest, version=bad)
-    tied.running.until(lambda: tied.gauge("updates_refused") == refused + 1)
+    tied.running.until(lambda: tied.gauge("updates_refused_total") == refused + 1)
     answer = tied.running.ask(tied.running.actor("bad"), f"bad-{bad}", PROMPT, stop_token_ids=NEVER)
     assert set(answer.versions) == {in_service}
     assert tied.policies.largest_error(PROMPT, answer) < TOLERANCE
@@ -250,9 +250,9 @@ def test_bad_weights_are_refused_while_sampling_goes_on_and_good_ones_follow(tie
 def test_a_lower_version_is_refused(tied):
     manifest, first = tied.publish()
     version = tied.update()
-    refused = tied.gauge("updates_refused")
+    refused = tied.gauge("updates_refused_total")
     tied.running.broker.announce(manifest, version=first)
-    tied.running.until(lambda: tied.gauge("updates_refused") == refused + 1)
+    tied.running.until(lambda: tied.gauge("updates_refused_total") == refused + 1)
     assert tied.running.broker.beat.policy_version == version
 
 
@@ -310,7 +310,7 @@ def test_a_heartbeat_tells_progress_and_the_last_pause(tied):
     beat = tied.running.broker.beat
     assert beat.progress == tied.gauge("tokens_total") > 0
     assert 0 < tied.gauge("update_pause_seconds") < 5
-    assert tied.gauge("updates_applied") >= 1
+    assert tied.gauge("updates_applied_total") >= 1
     tied.running.until(lambda: tied.gauge("idle_share") == 1.0)
     assert tied.gauge("tokens_per_second") == 0.0
 

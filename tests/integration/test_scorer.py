@@ -162,7 +162,7 @@ def test_a_worker_that_stands_still_costs_a_score_and_two_seconds(words):
         begun = time.monotonic()
         assert await words.scorer.score(entry.position, entry.answer) == 0.0
         assert 1.9 < time.monotonic() - begun < 10
-        assert words.gauges()["scorer_timeouts"] == timeouts + 1
+        assert words.gauges()["scorer_timeouts_total"] == timeouts + 1
         assert await words.scorer.score(entry.position, entry.answer) == 1.0
 
     asyncio.run(main())

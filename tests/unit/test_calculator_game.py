@@ -2,7 +2,7 @@
 
 import pytest
 
-from envs.calculator import Game, Rules, calculate, partial_sums, solution
+from envs.calculator import CalculatorSuite, Game, Rules, calculate, partial_sums, solution
 from envs.errors import EnvError
 
 
@@ -12,6 +12,12 @@ def question(expression):
 
 def game(expression="4 + 3 - 9", **rules):
     return Game(question(expression), Rules(**rules))
+
+
+@pytest.mark.parametrize(("terms", "digits"), [(3, 12), (11, 11)])
+def test_sums_with_more_digits_than_an_action_may_have_are_refused(terms, digits):
+    with pytest.raises(EnvError, match=f"max_digits = {digits}, max_terms = {terms}"):
+        CalculatorSuite(max_terms=terms, max_digits=digits, max_turns=terms)
 
 
 def test_solved_step_by_step_a_sum_of_n_terms_takes_n_turns():

@@ -7,8 +7,10 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from learner.cpu import ATTENTION, SHORT, float_attention, use_float_attention
+from learner.cpu import SHORT, float_attention, use_float_attention
 from tests.integration.tiny_qwen3 import VOCAB, tiny_model
 
 COUNT_FAULTS = """
@@ -89,23 +91,23 @@ def test_a_mask_is_cast_with_the_states():
     torch.testing.assert_close(masked, ours(*states), atol=0.02, rtol=0.02)
 
 
-def test_a_bfloat16_model_uses_it_and_is_nearer_to_float32():
+@pytest.mark.parametrize(("dtype", "nearer"), [(torch.bfloat16, True), (torch.float32, False)])
+def test_models_use_it_without_being_told_and_those_in_float32_see_no_change(dtype, nearer):
     exact = tiny_model(tied=True, seed=1)
-    plain = copy.deepcopy(exact).bfloat16()
-    changed = copy.deepcopy(plain)
-    use_float_attention(changed)
-    assert changed.config._attn_implementation == ATTENTION
-    tokens = torch.randint(0, VOCAB, (4, 20))
+    lm = copy.deepcopy(exact).to(dtype)
+    tokens = torch.randint(0, VOCAB, (16, 20), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        expected, before, after = (lm(input_ids=tokens).logits.float() for lm in (exact, plain, changed))
-    assert (after - expected).abs().mean() <= 1.05 * (before - expected).abs().mean()
-
-
-def test_others_are_left_as_they_are():
-    lm = tiny_model(tied=True, seed=1)
-    use_float_attention(lm)
+        expected, before = (model(input_ids=tokens).logits.float() for model in (exact, lm))
+        use_float_attention()
+        after = lm(input_ids=tokens).logits.float()
     assert lm.config._attn_implementation == "sdpa"
-    eager = lm.bfloat16()
-    eager.set_attn_implementation("eager")
-    use_float_attention(eager)
-    assert eager.config._attn_implementation == "eager"
+    assert torch.equal(after, before) is not nearer
+    assert nearer is bool((after - expected).abs().mean() < (before - expected).abs().mean())
+
+
+@pytest.fixture(autouse=True)
+def plain_attention():
+    """Each test begins, and ends, with what transformers has by itself."""
+    AttentionInterface.register("sdpa", sdpa_attention_forward)
+    yield
+    AttentionInterface.register("sdpa", sdpa_attention_forward)

@@ -7,14 +7,14 @@ from launch.crew import crowded
 from launch.processes import role_environment
 
 
-def run(mode="async", learner=1, generator=1, count=1):
+def run(mode="async", learner=1, generator=1, count=1, **settings):
     return check(
         {
             "run": {"name": "crowd", "mode": mode},
             "model": {"path": "model"},
             "env": {"name": "calculator"},
             "learner": {"threads": learner},
-            "generator": {"threads": generator, "count": count},
+            "generator": {"threads": generator, "count": count, **settings},
         },
         "a test",
     )
@@ -28,6 +28,8 @@ def run(mode="async", learner=1, generator=1, count=1):
         (run(learner=2, generator=2), 4, False),
         (run(generator=2, count=2), 4, True),
         (run("sync", learner=2, generator=2), 2, False),  # they take turns
+        (run("sync", generator=2, count=2), 2, True),  # but not among themselves
+        (run(learner=2, generator=2, backend="http", url="http://127.0.0.1:1"), 2, False),  # it is elsewhere
     ],
 )
 def test_threads_are_counted_where_they_compute_at_a_time(config, cores, expected):

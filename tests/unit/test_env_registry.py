@@ -9,6 +9,7 @@ from envs.errors import EnvError, RefusedFamily, UnknownEnv
 from envs.reasoning_gym_suite import blend, task_of
 from envs.registry import find_factory, make_suite
 from envs.scorer import ACCEPTS_JUNK, RUNS_ANSWERS, choose_sandbox
+from envs.scorer_process import Family
 
 
 @pytest.fixture
@@ -65,6 +66,17 @@ def test_families_that_accept_junk_are_refused(family):
     for sandbox in ("auto", "bwrap", "process"):
         with pytest.raises(RefusedFamily, match="junk"):
             choose_sandbox(family, sandbox)
+
+
+def test_a_sandbox_that_does_not_exist_is_refused():
+    with pytest.raises(EnvError, match="sandbox = 'bwarp': use one of auto, bwrap, process"):
+        choose_sandbox("spell_backward", "bwarp")
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.0, "evaluate on"), (1.0, "train on"), (-0.5, "evaluate on")])
+def test_a_share_that_holds_out_all_or_nothing_is_refused(share, said):
+    with pytest.raises(EnvError, match=said):
+        Family("spell_backward", heldout_share=share)
 
 
 @pytest.mark.parametrize("family", sorted(RUNS_ANSWERS))

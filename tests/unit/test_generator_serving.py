@@ -331,9 +331,9 @@ def test_an_update_is_applied_and_nothing_stays_staged(tmp_path):
         assert engine.applied == [4]
         assert up.gauges() == {
             "update_pause_seconds": 0.125,
-            "updates_applied": 1.0,
-            "updates_refused": 0.0,
-            "updates_skipped": 0.0,
+            "updates_applied_total": 1.0,
+            "updates_refused_total": 0.0,
+            "updates_skipped_total": 0.0,
         }
         assert list(tmp_path.glob("offbeat-stage-g-*/*")) == []
         assert failures == []
@@ -351,9 +351,9 @@ def test_of_several_announcements_only_the_newest_is_loaded(tmp_path):
         await asyncio.wait_for(applied.wait(), 5.0)
         task.cancel()
         assert engine.applied == [3]
-        assert up.gauges()["updates_skipped"] == 2.0
+        assert up.gauges()["updates_skipped_total"] == 2.0
         up.offer(publish(tmp_path / "w", 2))
-        assert up.gauges()["updates_refused"] == 1.0
+        assert up.gauges()["updates_refused_total"] == 1.0
 
     asyncio.run(main())
 
@@ -368,7 +368,7 @@ def test_an_engine_that_refuses_lives_on_and_one_that_fails_is_lost(tmp_path, er
         up = updater(tmp_path, engine, failures)
         assert not await up.update(publish(tmp_path / "w", 4))
         assert not up.loading
-        assert up.gauges()["updates_refused"] == refused
+        assert up.gauges()["updates_refused_total"] == refused
         assert len(failures) == lost
         up.offer(publish(tmp_path / "w", 4))
         assert (up._queue.take() is None) == bool(refused)  # what it can never take is not staged again

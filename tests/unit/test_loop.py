@@ -282,6 +282,8 @@ def test_what_was_trained_is_replayed_told_apart_and_part_of_the_checkpoint(tmp_
     assert it.exchange.replayed == [0, 4, 4]
     assert (it.totals.trained_tokens, it.totals.replayed_tokens) == (4, 8)
     assert it.report.lines[1][1]["replay/share"] == 0.5
+    # The fake's trajectories are all of version 0; the updates were of versions 0, 1 and 2.
+    assert [scalars["replay/age_mean_versions"] for _, scalars in it.report.lines] == [0.0, 1.0, 2.0]
     it.save_beside(tmp_path)
     again = make_table(config)
     again.load(tmp_path / REPLAY_FILE)

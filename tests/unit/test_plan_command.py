@@ -67,6 +67,18 @@ def test_json_has_settings_and_outcomes(files, capsys):
     assert said["measured_run_predicted"]["trained_tokens_per_second"] > 0
 
 
+def test_the_run_that_was_measured_is_predicted_as_it_was_set_whatever_is_planned(files, capsys):
+    rates = Path(files[2])
+    rates.write_text(
+        rates.read_text() + "batch_groups = 4\nmembers = 4\nmax_policy_lag = 1\nmax_num_seqs = 64\n"
+    )
+    predicted = []
+    for overrides in ([], ["learner.batch_trajectories=64", "run.mode=sync", "generator.max_num_seqs=2"]):
+        assert main(["plan", *files, "--json", *overrides]) == 0
+        predicted.append(json.loads(capsys.readouterr().out)["measured_run_predicted"])
+    assert predicted[0] == predicted[1]
+
+
 def test_the_run_file_decides_the_mode(files, capsys):
     assert main(["plan", *files, "--json", "run.mode=sync"]) == 0
     said = json.loads(capsys.readouterr().out)

@@ -160,7 +160,7 @@ def line(step, tokens, uniform):
 def seen(**changes):
     tokens = [100, 200, 300, 400, 500, 600, 700, 800, 900, 1000]
     lines = [line(n, count, 60.0 * n) for n, count in enumerate(tokens, start=1)]
-    generator = {"running_requests": 10.0, "update_pause_seconds": 0.03, "updates_applied": 5.0}
+    generator = {"running_requests": 10.0, "update_pause_seconds": 0.03, "updates_applied_total": 5.0}
     episode = {
         "turns": [
             {"action": False, "start": 0, "end": 8},
@@ -215,6 +215,11 @@ def test_what_generators_lose_to_the_learner_is_the_slowdown():
     # alone it gives about 1,100 tokens a second with 11 requests, of which 500 / 0.9 were seen
     assert rates.sharing.slowdown > 1.5
     assert rates.learner.seconds_per_token < 0.001 / 1.4
+    each, tenth = (
+        read(seen(sampled=9_000.0), PROBE, Setting(publish_every=n), run="r", machine="m").sharing.slowdown
+        for n in (1, 10)
+    )
+    assert 1.0 < each < tenth < 4.0, "pauses for a version in ten steps explain less of it"
     fast = read(seen(sampled=30_000.0), PROBE, Setting(), run="r", machine="m")
     assert fast.sharing.slowdown == 1.0
     assert fast.learner.seconds_per_token == pytest.approx(0.001)

@@ -9,7 +9,7 @@ import pytest
 from learner.config import ReplayConfig
 from learner.groups import Group
 from learner.replay import ReplayConfigError, ReplayStateError, ReplayTable, make_table
-from learner.replay_batch import alone, batch_metrics, mix, prompt_key, remember, rescue_group
+from learner.replay_batch import alone, batch_metrics, can_rescue, mix, prompt_key, remember, rescue_group
 from learner.replay_rules import Limiter, make_limiter, make_selector
 from tests.trajectories import make_group, make_trajectory
 
@@ -245,6 +245,16 @@ def test_groups_are_replayed_as_they_were(rule):
 def test_the_first_batch_is_fresh():
     table = table_of(share=0.9, max_uses=9, max_policy_lag=9)
     assert not any(t.replayed for t in mix(table, [group_of("a")], step=0, version=0, rng=rng()))
+
+
+def test_a_group_is_kept_for_rescue_only_where_a_success_may_be_drawn():
+    failed = task_group("f", [0.0] * 3, prompt=5).trajectories
+    for least, kept in ((1, True), (9, False)):
+        table = table_of("success", min_size=least)
+        remember(table, [task_group("s", [0.0, 1.0, 1.0], prompt=5)], step=0)
+        assert can_rescue(table, failed) is kept
+        assert len(rescue_group(table, failed, step=1, version=1, rng=rng())) == 3
+        assert bool(table.sampled) is kept
 
 
 @pytest.mark.parametrize("rule", ["success", "per_prompt"])
