@@ -74,6 +74,7 @@ ARMS: dict[str, tuple[int, tuple[str, ...]]] = {
         40,
         (
             *UNIFORM,
+            "learner.optimizer.lr=3e-4",  # a version is nine optimizer steps here
             "learner.algorithm.passes=3",
             "learner.algorithm.updates_per_batch=3",
             "learner.algorithm.proximal=recomputed",

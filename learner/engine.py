@@ -51,7 +51,9 @@ def nothing_trained(started: float) -> dict[str, float]:
 
 
 class Engine:
-    """Policy, optimizer and the ranks they are spread over. The process keeps memory that it frees.
+    """Policy, optimizer and the ranks they are spread over.
+
+    It is for a process of its own, whose torch gets ``config.threads`` threads and whose freed memory is kept.
 
     Args:
         config: settings of the learner.
@@ -66,6 +68,7 @@ class Engine:
 
     def __init__(self, config: LearnerConfig, *, model: str, total_steps: int, seed: int) -> None:
         torch.manual_seed(seed)
+        torch.set_num_threads(config.threads)
         keep_freed_memory()
         self.config = config
         self.model = model
