@@ -58,12 +58,9 @@ def fit(seconds: dict[int, float]) -> dict[int, float]:
 
 
 def _measure(length: int, repetitions: int, sender: Connection) -> None:
-    import torch
-
     from learner.config import LearnerConfig
     from learner.engine import Engine
 
-    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         _make_model(Path(name))
         config = LearnerConfig.model_validate({"zero_stage": 0})

@@ -11,7 +11,7 @@ Tasks: `letter`, one turn with a dense reward, a model of 0.1 million parameters
 with 0.9 and 10 million; `tool`, three turns, each answered by a tool after 0.2 to 2 s (log-uniform), with 0.4 million.
 
 Arms: `sync` and `async` are ours, a thread a process; `sync-2` has two in learner and generator, which take turns;
-`async-wide` samples more at a time, farther behind, and keeps the KV cache over updates. Both asynchronous arms have
+`async-wide` samples more at a time, farther behind, and keeps the KV cache over updates. All asynchronous arms have
 the decoupled objective. `trl` has two threads, `trl-1` one. Those that end in `-bf16` compute in bfloat16, with master
 weights in float32 on both sides; all others in float32. `trl-batching` generates with transformers' continuous
 batching, `trl-vllm` with vLLM in its process. On `tool`, `trl-environment` uses `environment_factory` as documented,

@@ -1,7 +1,6 @@
 """A role in a terminal of its own: this process becomes the role, with the supervisor's environment."""
 
 import os
-from pathlib import Path
 
 from launch import run_folder
 from launch.config import RunConfig
@@ -17,8 +16,8 @@ def run_by_hand(role: str, config: RunConfig, *, name: str, resume: bool) -> Non
     saved = f"config-{name or role}.json"
     run_folder.save_config(config, folder / saved)
     threads = {"learner": config.learner.threads, "generator": config.generator.threads}.get(role, 1)
-    local = not config.model.path or Path(config.model.path).is_dir()
     arguments = ["--config", saved, *(["--name", name] if name else []), *(["--resume"] if resume else [])]
     processes = config.learner.processes if role == "learner" else 1
     command = role_command(role, folder, *arguments, processes=processes)
-    os.execvpe(command[0], command, {**os.environ, **role_environment(threads, local_model=local)})
+    env = role_environment(threads, local_model=config.model.local)
+    os.execvpe(command[0], command, {**os.environ, **env})

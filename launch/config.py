@@ -75,6 +75,11 @@ class ModelSection(Section):
     cache: Path = Field(Path("runs/models"), strict=False)
     """Where made models are kept."""
 
+    @property
+    def local(self) -> bool:
+        """Whether it is a folder, or is made here: no hub is asked for it."""
+        return not self.path or Path(self.path).is_dir()
+
 
 class SupervisorSection(Section):
     """`[supervisor]`: how `offbeat train` keeps its processes alive."""

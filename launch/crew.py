@@ -80,10 +80,9 @@ def crowded(config: RunConfig, cores: int) -> bool:
 
 def environment(config: RunConfig, threads: int) -> dict[str, str]:
     """Of a role of this run, all of whose roles share this machine."""
-    path = config.model.path
     return role_environment(
         threads,
-        local_model=not path or Path(path).is_dir(),
+        local_model=config.model.local,
         crowded=crowded(config, len(os.sched_getaffinity(0))),
     )
 

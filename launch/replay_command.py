@@ -29,10 +29,8 @@ def replay(run: Path, *, steps: int | None, out: Path | None) -> None:
     out = out or run / DEFAULT_OUT
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} holds something already; name another folder with --out")
-    local = not config.model.path or Path(config.model.path).is_dir()
-    os.environ.update(
-        role_environment(config.learner.threads, local_model=local)
-    )  # before a library is loaded
+    env = role_environment(config.learner.threads, local_model=config.model.local)
+    os.environ.update(env)  # before a library is loaded
     logs.configure("replay")
     recorded = recording.read(run / run_folder.JOURNAL)
     last = recorded.last if steps is None else min(steps, recorded.last)

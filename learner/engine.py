@@ -21,7 +21,7 @@ from learner import checkpoint, ranks, zero
 from learner.adaptive import first_state, reference_policies
 from learner.batching import Batch, make_batch
 from learner.config import LearnerConfig
-from learner.cpu import keep_freed_memory
+from learner.cpu import keep_freed_memory, use_float_attention
 from learner.credit import assign_credit
 from learner.critic import load_critic
 from learner.estimates import ValueMemory, everything, scatter_estimates
@@ -53,7 +53,8 @@ def nothing_trained(started: float) -> dict[str, float]:
 class Engine:
     """Policy, optimizer and the ranks they are spread over.
 
-    It is for a process of its own, whose torch gets ``config.threads`` threads and whose freed memory is kept.
+    It is for a process of its own, whose torch gets ``config.threads`` threads, whose freed memory is kept, and whose
+    models attend as `learner.cpu` has it.
 
     Args:
         config: settings of the learner.
@@ -70,6 +71,7 @@ class Engine:
         torch.manual_seed(seed)
         torch.set_num_threads(config.threads)
         keep_freed_memory()
+        use_float_attention()
         self.config = config
         self.model = model
         self.rank, self.ranks = zero.join_ranks(config.processes)

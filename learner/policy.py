@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from learner.batching import MicroBatch
-from learner.cpu import use_float_attention
 from learner.target_logp import Head, logits_after_head, select, target_logp
 
 log = logging.getLogger(__name__)
@@ -136,7 +135,6 @@ def without_dropout(model: str, dtype: torch.dtype) -> Any:
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    use_float_attention()
     config = AutoConfig.from_pretrained(model)
     for key, value in list(vars(config.get_text_config()).items()):
         if isinstance(value, float) and key.endswith(("dropout", "pdrop")):

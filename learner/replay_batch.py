@@ -105,9 +105,8 @@ def rescue_group(
 
 def can_rescue(table: ReplayTable[Any], group: Sequence[Trajectory]) -> bool:
     """Whether the rule is one of rescue, the group failed completely, and a success of its prompt may be drawn."""
-    if not table.room():
-        return False
-    if table.config.rule not in RESCUE_RULES or not group_failed([t.return_ for t in group]):
+    wanted = table.config.rule in RESCUE_RULES and group_failed([t.return_ for t in group])
+    if not wanted or not table.room():
         return False
     key = prompt_key(group[0])
     return any(entry.key == key for entry in table.entries.values())
