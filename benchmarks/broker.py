@@ -5,8 +5,7 @@
 One segment is: the segment in, its acknowledgement out, the lease before it, and its share of the delivery and the
 commit of its group. The figure to trust is the CPU time of the broker's process (all threads, user and system) over the
 segments of the same time; rates depend on how many cores there are for the other processes. Arms take turns, so that
-other work on the machine disturbs all alike; each run is a fresh process and a fresh journal. After `offbeat compile`
-all of ours come a second time, as C extensions.
+other work on the machine disturbs all alike; each run is a fresh process and a fresh journal.
 """
 
 import argparse
@@ -36,7 +35,7 @@ from benchmarks.broker_others import (
     why_no_redis,
 )
 from broker.config import BrokerConfig
-from launch import compiled
+from broker.service import serve
 from launch.processes import free_port
 from protocol.key_files import make
 
@@ -78,7 +77,6 @@ class Arm:
     encrypted: bool = False
     segments: int = 1
     other: str = ""
-    compiled: bool = False
 
 
 OURS = (
@@ -105,15 +103,9 @@ OTHERS = (
 # --- arms ---------------------------------------------------------------------------------------------------
 
 
-def serve_ours(
-    settings: dict[str, Any], journal: Path | None, keys: Path | None, use_compiled: bool = False
-) -> None:
+def serve_ours(settings: dict[str, Any], journal: Path | None, keys: Path | None) -> None:
     """Body of the broker's process."""
     logging.basicConfig(level=logging.WARNING)
-    if use_compiled and not compiled.use():
-        raise RuntimeError("the compiled arms need `offbeat compile` first")
-    from broker.service import serve  # not before: a process that has loaded it goes on with what it has
-
     config = BrokerConfig.model_validate(settings)
     serve(config, run="benchmark", max_policy_lag=4, journal=journal, keys=keys)
 
@@ -154,7 +146,7 @@ def ours(arm: Arm, folder: Path, load: Load) -> Iterator[Run]:
     ages = _spawn.RawArray("d", AGES)
     with processes() as start:
         journal = folder / "journal" if arm.journal else None
-        broker = start(serve_ours, settings, journal, keys, arm.compiled)
+        broker = start(serve_ours, settings, journal, keys)
         start(run_actors, load, acked, sender)
         start(run_learner, load, committed, ages)
         yield Run(broker.pid, committed, results, ages)
@@ -253,18 +245,10 @@ def summary(rows: list[dict[str, float]]) -> dict[str, list[float]]:
 Results = dict[str, dict[str, Any]]
 
 
-def with_compiled(*arms: Arm) -> list[Arm]:
-    """These and, after `offbeat compile`, the same as C extensions."""
-    if not compiled.folder().exists():
-        return list(arms)
-    twins = [replace(arm, name=arm.name.replace("ours", "compiled"), compiled=True) for arm in arms]
-    return [*arms, *twins]
-
-
 def sizes(arguments: argparse.Namespace) -> Results:
     """Every arm at every size."""
     missing = why_no_redis(arguments.redis)
-    every = (*with_compiled(*OURS, *LONG), *OTHERS)
+    every = (*OURS, *LONG, *OTHERS)
     arms = [arm for arm in every if not (arm.other == "redis" and missing)]
     rows: dict[tuple[str, str], list[dict[str, float]]] = {}
     for _ in range(arguments.repetitions):
@@ -294,27 +278,24 @@ def peers(arguments: argparse.Namespace) -> Results:
     Python; of so many a second; and with so many under way an actor.
     """
     rows: dict[tuple[str, int], list[dict[str, float]]] = {}
-    arms = with_compiled(OURS[0])
+    arm = OURS[0]
     for _ in range(arguments.repetitions):
         for count in PEERS:
             load = replace(make_load(1 << 14), actors=count, window=256, outstanding=1024, connections=count)
             own = replace(load, window=AN_ACTOR * count, outstanding=max(64, 4 * AN_ACTOR * count))
-            every = [(arm, arm.name, load) for arm in (*arms, Arm(LOOP, other="loop"))]
-            every += [
-                (arms[-1], f"{arms[-1].name}, {rate:,.0f}/s", replace(load, rate=rate)) for rate in RATES
-            ]
-            every += [(arms[-1], f"{arms[-1].name}, {AN_ACTOR} an actor", own)]
-            for arm, name, asked in every:
-                rows.setdefault((name, count), []).append(throughput(arm, asked, arguments))
+            every = [(one, one.name, load) for one in (arm, Arm(LOOP, other="loop"))]
+            every += [(arm, f"{arm.name}, {rate:,.0f}/s", replace(load, rate=rate)) for rate in RATES]
+            every += [(arm, f"{arm.name}, {AN_ACTOR} an actor", own)]
+            for served, name, asked in every:
+                rows.setdefault((name, count), []).append(throughput(served, asked, arguments))
     _over_loop(rows)
     return {f"{name}, {count} actors": summary(found) for (name, count), found in rows.items()}
 
 
 def latencies(arguments: argparse.Namespace) -> Results:
     rows: dict[str, list[dict[str, float]]] = {}
-    arms = with_compiled(*OURS)
     for _ in range(arguments.repetitions):
-        for arm in arms:
+        for arm in OURS:
             rows.setdefault(arm.name, []).append(latency(arm, arguments))
     return {name: summary(found) for name, found in rows.items()}
 

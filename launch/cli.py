@@ -28,7 +28,7 @@ COMMANDS = {
     "model": "make and warm-start the tiny model of a run file, unless it is cached",
 }
 
-NO_RUN_FILE = ("recipes", "status", "journal", "compile", "keys", "replay")
+NO_RUN_FILE = ("recipes", "status", "journal", "keys", "replay")
 """Commands with nothing to override."""
 
 
@@ -56,8 +56,6 @@ def parser() -> argparse.ArgumentParser:
     status.add_argument(
         "--keys", type=Path, help="keys folder with the token, for a broker named by its address"
     )
-    text = "make C extensions of the broker for this machine; it uses them from its next start on"
-    commands.add_parser("compile", help=text, description=text)
     add_journal(commands)
     add_keys(commands)
     add_plan(commands)
@@ -91,11 +89,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from launch.journal_command import run
 
             return run(args)
-        if args.command == "compile":
-            from launch import compiled
-
-            sys.stdout.write(f"{compiled.make()}\n")
-            return 0
         if args.command == "keys":
             from launch import keys_command
 

@@ -31,9 +31,6 @@ def run(role: str, config: RunConfig, folder: Path, *, name: str = "", resume: b
         key_pair(keys, principal(role).role, name or role)  # before a model is made for nothing
     match role:
         case "broker":
-            from launch import compiled
-
-            compiled.use()
             from broker.service import serve
 
             serve(

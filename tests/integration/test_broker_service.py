@@ -47,8 +47,6 @@ PATIENCE_S = 20.0
 PROGRAM = """
 import json, logging, sys
 from broker.config import BrokerConfig
-from launch import compiled
-compiled.use()
 from broker.service import serve
 logging.basicConfig(level="INFO")
 serve(BrokerConfig(**json.loads(sys.argv[1])), run="run", max_policy_lag=4)

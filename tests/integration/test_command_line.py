@@ -81,7 +81,7 @@ def test_recipes_takes_one_name(arguments, code):
     assert ("did you mean 'bapo'" if code == 1 else "unrecognized") in done.stderr
 
 
-@pytest.mark.parametrize("command", ["recipes", "status", "compile"])
+@pytest.mark.parametrize("command", ["recipes", "status"])
 def test_what_has_no_run_file_takes_no_overrides(command):
     done = offbeat(command, *(["bapo"] if command == "recipes" else ["a_run"] * (command == "status")), "a=1")
     assert (done.returncode, done.stdout) == (2, "")
