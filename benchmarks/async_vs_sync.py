@@ -41,8 +41,9 @@ from pathlib import Path
 from benchmarks.async_vs_sync_run import Run, read, train
 from benchmarks.async_vs_sync_table import plot, summary, tables
 from benchmarks.lag_system import running
-from launch.config import RunConfig, load
+from launch.load import load
 from launch.model import prepare
+from launch.run_file import RunConfig
 
 SETTINGS = Path(__file__).with_suffix(".toml")
 MODES = ("sync", "async")

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.async_vs_sync_env import WorkSuite
 from benchmarks.lag_system import BudgetedCurriculum, System
-from launch.config import RunConfig
+from launch.run_file import RunConfig
 from learner.engine import Engine
 from learner.exchange import Exchange, Stopped
 from learner.loop import Learner

@@ -22,9 +22,9 @@ import msgspec
 
 from envs.base import Split
 from launch import run_folder
-from launch.config import RunConfig
 from launch.crew import BROKER, environment, posts
 from launch.processes import Child, role_command, spawn, stop
+from launch.run_file import RunConfig
 from learner.curriculum import Curriculum
 from learner.engine import Engine
 from learner.exchange import TIME_LIMIT, Exchange

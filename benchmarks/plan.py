@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from launch.config import load
+from launch.load import load
 from launch.plan_command import COMPARED
 from launch.plan_model import WARM_UP_STEPS, setting_of, simulate
 from launch.plan_rates_file import load_rates

@@ -27,7 +27,8 @@ from typing import Any
 
 from benchmarks.lag_system import running, train
 from benchmarks.staleness_plots import cells, curves, plot
-from launch.config import RunConfig, check, load
+from launch.load import check, load
+from launch.run_file import RunConfig
 
 ROOT = Path(__file__).parents[1]
 LAGS = (0, 1, 2, 4, 8, 16, 32)

@@ -38,7 +38,8 @@ import numpy as np
 from benchmarks.lag_system import BudgetedCurriculum, System, running
 from benchmarks.long_tail_env import LongTailSuite
 from benchmarks.truncation_report import ARMS, Ended, Run, plot, row, smoothed, tables
-from launch.config import RunConfig, load
+from launch.load import load
+from launch.run_file import RunConfig
 from learner.curriculum import Curriculum
 from learner.engine import Engine
 from learner.exchange import Exchange, Stopped

@@ -36,7 +36,7 @@ from typing import Any
 from benchmarks.versus_trl_runs import Spec
 from benchmarks.versus_trl_table import brief, plot, tables
 from benchmarks.versus_trl_tasks import ARMS, TASKS, configured
-from launch.config import RunConfig
+from launch.run_file import RunConfig
 
 ROOT = Path(__file__).parents[1]
 GRACE_S = 300.0

@@ -10,7 +10,8 @@ from typing import Any
 
 from benchmarks.lag_system import SampledCurriculum, System, running
 from benchmarks.versus_trl_runs import Run, Spec
-from launch.config import RunConfig, check
+from launch.load import check
+from launch.run_file import RunConfig
 from learner.engine import Engine
 from learner.exchange import Exchange, Stopped
 from learner.loop import Learner

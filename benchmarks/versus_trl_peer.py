@@ -19,7 +19,8 @@ from typing import Any
 from benchmarks.versus_trl_runs import Run, Spec
 from envs.base import Suite
 from envs.registry import make_suite
-from launch.config import RunConfig, check
+from launch.load import check
+from launch.run_file import RunConfig
 
 try:
     import datasets

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.config import RunConfig, load
+from launch.load import load
+from launch.run_file import RunConfig
 
 SETTINGS = Path(__file__).with_name("versus_trl.toml")
 

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from broker.journal_records import decoded
+from protocol.codec import decode_payload
 from protocol.messages import Hello, Task
 
 
@@ -119,4 +119,4 @@ def encode_event(event: AnyEvent) -> bytes:
 
 def decode_event(payload: bytes) -> AnyEvent:
     """Raises msgspec.MsgspecError for what is no event."""
-    return decoded(_decoder, payload)
+    return decode_payload(_decoder, payload)

@@ -3,21 +3,19 @@
 import struct
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 from zlib import crc32
 
 import msgspec
 from msgspec import Struct
 
 from broker.errors import BrokerError
-from protocol.codec import Buffer
+from protocol.codec import Buffer, decode_payload
 
 FILE_MAGIC = b"OFFBEATJ"
 FORMAT = 1
 RECORD_MAGIC = b"\xf5OBr"
 MAX_PAYLOAD_BYTES = (1 << 31) - 1
-
-T = TypeVar("T")
 
 _FILE = struct.Struct("<8sHHIQQ")
 _CRC = struct.Struct("<I")
@@ -254,14 +252,6 @@ def unpack_segment(payload: bytes) -> tuple[bytes, bytes]:
     return payload[_CRC.size : end], payload[end:]
 
 
-def decoded(decoder: msgspec.msgpack.Decoder[T], payload: bytes) -> T:
-    """A payload in MessagePack; raises msgspec.MsgspecError, and nothing else, for what is none."""
-    try:
-        return decoder.decode(payload)
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise msgspec.DecodeError(str(error)) from None
-
-
 class DeadLetter(Struct, frozen=True):
     """A message that could not be accepted: who sent it, why it was refused, and its raw frames."""
 
@@ -286,4 +276,4 @@ def pack_dead_letter(letter: DeadLetter) -> bytes:
 
 def unpack_dead_letter(payload: bytes) -> DeadLetter:
     """Raises msgspec.MsgspecError for what is none."""
-    return decoded(_dead_letter, payload)
+    return decode_payload(_dead_letter, payload)

@@ -11,12 +11,11 @@ from broker.books import Books
 from broker.errors import BooksBroken, BrokerError
 from broker.events import Published, decode_event
 from broker.journal import JournalError, Kind, Place, Record, unpack_segment
-from broker.journal_records import decoded
 from broker.journal_store import JournalStore
 from broker.ledger import Ledger
 from broker.records import Group, TaskRecord, Trajectory, Unit
 from broker.store import SegmentKey
-from protocol.codec import decode_segment
+from protocol.codec import decode_payload, decode_segment
 from protocol.errors import ProtocolError
 from protocol.messages import DeliveryUnit, Hello
 
@@ -68,7 +67,7 @@ def snapshot(books: Books, store: JournalStore, poison: Iterable[bytes] = ()) ->
 def poison_of(record: Record) -> list[bytes]:
     """What a SNAPSHOT says of messages that broke the broker; nothing if it is no snapshot of ours."""
     try:
-        return decoded(_decoder, record.payload).poison
+        return decode_payload(_decoder, record.payload).poison
     except msgspec.MsgspecError:
         return []
 
@@ -116,7 +115,7 @@ def recover(books: Books, store: JournalStore, records: Iterable[Record], now: f
 def _apply(books: Books, store: JournalStore, record: Record, now: float) -> None:
     match record.kind:
         case Kind.SNAPSHOT:
-            _restore(books, store, decoded(_decoder, record.payload), now)
+            _restore(books, store, decode_payload(_decoder, record.payload), now)
         case Kind.EVENT:
             books.apply(decode_event(record.payload), now)
         case Kind.SEGMENT:

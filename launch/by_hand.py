@@ -3,9 +3,9 @@
 import os
 
 from launch import run_folder
-from launch.config import RunConfig
 from launch.errors import ConfigError
 from launch.processes import role_command, role_environment
+from launch.run_file import RunConfig
 
 
 def run_by_hand(role: str, config: RunConfig, *, name: str, resume: bool) -> None:

@@ -6,11 +6,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.config import RunConfig, load
 from launch.errors import ConfigError, LaunchError
 from launch.journal_arguments import add_journal
 from launch.keys_command import add_keys
+from launch.load import load
 from launch.plan_arguments import add_plan
+from launch.run_file import RunConfig
 
 EPILOG = """
 Every command takes a run file (see recipes/) and overrides such as learner.steps=20 run.seed=1.

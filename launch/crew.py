@@ -13,11 +13,11 @@ from typing import Any
 
 from launch import exit_codes
 from launch.broker_status import Answer
-from launch.config import RunConfig
 from launch.errors import RoleFailed
 from launch.health import BROKER, Limits, Watchdog, role_of
 from launch.processes import Child, kill, role_command, role_environment, spawn, stop, vitals
 from launch.restarts import Patience, Row
+from launch.run_file import RunConfig
 from launch.weights_role import WEIGHTS
 from learner.run_files import PID_FILE, weights_folder
 

@@ -22,7 +22,7 @@ MIN_MISSES = 3
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds; see `launch.config.SupervisorSection`."""
+    """Seconds; see `launch.run_file.SupervisorSection`."""
 
     silence_s: float = 7.0
     computing_silence_s: float = 60.0

@@ -13,8 +13,8 @@ from pathlib import Path
 from actors.render import Renderer
 from envs.base import ChatMessage, Suite
 from envs.registry import make_suite
-from launch.config import RunConfig, TinyModel
 from launch.errors import ConfigError, LaunchError
+from launch.run_file import RunConfig, TinyModel
 from launch.tokenizer import make_tokenizer, save_tokenizer
 
 log = logging.getLogger(__name__)

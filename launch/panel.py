@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from launch.broker_status import Answer
-from launch.config import RunConfig
+from launch.run_file import RunConfig
 from launch.summary import Summary
 from launch.waits import who_waits
 
@@ -44,7 +44,7 @@ def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str
     """One line: version, reward, lag, speed, queue, time left.
 
     Example:
-        >>> from launch.config import check
+        >>> from launch.load import check
         >>> c = check({"model": {"path": "m"}, "env": {"name": "calculator"}}, "doc")
         >>> progress_line({}, c, 3.0)
         'starting the roles, 3 s'

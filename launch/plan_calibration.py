@@ -14,7 +14,6 @@ from typing import Any
 
 from launch import run_folder, shared_memory
 from launch.broker_status import NoAnswer, Poller, fetch
-from launch.config import RunConfig
 from launch.crew import LEARNER, Crew
 from launch.errors import LaunchError
 from launch.health import BROKER
@@ -25,6 +24,7 @@ from launch.plan_probe import Probe, probe
 from launch.plan_rates import Rates
 from launch.plan_reading import Seen, read, turn_lengths
 from launch.processes import stop
+from launch.run_file import RunConfig
 from launch.security import http_keys, prepare_keys
 from launch.summary import read_metrics
 from launch.supervisor import Interrupt, await_broker, prepare_model

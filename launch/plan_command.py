@@ -11,12 +11,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from launch.config import RunConfig
 from launch.errors import ConfigError
 from launch.plan_model import Outcome, setting_of, simulate
 from launch.plan_parts import Setting
 from launch.plan_rates import SETTING, Measured, Rates
 from launch.plan_rates_file import check_overrides, format_rates, load_rates
+from launch.run_file import RunConfig
 
 COMPARED = {
     "trained_tokens_per_second": "trained tokens/s",

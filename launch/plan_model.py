@@ -3,11 +3,11 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from launch.config import RunConfig
 from launch.errors import ConfigError
 from launch.plan_parts import Setting
 from launch.plan_rates import Rates
 from launch.plan_simulation import Simulation
+from launch.run_file import RunConfig
 
 WARM_UP_STEPS = 5
 

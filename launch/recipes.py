@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch.config import RunConfig, load, read
 from launch.errors import ConfigError
+from launch.load import load, read
 from launch.method_rules import compares_members
+from launch.run_file import RunConfig
 from learner.algorithm_config import KlConvex, KlPenalty
 
 ROOT = Path(__file__).parents[1]

@@ -11,7 +11,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from launch.config import RunConfig, kind_of, sections_in
+from launch.load import kind_of, sections_in
+from launch.run_file import RunConfig
 
 HEAD = """# The run file
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from launch import logs, recording, run_folder
-from launch.config import RunConfig
 from launch.errors import ConfigError
 from launch.processes import role_environment
+from launch.run_file import RunConfig
 from learner.recorded import RecordedStep
 
 DEFAULT_OUT = "replay"

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from launch import logs, run_folder
-from launch.config import RunConfig
 from launch.errors import LaunchError
 from launch.exit_codes import FINAL, exit_code, leave_note
 from launch.processes import die_with_parent
+from launch.run_file import RunConfig
 from launch.security import http_keys, prepare_keys
 from protocol.errors import KeysUnusable, LinkDown
 from protocol.keys import key_pair, principal

@@ -3,17 +3,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launch.method_rules import method_contradictions
+from launch.run_file import RunConfig
 from learner.algorithm_config import GaeAdvantage
 from protocol.addresses import why_not_bound
 
-if TYPE_CHECKING:
-    from launch.config import RunConfig
 
-
-def contradictions(config: "RunConfig") -> Iterator[str]:
+def contradictions(config: RunConfig) -> Iterator[str]:
     """One line per contradiction: field, value seen, cure."""
     if not config.model.path and config.model.tiny is None:
         yield "model: set model.path (a Hugging Face name or folder), or add the section [model.tiny]"
@@ -27,7 +24,7 @@ def contradictions(config: "RunConfig") -> Iterator[str]:
     yield from _refused_addresses(config)
 
 
-def _batches(config: "RunConfig") -> Iterator[str]:
+def _batches(config: RunConfig) -> Iterator[str]:
     batch, group = config.learner.batch_trajectories, config.learner.group_size
     if config.learner.train_on != "groups":
         return
@@ -43,7 +40,7 @@ def _batches(config: "RunConfig") -> Iterator[str]:
         )
 
 
-def _queues(config: "RunConfig") -> Iterator[str]:
+def _queues(config: RunConfig) -> Iterator[str]:
     learner, broker = config.learner, config.broker
     members = learner.group_members if learner.train_on == "groups" else 1
     batch = learner.units_per_batch * members
@@ -69,7 +66,7 @@ def _queues(config: "RunConfig") -> Iterator[str]:
         )
 
 
-def _windows(config: "RunConfig") -> Iterator[str]:
+def _windows(config: RunConfig) -> Iterator[str]:
     advantage, window = config.learner.algorithm.advantage, config.actor.segment_tokens
     if config.learner.train_on != "windows":
         return
@@ -93,7 +90,7 @@ def _windows(config: "RunConfig") -> Iterator[str]:
         )
 
 
-def _lengths(config: "RunConfig") -> Iterator[str]:
+def _lengths(config: RunConfig) -> Iterator[str]:
     turn, whole = (
         config.learner.sampling.max_turn_tokens,
         config.learner.sampling.max_trajectory_tokens,
@@ -115,7 +112,7 @@ def _lengths(config: "RunConfig") -> Iterator[str]:
         )
 
 
-def _roles(config: "RunConfig") -> Iterator[str]:
+def _roles(config: RunConfig) -> Iterator[str]:
     learner, sync = config.learner, config.run.mode == "sync"
     if sync and learner.publish_every != 1:
         yield f"run.mode is sync but learner.publish_every is {learner.publish_every}: lockstep needs 1"
@@ -141,7 +138,7 @@ def _roles(config: "RunConfig") -> Iterator[str]:
         yield 'generator.backend is "http" but generator.url is empty; name the server, e.g. http://127.0.0.1:8000'
 
 
-def _supervisor(config: "RunConfig") -> Iterator[str]:
+def _supervisor(config: RunConfig) -> Iterator[str]:
     silence, heartbeat = config.supervisor.silence_s, config.broker.heartbeat_s
     if silence < 3 * heartbeat:
         yield (
@@ -155,7 +152,7 @@ def _supervisor(config: "RunConfig") -> Iterator[str]:
         )
 
 
-def _refused_addresses(config: "RunConfig") -> Iterator[str]:
+def _refused_addresses(config: RunConfig) -> Iterator[str]:
     """Addresses that broker or generators would refuse to bind."""
     from broker.binding import check_endpoint, split_http
     from broker.errors import BindRefused

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import IO
 
-from launch.config import RunConfig
 from launch.errors import ConfigError
 from launch.processes import free_port
+from launch.run_file import RunConfig
 
 CONFIG = "config.json"
 JOURNAL = "journal"

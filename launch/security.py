@@ -1,49 +1,32 @@
-"""`[security]`: whether messages are encrypted, and where the keys are."""
+"""Where a run's keys are, and how they are made before a process starts."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 from launch.errors import ConfigError
+from launch.run_file import RunConfig
 from protocol import key_files
 from protocol.addresses import is_loopback, split_endpoint
 from protocol.errors import KeysUnusable
-from protocol.section import Section
-
-if TYPE_CHECKING:
-    from launch.config import RunConfig
 
 KEYS = "keys"
 """In the run folder."""
 
 
-class SecurityConfig(Section):
-    """`[security]` of the run file; docs/security.md says who is kept from what."""
-
-    encrypt: bool = True
-    """Encrypt and authenticate every connection between processes. False: this machine only, open to all its users."""
-    keys: str = ""
-    """Folder of the keys; made by `offbeat keys make`, or brought here by `offbeat keys bundle`. Where it is not set:
-    `keys` in the run folder, made at the first start."""
-    http_token: Literal["always", "beyond_loopback"] = "always"
-    """When `/status` and `/metrics` ask for the token and are encrypted: "beyond_loopback" lets all users of this
-    machine read them, as with a browser."""
-
-
-def keys_folder(config: "RunConfig", run_dir: Path) -> Path | None:
+def keys_folder(config: RunConfig, run_dir: Path) -> Path | None:
     """Where this run's keys are; None: it is not encrypted."""
     if not config.security.encrypt:
         return None
     return Path(config.security.keys) if config.security.keys else run_dir / KEYS
 
 
-def http_keys(config: "RunConfig", keys: Path | None) -> Path | None:
+def http_keys(config: RunConfig, keys: Path | None) -> Path | None:
     """The folder whose certificate and token the broker's HTTP asks for; None: it is open to all of this machine."""
     host = config.broker.http.rpartition(":")[0]
     open_here = config.security.http_token == "beyond_loopback" and is_loopback(host)
     return None if open_here else keys
 
 
-def prepare_keys(config: "RunConfig", run_dir: Path, role: str = "broker") -> Path | None:
+def prepare_keys(config: RunConfig, run_dir: Path, role: str = "broker") -> Path | None:
     """The keys folder of a process that is about to start; made, where the run file names none.
 
     On a host that the broker does not run on nothing is made: those keys would open nothing.

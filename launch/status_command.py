@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from launch.broker_status import NoAnswer, fetch
-from launch.config import RunConfig
 from launch.crew import STATE_FILE
 from launch.errors import ConfigError
 from launch.health import BROKER
 from launch.logs import plain
 from launch.processes import tail
+from launch.run_file import RunConfig
 from launch.run_folder import CONFIG, load_config
 from launch.security import http_keys, keys_folder
 from launch.waits import who_waits

@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from launch.config import RunConfig
+from launch.run_file import RunConfig
 
 SCHEMA = 1
 Summary = dict[str, Any]

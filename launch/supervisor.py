@@ -9,12 +9,12 @@ from types import FrameType
 
 from launch import run_folder, shared_memory
 from launch.broker_status import Poller
-from launch.config import RunConfig
 from launch.crew import BROKER_START_S, LEARNER, LEARNER_STOP_S, RESULT, Crew
 from launch.errors import RoleFailed
 from launch.health import BROKER
 from launch.panel import Panel
 from launch.processes import role_command, role_environment, spawn, stop, tail
+from launch.run_file import RunConfig
 from launch.security import http_keys, prepare_keys
 from launch.summary import Summary, write_summary
 from protocol.http_tls import scheme

@@ -5,35 +5,18 @@ import logging
 import signal
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pydantic import Field
-
+from launch.run_file import RunConfig
 from learner.run_files import SHARED_MEMORY, weights_folder
-from protocol.section import Section
 from protocol.weights import version_folder
 from protocol.weights_http import WeightsServer, advertised, serving, split_address
-
-if TYPE_CHECKING:
-    from launch.config import RunConfig
 
 log = logging.getLogger(__name__)
 
 WEIGHTS = "weights"
 
 
-class WeightsSection(Section):
-    """`[weights]`: how versions reach generators on other hosts; docs/weights.md explains it."""
-
-    http: str = Field("", pattern=r"^$|:\d+$")
-    """HOST:PORT, on the learner's host, where a process of its own serves versions, for example 0.0.0.0:5757. Empty:
-    all generators share the learner's host. Beyond loopback only with `security.encrypt`, for its token."""
-    advertised_host: str = ""
-    """Name or address of the learner's host, as generators are told it. Empty: where it listens on all addresses, the
-    host's name; else the one it listens on."""
-
-
-def weights_url(config: "RunConfig", keys: Path | None) -> str:
+def weights_url(config: RunConfig, keys: Path | None) -> str:
     """Where the learner's versions can be had; empty: on its host only."""
     if not config.weights.http:
         return ""
@@ -42,7 +25,7 @@ def weights_url(config: "RunConfig", keys: Path | None) -> str:
     return advertised(own or host.strip("[]"), int(port), socket.gethostname(), keys)
 
 
-def serve_weights(config: "RunConfig", folder: Path, keys: Path | None) -> None:
+def serve_weights(config: RunConfig, folder: Path, keys: Path | None) -> None:
     """Serve the learner's folder until SIGTERM.
 
     Raises:

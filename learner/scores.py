@@ -1,8 +1,8 @@
 """What is asked about a batch's tokens before the first optimizer step on it, without gradient."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,12 +13,13 @@ from learner.algorithm_config import AlgorithmConfig
 from learner.algorithms.clipping import entropy_signal
 from learner.algorithms.ratios import segment_ratio
 from learner.batching import Batch, MicroBatch
+from learner.frozen import FrozenPolicy
 from learner.outcome import Recorder
 from learner.policy import Outputs
 from learner.surrogate_config import EntropySurrogate
 
-if TYPE_CHECKING:
-    from learner.update import Updater
+Forward = Callable[[MicroBatch], Outputs]
+"""The policy's outputs for a micro-batch; a collective call, which all ranks make in the same order."""
 
 
 @dataclass(frozen=True)
@@ -34,31 +35,38 @@ class Scores:
 
 @torch.no_grad()
 def score_mini_batches(
-    updater: "Updater", batch: Batch, mini_batches: Sequence[Sequence[MicroBatch]], algorithm: AlgorithmConfig
+    forward: Forward,
+    frozen: Mapping[str, FrozenPolicy],
+    batch: Batch,
+    mini_batches: Sequence[Sequence[MicroBatch]],
+    algorithm: AlgorithmConfig,
+    *,
+    ranks: int,
+    device: torch.device,
 ) -> list[list[Scores]]:
     """Scores of every micro-batch of every mini-batch; collective."""
     own = needs_scores(algorithm, len(mini_batches))
-    outputs = [[updater.forward(m) if own else None for m in part] for part in mini_batches]
+    outputs = [[forward(m) if own else None for m in part] for part in mini_batches]
     signal = group_ratio = None
     surrogate = algorithm.surrogate
     if isinstance(surrogate, EntropySurrogate):
-        entropy = _of_all_tokens("entropy", updater, batch, mini_batches, outputs)
+        entropy = _of_all_tokens("entropy", batch, mini_batches, outputs, ranks)
         signal = _entropy_signal(batch, entropy, quantile=surrogate.quantile)
     if has_group_ratio(algorithm):
-        logp = _of_all_tokens("logp_current", updater, batch, mini_batches, outputs)
+        logp = _of_all_tokens("logp_current", batch, mini_batches, outputs, ranks)
         group_ratio = _group_ratio(batch, logp)
-    frozen = {name: [policy.score(part) for part in mini_batches] for name, policy in updater.frozen.items()}
+    logp_frozen = {name: [policy.score(part) for part in mini_batches] for name, policy in frozen.items()}
 
     def of(micro_batch: MicroBatch, values: Tensor | None) -> Tensor | None:
-        return None if values is None else values[np.maximum(micro_batch.token, 0)].to(updater.device)
+        return None if values is None else values[np.maximum(micro_batch.token, 0)].to(device)
 
     return [
         [
             Scores(
                 logp_proximal=None if output is None else output.logp,
                 entropy_signal=of(micro_batch, signal),
-                logp_reference=frozen["reference"][i][j] if "reference" in frozen else None,
-                logp_predecessor=frozen["predecessor"][i][j] if "predecessor" in frozen else None,
+                logp_reference=logp_frozen["reference"][i][j] if "reference" in frozen else None,
+                logp_predecessor=logp_frozen["predecessor"][i][j] if "predecessor" in frozen else None,
                 group_ratio=of(micro_batch, group_ratio),
             )
             for j, (output, micro_batch) in enumerate(zip(outputs[i], mini_batches[i], strict=True))
@@ -69,13 +77,13 @@ def score_mini_batches(
 
 def _of_all_tokens(
     row: Literal["entropy", "logp_current"],
-    updater: "Updater",
     batch: Batch,
     mini_batches: Sequence[Sequence[MicroBatch]],
     outputs: Sequence[Sequence[Outputs | None]],
+    ranks: int,
 ) -> Tensor:
     """What was said of the batch's seen tokens [M], on all ranks."""
-    recorder = Recorder(int(batch.seen_mask.sum()), updater.ranks)
+    recorder = Recorder(int(batch.seen_mask.sum()), ranks)
     for part, said in zip(mini_batches, outputs, strict=True):
         for micro_batch, output in zip(part, said, strict=True):
             if output is not None:

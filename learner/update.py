@@ -86,7 +86,15 @@ class Updater:
         algorithm = algorithm_at(self.config.algorithm, step)
         self.state = state_at(self.config.algorithm, self.state, step)
         mini_batches = self._mini_batches(batch, algorithm)
-        scores = score_mini_batches(self, batch, [m.micro_batches for m in mini_batches], algorithm)
+        scores = score_mini_batches(
+            self.forward,
+            self.frozen,
+            batch,
+            [m.micro_batches for m in mini_batches],
+            algorithm,
+            ranks=self.ranks,
+            device=self.device,
+        )
         objective = make_objective(algorithm)
         recorder = Recorder(int(batch.seen_mask.sum()), self.ranks)
         for mini_batch, scored in zip(mini_batches, scores, strict=True):

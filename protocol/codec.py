@@ -40,6 +40,7 @@ _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessa
 _segment_decoder = msgspec.msgpack.Decoder(Segment)
 
 M = TypeVar("M", bound=msgspec.Struct)
+T = TypeVar("T")
 
 
 def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> tuple[list[ArraySpec], bytes]:
@@ -186,3 +187,11 @@ def decode_delivery(deliver: Deliver, rest: Sequence[Buffer]) -> list[tuple[Segm
     pairs = zip(rest[::2], rest[1::2], strict=True)
     decoded = [(decode_segment(header), body) for header, body in pairs]
     return [(segment, unpack_arrays(segment.arrays, body)) for segment, body in decoded]
+
+
+def decode_payload(decoder: msgspec.msgpack.Decoder[T], payload: bytes) -> T:
+    """Decode MessagePack that was written to a disk; raises msgspec.MsgspecError, and nothing else, if it cannot."""
+    try:
+        return decoder.decode(payload)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from None

@@ -14,8 +14,8 @@ import pytest
 from broker.status import status
 from launch import run_folder, status_command
 from launch.cli import main
-from launch.config import check
 from launch.errors import ConfigError
+from launch.load import check
 from protocol import key_files
 from protocol.http_auth import read_tokens
 from protocol.http_tls import server_context

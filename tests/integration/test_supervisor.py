@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from launch import exit_codes, run_folder
-from launch.config import check
 from launch.crew import Crew
 from launch.errors import RoleFailed
+from launch.load import check
 from launch.supervisor import supervise
 
 FAKE = Path(__file__).with_name("fake_role.py")

@@ -6,8 +6,8 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.render import Renderer
-from launch.config import check
 from launch.errors import ConfigError
+from launch.load import check
 from launch.model import demonstrations, example, prepare
 from learner.warmstart import share_solved
 

@@ -29,8 +29,8 @@ from actors.config import GeneratorConfig
 from actors.updates import Announced, Stage
 from actors.weights_cache import Cache, cache_folder
 from actors.weights_relay import relay
-from launch.config import RunConfig
 from launch.processes import free_port
+from launch.run_file import RunConfig
 from launch.run_folder import save_config
 from launch.weights_role import weights_url
 from learner.publisher import Publisher

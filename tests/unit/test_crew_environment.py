@@ -2,8 +2,8 @@
 
 import pytest
 
-from launch.config import check
 from launch.crew import crowded
+from launch.load import check
 from launch.processes import role_environment
 
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from launch import crew as crew_module
-from launch.config import check
 from launch.crew import START_RETRY_S, STATE_FILE, Crew
+from launch.load import check
 from launch.panel import Panel
 from launch.processes import Child
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from launch.config import check
 from launch.errors import ConfigError
+from launch.load import check
 from learner.replay import ReplayConfigError, make_table
 
 GAE = {"kind": "gae"}

@@ -7,8 +7,8 @@ import pytest
 
 from launch import plan_calibration
 from launch.broker_status import NoAnswer
-from launch.config import check
 from launch.errors import LaunchError, RoleFailed
+from launch.load import check
 from launch.plan_calibration import LEAST_STEPS, TooSlow, _Calibration, for_measuring
 
 CONFIG = check(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.config import check, load, read, read_own
 from launch.errors import ConfigError
+from launch.load import check, load, read, read_own
 from launch.recipes import FOLDER, Recipe, find, page, recipes, table
 from learner.metrics import SCALARS
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from launch import role
-from launch.config import RunConfig, load
+from launch.load import load
+from launch.run_file import RunConfig
 from protocol import key_files
 from protocol.errors import KeysUnusable
 

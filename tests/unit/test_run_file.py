@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.config import check, load
 from launch.errors import ConfigError
+from launch.load import check, load
 from launch.reference import reference
 from learner.algorithm_config import FixedAggregation
 from learner.surrogate_config import ClipSurrogate, LagSurrogate, WeightedSurrogate

@@ -5,8 +5,8 @@ import pytest
 from broker.binding import check_endpoint, split_http
 from broker.errors import BindRefused
 from launch import cli
-from launch.config import check
 from launch.errors import ConfigError
+from launch.load import check
 from launch.security import http_keys, keys_folder, prepare_keys
 from protocol.errors import KeysUnusable
 from protocol.keys import key_pair, public_key

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.weights_cache import cache_folder, in_order
-from launch.config import RunConfig
 from launch.crew import posts
 from launch.rules import contradictions
+from launch.run_file import RunConfig
 from launch.weights_role import weights_url
 from learner.publisher import rounded, rounded_shapes
 from protocol.weights import (
