@@ -33,12 +33,12 @@ e2e: setup              ## the real system learns, at reduced length
 bench: setup            ## ratios against a peer or a limit; see docs/benchmarks.md
 	@for program in broker learner generation weights seeds; do $(BIN)/python -m benchmarks.$$program || exit 1; done
 
-ratios: setup           ## codec, batching, objective: not dearer than benchmarks/baseline.json says
+ratios: setup           ## codec, batching, objective: not dearer than benchmarks/ratios/baseline.json says
 	$(BIN)/python -m benchmarks.ratios
 
 staleness: setup        ## reward over exact policy lag, every recipe; hours, resumable
 	$(BIN)/python -m benchmarks.staleness --plot build/staleness.png
 
 docs: setup             ## docs/configuration.md and the API reference in build/docs
-	$(BIN)/python -m launch.reference docs/configuration.md
+	$(BIN)/python -m launch.run_file.reference docs/configuration.md
 	$(BIN)/pdoc --output-directory build/docs protocol broker envs actors learner launch

@@ -1,3 +1,4 @@
 """What the collection of doctests must not import."""
 
-collect_ignore = ["vllm_worker.py"]  # lives in vLLM's worker process; importing it takes vLLM and seconds
+# These live in vLLM's worker process; importing them takes vLLM and seconds.
+collect_ignore = ["vllm_worker.py", "generator/vllm_worker.py"]

@@ -19,7 +19,7 @@ from protocol.codec import Frames, encode, encode_arrays, unpack_arrays
 from protocol.envelopes import messages_in
 from protocol.errors import KeysUnusable, ProtocolError
 from protocol.messages import Abort, Chunk, Generate, GeneratorInfo, Sampling
-from protocol.security import ClientKeys, HandshakeWatch
+from protocol.security.client import ClientKeys, HandshakeWatch
 from protocol.sockets import AsyncSocket, dealer
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.summary import read_metrics
+from launch.supervise.summary import read_metrics
 
 ROOT = Path(__file__).parents[1]
 Result = dict[str, Any]

@@ -14,11 +14,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from launch.load import load
-from launch.plan_command import COMPARED
-from launch.plan_model import WARM_UP_STEPS, setting_of, simulate
-from launch.plan_rates_file import load_rates
-from launch.summary import generator_idle_share, read_metrics
+from launch.plan.command import COMPARED
+from launch.plan.model import WARM_UP_STEPS, setting_of, simulate
+from launch.plan.rates_file import load_rates
+from launch.run_file.load import load
+from launch.supervise.summary import generator_idle_share, read_metrics
 
 ARMS = {
     "as calibrated": (),

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from broker.journal_config import JournalConfig
+from broker.journal.config import JournalConfig
 from protocol.section import Section
 
 

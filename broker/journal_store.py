@@ -2,9 +2,9 @@
 
 from collections import Counter, OrderedDict
 
-from broker.events import AnyEvent, encode_event
-from broker.journal import Journal, Kind, Place, pack_segment, unpack_segment
-from broker.store import Counted, SegmentKey
+from broker.core.events import AnyEvent, encode_event
+from broker.core.store import Counted, SegmentKey
+from broker.journal.journal import Journal, Kind, Place, pack_segment, unpack_segment
 from protocol.codec import Buffer
 
 MAX_ASIDE_SHARE = 0.5

@@ -7,14 +7,14 @@ from dataclasses import fields
 import msgspec
 from msgspec import Struct
 
-from broker.books import Books
+from broker.core.events import Published, decode_event
+from broker.core.ledger import Ledger
+from broker.core.records import Group, TaskRecord, Trajectory, Unit
+from broker.core.state import Books
+from broker.core.store import SegmentKey
 from broker.errors import BooksBroken, BrokerError
-from broker.events import Published, decode_event
-from broker.journal import JournalError, Kind, Place, Record, unpack_segment
+from broker.journal.journal import JournalError, Kind, Place, Record, unpack_segment
 from broker.journal_store import JournalStore
-from broker.ledger import Ledger
-from broker.records import Group, TaskRecord, Trajectory, Unit
-from broker.store import SegmentKey
 from protocol.codec import decode_payload, decode_segment
 from protocol.errors import ProtocolError
 from protocol.messages import DeliveryUnit, Hello

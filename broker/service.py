@@ -17,24 +17,24 @@ from typing import Any
 import zmq
 from aiohttp import web
 
-from broker.binding import allow_many_connections, check_endpoint, split_http
-from broker.books import Send
-from broker.callers import REVOKED, Callers, NameInUse, WrongKey, unnamed
 from broker.config import BrokerConfig
-from broker.desk import Desk
+from broker.core.state import Send
 from broker.errors import BindRefused, BooksBroken, BrokerError
-from broker.journal import JournalError
+from broker.identities import REVOKED, Callers, NameInUse, WrongKey, unnamed
+from broker.journal.journal import JournalError
+from broker.listening import allow_many_connections, check_endpoint, split_http
+from broker.output_commit import Desk
 from broker.status import prometheus, status
 from protocol.codec import Buffer, decode, encode, encode_delivery
-from protocol.connections import Connection
 from protocol.envelopes import open_envelope
 from protocol.errors import LimitExceeded, LinkDown, ProtocolError
-from protocol.guard import Guard, GuardedSocket
-from protocol.http_auth import require_token
-from protocol.http_serving import serving
-from protocol.http_tls import scheme
-from protocol.keys import Principal
 from protocol.messages import AnyMessage, Deliver, Goodbye, Hello, Refused
+from protocol.security.connections import Connection
+from protocol.security.guard import Guard, GuardedSocket
+from protocol.security.http_serving import serving
+from protocol.security.http_tls import scheme
+from protocol.security.http_token import require_token
+from protocol.security.keys import Principal
 from protocol.sockets import AsyncSocket, router
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def serve(
     keys: Path | None = None,
     http_keys: Path | None = None,
 ) -> None:
-    """Serve until SIGTERM, then drain: peers get `broker.state.DRAIN_S` seconds to say Goodbye.
+    """Serve until SIGTERM, then drain: peers get `broker.core.dispatch.DRAIN_S` seconds to say Goodbye.
 
     Args:
         journal: folder of the journal; what it holds is taken up again. None: everything is lost with the process.

@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from broker.ledger import Tally
-from broker.peers import Peer
-from broker.state import BrokerState
+from broker.core.dispatch import BrokerState
+from broker.core.ledger import Tally
+from broker.core.peers import Peer
 
 
 def status(state: BrokerState, now: float) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import os
 from launch import run_folder
 from launch.errors import ConfigError
 from launch.processes import role_command, role_environment
-from launch.run_file import RunConfig
+from launch.run_file.sections import RunConfig
 
 
 def run_by_hand(role: str, config: RunConfig, *, name: str, resume: bool) -> None:

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from launch.commands.journal_arguments import add_journal
+from launch.commands.keys import add_keys
 from launch.errors import ConfigError, LaunchError
-from launch.journal_arguments import add_journal
-from launch.keys_command import add_keys
-from launch.load import load
-from launch.plan_arguments import add_plan
-from launch.run_file import RunConfig
+from launch.plan.arguments import add_plan
+from launch.run_file.load import load
+from launch.run_file.sections import RunConfig
 
 EPILOG = """
 Every command takes a run file (see recipes/) and overrides such as learner.steps=20 run.seed=1.
@@ -83,19 +83,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.command == "recipes":
             return show_recipes(args.name)
         if args.command == "status":
-            from launch.status_command import show
+            from launch.commands.status import show
 
             return show(args.target, watch=args.watch, as_json=args.json, keys=args.keys)
         if args.command == "journal":
-            from launch.journal_command import run
+            from launch.commands.journal import run
 
             return run(args)
         if args.command == "keys":
-            from launch import keys_command
+            from launch.commands import keys as keys_command
 
             return keys_command.run(args)
         if args.command == "replay":
-            from launch.replay_command import replay
+            from launch.commands.retrain import replay
 
             replay(args.run, steps=args.steps, out=args.out)
             return 0
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def show_recipes(name: str | None) -> int:
     """Print all recipes, or one."""
-    from launch.recipes import find, page, recipes, table
+    from launch.run_file.recipes import find, page, recipes, table
 
     sys.stdout.write(page(find(name)) if name else table(recipes()))
     return 0
@@ -124,14 +124,14 @@ def execute(args: argparse.Namespace, config: RunConfig) -> int:
             verify_environment(config)
             sys.stdout.write(f"{args.run_file}: ok (run {config.run.name}, mode {config.run.mode})\n")
         case "train":
-            from launch.panel import Panel
-            from launch.supervisor import train
+            from launch.supervise.panel import Panel
+            from launch.supervise.supervisor import train
 
             verify_environment(config)
             with Panel() as panel:
                 train(config, resume=args.resume, panel=panel)
         case "plan":
-            from launch.plan_command import plan
+            from launch.plan.command import plan
 
             if args.calibrate is not None:
                 verify_environment(config)

@@ -14,7 +14,7 @@ from actors.render import Renderer
 from envs.base import ChatMessage, Suite
 from envs.registry import make_suite
 from launch.errors import ConfigError, LaunchError
-from launch.run_file import RunConfig, TinyModel
+from launch.run_file.sections import RunConfig, TinyModel
 from launch.tokenizer import make_tokenizer, save_tokenizer
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from launch.health import Vitals
+from launch.supervise.health import Vitals
 
 PR_SET_PDEATHSIG = 1
 KILL_S = 10.0

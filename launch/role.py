@@ -15,10 +15,10 @@ from launch import logs, run_folder
 from launch.errors import LaunchError
 from launch.exit_codes import FINAL, exit_code, leave_note
 from launch.processes import die_with_parent
-from launch.run_file import RunConfig
-from launch.security import http_keys, prepare_keys
+from launch.run_file.keys_folder import http_keys, prepare_keys
+from launch.run_file.sections import RunConfig
 from protocol.errors import KeysUnusable, LinkDown
-from protocol.keys import key_pair, principal
+from protocol.security.keys import key_pair, principal
 
 ROLES = ("broker", "learner", "generator", "actor", "weights", "model")
 
@@ -76,7 +76,7 @@ def learner(config: RunConfig, folder: Path, keys: Path | None, *, resume: bool)
 
 
 def generator(config: RunConfig, folder: Path, keys: Path | None, *, name: str) -> None:
-    from actors.generator import serve_generator
+    from actors.generator.process import serve_generator
 
     serve_generator(
         config.generator,

@@ -8,7 +8,7 @@ from typing import IO
 
 from launch.errors import ConfigError
 from launch.processes import free_port
-from launch.run_file import RunConfig
+from launch.run_file.sections import RunConfig
 
 CONFIG = "config.json"
 JOURNAL = "journal"

@@ -6,10 +6,10 @@ import signal
 import socket
 from pathlib import Path
 
-from launch.run_file import RunConfig
+from launch.run_file.sections import RunConfig
 from learner.run_files import SHARED_MEMORY, weights_folder
-from protocol.weights import version_folder
-from protocol.weights_http import WeightsServer, advertised, serving, split_address
+from protocol.weights.format import version_folder
+from protocol.weights.server import WeightsServer, advertised, serving, split_address
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from msgspec import Struct
 
-from learner.adaptive import AdaptiveState
+from learner.update.adaptive import AdaptiveState
 
 LATEST = "latest"
 

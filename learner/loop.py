@@ -12,19 +12,19 @@ import numpy as np
 from learner.algorithms.replay import self_imitation_weight
 from learner.checkpoint import latest_name
 from learner.config import LearnerConfig
-from learner.engine import Engine, UpdateReport
-from learner.exchange import TIME_LIMIT, Exchange, Stopped
-from learner.groups import RECOMMITTED, Group
+from learner.intake.exchange import TIME_LIMIT, Exchange, Stopped
 from learner.lineage import Start
 from learner.metrics import SCALARS, Report, rollout_metrics
 from learner.nonfinite import Diverged, save_trajectories
 from learner.publisher import Publisher
-from learner.replay import ReplayTable
-from learner.replay_batch import batch_metrics, mix, remember
-from learner.replay_file import write_whole
+from learner.replay.batch import batch_metrics, mix, remember
+from learner.replay.file import write_whole
+from learner.replay.table import ReplayTable
 from learner.run_files import CHECKPOINTS
 from learner.totals import Totals
 from learner.trajectory import Trajectory
+from learner.units import RECOMMITTED, Group
+from learner.update.engine import Engine, UpdateReport
 from protocol.version_line import VersionLine
 
 log = logging.getLogger(__name__)

@@ -13,14 +13,14 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from learner.config import LearnerConfig
-from learner.curriculum import Curriculum
-from learner.exchange import TIME_LIMIT, Exchange
+from learner.intake.curriculum import Curriculum
+from learner.intake.exchange import TIME_LIMIT, Exchange
 from learner.lineage import Start, start
 from learner.loop import Learner
 from learner.metrics import Report
 from learner.publisher import Publisher
-from learner.replay import replay_table
-from learner.replay_batch import can_rescue
+from learner.replay.batch import can_rescue
+from learner.replay.table import replay_table
 from learner.run_files import PID_FILE
 from protocol.errors import LinkDown
 from protocol.link import ThreadLink
@@ -28,7 +28,7 @@ from protocol.messages import DeliveryUnit, Hello
 from protocol.session import Progress
 
 if TYPE_CHECKING:
-    from learner.engine import Engine
+    from learner.update.engine import Engine
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ def run_learner(
 
 def lead(config: LearnerConfig, stop: "_Stop", *, model: str, seed: int) -> "Engine":
     """The engine, on rank 0; the other ranks follow it until the end, and do not return."""
-    from learner.engine import Engine
+    from learner.update.engine import Engine
 
     rank = int(os.environ.get("RANK", "0"))
     if rank > 0:

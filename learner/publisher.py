@@ -10,9 +10,9 @@ from pathlib import Path
 
 from learner.run_files import Published, newest_epoch, read_published, weights_folder, write_published
 from protocol.messages import PublishWeights
-from protocol.weights import read_manifest, retire
-from protocol.weights_blank import Blank
-from protocol.weights_files import write_version
+from protocol.weights.files import write_version
+from protocol.weights.format import read_manifest, retire
+from protocol.weights.preallocated import Blank
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from learner.report import UpdateReport
+from learner.update.report import UpdateReport
 
 
 @dataclass

@@ -16,7 +16,7 @@ import zmq
 from protocol.codec import MAX_BODY_BYTES, Buffer
 from protocol.envelopes import enclose
 from protocol.errors import LinkDown
-from protocol.security import HANDSHAKE_MS, ClientKeys, HandshakeWatch, unguessable_id
+from protocol.security.client import HANDSHAKE_MS, ClientKeys, HandshakeWatch, unguessable_id
 
 log = logging.getLogger(__name__)
 

@@ -3,10 +3,10 @@
 import numpy as np
 
 from broker.config import BrokerConfig
-from broker.journal import Journal
+from broker.core.dispatch import BrokerState
+from broker.journal.journal import Journal
 from broker.journal_store import JournalStore
 from broker.recovery import recover, snapshot
-from broker.state import BrokerState
 from protocol.codec import decode, encode, encode_arrays
 from protocol.messages import (
     Checkpointed,

@@ -2,8 +2,8 @@
 
 from contextlib import closing
 
-from broker.journal import Journal
-from broker.journal_config import JournalConfig
+from broker.journal.config import JournalConfig
+from broker.journal.journal import Journal
 
 DEADLINE_S = 20.0
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from learner.batching import Batch, make_batch
-from learner.credit import Credit
 from learner.trajectory import Trajectory
+from learner.update.batching import Batch, make_batch
+from learner.update.credit_assignment import Credit
 from protocol.messages import Reward, Turn
 
 VOCABULARY = 48

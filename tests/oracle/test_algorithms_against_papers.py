@@ -16,8 +16,8 @@ from learner.algorithms.corrections import truncated_correction
 from learner.algorithms.ratios import effective_sample_size, importance_ratio
 from learner.algorithms.regularisers import entropy, kl_k1, kl_k2, kl_k3
 from learner.algorithms.surrogates import clip_active, clipped_surrogate
-from learner.objective import Adaptive, Tokens, make_objective
 from learner.surrogate_config import ClipSurrogate
+from learner.update.objective import Adaptive, Tokens, make_objective
 
 RNG = np.random.default_rng(11)
 

@@ -24,9 +24,9 @@ from learner.algorithms.replay import (
     uniform_logits,
 )
 from learner.config import ReplayConfig
-from learner.groups import Group
-from learner.replay import make_table
-from learner.replay_batch import can_rescue, remember, rescue
+from learner.replay.batch import can_rescue, remember, rescue
+from learner.replay.table import make_table
+from learner.units import Group
 from tests.trajectories import make_group, make_trajectory
 
 RNG = np.random.default_rng(11)

@@ -6,8 +6,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from learner import target_logp as file
-from learner.target_logp import select, target_logp
+from learner.update import target_logp as file
+from learner.update.target_logp import select, target_logp
 
 N, V, D = 23, 61, 8
 

@@ -19,7 +19,7 @@ from learner.algorithms.values import (
     value_loss,
     vtrace_targets,
 )
-from learner.credit import Estimates, assign_credit
+from learner.update.credit_assignment import Estimates, assign_credit
 from protocol.messages import Reward, Turn
 from tests.trajectories import make_trajectory
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from actors import actor as module
 from actors.actor import Actor
 from actors.config import ActorConfig
-from broker.tasks import REJECTED_WAIT_S
+from broker.core.tasks import REJECTED_WAIT_S
 from protocol.codec import encode
 from protocol.messages import Hello, Welcome
 from tests.broker_driver import Driver, group, segment_frames

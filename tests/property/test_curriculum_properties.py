@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.config import LearnerConfig
-from learner.curriculum import Curriculum
+from learner.intake.curriculum import Curriculum
 from tests.property.effort import EFFORT
 
 

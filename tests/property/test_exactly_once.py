@@ -13,14 +13,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from launch import recording
+from launch.commands import recording
 from learner.config import LearnerConfig
-from learner.curriculum import Curriculum
-from learner.exchange import Exchange
+from learner.intake.curriculum import Curriculum
+from learner.intake.exchange import Exchange
 from protocol.messages import Dropped, Refused
 from tests.broker_driver import Driver
 from tests.property.effort import EFFORT
-from tests.unit.test_supply import DELIVER, EPISODES, Supply
+from tests.unit.learner.test_supply import DELIVER, EPISODES, Supply
 
 
 class World(Supply):

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from broker.journal import Journal, Kind
-from broker.journal_files import LOCK, numbers
-from broker.journal_records import Header, file_name, pack_header
+from broker.journal.files import LOCK, numbers
+from broker.journal.journal import Journal, Kind
+from broker.journal.records import Header, file_name, pack_header
 from tests.journals import DEADLINE_S, small
 from tests.property.effort import EFFORT
 

@@ -12,8 +12,8 @@ from learner.algorithms.corrections import truncated_correction
 from learner.algorithms.ratios import effective_sample_size, importance_ratio
 from learner.algorithms.regularisers import kl_k3
 from learner.algorithms.staleness import assert_lag_bound, loss_mask
-from learner.objective import Adaptive, Tokens, make_objective
-from learner.packing import CutRule, choose_cuts
+from learner.update.objective import Adaptive, Tokens, make_objective
+from learner.update.packing import CutRule, choose_cuts
 
 log_ratios = st.lists(st.floats(-20, 20), min_size=1, max_size=20)
 

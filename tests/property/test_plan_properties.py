@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch.plan_model import simulate
-from launch.plan_parts import Setting
-from launch.plan_rates import Rates
-from launch.plan_rates_file import check_rates
-from launch.plan_simulation import Simulation
+from launch.plan.model import simulate
+from launch.plan.parts import Setting
+from launch.plan.rates import Rates
+from launch.plan.rates_file import check_rates
+from launch.plan.simulation import Simulation
 from tests.property.effort import EFFORT
 
 FEW = settings(max_examples=25 * EFFORT, deadline=None)

@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from learner.algorithms.replay import choose, replay_quota_beside, selection_probabilities
 from learner.config import ReplayConfig
-from learner.groups import Group
-from learner.replay import ReplayConfigError, make_table
-from learner.replay_batch import mix, remember
+from learner.replay.batch import mix, remember
+from learner.replay.table import ReplayConfigError, make_table
+from learner.units import Group
 from tests.property.effort import EFFORT
 from tests.trajectories import make_group
 

@@ -1,0 +1,280 @@
+"""A vLLM server run by others, as an engine: token ids in and out over HTTP.
+
+The server needs ``--enable-scale-out`` (or ``--tokens-only``) and ``--generation-config vllm --logprobs-mode
+processed_logprobs``. It takes weights when it runs with ``VLLM_SERVER_DEV_MODE=1`` and with the two settings
+named in `actors.generator.vllm_worker`; without them its policy is frozen at version 0. The files are passed by path:
+server and generator share a host. One generator uses a server, and nobody else changes its weights.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from actors.config import GeneratorConfig
+from actors.generator.engine import (
+    EngineFailed,
+    FinishReason,
+    Request,
+    RequestRefused,
+    Sampled,
+    UpdateRefused,
+)
+from actors.generator.requests import stamp
+from actors.generator.weights.staging import FILE_FORMAT, tensor_table
+from protocol.messages import KvPolicy
+from protocol.weights.format import Manifest
+
+log = logging.getLogger(__name__)
+
+HEALTH_INTERVAL_S = 2.0
+HEALTH_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 30.0
+UNLABELLED = "default"
+
+
+class _TokenLogp(msgspec.Struct):
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_TokenLogp] | None = None
+
+
+class _Span(msgspec.Struct):
+    version: str
+    start: int
+    end: int
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: FinishReason | None = None
+    weight_versions: list[_Span] | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    error: dict[str, Any] | None = None
+
+
+_decode_event = msgspec.json.Decoder(_Event).decode
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One running request: the version it started under, and tokens whose version is not known yet."""
+
+    version: int
+    sent: int = 0
+    uncertain: bool = False
+    ids: list[int] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+
+
+class HttpEngine:
+    """`actors.generator.engine.Engine` on a vLLM server.
+
+    The server tells the versions of an answer with its last chunk only. Tokens that arrive before an update
+    begins were sampled before it. A request that lives through an update keeps back what arrives from then
+    on, until the last chunk tells; so versions stay exact, at the price of one late chunk.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, config: GeneratorConfig) -> None:
+        self.kv: KvPolicy = config.kv_on_update
+        self._session = session
+        self._interval = config.stream_interval
+        self._version = 0
+        self._frozen = ""
+        self._failed = ""
+        self._prefix = uuid.uuid4().hex[:8]
+        self._streams: dict[str, _Stream] = {}
+        self._open = asyncio.Event()
+        self._open.set()
+        self._watch = asyncio.create_task(self._watch_health(), name="server health")
+
+    @classmethod
+    async def connect(cls, config: GeneratorConfig) -> "HttpEngine":
+        """Find out what the server at ``config.url`` can do."""
+        if not config.url:
+            raise ValueError('[generator] backend = "http" needs url, the base URL of a vLLM server')
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=HEALTH_TIMEOUT_S)
+        connector = aiohttp.TCPConnector(limit=0)
+        session = aiohttp.ClientSession(config.url, timeout=timeout, connector=connector)
+        engine = cls(session, config)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await engine._find_weight_routes()
+        except (aiohttp.ClientError, TimeoutError, EngineFailed) as error:
+            await engine.close()
+            said = str(error) or f"no answer within {CONNECT_TIMEOUT_S:g} s"
+            raise EngineFailed(f"the vLLM server at {config.url} cannot be used: {said}") from error
+        return engine
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    async def generate(self, request: Request) -> AsyncIterator[Sampled]:
+        await self._open.wait()
+        stream = self._streams[request.id] = _Stream(self._version)
+        try:
+            async with self._session.post("/inference/v1/generate", json=self._body(request)) as response:
+                if response.status >= 500:
+                    raise EngineFailed(f"generate: status {response.status}: {await response.text()}")
+                if response.status != 200:
+                    raise RequestRefused(f"status {response.status}: {await response.text()}")
+                async for line in response.content:
+                    if line.startswith(b"data: {") and (sampled := self._take(stream, line[6:])):
+                        yield sampled
+                        if sampled.finish_reason:
+                            return
+                raise EngineFailed("generate: the server ended an answer before its last chunk")
+        except (aiohttp.ClientError, msgspec.MsgspecError, ValueError) as error:
+            if isinstance(error, RequestRefused):
+                raise
+            raise self._fail("generate", error) from error
+        finally:
+            del self._streams[request.id]
+
+    async def abort(self, request_id: str) -> None:
+        ids = [f"generate-tokens-{self._prefix}-{request_id}"]  # the server puts the first part before our id
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):  # `health` sees it
+            async with asyncio.timeout(HEALTH_TIMEOUT_S):
+                await self._post("/inference/v1/abort_requests", {"request_ids": ids})
+
+    async def apply_weights(self, manifest: Manifest, data: Path) -> float:
+        if self._frozen:
+            raise UpdateRefused(f"the policy of this server is frozen: {self._frozen}")
+        self._open.clear()
+        for stream in self._streams.values():
+            stream.uncertain = True
+        began = time.perf_counter()
+        clear = str(self.kv == "recomputed").lower()
+        try:
+            await self._post(f"/pause?mode=keep&clear_cache={clear}")
+            await self._post("/start_weight_update")
+            info = {"path": str(data), "tensors": tensor_table(manifest)}
+            await self._post("/update_weights", {"update_info": info})
+            await self._post("/finish_weight_update", {"weight_version": str(manifest.version)})
+            await self._post("/resume")
+        except asyncio.CancelledError as error:  # the end of this process; the model is half replaced
+            self._fail("weight update", error)
+            raise
+        except Exception as error:  # the server stays paused: nobody shall sample from half an update
+            raise self._fail("weight update", error) from error
+        self._version = manifest.version
+        self._open.set()
+        return time.perf_counter() - began
+
+    def health(self) -> str:
+        return self._failed
+
+    def gauges(self) -> dict[str, float]:
+        return {}  # the server tells its own, at its /metrics
+
+    async def close(self) -> None:
+        self._watch.cancel()
+        await asyncio.gather(self._watch, return_exceptions=True)
+        await self._session.close()
+
+    async def _find_weight_routes(self) -> None:
+        async with self._session.get("/health") as response:
+            if response.status != 200:
+                raise EngineFailed(f"/health answers with status {response.status}")
+        async with self._session.post(
+            "/init_weight_transfer_engine", json={"init_info": {"format": FILE_FORMAT}}
+        ) as response:
+            if response.status != 200:
+                self._frozen = (
+                    f"/init_weight_transfer_engine answers with status {response.status}; start the server "
+                    "with VLLM_SERVER_DEV_MODE=1, --worker-extension-cls actors.vllm_worker.WeightWorker and "
+                    '--weight-transfer-config \'{"backend": "offbeat_file"}\''
+                )
+                log.warning("policy version 0 for ever: %s", self._frozen)
+                return
+        async with self._session.get("/is_paused") as response:
+            if (await response.json())["is_paused"]:
+                raise EngineFailed("it is paused, perhaps by an update that failed; restart it")
+        async with self._session.get("/weight_info") as response:
+            label = (await response.json())["weight_version"]
+        if label == UNLABELLED:
+            await self._post("/update_weight_version", {"new_version": "0"})
+        else:
+            self._version = int(label)
+
+    def _body(self, request: Request) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "request_id": f"{self._prefix}-{request.id}",
+            "token_ids": request.prompt,
+            "stream": True,
+            "sampling_params": {
+                "max_tokens": request.max_tokens,
+                "temperature": request.temperature,
+                "top_p": request.top_p,
+                "top_k": request.top_k,
+                "seed": request.seed,
+                "ignore_eos": True,
+                "stop_token_ids": request.stop,
+                "logprobs": 0,
+                "detokenize": False,
+                "stream_interval": self._interval,
+            },
+        }
+        if self.kv == "kept":
+            body["cache_salt"] = f"v{self._version}"
+        return body
+
+    def _take(self, stream: _Stream, line: bytes) -> Sampled | None:
+        event = _decode_event(line)
+        if event.error is not None:
+            said = f"status {event.error.get('code')}: {event.error.get('message', event.error)}"
+            raise RequestRefused(said) if 400 <= event.error.get("code", 500) < 500 else EngineFailed(said)
+        if not event.choices:
+            return None
+        choice = event.choices[0]
+        stream.ids += choice.token_ids or []
+        if choice.logprobs and choice.logprobs.content:
+            stream.logps += [entry.logprob for entry in choice.logprobs.content]
+        finish: FinishReason = choice.finish_reason or ""
+        if stream.uncertain and not finish:
+            return None
+        starts = [(stream.version, 0)]
+        if stream.uncertain:
+            if choice.weight_versions is None:
+                raise EngineFailed("generate: the last chunk tells no weight versions; is this vLLM >= 0.32?")
+            starts = [(int(span.version), span.start) for span in choice.weight_versions]
+        end = stream.sent + len(stream.ids)
+        sampled = Sampled(
+            stream.ids, stream.logps, stamp(starts, stream.sent, end) if stream.ids else [], finish
+        )
+        stream.sent, stream.ids, stream.logps = end, [], []
+        return sampled
+
+    async def _post(self, route: str, body: dict[str, Any] | None = None) -> None:
+        async with self._session.post(route, json=body or {}) as response:
+            if response.status != 200:
+                raise EngineFailed(f"{route}: status {response.status}: {(await response.text())[:500]}")
+
+    async def _watch_health(self) -> None:
+        while not self._failed:
+            await asyncio.sleep(HEALTH_INTERVAL_S)
+            try:
+                async with asyncio.timeout(HEALTH_TIMEOUT_S), self._session.get("/health") as response:
+                    if response.status != 200:
+                        self._failed = f"/health answers with status {response.status}"
+            except (aiohttp.ClientError, TimeoutError) as error:
+                self._failed = f"the server does not answer: {type(error).__name__}: {error}"
+
+    def _fail(self, where: str, error: BaseException) -> EngineFailed:
+        self._failed = f"{where}: {type(error).__name__}: {error}"
+        return EngineFailed(self._failed)

@@ -1,0 +1,116 @@
+"""Where a generator listens for actors, and the address that it tells them."""
+
+import logging
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+
+from actors.config import GeneratorConfig
+from actors.errors import EndpointRefused
+from protocol.codec import Frames
+from protocol.security.addresses import is_wildcard, split_endpoint, why_not_bound
+from protocol.security.guard import Guard, GuardedSocket
+from protocol.security.keys import Principal
+from protocol.sockets import AsyncSocket, router
+
+log = logging.getLogger(__name__)
+
+MAX_WARNINGS = 100
+
+OnFrames = Callable[[list[bytes]], None]
+
+
+class Listener:
+    """The socket that actors connect to: encrypted, for those whose key is listed, where there are keys.
+
+    Raises:
+        OSError: the address cannot be bound, or not now.
+        KeysUnusable: the folder lacks keys of a generator.
+    """
+
+    def __init__(self, config: GeneratorConfig, name: str, keys: Path | None, on_frames: OnFrames) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._on_frames, self._strangers = on_frames, 0
+        self._guard = Guard(context, keys, "generator", name) if keys is not None else None
+        plain = router(context) if self._guard is None else self._guard.router(context)
+        try:
+            plain.bind(config.endpoint)
+        except zmq.ZMQError as error:
+            plain.close()
+            self._close_guard()
+            raise OSError(f"generator.endpoint {config.endpoint}: {error}") from None
+        self.endpoint = plain.getsockopt_string(zmq.LAST_ENDPOINT)
+        if self._guard is None:
+            self._socket = AsyncSocket(plain, on_frames)
+        else:
+            self._socket = GuardedSocket(plain, self._received, self._guard)
+
+    def send(self, frames: Frames) -> None:
+        """To the actor whose routing id stands first."""
+        self._socket.send(frames)
+
+    def close(self) -> None:
+        """What is left to send still leaves."""
+        self._socket.close()
+        self._close_guard()
+
+    def _received(self, frames: list[bytes], sender: Principal | None) -> None:
+        if sender is not None:
+            self._on_frames(frames)
+            return
+        self._strangers += 1
+        if self._strangers <= MAX_WARNINGS:
+            log.warning("a message under a key that is admitted no more was left aside")
+
+    def _close_guard(self) -> None:
+        if self._guard is not None:
+            self._guard.close()
+
+
+def check_endpoint(endpoint: str, keys: Path | None = None) -> None:
+    """Refuse an endpoint that other hosts can reach, unless requests are encrypted and their senders authenticated.
+
+    Example:
+        >>> check_endpoint("tcp://127.0.0.1:0"); check_endpoint("ipc:///tmp/generator")
+        >>> check_endpoint("tcp://0.0.0.0:5557", Path("keys"))
+        >>> check_endpoint("tcp://*:5557")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        actors.errors.EndpointRefused: generator.endpoint tcp://*:5557: only loopback and ipc may be bound...
+    """
+    if why := why_not_bound("generator.endpoint", endpoint, encrypted=keys is not None):
+        raise EndpointRefused(why)
+
+
+def advertised(bound: str, host: str, broker: str) -> str:
+    """What actors connect to: where this generator listens, under an address that they reach.
+
+    Args:
+        bound: as ZeroMQ reports it.
+        host: by which actors reach this machine; empty: where it listens on all addresses, the one from which this
+            machine reaches the broker.
+
+    Example:
+        >>> advertised("tcp://0.0.0.0:5557", "node-7", "tcp://127.0.0.1:5755")
+        'tcp://node-7:5557'
+        >>> advertised("tcp://0.0.0.0:5557", "", "tcp://127.0.0.1:5755")
+        'tcp://127.0.0.1:5557'
+    """
+    at, port = split_endpoint(bound)
+    if not at or not (host or is_wildcard(at)):
+        return bound
+    return f"tcp://{host or _address_towards(broker)}:{port}"
+
+
+def _address_towards(broker: str) -> str:
+    host, port = split_endpoint(broker)
+    if not host or is_wildcard(host):
+        return "127.0.0.1"
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host.strip("[]"), int(port), type=socket.SOCK_DGRAM
+    )[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)  # of a datagram socket: nothing is sent
+        own = str(probe.getsockname()[0])
+    return f"[{own}]" if ":" in own else own

@@ -1,0 +1,273 @@
+"""The generator process: actors ask for tokens, the broker announces weights, an engine samples.
+
+Requests and weight updates never wait for each other: an update is staged and verified while tokens flow, and
+only the load itself stops them. What cannot be trusted any more (an engine whose load has failed, that stands
+still or has died) is not repaired here: the process says so to everybody and ends with an error, for a fresh
+start.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import zmq
+
+from actors.config import GeneratorConfig
+from actors.generator.engine import Engine
+from actors.generator.listening import Listener, advertised, check_endpoint
+from actors.generator.model_folder import ModelFacts, read_model_facts
+from actors.generator.serving import Serving
+from actors.generator.weights.cache import Cache, cache_folder
+from actors.generator.weights.relay import relay
+from actors.generator.weights.staging import Announced, NewestWins, Stage, shared_memory
+from actors.generator.weights.updater import Updater
+from protocol.link import AsyncLink
+from protocol.messages import AnyMessage, Drain, Hello, Refused, WeightsReady
+from protocol.security.http_tls import access
+from protocol.session import Progress
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+JOIN_TIMEOUT_S = 60.0
+DRAIN_TIMEOUT_S = 5.0
+SWITCH_S = 0.0005
+"""Threads that fetch and hash a version wait so long for the event loop, each time; they do so per megabyte."""
+BROKER_LOST_S = 600.0
+"""Without a word from the broker for so long this process ends: whoever starts it may know another."""
+
+
+class GeneratorFailed(RuntimeError):
+    """This process must not go on; its successor may."""
+
+
+def serve_generator(
+    config: GeneratorConfig,
+    *,
+    name: str,
+    broker: str,
+    model: str,
+    run: str,
+    seed: int,
+    keys: Path | None = None,
+) -> None:
+    """Serve until SIGTERM, or until the broker says Drain.
+
+    Args:
+        name: of this peer, unique in the run.
+        broker: ZeroMQ endpoint of the broker.
+        model: Hugging Face model folder; its weights are policy version 0.
+        keys: folder of the keys; None: nothing is encrypted, and only this machine is listened to.
+
+    Raises:
+        EndpointRefused: ``config.endpoint`` is not of this host alone, though nothing is encrypted; or it is taken.
+        KeysUnusable: the folder lacks keys of a generator.
+        GeneratorFailed: the engine is lost; start the process again.
+        LinkDown: no broker answered.
+    """
+    check_endpoint(config.endpoint, keys)
+    sys.setswitchinterval(SWITCH_S)
+    # Until the loop takes the signal over there is nothing to hand back.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        asyncio.run(_serve(config, name=name, broker=broker, model=model, run=run, seed=seed, keys=keys))
+    finally:
+        zmq.Context.instance().destroy(linger=1_000)  # the last chunks and the Goodbye shall leave
+
+
+async def _serve(
+    config: GeneratorConfig, *, name: str, broker: str, model: str, run: str, seed: int, keys: Path | None
+) -> None:
+    facts = read_model_facts(Path(model))
+    async with _engine(config, model=model, seed=seed, facts=facts) as engine:
+        cache = Cache(cache_folder(shared_memory(), run, broker), run, partial(access, keys))
+        stage = Stage(f"{run}-{name}", facts.shapes, cache=cache)
+        try:
+            async with relay(config, cache, run, broker, keys) as weights_url:
+                generator = Generator(engine, config, facts, stage, name=name, run=run, keys=keys)
+                generator.weights_url = weights_url
+                await generator.serve(broker)
+        finally:
+            stage.close()
+
+
+@contextlib.asynccontextmanager
+async def _engine(
+    config: GeneratorConfig, *, model: str, seed: int, facts: ModelFacts
+) -> AsyncIterator[Engine]:
+    engine: Engine
+    if config.backend == "http":
+        from actors.generator.http_engine import HttpEngine
+
+        engine = await HttpEngine.connect(config)
+    else:
+        from actors.generator.vllm_engine import VllmEngine
+
+        engine = await VllmEngine.start(config, model=model, seed=seed)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+class Generator:
+    """Joins requests, updates and the broker link around one engine."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        config: GeneratorConfig,
+        facts: ModelFacts,
+        stage: Stage,
+        *,
+        name: str,
+        run: str,
+        keys: Path | None = None,
+    ) -> None:
+        self._engine, self._config = engine, config
+        self._name, self._run, self._keys = name, run, keys
+        self._stop = asyncio.Event()
+        self._failure = ""
+        self._serving = Serving(engine, config, facts, on_failure=self._fail)
+        self._updater = Updater(
+            engine,
+            NewestWins(),
+            stage,
+            run,
+            on_failure=self._fail,
+            patience_s=config.stall_timeout_s,
+            longest_s=config.load_timeout_s,
+        )
+        self._gauges: tuple[tuple[str, float], ...] = ()
+        self._window = time.monotonic()
+        self._link: AsyncLink | None = None
+        self.weights_url = ""
+
+    async def serve(self, broker: str) -> None:
+        """Bind, join, and serve until told to stop; raises GeneratorFailed when the engine is lost."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        actors = Listener(self._config, self._name, self._keys, self._serving.received)
+        self._serving.send = actors.send
+        endpoint = advertised(actors.endpoint, self._config.advertised_host, broker)
+        self._link = link = AsyncLink(
+            broker,
+            self._hello(endpoint),
+            self._from_broker,
+            on_join=self._joined,
+            progress=self.progress,
+            on_failure=self._fail,
+            keys=self._keys,
+        )
+        updates = asyncio.create_task(self._updater.run(self._serving.updated), name="updates")
+        updates.add_done_callback(self._updates_ended)
+        try:
+            await link.joined(JOIN_TIMEOUT_S)
+            log.info("%s serves actors at %s", self._name, endpoint)
+            while not self._stop.is_set():
+                self._tick()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stop.wait(), TICK_S)
+        finally:
+            updates.cancel()
+            await self._serving.drain(self._failure, DRAIN_TIMEOUT_S)
+            await link.close(self._failure or "drained")
+            actors.close()
+            await asyncio.wait({updates}, timeout=DRAIN_TIMEOUT_S)
+        if self._failure:
+            raise GeneratorFailed(f"{self._name}: {self._failure}")
+
+    def progress(self) -> Progress:
+        """What the next heartbeat says.
+
+        Nothing is expected to move while an update is loaded, or before the first token: both have deadlines here.
+        """
+        book = self._serving.book
+        return Progress(
+            progress=float(book.tokens_total),
+            busy=book.running > 0 and not self._updater.loading and book.tokens_total > 0,
+            policy_version=self._engine.version,
+            gauges=self._gauges,
+        )
+
+    def _hello(self, endpoint: str) -> Hello:
+        return Hello(
+            role="generator",
+            peer=self._name,
+            incarnation=time.time_ns() // 1_000_000,  # grows from one start to the next
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            endpoint=endpoint,
+            weights_url=self.weights_url,
+        )
+
+    def _joined(self) -> None:
+        assert self._link is not None
+        welcome = self._link.session.welcome
+        assert welcome is not None
+        if welcome.run != self._run:
+            self._fail(f"the broker serves run {welcome.run!r}, this generator belongs to {self._run!r}")
+        elif self._link.session.joins == 1 and welcome.policy_version > self._engine.version:
+            self._serving.book.gate = welcome.policy_version  # catch up before the first token
+
+    def _from_broker(self, message: AnyMessage, _: list[bytes]) -> None:
+        match message:
+            case WeightsReady():
+                self._updater.offer(
+                    Announced(
+                        message.epoch, message.version, message.manifest, tuple(message.sources), message.root
+                    )
+                )
+            case Drain():
+                log.info("%s drains: %s", self._name, message.reason or "asked by the broker")
+                self._stop.set()
+            case Refused() if message.fatal:
+                self._fail(f"refused by the broker: {message.message}")
+            case Refused():
+                log.warning("refused by the broker: %s", message.message)
+            case _:
+                log.debug("%s from the broker is not for a generator", type(message).__name__)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if why := self._engine.health():
+            self._fail(why)
+        if self._link and (silent := self._link.session.silent_for(now)) > BROKER_LOST_S:
+            self._fail(
+                f"the broker has not been heard for {silent:.0f} s; is it running, is the way to it open?"
+            )
+        self._serving.expire(now)
+        if self._updater.loading:
+            self._serving.book.pardon(now)
+        elif (seconds := self._serving.book.stalled_for(now)) > self._patience_s():
+            self._fail(f"{self._serving.book.running} requests run, without a token for {seconds:.1f} s")
+        welcome = self._link.session.welcome if self._link else None
+        if now - self._window >= (welcome.heartbeat_s if welcome else 1.0):
+            self._window = now
+            gauges = self._serving.gauges(now) | self._updater.gauges() | self._engine.gauges()
+            self._gauges = tuple(gauges.items())
+
+    def _patience_s(self) -> float:
+        config = self._config
+        warm = self._serving.book.tokens_total > 0
+        return config.stall_timeout_s if warm else max(config.warm_up_s, config.stall_timeout_s)
+
+    def _updates_ended(self, updates: "asyncio.Task[None]") -> None:
+        if not updates.cancelled() and (error := updates.exception()) is not None:
+            log.error("weight updates have ended by a fault", exc_info=error)
+            self._fail(f"weight updates have ended by a fault: {error!r}")
+
+    def _fail(self, why: str) -> None:
+        if not self._failure:
+            log.critical("%s stops: %s", self._name, why)
+            self._failure = why
+        self._stop.set()

@@ -1,0 +1,256 @@
+"""Requests of actors: from frames to the engine and back in chunks."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from actors.config import GeneratorConfig
+from actors.generator.engine import Engine, EngineFailed, Request, RequestRefused, Sampled
+from actors.generator.model_folder import ModelFacts
+from actors.generator.requests import HOLD_TIMEOUT_S, RequestBook, why_invalid
+from protocol.codec import Buffer, Frames, decode, encode_arrays, unpack_arrays
+from protocol.envelopes import open_envelope
+from protocol.errors import Malformed, ProtocolError
+from protocol.messages import Abort, AnyMessage, Chunk, Generate
+
+log = logging.getLogger(__name__)
+
+MAX_REQUESTS, MAX_REQUESTS_OF_ACTOR = 65_536, 16_384
+"""Under way at a time; more are refused, and asked of another generator."""
+MAX_WARNINGS = 100
+NOTHING = Sampled([], [], [])
+
+
+@dataclass(slots=True)
+class _Entry:
+    key: str
+    actor: bytes
+    request_id: str
+    request: Request
+    sent: int = 0
+    """Tokens in the chunks so far."""
+
+
+class Serving:
+    """All requests of one generator.
+
+    Args:
+        on_failure: called with the reason when the engine turns out to be lost.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        config: GeneratorConfig,
+        facts: ModelFacts,
+        *,
+        on_failure: Callable[[str], None],
+        send: Callable[[Frames], None] = lambda frames: None,
+    ) -> None:
+        self.book = RequestBook(time.monotonic())
+        self.send = send
+        self._engine, self._config, self._facts = engine, config, facts
+        self._on_failure = on_failure
+        self._entries: dict[str, _Entry] = {}
+        self._keys: dict[tuple[bytes, str], str] = {}
+        self._of_actor: Counter[bytes] = Counter()
+        """Requests of each connection."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._count = self._refused = 0
+        self._closing = ""
+
+    def received(self, frames: list[bytes]) -> None:
+        """What an actor says at one time, its routing id first."""
+        actor = frames[0]
+        try:
+            messages = open_envelope(frames[1:])
+        except ProtocolError as error:
+            self._refused_from(actor, error)
+            return
+        for one in messages:
+            try:
+                self._take(actor, *decode(one))
+            except ProtocolError as error:
+                self._refused_from(actor, error)
+            except Exception:  # what else came with it counts all the same
+                log.exception("a message from actor %r could not be handled", actor)
+
+    def _take(self, actor: bytes, message: AnyMessage, rest: Sequence[Buffer]) -> None:
+        match message:
+            case Generate():
+                self._generate(actor, message, unpack_prompt(message, rest))
+            case Abort():
+                self._abort(actor, message.request_id)
+            case _:
+                raise Malformed(f"{type(message).__name__} is not for a generator")
+
+    def _refused_from(self, actor: bytes, error: ProtocolError) -> None:
+        self._refused += 1
+        if self._refused <= MAX_WARNINGS:  # whoever sends nonsense fills no disk by it
+            log.error("message from actor %r refused: %s", actor, error)
+
+    def updated(self) -> None:
+        """Another version is in service: late joiners have caught up, held requests may run."""
+        self.book.gate = 0
+        for key in self.book.release(version=self._engine.version, now=time.monotonic()):
+            self._start(self._entries[key])
+
+    def expire(self, now: float) -> None:
+        """Answer requests that have waited too long for a policy version."""
+        for key, version in self.book.expire(now):
+            have = self._engine.version
+            self._end(
+                self._entries[key],
+                f"waited {HOLD_TIMEOUT_S:g} s for policy version {version}, in service is {have}; "
+                "does the learner publish, and can this generator read what it publishes?",
+            )
+
+    async def drain(self, failure: str, timeout_s: float) -> None:
+        """End every request: with what it has if the engine is well, else with the failure."""
+        self._closing = failure or "the generator is draining; send the request to another one"
+        for key in self.book.keys():  # noqa: SIM118 (a method, not a mapping)
+            entry = self._entries[key]
+            if failure:
+                self._end(entry, f"the generator has failed: {failure}")
+            elif self.book.is_held(key):
+                self._abort_held(entry)
+            else:
+                self._spawn(self._engine.abort(key))
+        if failure:
+            for task in self._tasks:
+                task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+
+    def gauges(self, now: float) -> dict[str, float]:
+        rates, (idle, served) = self.book.rates(now), self.book.seconds(now)
+        return {
+            "tokens_per_second": rates.tokens_per_second,
+            "idle_share": rates.idle_share,
+            "idle_seconds_total": idle,
+            "serving_seconds_total": served,
+            "running_requests": float(self.book.running),
+            "held_requests": float(self.book.held),
+            "tokens_total": float(self.book.tokens_total),
+            "policy_version": float(self._engine.version),
+        }
+
+    def _generate(self, actor: bytes, message: Generate, prompt: list[int]) -> None:
+        why = self._closing or why_invalid(
+            prompt, message, vocab_size=self._facts.vocab_size, max_model_len=self._config.max_model_len
+        )
+        if (actor, message.request_id) in self._keys:
+            why = "a request of this id is running already; ids must not be used twice"
+        elif len(self._entries) >= MAX_REQUESTS or self._of_actor[actor] >= MAX_REQUESTS_OF_ACTOR:
+            why = (
+                why
+                or f"{self._of_actor[actor]} requests of this actor, {len(self._entries)} of all are under way"
+            )
+        if why:
+            self._refuse(actor, message.request_id, why)
+            return
+        self._count += 1
+        key = str(self._count)
+        request = Request(
+            id=key,
+            prompt=prompt,
+            max_tokens=message.max_tokens,
+            temperature=message.temperature,
+            top_p=message.top_p,
+            top_k=message.top_k,
+            seed=message.seed,
+            # Ids past the vocabulary never come; engines that mind them need not see them.
+            stop=[i for i in message.stop_token_ids or self._facts.eos_ids if i < self._facts.vocab_size],
+        )
+        entry = self._entries[key] = _Entry(key, actor, message.request_id, request)
+        self._keys[actor, message.request_id] = key
+        self._of_actor[actor] += 1
+        version, now = self._engine.version, time.monotonic()
+        if self.book.add(key, min_version=message.min_policy_version, version=version, now=now):
+            self._start(entry)
+
+    def _abort(self, actor: bytes, request_id: str) -> None:
+        key = self._keys.get((actor, request_id))
+        if key is None:  # finished meanwhile, or asked of the process before this one
+            self._reply(actor, Chunk(request_id=request_id, finish_reason="abort"), NOTHING)
+        elif self.book.is_held(key):
+            self._abort_held(self._entries[key])
+        else:
+            self._spawn(self._engine.abort(key))
+
+    def _abort_held(self, entry: _Entry) -> None:
+        self._forget(entry)
+        self._reply(entry.actor, Chunk(request_id=entry.request_id, finish_reason="abort"), NOTHING)
+
+    def _start(self, entry: _Entry) -> None:
+        self._spawn(self._run(entry))
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, entry: _Entry) -> None:
+        try:
+            async for sampled in self._engine.generate(entry.request):
+                if entry.key not in self._entries:
+                    return  # given up meanwhile
+                self.book.tokens(len(sampled.ids), time.monotonic())
+                if sampled.finish_reason:
+                    self._forget(entry)
+                chunk = Chunk(
+                    request_id=entry.request_id,
+                    offset=entry.sent,
+                    finish_reason=sampled.finish_reason,
+                    kv=self._engine.kv,
+                )
+                entry.sent += len(sampled.ids)
+                self._reply(entry.actor, chunk, sampled)
+        except RequestRefused as error:
+            self._end(entry, str(error))
+        except EngineFailed as error:
+            self._end(entry, f"the generator has failed: {error}")
+            self._on_failure(str(error))
+        except Exception as error:  # a fault of ours; the actor shall not have to find out by waiting
+            log.exception("request %s of actor %r ended by a fault", entry.request_id, entry.actor)
+            self._end(entry, f"a fault of the generator: {error!r}")
+
+    def _end(self, entry: _Entry, error: str) -> None:
+        self._forget(entry)
+        self._refuse(entry.actor, entry.request_id, error, offset=entry.sent)
+
+    def _refuse(self, actor: bytes, request_id: str, why: str, *, offset: int = 0) -> None:
+        chunk = Chunk(request_id=request_id, offset=offset, finish_reason="error", error=why[:2_000])
+        self._reply(actor, chunk, NOTHING)
+
+    def _forget(self, entry: _Entry) -> None:
+        self.book.finish(entry.key, time.monotonic())
+        self._keys.pop((entry.actor, entry.request_id), None)
+        if self._entries.pop(entry.key, None) is not None:
+            self._of_actor[entry.actor] -= 1
+            if not self._of_actor[entry.actor]:
+                del self._of_actor[entry.actor]
+
+    def _reply(self, actor: bytes, chunk: Chunk, sampled: Sampled) -> None:
+        arrays = {
+            "token_ids": np.array(sampled.ids, dtype="<i4"),
+            "logp_behaviour": np.array(sampled.logps, dtype="<f4"),
+            "policy_version": np.array(sampled.versions, dtype="<i4"),
+        }
+        self.send([actor, *encode_arrays(chunk, arrays)])
+
+
+def unpack_prompt(message: Generate, frames: Sequence[Buffer]) -> list[int]:
+    """Prompt ids of a Generate; raises Malformed when there are none."""
+    if len(frames) != 1:
+        raise Malformed(f"Generate {message.request_id!r}: {len(frames)} body frames, expected 1")
+    arrays = unpack_arrays(message.arrays, frames[0])
+    if "token_ids" not in arrays or arrays["token_ids"].dtype.kind != "i":
+        raise Malformed(f"Generate {message.request_id!r}: no integer array token_ids in {sorted(arrays)}")
+    return [int(i) for i in arrays["token_ids"].tolist()]

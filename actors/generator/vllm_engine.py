@@ -1,0 +1,244 @@
+"""vLLM inside the generator: AsyncLLM here, the engine in one child process.
+
+`prepare_environment` must run before anything imports torch or vllm; this module imports them only inside
+functions, so it can itself be imported anywhere.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from actors.config import GeneratorConfig
+from actors.generator.engine import EngineFailed, Request, RequestRefused, Sampled
+from actors.generator.requests import stamp
+from actors.generator.vllm_stats import SchedulerGauges, stat_logger, why_crowded
+from actors.generator.weights.staging import tensor_table
+from protocol.messages import KvPolicy
+from protocol.weights.format import Manifest
+
+log = logging.getLogger(__name__)
+
+BACKEND = "offbeat_file"
+WORKER_EXTENSION = "actors.generator.vllm_worker.WeightWorker"
+CLOSE_TIMEOUT_S = 1.0  # then the engine process is killed; it holds nothing worth waiting for
+CPU_BLOCK_SIZE = 32  # vLLM's own 128 leaves short prompts without any prefix caching
+
+
+def prepare_environment(config: GeneratorConfig) -> None:
+    """Settings that vLLM and torch read when they are imported; a value the user has set wins."""
+    settings = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one child process, not two
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several roles share the cores
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "OMP_NUM_THREADS": str(config.threads),
+    }
+    if config.enforce_eager:
+        settings["TORCHDYNAMO_DISABLE"] = "1"  # else the first request calls a C++ compiler even so
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+
+
+def import_vllm() -> Any:
+    """The vllm module, or an error that says how to repair the installation."""
+    try:
+        import vllm
+    except ImportError as error:
+        raise RuntimeError(
+            f'vLLM cannot be imported ({error}); install offbeat with the extra "cpu" or "gpu"'
+        ) from error
+    except RuntimeError as error:
+        if "torchvision::nms" not in str(error):
+            raise
+        raise RuntimeError(
+            "vLLM cannot be imported: torchvision is built for CUDA, torch for the CPU (torchvision::nms is "
+            "missing). Run: pip uninstall -y torchvision torchaudio torchcodec; or install all three from "
+            "PyTorch's CPU wheel index."
+        ) from error
+    return vllm
+
+
+def engine_arguments(config: GeneratorConfig, *, model: str, seed: int, cpu: bool) -> dict[str, Any]:
+    """Arguments of AsyncEngineArgs."""
+    arguments: dict[str, Any] = {
+        "model": model,
+        "skip_tokenizer_init": True,
+        "dtype": config.dtype,
+        "seed": seed,
+        "max_model_len": config.max_model_len,
+        "max_num_seqs": config.max_num_seqs,
+        "enforce_eager": config.enforce_eager,
+        "block_size": config.block_size or (CPU_BLOCK_SIZE if cpu else None),
+        "enable_prefix_caching": True,
+        "generation_config": "vllm",  # sampling is what the request says, not what the model folder says
+        "logprobs_mode": "processed_logprobs",  # of the distribution sampled from; the default is the raw one
+        "disable_log_stats": True,
+        "worker_extension_cls": WORKER_EXTENSION,
+        "weight_transfer_config": {"backend": BACKEND},
+    }
+    if cpu:
+        arguments["kv_cache_memory_bytes"] = config.kv_cache_mb << 20
+    else:
+        arguments["gpu_memory_utilization"] = config.gpu_memory_utilization
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+class VllmEngine:
+    """`actors.generator.engine.Engine` on an AsyncLLM.
+
+    With kv = "recomputed" an update drops every cached key and value: running requests are computed again
+    under the next weights. With "kept" running requests go on with theirs, and a salt per version keeps
+    requests that start later from reading what earlier weights have cached.
+    """
+
+    def __init__(self, llm: Any, kv: KvPolicy, stream_interval: int, stats: SchedulerGauges) -> None:
+        self.kv = kv
+        self._llm = llm
+        self._stats = stats
+        self._version = 0
+        self._interval = stream_interval
+        self._open = asyncio.Event()  # closed while weights change, so that no request starts in between
+        self._open.set()
+        self._failed = ""
+        self._advised = False
+
+    @classmethod
+    async def start(cls, config: GeneratorConfig, *, model: str, seed: int) -> "VllmEngine":
+        """Load the model folder as version 0.
+
+        Runs in the caller's thread on purpose: the engine process dies with the thread that started it.
+        """
+        prepare_environment(config)
+        vllm = import_vllm()
+        from vllm.config import WeightTransferConfig
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        arguments = engine_arguments(config, model=model, seed=seed, cpu=current_platform.is_cpu())
+        arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
+        stats = SchedulerGauges()
+        llm = AsyncLLM.from_engine_args(vllm.AsyncEngineArgs(**arguments), stat_loggers=[stat_logger(stats)])
+        engine = cls(llm, config.kv_on_update, config.stream_interval, stats)
+        del llm  # vLLM keeps this frame alive; `close` has to drop the last reference
+        await engine._llm.update_weight_version("0")
+        return engine
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    async def generate(self, request: Request) -> AsyncIterator[Sampled]:
+        from vllm.exceptions import GracefulHTTPError, VLLMClientError
+
+        await self._open.wait()
+        sent = 0
+        seen: list[tuple[int, int]] = []
+        try:
+            prompt, sampling = self._prompt(request), self._sampling(request)
+            async for output in self._llm.generate(prompt, sampling, request.id):
+                (answer,) = output.outputs
+                if answer.weight_versions is not None:
+                    starts = [(int(span.version), span.start) for span in answer.weight_versions]
+                else:
+                    starts = self._starts(request.id)
+                count = len(answer.token_ids)
+                if count and starts[: len(seen)] != seen:
+                    raise EngineFailed(f"versions {seen} were told for tokens that have {starts}")
+                seen = starts or seen
+                yield Sampled(
+                    list(answer.token_ids),
+                    list(answer.logprobs.logprobs) if count else [],
+                    stamp(starts, sent, sent + count) if count else [],
+                    answer.finish_reason or "",
+                )
+                sent += count
+        except (VLLMClientError, GracefulHTTPError, ValueError) as error:
+            raise RequestRefused(str(error)) from error
+        except Exception as error:
+            raise self._fail("generate", error) from error
+
+    async def abort(self, request_id: str) -> None:
+        await self._llm.abort(request_id)
+
+    async def apply_weights(self, manifest: Manifest, data: Path) -> float:
+        update = {"path": str(data), "tensors": tensor_table(manifest)}
+        self._open.clear()
+        try:
+            # Not pause_generation: that sleeps for 20 ms more, only so that outputs come before it returns. Ours
+            # carry their versions. Nor do we send images, whose cache it would clear.
+            await self._llm.engine_core.pause_scheduler_async(
+                mode="keep", clear_cache=self.kv == "recomputed"
+            )
+            began = time.perf_counter()  # until now the step that was running has brought tokens
+            await self._llm.collective_rpc("load_version", args=(update,))
+            await self._llm.update_weight_version(str(manifest.version))
+            await self._llm.resume_generation()
+        except asyncio.CancelledError as error:  # the end of this process; the model is half replaced
+            self._fail("weight update", error)
+            raise
+        except Exception as error:
+            raise self._fail("weight update", error) from error
+        self._version = manifest.version
+        self._open.set()
+        return time.perf_counter() - began
+
+    def health(self) -> str:
+        if not self._failed and self._llm.errored:
+            self._failed = "the engine process has died"
+        return self._failed
+
+    def gauges(self) -> dict[str, float]:
+        gauges = self._stats.take()
+        if not self._advised and (advice := why_crowded(gauges)):
+            self._advised = True
+            log.warning("%s", advice)
+        return gauges
+
+    async def close(self) -> None:
+        self._llm.shutdown(timeout=CLOSE_TIMEOUT_S)
+        self._llm = None
+        gc.collect()  # now, as AsyncLLM's finalizer fails noisily when the interpreter is being torn down
+
+    def _prompt(self, request: Request) -> dict[str, Any]:
+        prompt: dict[str, Any] = {"type": "token", "prompt_token_ids": request.prompt}
+        if self.kv == "kept":
+            prompt["cache_salt"] = f"v{self._version}"
+        return prompt
+
+    def _sampling(self, request: Request) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        return SamplingParams(
+            max_tokens=request.max_tokens,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            seed=request.seed,
+            ignore_eos=True,  # the end tokens are in stop_token_ids, and only those end an answer
+            stop_token_ids=request.stop,
+            logprobs=0,  # of the sampled token alone
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            stream_interval=self._interval,
+            skip_clone=True,
+        )
+
+    def _starts(self, request_id: str) -> list[tuple[int, int]]:
+        # vLLM publishes the version spans with the last output only, but notes them at each step: reading the
+        # note stamps a chunk exactly that straddles an update.
+        processor = self._llm.output_processor
+        for internal in processor.external_req_ids.get(request_id, ()):
+            starts = processor.request_states[internal].weight_version_starts
+            return [(int(version), first) for version, first in starts]
+        raise RuntimeError(f"vLLM has forgotten the running request {request_id}")
+
+    def _fail(self, where: str, error: BaseException) -> EngineFailed:
+        self._failed = f"{where}: {type(error).__name__}: {error}"
+        return EngineFailed(self._failed)

@@ -1,0 +1,161 @@
+"""Fills a file with the chunks of a version from one source, over several connections, from wherever it stands."""
+
+import contextlib
+import errno
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from actors.generator.weights.source import Cancelled, Source, SourceFailed, WrongBytes
+from protocol.weights.chunks import Chunk, chunks, file_chunks, missing, spans
+from protocol.weights.format import Manifest, WeightsError
+
+log = logging.getLogger(__name__)
+
+CONNECTIONS = 4
+SPAN_CHUNKS = 8
+BREAKS = 3
+"""Times in a row that the connections may break before a single chunk has come whole."""
+PAUSE_S = 0.2
+BLOCK_BYTES = 512
+"""In which the system counts what a file takes."""
+
+Connect = Callable[[], Source]
+
+
+class NoRoom(WeightsError):
+    """The memory for a version cannot be had."""
+
+
+def fetch(
+    connect: Connect,
+    manifest: Manifest,
+    path: Path,
+    cancelled: threading.Event,
+    also: Iterable[tuple[Path, Manifest]] = (),
+) -> int:
+    """Make ``path`` what the manifest says is transferred. What it holds already is verified and kept.
+
+    Args:
+        connect: opens a connection to the source.
+        also: other versions in which its chunks may be found, at the same places, as where parameters are frozen.
+
+    Returns:
+        Bytes that had to be transferred.
+
+    Raises:
+        SourceFailed: what came was verified and stays for the next source.
+        NoRoom: the chunks cannot be kept here.
+        Cancelled: as `cancelled` is set.
+    """
+    begun = path.exists()
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        reserve(file, manifest.transfer_bytes, path)
+        wanted = chunks(manifest)
+        if begun:
+            wanted = missing(file, wanted)
+        for other, told in also if wanted else ():
+            wanted = _copy_from(other, told, file, wanted)
+        total = sum(chunk.nbytes for chunk in wanted)
+        breaks = 0
+        while wanted:
+            arrived: set[int] = set()
+            try:
+                _transfer(connect, manifest, file, wanted, arrived, cancelled)
+            except WrongBytes:
+                raise
+            except SourceFailed as error:
+                breaks = 0 if arrived else breaks + 1
+                if breaks == BREAKS:
+                    raise
+                log.info("%s; going on, %d of %d chunks have come", error, len(arrived), len(wanted))
+                if cancelled.wait(PAUSE_S):
+                    raise Cancelled from None
+            wanted = [chunk for chunk in wanted if chunk.offset not in arrived]
+        return total
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.ftruncate(file, 0)
+        raise _no_room(path, manifest.transfer_bytes) from None
+    finally:
+        os.close(file)
+
+
+def reserve(file: int, nbytes: int, path: Path) -> None:
+    """See whether there is memory for it, rather than find out later that there is none.
+
+    It is not taken: the system would fill it with zeros first, which takes half as long as the transfer.
+    """
+    room = os.fstatvfs(file)
+    needed = nbytes - os.fstat(file).st_blocks * BLOCK_BYTES
+    if room.f_blocks and needed > room.f_bavail * room.f_frsize:  # no blocks: a file system without a limit
+        os.ftruncate(file, 0)
+        raise _no_room(path, nbytes)
+    os.ftruncate(file, nbytes)
+
+
+def _no_room(path: Path, nbytes: int) -> NoRoom:
+    return NoRoom(f"{path}: no room for {nbytes} bytes; give the host more shared memory")
+
+
+def _copy_from(other: Path, told: Manifest, file: int, wanted: list[Chunk]) -> list[Chunk]:
+    """Take the chunks that another version has too; returns those still wanted."""
+    still, same = [], set(file_chunks(told))
+    with contextlib.suppress(OSError), open(other, "rb") as source:
+        for chunk in wanted:
+            content = os.pread(source.fileno(), chunk.nbytes, chunk.offset) if chunk in same else b""
+            if chunk.holds(content):
+                os.pwrite(file, content, chunk.offset)
+            else:
+                still.append(chunk)
+        return still
+    return wanted
+
+
+def _transfer(
+    connect: Connect,
+    manifest: Manifest,
+    file: int,
+    wanted: list[Chunk],
+    arrived: set[int],
+    cancelled: threading.Event,
+) -> None:
+    """All wanted chunks, over a few connections; the first error ends them all. ``arrived``: offsets of the good."""
+    work: queue.SimpleQueue[list[Chunk]] = queue.SimpleQueue()
+    for span in spans(wanted, SPAN_CHUNKS):
+        work.put(span)
+    failed = threading.Event()
+
+    def run() -> None:
+        source = connect()
+        try:
+            while not failed.is_set():
+                span = work.get_nowait()
+                for chunk, content in source.read(manifest, span):
+                    if os.pwrite(file, content, chunk.offset) != chunk.nbytes:
+                        raise WeightsError(f"chunk at {chunk.offset} could not be written whole")
+                    arrived.add(chunk.offset)
+                    if failed.is_set():
+                        return
+        except queue.Empty:
+            return
+        except BaseException:
+            failed.set()
+            raise
+        finally:
+            source.close()
+
+    connections = min(CONNECTIONS, max(1, work.qsize()))
+    with ThreadPoolExecutor(connections) as pool:
+        runs = [pool.submit(run) for _ in range(connections)]
+    errors = [error for done in runs if (error := done.exception(timeout=0)) is not None]
+    if cancelled.is_set():
+        raise Cancelled
+    for error in sorted(errors, key=lambda error: not isinstance(error, WrongBytes)):
+        raise error

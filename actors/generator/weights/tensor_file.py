@@ -1,0 +1,36 @@
+"""Tensors in the bytes of a safetensors file."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from actors.generator.weights.staging import Row
+
+TORCH_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+def tensors_in(data: torch.Tensor, rows: Iterable[Row]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names and tensors, of the file's own memory where they lie at a multiple of their item size, else copied.
+
+    Args:
+        data: the file, as uint8.
+        rows: of `actors.generator.weights.staging.tensor_table`.
+
+    Example:
+        >>> file = torch.tensor([7, 0, 0, 128, 63], dtype=torch.uint8)  # 1.0 from the second byte on
+        >>> [(name, tensor.tolist()) for name, tensor in tensors_in(file, [["a", "F32", [1], 1, 4]])]
+        [('a', [1.0])]
+    """
+    for name, dtype, shape, offset, nbytes in rows:
+        item = TORCH_DTYPES[dtype]
+        part = data[offset : offset + nbytes]
+        yield name, (part.clone() if offset % item.itemsize else part).view(item).view(shape)

@@ -1,0 +1,127 @@
+"""Takes announced weight versions through staging and verification into the engine."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from actors.generator.engine import Engine, EngineFailed, UpdateRefused
+from actors.generator.weights.staging import Announced, NewestWins, Stage
+from protocol.weights.format import WeightsError
+
+log = logging.getLogger(__name__)
+
+STAGE_TIMEOUT_S = 3600.0
+LOAD_BYTES_PER_S = 50e6
+"""Slower than any memory; what a load is given beyond the patience with an engine that samples."""
+
+
+def load_deadline(nbytes: int, *, patience_s: float, longest_s: float) -> float:
+    """Seconds that loading a version of so many bytes may take.
+
+    Example:
+        >>> load_deadline(100_000_000, patience_s=8.0, longest_s=300.0)
+        10.0
+    """
+    return min(longest_s, patience_s + nbytes / LOAD_BYTES_PER_S)
+
+
+class Updater:
+    """One update at a time, always the newest announced.
+
+    A version that fails its verification is counted, logged and forgotten; the engine is not touched. A load
+    that fails leaves an engine that must not be sampled from: the end of this process (``on_failure``). So does
+    one that takes too long: an engine that hangs while it loads is found nearly as soon as one that samples.
+
+    Args:
+        patience_s: with a load of nothing.
+        longest_s: a load may take, whatever its size.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        queue: NewestWins,
+        stage: Stage,
+        run: str,
+        *,
+        on_failure: Callable[[str], None],
+        patience_s: float = 8.0,
+        longest_s: float = 300.0,
+    ) -> None:
+        self.loading = False
+        self._engine, self._queue, self._stage, self._run = engine, queue, stage, run
+        self._on_failure = on_failure
+        self._patience_s, self._longest_s = patience_s, longest_s
+        self._offered = asyncio.Event()
+        self._applied = 0
+        self._refused = 0
+        self._pause_s = 0.0
+
+    def offer(self, announced: Announced) -> None:
+        """Note an announcement of the broker; it is repeated until the version is in service."""
+        if self._queue.offer(announced):
+            self._offered.set()
+        elif announced < self._queue.in_service:
+            in_service = self._queue.in_service
+            self._refuse(
+                f"epoch {announced.epoch} version {announced.version} is behind what is in service, "
+                f"epoch {in_service.epoch} version {in_service.version}"
+            )
+
+    async def run(self, on_applied: Callable[[], None]) -> None:
+        """Apply updates until cancelled."""
+        while True:
+            await self._offered.wait()
+            self._offered.clear()
+            while announced := self._queue.take():
+                applied = await self.update(announced)
+                self._queue.settle(announced, applied=applied)
+                if applied:
+                    on_applied()
+
+    async def update(self, announced: Announced) -> bool:
+        """Stage, verify and load one version; True when it is in service."""
+        try:
+            async with asyncio.timeout(STAGE_TIMEOUT_S):
+                manifest, data = await asyncio.to_thread(self._stage.stage, announced, self._run)
+        except TimeoutError:  # the thread cannot be ended, so this process has to
+            self._on_failure(
+                f"fetching and verifying version {announced.version} took longer than {STAGE_TIMEOUT_S:g} s; is "
+                f"{announced.manifest} on a file system that hangs?"
+            )
+            return False
+        except WeightsError as error:
+            self._refuse(str(error))
+            return False
+        allowed_s = load_deadline(manifest.nbytes, patience_s=self._patience_s, longest_s=self._longest_s)
+        self.loading = True
+        try:
+            async with asyncio.timeout(allowed_s):
+                self._pause_s = await self._engine.apply_weights(manifest, data)
+        except UpdateRefused as error:
+            self._queue.never(announced)
+            self._refuse(str(error))
+            return False
+        except (EngineFailed, TimeoutError) as error:
+            why = str(error) or f"it took longer than {allowed_s:.1f} s"
+            self._on_failure(f"loading version {announced.version} failed, the engine is lost: {why}")
+            return False
+        finally:
+            self.loading = False
+            self._stage.discard(data)
+        self._stage.accepted(manifest)
+        self._applied += 1
+        log.info("policy version %d in service, paused for %.0f ms", manifest.version, 1e3 * self._pause_s)
+        return True
+
+    def gauges(self) -> dict[str, float]:
+        return {
+            "update_pause_seconds": self._pause_s,
+            "updates_applied_total": float(self._applied),
+            "updates_refused_total": float(self._refused),
+            "updates_skipped_total": float(self._queue.skipped),
+        }
+
+    def _refuse(self, why: str) -> None:
+        self._refused += 1
+        log.warning("weight update refused, sampling goes on as before: %s", why)

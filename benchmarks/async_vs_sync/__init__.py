@@ -1,0 +1,1 @@
+"""Wall time to equal tokens and equal reward, asynchronous over lockstep."""

@@ -1,0 +1,276 @@
+"""One learner of the real system on the clock, for `benchmarks.async_vs_sync`."""
+
+import json
+import os
+import time
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.envs.known_work import WorkSuite
+from benchmarks.staleness.lag_system import BudgetedCurriculum, System
+from launch.run_file.sections import RunConfig
+from learner.intake.exchange import Exchange, Stopped
+from learner.loop import Learner
+from learner.main import join
+from learner.metrics import Report
+from learner.publisher import Publisher
+from learner.run_files import next_epoch
+from learner.totals import Totals
+from learner.update.engine import Engine
+from protocol.session import Progress
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+Weights = tuple[dict[str, tuple[str, tuple[int, ...]]], list[tuple[str, memoryview]]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A learner step that is over."""
+
+    time: float
+    """Seconds since the clock was started."""
+    tokens: int
+    """Action tokens trained since then."""
+    waited: float
+    """Seconds of the step spent waiting for a batch."""
+    updated: float
+    """Seconds of forward and backward passes and the optimizer."""
+    reward: float | None
+    """Mean return of the training trajectories that arrived; None if none did."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What held-out tasks say of the weights at one moment; evaluated after the clock was stopped."""
+
+    time: float
+    step: int
+    reward: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one learner came to."""
+
+    arm: str
+    mode: str
+    seed: int
+    settings: str
+    """Fingerprint: runs under other settings do not belong in one table."""
+    seconds: float
+    steps: list[Step]
+    snapshots: list[Snapshot]
+    idle_learner: float
+    """Share of the seconds in which it waited for a batch."""
+    idle_generator: float
+    """Share of the seconds in which no request ran."""
+    running_requests: float
+    episodes_running: float
+    """Mean over the steps; the one before too."""
+    tokens_per_trajectory: float
+    lag_mean: float
+    lag_max: int
+    stale_tokens: float
+    """Share of the action tokens in batches that were too stale to be trained."""
+    cpu: dict[str, float] = field(default_factory=dict)
+    """Cores that each role kept busy, and others on the machine."""
+
+
+class TimedLearner(Learner):
+    """Keeps times and weights from `begin` on."""
+
+    keep_steps, keep_seconds = 1, 1.0
+    """Weights are kept after so many steps, or so many seconds, whichever comes first."""
+    gauges: list[dict[str, float]]
+
+    def begin(self) -> None:
+        """The clock starts: all roles are up, and the first weights have been evaluated."""
+        self.totals, self.timed, self.kept = Totals(), list[Step](), list[tuple[float, int, Weights]]()
+        self.gauges, self.first_step = [self.exchange.inlet.gauges], self.step
+        self.began = time.monotonic()
+
+    def record(self, report: Any, trained: Any, updated: int, waited: float, wall: float) -> None:
+        """As ever, and for us."""
+        if hasattr(self, "began"):
+            arrived = [t.return_ for t in self.exchange.inlet.recent if t.status != "failed"]
+            now = time.monotonic() - self.began
+            self.timed.append(
+                Step(
+                    time=now,
+                    tokens=self.totals.trained_tokens,
+                    waited=waited,
+                    updated=report.metrics["learner/step_seconds"],
+                    reward=sum(arrived) / len(arrived) if arrived else None,
+                )
+            )
+            self.gauges.append(self.exchange.inlet.gauges)
+            done = self.step - self.first_step
+            last = self.kept[-1] if self.kept else (0.0, 0)
+            if now - last[0] >= self.keep_seconds or done - last[1] >= self.keep_steps:
+                self.kept.append((now, done, self.copy()))
+        super().record(report, trained, updated, waited, wall)
+
+    def copy(self) -> Weights:
+        """The weights as they are now."""
+        shapes, tensors = self.engine.weights()
+        return shapes, [(name, memoryview(bytes(data))) for name, data in tensors]
+
+    def judge(self) -> list[Snapshot]:
+        """Serve the weights that were kept, one after the other, and evaluate each."""
+        found = [Snapshot(0.0, 0, float(self.evaluations[0]["return_mean"]))]
+        for moment, done, weights in self.kept:
+            self.version += 1
+            self.exchange.announce(self.publisher.publish(self.version, *weights))
+            self.evaluate(f"snapshot {done}")
+            found.append(Snapshot(moment, done, float(self.evaluations[-1]["return_mean"])))
+        return found
+
+
+def train(system: System, config: RunConfig, *, arm: str, settings: str, steps: int, kept: int) -> Run:
+    """One learner: evaluate, start the clock, train, stop it, evaluate what was kept on the way."""
+    mode, seed = config.run.mode, config.run.seed
+    learner_config = config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag})
+    engine = Engine(learner_config, model=system.model, total_steps=learner_config.steps, seed=seed)
+    epoch = next_epoch(system.folder)
+    link = join(
+        learner_config, system.config.broker.endpoint, system.folder.name, epoch=epoch, progress=Progress
+    )
+    report = Report(system.folder)
+    publisher = Publisher(system.folder.name, system.folder, epoch=epoch, keep=learner_config.keep_versions)
+    deadline = float("inf")
+    curriculum = BudgetedCurriculum(config.env.name, learner_config, epoch, next_index=seed * 1_000_000)
+    suite = WorkSuite(**config.env.params)
+    curriculum.budget = suite.budget if suite.budgeted else None
+    try:
+        exchange = Exchange(
+            link,
+            curriculum,
+            learner_config,
+            lockstep=mode == "sync",
+            stop_reason=lambda: system.stop_reason(deadline),
+        )
+        learner = TimedLearner(learner_config, system.folder, engine, exchange, publisher, report, seed=seed)
+        learner.keep_steps, learner.keep_seconds = max(1, steps // kept), config.run.max_minutes * 60 / kept
+        learner.take_over(always=True)
+        learner.evaluate("before")
+        used = cpu_seconds(system)
+        learner.begin()
+        deadline = learner.began + config.run.max_minutes * 60
+        try:
+            while learner.step < steps:
+                learner.learn()
+        except Stopped:
+            pass
+        seconds = time.monotonic() - learner.began
+        used = {role: (cpu - used.get(role, 0.0)) / seconds for role, cpu in cpu_seconds(system).items()}
+        snapshots = learner.judge()
+    finally:
+        link.close("done")
+        report.close()
+        publisher.close()
+        engine.release()
+    return _outcome(learner, arm, settings, config, seconds, snapshots, used)
+
+
+def _outcome(
+    learner: TimedLearner,
+    arm: str,
+    settings: str,
+    config: RunConfig,
+    seconds: float,
+    snapshots: list[Snapshot],
+    cpu: dict[str, float],
+) -> Run:
+    text = (learner.run_dir / "metrics.jsonl").read_text(encoding="utf-8")
+    lines = [line for line in map(json.loads, text.splitlines()) if "learner/policy_version" in line]
+    lags = {int(lag): count for lag, count in learner.totals.lag_counts.items()}
+    trajectories = max(1, learner.totals.trained_trajectories)
+
+    def mean(name: str) -> float:
+        return float(sum(line.get(name, 0.0) for line in lines) / max(1, len(lines)))
+
+    return Run(
+        arm=arm,
+        mode=config.run.mode,
+        seed=config.run.seed,
+        settings=settings,
+        seconds=seconds,
+        steps=learner.timed,
+        snapshots=snapshots,
+        idle_learner=sum(step.waited for step in learner.timed) / seconds,
+        idle_generator=idle_share(learner.gauges[0], learner.gauges[-1]),
+        running_requests=mean("generator/running_requests"),
+        episodes_running=mean("actor/episodes_running"),
+        tokens_per_trajectory=learner.totals.trained_tokens / trajectories,
+        lag_mean=sum(lag * n for lag, n in lags.items()) / max(1, sum(lags.values())),
+        lag_max=max(lags, default=0),
+        stale_tokens=mean("learner/stale_token_fraction"),
+        cpu=cpu,
+    )
+
+
+def idle_share(before: dict[str, float], after: dict[str, float]) -> float:
+    """Of generators, between two reports of theirs: seconds without a running request over seconds served.
+
+    Example:
+        >>> a = {"generator/idle_seconds_total": 2.0, "generator/serving_seconds_total": 10.0}
+        >>> b = {"generator/idle_seconds_total": 3.0, "generator/serving_seconds_total": 20.0}
+        >>> idle_share(a, b)
+        0.1
+    """
+    idle, served = (
+        after.get(name, 0.0) - before.get(name, 0.0)
+        for name in ("generator/idle_seconds_total", "generator/serving_seconds_total")
+    )
+    return idle / served if served > 0 else 0.0
+
+
+def cpu_seconds(system: System) -> dict[str, float]:
+    """By role: processor time used so far, that of its child processes too. The learner is this process."""
+    with urllib.request.urlopen(f"http://{system.config.broker.http}/status", timeout=5) as answer:
+        peers = json.load(answer)["peers"]
+    times = process_times()
+    found = {"learner": times[os.getpid()][1]}
+    for peer in peers:
+        if peer["role"] != "learner":
+            role, pid = peer["role"], int(peer["pid"])
+            mine = [cpu for process, (parent, cpu) in times.items() if pid in (process, parent)]
+            found[role] = found.get(role, 0.0) + sum(mine)
+    others = {os.getpid(), *(int(peer["pid"]) for peer in peers)}
+    broker = [
+        cpu for process, (parent, cpu) in times.items() if parent == os.getpid() and process not in others
+    ]
+    found["broker"] = sum(broker)
+    return found | {"others": machine_seconds() - sum(found.values())}
+
+
+def machine_seconds() -> float:
+    """Processor time that all cores of the machine were busy, with what its host took from it."""
+    line = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0].split()
+    user, nice, system, _, _, interrupts, soft, stolen = map(int, line[1:9])
+    return (user + nice + system + interrupts + soft + stolen) / TICKS_PER_S
+
+
+def process_times() -> dict[int, tuple[int, float]]:
+    """By process: its parent, and the processor time it has used."""
+    found: dict[int, tuple[int, float]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended meanwhile
+        found[int(path.parent.name)] = (int(fields[1]), (int(fields[11]) + int(fields[12])) / TICKS_PER_S)
+    return found
+
+
+def read(lines: Sequence[str]) -> list[Run]:
+    """Runs from a JSON Lines file."""
+    found = []
+    for values in map(json.loads, lines):
+        values["steps"] = [Step(**step) for step in values["steps"]]
+        values["snapshots"] = [Snapshot(**snapshot) for snapshot in values["snapshots"]]
+        found.append(Run(**values))
+    return found

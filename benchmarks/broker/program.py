@@ -1,0 +1,370 @@
+"""What a segment costs the broker, against sockets that only forward and against Redis Streams.
+
+    python -m benchmarks.broker [--redis redis-server] [--json build/broker.json] [--repetitions 3] [--seconds 1.5]
+
+One segment is: the segment in, its acknowledgement out, the lease before it, and its share of the delivery and the
+commit of its group. The figure to trust is the CPU time of the broker's process (all threads, user and system) over the
+segments of the same time; rates depend on how many cores there are for the other processes. Arms take turns, so that
+other work on the machine disturbs all alike; each run is a fresh process and a fresh journal.
+"""
+
+import argparse
+import contextlib
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.broker.load import AGES, Load, run_actors, run_learner
+from benchmarks.broker.others import (
+    consume,
+    forward,
+    produce,
+    redis_consume,
+    redis_produce,
+    redis_server,
+    why_no_redis,
+)
+from broker.config import BrokerConfig
+from broker.service import serve
+from launch.processes import free_port
+from protocol.security.key_files import make
+
+SIZES = {"1 KB": 1 << 10, "16 KB": 1 << 14, "128 KB": 1 << 17, "1 MB": 1 << 20}
+WINDOWS = {1 << 10: 64, 1 << 14: 64, 1 << 17: 32, 1 << 20: 16}
+ACTORS = 8
+PEERS, RATES, AN_ACTOR = (1, 16, 64, 256), (1_000.0, 4_000.0), 4
+WARM_S = 0.5
+WAIT_S = 30.0
+LATENCY_RATE, LATENCY_SAMPLES, LATENCY_WARM = 1_000.0, 3_000, 500
+FIGURES = {
+    "over_loop": "CPU over that of the loop in Python that only forwards, round by round",
+    "cpu_us": "CPU microseconds of the broker per segment",
+    "per_s": "segments/s",
+    "mb_per_s": "MB/s",
+}
+TICKS = os.sysconf("SC_CLK_TCK")
+
+_spawn = multiprocessing.get_context("spawn")
+
+
+@dataclass
+class Run:
+    """A broker under load: its process, the segments that are done, and where latencies come from."""
+
+    pid: int
+    done: Any
+    results: Any = None
+    ages: Any = None
+    """Shared array of the seconds that the last trajectories took from the actor to the learner."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A broker in one setting. ``journal``: none, "written" or "synced"; ``segments``: of each trajectory."""
+
+    name: str
+    journal: str = ""
+    encrypted: bool = False
+    segments: int = 1
+    other: str = ""
+
+
+OURS = (
+    Arm("ours, memory"),
+    Arm("ours, journal written", "written"),
+    Arm("ours, journal synced", "synced"),
+    Arm("ours, CURVE, memory", encrypted=True),
+    Arm("ours, CURVE, journal synced", "synced", encrypted=True),
+)
+LONG = (
+    Arm("ours, memory, 8 segments a trajectory", segments=8),
+    Arm("ours, CURVE, memory, 8 segments a trajectory", encrypted=True, segments=8),
+    Arm("ours, journal synced, 8 segments a trajectory", "synced", segments=8),
+)
+LOOP = "pyzmq forwarder, Python loop"
+OTHERS = (
+    Arm(LOOP, other="loop"),
+    Arm("zmq.proxy, C", other="proxy"),
+    Arm("Redis Streams, memory", other="redis"),
+    Arm("Redis Streams, AOF always", "synced", other="redis"),
+)
+
+
+# --- arms ---------------------------------------------------------------------------------------------------
+
+
+def serve_ours(settings: dict[str, Any], journal: Path | None, keys: Path | None) -> None:
+    """Body of the broker's process."""
+    logging.basicConfig(level=logging.WARNING)
+    config = BrokerConfig.model_validate(settings)
+    serve(config, run="benchmark", max_policy_lag=4, journal=journal, keys=keys)
+
+
+@contextlib.contextmanager
+def processes() -> Iterator[Callable[..., Any]]:
+    """Yields what starts a process; all of them are killed at the end."""
+    started = []
+
+    def start(target: Callable[..., None], *arguments: Any, **named: Any) -> Any:
+        process = _spawn.Process(target=target, args=arguments, kwargs=named, daemon=True)
+        process.start()
+        started.append(process)
+        return process
+
+    try:
+        yield start
+    finally:
+        for process in reversed(started):
+            process.kill()
+        for process in started:
+            process.join()
+
+
+@contextlib.contextmanager
+def ours(arm: Arm, folder: Path, load: Load) -> Iterator[Run]:
+    """Our broker, actors and a learner."""
+    endpoint, http = f"tcp://127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    keys = folder / "keys" if arm.encrypted else None
+    if keys is not None:
+        make(keys)
+    settings: dict[str, Any] = {"endpoint": endpoint, "http": http}
+    if arm.journal:
+        settings["journal"] = {"durability": arm.journal}
+    load = replace(load, endpoint=endpoint, keys=keys)
+    acked, committed = _spawn.RawValue("Q", 0), _spawn.RawValue("Q", 0)
+    results, sender = _spawn.Pipe(duplex=False)
+    ages = _spawn.RawArray("d", AGES)
+    with processes() as start:
+        journal = folder / "journal" if arm.journal else None
+        broker = start(serve_ours, settings, journal, keys)
+        start(run_actors, load, acked, sender)
+        start(run_learner, load, committed, ages)
+        yield Run(broker.pid, committed, results, ages)
+
+
+@contextlib.contextmanager
+def forwarder(arm: Arm, load: Load) -> Iterator[Run]:
+    """Sockets that only forward, a producer and a consumer."""
+    front, back = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
+    acked = _spawn.RawValue("Q", 0)
+    with processes() as start:
+        broker = start(forward, front, back, in_c=arm.other == "proxy")
+        start(produce, front, load.nbytes, load.window, acked, load.connections)
+        start(consume, back)
+        yield Run(broker.pid, acked)
+
+
+@contextlib.contextmanager
+def redis_streams(arm: Arm, folder: Path, load: Load, server: str) -> Iterator[Run]:
+    """Redis, a producer and a consumer."""
+    port, acked = free_port(), _spawn.RawValue("Q", 0)
+    with (
+        redis_server(server, port, folder, persistent=arm.journal != "") as pid,
+        processes() as start,
+    ):
+        start(redis_produce, port, load.nbytes, load.window, acked)
+        start(redis_consume, port, load.window, acked)
+        yield Run(pid, acked)
+
+
+def running(arm: Arm, folder: Path, load: Load, server: str) -> contextlib.AbstractContextManager[Run]:
+    if arm.other == "redis":
+        return redis_streams(arm, folder, load, server)
+    return forwarder(arm, load) if arm.other else ours(arm, folder, load)
+
+
+# --- measuring ----------------------------------------------------------------------------------------------
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process, all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def measure(run: Run, seconds: float, nbytes: int) -> dict[str, float]:
+    """Rates and CPU time per segment, once segments flow."""
+    until(lambda: run.done.value > 0, "segments flow")
+    time.sleep(WARM_S)
+    cpu, done, at = cpu_seconds(run.pid), run.done.value, time.perf_counter()
+    time.sleep(seconds)
+    cpu, done, at = cpu_seconds(run.pid) - cpu, run.done.value - done, time.perf_counter() - at
+    assert done, "no segment was done in this time"
+    return {"cpu_us": cpu / done * 1e6, "per_s": done / at, "mb_per_s": done * nbytes / at / 1e6}
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {WAIT_S:g} s: {what}")
+        time.sleep(0.01)
+
+
+def make_load(nbytes: int, segments: int = 1) -> Load:
+    window = max(ACTORS, WINDOWS[nbytes] // segments)
+    return Load("", nbytes, ACTORS, window, outstanding=4 * window, segments=segments)
+
+
+def throughput(arm: Arm, load: Load, arguments: argparse.Namespace) -> dict[str, float]:
+    with (
+        tempfile.TemporaryDirectory(dir=arguments.folder) as folder,
+        running(arm, Path(folder), load, arguments.redis) as run,
+    ):
+        return measure(run, arguments.seconds, load.nbytes)
+
+
+def latency(arm: Arm, arguments: argparse.Namespace) -> dict[str, float]:
+    """Milliseconds from sending a segment of 16 KB to its acknowledgement, at 1,000 segments a second."""
+    load = replace(make_load(1 << 14), rate=LATENCY_RATE, samples=LATENCY_SAMPLES + LATENCY_WARM)
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder, ours(arm, Path(folder), load) as run:
+        if not run.results.poll(WAIT_S):
+            raise TimeoutError(f"{arm.name}: {LATENCY_SAMPLES} acknowledgements did not come in {WAIT_S:g} s")
+        cuts = statistics.quantiles(run.results.recv()[LATENCY_WARM:], n=100)
+    return {"p50_ms": cuts[49] * 1e3, "p99_ms": cuts[98] * 1e3}
+
+
+def summary(rows: list[dict[str, float]]) -> dict[str, list[float]]:
+    """Median, least and most of each figure."""
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    return {name: [statistics.median(v), min(v), max(v)] for name, v in columns.items()}
+
+
+# --- the program --------------------------------------------------------------------------------------------
+
+Results = dict[str, dict[str, Any]]
+
+
+def sizes(arguments: argparse.Namespace) -> Results:
+    """Every arm at every size."""
+    missing = why_no_redis(arguments.redis)
+    every = (*OURS, *LONG, *OTHERS)
+    arms = [arm for arm in every if not (arm.other == "redis" and missing)]
+    rows: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for _ in range(arguments.repetitions):
+        for size in arguments.sizes:
+            for arm in arms:
+                row = throughput(arm, make_load(SIZES[size], arm.segments), arguments)
+                rows.setdefault((arm.name, size), []).append(row)
+                logging.info("%s, %s: %.1f us, %.0f /s", arm.name, size, row["cpu_us"], row["per_s"])
+    _over_loop(rows)
+    results: Results = {
+        arm.name: {size: summary(rows[arm.name, size]) for size in arguments.sizes} for arm in arms
+    }
+    return results | {arm.name: {"missing": missing} for arm in OTHERS if arm not in arms}
+
+
+def _over_loop(rows: dict[tuple[str, Any], list[dict[str, float]]]) -> None:
+    """Adds the ratio to the loop in Python of the same round and column."""
+    for (_, column), found in rows.items():
+        for row, loop in zip(found, rows[LOOP, column], strict=True):
+            row["over_loop"] = row["cpu_us"] / loop["cpu_us"]
+
+
+def peers(arguments: argparse.Namespace) -> Results:
+    """CPU time per segment of 16 KB over the number of actors connected.
+
+    As many as the broker takes, with as many trajectories under way by however many connections, beside the loop in
+    Python; of so many a second; and with so many under way an actor.
+    """
+    rows: dict[tuple[str, int], list[dict[str, float]]] = {}
+    arm = OURS[0]
+    for _ in range(arguments.repetitions):
+        for count in PEERS:
+            load = replace(make_load(1 << 14), actors=count, window=256, outstanding=1024, connections=count)
+            own = replace(load, window=AN_ACTOR * count, outstanding=max(64, 4 * AN_ACTOR * count))
+            every = [(one, one.name, load) for one in (arm, Arm(LOOP, other="loop"))]
+            every += [(arm, f"{arm.name}, {rate:,.0f}/s", replace(load, rate=rate)) for rate in RATES]
+            every += [(arm, f"{arm.name}, {AN_ACTOR} an actor", own)]
+            for served, name, asked in every:
+                rows.setdefault((name, count), []).append(throughput(served, asked, arguments))
+    _over_loop(rows)
+    return {f"{name}, {count} actors": summary(found) for (name, count), found in rows.items()}
+
+
+def latencies(arguments: argparse.Namespace) -> Results:
+    rows: dict[str, list[dict[str, float]]] = {}
+    for _ in range(arguments.repetitions):
+        for arm in OURS:
+            rows.setdefault(arm.name, []).append(latency(arm, arguments))
+    return {name: summary(found) for name, found in rows.items()}
+
+
+def tables(results: dict[str, Results], chosen: list[str]) -> str:
+    """The results as Markdown."""
+    lines = []
+    if "sizes" in results:
+        for figure, title in FIGURES.items():
+            lines += ["", f"**{title}** (median, in brackets least and most)", ""]
+            lines += _table(results["sizes"], chosen, figure)
+    if "latency" in results:
+        lines += ["", "**Milliseconds from sending a segment of 16 KB to its acknowledgement**", ""]
+        lines += _rows(results["latency"], {"p50_ms": 2, "p99_ms": 2})
+    if "peers" in results:
+        lines += ["", "**CPU microseconds per segment of 16 KB over connected actors**", ""]
+        lines += _rows(results["peers"], {"cpu_us": 0, "over_loop": 2, "per_s": 0})
+    return "\n".join(lines)
+
+
+def _table(rows: Results, columns: list[str], figure: str) -> list[str]:
+    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for name, row in rows.items():
+        digits = 2 if figure == "over_loop" else 0
+        cells = [
+            row["missing"] if "missing" in row else _cell(row[column][figure], digits) for column in columns
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def _rows(rows: Results, columns: dict[str, int]) -> list[str]:
+    """A line a row, of columns with so many digits."""
+    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for name, row in rows.items():
+        cells = [_cell(row[column], digits) for column, digits in columns.items()]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def _cell(figures: list[float], digits: int) -> str:
+    median, least, most = (f"{figure:,.{digits}f}" for figure in figures)
+    return f"{median} [{least}, {most}]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--parts", nargs="+", default=["sizes", "latency", "peers"])
+    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("--seconds", type=float, default=1.5, help="measured time of each run")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--redis", default="redis-server", help="the program, if it is not on PATH")
+    parser.add_argument(
+        "--folder", default=None, help="where journals are written; a folder on the disk to be measured"
+    )
+    parser.add_argument("--json", type=Path, default=None)
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # its processes end with it
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("broker").setLevel(logging.WARNING)
+    parts: dict[str, Callable[[argparse.Namespace], Results]] = {
+        "sizes": sizes,
+        "latency": latencies,
+        "peers": peers,
+    }
+    results = {part: parts[part](arguments) for part in arguments.parts}
+    if arguments.json is not None:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(results, indent=1))
+    logging.info("%s", tables(results, arguments.sizes))

@@ -1,0 +1,1 @@
+"""Toy tasks whose cost or optimum is known, for benchmarks."""

@@ -1,0 +1,248 @@
+"""The journal of a campaign read again from its very first record, by books that never died.
+
+The broker that was killed took up its journal at the newest snapshot, again and again. Here all of its files are
+applied to one pair of books in one go, and what each snapshot says is compared with them: a broker that lost or doubled
+something over one of its deaths is found out. Then what the learner itself says it has trained (its metrics, its log,
+its newest checkpoint) is held against the commits in the journal.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.faults.learner import by_checkpoint, by_log, by_metrics
+from broker.config import BrokerConfig
+from broker.core.events import AnyEvent, Committed, LearnerJoined, decode_event
+from broker.core.state import Books, process
+from broker.core.store import Counted, SegmentKey
+from broker.errors import BrokerError
+from broker.journal.files import numbers, records
+from broker.journal.records import Kind, Loss, Record, unpack_segment
+from broker.recovery import Snapshot
+from learner.run_files import CHECKPOINTS
+from protocol.codec import decode_segment
+
+
+@dataclass
+class Audit:
+    """What was found. Every list has to be empty."""
+
+    segments: int = 0
+    """In the journal's files."""
+    trained: dict[SegmentKey, int] = field(default_factory=dict)
+    """Segments of the surviving line, and the step of each."""
+    units: dict[str, int] = field(default_factory=dict)
+    """The same of units."""
+    tokens: dict[int, int] = field(default_factory=dict)
+    """Action tokens that the journal says were given to each of its steps."""
+    trained_twice: list[str] = field(default_factory=list)
+    """Segments that stand at two steps of that line, and tasks of which two attempts do."""
+    segments_twice: set[SegmentKey] = field(default_factory=set)
+    gone_with_a_learner: list[str] = field(default_factory=list)
+    """Units of steps that were undone, which the broker did not have any more."""
+    differences: list[str] = field(default_factory=list)
+    """Between these books and what the broker, which had died, wrote into a snapshot."""
+    learner_differs: list[str] = field(default_factory=list)
+    """Between the journal's commits and what the learner says itself."""
+    snapshots: int = 0
+    lineages: int = 0
+
+    @property
+    def wrong(self) -> list[str]:
+        """All of it."""
+        return [
+            *(f"trained twice: {text}" for text in self.trained_twice),
+            *(f"gone with a learner: {text}" for text in self.gone_with_a_learner),
+            *self.differences,
+            *self.learner_differs,
+        ]
+
+
+class _Index(Counted):
+    """Which segments there are, without their bytes."""
+
+    low = crowded = False
+
+    def put(self, key: SegmentKey, header: bytes, body: bytes) -> None:
+        self.add(key, len(header) + len(body))
+
+    def get(self, key: SegmentKey) -> tuple[bytes, bytes]:
+        raise KeyError(key)
+
+    def note(self, event: AnyEvent) -> None:
+        pass
+
+    def index(self) -> list[tuple[SegmentKey, bool]]:
+        return sorted([(key, False) for key in self._held] + [(key, True) for key in self._aside])
+
+
+class Replay:
+    """Books that have seen every record so far."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.store = _Index()
+        self.books = Books(config, self.store, 1 << 30)
+        self.audit = Audit()
+
+    def take(self, record: Record) -> None:
+        """Apply one record."""
+        match record.kind:
+            case Kind.SEGMENT:
+                header, body = unpack_segment(record.payload)
+                segment, nbytes = decode_segment(header), len(header) + len(body)
+                self.store.add((segment.trajectory_id, segment.index), nbytes)
+                self.books.apply_segment(segment, nbytes, 0.0)
+                self.audit.segments += 1
+            case Kind.EVENT:
+                event = decode_event(record.payload)
+                self._before(event)
+                self.books.apply(event, 0.0)
+            case Kind.SNAPSHOT:
+                self._compare(msgspec.msgpack.decode(record.payload, type=Snapshot))
+        self.books.take_actions()
+        self.books.take_notices()
+
+    def end(self) -> Audit:
+        """What is left to be found when all records were taken."""
+        audit, ledger = self.audit, self.books.ledger
+        attempts: dict[str, set[str]] = defaultdict(set)
+        for trajectory, _ in audit.trained:
+            attempts[trajectory.rpartition(".")[0]].add(trajectory)
+        audit.trained_twice += [
+            f"task {task}, as {sorted(several)}" for task, several in attempts.items() if len(several) > 1
+        ]
+        counted = ledger.outcomes["trained"].segments
+        if counted != len(audit.trained) and audit.lineages < 2:
+            audit.differences.append(
+                f"the ledger says {counted} segments are trained, {len(audit.trained)} are"
+            )
+        if ledger.stored.segments != audit.segments:
+            audit.differences.append(
+                f"{audit.segments} segments are in the journal, {ledger.stored.segments} in the ledger"
+            )
+        if wrong := self.books.violation():
+            audit.differences.append(f"the ledger does not close: {wrong}")
+        return audit
+
+    def _before(self, event: AnyEvent) -> None:
+        """What an event says of the line of steps, with the books as it found them."""
+        match event:
+            case Committed(step=step, trained=trained):
+                units = {unit.unit_id: unit for unit in self.books.deliveries.units()}
+                for unit in (units[name] for name in trained if name in units):
+                    self.audit.units[unit.unit_id] = step
+                    for piece in unit.pieces:
+                        self._trained(piece.key, step, piece.action_tokens)
+            case LearnerJoined(hello=hello):
+                before = self.books.lineage
+                if before is None or before.lineage != hello.lineage:
+                    self.audit.lineages += 1
+                    self._cut(0, kept=())
+                elif process(before) != process(hello):
+                    committed = [unit for unit in self.books.deliveries.saved() if unit.outcome is not None]
+                    self._cut(hello.step, kept=(piece.key for unit in committed for piece in unit.pieces))
+
+    def _trained(self, key: SegmentKey, step: int, tokens: int) -> None:
+        audit = self.audit
+        if audit.trained.setdefault(key, step) != step:
+            audit.segments_twice.add(key)
+            audit.trained_twice.append(f"{key} at steps {audit.trained[key]} and {step}")
+        audit.tokens[step] = audit.tokens.get(step, 0) + tokens
+
+    def _cut(self, step: int, kept: Iterable[SegmentKey]) -> None:
+        """The line goes on from this step; what was trained later has to be among what the broker kept."""
+        audit, kept = self.audit, set(kept)
+        undone = [key for key, at in audit.trained.items() if at > step]
+        if audit.lineages == 1:
+            audit.gone_with_a_learner += [str(key) for key in undone if key not in kept]
+        for key in undone:
+            del audit.trained[key]
+        audit.units = {unit: at for unit, at in audit.units.items() if at <= step}
+        audit.tokens = {at: tokens for at, tokens in audit.tokens.items() if at <= step}
+
+    def _compare(self, saved: Snapshot) -> None:
+        self.audit.snapshots += 1
+        theirs, ours = _picture(saved), self._mine()
+        self.audit.differences += [
+            f"snapshot {self.audit.snapshots}, {part}: {_difference(theirs[part], ours[part])}"
+            for part in theirs
+            if theirs[part] != ours[part]
+        ]
+
+    def _mine(self) -> dict[str, Any]:
+        books = self.books
+        return _picture(
+            Snapshot(
+                segments=[(key, None, 0, aside) for key, aside in self.store.index()],  # type: ignore[misc]
+                tasks=books.tasks.live(),
+                over=books.tasks.over.items(),
+                trajectories=list(books.assembly.trajectories.values()),
+                groups=list(books.assembly.groups.values()),
+                units=books.deliveries.saved(),
+                unit_count=books.deliveries.count,
+                mode=books.assembly.mode,
+                ledger=books.ledger,
+                lineage=books.lineage,
+                published=books.published,
+            )
+        )
+
+
+def _picture(saved: Snapshot) -> dict[str, Any]:
+    """A snapshot without places in files, clocks, and counts of what was refused, which are no events."""
+    ledger = saved.ledger
+    return {
+        "segments": sorted((key, aside) for key, _, _, aside in saved.segments),
+        "tasks": sorted(
+            (r.trajectory_id, r.losses, r.lease.lease_id if r.lease else "") for r in saved.tasks
+        ),
+        "tasks that are over": sorted(saved.over),
+        "trajectories": sorted((t.trajectory_id, t.next_index, t.closed) for t in saved.trajectories),
+        "groups": sorted((g.group_id, sorted(g.out), len(g.here), g.taken, g.lost) for g in saved.groups),
+        "units": sorted(
+            (u.unit_id, u.age, u.deliveries, u.epoch, u.step, u.outcome or "", [p.key for p in u.pieces])
+            for u in saved.units
+        ),
+        "ledger": {"stored": ledger.stored, "rolled back": ledger.rolled_back, **ledger.outcomes},
+        "lineage": saved.lineage,
+        "published": saved.published,
+    }
+
+
+def _difference(theirs: Any, ours: Any) -> str:
+    if isinstance(theirs, list):
+        theirs, ours = [x for x in theirs if x not in ours], [x for x in ours if x not in theirs]
+    elif isinstance(theirs, dict):
+        differing = [name for name in theirs if theirs[name] != ours.get(name)]
+        theirs, ours = {n: theirs[n] for n in differing}, {n: ours.get(n) for n in differing}
+    return f"the broker had {str(theirs)[:500]}, the journal gives {str(ours)[:500]}"
+
+
+def audit(folder: Path) -> Audit:
+    """Read all of a run that has ended."""
+    settings = json.loads((folder / "config.json").read_text())["broker"]
+    replay = Replay(BrokerConfig.model_validate(settings))
+    if numbers(folder / "journal", ".released"):
+        replay.audit.differences.append(
+            "files of the journal were deleted: keep_bytes is too small for a proof"
+        )
+        return replay.audit
+    try:
+        for record in records(folder / "journal"):
+            if not isinstance(record, Loss):
+                replay.take(record)
+    except (BrokerError, AssertionError, KeyError, msgspec.MsgspecError) as error:
+        replay.audit.differences.append(f"the journal cannot be applied from its beginning: {error!r}")
+        return replay.audit
+    found = replay.end()
+    found.learner_differs = [
+        *by_metrics(found.tokens, folder / "metrics.jsonl"),
+        *by_log(found.units, folder / "logs" / "learner.log"),
+        *by_checkpoint(found.units, folder / CHECKPOINTS),
+    ]
+    return found

@@ -1,0 +1,265 @@
+"""A campaign of faults against the real system, and the proof that nothing was lost and nothing trained twice.
+
+    python -m benchmarks.faults [--faults 200] [--seed 0] [--kinds "kill broker" ...] [--dir DIR] [--out FILE.json]
+                                [--deadline 120] [--keep DIR] [--minutes 40] [--resume]
+    python -m benchmarks.faults --table FILE.json
+
+Each fault that is over is a line in FILE.jsonl, from which `--table` makes a table too. `--minutes` ends the campaign
+early; `--resume` goes on behind the last line, in a run of its own, and adds up what is found.
+
+The main job runs throughout, on real vLLM, DeepSpeed and sockets, with an actor more in a network namespace of its own.
+Faults come one after the other from a schedule that the seed fixes, each kind at least once if there are enough. After
+each, broker, learner, actors and a generator have to be there, new processes where they were killed, and a further step
+has to be committed, within the deadline; at the end all of them have to be there. Then the run is stopped, and its
+actors' logs and its journal are read from outside. Needs root (namespaces, a tmpfs to fill); `--kinds` leaves out what
+needs it.
+"""
+
+import argparse
+import ctypes
+import json
+import math
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.faults.kinds import KINDS
+from benchmarks.faults.network import HOST, far_actor, make_network, remove_network
+from benchmarks.faults.proof import prove
+from benchmarks.faults.scene import Scene
+from benchmarks.faults.system import START_S, Deadlock, System
+from benchmarks.faults.table import failures, lines_of, load, merged, read_lines, table
+from benchmarks.faults.wire import Wire
+from launch.processes import free_port
+from learner.run_files import SHARED_MEMORY
+
+NEEDS_NETWORK = ("network cut", "network cut one way", "network slow")
+NEEDS_TMPFS = ("disk low", "disk full")
+NEEDS_MEMORY = ("shared memory full",)
+NEEDS_WIRE = ("bits flipped", "bytes swapped", "connection reset", "wire delayed", "connection replayed")
+TMPFS_BYTES, MEMORY_BYTES = 3 << 30, 1 << 30
+CLONE_NEWNS = 0x0002_0000
+
+
+def schedule(kinds: list[str], count: int, seed: int) -> list[str]:
+    """Which fault when: each kind once if there is room, the rest by weight, in random order.
+
+    Example:
+        >>> first = schedule(["kill broker", "kill actor"], 5, seed=1)
+        >>> first == schedule(["kill broker", "kill actor"], 5, seed=1), len(first), len(set(first))
+        (True, 5, 2)
+    """
+    rng = random.Random(seed)
+    chosen = rng.sample(kinds, min(count, len(kinds)))
+    weights = [KINDS[kind][0] for kind in kinds]
+    chosen += rng.choices(kinds, weights, k=count - len(chosen))
+    rng.shuffle(chosen)
+    return chosen
+
+
+@contextmanager
+def stage(directory: Path, kinds: list[str]) -> Iterator[None]:
+    """A wire to another namespace, and file systems that can be filled; of this process and its children alone."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if needs(kinds, NEEDS_TMPFS + NEEDS_MEMORY):
+        own_mounts()
+    if needs(kinds, NEEDS_TMPFS):
+        _mount_tmpfs(directory, TMPFS_BYTES)
+    if needs(kinds, NEEDS_MEMORY):
+        _mount_tmpfs(SHARED_MEMORY, MEMORY_BYTES)
+    if needs(kinds, NEEDS_NETWORK):
+        make_network()
+    try:
+        yield
+    finally:
+        if needs(kinds, NEEDS_NETWORK):
+            remove_network()
+
+
+def needs(kinds: list[str], of: tuple[str, ...]) -> bool:
+    """Whether any of the kinds is one of these."""
+    return any(kind in of for kind in kinds)
+
+
+def own_mounts() -> None:
+    """What is mounted from now on is seen by this process and its children alone, and goes with them."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWNS) != 0:
+        raise OSError(
+            ctypes.get_errno(), "mounts of our own: run as root, or leave out what fills file systems"
+        )
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+
+
+def _mount_tmpfs(folder: Path, nbytes: int) -> None:
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={nbytes}", "offbeat-faults", str(folder)], check=True
+    )
+
+
+def campaign(args: argparse.Namespace) -> dict[str, Any]:
+    """Run it; returns what was found."""
+    kinds = args.kinds or list(KINDS)
+    network = needs(kinds, NEEDS_NETWORK)
+    with stage(args.dir, kinds):
+        host = HOST if network else "127.0.0.1"
+        clock = args.dir.resolve() / "clock"
+        system = System(args.dir.resolve(), overrides(host, args.dir), environment(clock))
+        found: dict[str, Any] = {"seed": args.seed, "kinds": kinds, "results": []}
+        if args.resume:
+            found["results"] = read_lines(lines_of(args.out))
+        elif args.out:
+            lines_of(args.out).unlink(missing_ok=True)
+        begun = len(found["results"])
+        planned = schedule(kinds, args.faults, args.seed)
+        others = Others(system)
+        try:
+            system.start()
+            system.until(lambda: (system.committed() or 0) > 0, START_S, "the first step is committed")
+            others.start(kinds)
+            inject(
+                Scene(system, random.Random(args.seed + begun), clock, others.wire),
+                planned,
+                found,
+                args,
+                others,
+            )
+            system.until(lambda: system.well(generators=2), START_S, "all of them are there at the end")
+            found["exit_code"] = system.end()
+        except (Deadlock, subprocess.TimeoutExpired) as error:
+            found["deadlock"] = str(error)
+            print(f"NOT RECOVERED: {error}", flush=True)
+            print(f"seed {args.seed}; the faults: {planned[: len(found['results']) + 1]}", flush=True)
+            print((args.dir / "train.log").read_text()[-4000:], flush=True)
+        finally:
+            others.close()
+            if system.supervisor is not None and system.supervisor.poll() is None:
+                system.supervisor.kill()
+                system.supervisor.wait()
+        found["proof"] = asdict(prove(system.folder, found["results"][begun:]))
+        if args.keep:
+            shutil.copytree(system.folder, args.keep, dirs_exist_ok=True)
+    return found
+
+
+class Others:
+    """Actors that the supervisor does not know: one in another network namespace, one behind a proxy."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._far: subprocess.Popen[bytes] | None = None
+        self.wire: Wire | None = None
+
+    def start(self, kinds: list[str]) -> None:
+        """Those that these kinds of faults need."""
+        if needs(kinds, NEEDS_NETWORK):
+            self._far = far_actor(self._system)
+        if needs(kinds, NEEDS_WIRE):
+            self.wire = Wire(self._system)
+            self.wire.start()
+
+    def revive(self) -> None:
+        """Start again who has ended."""
+        if self._far is not None and self._far.poll() is not None:
+            self._far = far_actor(self._system)
+        if self.wire is not None:
+            self.wire.start()
+
+    def close(self) -> None:
+        if self._far is not None and self._far.poll() is None:
+            self._far.kill()
+            self._far.wait()
+        if self.wire is not None:
+            self.wire.close()
+
+
+def inject(
+    scene: Scene, planned: list[str], found: dict[str, Any], args: argparse.Namespace, others: Others
+) -> None:
+    """One fault after the other, from the first that has no result yet."""
+    end = time.monotonic() + 60.0 * args.minutes
+    for number in range(len(found["results"]), len(planned)):
+        if time.monotonic() > end:
+            return
+        others.revive()
+        found["results"].append(one(scene, number, planned[number], args.deadline))
+        if args.out:
+            with open(lines_of(args.out), "a") as lines:
+                lines.write(json.dumps(found["results"][-1]) + "\n")
+
+
+def one(scene: Scene, number: int, kind: str, deadline_s: float) -> dict[str, Any]:
+    """Inject one fault and wait until the run goes on."""
+    began, error = time.monotonic(), ""
+    try:
+        since = KINDS[kind][1](scene) or time.monotonic()
+    except Deadlock:
+        raise
+    except (AssertionError, OSError, LookupError, ValueError, subprocess.CalledProcessError) as wrong:
+        since, error = time.monotonic(), repr(wrong)  # what the fault expects did not happen
+    scene.system.goes_on(deadline_s)
+    seconds, in_all = time.monotonic() - since, time.monotonic() - began
+    print(f"{number:4d} {kind:24s} {seconds:6.1f} s  (in all {in_all:.1f} s) {error}", flush=True)
+    result: dict[str, Any] = {"kind": kind, "seconds": seconds, "recovered": not error}
+    return result | ({"error": error} if error else {}) | {"log_bytes": log_bytes(scene.system.folder)}
+
+
+def log_bytes(folder: Path) -> dict[str, int]:
+    """How long actors' logs are now: what they were acknowledged under which fault."""
+    return {path.name: path.stat().st_size for path in sorted((folder / "logs").glob("actor*.log"))}
+
+
+def overrides(host: str, directory: Path) -> list[str]:
+    """Of the run file: addresses, and the file by which the environment is told to misbehave."""
+    flag = directory.resolve() / "faults.flag"
+    return [
+        f"broker.endpoint=tcp://{host}:{free_port()}",
+        f"broker.http=127.0.0.1:{free_port()}",
+        f"generator.endpoint=tcp://{host}:0",
+        f"env.params.flag={flag}",
+    ]
+
+
+def environment(clock: Path) -> dict[str, str]:
+    """Of all processes: their wall clocks are off by as much as the file says."""
+    clock.write_text("0")
+    path = [str(Path(__file__).with_name("clock")), os.environ.get("PYTHONPATH", "")]
+    return {"OFFBEAT_FAULT_CLOCK": str(clock), "PYTHONPATH": os.pathsep.join(filter(None, path))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", nargs="+", choices=sorted(KINDS))
+    parser.add_argument("--dir", type=Path, default=Path("build/faults"))
+    parser.add_argument("--keep", type=Path, help="copy the run folder here at the end")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--deadline", type=float, default=120.0, help="seconds to recover")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="inject no more faults after this long"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on behind the last fault beside --out")
+    parser.add_argument("--table", type=Path, help="print the table of a campaign's JSON, and no more")
+    args = parser.parse_args()
+    if args.resume and not args.out:
+        parser.error("--resume goes on behind the lines beside --out FILE.json; name it")
+    found = load(args.table) if args.table else campaign(args)
+    if args.resume and args.out.exists():
+        found = merged(load(args.out), found)
+    if args.out:
+        args.out.write_text(json.dumps(found, indent=1))
+    print(table(found))
+    for wrong in failures(found):
+        print(f"WRONG: {wrong}")
+    sys.exit(1 if failures(found) else 0)

@@ -1,0 +1,173 @@
+"""What a campaign is judged by, read from outside: actors' logs, the journal's files, the books they lead to.
+
+    python -m benchmarks.faults.proof RUN_FOLDER
+
+does that for any run whose logs were written at `OFFBEAT_LOG_LEVEL=debug`. Exit code 1: something is wrong.
+"""
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.faults.audit import audit
+from benchmarks.faults.table import MUST_BE_EMPTY
+from broker.config import BrokerConfig
+from broker.core.events import Committed, LearnerJoined, decode_event
+from broker.core.state import Books
+from broker.journal.config import JournalConfig
+from broker.journal.files import records
+from broker.journal.journal import Journal
+from broker.journal.records import Kind, Loss, unpack_segment
+from broker.journal_store import JournalStore
+from broker.recovery import recover
+from protocol.codec import decode_segment
+
+ACKNOWLEDGED = re.compile(rb"segment (\d+) of (\S+): stored")
+
+
+@dataclass
+class Proof:
+    """Counts over a whole campaign."""
+
+    acknowledged: int = 0
+    """Segments that an actor was told are stored."""
+    lost: list[tuple[str, int]] = field(default_factory=list)
+    """Of these, the ones the journal does not have."""
+    steps: int = 0
+    """Of the line of steps that survived."""
+    units_trained: int = 0
+    trained_twice: list[str] = field(default_factory=list)
+    """Units that entered the gradient of two steps of that line."""
+    rolled_back: int = 0
+    """Units trained at steps that a killed learner took with it."""
+    damaged_records: int = 0
+    outcomes: dict[str, int] = field(default_factory=dict)
+    """Segments by what became of them."""
+    held: int = 0
+    violation: str = ""
+    audit: list[str] = field(default_factory=list)
+    """What `benchmarks.faults.audit` found wrong."""
+    by_fault: dict[str, list[int]] = field(default_factory=dict)
+    """By kind: segments acknowledged while it was going on, of these lost, and trained twice."""
+
+
+class Acknowledged(NamedTuple):
+    """Where an actor's log says first that a segment is stored."""
+
+    log: str
+    offset: int
+
+
+def acknowledged(logs: Path) -> dict[tuple[str, int], Acknowledged]:
+    """Segments that actors were told are stored."""
+    found: dict[tuple[str, int], Acknowledged] = {}
+    for path in logs.glob("actor*.log"):
+        for match in ACKNOWLEDGED.finditer(path.read_bytes()):
+            key = match[2].decode(), int(match[1])
+            found.setdefault(key, Acknowledged(path.name, match.start()))
+    return found
+
+
+def by_fault(
+    said: Mapping[tuple[str, int], Acknowledged],
+    results: Sequence[dict[str, Any]],
+    lost: Collection[tuple[str, int]],
+    twice: Collection[tuple[str, int]],
+) -> dict[str, list[int]]:
+    """By kind of fault: segments acknowledged while one was going on, of these lost, and trained twice."""
+    counts: dict[str, list[int]] = {result["kind"]: [0, 0, 0] for result in results}
+    ends = {
+        log: [result["log_bytes"].get(log, 0) for result in results]
+        for log in {at.log for at in said.values()}
+    }
+    for key, at in said.items():
+        number = bisect_right(ends[at.log], at.offset)
+        if number < len(results):
+            row = counts[results[number]["kind"]]
+            row[0] += 1
+            row[1] += key in lost
+            row[2] += key in twice
+    return counts
+
+
+class Line:
+    """The line of steps that leads to the newest checkpoint and on, as the journal's events tell it."""
+
+    def __init__(self) -> None:
+        self.steps: dict[str, int] = {}
+        self.twice: list[str] = []
+        self.rolled_back = 0
+        self._process: tuple[int, int] | None = None
+
+    def happened(self, event: object) -> None:
+        match event:
+            case LearnerJoined(hello=hello):
+                if self._process not in (None, (hello.epoch, hello.incarnation)):
+                    gone = [unit for unit, step in self.steps.items() if step > hello.step]
+                    self.rolled_back += len(gone)
+                    for unit in gone:
+                        del self.steps[unit]
+                self._process = (hello.epoch, hello.incarnation)
+            case Committed(step=step, trained=trained):
+                for unit in trained:
+                    if self.steps.setdefault(unit, step) != step:
+                        self.twice.append(unit)
+
+
+def prove(folder: Path, results: Sequence[dict[str, Any]] = ()) -> Proof:
+    """Read all of a run that has ended; ``results`` of the faults say which of them was going on when."""
+    said, line, proof = acknowledged(folder / "logs"), Line(), Proof()
+    stored: set[tuple[str, int]] = set()
+    for record in records(folder / "journal"):
+        if isinstance(record, Loss):
+            proof.damaged_records += not record.torn
+        elif record.kind is Kind.SEGMENT:
+            segment = decode_segment(unpack_segment(record.payload)[0])
+            stored.add((segment.trajectory_id, segment.index))
+        elif record.kind is Kind.EVENT:
+            line.happened(decode_event(record.payload))
+    proof.acknowledged, proof.lost = len(said), sorted(said.keys() - stored)
+    proof.steps, proof.units_trained = len(set(line.steps.values())), len(line.steps)
+    proof.trained_twice, proof.rolled_back = line.twice, line.rolled_back
+    _books(folder, proof)
+    found = audit(folder)
+    proof.audit = found.wrong
+    if all("log_bytes" in result for result in results):
+        proof.by_fault = by_fault(said, results, set(proof.lost), found.segments_twice)
+    return proof
+
+
+def _books(folder: Path, proof: Proof) -> None:
+    """Take the journal up as a broker would, in a copy."""
+    with tempfile.TemporaryDirectory() as copy:
+        for path in (folder / "journal").iterdir():
+            (Path(copy) / path.name).write_bytes(path.read_bytes())
+        config = JournalConfig()
+        journal = Journal.open(Path(copy), run=folder.name, config=config, accept_loss=True)
+        store = JournalStore(journal, config.max_bytes)
+        books = Books(BrokerConfig(), store, 1 << 30)
+        recover(books, store, journal.recovered(), now=0.0)
+        proof.violation, proof.held = books.violation(), len(store)
+        proof.outcomes = {name: t.segments for name, t in books.ledger.outcomes.items() if t.segments}
+        journal.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="of a run that has ended")
+    proof = asdict(prove(parser.parse_args().folder.resolve()))
+    print(json.dumps(proof, indent=1))
+    sys.exit(1 if any(proof[what] for what in MUST_BE_EMPTY) else 0)
+
+
+if __name__ == "__main__":
+    main()

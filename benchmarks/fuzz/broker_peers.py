@@ -1,0 +1,329 @@
+"""Peers that know the protocol, and keep to it as far as their script says: the grammar of `benchmarks.fuzz.broker`.
+
+What they say is right for the moment (a segment of a lease they have, a commit of a unit they were given), or right but
+for one field, or said by somebody else, or said before, or damaged.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from benchmarks.fuzz.engine import HOSTILE_INTS, Choices, hostile_value, mutate_value
+from benchmarks.fuzz.messages import arrays, evaluation, group, plain, segment
+from protocol.codec import PRELUDE, encode, encode_arrays
+from protocol.errors import LimitExceeded
+from protocol.messages import (
+    AnyMessage,
+    CancelTask,
+    Checkpointed,
+    Commit,
+    Deliver,
+    DeliveryCredit,
+    DeliveryUnit,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    LeaseTask,
+    PublishWeights,
+    PutTasks,
+    Refused,
+    TaskCredit,
+    TaskRejected,
+)
+
+LEARNERS, ACTORS, GENERATORS = ("L", "M"), ("a", "b", "c"), ("g", "h")
+NAMES = (*LEARNERS, *ACTORS, *GENERATORS, "x", "\udcff")
+ROLES = (
+    dict.fromkeys(LEARNERS, "learner")
+    | dict.fromkeys(ACTORS, "actor")
+    | dict.fromkeys(GENERATORS, "generator")
+)
+MAX_SAID = 64
+FOREIGN = plain()
+Said = tuple[str, list[bytes]]
+
+
+class Run:
+    """A lease, and what was sent of it."""
+
+    def __init__(self, lease: LeaseTask, actor: str) -> None:
+        self.lease, self.actor = lease, actor
+        self.index = self.offset = 0
+
+
+class Peers:
+    """All of them."""
+
+    def __init__(self, choices: Choices) -> None:
+        self._choices = choices
+        self._runs: dict[str, Run] = {}
+        self._units: list[str] = []
+        self._tasks: list[str] = ["e0"]
+        self._said: list[Said] = []
+        self._groups = self._epoch = self._lineage = self._step = self._version = 0
+        self._incarnations = dict.fromkeys(NAMES, 1)
+        self.most_leases = 0
+        self._opening: list[Said] = []
+        if not choices.flag(4):
+            hello = self._learner_hello("L", new=True)
+            self._opening = [("L", encode(hello)), ("L", encode(DeliveryCredit(units=3)))]
+            for name in ACTORS[: 1 + choices.below(3)]:
+                hi = encode(Hello(role="actor", peer=name, incarnation=1))
+                self._opening += [(name, hi), (name, encode(TaskCredit(tasks=2)))]
+            self._opening.append(("L", encode(PutTasks(tasks=self._new_group(2)))))
+
+    def hear(self, name: str, message: AnyMessage) -> None:
+        """What the broker sends to a peer."""
+        match message:
+            case LeaseTask():
+                known = self._runs.get(message.lease_id)
+                self._runs[message.lease_id] = known or Run(message, name)
+            case CancelTask():
+                self._runs.pop(message.lease_id, None)
+            case Deliver():
+                self._units.append(message.unit_id)
+                del self._units[:-50]
+            case Refused(code="unknown_peer") if (
+                name in ROLES and len(self._opening) < 8 and self._choices.flag(3)
+            ):
+                self._opening += self._join(name)
+
+    def beat(self, now: float) -> list[Said]:
+        """A heartbeat of everybody."""
+        beat = Heartbeat(progress=now, busy=True, policy_version=self._version)
+        return [self._send(name, beat) for name in NAMES[:5]]
+
+    def speak(self) -> Iterator[Said]:
+        """What is said next."""
+        if self._opening:
+            said, self._opening = self._opening, []
+        else:
+            said = list(self._next())
+        self._said = [*self._said, *said][-MAX_SAID:]
+        yield from said
+
+    # --- what kind of message ---------------------------------------------------------------------------------
+
+    def _next(self) -> Iterator[Said]:
+        choices = self._choices
+        kind = choices.below(40)
+        if kind < 16:
+            yield from self._segment()
+        elif kind < 18:
+            yield from self._flood()
+        elif kind < 29:
+            name, message = self._usual()
+            yield self._send(name, message)
+        elif kind < 33:
+            name, message = self._usual()
+            yield self._send(name, self._mutated(message))
+        elif kind < 34:
+            yield self._send(choices.pick(NAMES), choices.pick(FOREIGN))
+        elif kind < 37 and self._said:
+            name, frames = choices.pick(self._said)
+            yield (name if choices.flag() else choices.pick(NAMES)), frames
+        elif kind < 38 and self._said:
+            name, frames = choices.pick(self._said)
+            yield name, self._damaged(frames)
+        else:
+            name = choices.pick(NAMES)
+            self._incarnations[name] += choices.flag(3)
+            yield from self._join(name, new=choices.flag(3))
+
+    def _usual(self) -> tuple[str, AnyMessage]:
+        """Right for the moment, mostly."""
+        choices = self._choices
+        learner, actor = "L" if choices.below(8) else "M", choices.pick(ACTORS)
+        match choices.below(12):
+            case 0 | 1:
+                tasks = (
+                    [evaluation(self._new_name("e"))]
+                    if choices.flag(4)
+                    else self._new_group(1 + choices.below(4))
+                )
+                return learner, PutTasks(tasks=tasks)
+            case 2:
+                return learner, DeliveryCredit(units=choices.below(4))
+            case 3 | 4:
+                self._step += choices.below(2)
+                units = [choices.pick(self._units) for _ in range(choices.below(3))] if self._units else []
+                dropped = [choices.pick(self._units)] if self._units and choices.flag(4) else []
+                return learner, Commit(epoch=self._epoch, step=self._step, trained=units, dropped=dropped)
+            case 5:
+                return learner, Checkpointed(epoch=self._epoch, step=max(0, self._step - choices.below(3)))
+            case 6:
+                self._version += choices.below(3)
+                return learner, PublishWeights(
+                    epoch=self._epoch, version=self._version, manifest="m", url="http://h:1"
+                )
+            case 7 | 8:
+                return actor, TaskCredit(tasks=choices.below(4))
+            case 9 if self._runs:
+                run = choices.pick(list(self._runs.values()))
+                reason = choices.pick(("draining", "full", "no such environment"))
+                return run.actor, TaskRejected(lease_id=run.lease.lease_id, reason=reason)
+            case 10 if choices.flag(6):
+                return choices.pick(NAMES[:7]), Goodbye()
+            case _:
+                name = choices.pick(NAMES[:7])
+                return name, Heartbeat(
+                    gauges={choices.pick(("tokens_total", "x_share", "y")): float(choices.byte())},
+                    progress=float(choices.byte()),
+                    busy=choices.flag(),
+                    policy_version=self._version,
+                )
+
+    def _join(self, name: str, *, new: bool = False) -> list[Said]:
+        """Hello, and credit."""
+        choices = self._choices
+        match ROLES.get(name):
+            case "learner":
+                credit: AnyMessage = DeliveryCredit(units=choices.below(5))
+                return [self._send(name, self._learner_hello(name, new=new)), self._send(name, credit)]
+            case "actor":
+                hello = Hello(role="actor", peer=name, incarnation=self._incarnations[name])
+                return [self._send(name, hello), self._send(name, TaskCredit(tasks=3))]
+            case "generator":
+                return [self._send(name, self._generator_hello(name))]
+            case _:
+                return [self._send(name, self._mutated(Hello(role="actor", peer="x", incarnation=1)))]
+
+    def _generator_hello(self, name: str) -> Hello:
+        at, url = f"tcp://{name}:1", f"http://{name}:1"
+        incarnation = self._incarnations[name]
+        return Hello(role="generator", peer=name, incarnation=incarnation, endpoint=at, weights_url=url)
+
+    def _learner_hello(self, name: str, *, new: bool) -> Hello:
+        choices = self._choices
+        if new:
+            self._epoch += 1
+            if choices.flag(3) or not self._lineage:
+                self._lineage = self._epoch
+        units: tuple[DeliveryUnit, ...] = ("group", "group", "trajectory", "segment")
+        deliver = choices.pick(units)
+        self._incarnations[name] = max(self._incarnations[name], self._epoch)
+        step = max(0, self._step - choices.below(3))
+        return Hello(
+            role="learner", peer=name, incarnation=self._incarnations[name], deliver=deliver,
+            epoch=self._epoch, lineage=self._lineage, step=step,
+        )  # fmt: skip
+
+    # --- segments ---------------------------------------------------------------------------------------------
+
+    def _segment(self) -> Iterator[Said]:
+        choices = self._choices
+        if not self._runs:
+            yield self._send(choices.pick(ACTORS), TaskCredit(tasks=1))
+            return
+        run = choices.pick(list(self._runs.values())[-8:])
+        tokens = choices.below(5)
+        status = choices.pick(("unfinished", "finished", "finished", "truncated", "failed"))
+        message = segment(
+            run.lease, run.index, run.offset, tokens=tokens, status=status, version=self._version
+        )
+        values = arrays(tokens, min(2, tokens), self._version)
+        kind = choices.below(16)
+        if kind == 0:
+            message = self._mutated(message)
+        name = choices.pick(NAMES) if kind == 1 else run.actor
+        try:
+            frames = encode_arrays(message, values) if kind != 2 else encode(message)
+        except (LimitExceeded, OverflowError, TypeError):
+            return
+        if kind == 3:
+            frames = (
+                [*frames, frames[-1]] if choices.flag() else [*frames[:-1], frames[-1][: choices.below(9)]]
+            )
+        if kind == 4:
+            frames = [frames[0], self._mutated_header(frames[1]), *frames[2:]]
+        if kind != 5:  # said twice otherwise, by index
+            run.index += 1
+            run.offset += tokens
+        if status != "unfinished" and kind > 5:
+            self._runs.pop(run.lease.lease_id, None)
+        yield name, frames
+
+    def _flood(self) -> Iterator[Said]:
+        """Many segments of one trajectory, whatever the credit; and as if the connection broke meanwhile."""
+        choices = self._choices
+        runs = list(self._runs.values())[-8:]
+        if not runs:
+            return
+        run, again = choices.pick(runs), choices.flag()
+        for _ in range(choices.below(16)):
+            message = segment(
+                run.lease, run.index, run.offset, tokens=1, status="unfinished", version=self._version
+            )
+            run.index, run.offset = run.index + 1, run.offset + 1
+            yield run.actor, encode_arrays(message, arrays(1, 1, self._version))
+            if again and choices.flag(4):
+                yield from self._join(run.actor)
+
+    # --- wrong in one place -----------------------------------------------------------------------------------
+
+    def _mutated(self, message: Any) -> Any:
+        """One field is another."""
+        choices = self._choices
+        name = choices.pick(message.__struct_fields__)
+        value = getattr(message, name)
+        ids = (*self._units, *self._tasks, *self._runs)
+        match value:
+            case bool():
+                other: Any = not value
+            case str() if ids and choices.flag():
+                other = choices.pick(ids)
+            case int():
+                near = value + choices.pick((-1, 1, 2))
+                other = near if choices.flag() else choices.pick(HOSTILE_INTS)
+            case list() if value and isinstance(value[0], msgspec.Struct) and not choices.flag(4):
+                place = choices.below(len(value))
+                other = [*value[:place], self._mutated(value[place]), *value[place + 1 :]]
+            case list() if value:
+                other = value * choices.pick((0, 2, 30))
+            case msgspec.Struct():
+                other = self._mutated(value)
+            case _:
+                other = hostile_value(choices.pick, value)
+        return msgspec.structs.replace(message, **{name: other})
+
+    def _mutated_header(self, header: bytes) -> bytes:
+        try:
+            return msgspec.msgpack.encode(mutate_value(self._choices.pick, msgspec.msgpack.decode(header)))
+        except (msgspec.MsgspecError, OverflowError, UnicodeDecodeError):
+            return header
+
+    def _damaged(self, frames: Sequence[bytes]) -> list[bytes]:
+        choices = self._choices
+        out = list(frames)
+        place = choices.below(len(out)) if out else 0
+        match choices.below(4):
+            case 0:
+                out[place : place + 1] = []
+            case 1:
+                out[place : place + 1] = [out[place][: choices.below(max(1, len(out[place])))]] if out else []
+            case 2 if out and out[place]:
+                damaged = bytearray(out[place])
+                damaged[choices.below(len(damaged))] = choices.byte()
+                out[place] = bytes(damaged)
+            case _ if len(out) > 1:
+                out[1] = self._mutated_header(out[1])
+        return out
+
+    def _send(self, name: str, message: Any) -> Said:
+        """Frames, also of what the protocol does not allow; what cannot be said at all becomes an empty message."""
+        try:
+            return name, [PRELUDE, msgspec.msgpack.encode(message)]
+        except (OverflowError, TypeError, UnicodeEncodeError, RecursionError, ValueError):
+            return name, [PRELUDE]
+
+    # --- names --------------------------------------------------------------------------------------------------
+
+    def _new_name(self, prefix: str) -> str:
+        self._groups += 1
+        name = f"{self._lineage}{prefix}{self._groups}"
+        self._tasks = [*self._tasks, name][-20:]
+        return name
+
+    def _new_group(self, size: int) -> list[Any]:
+        return group(self._new_name("g"), size, deadline_s=20.0)

@@ -1,0 +1,307 @@
+"""Fuzzing the journal's folder: whatever lies there, it opens or says JournalError, and gives back what was written.
+
+An input is a list of changes to the folder of a small journal that a broker has written: bytes of files flipped, cut,
+moved; files removed, renamed, added; or records whose payload is another, with a checksum that is right, as another
+version of the program might leave them.
+"""
+
+import os
+import random
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.fuzz.engine import Choices, mutate_bytes, mutate_value
+from benchmarks.fuzz.messages import arrays, evaluation, group, segment
+from broker.config import BrokerConfig
+from broker.core.dispatch import BrokerState
+from broker.journal.config import JournalConfig
+from broker.journal.files import ACCEPTED, LOCK, numbers, records, survey
+from broker.journal.journal import (
+    DeadLetter,
+    Journal,
+    JournalError,
+    Kind,
+    pack_dead_letter,
+    unpack_dead_letter,
+)
+from broker.journal.records import (
+    Entry,
+    Header,
+    Loss,
+    Record,
+    file_name,
+    pack_header,
+    record_head,
+    scan,
+    unpack_header,
+)
+from broker.journal_store import JournalStore
+from broker.recovery import recover, snapshot
+from protocol.codec import decode, encode, encode_arrays
+from protocol.messages import Commit, DeliveryCredit, Hello, LeaseTask, PublishWeights, PutTasks, TaskCredit
+
+CONFIG = JournalConfig(sync_interval_s=1e6, file_bytes=4096, keep_bytes=1 << 20, min_free_bytes=0)
+SHARED_MEMORY = Path("/dev/shm")
+NAMES = (
+    "journal-00000001.log", "journal-00000002.log", "journal-00000003.log", "journal-00000004.log",
+    "journal-00000001.released", "journal-00000002.released", "journal-99999999.log", "journal-99999999.released",
+    "journal-.log", "journal-00000000.log", "journal-1.log", "journal-٣.log", "journal-00000002.log.partial",
+    LOCK, ACCEPTED,
+)  # fmt: skip
+TEXTS = (
+    b"",
+    b"2\n",
+    b"00000003\n",
+    b"9" * 30,
+    b"9" * 5000,
+    b"-1",
+    b"\xff\xfe",
+    b"[]",
+    b'[[1,0,5,1,"x",false]]',
+    b"{",
+    b"[1]",
+)
+
+
+class JournalTarget:
+    """`broker.journal.journal` and what it stands on; `broker.recovery` on top."""
+
+    name, unit = "journal", "opened"
+
+    def __init__(self) -> None:
+        self.done = 0
+        where = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
+        root = tempfile.mkdtemp(prefix="fuzz-journal-", dir=where)
+        weakref.finalize(self, shutil.rmtree, root, ignore_errors=True)
+        self._folder = Path(root) / "journal"
+        self._files = _sample(self._folder)
+        self._logs = sorted(name for name in self._files if name.endswith(".log"))
+        self._written: set[tuple[int, bytes]] = set()
+        self._spans: dict[str, list[Entry]] = {}
+        for number, name in enumerate(self._logs, start=1):
+            head = unpack_header(self._files[name])
+            assert head is not None
+            found = list(scan(self._files[name], number, head[1], head[0].first))
+            self._spans[name] = [item for item in found if isinstance(item, Entry)]
+            assert len(self._spans[name]) == len(found) > 0
+            for entry in self._spans[name]:
+                place = entry.place
+                self._written.add((entry.kind, self._files[name][place.offset : place.offset + place.nbytes]))
+
+    def logs(self) -> list[bytes]:
+        """The files as they were written."""
+        return [self._files[name] for name in self._logs]
+
+    def make(self, rng: random.Random) -> bytes:
+        return rng.randbytes(8 + rng.getrandbits(6))
+
+    def run(self, data: bytes) -> None:
+        choices = Choices(data)
+        files, forged = dict(self._files), False
+        for _ in range(1 + choices.below(3)):
+            match choices.below(8):
+                case 0 | 1 | 2 | 3:
+                    self._damage(choices, files)
+                case 4:
+                    self._rename(choices, files)
+                case 5 | 6:
+                    self._forge(choices, files)
+                    forged = True
+                case _:
+                    files[choices.pick(NAMES)] = choices.pick((*TEXTS, *self._files.values()))
+        self._pure(choices, files)
+        self._write(files)
+        self._look()
+        self._open(choices, forged)
+
+    # --- changes ------------------------------------------------------------------------------------------------
+
+    def _damage(self, choices: Choices, files: dict[str, bytes]) -> None:
+        name = choices.pick(sorted(files))
+        content = files[name]
+        if choices.flag(4) and content:  # near an end of a record, where the rules are
+            ends = [e.place.offset + e.place.nbytes for e in self._spans.get(name, [])] or [len(content)]
+            place = max(0, choices.pick(ends) + choices.below(9) - 4)
+            files[name] = (
+                content[:place]
+                if choices.flag()
+                else content[:place] + choices.bytes(4) + content[place + 4 :]
+            )
+        else:
+            rng = random.Random(int.from_bytes(choices.bytes(4), "little"))
+            files[name] = rng.randbytes(rng.getrandbits(7)) if choices.flag(8) else mutate_bytes(rng, content)
+
+    def _rename(self, choices: Choices, files: dict[str, bytes]) -> None:
+        name, other = choices.pick(sorted(files)), choices.pick(NAMES)
+        content = files[name] if choices.flag() else files.pop(name)
+        if choices.flag(4):
+            return
+        files[other] = content
+
+    def _forge(self, choices: Choices, files: dict[str, bytes]) -> None:
+        """A record with another payload; everything behind it as it was."""
+        name = choices.pick(self._logs)
+        content = self._files[name]
+        if choices.flag(8):
+            run = choices.pick(("other", "", "é" * 300, "r\x00"))
+            place = (
+                choices.pick((0, 1, 2, 2**32 - 1)),
+                choices.pick((0, 3, 2**63, 2**64 - 1)),
+                choices.pick((0, 9, 2**64 - 1)),
+            )
+            files[name] = pack_header(Header(run, *place)) + content[choices.below(80) :]
+            return
+        entry = choices.pick(self._spans[name])
+        start, end = entry.place.offset, entry.place.offset + entry.place.nbytes
+        payload = content[start:end]
+        kind = choices.pick(tuple(Kind)) if choices.flag(4) else entry.kind
+        rng = random.Random(int.from_bytes(choices.bytes(4), "little"))
+        try:
+            if choices.flag(3) or entry.kind is Kind.SEGMENT:
+                payload = mutate_bytes(rng, payload)
+            else:
+                payload = msgspec.msgpack.encode(mutate_value(rng.choice, msgspec.msgpack.decode(payload)))
+        except (OverflowError, RecursionError, msgspec.MsgspecError):
+            payload = b""
+        head = record_head(kind, entry.number, (payload,))
+        files[name] = content[: start - len(head)] + head + payload + content[end:]
+
+    def _write(self, files: dict[str, bytes]) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir()
+        for name, content in files.items():
+            (self._folder / name).write_bytes(content)
+
+    # --- readers ------------------------------------------------------------------------------------------------
+
+    def _pure(self, choices: Choices, files: dict[str, bytes]) -> None:
+        """Bytes alone: all of a file is records or losses, one behind the other."""
+        content = files[choices.pick(sorted(files))]
+        try:
+            head = unpack_header(content)
+        except JournalError:
+            head = None
+        at = head[1] if head else 0
+        for item in scan(content, 1, at, head[0].first if head else None):
+            if isinstance(item, Loss):
+                assert item.offset == at, "a loss that is elsewhere"
+                assert item.nbytes or item.records, "a loss of nothing"
+                at += item.nbytes
+            else:
+                at = item.place.offset + item.place.nbytes
+        assert at == len(content) or (head is not None and at == head[1]), (
+            "bytes that are neither record nor loss"
+        )
+        try:
+            unpack_dead_letter(content)
+        except msgspec.MsgspecError:
+            return
+
+    def _look(self) -> None:
+        """As `offbeat journal` does, without a lock."""
+        try:
+            survey(self._folder)
+            for item in records(self._folder):
+                if isinstance(item, Record) and item.kind is Kind.DEAD:
+                    unpack_dead_letter(item.payload)
+        except (JournalError, msgspec.MsgspecError):
+            return
+
+    def _open(self, choices: Choices, forged: bool) -> None:
+        accept = choices.flag()
+        try:
+            journal = Journal.open(self._folder, run="r", config=CONFIG, accept_loss=accept)
+        except JournalError:
+            return
+        self.done += 1
+        try:
+            found = list(journal.recovered())
+            assert accept or forged or not journal.losses or ACCEPTED, "damage that nobody accepted"
+            if not forged:
+                self._check_written(found)
+            self._recover(journal)
+            place = journal.append(Kind.DEAD, b"more")
+            journal.flush()
+            assert journal.read(place) == b"more", "what was appended is not there"
+        finally:
+            journal.close()
+        self._reopen(found)
+
+    def _check_written(self, found: list[Record]) -> None:
+        for record in found:
+            assert (record.kind, record.payload) in self._written, "a record that nobody wrote"
+
+    def _recover(self, journal: Journal) -> None:
+        store = JournalStore(journal, CONFIG.max_bytes)
+        state = BrokerState(
+            BrokerConfig(journal=CONFIG), run="r", max_policy_lag=4, now=0.0, store=store, boot="2"
+        )
+        try:
+            recover(state.books, store, journal.recovered(), 0.0)
+        except JournalError:
+            return
+        snapshot(state.books, store)
+        self._go_on(state)
+
+    def _go_on(self, state: BrokerState) -> None:
+        """What was recovered can be worked with."""
+        for message in (
+            Hello(role="learner", peer="L", incarnation=9, epoch=9, lineage=1),
+            DeliveryCredit(units=9),
+        ):
+            state.handle("L", message, [encode(message)[1]], 0.0)
+        state.tick(100.0)
+        for action in state.handle("L", PutTasks(tasks=group("9g9")), [], 100.0):
+            encode(action.message)
+
+    def _reopen(self, found: list[Record]) -> None:
+        """Whatever was found is found again, with what was added."""
+        journal = Journal.open(self._folder, run="r", config=CONFIG)
+        try:
+            again = list(journal.recovered())
+            assert again[: len(found)] == found, "the next process finds something else"
+            assert again[-1].payload == b"more", "what was appended last is not there"
+        finally:
+            journal.close()
+
+
+def _sample(folder: Path) -> dict[str, bytes]:
+    """The journal of a small run: three files, the later ones with a snapshot."""
+    journal = Journal.open(folder, run="r", config=CONFIG)
+    store = JournalStore(journal, CONFIG.max_bytes)
+    state = BrokerState(
+        BrokerConfig(journal=CONFIG), run="r", max_policy_lag=4, now=0.0, store=store, boot="1"
+    )
+
+    def say(name: str, frames: list[bytes]) -> list[LeaseTask]:
+        message, _ = decode(frames)
+        actions = state.handle(name, message, frames[1:], 0.0)
+        return [action.message for action in actions if isinstance(action.message, LeaseTask)]
+
+    say("L", encode(Hello(role="learner", peer="L", incarnation=1, epoch=1, lineage=1)))
+    say("L", encode(DeliveryCredit(units=2)))
+    say("L", encode(PublishWeights(epoch=1, version=1, manifest="m")))
+    say("a", encode(Hello(role="actor", peer="a", incarnation=1)))
+    say("a", encode(TaskCredit(tasks=100)))
+    for step in range(3):
+        leases = say("L", encode(PutTasks(tasks=[*group(f"1g{step}"), evaluation(f"e{step}")])))
+        for lease in leases:
+            for index, status in enumerate(("unfinished", "finished")):
+                if step < 2 or not index:
+                    one = segment(lease, index, 3 * index, tokens=3, status=status, version=1)
+                    say("a", encode_arrays(one, arrays(3, 2, 1)))
+        say("L", encode(Commit(epoch=1, step=step, trained=[f"1g{step}"])))
+        letter = DeadLetter(peer="x", code="malformed", reason="no map", frames=[b"x"])
+        journal.append(Kind.DEAD, pack_dead_letter(letter))
+        if step < 2:
+            journal.rotate(snapshot(state.books, store))
+    assert journal.sync()
+    journal.close()
+    assert numbers(folder) == [1, 2, 3]
+    return {path.name: path.read_bytes() for path in folder.iterdir()} | {
+        file_name(n): (folder / file_name(n)).read_bytes() for n in (1, 2, 3)
+    }

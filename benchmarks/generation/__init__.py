@@ -1,0 +1,1 @@
+"""Tokens per second through actor and generator, over a bare vLLM engine."""

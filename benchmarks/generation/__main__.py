@@ -1,0 +1,6 @@
+"""Runs `benchmarks.generation.program`."""
+
+from benchmarks.generation.program import main
+
+if __name__ == "__main__":
+    main()

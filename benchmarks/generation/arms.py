@@ -1,0 +1,284 @@
+"""The two sides of `benchmarks.generation`: our processes, and an AsyncLLM with a loop around it.
+
+Each side stays up for the whole benchmark and idles while the other is measured.
+"""
+
+import asyncio
+import contextlib
+import cProfile
+import multiprocessing
+import os
+import queue
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from actors.config import ActorConfig, GeneratorConfig
+from broker.config import BrokerConfig
+from envs.config import EnvConfig
+from launch.processes import free_port
+from protocol.codec import decode_delivery
+from protocol.link import ThreadLink
+from protocol.messages import (
+    Commit,
+    Deliver,
+    DeliveryCredit,
+    Hello,
+    PutTasks,
+    Sampling,
+    Task,
+)
+
+RUN = "benchmark"
+ENV = "benchmarks.envs.random_prompt:PromptSuite"
+GROUP = 8
+WAIT_S = 180.0
+TICKS = os.sysconf("SC_CLK_TCK")
+
+_spawn = multiprocessing.get_context("spawn")
+
+
+@dataclass(frozen=True)
+class Work:
+    """``requests`` prompts of ``prompt`` characters, ``concurrent`` of them at a time, answers of ``answer`` tokens."""
+
+    requests: int
+    concurrent: int
+    prompt: int
+    answer: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one round: tokens sampled, seconds, and CPU seconds of each process."""
+
+    tokens: int
+    seconds: float
+    cpu: dict[str, float]
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def children(pid: int) -> list[int]:
+    """Processes below, however deep."""
+    found = [
+        int(p) for path in Path(f"/proc/{pid}/task").glob("*/children") for p in path.read_text().split()
+    ]
+    return found + [deeper for child in found for deeper in children(child)]
+
+
+class Meter:
+    """CPU time of named processes between two moments."""
+
+    def __init__(self, processes: dict[str, list[int]]) -> None:
+        self._processes = processes
+        self._before = self._now()
+
+    def _now(self) -> dict[str, float]:
+        return {name: sum(map(cpu_seconds, pids)) for name, pids in self._processes.items()}
+
+    def used(self) -> dict[str, float]:
+        return {name: seconds - self._before[name] for name, seconds in self._now().items()}
+
+
+def profiled(profile: Path | None, body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+    """Body of a process, with a profile of it if one is wanted."""
+    if profile is None:
+        body(*arguments, **named)
+        return
+    profiler = cProfile.Profile()
+    try:
+        profiler.runcall(body, *arguments, **named)
+    finally:
+        profiler.dump_stats(profile)
+
+
+def run_broker(endpoint: str, folder: Path, keys: Path | None) -> None:
+    from broker.service import serve
+
+    config = BrokerConfig(endpoint=endpoint)
+    serve(config, run=RUN, max_policy_lag=4, journal=folder / "journal", keys=keys)
+
+
+def run_generator(profile: Path | None, *arguments: Any, **named: Any) -> None:
+    from actors.generator.process import serve_generator
+
+    profiled(profile, serve_generator, *arguments, **named)
+
+
+def run_an_actor(profile: Path | None, *arguments: Any, **named: Any) -> None:
+    from actors.actor import run_actor
+
+    profiled(profile, run_actor, *arguments, **named)
+
+
+class System:
+    """Broker, generator and actor as processes of their own; the learner is this process and only counts."""
+
+    def __init__(
+        self,
+        model: Path,
+        generator: GeneratorConfig,
+        work: Work,
+        folder: Path,
+        keys: Path | None,
+        profile: Path | None,
+    ) -> None:
+        folder.mkdir(parents=True)
+        self._work, self._rounds = work, 0
+        endpoint = f"tcp://127.0.0.1:{free_port()}"
+        here = {"broker": endpoint, "model": str(model), "run": RUN, "keys": keys}
+        env = EnvConfig(name=ENV, params={"length": work.prompt})
+        actor = ActorConfig(count=1, concurrent_episodes=work.concurrent)
+        profiles = [profile and profile / f"{role}.profile" for role in ("generator", "actor")]
+        self._processes = {
+            "broker": _spawn.Process(target=run_broker, args=(endpoint, folder, keys)),
+            "generator": _spawn.Process(
+                target=run_generator,
+                args=(profiles[0], generator),
+                kwargs=here | {"name": "generator-0", "seed": 0},
+            ),
+            "actor": _spawn.Process(
+                target=run_an_actor, args=(profiles[1], actor), kwargs=here | {"name": "actor-0", "env": env}
+            ),
+        }
+        for process in self._processes.values():
+            process.start()
+        hello = Hello(role="learner", peer="learner", incarnation=1, epoch=1, lineage=1)
+        self._link = ThreadLink(endpoint, hello, keys=keys)  # beats while the other side is measured
+        self._until(None)
+        self._link.send(DeliveryCredit(units=1_000))
+
+    def round(self) -> Outcome:
+        """All requests, from the first task put until the last segment is delivered."""
+        meter, began, tokens, groups = (
+            Meter(self._pids()),
+            time.perf_counter(),
+            0,
+            self._work.requests // GROUP,
+        )
+        self._rounds += 1
+        self._link.send(PutTasks(tasks=[self._task(n) for n in range(groups * GROUP)]))
+        for _ in range(groups):
+            deliver, frames = self._until(Deliver)
+            tokens += sum(segment.action_tokens for segment, _ in decode_delivery(deliver, frames))
+            self._link.send(DeliveryCredit(units=1))
+            self._link.send(Commit(epoch=1, step=self._rounds, trained=[deliver.unit_id]))
+        return Outcome(tokens, time.perf_counter() - began, meter.used())
+
+    def close(self) -> None:
+        self._link.close("the benchmark is over")
+        for name in ("actor", "generator", "broker"):
+            self._processes[name].terminate()
+            self._processes[name].join(30.0)
+
+    def _task(self, number: int) -> Task:
+        group = f"{self._rounds}g{number // GROUP}"
+        limits = {"max_turn_tokens": self._work.answer, "max_trajectory_tokens": 1_000}
+        return Task(
+            task_id=f"{group}.{number % GROUP}", env=ENV, data={"index": number}, group_id=group, group_size=GROUP,
+            member=number % GROUP, sampling=Sampling(**limits),
+        )  # fmt: skip
+
+    def _pids(self) -> dict[str, list[int]]:
+        pids = {name: [process.pid or 0] for name, process in self._processes.items()}
+        return pids | {"engine": children(pids["generator"][0]), "learner": [os.getpid()]}
+
+    def _until(self, kind: type[Any] | None) -> tuple[Any, Sequence[Any]]:
+        """The next message of a kind; None: until the broker has let us in."""
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline and all(p.is_alive() for p in self._processes.values()):
+            with contextlib.suppress(queue.Empty):
+                item = self._link.inbox.get(timeout=0.5)
+                if isinstance(item, Exception):
+                    raise item
+                if item is None and kind is None:
+                    return None, []
+                if item is not None and kind is not None and isinstance(item[0], kind):
+                    return item
+        raise RuntimeError(f"no {kind and kind.__name__} within {WAIT_S:g} s, or a process has ended")
+
+
+class Bare:
+    """An AsyncLLM in a process of its own, with the engine settings of our generator.
+
+    Modes: "log-probs" has the sampling parameters of our generator; "plain" the same without log-probabilities; "final"
+    also asks for no output but the last.
+    """
+
+    def __init__(self, model: Path, generator: GeneratorConfig, work: Work) -> None:
+        self._pipe, theirs = _spawn.Pipe()
+        self._process = _spawn.Process(target=run_bare, args=(model, generator, work, theirs))
+        self._process.start()
+
+    def round(self, mode: str) -> Outcome:
+        pid = self._process.pid or 0
+        meter = Meter({"frontend": [pid], "engine": children(pid)})
+        self._pipe.send(mode)
+        if not self._pipe.poll(WAIT_S):
+            raise RuntimeError(f"the bare engine has not answered for {WAIT_S:g} s")
+        tokens, seconds = self._pipe.recv()
+        return Outcome(tokens, seconds, meter.used())
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._pipe.send("")
+        self._process.join(30.0)
+        self._process.terminate()
+
+
+def run_bare(model: Path, config: GeneratorConfig, work: Work, pipe: Any) -> None:
+    asyncio.run(bare(model, config, work, pipe))
+
+
+async def bare(model: Path, config: GeneratorConfig, work: Work, pipe: Any) -> None:
+    """Rounds in the modes that come over the pipe, until an empty one."""
+    from actors.generator.vllm_engine import VllmEngine
+    from actors.render import Renderer
+    from benchmarks.envs.random_prompt import PromptSuite
+
+    engine = await VllmEngine.start(config, model=str(model), seed=0)
+    renderer, suite = Renderer(model), PromptSuite(work.prompt)
+    prompts = [renderer.prompt([suite.question(n)]) for n in range(work.requests)]
+    rounds = 0
+    while mode := await asyncio.to_thread(pipe.recv):
+        sampling = parameters(engine, mode, work, renderer.eos_ids)
+        counts: list[int] = []
+        began = time.perf_counter()
+        todo = iter(enumerate(prompts))
+        loops = (ask(engine._llm, todo, sampling, f"{rounds}-", counts) for _ in range(work.concurrent))
+        await asyncio.gather(*loops)
+        pipe.send((sum(counts), time.perf_counter() - began))
+        rounds += 1
+    await engine.close()
+
+
+def parameters(engine: Any, mode: str, work: Work, stop: Sequence[int]) -> Any:
+    from vllm.sampling_params import RequestOutputKind
+
+    from actors.generator.engine import Request
+
+    sampling = engine._sampling(Request("", [0], work.answer, 1.0, 1.0, 0, None, list(stop)))
+    if mode != "log-probs":
+        sampling.logprobs = None
+    if mode == "final":
+        sampling.output_kind = RequestOutputKind.FINAL_ONLY
+    return sampling
+
+
+async def ask(
+    llm: Any, todo: Iterator[tuple[int, list[int]]], sampling: Any, prefix: str, counts: list[int]
+) -> None:
+    """One request after the other, until there are none."""
+    for number, prompt in todo:
+        count = 0
+        async for output in llm.generate(
+            {"type": "token", "prompt_token_ids": prompt}, sampling, f"{prefix}{number}"
+        ):
+            count += len(output.outputs[0].token_ids)
+        counts.append(count)

@@ -1,0 +1,136 @@
+"""Tokens per second through actor and generator, over a bare AsyncLLM on the same prompts.
+
+    python -m benchmarks.generation [--size 1M] [--repetitions 7] [--json build/generation.json] [--profile FOLDER]
+
+Our side is a broker with a journal, a generator and an actor, each a process as in `offbeat train`, encrypted as
+by default; log-probabilities and versions travel with every token, and a round ends when its last segment has
+reached the learner. The bare side is an AsyncLLM with the same engine settings and sampling parameters and a loop
+that keeps as many requests running. Both sides are up all the time and take turns; the first round of each warms
+up. On shared cores only ratios mean something.
+"""
+
+import argparse
+import json
+import logging
+import signal
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from actors.config import GeneratorConfig
+from benchmarks.generation.arms import Bare, Outcome, System, Work
+from benchmarks.generation.model import SIZES, make_model
+from protocol.security import key_files
+
+OURS, PLAIN = "ours", "ours, not encrypted"
+BARE = {
+    "bare AsyncLLM, log-probs": "log-probs",
+    "bare AsyncLLM, no log-probs": "plain",
+    "bare AsyncLLM, no log-probs, final output only": "final",
+}
+BAR = "bare AsyncLLM, log-probs"
+
+Rounds = dict[str, list[Outcome]]
+
+
+def measure(arguments: argparse.Namespace, folder: Path, rounds: Rounds) -> None:
+    """All arms in turns; adds to ``rounds``."""
+    work = Work(arguments.requests, arguments.concurrent, arguments.prompt, arguments.answer)
+    config = GeneratorConfig(stream_interval=arguments.stream_interval)
+    model = folder / "model"
+    make_model(arguments.size, model)
+    key_files.make(folder / "keys")
+    if arguments.profile is not None:
+        arguments.profile.mkdir(parents=True, exist_ok=True)
+    systems = {OURS: folder / "keys"} | ({PLAIN: None} if arguments.plain else {})
+    sides: list[Any] = []
+    try:
+        for name, keys in systems.items():
+            sides.append(System(model, config, work, folder / name, keys, arguments.profile))
+        bare = Bare(model, config, work)
+        for repetition in range(arguments.repetitions + 1):
+            found = {name: side.round() for name, side in zip(systems, sides, strict=True)}
+            found |= {name: bare.round(mode) for name, mode in BARE.items()}
+            logging.info("%s", {name: round(rate(outcome)) for name, outcome in found.items()})
+            for name, outcome in found.items() if repetition else ():  # the first warms up
+                rounds.setdefault(name, []).append(outcome)
+        bare.close()
+    finally:
+        for side in sides:
+            side.close()
+
+
+def rate(outcome: Outcome) -> float:
+    return outcome.tokens / outcome.seconds
+
+
+def summary(rounds: Rounds) -> dict[str, Any]:
+    """Median, least and most of each arm, and of its ratio to the bar round by round; CPU microseconds a token."""
+    result: dict[str, Any] = {}
+    for name, found in rounds.items():
+        tokens = sum(outcome.tokens for outcome in found)
+        result[name] = {
+            "tokens_per_second": spread([rate(outcome) for outcome in found]),
+            "over_bare": spread([rate(o) / rate(b) for o, b in zip(found, rounds[BAR], strict=True)]),
+            "cpu_us_per_token": {
+                process: 1e6 * sum(outcome.cpu[process] for outcome in found) / tokens
+                for process in found[0].cpu
+            },
+        }
+    return result
+
+
+def spread(values: list[float]) -> list[float]:
+    return [statistics.median(values), min(values), max(values)]
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    lines = [
+        "| | tokens/s | over the bare engine with log-probs | CPU us per token |", "|---|---|---|---|"
+    ]  # fmt: skip
+    for name, row in results.items():
+        tokens, low, high = row["tokens_per_second"]
+        ratio, least, most = row["over_bare"]
+        cpu = ", ".join(f"{process} {us:.0f}" for process, us in row["cpu_us_per_token"].items())
+        rates = f"{tokens:,.0f} [{low:,.0f}, {high:,.0f}]"
+        lines.append(f"| {name} | {rates} | {ratio:.2f} [{least:.2f}, {most:.2f}] | {cpu} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", choices=list(SIZES), default="1M")
+    parser.add_argument("--concurrent", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=512)
+    parser.add_argument("--prompt", type=int, default=30, help="characters")
+    parser.add_argument("--answer", type=int, default=64, help="tokens at most")
+    parser.add_argument("--stream-interval", type=int, default=GeneratorConfig().stream_interval)
+    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--plain", action="store_true", help="also without encryption")
+    parser.add_argument(
+        "--profile", type=Path, default=None, help="folder for profiles of generator and actor"
+    )
+    parser.add_argument("--json", type=Path, default=None)
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # its processes end with it
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    rounds: Rounds = {}
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            measure(arguments, Path(folder), rounds)
+    finally:  # what there is by then, if it is cut short
+        if rounds:
+            report(arguments, summary(rounds))
+
+
+def report(arguments: argparse.Namespace, results: dict[str, Any]) -> None:
+    if arguments.json is not None:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        settings = {name: str(value) for name, value in vars(arguments).items()}
+        arguments.json.write_text(json.dumps({"settings": settings, "arms": results}, indent=1))
+    logging.info("%s", table(results))

@@ -1,0 +1,1 @@
+"""Trained tokens per second, over a bare PyTorch loop."""

@@ -1,0 +1,1 @@
+"""What grows with actors and with the length of trajectories."""

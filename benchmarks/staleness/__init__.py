@@ -1,0 +1,1 @@
+"""Reward after equally many updates, with the lag forced to exact numbers."""

@@ -1,0 +1,6 @@
+"""Runs `benchmarks.staleness.program`."""
+
+from benchmarks.staleness.program import main
+
+if __name__ == "__main__":
+    main()

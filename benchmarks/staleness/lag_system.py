@@ -1,0 +1,251 @@
+"""The real system for experiments on staleness: one broker, generator and actor, and many learners in turn.
+
+The roles are those of `offbeat train`, as processes; each learner, in this process, is a new epoch that publishes
+its own first weights and trains in lockstep with a forced lag.
+"""
+
+import gc
+import json
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from envs.base import Split
+from launch import run_folder
+from launch.processes import Child, role_command, spawn, stop
+from launch.run_file.sections import RunConfig
+from launch.supervise.crew import BROKER, environment, posts
+from learner.intake.curriculum import Curriculum
+from learner.intake.exchange import TIME_LIMIT, Exchange
+from learner.loop import Learner
+from learner.main import join
+from learner.metrics import Report
+from learner.publisher import Publisher
+from learner.replay.table import replay_table
+from learner.run_files import next_epoch
+from learner.units import Group
+from learner.update.engine import Engine
+from protocol.messages import Task
+from protocol.session import Progress
+
+START_S = 120.0
+
+
+@dataclass(frozen=True)
+class System:
+    """Roles that are up, and where they are."""
+
+    config: RunConfig
+    folder: Path
+    model: str
+    children: list[Child]
+
+    def stop_reason(self, deadline: float = float("inf")) -> str:
+        """Why a learner has to end: its time is up; empty: go on.
+
+        Raises:
+            RuntimeError: a role has ended, which nobody here starts again; who waits for it would wait for ever.
+        """
+        for child in self.children:
+            if not child.running:
+                raise RuntimeError(f"{child.name} has ended:\n{child.tail()}")
+        return TIME_LIMIT if time.monotonic() > deadline else ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one learner came to."""
+
+    score: float
+    """Mean return of sampled responses under the last version."""
+    start: float
+    """The same under the first."""
+    curve: list[float]
+    """Mean return of the trajectories that arrived, per step."""
+    tokens_by_lag: dict[int, int]
+    exact: bool
+    """Every action token of the batch of step s lagged min(s, forced lag) versions when it was handed over."""
+    diagnostics: dict[str, list[float]]
+    seconds: float
+
+
+class SampledCurriculum(Curriculum):
+    """Evaluates by sampling as in training: the mean return is what is trained, not the greedy response."""
+
+    def evaluation(self, tag: str, version: int) -> list[Task]:
+        sampling = self._sampling(temperature=self.config.sampling.temperature)
+        tasks = super().evaluation(tag, version)
+        return [msgspec.structs.replace(task, sampling=sampling) for task in tasks]
+
+
+class BudgetedCurriculum(SampledCurriculum):
+    """Gives each response as many tokens as its task has: lengths are the task's, whatever the policy has learned."""
+
+    budget: Callable[[int, Split], int] | None = None
+    """Tokens of a response, of a task's index and split; None: as in the settings."""
+
+    def refill(self, **room: Any) -> list[Task]:
+        return [self._budgeted(task) for task in super().refill(**room)]
+
+    def evaluation(self, tag: str, version: int) -> list[Task]:
+        return [self._budgeted(task) for task in super().evaluation(tag, version)]
+
+    def _budgeted(self, task: Task) -> Task:
+        if self.budget is None:
+            return task
+        tokens = self.budget(task.data["index"], task.data["split"])
+        sampling = msgspec.structs.replace(task.sampling, max_turn_tokens=tokens)
+        return msgspec.structs.replace(task, sampling=sampling)
+
+
+class CountingExchange(Exchange):
+    """Notes the lag of every action token of every batch: the proof that it was forced, token by token.
+
+    What is replayed comes later and from elsewhere; it is not in it.
+    """
+
+    def collect(self, *, step: int, version: int) -> list[Group]:
+        groups = super().collect(step=step, version=version)
+        lags: Counter[int] = Counter()
+        for trajectory in (t for group in groups for t in group.trajectories):
+            lags.update((version - trajectory.policy_version[trajectory.action_mask > 0]).tolist())
+        self.lags_by_step[step] = lags
+        return groups
+
+    @cached_property
+    def lags_by_step(self) -> dict[int, Counter[int]]:
+        return {}
+
+
+@contextmanager
+def running(config: RunConfig) -> Iterator[System]:
+    """Start broker, generator and actor; stop them at the end."""
+    from launch.model import prepare
+
+    folder = run_folder.create(config, resume=False)
+    config = run_folder.with_ports(config)
+    # One host and one user; the learner of this process joins without keys.
+    config = config.model_copy(update={"security": config.security.model_copy(update={"encrypt": False})})
+    run_folder.save_config(config, folder / run_folder.CONFIG)
+    model = str(prepare(config))
+    children: list[Child] = []
+    try:
+        for post in posts(config):
+            if post.name not in (BROKER, "generator-0", "actor-0"):
+                continue
+            command = role_command(post.name.partition("-")[0], folder, *post.arguments)
+            log = folder / "logs" / f"{post.name}.log"
+            children.append(spawn(post.name, command, log=log, env=environment(config, post.threads)))
+            if post.name == BROKER:
+                _await_broker(config, children[0])
+        yield System(config, folder, model, children)
+    finally:
+        stop(children, patience_s=15.0)
+
+
+def _await_broker(config: RunConfig, broker: Child) -> None:
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://{config.broker.http}/status", timeout=2) as answer:
+                json.load(answer)
+            return
+        except (urllib.error.URLError, ConnectionError):
+            if not broker.running or time.monotonic() > deadline:
+                raise RuntimeError(f"the broker did not start:\n{broker.tail()}") from None
+            time.sleep(0.1)
+
+
+def train(system: System, config: RunConfig, seed: int) -> Outcome:
+    """One learner from the first weights to the last step."""
+    started = time.monotonic()
+    learner_config = config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag})
+    engine = Engine(learner_config, model=system.model, total_steps=learner_config.steps, seed=seed)
+    epoch = next_epoch(system.folder)
+    folder = system.folder / f"learner-{epoch}"
+    folder.mkdir()
+    link = join(
+        learner_config, system.config.broker.endpoint, system.folder.name, epoch=epoch, progress=Progress
+    )
+    report = Report(folder)
+    publisher = Publisher(system.folder.name, folder, epoch=epoch, keep=learner_config.keep_versions)
+    try:
+        curriculum = SampledCurriculum(system.config.env.name, learner_config, epoch, next_index=seed * 1000)
+        exchange = CountingExchange(
+            link, curriculum, learner_config, lockstep=True, stop_reason=system.stop_reason
+        )
+        learner = Learner(
+            learner_config,
+            folder,
+            engine,
+            exchange,
+            publisher,
+            report,
+            replay=replay_table(learner_config),
+            seed=seed,
+        )
+        learner.take_over(always=True)
+        learner.evaluate("before")
+        while learner.step < learner_config.steps:
+            learner.learn()
+        learner.evaluate("after")
+    finally:
+        link.close("done")
+        report.close()
+        publisher.close()
+        engine.release()
+        del engine
+        gc.collect()
+    critic = learner_config.algorithm.critic
+    still = critic.warmup_steps if critic is not None else 0
+    exact = lag_is_exact(
+        exchange.lags_by_step, learner_config.forced_lag, learner_config.steps, warmup_steps=still
+    )
+    outcome = _outcome(learner, folder, exact, time.monotonic() - started)
+    shutil.rmtree(folder)
+    return outcome
+
+
+def _outcome(learner: Learner, folder: Path, exact: bool, seconds: float) -> Outcome:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    names = (
+        "learner/entropy_nats", "learner/effective_sample_size", "learner/clip_fraction",
+        "learner/truncated_fraction", "learner/ratio_proximal_behaviour_max", "learner/gradient_norm",
+    )  # fmt: skip
+    return Outcome(
+        score=float(learner.evaluations[-1]["return_mean"]),
+        start=float(learner.evaluations[0]["return_mean"]),
+        curve=[line["rollout/return_mean"] for line in lines if "rollout/return_mean" in line],
+        tokens_by_lag={int(lag): count for lag, count in learner.totals.lag_counts.items()},
+        exact=exact,
+        diagnostics={name: [line[name] for line in lines if name in line][::5] for name in names},
+        seconds=seconds,
+    )
+
+
+def lag_is_exact(
+    lags_by_step: Mapping[int, Counter[int]], lag: int, steps: int, *, warmup_steps: int = 0
+) -> bool:
+    """Whether each step has tokens, and all of them lag what they must: the versions so far, up to ``lag``.
+
+    While only a critic learns, in the first ``warmup_steps``, the version stands still.
+
+    Example:
+        >>> lag_is_exact({0: Counter({0: 9}), 1: Counter({1: 9}), 2: Counter({1: 9})}, lag=1, steps=3)
+        True
+        >>> lag_is_exact({0: Counter({0: 9}), 1: Counter({1: 9}), 2: Counter({1: 8, 2: 1})}, lag=1, steps=3)
+        False
+    """
+    return set(lags_by_step) == set(range(steps)) and all(
+        set(lags) == {min(max(0, step - warmup_steps), lag)} for step, lags in lags_by_step.items()
+    )

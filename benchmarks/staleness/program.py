@@ -1,0 +1,187 @@
+"""What staleness costs each method: reward after equally many updates, with the lag forced to exact numbers.
+
+    python -m benchmarks.staleness [--recipes grpo bapo ...] [--lags 0 1 ...] [--seeds 0 1 2] [--steps N]
+                                   [--out FILE.jsonl] [--plot FILE.png] [--curves FOLDER] [--smoke]
+
+The real system runs in lockstep: vLLM samples, DeepSpeed trains, and the batch of step s was sampled by version
+s - lag, wholly (`learner.forced_lag`). One broker, generator and actor serve all learners, which run one after the
+other, each from the same first weights. Model, task, learning rate and number of updates are the same for all;
+of a recipe only `[learner.algorithm]` and `[learner.replay]` are taken. A recipe with a critic trains on whole groups
+here, too: finished trajectories or windows as they come cannot be held back by an exact number of versions.
+
+A finished run is a line of FILE.jsonl; those that are there are not run again, unless the recipe or the benchmark's
+settings have changed since. Recipes are read once, before anything starts.
+"""
+
+import argparse
+import hashlib
+import json
+import logging
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.staleness.lag_system import running, train
+from benchmarks.staleness.plots import cells, curves, plot
+from launch.run_file.load import check, load
+from launch.run_file.sections import RunConfig
+
+ROOT = Path(__file__).parents[2]
+LAGS = (0, 1, 2, 4, 8, 16, 32)
+RECIPES = (
+    "grpo", "ppo", "rloo", "cispo", "gspo", "decoupled-ppo", "minirl", "hispo", "bapo", "hapo", "tppo", "remix",
+    "r2vpo", "gbpo", "lag-clip", "icepop", "ipa", "mdpo", "remax",
+)  # fmt: skip
+BASE: dict[str, Any] = {
+    "run": {"name": "staleness", "dir": "build/staleness", "mode": "sync", "max_minutes": 600.0},
+    "model": {
+        "tiny": {
+            "hidden_size": 64,
+            "intermediate_size": 192,
+            "layers": 2,
+            "heads": 2,
+            "head_dim": 32,
+            "tie_embeddings": True,
+            "warm_start": {"steps": 30, "demonstrations": 64, "batch": 16, "lr": 1e-3},
+        },
+        "cache": "build/models",
+    },
+    "env": {"name": "benchmarks/envs/letter.py:LetterSuite", "params": {"length": 32}},
+    "generator": {"max_model_len": 64, "max_num_seqs": 64, "kv_cache_mb": 64, "stream_interval": 64},
+    "actor": {"concurrent_episodes": 64, "segment_tokens": 64},
+    "learner": {
+        "steps": 80,
+        "group_size": 8,
+        "batch_trajectories": 32,
+        "max_policy_lag": 0,
+        "evaluation_tasks": 64,
+        "filter_uniform_groups": False,
+        "sampling": {"max_turn_tokens": 32, "max_trajectory_tokens": 48},
+        "optimizer": {"lr": 1e-3, "max_grad_norm": 1.0},
+    },
+}
+
+
+def base(steps: int, lr: float) -> RunConfig:
+    """Settings common to all runs."""
+    learner = BASE["learner"] | {"steps": steps, "optimizer": BASE["learner"]["optimizer"] | {"lr": lr}}
+    return check(BASE | {"learner": learner}, "benchmarks/staleness/program.py")
+
+
+def with_recipe(config: RunConfig, recipe: str, lag: int) -> RunConfig:
+    """The recipe's objective and replay on the benchmark's task, with the lag forced."""
+    file = Path(recipe) if recipe.endswith(".toml") else ROOT / "recipes" / f"{recipe}.toml"
+    theirs = load(file).learner
+    replay = theirs.replay
+    if replay is not None:  # what is replayed is older by the forced lag
+        replay = replay.model_copy(update={"max_policy_lag": replay.max_policy_lag + lag})
+    changes = {"algorithm": theirs.algorithm, "replay": replay, "forced_lag": lag, "train_on": "groups"}
+    return config.model_copy(update={"learner": config.learner.model_copy(update=changes)})
+
+
+def fingerprint(config: RunConfig) -> str:
+    """Of all settings that a result depends on: results under different ones do not belong in one table."""
+    parts = (config.model, config.env, config.generator, config.learner)
+    text = "".join(part.model_dump_json() for part in parts)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def run_all(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run what is missing; returns all results asked for."""
+    out: Path = args.out
+    out.parent.mkdir(parents=True, exist_ok=True)
+    known = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    config = base(args.steps, args.lr)
+    chosen = {(r, lag): with_recipe(config, r, lag) for r in args.recipes for lag in args.lags}
+    prints = {cell: fingerprint(settings) for cell, settings in chosen.items()}
+    wanted = [(s, lag, r) for s in args.seeds for lag in args.lags for r in args.recipes]
+
+    def asked(result: dict[str, Any]) -> bool:
+        print_ = prints.get((result["recipe"], result["lag"]))
+        return result["seed"] in args.seeds and print_ is not None and result.get("settings") == print_
+
+    done = {(r["seed"], r["lag"], r["recipe"]) for r in known if asked(r)}
+    missing = [cell for cell in wanted if cell not in done]
+    if missing:
+        with running(config) as system:
+            for i, (seed, lag, recipe) in enumerate(missing):
+                outcome = train(system, chosen[recipe, lag], seed)
+                cell = {"recipe": recipe, "lag": lag, "seed": seed, "steps": args.steps, "lr": args.lr}
+                result = cell | {"settings": prints[recipe, lag]} | asdict(outcome)
+                with open(out, "a") as lines:
+                    lines.write(json.dumps(result) + "\n")
+                known.append(result)
+                sys.stderr.write(
+                    f"{time.strftime('%H:%M:%S')} {i + 1}/{len(missing)} {recipe} lag {lag} seed {seed}: "
+                    f"{outcome.start:.3f} -> {outcome.score:.3f} in {outcome.seconds:.0f} s, exact {outcome.exact}\n"
+                )
+    return [result for result in known if asked(result)]
+
+
+def shares(results: Sequence[dict[str, Any]], recipe: str, lag: int) -> list[float]:
+    """Score over that of lag 0 with the same seed."""
+    fresh = cells(results, recipe, 0)
+    return [s / fresh[seed] for seed, s in cells(results, recipe, lag).items() if fresh.get(seed)]
+
+
+def tables(results: Sequence[dict[str, Any]], recipes: Sequence[str], lags: Sequence[int]) -> str:
+    """Two tables in Markdown: share of the lag-0 reward, and reward; median and spread over seeds."""
+    rule = "|---" * (len(lags) + 1) + "|"
+    head = "| recipe | " + " | ".join(f"lag {lag}" for lag in lags) + " |"
+    blocks = []
+    for title, values in (
+        ("share of the reward at lag 0", shares),
+        ("reward", lambda *key: list(cells(*key).values())),
+    ):
+        rows = []
+        for recipe in recipes:
+            row = [_cell(values(results, recipe, lag)) for lag in lags]
+            if any(cell != "-" for cell in row):
+                rows.append(f"| {recipe} | " + " | ".join(row) + " |")
+        blocks.append(
+            "\n".join([f"**{title}** (median, in brackets least and most over seeds)", "", head, rule, *rows])
+        )
+    return "\n\n".join(blocks)
+
+
+def _cell(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    spread = f" [{min(values):.2f}, {max(values):.2f}]" if len(values) > 1 else ""
+    return f"{statistics.median(values):.2f}{spread}"
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
+    parser.add_argument("--lags", type=int, nargs="+", default=list(LAGS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=BASE["learner"]["steps"])
+    parser.add_argument("--lr", type=float, default=BASE["learner"]["optimizer"]["lr"])
+    parser.add_argument("--out", type=Path, default=Path("build/staleness.jsonl"))
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--curves", type=Path, help="folder for a picture of each recipe's learning curves")
+    parser.add_argument("--smoke", action="store_true", help="two recipes, lags 0 and 2, six steps")
+    args = parser.parse_args(arguments)
+    if args.smoke:
+        args.recipes, args.lags, args.seeds, args.steps = ["grpo", "decoupled-ppo"], [0, 2], [0], 6
+    return args
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = parse(arguments)
+    logging.basicConfig(level=logging.WARNING)
+    results = run_all(args)
+    sys.stdout.write(tables(results, args.recipes, args.lags) + "\n")
+    if args.plot:
+        plot(results, args.recipes, args.lags, args.plot)
+    if args.curves:
+        curves(results, args.recipes, args.lags, args.curves)
+    if wrong := [r for r in results if not r["exact"]]:
+        sys.exit(f"{len(wrong)} runs in which tokens did not lag as forced")

@@ -1,0 +1,1 @@
+"""Wall time to the same reward: windows, finished responses, whole batches."""

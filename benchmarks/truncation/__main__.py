@@ -1,0 +1,6 @@
+"""Runs `benchmarks.truncation.program`."""
+
+from benchmarks.truncation.program import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""Wall time to the same reward: windows (T-PPO), finished responses as they come, and waiting for whole batches.
+
+    python -m benchmarks.truncation [--seeds 0 1 2] [--minutes M] [--arms tppo streamed finished waiting]
+                                    [--shares 0.5 0.9] [--set section.field=value ...]
+                                    [--out FILE.json] [--plot FILE.png]
+
+The real system on a task whose responses are long-tailed (`benchmarks.envs.long_tail`), started afresh for every run.
+Model, critic, objective, batch and learning rate (truncation.toml beside this file) are the same in all arms; they
+differ in what is trained when:
+
+- tppo: lockstep in windows, as in the paper: sample `actor.segment_tokens` tokens of each trajectory, train on them,
+  go on with the same trajectories, and with new ones in the place of those that ended;
+- streamed: windows too, as they come, and nobody stands still; asynchronous;
+- finished: the same, but of finished trajectories, as they come;
+- waiting: lockstep, the paper's baseline: sample a batch, wait for its longest response, train on it.
+
+The arms take turns within a seed, and begin in another order in each. A run has its minutes, from when all roles are
+up, the first weights evaluated and the critic has had its steps alone. The level to be reached follows a rule fixed
+beforehand: a share of what the waiting arm gains from the first evaluation to its last, of the same seed. The reward
+over time is that of training trajectories as they end, a mean over short and long tasks weighted with their shares,
+in a window centred on the moment, so that smoothing delays no arm. Evaluations sample held-out tasks as in training;
+the clock does not run meanwhile.
+"""
+
+import argparse
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.envs.long_tail import LongTailSuite
+from benchmarks.staleness.lag_system import BudgetedCurriculum, System, running
+from benchmarks.truncation.report import ARMS, Ended, Run, plot, row, smoothed, tables
+from launch.run_file.load import load
+from launch.run_file.sections import RunConfig
+from learner.intake.curriculum import Curriculum
+from learner.intake.exchange import Exchange, Stopped
+from learner.loop import Learner
+from learner.main import join
+from learner.metrics import Report
+from learner.publisher import Publisher
+from learner.run_files import next_epoch
+from learner.totals import Totals
+from learner.update.engine import Engine
+from protocol.session import Progress
+
+SETTINGS = Path(__file__).with_name("truncation.toml")
+TRAIN_ON = {
+    "tppo": "windows",
+    "streamed": "windows",
+    "finished": "trajectories",
+    "waiting": "trajectories",
+}
+LOCKSTEP = ("tppo", "waiting")
+
+
+class TimedLearner(Learner):
+    """Remembers when each trajectory ended, from the start of the clock on."""
+
+    ended: list[Ended] | None = None
+
+    def begin(self, is_long: Callable[[int], bool]) -> None:
+        """The clock starts."""
+        self.ended, self.totals, self.steps_before = [], Totals(), self.step
+        self.training_began = time.monotonic()
+        self._is_long = is_long
+
+    @property
+    def training_seconds(self) -> float:
+        """Since `begin`."""
+        return time.monotonic() - self.training_began
+
+    def record(self, *args: Any) -> None:
+        """As ever, and for the curve."""
+        for t in self.exchange.inlet.recent:
+            if t.status != "failed" and self.ended is not None:
+                long = self._is_long(Curriculum.index_of(t.group_id))
+                self.ended.append(Ended(self.training_seconds, long, t.return_, t.action_tokens))
+        super().record(*args)
+
+
+def configured(arm: str, seed: int, minutes: float, overrides: Sequence[str]) -> RunConfig:
+    """The settings of one run."""
+    mode = "sync" if arm in LOCKSTEP else "async"
+    own = [
+        f"run.seed={seed}",
+        f"run.max_minutes={minutes}",
+        f"run.mode={mode}",
+        f"learner.train_on={TRAIN_ON[arm]}",
+    ]
+    return load(SETTINGS, [*overrides, *own])
+
+
+def train(system: System, arm: str, config: RunConfig) -> Run:
+    """One learner from the first weights until its time is up."""
+    settings = config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag})
+    engine = Engine(settings, model=system.model, total_steps=settings.steps, seed=config.run.seed)
+    epoch = next_epoch(system.folder)
+    link = join(settings, system.config.broker.endpoint, system.folder.name, epoch=epoch, progress=Progress)
+    report = Report(system.folder)
+    publisher = Publisher(system.folder.name, system.folder, epoch=epoch, keep=settings.keep_versions)
+    deadline = float("inf")
+    try:
+        suite = LongTailSuite(**config.env.params)
+        first = config.run.seed * 1_000_000
+        curriculum = BudgetedCurriculum(config.env.name, settings, epoch, next_index=first)
+        curriculum.budget = lambda index, split: suite.task(index, split).length
+        exchange = Exchange(
+            link,
+            curriculum,
+            settings,
+            lockstep=config.run.mode == "sync",
+            stop_reason=lambda: system.stop_reason(deadline),
+        )
+        learner = TimedLearner(
+            settings, system.folder, engine, exchange, publisher, report, seed=config.run.seed
+        )
+        learner.take_over(always=True)
+        learner.evaluate("before")
+        critic = settings.algorithm.critic
+        while critic is not None and learner.step < critic.warmup_steps:
+            learner.learn()
+        learner.begin(partial(_is_long, suite))
+        deadline = learner.training_began + config.run.max_minutes * 60
+        seconds, generated = _until_stopped(learner)
+        learner.evaluate("after")
+    finally:
+        link.close("done")
+        report.close()
+        publisher.close()
+        engine.release()
+    return _outcome(learner, arm, config, seconds, generated)
+
+
+def _is_long(suite: LongTailSuite, index: int) -> bool:
+    return suite.task(index, "train").long
+
+
+def _until_stopped(learner: TimedLearner) -> tuple[float, int]:
+    """Train; gives the seconds and the tokens generated in them."""
+    before = learner.tokens_generated
+    try:
+        while True:
+            learner.learn()
+    except Stopped:
+        return learner.training_seconds, learner.tokens_generated - before
+
+
+def _outcome(learner: TimedLearner, arm: str, config: RunConfig, seconds: float, generated: int) -> Run:
+    text = (learner.run_dir / "metrics.jsonl").read_text(encoding="utf-8")
+    lines = [line for line in map(json.loads, text.splitlines()) if line["step"] > learner.steps_before]
+    assert learner.ended is not None
+    lags = {int(lag): count for lag, count in learner.totals.lag_counts.items()}
+    lengths = np.array([e.tokens for e in learner.ended])
+    batch = config.learner.batch_trajectories
+    batches = lengths[: len(lengths) // batch * batch].reshape(-1, batch)
+
+    def mean(name: str) -> float:
+        return float(np.mean([line[name] for line in lines if name in line] or [0.0]))
+
+    return Run(
+        arm=arm,
+        seed=config.run.seed,
+        minutes=config.run.max_minutes,
+        start=float(learner.evaluations[0]["return_mean"]),
+        end=float(learner.evaluations[-1]["return_mean"]),
+        curve=smoothed(learner.ended, long_share=float(config.env.params["long_share"])),
+        steps=learner.step - learner.steps_before,
+        tokens_per_second=learner.totals.trained_tokens / seconds,
+        generated_per_second=generated / seconds,
+        idle_learner=learner.totals.wait_seconds / seconds,
+        idle_generator=mean("generator/idle_share"),
+        running_requests=mean("generator/running_requests"),
+        lag_mean=sum(lag * n for lag, n in lags.items()) / max(1, sum(lags.values())),
+        lag_max=max(lags, default=0),
+        stale_tokens=mean("learner/stale_token_fraction"),
+        tokens_mean=float(lengths.mean()),
+        tokens_99=float(np.quantile(lengths, 0.99)),
+        tokens_mean_last=float(lengths[-len(lengths) // 5 :].mean()),
+        tail=float((batches.max(1) / batches.mean(1)).mean()),
+    )
+
+
+def run_all(args: argparse.Namespace) -> list[Run]:
+    """All runs, written to the file after each; those that it has already are not made again."""
+    settings = {"file": SETTINGS.read_text(encoding="utf-8"), "overrides": args.set}
+    runs = earlier(args.out, settings)
+    made = {(run.arm, run.seed, run.minutes) for run in runs}
+    for turn, seed in enumerate(args.seeds):
+        order = [*args.arms[turn % len(args.arms) :], *args.arms[: turn % len(args.arms)]]
+        for arm in order:
+            if (arm, seed, args.minutes) in made:
+                continue
+            config = configured(arm, seed, args.minutes, args.set)
+            with running(config) as system:
+                runs.append(train(system, arm, config))
+            sys.stderr.write(f"{time.strftime('%H:%M:%S')} seed {seed} {row(arm, runs[-1:])}\n")
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            args.out.write_text(
+                json.dumps({"settings": settings, "runs": [asdict(run) for run in runs]}, indent=1)
+            )
+    return runs
+
+
+def earlier(path: Path, settings: dict[str, Any]) -> list[Run]:
+    """What a file of results holds, if it was made with these settings."""
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if found["settings"] != settings:
+        raise SystemExit(f"{path} was made with other settings; move it away, or give another --out")
+    return [
+        Run(**{**run, "curve": [(time, reward) for time, reward in run["curve"]]}) for run in found["runs"]
+    ]
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--minutes", type=float, default=2.0, help="of training, per run")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.9])
+    parser.add_argument("--set", nargs="+", default=[], metavar="section.field=value")
+    parser.add_argument("--out", type=Path, default=Path("build/truncation.json"))
+    parser.add_argument("--plot", type=Path)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = parse(arguments)
+    logging.basicConfig(level=logging.WARNING)
+    runs = run_all(args)
+    sys.stdout.write(tables(runs, args.shares) + "\n")
+    if args.plot:
+        plot(runs, args.plot)

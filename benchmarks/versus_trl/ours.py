@@ -1,0 +1,137 @@
+"""Our side of `benchmarks.versus_trl`, as a process: `python -m benchmarks.versus_trl.ours SPEC.json OUT.json`."""
+
+import json
+import logging
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.staleness.lag_system import SampledCurriculum, System, running
+from benchmarks.versus_trl.runs import Run, Spec
+from launch.run_file.load import check
+from launch.run_file.sections import RunConfig
+from learner.intake.exchange import Exchange, Stopped
+from learner.loop import Learner
+from learner.main import join
+from learner.metrics import Report
+from learner.publisher import Publisher
+from learner.run_files import next_epoch
+from learner.update.engine import Engine
+from protocol.session import Progress
+
+
+class TimedLearner(Learner):
+    """Notes when each step ended and when each trajectory's reward was known."""
+
+    began: float | None = None
+
+    def begin(self) -> None:
+        """The clock starts."""
+        self.began = time.monotonic()
+        self.ends: list[tuple[float, int]] = []
+        self.rewards: list[tuple[float, float]] = []
+        self.before = self.totals.wait_seconds, self.totals.update_seconds, self.totals.publish_seconds
+        self.exchange.inlet.take_recent()
+
+    @property
+    def clock(self) -> float:
+        assert self.began is not None
+        return time.monotonic() - self.began
+
+    def record(self, report: Any, *args: Any) -> None:
+        """As ever, and for the comparison. A trajectory's reward is dated when its step ends, as the peer's is."""
+        now = self.clock
+        self.ends.append((now, int(report.metrics["learner/trained_tokens"])))
+        arrived = [t for t in self.exchange.inlet.recent if t.status != "failed"]
+        self.rewards += [(now, t.return_) for t in arrived]
+        super().record(report, *args)
+
+
+def train(system: System, config: RunConfig, spec: Spec, started: float) -> Run:
+    """One learner from the first weights to the last step."""
+    settings = config.learner.model_copy(
+        update={"max_policy_lag": config.max_policy_lag, "steps": spec.steps, "threads": spec.threads}
+    )
+    engine = Engine(settings, model=system.model, total_steps=spec.steps, seed=config.run.seed)
+    epoch = next_epoch(system.folder)
+    link = join(settings, system.config.broker.endpoint, system.folder.name, epoch=epoch, progress=Progress)
+    report = Report(system.folder)
+    publisher = Publisher(system.folder.name, system.folder, epoch=epoch, keep=settings.keep_versions)
+    deadline = float("inf")
+    try:
+        exchange = Exchange(
+            link,
+            SampledCurriculum(config.env.name, settings, epoch, next_index=config.run.seed * 1_000_000),
+            settings,
+            lockstep=config.run.mode == "sync",
+            stop_reason=lambda: system.stop_reason(deadline),
+        )
+        learner = TimedLearner(
+            settings, system.folder, engine, exchange, publisher, report, seed=config.run.seed
+        )
+        learner.take_over(always=True)
+        learner.evaluate("before")
+        startup = time.monotonic() - started
+        learner.begin()
+        deadline = time.monotonic() + spec.seconds
+        try:
+            while learner.step < spec.steps:
+                learner.learn()
+        except Stopped:
+            pass
+    finally:
+        link.close("done")
+        report.close()
+        publisher.close()
+        engine.release()
+    return outcome(learner, startup)
+
+
+def outcome(learner: TimedLearner, startup: float) -> Run:
+    """What the learner noted."""
+    lines = (learner.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    reported = [line for line in map(json.loads, lines) if "learner/step_seconds" in line]
+
+    def mean(name: str) -> float:
+        values = [line[name] for line in reported if name in line]
+        return float(sum(values) / max(1, len(values)))
+
+    steps = max(1, len(learner.ends))
+    totals = learner.totals
+    now = totals.wait_seconds, totals.update_seconds, totals.publish_seconds
+    waited, updated, published = ((b - a) / steps for a, b in zip(learner.before, now, strict=True))
+    lags = {int(lag): count for lag, count in totals.lag_counts.items()}
+    return Run(
+        startup=startup,
+        steps=learner.ends,
+        rewards=learner.rewards,
+        phases={
+            "waiting for the batch": waited,
+            "update": updated,
+            "publishing": published,
+            "generator paused": mean("generator/update_pause_seconds"),
+        },
+        notes={
+            "lag_mean": sum(lag * n for lag, n in lags.items()) / max(1, sum(lags.values())),
+            "lag_max": max(lags, default=0),
+            "idle_learner": mean("learner/idle_share"),
+            "idle_generator": mean("generator/idle_share"),
+            "start": learner.evaluations[0]["return_mean"] if learner.evaluations else None,
+        },
+    )
+
+
+def main() -> None:
+    started = time.monotonic()
+    logging.basicConfig(level=logging.WARNING)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to end"))  # so that the roles are stopped
+    spec = Spec.read(Path(sys.argv[1]))
+    config = check(spec.config, sys.argv[1])
+    with running(config) as system:
+        train(system, config, spec, started).write(Path(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

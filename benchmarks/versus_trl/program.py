@@ -1,0 +1,161 @@
+"""The same training by us and by TRL's `GRPOTrainer`: trained tokens per second, and wall time to a reward.
+
+    python -m benchmarks.versus_trl [--tasks letter tool ...] [--arms trl sync async ...] [--seeds 0 1 2]
+                                    [--steps N] [--cores 0,1] [--out FILE.jsonl] [--plot FILE.png] [--table]
+
+Same first weights and tokenizer, tasks in the same order, prompts and generations per step, limits, optimizer and clip
+(benchmarks/versus_trl/versus_trl.toml); the same cores, to which all processes of a run are bound. The start-up is told
+apart; the clock starts with the first step. TRL is an optional dependency (the extra `bench`).
+
+Tasks: `letter`, one turn with a dense reward, a model of 0.1 million parameters; `letter-1m` and `letter-10m`, the same
+with 0.9 and 10 million; `tool`, three turns, each answered by a tool after 0.2 to 2 s (log-uniform), with 0.4 million.
+
+Arms: `sync` and `async` are ours, a thread a process; `sync-2` has two in learner and generator, which take turns;
+`async-wide` samples more at a time, farther behind, and keeps the KV cache over updates. All asynchronous arms have
+the decoupled objective. `trl` has two threads, `trl-1` one. Those that end in `-bf16` compute in bfloat16, with master
+weights in float32 on both sides; all others in float32. `trl-batching` generates with transformers' continuous
+batching, `trl-vllm` with vLLM in its process. On `tool`, `trl-environment` uses `environment_factory` as documented,
+`trl-rollout` a `rollout_func` of ours, which awaits all tool calls of a turn together.
+
+A finished run is a line of FILE.jsonl; those that are there are not run again, unless settings have changed since.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.versus_trl.runs import Spec
+from benchmarks.versus_trl.table import brief, plot, tables
+from benchmarks.versus_trl.tasks import ARMS, TASKS, configured
+from launch.run_file.sections import RunConfig
+
+ROOT = Path(__file__).parents[2]
+GRACE_S = 300.0
+"""For what a run does beside its steps."""
+STOP_S = 30.0
+
+
+def fingerprint(config: RunConfig, arm: str, steps: int, seconds: float) -> str:
+    """Of all settings that a result depends on."""
+    parts = [
+        p.model_dump_json()
+        for p in (config.model, config.env, config.generator, config.actor, config.learner)
+    ]
+    text = "".join([*parts, repr(ARMS[arm]), str(steps), str(seconds)])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def run(task: str, arm: str, config: RunConfig, steps: int, seconds: float, cores: str) -> dict[str, Any]:
+    """One run, in a process of its own.
+
+    Raises:
+        RuntimeError: it failed; with the end of what it said.
+    """
+    from launch.model import prepare
+
+    model = str(prepare(config).resolve())
+    with tempfile.TemporaryDirectory() as folder:
+        spec, out, log = (Path(folder) / name for name in ("spec.json", "out.json", "log"))
+        threads = ARMS[arm].threads
+        Spec(arm, config.model_dump(mode="json"), model, folder, steps, seconds, threads).write(spec)
+        side = "ours" if ARMS[arm].ours else "peer"
+        command = [sys.executable, "-m", f"benchmarks.versus_trl_{side}", str(spec), str(out)]
+        if cores:
+            command = ["taskset", "-c", cores, *command]
+        with open(log, "w") as sink:
+            child = subprocess.Popen(
+                command, cwd=ROOT, env=environment(threads), stdout=sink, stderr=sink, start_new_session=True
+            )
+            try:
+                status: int | str = child.wait(timeout=seconds + GRACE_S)
+            except subprocess.TimeoutExpired:
+                status = "no end"
+            finally:
+                _end(child)
+        if status != 0 or not out.exists():
+            raise RuntimeError(f"{task}, {arm}: ended with {status}:\n{log.read_text()[-3000:]}")
+        return dict(json.loads(out.read_text()))
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Ask a run that is not done to stop what it started, then kill it."""
+    if child.poll() is None:
+        child.send_signal(signal.SIGTERM)
+        try:
+            child.wait(timeout=STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def environment(threads: int) -> dict[str, str]:
+    """Threads pinned, no look-ups, quiet."""
+    quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    pinned = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    return os.environ | quiet | pinned | {"PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
+
+
+def run_all(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run what is missing; returns all results asked for."""
+    out: Path = args.out
+    out.parent.mkdir(parents=True, exist_ok=True)
+    known = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    results = []
+    for turn, (seed, task) in enumerate((s, t) for s in args.seeds for t in args.tasks):
+        settings = TASKS[task]
+        arms = args.arms or settings.arms
+        for arm in [*arms[turn % len(arms) :], *arms[: turn % len(arms)]]:
+            steps = args.steps or settings.steps
+            seconds = args.seconds or dict(settings.seconds_of).get(arm, settings.seconds)
+            config = configured(task, arm, seed, args.set)
+            cell = {
+                "task": task,
+                "arm": arm,
+                "seed": seed,
+                "settings": fingerprint(config, arm, steps, seconds),
+            }
+            done = [r for r in known if cell.items() <= r.items()]
+            if not done and not args.table:
+                load_before = os.getloadavg()[0]
+                outcome = run(task, arm, config, steps, seconds, args.cores)
+                done = [cell | {"load": load_before} | outcome]
+                with open(out, "a") as lines:
+                    lines.write(json.dumps(done[0]) + "\n")
+                sys.stderr.write(f"{time.strftime('%H:%M:%S')} {task} {arm} seed {seed}: {brief(done[0])}\n")
+            results += done[-1:]
+    return results
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--arms", nargs="+", choices=ARMS, help="as a rule those of the task")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, help="at most, of a run")
+    parser.add_argument("--seconds", type=float, help="of a run, at most")
+    parser.add_argument("--cores", default="0,1", help="for taskset; empty: not bound")
+    parser.add_argument("--set", nargs="+", default=[], metavar="section.field=value")
+    parser.add_argument("--out", type=Path, default=Path("build/versus_trl.jsonl"))
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--table", action="store_true", help="run nothing, print what there is")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = parse(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to end"))
+    results = run_all(args)
+    sys.stdout.write(tables(results) + "\n")
+    if args.plot:
+        plot(results, args.plot)

@@ -1,0 +1,1 @@
+"""The pause and the delay of a new policy version."""

@@ -1,0 +1,210 @@
+"""Processes of `benchmarks.weights`: a generator that is told of versions, and a server that hands them out."""
+
+import asyncio
+import multiprocessing
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from actors.config import GeneratorConfig
+from actors.generator.process import SWITCH_S
+from protocol.security.http_tls import access
+from protocol.weights.format import version_folder
+
+RUN = "benchmark"
+WAIT_S = 180.0
+PROMPT, ANSWER = 32, 400
+WINDOW_S = 1.0
+AFTER_S = 3.0
+
+_spawn = multiprocessing.get_context("spawn")
+
+
+@dataclass(frozen=True)
+class Told:
+    """A version to take."""
+
+    version: int
+    manifest: str
+    sources: tuple[str, ...]
+    root: str
+
+
+@dataclass
+class Taken:
+    """Moments in seconds of the machine's clock, and seconds of the parts of the pause."""
+
+    staged: float = 0.0
+    serving: float = 0.0
+    paused_s: float = 0.0
+    load_s: float = 0.0
+    step_s: float = 0.0
+    """From asking for the pause until the step that was running has ended."""
+    lost_s: float = 0.0
+    """Seconds of generation missing at the end, for the pause and what had to be computed again."""
+    failure: str = ""
+
+
+class Side:
+    """A process with a pipe."""
+
+    def __init__(self, body: Any, *arguments: Any) -> None:
+        self.pipe, theirs = _spawn.Pipe()
+        self.process = _spawn.Process(target=body, args=(*arguments, theirs))
+        self.process.start()
+
+    def receive(self) -> Any:
+        if not self.pipe.poll(WAIT_S):
+            raise RuntimeError(f"a process of the benchmark has said nothing for {WAIT_S:g} s")
+        return self.pipe.recv()
+
+    def ask(self, command: Any) -> Any:
+        self.pipe.send(command)
+        return self.receive()
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.join(30.0)
+
+
+def run_server(folder: Path, keys: Path | None, pipe: Any) -> None:
+    """Body of the process that serves the learner's folder."""
+    from protocol.security.http_tls import scheme
+    from protocol.weights.server import WeightsServer, serving
+
+    async def serve() -> None:
+        server = WeightsServer(RUN, lambda _, version: version_folder(folder, version), folder.parent, keys)
+        async with serving(server, "127.0.0.1", 0) as port:
+            pipe.send(f"{scheme(keys)}://127.0.0.1:{port}")
+            await asyncio.Event().wait()
+
+    asyncio.run(serve())
+
+
+def run_generator(model: Path, config: GeneratorConfig, shared: Path, keys: Path | None, pipe: Any) -> None:
+    """Body of the generator's process."""
+    sys.setswitchinterval(SWITCH_S)  # as in a generator
+    asyncio.run(_generate(model, config, shared, keys, pipe))
+
+
+async def _generate(model: Path, config: GeneratorConfig, shared: Path, keys: Path | None, pipe: Any) -> None:
+    from actors.generator.model_folder import read_model_facts
+    from actors.generator.vllm_engine import VllmEngine
+    from actors.generator.weights.cache import Cache
+    from actors.generator.weights.staging import Stage
+
+    engine = await VllmEngine.start(config, model=str(model), seed=0)
+    cache = Cache(shared / "cache", RUN, partial(access, keys))
+    stage = Stage("benchmark", read_model_facts(model).shapes, root=shared, cache=cache)
+    pipe.send("ready")
+    taking = _Taking(engine, stage)
+    while True:
+        command = await asyncio.to_thread(pipe.recv)
+        pipe.send(await (taking.take(command) if isinstance(command, Told) else taking.sample(command)))
+
+
+class _Taking:
+    """Samples, and takes versions as a generator does, with a stopwatch."""
+
+    def __init__(self, engine: Any, stage: Any) -> None:
+        self._engine, self._stage = engine, stage
+        self._loops: list[asyncio.Task[None]] = []
+        self._tokens, self._started = 0, 0
+        self._rate = self._load_s = self._step_s = 0.0
+        self._failure = ""
+        for name in ("collective_rpc", "update_weight_version"):
+            setattr(engine._llm, name, self._timed(getattr(engine._llm, name), "_load_s"))
+        core = engine._llm.engine_core
+        core.pause_scheduler_async = self._timed(core.pause_scheduler_async, "_step_s")
+
+    async def sample(self, requests: int) -> float:
+        """Keep so many requests running from now on; gives tokens per second."""
+        for loop in self._loops:
+            loop.cancel()
+        if self._loops:
+            await asyncio.wait(self._loops)
+        self._loops = [asyncio.create_task(self._ask(n)) for n in range(requests)]
+        if requests:
+            self._rate = statistics.median([await self._measure() for _ in range(4)])
+        else:
+            await self._one(1)  # a step that the requests have left behind is over then
+        return self._rate
+
+    async def take(self, told: Told) -> Taken:
+        from actors.generator.weights.staging import Announced
+        from actors.generator.weights.updater import Updater
+
+        taken, self._load_s, self._step_s = Taken(), 0.0, 0.0
+        watched = _Watched(self._stage, taken)
+        updater = Updater(self._engine, _NoQueue(), watched, RUN, on_failure=self._failed)  # type: ignore[arg-type]
+        if not await updater.update(Announced(1, told.version, told.manifest, told.sources, told.root)):
+            taken.failure = self._failure or "the version was refused; see the log"
+            return taken
+        taken.serving = time.perf_counter()
+        taken.paused_s = updater.gauges()["update_pause_seconds"]
+        taken.load_s, taken.step_s = self._load_s, self._step_s
+        if self._loops:
+            taken.lost_s = await self._lost(taken)
+        return taken
+
+    async def _measure(self) -> float:
+        before, began = self._tokens, time.perf_counter()
+        await asyncio.sleep(WINDOW_S)
+        return (self._tokens - before) / (time.perf_counter() - began)
+
+    async def _lost(self, taken: Taken) -> float:
+        """What is missing three seconds later of the tokens that come without an update."""
+        before = self._tokens
+        await asyncio.sleep(AFTER_S)
+        sampling_s = (self._tokens - before) / self._rate
+        return taken.paused_s + (time.perf_counter() - taken.serving) - sampling_s
+
+    async def _ask(self, number: int) -> None:
+        while True:
+            await self._one(ANSWER, number)
+
+    async def _one(self, max_tokens: int, number: int = 0) -> None:
+        from actors.generator.engine import Request
+
+        self._started += 1
+        prompt = [number % 40 + 7] * PROMPT
+        request = Request(str(self._started), prompt, max_tokens, 1.0, 1.0, 0, None, [])
+        async for sampled in self._engine.generate(request):
+            self._tokens += len(sampled.ids)
+
+    def _timed(self, call: Any, total: str) -> Any:
+        async def timed(*arguments: Any, **named: Any) -> None:
+            began = time.perf_counter()
+            await call(*arguments, **named)
+            setattr(self, total, getattr(self, total) + time.perf_counter() - began)
+
+        return timed
+
+    def _failed(self, why: str) -> None:
+        self._failure = why
+
+
+class _Watched:
+    """A stage that notes when a version lies ready."""
+
+    def __init__(self, stage: Any, taken: Taken) -> None:
+        self._stage, self._taken = stage, taken
+        self.discard, self.accepted = stage.discard, stage.accepted
+
+    def stage(self, *arguments: Any) -> Any:
+        staged = self._stage.stage(*arguments)
+        self._taken.staged = time.perf_counter()
+        return staged
+
+
+class _NoQueue:
+    """Versions are taken in the order in which they are told."""
+
+    skipped = 0
+
+    def never(self, announced: Any) -> None:
+        """Nothing is told twice."""

@@ -1,0 +1,239 @@
+"""From segments to delivery units: trajectories in the making, rollout groups, what is ready. Pure."""
+
+from collections.abc import Iterable, Iterator
+
+from broker.core.ledger import Ledger
+from broker.core.records import Group, Outcome, Piece, Trajectory, Unit
+from broker.core.store import SegmentStore
+from protocol.messages import DeliveryUnit, Dropped, Segment, Task
+
+
+class Assembly:
+    """Everything stored that is not part of a unit yet.
+
+    Results wait until the owner takes them: new units, notices for the learner, and the ids of tasks that
+    nobody waits for any more.
+    """
+
+    def __init__(self, store: SegmentStore, ledger: Ledger, *, min_members: int, deadline_s: float) -> None:
+        self._store, self._ledger = store, ledger
+        self._min_members, self._deadline_s = min_members, deadline_s
+        self.mode: DeliveryUnit = "group"
+        self.trajectories: dict[str, Trajectory] = {}
+        self.groups: dict[str, Group] = {}
+        self._ready: list[Unit] = []
+        self._dropped: list[Dropped] = []
+        self._unwanted: list[str] = []
+
+    @property
+    def segments(self) -> int:
+        """Stored segments that are in no unit."""
+        return sum(1 for _ in self.pieces())
+
+    @property
+    def results(self) -> bool:
+        """Whether there is something to take."""
+        return bool(self._ready or self._dropped or self._unwanted)
+
+    def take_ready(self) -> list[Unit]:
+        """Units formed since the last call."""
+        taken, self._ready = self._ready, []
+        return taken
+
+    def take_dropped(self) -> list[Dropped]:
+        """What the learner must be told since the last call."""
+        taken, self._dropped = self._dropped, []
+        return taken
+
+    def take_unwanted(self) -> list[str]:
+        """Tasks to be cancelled since the last call."""
+        taken, self._unwanted = self._unwanted, []
+        return taken
+
+    def expect(self, task: Task) -> str:
+        """A task was put: its group now waits for it; returns what is wrong, if anything is."""
+        if task.purpose == "eval":
+            return ""
+        group = self.groups.get(task.group_id)
+        if group is None:
+            group = self.groups[task.group_id] = Group(task.group_id, task.group_size)
+        if group.size != task.group_size:
+            return (
+                f"task {task.task_id!r}: group {task.group_id!r} has size {group.size}, not {task.group_size}"
+            )
+        if len(group.out) + group.settled >= group.size:
+            return f"task {task.task_id!r}: group {task.group_id!r} has its {group.size} members already"
+        group.out.add(task.task_id)
+        return ""
+
+    def add(self, segment: Segment, task: Task, nbytes: int, now: float) -> None:
+        """The next segment of a trajectory is stored; the caller has checked that it is the next."""
+        trajectory_id, tokens, action_tokens = segment.trajectory_id, segment.tokens, segment.action_tokens
+        trajectory = self.trajectories.get(trajectory_id)
+        if trajectory is None:
+            trajectory = self.trajectories[trajectory_id] = Trajectory(trajectory_id, task)
+        piece = Piece((trajectory_id, segment.index), tokens, action_tokens, segment.version_max, nbytes)
+        self._ledger.stored.add(piece)
+        trajectory.pieces.append(piece)
+        trajectory.next_index += 1
+        trajectory.tokens += tokens
+        trajectory.action_tokens += action_tokens
+        if segment.status != "unfinished":
+            trajectory.closed, trajectory.failed = True, segment.status == "failed"
+            if task.purpose == "train" and (length := trajectory.length):
+                self._ledger.lengths.closed(length)
+        if trajectory.closed or trajectory.split or self.mode == "segment":
+            self._form(trajectory, now)
+
+    def set_mode(self, mode: DeliveryUnit, now: float) -> None:
+        """The learner wants other units from now on; what is here is cut accordingly."""
+        if mode == self.mode:
+            return
+        self.mode = mode
+        waiting = [t for group in self.groups.values() for t in group.here]
+        for group in self.groups.values():
+            group.here = []
+        for trajectory in (*waiting, *self.trajectories.values()):
+            self._form(trajectory, now)
+
+    def restore(
+        self, trajectories: Iterable[Trajectory], groups: Iterable[Group], mode: DeliveryUnit, now: float
+    ) -> None:
+        """What was here in another process: deadlines begin anew, as its clock was another."""
+        self.mode = mode
+        self.trajectories = {trajectory.trajectory_id: trajectory for trajectory in trajectories}
+        self.groups = {group.group_id: group for group in groups}
+        for group in self.groups.values():
+            group.since = now if group.since is not None else None
+
+    def abandon(self, trajectory_id: str, outcome: Outcome) -> None:
+        """The attempt is over before its end: what is stored of it, and in no unit, is let go."""
+        trajectory = self.trajectories.pop(trajectory_id, None)
+        if trajectory is not None:
+            self._discard(trajectory.pieces, outcome)
+
+    def give_up(self, task: Task, now: float) -> None:
+        """A task will never be done."""
+        group = self.groups.get(task.group_id)
+        if task.purpose == "eval" or self.mode != "group" or group is None:
+            notice = Dropped(unit_id=task.task_id, group_id=task.group_id, trajectories=1, reason="given_up")
+            self._dropped.append(notice)
+        if group is not None and task.purpose == "train":
+            group.out.discard(task.task_id)
+            group.lost += 1
+            self._settle(group, now)
+
+    def pieces(self) -> Iterator[Piece]:
+        """All that is stored and in no unit."""
+        for trajectory in (*self.trajectories.values(), *(t for g in self.groups.values() for t in g.here)):
+            yield from trajectory.pieces
+
+    def overdue(self, now: float) -> list[str]:
+        """Groups whose deadline has passed; members that are delivered singly wait for none."""
+        return [
+            group.group_id
+            for group in self.groups.values()
+            if group.since is not None
+            and now - group.since > self._deadline_s
+            and (self.mode == "group" or not group.out)
+        ]
+
+    def close_group(self, group_id: str) -> None:
+        """A group that is overdue gets no more members."""
+        self._conclude(self.groups[group_id], "deadline")
+
+    def clear(self) -> None:
+        """Nobody waits for any of it any more."""
+        for trajectory in (*self.trajectories.values(), *(t for g in self.groups.values() for t in g.here)):
+            self._discard(trajectory.pieces, "superseded")
+        self.trajectories, self.groups = {}, {}
+
+    def postpone(self, seconds: float) -> None:
+        """Deadlines do not run while the broker itself keeps actors waiting."""
+        for group in self.groups.values():
+            if group.since is not None:
+                group.since += seconds
+
+    def _form(self, trajectory: Trajectory, now: float) -> None:
+        """Make units of a trajectory, as far as the mode allows."""
+        task = trajectory.task
+        if (self.mode == "segment" or trajectory.split) and task.purpose == "train":
+            trajectory.split = True
+            for piece in trajectory.pieces:
+                unit_id = f"{trajectory.trajectory_id}/{piece.key[1]}"
+                last = trajectory.closed and piece is trajectory.pieces[-1]
+                self._emit(
+                    Unit(
+                        unit_id,
+                        task.group_id,
+                        task.purpose,
+                        [piece],
+                        int(last),
+                        complete=last,
+                        context=not last,
+                        lengths=[trajectory.length] if last and trajectory.length else [],
+                    )
+                )
+            trajectory.pieces = []
+        if not trajectory.closed:
+            return
+        self.trajectories.pop(trajectory.trajectory_id, None)
+        group = self.groups.get(task.group_id)
+        if task.purpose == "eval" or group is None or self.mode != "group":
+            if trajectory.pieces:
+                pieces, trajectory.pieces = trajectory.pieces, []
+                unit = Unit(trajectory.trajectory_id, task.group_id, task.purpose, pieces, 1, complete=True)
+                unit.lengths = [trajectory.length] if trajectory.length and task.purpose == "train" else []
+                self._emit(unit)
+            if group is not None and task.purpose == "train":
+                group.taken += 1
+        elif trajectory.pieces:
+            group.here.append(trajectory)
+        else:
+            group.taken += 1  # delivered segment by segment
+        if group is not None and task.purpose == "train":
+            group.out.discard(task.task_id)
+            self._settle(group, now)
+
+    def _settle(self, group: Group, now: float) -> None:
+        if group.since is None:
+            group.since = now
+        if group.settled >= group.size:
+            self._conclude(group, "given_up")
+
+    def _conclude(self, group: Group, reason: str) -> None:
+        """The group will get no more members: deliver it, or say that it is dropped."""
+        del self.groups[group.group_id]
+        self._unwanted += sorted(group.out)
+        pieces = [piece for trajectory in group.here for piece in trajectory.pieces]
+        if len(group.here) >= min(self._min_members, group.size):
+            whole = len(group.here) == group.size
+            unit = Unit(group.group_id, group.group_id, "train", pieces, len(group.here), complete=whole)
+            unit.lengths = [trajectory.length for trajectory in group.here if trajectory.length]
+            self._emit(unit)
+        elif group.here or (self.mode == "group" and not group.taken):
+            self._discard(pieces, "given_up")
+            self._dropped.append(
+                Dropped(
+                    unit_id=group.group_id, group_id=group.group_id, trajectories=group.size, reason=reason
+                )
+            )
+
+    def _emit(self, unit: Unit) -> None:
+        if unit.fits:
+            self._ready.append(unit)
+            return
+        self._discard(unit.pieces, "too_large")
+        self._dropped.append(
+            Dropped(
+                unit_id=unit.unit_id,
+                group_id=unit.group_id,
+                trajectories=unit.trajectories,
+                reason="too_large",
+            )
+        )
+
+    def _discard(self, pieces: list[Piece], outcome: Outcome) -> None:
+        for piece in pieces:
+            self._store.drop(piece.key)
+            self._ledger.settle(outcome, piece)

@@ -1,0 +1,207 @@
+"""Units on their way to the learner: ready, leased, committed, given back, released. Pure."""
+
+import heapq
+from collections.abc import Iterable, Iterator
+
+from broker.core.admission import is_stale
+from broker.core.ledger import Ledger
+from broker.core.records import Outcome, Piece, Unit
+from broker.core.store import SegmentStore
+from protocol.codec import Buffer
+from protocol.version_line import VersionLine
+
+
+class Deliveries:
+    """Units that are whole. Oldest first, evaluation before training; a returned unit keeps its age.
+
+    A unit is leased until it is committed. A lease that ends without that puts the unit among the ready ones, but a
+    commit counts all the same: one that comes late prevents a second training. What is committed is kept until a
+    checkpoint of the learner covers its step, and given back if the learner falls behind it.
+    """
+
+    def __init__(self, store: SegmentStore, ledger: Ledger, *, lease_s: float, max_policy_lag: int) -> None:
+        self._store, self._ledger = store, ledger
+        self._lease_s, self._max_policy_lag = lease_s, max_policy_lag
+        self._order: list[tuple[bool, int]] = []
+        self._ready: dict[int, Unit] = {}
+        """By age."""
+        self._units: dict[str, Unit] = {}
+        """Not committed."""
+        self._since: dict[str, float] = {}
+        """When a unit was leased."""
+        self._committed: dict[str, Unit] = {}
+        self.count = 0
+
+    @property
+    def ready(self) -> int:
+        return len(self._ready)
+
+    @property
+    def leased(self) -> int:
+        return len(self._since)
+
+    @property
+    def committed(self) -> int:
+        """Units that wait for a checkpoint."""
+        return len(self._committed)
+
+    @property
+    def ready_segments(self) -> int:
+        return sum(len(unit.pieces) for unit in self._ready.values())
+
+    @property
+    def leased_segments(self) -> int:
+        return sum(len(self._units[unit_id].pieces) for unit_id in self._since)
+
+    def units(self) -> list[Unit]:
+        """All units that are not committed, in the order of becoming ready."""
+        return sorted(self._units.values(), key=lambda unit: unit.age)
+
+    def pieces(self) -> Iterator[Piece]:
+        """Of all units that are not committed."""
+        for unit in self._units.values():
+            yield from unit.pieces
+
+    def oldest_lease(self) -> float | None:
+        """When the oldest live lease was given."""
+        return min(self._since.values(), default=None)
+
+    def add(self, unit: Unit) -> None:
+        """A new unit is ready."""
+        self.count += 1
+        unit.age = self.count
+        while self.knows(unit.unit_id):  # a learner may name a group as another or as a trajectory
+            unit.unit_id += f"#{unit.age}"
+        self._units[unit.unit_id] = unit
+        self._queue(unit)
+
+    def next(self) -> Unit | None:
+        """The ready unit that is delivered next."""
+        while self._order and self._order[0][1] not in self._ready:  # committed while it was ready again
+            heapq.heappop(self._order)
+        return self._ready[self._order[0][1]] if self._order else None
+
+    def is_stale(self, unit: Unit, version: int, line: VersionLine) -> bool:
+        """Whether a ready unit is too old to be delivered under this policy version of this line."""
+        # The learner may hold it from before, and train it. Context: what follows needs it.
+        wanted = unit.held or unit.purpose == "eval" or unit.context
+        return not wanted and is_stale(line.freshest(unit.version_max), version, self._max_policy_lag)
+
+    def lease(self, unit_id: str, epoch: int) -> None:
+        """A ready unit goes to the learner of this epoch."""
+        unit = self._units[unit_id]
+        self._ready.pop(unit.age, None)
+        self._ledger.delivered.add_all(unit.pieces)
+        if unit.deliveries:
+            self._ledger.redelivered.add_all(unit.pieces)
+        if not unit.deliveries or unit.epoch != epoch:
+            unit.processes += 1
+        unit.deliveries += 1
+        unit.epoch, unit.held = epoch, True
+
+    def leased_at(self, unit_id: str, now: float) -> None:
+        """The lease begins."""
+        self._since[unit_id] = now
+
+    def frames(self, unit: Unit) -> list[tuple[bytes, Buffer]]:
+        """Header and body of each segment, as they came."""
+        return [self._store.get(piece.key) for piece in unit.pieces]
+
+    def knows(self, unit_id: str) -> bool:
+        """Whether a commit of this unit has, or had, an effect."""
+        return unit_id in self._units or unit_id in self._committed
+
+    def commit(self, unit_id: str, outcome: Outcome, step: int) -> None:
+        """Set a unit aside until a checkpoint covers ``step``; of no effect for one that is not held."""
+        unit = self._units.get(unit_id)
+        if unit is None:
+            return
+        self._forget(unit)
+        self._count_lengths(unit, outcome, 1)
+        unit.step, unit.outcome, unit.processes = step, outcome, 0
+        self._committed[unit_id] = unit
+        for piece in unit.pieces:
+            self._store.set_aside(piece.key)
+        self._ledger.settle(outcome, *unit.pieces)
+
+    def release(self, step: int) -> None:
+        """What was committed up to ``step`` goes for good."""
+        for unit in [unit for unit in self._committed.values() if unit.step <= step]:
+            del self._committed[unit.unit_id]
+            for piece in unit.pieces:
+                self._store.drop(piece.key)
+
+    def survived(self) -> None:
+        """The learner gets on with what it is given: no unit is to blame for processes that ended before."""
+        for unit in self._units.values():
+            unit.processes = 0
+
+    def give_back(self) -> None:
+        """What is committed still belongs to no checkpoint: all of it is ready again, at its old age."""
+        for unit in self._committed.values():
+            assert unit.outcome is not None
+            for piece in unit.pieces:
+                self._store.bring_back(piece.key)
+                self._ledger.unsettle(unit.outcome, piece)
+            self._count_lengths(unit, unit.outcome, -1)
+            unit.step, unit.outcome, unit.held = 0, None, False
+            self._units[unit.unit_id] = unit
+            self._queue(unit)
+        self._committed = {}
+
+    def _count_lengths(self, unit: Unit, outcome: Outcome, times: int) -> None:
+        for tokens in unit.lengths if outcome == "trained" else ():
+            self._ledger.lengths.trained(tokens, times)
+
+    def drop(self, unit_id: str, outcome: Outcome) -> Unit:
+        """Let a unit go that is not committed."""
+        unit = self._units[unit_id]
+        self._forget(unit)
+        for piece in unit.pieces:
+            self._store.drop(piece.key)
+            self._ledger.settle(outcome, piece)
+        return unit
+
+    def expire(self, progress_at: float, now: float) -> None:
+        """End leases that were not committed while the learner made no progress."""
+        for unit_id, since in list(self._since.items()):
+            if now - max(since, progress_at) > self._lease_s:
+                self._return(unit_id)
+
+    def return_all(self, *, void: bool) -> None:
+        """What is leased may have been lost on the way: it is ready again.
+
+        ``void``: the learner that had it is gone for good.
+        """
+        self._since = {}
+        for unit in self._units.values():
+            unit.held = unit.held and not void
+            if unit.age not in self._ready:
+                self._queue(unit)
+
+    def saved(self) -> list[Unit]:
+        """All units, for a snapshot."""
+        return [*self._units.values(), *self._committed.values()]
+
+    def restore(self, units: Iterable[Unit], count: int) -> None:
+        """What `saved` gave: those not committed are ready."""
+        self.count = count
+        for unit in units:
+            if unit.outcome is None:
+                self._units[unit.unit_id] = unit
+                self._queue(unit)
+            else:
+                self._committed[unit.unit_id] = unit
+
+    def _queue(self, unit: Unit) -> None:
+        self._ready[unit.age] = unit
+        heapq.heappush(self._order, (unit.purpose != "eval", unit.age))
+
+    def _return(self, unit_id: str) -> None:
+        del self._since[unit_id]
+        self._queue(self._units[unit_id])
+
+    def _forget(self, unit: Unit) -> None:
+        del self._units[unit.unit_id]
+        self._since.pop(unit.unit_id, None)
+        self._ready.pop(unit.age, None)

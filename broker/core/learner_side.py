@@ -1,0 +1,340 @@
+"""The broker towards the learner: tasks in, units out, commits, weights. Pure."""
+
+import logging
+import math
+from collections import deque
+from collections.abc import Iterable
+
+from broker.core.events import Committed, Delivered, LearnerJoined, Published, Released, TasksPut, UnitDropped
+from broker.core.peers import Peer
+from broker.core.recent import Recent
+from broker.core.state import Books, process
+from broker.errors import BrokerError, TryLater
+from protocol.codec import MAX_HEADER_BYTES
+from protocol.messages import (
+    MAX_IDS,
+    MAX_SOURCES,
+    Checkpointed,
+    CheckpointWanted,
+    Commit,
+    Deliver,
+    Dropped,
+    Held,
+    Hello,
+    PublishWeights,
+    PutTasks,
+    Task,
+    WeightsReady,
+)
+from protocol.version_line import VersionLine
+
+log = logging.getLogger(__name__)
+
+MAX_NOTICES = 65_536
+ID_OVERHEAD, MESSAGE_OVERHEAD = 3, 1_024
+"""Bytes of a string's head in MessagePack, and of all that is no id in a Held."""
+MAX_CREDIT = 1 << 20
+REMIND_S = 5.0
+
+
+class LearnerSide:
+    """The one live learner, what it is owed, and the newest policy version."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self.learner: Peer | None = None
+        self._asked_at = self._failed_at = -math.inf
+        self._notices: deque[Dropped] = deque(maxlen=MAX_NOTICES)
+        self._told = Recent(MAX_NOTICES)
+        """Groups of the notices sent since the last Hello."""
+
+    @property
+    def policy_version(self) -> int:
+        return self._books.published.version if self._books.published else 0
+
+    def starving(self, now: float) -> bool:
+        """Whether the learner wants more and there is nothing whole to give it.
+
+        A learner that says it is busy is believed as long as it makes progress.
+        """
+        learner = self.learner
+        if learner is None or learner.delivery_credit == 0 or self._books.deliveries.ready:
+            return False
+        return not learner.heartbeat.busy or learner.stalled_for(now) > self._books.config.generator_stall_s
+
+    # --- joining and leaving ------------------------------------------------------------------------------
+
+    def may_join(self, hello: Hello) -> bool:
+        """One lineage: a lower epoch is over, and of one epoch only one learner lives. Refuses otherwise."""
+        if self._books.lineage is None or hello.epoch > self._books.lineage.epoch:
+            return True
+        if hello.epoch < self._books.lineage.epoch:
+            text = f"epoch {hello.epoch} is over, a learner of epoch {self._books.lineage.epoch} has joined"
+            self._books.refuse(hello.peer, "stale_epoch", text, fatal=True)
+            return False
+        if self.learner is not None and self.learner.name != hello.peer:
+            text = f"learner {self.learner.name!r} of the same epoch {hello.epoch} is alive"
+            self._books.refuse(hello.peer, "second_learner", text)
+            return False
+        return True
+
+    def joined(self, peer: Peer, now: float) -> None:
+        """Take over. What is leased goes out again: it may have been lost with a connection.
+
+        A process that comes back after a silence may hold what it was given; what another had is not held any more.
+        """
+        books, before = self._books, self._books.lineage
+        if self.learner is not None and self.learner.name != peer.name:
+            text = f"a learner of epoch {peer.hello.epoch} has joined"
+            books.refuse(self.learner.name, "stale_epoch", text, fatal=True)
+            books.peers.remove(self.learner.name)
+        self.learner = peer
+        books.deliveries.return_all(void=False)
+        if before is None or process(before) != process(peer.hello) or before.deliver != peer.hello.deliver:
+            books.happen(LearnerJoined(hello=peer.hello), now)
+        self._told = Recent(MAX_NOTICES)
+
+    def welcome(self, peer: Peer) -> None:
+        """What a learner that continues a lineage need not put, and what it may be done with already."""
+        tasks = self._books.held_task_ids()
+        units = [unit.unit_id for unit in self._books.deliveries.units() if unit.deliveries]
+        for part in _parts(tasks):
+            self._books.send(peer.name, Held(task_ids=part, more=True))
+        *others, last = _parts(units) or [[]]
+        for part in others:
+            self._books.send(peer.name, Held(unit_ids=part, more=True))
+        self._books.send(peer.name, Held(unit_ids=last))
+
+    def left(self, peer: Peer, *, on_purpose: bool) -> None:
+        """One that is only silent keeps its deliveries: nobody else could take them meanwhile."""
+        if peer is not self.learner:
+            return
+        self.learner = None
+        if on_purpose:
+            self._books.deliveries.return_all(void=True)
+
+    # --- messages -----------------------------------------------------------------------------------------
+
+    def credited(self, peer: Peer, units: int) -> None:
+        peer.delivery_credit = min(MAX_CREDIT, peer.delivery_credit + units)
+
+    def put(self, peer: Peer, message: PutTasks, now: float) -> None:
+        """Queue new tasks, all or none."""
+        books = self._books
+        fresh = books.tasks.unseen(message.tasks)
+        if len(fresh) > books.tasks.room():
+            text = (
+                f"{len(fresh)} new tasks beside {books.tasks.queued} queued ones exceed max_queued_tasks = "
+                f"{books.config.max_queued_tasks}; none was taken: put them later, or raise the limit"
+            )
+            books.refuse(peer.name, "queue_full", text)
+            return
+        if fresh:
+            for wrong in books.happen(TasksPut(tasks=fresh), now):
+                books.refuse(peer.name, "bad_task", wrong)
+        self._tell_over(message.tasks)
+
+    def _tell_over(self, tasks: list[Task]) -> None:
+        """A learner that puts tasks again whose end is past and gone has missed the notice of it."""
+        over = [task for task in tasks if task.task_id in self._books.tasks.over]
+        if not over:
+            return
+        if self._books.assembly.mode == "group":
+            self._tell_groups_over([task for task in over if task.purpose == "train"])
+            over = [task for task in over if task.purpose == "eval"]
+        done = set(self._books.done_task_ids("train", "eval"))
+        for task in over:
+            if task.task_id not in done and task.task_id not in self._told:
+                self._told.add(task.task_id, 0)
+                notice = Dropped(unit_id=task.task_id, group_id=task.group_id, trajectories=1, reason="over")
+                self._notices.append(notice)
+
+    def _tell_groups_over(self, tasks: list[Task]) -> None:
+        """The same where members come and go together."""
+        books = self._books
+        over: dict[str, list[Task]] = {}
+        for task in tasks:
+            if task.group_id not in self._told:
+                over.setdefault(task.group_id, []).append(task)
+        held = books.tasks.groups() | {unit.group_id for unit in books.deliveries.units()}
+        for group_id in sorted(over.keys() - held - books.assembly.groups.keys()):
+            trajectories = len(over[group_id])
+            notice = Dropped(unit_id=group_id, group_id=group_id, trajectories=trajectories, reason="over")
+            self._notices.append(notice)
+
+    def commit(self, peer: Peer, message: Commit, now: float) -> bool:
+        """Set aside what the learner is done with; False when refused."""
+        if not self._of_this_epoch(peer, message.epoch, "Commit"):
+            return False
+        peer.grew_at = peer.progress_at = now
+        committed = Committed(
+            epoch=message.epoch,
+            step=message.step,
+            trained=message.trained,
+            dropped=message.dropped,
+            replayed_tokens=message.replayed_tokens,
+            version=message.version,
+        )
+        self._books.happen(committed, now)
+        self._complain(peer, self._books.miscount())
+        return True
+
+    def check_ledger(self) -> None:
+        """Now and then, as it walks through all that is held: whether the ledger closes to the token."""
+        if self.learner is not None:
+            self._complain(self.learner, self._books.violation())
+
+    def _complain(self, peer: Peer, difference: str) -> None:
+        if difference:
+            text = f"the ledger does not close: {difference}; this is a fault of the broker, its journal has the rest"
+            self._books.refuse(peer.name, "ledger_violation", text, fatal=True)
+
+    def checkpointed(self, peer: Peer, message: Checkpointed, now: float) -> None:
+        """What is committed up to this step is in a checkpoint."""
+        if self._of_this_epoch(peer, message.epoch, "Checkpointed"):
+            self._books.happen(Released(epoch=message.epoch, step=message.step), now)
+
+    def publish(self, peer: Peer, message: PublishWeights, now: float) -> None:
+        """Note the newest version and pass it on to generators."""
+        if not self._of_this_epoch(peer, message.epoch, "PublishWeights"):
+            return
+        newest, offered = self._books.published, (message.epoch, message.version)
+        if newest is not None and offered < (newest.epoch, newest.version):
+            text = f"version {message.version} is older than {newest.version}, published in this epoch"
+            self._books.refuse(peer.name, "stale_version", text)
+            return
+        if why := _why_no_line(message):
+            self._books.refuse(peer.name, "bad_line", why)
+            return
+        event = Published(
+            epoch=message.epoch,
+            version=message.version,
+            manifest=message.manifest,
+            url=message.url,
+            root=message.root,
+            line=message.line,
+        )
+        if event != newest:
+            self._books.happen(event, now)
+        for generator in self._books.peers.of("generator"):
+            self.announce(generator)
+
+    def announce(self, generator: Peer) -> None:
+        """Tell a generator of the newest weights, and of hosts that serve them: the learner's last."""
+        newest = self._books.published
+        if newest is None:
+            return
+        others = [
+            peer.hello.weights_url
+            for peer in self._books.peers.of("generator")
+            if peer.hello.weights_url
+            and peer is not generator
+            and peer.heartbeat.policy_version == newest.version
+        ]
+        own = [newest.url] if newest.url else []
+        sources = [*list(dict.fromkeys(others))[: MAX_SOURCES - 1], *own]
+        ready = WeightsReady(
+            epoch=newest.epoch,
+            version=newest.version,
+            manifest=newest.manifest,
+            sources=sources,
+            root=newest.root,
+        )
+        self._books.send(generator.name, ready)
+
+    def remind(self, generator: Peer, now: float) -> None:
+        """Repeat the announcement to a generator that serves another version: it may have been lost."""
+        if self._books.published is None or generator.heartbeat.policy_version == self.policy_version:
+            return
+        if now - generator.reminded_at >= REMIND_S:
+            generator.reminded_at = now
+            self.announce(generator)
+
+    def _of_this_epoch(self, peer: Peer, epoch: int, what: str) -> bool:
+        if epoch == peer.hello.epoch:
+            return True
+        text = f"{what} of epoch {epoch}, but the learner joined with epoch {peer.hello.epoch}"
+        self._books.refuse(peer.name, "stale_epoch", text, fatal=epoch < peer.hello.epoch)
+        return False
+
+    # --- deliveries ---------------------------------------------------------------------------------------
+
+    def send_notices(self) -> None:
+        """Tell the learner, now or when it is back, what it will never get."""
+        if self._books.notices:
+            self._notices.extend(self._books.take_notices())
+        while self.learner is not None and self._notices:
+            notice = self._notices.popleft()
+            self._told.add(notice.group_id, 0)
+            self._books.send(self.learner.name, notice)
+
+    def deliver(self, now: float) -> None:
+        """Lease ready units to the learner, oldest first, as far as its credit reaches."""
+        books, learner = self._books, self.learner
+        while learner is not None and learner.delivery_credit > 0:
+            unit = books.deliveries.next()
+            if unit is None:
+                return
+            if books.deliveries.is_stale(unit, self.policy_version, books.line):
+                books.happen(UnitDropped(unit_id=unit.unit_id, outcome="stale"), now)
+                continue
+            if unit.processes >= books.config.max_deliveries and unit.epoch != learner.hello.epoch:
+                books.happen(UnitDropped(unit_id=unit.unit_id, outcome="poison"), now)
+                continue
+            try:
+                frames = books.deliveries.frames(unit)
+            except TryLater as error:  # others may take descriptors; a unit is not lost by that
+                if now - self._failed_at >= REMIND_S:
+                    log.error("unit %s cannot be delivered now: %s", unit.unit_id, error)
+                    self._failed_at = now
+                return
+            except BrokerError as error:
+                log.error("unit %s cannot be delivered: %s", unit.unit_id, error)
+                books.happen(UnitDropped(unit_id=unit.unit_id, outcome="damaged"), now)
+                continue
+            learner.delivery_credit -= 1
+            deliver = Deliver(
+                unit_id=unit.unit_id,
+                segments=len(unit.pieces),
+                complete=unit.complete,
+                redelivered=unit.deliveries > 0,
+            )
+            books.happen(Delivered(unit_id=unit.unit_id, epoch=learner.hello.epoch), now)
+            books.deliveries.leased_at(unit.unit_id, now)
+            books.send(learner.name, deliver, frames)
+
+    def sweep(self, now: float) -> None:
+        """End leases of a learner that makes no progress, or stays away; ask for room in the journal."""
+        books = self._books
+        books.deliveries.expire(self.learner.grew_at if self.learner else 0.0, now)
+        if (
+            books.store.crowded
+            and books.deliveries.committed
+            and self.learner is not None
+            and now - self._asked_at >= REMIND_S
+        ):
+            self._asked_at = now
+            reason = f"{books.store.aside_nbytes} bytes are kept until a checkpoint covers them"
+            books.send(self.learner.name, CheckpointWanted(reason=reason))
+
+
+def _parts(ids: Iterable[str]) -> list[list[str]]:
+    """As many together as a message holds."""
+    parts, room = list[list[str]](), 0
+    for one in ids:
+        size = len(one.encode()) + ID_OVERHEAD
+        if size > room or len(parts[-1]) == MAX_IDS:
+            parts.append([])
+            room = MAX_HEADER_BYTES - MESSAGE_OVERHEAD
+        parts[-1].append(one)
+        room -= size
+    return parts
+
+
+def _why_no_line(message: PublishWeights) -> str:
+    """What is wrong with the restarts behind a version; "" if nothing is."""
+    try:
+        start = VersionLine(message.line).start
+    except ValueError as error:
+        return str(error)
+    return f"its line begins at {start}, behind version {message.version}" if start > message.version else ""

@@ -1,0 +1,124 @@
+"""What the broker keeps of tasks, segments, trajectories, groups and units: plain records, as the journal has them."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from broker.core.store import SegmentKey
+from protocol.codec import MAX_FRAMES, MAX_MESSAGE_BYTES
+from protocol.messages import Purpose, Task
+
+ENVELOPE_BYTES = 64 * 1024
+
+Outcome = Literal[
+    "trained", "dropped", "stale", "superseded", "late", "given_up", "too_large", "poison", "damaged"
+]
+
+
+class Piece(Struct, frozen=True, array_like=True):
+    """One stored segment, as far as the broker needs to know it."""
+
+    key: SegmentKey
+    tokens: int
+    action_tokens: int
+    version_max: int
+    nbytes: int
+
+
+class TaskLease(Struct):
+    """A task in the hands of an actor; ``renewed`` moves with progress, ``limit`` is the latest end."""
+
+    lease_id: str
+    actor: str
+    incarnation: int
+    renewed: float
+    limit: float
+
+
+class TaskRecord(Struct):
+    """A task that is queued (no lease) or being run."""
+
+    task: Task
+    attempt: int = 0
+    losses: int = 0
+    lease: TaskLease | None = None
+    avoid: str = ""
+    retry_at: float = 0.0
+
+    @property
+    def trajectory_id(self) -> str:
+        return f"{self.task.task_id}.{self.attempt}"
+
+
+class Trajectory(Struct):
+    """A trajectory as it arrives. ``pieces`` are those not yet part of a unit."""
+
+    trajectory_id: str
+    task: Task
+    pieces: list[Piece] = []
+    next_index: int = 0
+    tokens: int = 0
+    action_tokens: int = 0
+    closed: bool = False
+    failed: bool = False
+    split: bool = False
+    """Whether a part of it is delivered already; then the rest follows segment by segment."""
+
+    @property
+    def length(self) -> int:
+        """Action tokens, once it has ended well; 0 before."""
+        return self.action_tokens if self.closed and not self.failed else 0
+
+
+class Group(Struct):
+    """A rollout group: members still out, members here, and how many others there were."""
+
+    group_id: str
+    size: int
+    out: set[str] = set()
+    here: list[Trajectory] = []
+    taken: int = 0
+    lost: int = 0
+    since: float | None = None
+    """When the first member was closed or lost."""
+
+    @property
+    def settled(self) -> int:
+        return len(self.here) + self.taken + self.lost
+
+
+class Unit(Struct):
+    """What is handed to the learner in one delivery."""
+
+    unit_id: str
+    group_id: str
+    purpose: Purpose
+    pieces: list[Piece]
+    trajectories: int
+    complete: bool
+    context: bool = False
+    """Whether pieces that follow are of no use without it."""
+    lengths: list[int] = []
+    """Action tokens of the trajectories that end in it."""
+    age: int = 0
+    """Order in which units became ready."""
+    deliveries: int = 0
+    epoch: int = 0
+    """Of the learner it was delivered to last."""
+    processes: int = 0
+    """Learner processes it was delivered to since the last checkpoint."""
+    held: bool = False
+    """Whether the learner alive may have it, from whatever delivery."""
+    step: int = 0
+    """Of its commit, with `outcome`."""
+    outcome: Outcome | None = None
+
+    @property
+    def version_max(self) -> int:
+        return max((piece.version_max for piece in self.pieces), default=-1)
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits into one message."""
+        nbytes = sum(piece.nbytes for piece in self.pieces)
+        return nbytes + ENVELOPE_BYTES <= MAX_MESSAGE_BYTES and 2 * len(self.pieces) + 2 <= MAX_FRAMES

@@ -1,0 +1,309 @@
+"""Everything the broker keeps, in one place: events change it, actions leave it."""
+
+import sys
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from broker.config import BrokerConfig
+from broker.core.admission import SegmentFlow
+from broker.core.assembly import Assembly
+from broker.core.deliveries import Deliveries
+from broker.core.events import (
+    AnyEvent,
+    Committed,
+    Delivered,
+    GroupClosed,
+    LearnerJoined,
+    Leased,
+    LeaseEnded,
+    Published,
+    Released,
+    TasksPut,
+    UnitDropped,
+)
+from broker.core.ledger import Ledger
+from broker.core.peers import Peers
+from broker.core.records import Outcome, Piece, TaskRecord
+from broker.core.store import SegmentStore
+from broker.core.tasks import UNWANTED, TaskBook
+from broker.errors import BooksBroken
+from protocol.codec import Buffer
+from protocol.messages import AnyMessage, CancelTask, Dropped, Hello, Refused, Segment, Task
+from protocol.version_line import VersionLine
+
+TOO_LATE = "the deadline of its group has passed"
+ENDED = "the learner that asked for it is gone"
+
+
+class Send(Struct, frozen=True):
+    """To be sent to ``peer``; ``frames`` are (header, body) pairs behind a Deliver."""
+
+    peer: str
+    message: AnyMessage
+    frames: Sequence[tuple[bytes, Buffer]] = ()
+
+
+class Books:
+    """Shared by the parts of `broker.core.dispatch.BrokerState`.
+
+    What lasts (tasks, trajectories, groups, units, ledger, lineage, weights) changes by `happen` and `store_segment`
+    only, each of which leaves a record in the store; peers and credit change freely, and are lost with the process.
+    """
+
+    def __init__(
+        self, config: BrokerConfig, store: SegmentStore, max_policy_lag: int, boot: str = ""
+    ) -> None:
+        self.config = config
+        self.store = store
+        self.ledger = Ledger()
+        self.peers = Peers()
+        self.flow = SegmentFlow(config)
+        self.tasks = TaskBook(
+            self.ledger,
+            lease_s=config.task_lease_s,
+            max_attempts=config.max_attempts,
+            max_queued=config.max_queued_tasks,
+            boot=boot,
+        )
+        self.assembly = Assembly(
+            store, self.ledger, min_members=config.min_group_members, deadline_s=config.group_deadline_s
+        )
+        self.deliveries = Deliveries(
+            store, self.ledger, lease_s=config.delivery_lease_s, max_policy_lag=max_policy_lag
+        )
+        self.lineage: Hello | None = None
+        """The newest learner's Hello, also while it is away."""
+        self.published: Published | None = None
+        """The newest policy version."""
+        self.line = VersionLine()
+        """Of its weights."""
+        self.notices: list[Dropped] = []
+        """What the learner has to be told; `take_notices` empties it."""
+        self._out: list[Send] = []
+
+    # --- what lasts ---------------------------------------------------------------------------------------
+
+    def happen(self, event: AnyEvent, now: float) -> list[str]:
+        """Apply an event and record it; returns texts of what was wrong with it, to be told to who caused it.
+
+        Raises:
+            BooksBroken: the event could not be applied; the books are not to be trusted any more, the journal is.
+        """
+        wrong = self.apply(event, now)
+        try:
+            self.store.note(event)
+        except Exception as error:  # the books are ahead of the journal
+            raise _broken(repr(event), error) from error
+        return wrong
+
+    def store_segment(self, segment: Segment, header: bytes, body: Buffer, now: float) -> None:
+        """Let the next segment of a leased task in, and record it; `happen`'s twin.
+
+        Raises:
+            BooksBroken: see there.
+        """
+        key = (segment.trajectory_id, segment.index)
+        try:
+            self.store.put(key, header, body)
+        except Exception as error:  # the journal may have it, and the books have not
+            raise _broken(f"segment {key}", error) from error
+        self.apply_segment(segment, len(header) + len(body), now)
+
+    def apply(self, event: AnyEvent, now: float) -> list[str]:
+        """What follows from an event, without recording it."""
+        try:
+            wrong = self._apply(event, now)
+            if self.assembly.results:
+                self._settle()
+        except Exception as error:
+            raise _broken(repr(event), error) from error
+        return wrong
+
+    def apply_segment(self, segment: Segment, nbytes: int, now: float) -> None:
+        """What follows from a segment that is in the store."""
+        try:
+            record = self._record(segment.task_id)
+            assert record.lease is not None
+            record.lease.renewed = now
+            if segment.status != "unfinished":
+                self.tasks.close(record)
+            self.assembly.add(segment, record.task, nbytes, now)
+            if self.assembly.results:
+                self._settle()
+        except Exception as error:
+            raise _broken(f"segment {(segment.trajectory_id, segment.index)}", error) from error
+
+    def _apply(self, event: AnyEvent, now: float) -> list[str]:
+        match event:  # the most frequent ones first
+            case Leased():
+                self.tasks.lease(event.task_id, event.lease_id, event.actor, event.incarnation, now)
+            case TasksPut(tasks=tasks):
+                return [wrong for task in tasks if (wrong := self._put(task))]
+            case LeaseEnded(task_id=task_id, fault=fault, avoid=avoid):
+                record = self._record(task_id)
+                self.assembly.abandon(record.trajectory_id, "superseded")
+                if not self.tasks.release(record, now, fault=fault, avoid=avoid):
+                    self.assembly.give_up(record.task, now)
+            case GroupClosed(group_id=group_id):
+                self.assembly.close_group(group_id)
+            case Delivered(unit_id=unit_id, epoch=epoch):
+                self.deliveries.lease(unit_id, epoch)
+            case UnitDropped(unit_id=unit_id, outcome=outcome):
+                self._drop_unit(unit_id, outcome)
+            case Committed():
+                self._commit(event)
+            case Released(step=step):
+                self.deliveries.release(step)
+                self.deliveries.survived()
+            case LearnerJoined(hello=hello):
+                self._join(hello, now)
+            case Published():
+                self.now_published(event)
+        return []
+
+    def now_published(self, event: Published) -> None:
+        """The newest version, and the line that its weights are on."""
+        self.published, self.line = event, VersionLine(event.line)
+
+    def _put(self, task: Task) -> str:
+        wrong = self.assembly.expect(task)
+        if not wrong:
+            self.tasks.put(task)
+        return wrong
+
+    def _record(self, task_id: str) -> TaskRecord:
+        record = self.tasks.get(task_id)
+        assert record is not None, f"task {task_id} is over"
+        return record
+
+    def _drop_unit(self, unit_id: str, outcome: Outcome) -> None:
+        unit = self.deliveries.drop(unit_id, outcome)
+        self.notices.append(
+            Dropped(
+                unit_id=unit.unit_id, group_id=unit.group_id, trajectories=unit.trajectories, reason=outcome
+            )
+        )
+
+    def _commit(self, event: Committed) -> None:
+        outcomes: tuple[tuple[Outcome, list[str]], ...] = (
+            ("trained", event.trained),
+            ("dropped", event.dropped),
+        )
+        for outcome, unit_ids in outcomes:
+            for unit_id in unit_ids:
+                if not self.deliveries.knows(unit_id):
+                    self.ledger.refuse("unknown_unit")
+                self.deliveries.commit(unit_id, outcome, event.step)
+        self.ledger.replayed_tokens += event.replayed_tokens
+
+    def _join(self, hello: Hello, now: float) -> None:
+        """A learner takes over: what its checkpoint does not cover comes back, what another lineage wanted goes."""
+        before, self.lineage = self.lineage, hello
+        if before is not None and process(before) != process(hello):
+            self.deliveries.return_all(void=True)
+            if before.lineage == hello.lineage:
+                self.deliveries.release(hello.step)
+                self.deliveries.give_back()
+                self._let_go("eval")
+            else:
+                self.deliveries.release(sys.maxsize)
+                self._let_go("eval", "train")
+        self.assembly.set_mode(hello.deliver, now)
+
+    def _let_go(self, *purposes: str) -> None:
+        """Nobody waits any more for tasks of these purposes, done or not."""
+        for record in self.tasks.live():
+            if record.task.purpose in purposes:
+                self._cancel(record, "superseded", ENDED)
+        if "train" in purposes:
+            self.assembly.clear()
+        self._settle()
+        for unit in self.deliveries.units():
+            if unit.purpose in purposes:
+                self.deliveries.drop(unit.unit_id, "superseded")
+
+    def _settle(self) -> None:
+        """What has become ready or unwanted by an event, has by the same event been queued or cancelled."""
+        for unit in self.assembly.take_ready():
+            self.deliveries.add(unit)
+        for task_id in self.assembly.take_unwanted():
+            record = self.tasks.get(task_id)
+            if record is not None:
+                self._cancel(record, "late", TOO_LATE)
+        self.notices += self.assembly.take_dropped()
+
+    def _cancel(self, record: TaskRecord, outcome: Outcome, reason: str) -> None:
+        if record.lease is not None:
+            self.send(record.lease.actor, CancelTask(lease_id=record.lease.lease_id, reason=reason))
+        self.assembly.abandon(record.trajectory_id, outcome)
+        self.tasks.forget(record, UNWANTED)
+        self.ledger.task("cancelled")
+
+    # --- views --------------------------------------------------------------------------------------------
+
+    def pieces(self) -> Iterator[Piece]:
+        """All segments that have no outcome yet."""
+        yield from self.assembly.pieces()
+        yield from self.deliveries.pieces()
+
+    def miscount(self) -> str:
+        """By how many segments store and ledger differ; "" when they agree. Costs the same whatever is held."""
+        return self.ledger.miscount(len(self.store))
+
+    def violation(self) -> str:
+        """By what the ledger does not close; "" when it does. Walks through all that is held."""
+        return self.miscount() or self.ledger.difference(self.pieces())
+
+    def held_task_ids(self) -> list[str]:
+        """Training tasks that are queued, leased, or done and not committed for good."""
+        live = [record.task.task_id for record in self.tasks.live() if record.task.purpose == "train"]
+        return list(dict.fromkeys([*live, *self.done_task_ids("train")]))
+
+    def done_task_ids(self, *purposes: str) -> list[str]:
+        """Tasks that are done and whose end is here; of a trajectory in windows the last may be gone before others."""
+        units = [unit for unit in self.deliveries.units() if unit.purpose in purposes and not unit.context]
+        done = [piece.key[0] for unit in units for piece in unit.pieces]
+        if "train" in purposes:
+            done += [t.trajectory_id for group in self.assembly.groups.values() for t in group.here]
+        return [trajectory.rpartition(".")[0] for trajectory in done]
+
+    def room(self) -> int:
+        """Segment credit that may still be granted to actors."""
+        return 0 if self.store.low else self.flow.room(len(self.store), self.store.nbytes)
+
+    def full(self) -> bool:
+        """Whether what is held has reached a bound."""
+        if self.store.low:
+            return True
+        return self.flow.room(len(self.store), self.store.nbytes) + self.flow.outstanding <= 0
+
+    # --- actions ------------------------------------------------------------------------------------------
+
+    def send(self, peer: str, message: AnyMessage, frames: Sequence[tuple[bytes, Buffer]] = ()) -> None:
+        """Queue an action."""
+        self._out.append(Send(peer, message, frames))
+
+    def refuse(self, peer: str, code: str, text: str, *, fatal: bool = False) -> None:
+        """Refuse a message of a peer, and count it."""
+        self.ledger.refuse(code)
+        self.send(peer, Refused(code=code, message=text, fatal=fatal))
+
+    def take_actions(self) -> list[Send]:
+        """The actions queued since the last call."""
+        out, self._out = self._out, []
+        return out
+
+    def take_notices(self) -> list[Dropped]:
+        """What the learner has to be told since the last call."""
+        notices, self.notices = self.notices, []
+        return notices
+
+
+def _broken(what: str, error: Exception) -> BooksBroken:
+    return BooksBroken(f"{what} could not be applied: {error!r}")
+
+
+def process(hello: Hello) -> tuple[str, int, int]:
+    """What tells a learner's process from another."""
+    return hello.peer, hello.incarnation, hello.epoch

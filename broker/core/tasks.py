@@ -1,0 +1,194 @@
+"""The task queue: who runs what, until when, and what happens when it is lost. Pure."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Set
+from typing import TypeVar
+
+from broker.core.ledger import Ledger
+from broker.core.recent import Recent
+from broker.core.records import TaskLease, TaskRecord
+from protocol.messages import Task
+
+REMEMBERED_TASKS = 131_072
+"""Ids of tasks that are over and still recognised, for PutTasks and segments that come twice."""
+REJECTED_WAIT_S = 1.0
+MAX_SKIPPED = 64
+UNWANTED = -1
+
+A = TypeVar("A")
+
+
+class TaskBook:
+    """All tasks that are not over, and a bounded memory of those that are.
+
+    Args:
+        lease_s: without progress for so long, a lease ends.
+        max_attempts: a task lost so often is given up.
+        max_queued: tasks waiting for an actor.
+        boot: a part of lease ids, other with each start of the broker.
+    """
+
+    def __init__(
+        self, ledger: Ledger, *, lease_s: float, max_attempts: int, max_queued: int, boot: str = ""
+    ) -> None:
+        self._ledger, self._boot = ledger, boot
+        self._lease_s, self._max_attempts, self._max_queued = lease_s, max_attempts, max_queued
+        self._live: dict[str, TaskRecord] = {}
+        self._queues: dict[str, OrderedDict[str, TaskRecord]] = {
+            "eval": OrderedDict(),
+            "train": OrderedDict(),
+        }
+        self._leases: dict[str, TaskRecord] = {}
+        self._lease_count = 0
+        self.over = Recent(REMEMBERED_TASKS)
+
+    @property
+    def queued(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    @property
+    def waiting(self) -> bool:
+        """Whether any is queued."""
+        return any(self._queues.values())
+
+    @property
+    def leased(self) -> int:
+        return len(self._leases)
+
+    def get(self, task_id: str) -> TaskRecord | None:
+        return self._live.get(task_id)
+
+    def by_lease(self, lease_id: str) -> TaskRecord | None:
+        return self._leases.get(lease_id)
+
+    def held_by(self, actor: str) -> list[TaskRecord]:
+        return [r for r in self._leases.values() if r.lease is not None and r.lease.actor == actor]
+
+    def leases(self) -> Iterator[tuple[TaskRecord, TaskLease]]:
+        for record in list(self._leases.values()):
+            assert record.lease is not None
+            yield record, record.lease
+
+    def live(self) -> list[TaskRecord]:
+        """All that are not over: queued ones in their order, then leased ones."""
+        queued = [record for queue in self._queues.values() for record in queue.values()]
+        return queued + list(self._leases.values())
+
+    def restore(self, records: Iterable[TaskRecord], over: Iterable[tuple[str, int]], now: float) -> None:
+        """What `live` and `over` gave, in a new process: leases are renewed, as its clock is another."""
+        for task_id, attempt in over:
+            self.over.add(task_id, attempt)
+        for record in records:
+            self._live[record.task.task_id] = record
+            record.retry_at = 0.0
+            if record.lease is None:
+                self._queues[record.task.purpose][record.task.task_id] = record
+            else:
+                record.lease.renewed, record.lease.limit = now, now + record.task.deadline_s + self._lease_s
+                self._leases[record.lease.lease_id] = record
+
+    def groups(self) -> set[str]:
+        """Groups with a task that is not over."""
+        return {record.task.group_id for record in self._live.values()}
+
+    def unseen(self, tasks: list[Task]) -> list[Task]:
+        """Those not seen before, each once."""
+        fresh, live, over = dict[str, Task](), self._live, self.over
+        for task in tasks:
+            if task.task_id not in live and task.task_id not in over:
+                fresh.setdefault(task.task_id, task)
+        return list(fresh.values())
+
+    def room(self) -> int:
+        """Tasks that may still be queued."""
+        return max(0, self._max_queued - self.queued)
+
+    def put(self, task: Task) -> None:
+        record = TaskRecord(task)
+        self._live[task.task_id] = record
+        self._queues[task.purpose][task.task_id] = record
+        self._ledger.task("put")
+
+    def next(
+        self, choose: Callable[[TaskRecord, float], A | None], now: float
+    ) -> tuple[TaskRecord, A] | None:
+        """The first queued task for which ``choose`` names an actor: evaluation first, then by age."""
+        skipped = 0
+        for queue in self._queues.values():
+            for record in queue.values():
+                actor = choose(record, now)
+                if actor is not None:
+                    return record, actor
+                skipped += 1
+                if skipped > MAX_SKIPPED:
+                    return None
+        return None
+
+    def new_lease_id(self) -> str:
+        """Never used before, not even by a broker before this one."""
+        self._lease_count += 1
+        return f"t{self._boot}.{self._lease_count}"
+
+    def lease(self, task_id: str, lease_id: str, actor: str, incarnation: int, now: float) -> TaskRecord:
+        """Hand a queued task to an actor."""
+        record = self._live[task_id]
+        del self._queues[record.task.purpose][task_id]
+        limit = now + record.task.deadline_s + self._lease_s
+        record.lease = TaskLease(lease_id, actor, incarnation, now, limit)
+        self._leases[lease_id] = record
+        self._ledger.task("leased")
+        return record
+
+    def expired(self, progress_at: Callable[[str], float], now: float) -> list[tuple[TaskRecord, str]]:
+        """Leases that have ended, with the reason."""
+        ended: list[tuple[TaskRecord, str]] = []
+        for record, lease in self.leases():
+            renewed = max(lease.renewed, progress_at(lease.actor))
+            if now - renewed > self._lease_s:
+                ended.append((record, f"no progress for {now - renewed:.1f} s"))
+            elif now > lease.limit:
+                ended.append((record, f"not done {self._lease_s:g} s after its deadline"))
+        return ended
+
+    def hold(self, actors: Set[str], seconds: float, now: float) -> None:
+        """Leases of actors that have to wait for us do not run out."""
+        for record in self._leases.values():
+            if record.lease is not None and record.lease.actor in actors:
+                record.lease.renewed = now
+                record.lease.limit += seconds
+
+    def release(self, record: TaskRecord, now: float, *, fault: bool, avoid: str = "") -> bool:
+        """Take a leased task back, to the front of the queue as a new attempt; False when it is given up.
+
+        ``fault``: the loss counts towards ``max_attempts``; ``avoid``: an actor that does not want it.
+        """
+        assert record.lease is not None
+        del self._leases[record.lease.lease_id]
+        record.lease = None
+        record.losses += fault
+        self._ledger.task("lost")
+        if record.losses >= self._max_attempts:
+            self.forget(record, UNWANTED)
+            self._ledger.task("given_up")
+            return False
+        record.attempt += 1
+        record.avoid, record.retry_at = avoid, now + REJECTED_WAIT_S if avoid else 0.0
+        queue = self._queues[record.task.purpose]
+        queue[record.task.task_id] = record
+        queue.move_to_end(record.task.task_id, last=False)
+        return True
+
+    def close(self, record: TaskRecord) -> None:
+        """The trajectory of this attempt is whole."""
+        self.forget(record, record.attempt)
+        self._ledger.task("closed")
+
+    def forget(self, record: TaskRecord, final_attempt: int) -> None:
+        """The task is over; ``final_attempt`` is the one that counts, UNWANTED if none does."""
+        task_id = record.task.task_id
+        del self._live[task_id]
+        if record.lease is not None:
+            self._leases.pop(record.lease.lease_id, None)
+        else:
+            self._queues[record.task.purpose].pop(task_id, None)
+        self.over.add(task_id, final_attempt)

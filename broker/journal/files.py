@@ -1,0 +1,288 @@
+"""The journal's folder as it lies on disk: which files there are, what they hold, whether all of it is whole.
+
+Read-only, and without a lock: the journal may be in use. docs/journal.md says what each file is for.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from broker.journal.records import (
+    HEAD_BYTES,
+    Entry,
+    Header,
+    JournalError,
+    Kind,
+    Loss,
+    Place,
+    Record,
+    file_name,
+    payload_at,
+    scan,
+    unpack_header,
+)
+
+LOCK = "lock"
+ACCEPTED = "accepted-losses.json"
+MAX_DIGITS = 12
+"""Of the number of a file."""
+
+
+class Contents(NamedTuple):
+    """One file, read: its head (None if that is cut or damaged), and what was found behind it."""
+
+    number: int
+    header: Header | None
+    data: bytes
+    found: list[Entry | Loss]
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Whole records."""
+        return [item for item in self.found if isinstance(item, Entry)]
+
+    @property
+    def losses(self) -> list[Loss]:
+        """What is not whole."""
+        return [item for item in self.found if isinstance(item, Loss)]
+
+    @property
+    def torn(self) -> Loss | None:
+        """The end, if it is not whole and nothing whole follows."""
+        last = self.found[-1] if self.found else None
+        return last if isinstance(last, Loss) and last.torn else None
+
+    def record(self, entry: Entry) -> Record:
+        """A record with its payload."""
+        place = entry.place
+        return Record(entry.kind, self.data[place.offset : place.offset + place.nbytes], place)
+
+
+@dataclass
+class Survey:
+    """What a folder holds."""
+
+    files: dict[int, int] = field(default_factory=dict)
+    """Bytes of each file."""
+    released: list[int] = field(default_factory=list)
+    """Files that were deleted because nothing needed them."""
+    mark: int = 0
+    """The newest file known to be on the disk from its beginning; 0: not known."""
+    runs: set[str] = field(default_factory=set)
+    losses: list[Loss] = field(default_factory=list)
+    """Damage, nobody has accepted yet."""
+    accepted: list[Loss] = field(default_factory=list)
+    torn: Loss | None = None
+    """The end, as a killed writer leaves it; to be cut."""
+    unbegun: list[int] = field(default_factory=list)
+    """Files behind that end, to be removed."""
+    snapshot: Place | None = None
+    """The newest."""
+    next_number: int = 0
+    """Of the record to come."""
+
+
+def numbers(folder: Path, suffix: str = ".log") -> list[int]:
+    """Numbers of the files in a journal's folder, in order; with the suffix ".released", of those deleted."""
+    stems = [path.stem for path in folder.glob(f"journal-*{suffix}")]
+    digits = [stem[len("journal-") :] for stem in stems]
+    found = [int(text) for text in digits if text.isdecimal() and len(text) <= MAX_DIGITS]
+    return sorted(number for number in found if f"{Path(file_name(number)).stem}" in stems)
+
+
+def read_file(folder: Path, number: int, first: int | None = None) -> Contents:
+    """All of a file; ``first`` is the number its first record must have, where the head does not say it.
+
+    Raises:
+        JournalError: it cannot be read, or another version of the program wrote it.
+    """
+    path = folder / file_name(number)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise JournalError(f"{path}: {error.strerror}; restore it from a copy") from None
+    head = unpack_header(data)
+    if head is not None and head[0].file == number:
+        return Contents(number, head[0], data, list(scan(data, number, head[1], head[0].first)))
+    found = list(scan(data, number, 0, first))
+    nbytes = found[0].nbytes if found and isinstance(found[0], Loss) else len(data)
+    lost = found[0].records if first is not None and len(found) > 1 and isinstance(found[0], Loss) else 0
+    loss = Loss(number, 0, nbytes, lost, "a head that is cut or damaged", torn=len(found) < 2)
+    return Contents(number, None, data, [loss, *found[1:]])
+
+
+def each_file(folder: Path) -> Iterator[Contents]:
+    """All files, one after the other; for whoever looks at them.
+
+    Raises:
+        JournalError: there is no journal.
+    """
+    found = numbers(folder)
+    if not found:
+        raise JournalError(f"{folder}: no journal here; name the folder of a run that has had a broker")
+    for number in found:
+        contents = _read(folder, number)
+        if contents is not None:
+            yield contents
+
+
+def records(folder: Path) -> Iterator[Record | Loss]:
+    """Everything in the journal, losses where they are.
+
+    Raises:
+        JournalError: there is no journal.
+    """
+    newest = max(numbers(folder), default=0)
+    for contents in each_file(folder):
+        for item in contents.found:
+            if isinstance(item, Entry):
+                yield contents.record(item)
+            else:
+                yield item._replace(torn=item.torn and contents.number >= newest)
+
+
+def read_place(folder: Path, place: Place) -> bytes:
+    """Payload of one record.
+
+    Raises:
+        JournalError: it is not there, or not what was written.
+    """
+    try:
+        with open(folder / file_name(place.file), "rb") as file:
+            file.seek(place.offset - HEAD_BYTES)
+            data = file.read(HEAD_BYTES + place.nbytes)
+    except OSError as error:
+        raise JournalError(f"{folder / file_name(place.file)}: {error.strerror}; try again") from None
+    return payload_at(data, place)
+
+
+def _read(folder: Path, number: int, first: int | None = None) -> Contents | None:
+    """A file, unless it was released meanwhile."""
+    try:
+        return read_file(folder, number, first)
+    except JournalError:
+        if number in numbers(folder, ".released"):
+            return None
+        raise
+
+
+def survey(folder: Path) -> Survey:
+    """Read and check everything.
+
+    Raises:
+        JournalError: a file cannot be read.
+    """
+    here = Survey(mark=_mark(folder))
+    logs, here.released = numbers(folder), numbers(folder, ".released")
+    losses: list[Loss] = []
+    expected: int | None = None
+    before: Contents | None = None
+    for number in logs:
+        found = _next(folder, here, number, before, expected)
+        if found is None:
+            here.released.append(number)
+            continue
+        contents, gap = found
+        if before is not None and before.number == number - 1:
+            end = _end(before, contents, expected or 0)
+            if (
+                end is not None and 0 < here.mark < number
+            ):  # a power failure took what the disk did not have yet
+                here.torn, here.unbegun = end, [n for n in logs if n >= number]
+                break
+            losses += [end] if end is not None else []
+        losses += [gap] if gap is not None else []
+        if number == logs[-1]:
+            _last(here, contents)
+        expected = _note(here, losses, contents, expected)
+        before = contents
+    if logs and logs[-1] < here.mark:
+        losses.append(Loss(here.mark, 0, 0, 0, "missing, the newest; how many records is not known"))
+    accepted = _accepted(folder)
+    here.losses = [loss for loss in losses if (loss.file, loss.offset) not in accepted]
+    here.accepted = [loss for loss in losses if (loss.file, loss.offset) in accepted]
+    here.next_number = expected or 0
+    return here
+
+
+def _next(
+    folder: Path, here: Survey, number: int, before: Contents | None, expected: int | None
+) -> tuple[Contents, Loss | None] | None:
+    """The file of that number, unless it was released, and what is missing between it and the file before."""
+    # Below the first that was released, all were. Names may be far apart: nothing here is as long as the gap.
+    first = before.number + 1 if before else max(1, min(here.released, default=0))
+    released = {n for n in here.released if first <= n < number}
+    gone = number - first - len(released)
+    contents = _read(folder, number, None if gone > 0 else expected)
+    if contents is None or gone <= 0:
+        return None if contents is None else (contents, None)
+    last = next(n for n in range(number - 1, first - 1, -1) if n not in released)
+    what = "missing" if gone == 1 else f"missing, and {gone - 1} before it"
+    if before is None or contents.header is None or released:
+        return contents, Loss(last, 0, 0, 0, f"{what}; how many records is not known")
+    nbytes = contents.header.previous_nbytes if gone == 1 else 0
+    return contents, Loss(last, 0, nbytes, contents.header.first - (expected or 0), what)
+
+
+def _note(here: Survey, losses: list[Loss], contents: Contents, expected: int | None) -> int | None:
+    """Take one file into the survey; returns the number that the first record of the next one must have."""
+    here.files[contents.number] = len(contents.data)
+    if contents.header is not None:
+        here.runs.add(contents.header.run)
+        expected = contents.header.first
+    for item in contents.found:
+        if isinstance(item, Entry):
+            expected = item.number + 1
+            here.snapshot = item.place if item.kind is Kind.SNAPSHOT else here.snapshot
+        elif not item.torn:
+            losses.append(item)
+    return expected
+
+
+def _last(here: Survey, contents: Contents) -> None:
+    """The end of the newest file is torn, unless it is known to have been on the disk."""
+    if contents.torn is None:
+        return
+    if contents.header is not None:
+        here.torn = contents.torn
+    elif contents.number > here.mark:
+        here.unbegun = [contents.number]
+    else:
+        contents.found[-1] = contents.torn._replace(torn=False)
+
+
+def _end(before: Contents, after: Contents, expected: int) -> Loss | None:
+    """What is missing at the end of a file that is not the newest, going by the head of the one behind it."""
+    torn, size = before.torn, len(before.data)
+    written = after.header.previous_nbytes if after.header is not None else size
+    records = after.header.first - expected if after.header is not None else 0
+    if torn is not None:
+        return torn._replace(records=max(records, 1), nbytes=max(size, written) - torn.offset, torn=False)
+    if records == 0 and written == size:
+        return None
+    what = f"{size} bytes, {written} were written"
+    return Loss(before.number, size, max(0, written - size), records, what)
+
+
+def _mark(folder: Path) -> int:
+    try:
+        text = (folder / LOCK).read_text(errors="replace").strip()
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise JournalError(f"{folder / LOCK}: {error.strerror}") from None
+    return int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else 0
+
+
+def _accepted(folder: Path) -> set[tuple[int, int]]:
+    """File and offset of losses that somebody has accepted."""
+    try:
+        listed = msgspec.json.decode((folder / ACCEPTED).read_bytes(), type=list[Loss])
+    except FileNotFoundError:
+        return set()
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise JournalError(f"{folder / ACCEPTED}: {error}; remove the file to be asked again") from None
+    return {(loss.file, loss.offset) for loss in listed}

@@ -1,0 +1,127 @@
+"""Takes a journal's folder for one process, and repairs what a killed one left half done."""
+
+import fcntl
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from broker.journal.files import ACCEPTED, LOCK, Survey, survey
+from broker.journal.records import JournalError, Loss, file_name
+
+log = logging.getLogger(__name__)
+
+
+def claim(folder: Path) -> int:
+    """Descriptor of the lock, held until it is closed.
+
+    Raises:
+        JournalError: another process has it, or the folder cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise JournalError(f"{folder}: {error.strerror}; the broker needs a folder it may write to") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise JournalError(f"{folder} is in use by another broker; end that first") from None
+    return lock
+
+
+def check(folder: Path, here: Survey, *, run: str, accept_loss: bool) -> None:
+    """Refuse a journal of another run, and one that is damaged unless that is accepted.
+
+    Raises:
+        JournalError: with every loss, its place, and what can be done.
+    """
+    if others := sorted(here.runs - {run}):
+        raise JournalError(
+            f"{folder} belongs to run {others[0]!r}, this is {run!r}; use the run folder of this run"
+        )
+    if not here.losses:
+        return
+    lost = "; ".join(map(str, here.losses[:5])) + (
+        f"; and {len(here.losses) - 5} more" if here.losses[5:] else ""
+    )
+    records, nbytes = sum(loss.records for loss in here.losses), sum(loss.nbytes for loss in here.losses)
+    if not accept_loss:
+        raise JournalError(
+            f"{folder} is damaged, {records} records and {nbytes} bytes are lost: {lost}. Restore it from a copy, "
+            f"or, to go on without them: offbeat journal accept-loss {folder.parent}"
+        )
+    log.warning("journal: %d records and %d bytes are lost, and that was accepted: %s", records, nbytes, lost)
+
+
+def accept_losses(folder: Path) -> list[Loss]:
+    """Note all damage of a journal that no broker is using; returns it.
+
+    Raises:
+        JournalError: a broker is using it.
+    """
+    lock = claim(folder)
+    try:
+        here = survey(folder)
+        if here.losses:
+            accept(folder, [*here.accepted, *here.losses])
+        return here.losses
+    finally:
+        os.close(lock)
+
+
+def repair(folder: Path, here: Survey) -> None:
+    """Cut a torn end, remove files that were never begun in full, finish what was being deleted."""
+    for number in here.unbegun:
+        log.warning("journal: %s was not begun in full, it is removed", file_name(number))
+        (folder / file_name(number)).unlink()
+    if here.torn is not None and here.torn.offset < here.files[here.torn.file]:
+        log.warning("journal: a torn end is cut: %s", here.torn)
+        with open(folder / file_name(here.torn.file), "r+b") as file:
+            file.truncate(here.torn.offset)
+            os.fsync(file.fileno())
+        here.files[here.torn.file] = here.torn.offset
+    here.files = {number: size for number, size in here.files.items() if number not in here.unbegun}
+    for number in here.released:
+        os.truncate(folder / released_name(number), 0)
+    sync_folder(folder)
+
+
+def accept(folder: Path, losses: Iterable[Loss]) -> None:
+    """Note losses, so that nobody is asked about them again."""
+    partial = folder / f"{ACCEPTED}.partial"
+    partial.write_bytes(msgspec.json.format(msgspec.json.encode(list(losses)), indent=1))
+    partial.rename(folder / ACCEPTED)
+    sync_folder(folder)
+
+
+def released_name(number: int) -> str:
+    """What is left of a deleted file: an empty one, so that it is not missed."""
+    return Path(file_name(number)).with_suffix(".released").name
+
+
+def release(folder: Path, number: int) -> None:
+    """Delete a file. Takes no room on the disk, which may be full."""
+    (folder / file_name(number)).rename(folder / released_name(number))
+    os.truncate(folder / released_name(number), 0)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the disk take names that were made or changed."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_mark(lock: int, number: int) -> None:
+    """Note the newest file that is on the disk, so that it is missed if it vanishes."""
+    try:
+        os.pwrite(lock, b"%08d\n" % number, 0)
+        os.fdatasync(lock)
+    except OSError as error:
+        log.warning("journal: the newest file is not noted: %s", error)

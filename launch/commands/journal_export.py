@@ -1,0 +1,166 @@
+"""Trajectories out of a journal: as JSON Lines, or their arrays as safetensors."""
+
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from broker.journal.files import each_file, read_place
+from broker.journal.records import JournalError, Kind, Place, unpack_segment
+from launch.errors import LaunchError
+from protocol.codec import Arrays, decode_segment, unpack_arrays
+from protocol.errors import ProtocolError
+from protocol.messages import Segment
+from protocol.weights.format import layout
+
+DTYPES = {"i4": "I32", "i8": "I64", "u1": "U8", "f4": "F32", "f8": "F64"}
+
+
+class Piece(NamedTuple):
+    """A segment without its arrays, and where it stands."""
+
+    segment: Segment
+    place: Place
+
+
+def export(folder: Path, out: Path, format_: str, only: Collection[str] | None = None) -> str:
+    """Write the trajectories of a journal, all or ``only`` those named, to ``out``; returns what was done.
+
+    Raises:
+        LaunchError: there is none, or the file cannot be written; then it is as it was.
+        JournalError: the journal cannot be read.
+    """
+    found = trajectories(folder, only)
+    if missing := sorted(set(only or ()) - found.keys()):
+        raise LaunchError(
+            f"{folder} has no trajectory {missing[0]!r}; `offbeat journal show --kind segment` lists them"
+        )
+    partial = out.with_name(f"{out.name}.partial-{os.getpid()}")
+    try:
+        with open(partial, "wb") as file:
+            if format_ == "jsonl":
+                write_jsonl(folder, found, file)
+            else:
+                write_safetensors(folder, found, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(out)
+    except OSError as error:
+        raise LaunchError(f"--out {out}: {error.strerror}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+    pieces = [piece.segment for held in found.values() for piece in held]
+    whole = sum(map(is_complete, found.values()))
+    return (
+        f"{out}: {len(found)} trajectories ({whole} complete), {len(pieces)} segments, "
+        f"{sum(segment.tokens for segment in pieces)} tokens"
+    )
+
+
+def trajectories(folder: Path, only: Collection[str] | None = None) -> dict[str, list[Piece]]:
+    """The segments of each trajectory, by index; trajectories as they began.
+
+    Raises:
+        JournalError: there is no journal, or it holds what is no segment.
+    """
+    found: dict[str, dict[int, Piece]] = {}
+    for contents in each_file(folder):
+        for entry in contents.entries:
+            if entry.kind is not Kind.SEGMENT:
+                continue
+            try:
+                segment = decode_segment(unpack_segment(contents.record(entry).payload)[0])
+            except ProtocolError as error:
+                raise JournalError(
+                    f"{folder}, record {entry.number}: {error}; another version wrote it"
+                ) from None
+            if only is None or segment.trajectory_id in only:
+                found.setdefault(segment.trajectory_id, {})[segment.index] = Piece(segment, entry.place)
+    return {name: [held[index] for index in sorted(held)] for name, held in found.items()}
+
+
+def is_complete(held: list[Piece]) -> bool:
+    """Whether a trajectory has ended, and none of its segments is missing."""
+    return [piece.segment.index for piece in held] == list(range(len(held))) and held[
+        -1
+    ].segment.status != "unfinished"
+
+
+def _arrays(folder: Path, piece: Piece) -> Arrays:
+    try:
+        return unpack_arrays(piece.segment.arrays, unpack_segment(read_place(folder, piece.place))[1])
+    except ProtocolError as error:
+        raise JournalError(f"{piece.segment.trajectory_id}[{piece.segment.index}]: {error}") from None
+
+
+# --- JSON Lines ---------------------------------------------------------------------------------------------
+
+
+def write_jsonl(folder: Path, found: dict[str, list[Piece]], file: IO[bytes]) -> None:
+    """One line per trajectory: what it is, and its arrays, segments one behind the other."""
+    for held in found.values():
+        file.write(msgspec.json.encode(_line(held, [_arrays(folder, piece) for piece in held])) + b"\n")
+
+
+def _line(held: list[Piece], arrays: list[Arrays]) -> dict[str, Any]:
+    first, last = held[0].segment, held[-1].segment
+    names = dict.fromkeys(name for part in arrays for name in part)
+    turns = {
+        turn.index: turn for piece in held for turn in piece.segment.turns
+    }  # of one that was cut, its end
+    starts = {turn.index: turn.start for piece in reversed(held) for turn in piece.segment.turns}
+    return {
+        "trajectory_id": first.trajectory_id,
+        "task_id": first.task_id,
+        "group_id": first.group_id,
+        "env": first.env,
+        "purpose": first.purpose,
+        "status": last.status,
+        "stop_reason": last.stop_reason,
+        "error": last.error,
+        "complete": is_complete(held),
+        "segments": [piece.segment.index for piece in held],
+        "offset": first.offset,
+        "temperature": first.temperature,
+        "generators": list(dict.fromkeys(piece.segment.generator for piece in held)),
+        "turns": [
+            {"index": turn.index, "start": starts[turn.index], "end": turn.end, "action": turn.action}
+            for turn in sorted(turns.values(), key=lambda turn: turn.index)
+        ],
+        "rewards": [
+            {"name": reward.name, "turn": reward.turn, "value": reward.value}
+            for piece in held
+            for reward in piece.segment.rewards
+        ],
+        "extra": {key: value for piece in held for key, value in piece.segment.extra.items()},
+        **{name: [x for part in arrays if name in part for x in part[name].tolist()] for name in names},
+    }
+
+
+# --- safetensors --------------------------------------------------------------------------------------------
+
+
+def write_safetensors(folder: Path, found: dict[str, list[Piece]], file: IO[bytes]) -> None:
+    """Every array of every segment, as `TRAJECTORY/INDEX/NAME`; the widest first, so that all are aligned."""
+    tensors = [
+        (f"{name}/{piece.segment.index}/{spec.name}", piece, spec)
+        for name, held in found.items()
+        for piece in held
+        for spec in piece.segment.arrays
+    ]
+    tensors.sort(key=lambda tensor: -int(tensor[2].dtype[1:]))
+    header, _ = layout({name: (DTYPES[spec.dtype], (spec.length,)) for name, _, spec in tensors})
+    file.write(header)
+    for data in _data(folder, [(piece, spec.name) for _, piece, spec in tensors]):
+        file.write(data)
+
+
+def _data(folder: Path, wanted: list[tuple[Piece, str]]) -> Iterator[bytes]:
+    place, arrays = None, Arrays()
+    for piece, name in wanted:
+        if piece.place != place:
+            place, arrays = piece.place, _arrays(folder, piece)
+        yield np.ascontiguousarray(arrays[name]).tobytes()

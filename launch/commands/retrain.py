@@ -1,0 +1,86 @@
+"""`offbeat replay RUN`: trains a learner again on what the run's journal has recorded."""
+
+import filecmp
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from launch import logs, run_folder
+from launch.commands import recording
+from launch.errors import ConfigError
+from launch.processes import role_environment
+from launch.run_file.sections import RunConfig
+from learner.retrain.recorded import RecordedStep
+
+DEFAULT_OUT = "replay"
+BY_HAND = "config-learner.json"
+
+
+def replay(run: Path, *, steps: int | None, out: Path | None) -> None:
+    """Train again the first ``steps`` steps of a run, or all of them, and write the model to ``out``.
+
+    Raises:
+        ConfigError: there is no such run, or ``out`` holds something.
+        RecordingError: the journal does not hold what was trained.
+    """
+    if steps is not None and steps < 1:
+        raise ConfigError(f"--steps {steps}: at least one step can be replayed; leave it out for all")
+    config = configuration(run)
+    out = out or run / DEFAULT_OUT
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out} holds something already; name another folder with --out")
+    env = role_environment(config.learner.threads, local_model=config.model.local)
+    os.environ.update(env)  # before a library is loaded
+    logs.configure("replay")
+    recorded = recording.read(run / run_folder.JOURNAL)
+    last = recorded.last if steps is None else min(steps, recorded.last)
+    if not last:
+        raise ConfigError(
+            f"{run}: its journal says of no step that it was trained; there is nothing to replay"
+        )
+    train(config, recorded.steps(last), out)
+    sys.stdout.write(f"replayed {last} of {recorded.last} steps, the model is in {out}\n")
+    if last == recorded.last and (run / "model").is_dir():
+        same = (
+            "equal to those of the run, bit for bit"
+            if same_weights(run / "model", out)
+            else "other than the run's"
+        )
+        sys.stdout.write(f"its weights are {same}\n")
+
+
+def train(config: RunConfig, steps: Iterable[RecordedStep], out: Path) -> None:
+    """Run the learner on what was recorded.
+
+    Raises:
+        ConfigError: it cannot be trained again.
+    """
+    from launch.model import prepare
+    from learner.retrain.retrain import CannotRerun, rerun
+
+    settings = config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag})
+    try:
+        rerun(settings, model=str(prepare(config)), seed=config.run.seed, steps=steps, out=out)
+    except CannotRerun as error:
+        raise ConfigError(str(error)) from None
+
+
+def configuration(run: Path) -> RunConfig:
+    """The configuration a run had.
+
+    Raises:
+        ConfigError: it is no run folder.
+    """
+    for name in (run_folder.CONFIG, BY_HAND):
+        if (run / name).exists():
+            return run_folder.load_config(run / name)
+    raise ConfigError(f"{run} is no run folder: it has no {run_folder.CONFIG}")
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    """Whether two model folders hold the same tensors."""
+    names = sorted(path.name for path in one.glob("*.safetensors"))
+    if names != sorted(path.name for path in other.glob("*.safetensors")):
+        return False
+    return bool(names) and not any(filecmp.cmpfiles(one, other, names, shallow=False)[1:])

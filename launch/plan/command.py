@@ -1,0 +1,241 @@
+"""`offbeat plan`: what a run would do on other numbers of generators and actors."""
+
+import argparse
+import contextlib
+import itertools
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from launch.errors import ConfigError
+from launch.plan.model import Outcome, setting_of, simulate
+from launch.plan.parts import Setting
+from launch.plan.rates import SETTING, Measured, Rates
+from launch.plan.rates_file import check_overrides, format_rates, load_rates
+from launch.run_file.sections import RunConfig
+
+COMPARED = {
+    "trained_tokens_per_second": "trained tokens/s",
+    "steps_per_second": "steps/s",
+    "lag_mean_versions": "mean lag",
+    "learner_idle_share": "learner idle",
+    "generator_idle_share": "generator idle",
+}
+MOST_SETTINGS = 200
+LEAST_SECONDS, MOST_SECONDS = 5.0, 3600.0
+
+
+def plan(args: argparse.Namespace, config: RunConfig) -> int:
+    """Do it; returns the exit code.
+
+    Raises:
+        ConfigError: an argument, the run file or a rate is wrong; the text has place, value and cure.
+    """
+    settings = list(grid(args, config))
+    check_overrides(args.rate)
+    path = args.rates or config.run.dir / f"{config.run.name}-rates.toml"
+    if args.calibrate is not None:
+        calibrate_to(path, args.calibrate, config)
+    rates = load_rates(path, args.rate)
+    rows = [(setting, simulate(rates, setting)) for setting in settings]
+    notes = list(warnings(rates, settings))
+    checked = check(rates, settings[0]) if rates.measured else None
+    if args.json:
+        sys.stdout.write(json.dumps(as_json(path, rates.measured, rows, checked, notes), indent=1) + "\n")
+    else:
+        show(path, rows, rates.measured, checked, notes)
+    return 0
+
+
+def calibrate_to(path: Path, seconds: float, config: RunConfig) -> None:
+    """Measure, and write a rates file.
+
+    Raises:
+        ConfigError: it cannot be written; found before anything is started.
+    """
+    from launch.plan.calibration import calibrate
+    from launch.supervise.panel import Panel
+
+    if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
+        raise ConfigError(
+            f"--calibrate {seconds:g}: give {LEAST_SECONDS:g} to {MOST_SECONDS:g} seconds; 30 is a good start"
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "ab"):
+            pass
+        if not path.stat().st_size:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"--rates {path}: cannot be written ({error.strerror}); name another file"
+        ) from None
+    with contextlib.redirect_stdout(sys.stderr), Panel() as panel:  # stdout is for the plan
+        rates = calibrate(config, seconds, panel)
+    heading = ["Rates for `offbeat plan`, measured by --calibrate; docs/capacity.md explains the fields."]
+    path.write_text(format_rates(rates, heading), encoding="utf-8")
+
+
+def grid(args: argparse.Namespace, config: RunConfig) -> Iterator[Setting]:
+    """All settings that are asked for, each number of actors for each of generators.
+
+    Raises:
+        ConfigError: a number is not above 0; there are too many settings.
+    """
+    base = replace(
+        setting_of(config),
+        steps=above_0("--steps", args.steps),
+        shared=not args.own_cores,
+        join_every_s=args.join_every,
+    )
+    if not 0 <= args.join_every < math.inf:
+        raise ConfigError(f"--join-every {args.join_every:g}: seconds, 0 or more")
+    generators = numbers("--generators", args.generators, base.generators)
+    actors = numbers("--actors", args.actors, base.actors)
+    episodes = numbers("--episodes", args.episodes, base.concurrent_episodes)
+    if (count := len(generators) * len(actors) * len(episodes)) > MOST_SETTINGS:
+        raise ConfigError(
+            f"{count} settings are asked for, at most {MOST_SETTINGS} are planned; leave some out"
+        )
+    for g, a, e in itertools.product(generators, actors, episodes):
+        yield replace(base, generators=g, actors=a, concurrent_episodes=e)
+
+
+def numbers(option: str, given: Sequence[int] | None, default: int) -> list[int]:
+    """What an option says, each once.
+
+    Example:
+        >>> numbers("--actors", [1, 2, 2], 3), numbers("--actors", None, 3)
+        ([1, 2], [3])
+    """
+    return [above_0(option, n) for n in dict.fromkeys(given or [default])]
+
+
+def above_0(option: str, value: int) -> int:
+    if value < 1:
+        raise ConfigError(f"{option} {value}: give a number of at least 1")
+    return value
+
+
+def check(rates: Rates, planned: Setting) -> Outcome:
+    """The run that the rates were measured in, predicted."""
+    measured = rates.measured
+    assert measured is not None
+    known = {name: value for name in SETTING if (value := getattr(measured, name)) is not None}
+    sync = measured.mode == "sync" if measured.mode else planned.sync
+    return simulate(rates, replace(planned, sync=sync, shared=True, join_every_s=0.0, **known))
+
+
+def warnings(rates: Rates, settings: Sequence[Setting]) -> Iterator[str]:
+    """Where the prediction goes beyond what was measured."""
+    most = max(point.sequences for point in rates.generator.decode)
+    asked = max(min(s.max_num_seqs, -(-s.actors * s.concurrent_episodes // s.generators)) for s in settings)
+    if asked > most:
+        yield (
+            f"up to {asked} sequences may run in one generator, measured were {most:g}: beyond that its rate is taken "
+            "as constant"
+        )
+    mode = "sync" if settings[0].sync else "async"
+    if rates.measured and rates.measured.mode not in ("", mode):
+        yield (
+            f"the rates were measured with run.mode = {rates.measured.mode!r}: how much learner and generators slow "
+            "each other down may be another now"
+        )
+
+
+# --- output -------------------------------------------------------------------------------------------------
+
+
+def show(
+    path: Path,
+    rows: Sequence[tuple[Setting, Outcome]],
+    measured: Measured | None,
+    checked: Outcome | None,
+    notes: Sequence[str],
+) -> None:
+    """Tables on the terminal."""
+    first = rows[0][0]
+    lines = [f"rates: {path}; mode {'sync' if first.sync else 'async'}; cores "
+             f"{'shared as in the calibration' if first.shared else 'of its own for every process'}", ""]  # fmt: skip
+    lines += table([HEAD, *(row(setting, outcome) for setting, outcome in rows)])
+    if measured is not None and checked is not None:
+        lines += [
+            "",
+            f"the run that was measured ({measured.run}; {measured.seconds:.0f} s, {measured.steps} steps)",
+            "",
+        ]
+        lines += table([("", "measured", "predicted", "predicted / measured"), *compared(measured, checked)])
+    lines += ["", *(f"note: {note}" for note in notes)] if notes else []
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+HEAD = (
+    "generators", "actors", "episodes", "trained tok/s", "sampled tok/s", "steps/s", "lag mean", "p95",
+    "too stale", "learner idle", "generator idle", "sequences", "first step",
+)  # fmt: skip
+
+
+def row(setting: Setting, outcome: Outcome) -> tuple[str, ...]:
+    """A line of the table."""
+    return (
+        str(setting.generators),
+        str(setting.actors),
+        str(setting.actors * setting.concurrent_episodes),
+        f"{outcome.trained_tokens_per_second:,.0f}",
+        f"{outcome.sampled_tokens_per_second:,.0f}",
+        f"{outcome.steps_per_second:.3g}",
+        f"{outcome.lag_mean_versions:.2f}",
+        str(outcome.lag_p95_versions),
+        f"{outcome.stale_share:.1%}",
+        f"{outcome.learner_idle_share:.0%}",
+        f"{outcome.generator_idle_share:.0%}",
+        f"{outcome.running_mean:.0f}",
+        f"{outcome.first_step_seconds:.1f} s",
+    )
+
+
+def compared(measured: Measured, predicted: Outcome) -> Iterator[tuple[str, ...]]:
+    """Measured beside predicted; of shares the difference."""
+    for name, title in COMPARED.items():
+        was, would = getattr(measured, name), getattr(predicted, name)
+        if name.endswith("_share"):
+            yield title, f"{was:.1%}", f"{would:.1%}", f"{100 * (would - was):+.1f} points"
+        else:
+            yield title, f"{was:.4g}", f"{would:.4g}", f"{would / was:.2f}" if was else "-"
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Aligned to the right, but for the first column.
+
+    Example:
+        >>> table([("a", "bb"), ("cc", "d")])
+        ['a   bb', 'cc   d']
+    """
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    padded = [[cell.ljust(widths[0]) for cell in columns[0]]]
+    padded += [
+        [cell.rjust(width) for cell in column] for column, width in zip(columns[1:], widths[1:], strict=True)
+    ]
+    return ["  ".join(cells).rstrip() for cells in zip(*padded, strict=True)]
+
+
+def as_json(
+    path: Path,
+    measured: Measured | None,
+    rows: Sequence[tuple[Setting, Outcome]],
+    checked: Outcome | None,
+    notes: Sequence[str],
+) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "rates": str(path),
+        "settings": [{**asdict(setting), **asdict(outcome)} for setting, outcome in rows],
+        "measured_run": measured.model_dump() if measured else None,
+        "measured_run_predicted": asdict(checked) if checked else None,
+        "notes": list(notes),
+    }

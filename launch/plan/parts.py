@@ -1,0 +1,247 @@
+"""What is planned; generators, episodes and groups on a virtual clock, for `launch.plan.simulation`. Pure.
+
+A generator is a fluid: with n sequences under way each of them gets a token every ``step_seconds(n)``, so one count of
+steps serves all of them, and a turn ends when the count has grown by its tokens. Taking in prompts and loading
+weights stop the count for a while (``debt``).
+"""
+
+import bisect
+import heapq
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+from launch.plan.rates import EpisodeRates, GeneratorRates, Rates
+
+EPSILON = 1e-9
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is simulated."""
+
+    generators: int = 1
+    actors: int = 1
+    concurrent_episodes: int = 32
+    max_num_seqs: int = 1_000_000
+    sync: bool = False
+    members: int = 1
+    """Trajectories per group; the learner gets groups whole."""
+    baselines: int = 0
+    """Of these, not trained."""
+    batch_groups: int = 1
+    max_policy_lag: int = 0
+    """In lockstep, the lag that is forced."""
+    publish_every: int = 1
+    recomputes: bool = True
+    shared: bool = True
+    """Whether learner and generators share cores; see `SharingRates`."""
+    join_every_s: float = 0.0
+    """Generators and actors join one after the other, so many seconds apart; 0: all at the start."""
+    steps: int = 60
+    """Learner steps that are measured."""
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Turn:
+    """One turn of an episode: tokens read, tokens sampled, seconds until the next turn may be asked for."""
+
+    read: int
+    sampled: int
+    after_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Episode:
+    """One trajectory, drawn before it begins, so that a plan for other hardware has the same work."""
+
+    group: "Group"
+    turns: list[Turn]
+    min_version: int = 0
+    trained: bool = True
+    """False: a baseline for the others of its group."""
+    actor: int = -1
+    generator: int = -1
+    turn: int = 0
+    context: int = 0
+    cached_at: int = -1
+    """Version under which its context was computed last."""
+    begun: float = 0.0
+    """Count of its generator's steps when this turn began."""
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """Policy version, tokens it sampled."""
+
+    @property
+    def tokens(self) -> int:
+        """Sampled in turns that have ended."""
+        return sum(count for _, count in self.spans)
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """What the learner gets as a whole: a rollout group, or one trajectory."""
+
+    index: int
+    episodes: list[Episode] = field(default_factory=list)
+    out: int = 0
+    """Episodes that have not ended."""
+    newest: int = -1
+    """Newest version that sampled a token of it, once all have ended."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(episode.tokens for episode in self.episodes)
+
+
+def between(rates: Rates, setting: Setting) -> float:
+    """Seconds that a turn waits for its actor: in a queue, which is shorter with fewer episodes than were measured."""
+    measured = rates.measured.concurrent_episodes if rates.measured is not None else 0
+    share = setting.concurrent_episodes / measured if measured else 1.0
+    return rates.episode.between_seconds * min(1.0, share)
+
+
+def draw_turns(rates: EpisodeRates, rng: random.Random, between: float) -> list[Turn]:
+    """The turns of one episode, which wait ``between`` seconds beside their tools."""
+    turns = []
+    for n in range(rates.turns.draw_count(rng, 1)):
+        read = (rates.observation_tokens if n else rates.prompt_tokens).draw_count(rng, 0)
+        sampled = rates.turn_tokens.draw_count(rng, 1)
+        turns.append(Turn(read, sampled, rates.tool_seconds.draw(rng) + between))
+    return turns
+
+
+class Generator:
+    """One generator process.
+
+    Args:
+        room: sequences it runs at a time; others wait their turn.
+        recomputes: contexts are computed again after each weight update.
+    """
+
+    def __init__(
+        self, rates: GeneratorRates, room: int, *, recomputes: bool, now: float, version: int
+    ) -> None:
+        self._rates, self._room, self._recomputes = rates, room, recomputes
+        self.version = version
+        self.loading = False
+        self.slow = 1.0
+        self.stamp = 0
+        """Grows with each change; an event planned before one is void."""
+        self.idle_s = self.served_s = self.sequence_s = 0.0
+        self.sampled = 0
+        self._at, self._count, self._debt = now, 0.0, 0.0
+        self._switches: list[tuple[float, int]] = [(0.0, version)]
+        self._running: list[tuple[float, int, Episode]] = []
+        self._waiting: deque[Episode] = deque()
+        self._held: list[Episode] = []
+        self._order = 0
+        self._steps: dict[int, float] = {}
+
+    @property
+    def active(self) -> bool:
+        """Whether a request is under way."""
+        return bool(self._running)
+
+    @property
+    def in_flight(self) -> float:
+        """Tokens sampled in turns that have not ended."""
+        return sum(max(0.0, self._count - episode.begun) for _, _, episode in self._running)
+
+    def advance(self, now: float) -> None:
+        """Let the time since the last call pass."""
+        passed, self._at = now - self._at, now
+        self.served_s += passed
+        if not self._running:
+            self.idle_s += passed
+        self.sequence_s += passed * len(self._running)
+        work = passed / self.slow
+        paid = min(self._debt, work)
+        self._debt -= paid
+        if self._running:
+            self._count += (work - paid) / self._step_s()
+
+    def ask(self, episode: Episode, now: float) -> None:
+        """The next turn of an episode is asked for."""
+        self.advance(now)
+        if episode.min_version > self.version:
+            self._held.append(episode)
+        else:
+            self._waiting.append(episode)
+        self._fill()
+
+    def end(self, now: float) -> list[Episode]:
+        """The turns that have ended by now; the earliest under way is one of them."""
+        self.advance(now)
+        if self._running:
+            self._count = max(self._count, self._running[0][0])
+        ended = []
+        while self._running and self._running[0][0] <= self._count + EPSILON:
+            episode = heapq.heappop(self._running)[2]
+            self._note(episode)
+            ended.append(episode)
+        self._fill()
+        return ended
+
+    def load(self, version: int, now: float) -> None:
+        """Stop for the next weights, and go on under them."""
+        self.advance(now)
+        self.version = version
+        self._debt += self._rates.pause_seconds
+        if self._recomputes:
+            contexts = sum(e.context + self._count - e.begun for _, _, e in self._running)
+            self._debt += self._read_s(contexts)
+            for _, _, episode in self._running:
+                episode.cached_at = version
+        self._switches.append((self._count, version))
+        held, self._held = self._held, []
+        for episode in held:
+            (self._held if episode.min_version > version else self._waiting).append(episode)
+        self._fill()
+
+    def next_end(self) -> float | None:
+        """When the next turn ends, if nothing changes before."""
+        if not self._running:
+            return None
+        left = max(0.0, self._running[0][0] - self._count) * self._step_s()
+        return self._at + (self._debt + left) * self.slow
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._running) < self._room:
+            episode = self._waiting.popleft()
+            turn = episode.turns[episode.turn]
+            fresh = self._recomputes and episode.cached_at != self.version
+            self._debt += self._rates.turn_seconds + self._read_s(
+                turn.read + (episode.context if fresh else 0)
+            )
+            episode.context += turn.read
+            episode.cached_at, episode.begun = self.version, self._count
+            self._order += 1
+            heapq.heappush(self._running, (self._count + turn.sampled, self._order, episode))
+        self.stamp += 1
+
+    def _note(self, episode: Episode) -> None:
+        """Tokens of the turn that has ended, by version."""
+        sampled = episode.turns[episode.turn].sampled
+        first = bisect.bisect_right(self._switches, (episode.begun, 1 << 60)) - 1
+        given = 0
+        for (_, version), after in zip(
+            self._switches[first:], [*self._switches[first + 1 :], None], strict=True
+        ):
+            until = sampled if after is None else min(sampled, int(after[0] - episode.begun + EPSILON))
+            if until > given:
+                episode.spans.append((version, until - given))
+                given = until
+        self.sampled += sampled
+        episode.context += sampled
+
+    def _read_s(self, tokens: float) -> float:
+        rate = self._rates.prompt_tokens_per_second
+        return tokens / rate if rate else 0.0
+
+    def _step_s(self) -> float:
+        sequences = len(self._running)
+        seconds = self._steps.get(sequences)
+        if seconds is None:
+            seconds = self._steps[sequences] = self._rates.step_seconds(sequences)
+        return seconds

@@ -1,0 +1,118 @@
+"""The rates file of `offbeat plan`: read, with mistakes explained, and written."""
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from launch.errors import ConfigError
+from launch.plan.rates import Rates
+
+
+def load_rates(path: Path, overrides: Sequence[str] = ()) -> Rates:
+    """Read a rates file; ``overrides`` as `learner.step_seconds=0.5`.
+
+    Raises:
+        ConfigError: with a line for each mistake: place, value seen, cure.
+    """
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        cure = (
+            "measure one with `offbeat plan RUN_FILE --calibrate 30`, or write one as docs/capacity.md shows"
+        )
+        raise ConfigError(f"--rates {path}: cannot be read ({error.strerror}); {cure}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--rates {path}: not valid TOML: {error}") from None
+    for override in overrides:
+        _set(data, override)
+    return check_rates(data, str(path))
+
+
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Whether they are written as they should be; raises ConfigError. Their values are checked with the file's."""
+    for override in overrides:
+        _set({}, override)
+
+
+def check_rates(data: dict[str, Any], source: str) -> Rates:
+    """Validate the content of a rates file; see `load_rates`."""
+    try:
+        return Rates.model_validate(data)
+    except ValidationError as error:
+        lines = [_explain(e, source) for e in error.errors()]
+    raise ConfigError("\n".join(lines))
+
+
+def _set(data: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    *parents, last = key.split(".")
+    if not (equals and parents and last):
+        raise ConfigError(
+            f"--rate {override!r}: write it as section.field=value, for example learner.step_seconds=2"
+        )
+    table: Any = data
+    for parent in parents:
+        table = table.setdefault(parent, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"--rate {override!r}: {parent} is {table!r}, not a section")
+    try:
+        table[last] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        raise ConfigError(
+            f"--rate {override!r}: {text!r} is no TOML value; write a number or a law"
+        ) from None
+
+
+def _explain(error: Any, source: str) -> str:
+    place = ".".join(str(part) for part in error["loc"]) or "(top level)"
+    match error["type"]:
+        case "extra_forbidden":
+            section: Any = Rates
+            for part in error["loc"][:-1]:
+                field = section.model_fields.get(part) if hasattr(section, "model_fields") else None
+                section = getattr(field, "annotation", None) if field else None
+            known = (
+                f"known here: {', '.join(section.model_fields)}"
+                if hasattr(section, "model_fields")
+                else "remove it"
+            )
+            return f"{source}: {place}: unknown key (value {error['input']!r}); {known}"
+        case "missing":
+            return f"{source}: {place}: missing; measure it with --calibrate, or write it as docs/capacity.md shows"
+        case _:
+            return f"{source}: {place}: {error['msg'].removeprefix('Value error, ')}, got {error['input']!r}"
+
+
+def format_rates(rates: Rates, heading: Sequence[str] = ()) -> str:
+    """As a TOML file that `load_rates` reads.
+
+    Example:
+        >>> data = {"generator": {"decode": [{"sequences": 1, "tokens_per_second": 9.5}]},
+        ...         "learner": {"seconds_per_token": 0.001}, "episode": {"turn_tokens": {"uniform": [1, 8]}}}
+        >>> rates = check_rates(data, "doc")
+        >>> check_rates(tomllib.loads(format_rates(rates)), "again") == rates
+        True
+    """
+    lines = [f"# {line}" for line in heading]
+    for name, section in rates.model_dump(exclude_none=True).items():
+        lines += ["", f"[{name}]"]
+        points = section.pop("decode", ())
+        lines += [f"{key} = {_toml(value)}" for key, value in section.items()]
+        for point in points:
+            lines += ["", f"[[{name}.decode]]", *(f"{key} = {_toml(value)}" for key, value in point.items())]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return repr(value)

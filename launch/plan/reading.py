@@ -1,0 +1,277 @@
+"""From what a calibration has seen to rates. Pure."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launch.plan.parts import Setting
+from launch.plan.probe import Probe
+from launch.plan.rates import SETTING, Law, Measured, Rates, SharingRates
+from launch.plan.rates_file import check_rates
+
+QUANTILES = 40
+MOST_SLOWDOWN = 4.0
+
+
+@dataclass
+class Seen:
+    """A run of the real system, over some time."""
+
+    seconds: float
+    lines: list[dict[str, Any]]
+    """Of metrics.jsonl: the steps of this time."""
+    before: dict[str, Any]
+    """The line before them."""
+    sampled: float
+    """Action tokens that the broker stored in this time."""
+    stored_before: float = 0.0
+    """And before it."""
+    generators: list[list[Mapping[str, float]]] = field(default_factory=list)
+    """Gauges of the generators, at each look."""
+    actors: list[list[Mapping[str, float]]] = field(default_factory=list)
+    episodes: list[dict[str, Any]] = field(default_factory=list)
+    """As `offbeat journal export` writes them."""
+    starts: dict[str, float] = field(default_factory=dict)
+    """Seconds until the first generator and the first actor had joined, by role."""
+    cores: int = 1
+    """Of the machine."""
+
+
+def read(seen: Seen, probe: Probe, setting: Setting, *, run: str, machine: str) -> Rates:
+    """The rates of a run."""
+    episode = episode_rates(seen, setting)
+    generator = generator_rates(seen, probe)
+    measured = what_was_measured(seen, setting, run=run, machine=machine)
+    turn_tokens = statistics.fmean(t for e in seen.episodes for t in turn_lengths(e))
+    episode["between_seconds"] = between_seconds(
+        seen, measured, turn_tokens, episode["tool_seconds"]["fixed"]
+    )
+    together = learner_times(seen)
+    sharing, slower = SharingRates(cores=seen.cores), 1.0
+    if not setting.sync:
+        alone = alone_rate(generator, measured, episode_read=mean_read(seen), turn_tokens=turn_tokens)
+        sharing = SharingRates(
+            slowdown=round(solve_slowdown(alone, measured, seen.cores), 3), cores=seen.cores
+        )
+        slower = learner_slowdown(sharing, measured)
+    learner = {name: float(f"{value / slower:.6g}") for name, value in together.items()}
+    # Generators pause while the learner works, too.
+    generator["pause_seconds"] = round(generator["pause_seconds"] / slower, 5)
+    data = {
+        "generator": generator,
+        "learner": learner,
+        "episode": episode,
+        "actor": {"start_seconds": round(seen.starts.get("actor", 0.0), 2)},
+        "sharing": sharing.model_dump(),
+        "measured": measured.model_dump(),
+    }
+    return check_rates(data, "calibration")
+
+
+# --- episodes -----------------------------------------------------------------------------------------------
+
+
+def turn_lengths(episode: Mapping[str, Any]) -> list[int]:
+    """Tokens sampled in each turn."""
+    return [turn["end"] - turn["start"] for turn in episode["turns"] if turn["action"]]
+
+
+def read_lengths(episode: Mapping[str, Any]) -> list[int]:
+    """Tokens read before each sampled turn: the prompt, then observations."""
+    lengths, at = [], 0
+    for turn in episode["turns"]:
+        if turn["action"]:
+            lengths.append(turn["start"] - at)
+            at = turn["end"]
+    return lengths
+
+
+def mean_read(seen: Seen) -> float:
+    """Tokens read per turn."""
+    return statistics.fmean(n for episode in seen.episodes for n in read_lengths(episode))
+
+
+def quantiles(values: Sequence[float]) -> Law:
+    """A law with the distribution of these values, and nearly their mean.
+
+    Example:
+        >>> quantiles([3, 3, 3]).fixed, quantiles([1, 2]).values
+        (3.0, (1.0, 2.0))
+    """
+    ordered = sorted(map(float, values))
+    if ordered[0] == ordered[-1]:
+        return Law(fixed=ordered[0])
+    if len(ordered) <= QUANTILES:
+        return Law(values=tuple(ordered))
+    chunks = [
+        ordered[n * len(ordered) // QUANTILES : (n + 1) * len(ordered) // QUANTILES] for n in range(QUANTILES)
+    ]
+    return Law(values=tuple(round(statistics.fmean(chunk), 2) for chunk in chunks))
+
+
+def episode_rates(seen: Seen, setting: Setting) -> dict[str, Any]:
+    """Laws of turns and lengths; of the environment only a mean is measured."""
+    turns = [turn_lengths(episode) for episode in seen.episodes]
+    reads = [read_lengths(episode) for episode in seen.episodes]
+    laws = {
+        "turns": quantiles([len(lengths) for lengths in turns]),
+        "prompt_tokens": quantiles([lengths[0] for lengths in reads]),
+        "turn_tokens": quantiles([n for lengths in turns for n in lengths]),
+        "observation_tokens": quantiles([n for lengths in reads for n in lengths[1:]] or [0]),
+    }
+    data: dict[str, Any] = {name: law.model_dump(exclude_none=True) for name, law in laws.items()}
+    in_env = [gauges["env_seconds"] for look in seen.actors for gauges in look if "env_seconds" in gauges]
+    per_turn = statistics.fmean(in_env or [0.0]) / statistics.fmean(map(len, turns))
+    data["tool_seconds"] = {"fixed": round(per_turn, 5)}
+    uniform = _grown(seen, "rollout/uniform_trajectories")
+    trained = len(seen.lines) * setting.batch_groups * (setting.members - setting.baselines)
+    data["filtered_groups"] = round(uniform / max(1e-9, uniform + trained), 4)
+    return data
+
+
+def between_seconds(seen: Seen, measured: Measured, turn_tokens: float, tool_seconds: float) -> float:
+    """Time of a turn that is neither generation nor environment, by Little's law."""
+    running = statistics.fmean(sum(g.get("episodes_running", 0.0) for g in look) for look in seen.actors)
+    sampling = measured.running_mean * measured.generators
+    turns_per_second = measured.sampled_tokens_per_second / turn_tokens
+    return float(round(max(0.0, (running - sampling) / turns_per_second - tool_seconds), 4))
+
+
+# --- the learner --------------------------------------------------------------------------------------------
+
+
+def learner_times(seen: Seen) -> dict[str, float]:
+    """Seconds of a step, as they were while generators worked."""
+    steps = len(seen.lines)
+    tokens = [line["learner/trained_tokens"] for line in seen.lines]
+    seconds = [line["learner/step_seconds"] for line in seen.lines]
+    constant, slope = fit(tokens, seconds)
+    publish = statistics.fmean(line["learner/publish_seconds"] for line in seen.lines)
+    waited = sum(line["learner/wait_seconds"] for line in seen.lines)
+    after = (seen.seconds - waited - sum(seconds)) / steps - publish
+    return {
+        "step_seconds": constant,
+        "seconds_per_token": slope,
+        "publish_seconds": publish,
+        "after_seconds": max(0.0, after),
+    }
+
+
+def fit(tokens: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
+    """Constant and slope; no constant where the batches are too much alike to tell the two apart.
+
+    Example:
+        >>> fit([100, 200, 300, 400, 500, 600, 700, 800], [2, 3, 4, 5, 6, 7, 8, 9])
+        (1.0, 0.01)
+        >>> fit([100, 100, 100], [1, 2, 3])
+        (0.0, 0.02)
+    """
+    mean = statistics.fmean(tokens)
+    proportional = statistics.fmean(seconds) / max(1e-9, mean)
+    if len(tokens) < 8 or statistics.pstdev(tokens) < 0.1 * mean:
+        return 0.0, proportional
+    slope, constant = statistics.linear_regression(tokens, seconds)
+    if slope <= 0:
+        return statistics.fmean(seconds), 0.0
+    if constant < 0:
+        return 0.0, proportional
+    return round(constant, 6), round(slope, 9)
+
+
+# --- generators ---------------------------------------------------------------------------------------------
+
+
+def generator_rates(seen: Seen, probe: Probe) -> dict[str, Any]:
+    """What the probe found, and what updates took in the run."""
+    pauses = [
+        g["update_pause_seconds"] for look in seen.generators for g in look if g.get("updates_applied_total")
+    ]
+    return {
+        "decode": [{"sequences": float(n), "tokens_per_second": round(rate, 2)} for n, rate in probe.decode],
+        "prompt_tokens_per_second": round(probe.prompt_tokens_per_second, 2),
+        "turn_seconds": round(probe.turn_seconds, 6),
+        "pause_seconds": round(statistics.fmean(pauses or [0.0]), 5),
+        "start_seconds": round(seen.starts.get("generator", 0.0), 2),
+    }
+
+
+def alone_rate(
+    generator: Mapping[str, Any], measured: Measured, *, episode_read: float, turn_tokens: float
+) -> float:
+    """Tokens per second of one generator under the run's load, were it alone on its cores."""
+    rates = check_rates(
+        {"generator": generator, "learner": {"seconds_per_token": 0.0}, "episode": {"turn_tokens": 1.0}},
+        "probe",
+    ).generator
+    running = max(1.0, measured.running_mean / max(0.01, 1 - measured.generator_idle_share))
+    per_token = rates.step_seconds(round(running)) / round(running)
+    per_token += rates.turn_seconds / turn_tokens
+    if rates.prompt_tokens_per_second:
+        per_token += episode_read / turn_tokens / rates.prompt_tokens_per_second
+    paused = measured.steps_per_second / (measured.publish_every or 1) * rates.pause_seconds
+    return max(0.05, 1 - paused) / per_token
+
+
+def solve_slowdown(alone: float, measured: Measured, cores: int) -> float:
+    """The slowdown under which generators were as fast as they were; 1 to `MOST_SLOWDOWN`."""
+    active = max(0.01, 1 - measured.generator_idle_share)
+    seen = measured.sampled_tokens_per_second / measured.generators / active
+    busy = 1 - measured.learner_idle_share
+
+    def rate(slowdown: float) -> float:
+        sharing, n = SharingRates(slowdown=slowdown, cores=cores), measured.generators
+        return alone * ((1 - busy) / sharing.slow(n) + busy / sharing.slow(n + 1))
+
+    low, high = 1.0, MOST_SLOWDOWN
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rate(middle) > seen else (low, middle)
+    return low
+
+
+def learner_slowdown(sharing: SharingRates, measured: Measured) -> float:
+    """How many times slower the learner was in the run than alone."""
+    active = 1 - measured.generator_idle_share
+    return active * sharing.slow(measured.generators + 1) + 1 - active
+
+
+# --- what there was -----------------------------------------------------------------------------------------
+
+
+def what_was_measured(seen: Seen, setting: Setting, *, run: str, machine: str) -> Measured:
+    """The run in numbers, as a plan has them."""
+    trained = sum(line["learner/trained_tokens"] for line in seen.lines)
+    lags = sum(
+        line.get("learner/policy_lag_mean_versions", 0.0) * line["learner/trained_tokens"]
+        for line in seen.lines
+    )
+    waited = sum(line["learner/wait_seconds"] for line in seen.lines)
+    first, last = seen.generators[0], seen.generators[-1]
+    idle, served = (
+        sum(g[name] for g in last) - sum(g[name] for g in first)
+        for name in ("idle_seconds_total", "serving_seconds_total")
+    )
+    running = statistics.fmean(g["running_requests"] for look in seen.generators for g in look)
+    numbers = {
+        "seconds": seen.seconds,
+        "trained_tokens_per_second": trained / seen.seconds,
+        "sampled_tokens_per_second": seen.sampled / seen.seconds,
+        "steps_per_second": len(seen.lines) / seen.seconds,
+        "lag_mean_versions": lags / max(1e-9, trained),
+        "learner_idle_share": min(1.0, waited / seen.seconds),
+        "generator_idle_share": min(1.0, max(0.0, idle / served)) if served > 0 else 0.0,
+        "running_mean": running,
+    }
+    return Measured(
+        run=run,
+        machine=machine,
+        mode="sync" if setting.sync else "async",
+        steps=len(seen.lines),
+        **{name: getattr(setting, name) for name in SETTING},
+        **{name: round(value, 4) for name, value in numbers.items()},
+    )
+
+
+def _grown(seen: Seen, name: str) -> float:
+    return float(seen.lines[-1].get(name, 0.0) - seen.before.get(name, 0.0))

@@ -1,0 +1,318 @@
+"""A run on a virtual clock: what `offbeat plan` predicts. Pure, seeded, deterministic; no waiting, no threads.
+
+The rules are those of the system. The learner keeps ``(max_policy_lag + 1) * batch`` trajectories under way
+(`learner.intake.curriculum`), takes the oldest groups first, drops groups without a token within the lag bound, masks
+older tokens in others, and deals out new tasks while it waits and after each step, not during one. Actors take tasks in
+turn; an episode stays with its generator. A generator pauses for each version. In lockstep no token is sampled before
+the version of its step is in service. docs/capacity.md says what is left out.
+"""
+
+import heapq
+import itertools
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from launch.plan.parts import Episode, Generator, Group, Setting, between, draw_turns
+from launch.plan.rates import Rates
+
+
+@dataclass
+class Ledger:
+    """Action tokens by what became of them, and seconds."""
+
+    trained: Counter[int] = field(default_factory=Counter)
+    """By lag."""
+    masked: int = 0
+    stale: int = 0
+    filtered: int = 0
+    steps: int = 0
+    idle_s: float = 0.0
+    """Of the learner."""
+
+
+class Stuck(RuntimeError):
+    """Nothing is left to happen before the last step; a fault of the simulation."""
+
+
+class Simulation:
+    """One run."""
+
+    def __init__(self, rates: Rates, setting: Setting) -> None:
+        self._rates, self._setting = rates, setting
+        self.now, self.version = 0.0, 0
+        self.ledger = Ledger()
+        self._between = between(rates, setting)
+        self.generators: list[Generator] = []
+        self.expected = 0.0
+        """When all have joined."""
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._next_group = 0
+        self._outstanding: dict[int, Group] = {}
+        self._tasks: deque[Episode] = deque()
+        self._free: dict[int, int] = {}
+        """Actors with room, the next one to be served first."""
+        self._streams: dict[int, list[int]] = {}
+        self._homeless: list[Episode] = []
+        self._arrived: deque[Group] = deque()
+        self._ready: list[Group] = []
+        self._training: list[Group] = []
+        self._work: tuple[float, Callable[[], None]] | None = None
+        """Of the learner: seconds left, alone on its cores, and what comes then."""
+        self._work_at, self._work_stamp = 0.0, 0
+        self._waiting_since = 0.0
+        self._slow = 1.0
+        self._start()
+
+    # --- the clock ----------------------------------------------------------------------------------------
+
+    def run(self, steps: int) -> None:
+        """Until so many learner steps are done."""
+        while self.ledger.steps < steps:
+            if not self._events:
+                raise Stuck(f"nothing is left to happen at step {self.ledger.steps} of {steps}")
+            self.now, _, happen = heapq.heappop(self._events)
+            happen()
+
+    def _at(self, when: float, happen: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (max(when, self.now), next(self._order), happen))
+
+    def _start(self) -> None:
+        setting, rates = self._setting, self._rates
+        for n in range(setting.generators):
+            self._at(rates.generator.start_seconds + n * setting.join_every_s, self._generator_joins)
+        for n in range(setting.actors):
+            self._at(rates.actor.start_seconds + n * setting.join_every_s, lambda n=n: self._actor_joins(n))  # type: ignore[misc]
+        self.expected = max(when for when, _, _ in self._events)
+        self._look()
+
+    def _generator_joins(self) -> None:
+        setting = self._setting
+        generator = Generator(
+            self._rates.generator,
+            setting.max_num_seqs,
+            recomputes=setting.recomputes,
+            now=self.now,
+            version=self.version,
+        )
+        generator.slow = self._slow
+        self.generators.append(generator)
+        for streams in self._streams.values():
+            streams.append(0)
+        homeless, self._homeless = self._homeless, []
+        for episode in homeless:
+            self._ask(episode)
+
+    def _actor_joins(self, actor: int) -> None:
+        self._free[actor] = self._setting.concurrent_episodes
+        self._streams[actor] = [0] * len(self.generators)
+        self._lease()
+
+    # --- episodes -----------------------------------------------------------------------------------------
+
+    def _lease(self) -> None:
+        """Tasks go to actors in turn, as far as they have room."""
+        while self._tasks and self._free:
+            actor = next(iter(self._free))
+            room = self._free.pop(actor) - 1
+            if room:
+                self._free[actor] = room
+            episode = self._tasks.popleft()
+            episode.actor = actor
+            self._ask(episode)
+
+    def _ask(self, episode: Episode) -> None:
+        """The next turn: of the generator that had the one before, else of the one this actor asks least."""
+        if not self.generators:
+            self._homeless.append(episode)
+            return
+        streams = self._streams[episode.actor]
+        if episode.generator < 0:
+            episode.generator = streams.index(min(streams))
+        streams[episode.generator] += 1
+        generator = self.generators[episode.generator]
+        generator.ask(episode, self.now)
+        self._changed(generator)
+
+    def _turns_end(self, generator: Generator, stamp: int) -> None:
+        if stamp != generator.stamp:
+            return
+        for episode in generator.end(self.now):
+            self._streams[episode.actor][episode.generator] -= 1
+            after = episode.turns[episode.turn].after_s
+            episode.turn += 1
+            last = episode.turn == len(episode.turns)
+            self._at(self.now + after, lambda e=episode, done=last: self._finish(e) if done else self._ask(e))  # type: ignore[misc]
+        self._changed(generator)
+
+    def _finish(self, episode: Episode) -> None:
+        self._free[episode.actor] = self._free.get(episode.actor, 0) + 1
+        group = episode.group
+        group.out -= 1
+        if not group.out:
+            group.newest = max(version for e in group.episodes for version, _ in e.spans)
+            self._arrived.append(group)
+        self._lease()
+        if self._work is None:
+            self._look()
+
+    # --- generators and cores -----------------------------------------------------------------------------
+
+    def _changed(self, generator: Generator) -> None:
+        """Plan its next end anew; others too, where the cores are shared by more or fewer than before."""
+        if not self._share():
+            self._plan(generator)
+
+    def _plan(self, generator: Generator) -> None:
+        when = generator.next_end()
+        if when is not None:
+            self._at(when, lambda stamp=generator.stamp: self._turns_end(generator, stamp))  # type: ignore[misc]
+
+    def _share(self) -> bool:
+        """Everybody at work is slowed down alike; whether that has changed."""
+        if not self._setting.shared:
+            return False
+        at_work = sum(generator.active for generator in self.generators) + (self._work is not None)
+        slow = self._rates.sharing.slow(at_work)
+        if slow == self._slow:
+            return False
+        self._progress()
+        self._slow = slow
+        for generator in self.generators:
+            generator.advance(self.now)
+            generator.slow = slow
+            generator.stamp += 1
+            self._plan(generator)
+        self._plan_work()
+        return True
+
+    def _announce(self) -> None:
+        for generator in self.generators:
+            if not generator.loading:
+                self._fetch(generator)
+
+    def _fetch(self, generator: Generator) -> None:
+        generator.loading = True
+        version = self.version
+        self._at(self.now + self._rates.generator.update_seconds, lambda: self._load(generator, version))
+
+    def _load(self, generator: Generator, version: int) -> None:
+        generator.load(version, self.now)
+        generator.loading = False
+        if version < self.version:
+            self._at(self.now + self._rates.generator.pause_seconds, lambda: self._fetch(generator))
+            generator.loading = True
+        self._changed(generator)
+
+    # --- the learner --------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """The learner waits: take in what has come, deal out tasks, begin a step if a batch is there."""
+        setting, ledger = self._setting, self.ledger
+        while self._arrived:
+            group = self._arrived.popleft()
+            if random.Random(f"{setting.seed}/{group.index}").random() < self._rates.episode.filtered_groups:
+                self._settle(group)
+                ledger.filtered += group.tokens
+            else:
+                self._ready.append(group)
+        oldest = self.version - setting.max_policy_lag
+        for group in [g for g in self._ready if g.newest < oldest]:
+            self._ready.remove(group)
+            self._settle(group)
+            ledger.stale += group.tokens
+        self._refill()
+        batches = setting.max_policy_lag + 1 if setting.sync else 1
+        if len(self._ready) < setting.batch_groups * batches:
+            return
+        if setting.sync:
+            self._ready.sort(key=lambda group: group.index)
+        self._training = self._ready[: setting.batch_groups]
+        del self._ready[: setting.batch_groups]
+        ledger.idle_s += self.now - self._waiting_since
+        tokens = self._train(oldest)
+        learner = self._rates.learner
+        seconds = learner.step_seconds + learner.seconds_per_token * tokens + learner.publish_seconds
+        self._begin(seconds, self._stepped)
+
+    def _train(self, oldest: int) -> int:
+        """Tokens of the batch that are trained."""
+        trained = 0
+        for episode in (e for group in self._training for e in group.episodes):
+            for version, count in episode.spans:
+                if not episode.trained:
+                    self.ledger.filtered += count
+                elif version < oldest:
+                    self.ledger.masked += count
+                else:
+                    self.ledger.trained[self.version - version] += count
+                    trained += count
+        return trained
+
+    def _stepped(self) -> None:
+        """Updated and published."""
+        self.ledger.steps += 1
+        if self.ledger.steps % self._setting.publish_every == 0:
+            self.version += 1
+            self._announce()
+        for group in self._training:
+            self._settle(group)
+        self._training = []
+        self._refill()
+        self._begin(self._rates.learner.after_seconds, self._wait)
+
+    def _wait(self) -> None:
+        self._waiting_since = self.now
+        self._look()
+
+    def _begin(self, seconds: float, then: Callable[[], None]) -> None:
+        self._work, self._work_at = (seconds, then), self.now
+        if not self._share():
+            self._plan_work()
+
+    def _progress(self) -> None:
+        if self._work is not None:
+            left = self._work[0] - (self.now - self._work_at) / self._slow
+            self._work, self._work_at = (max(0.0, left), self._work[1]), self.now
+
+    def _plan_work(self) -> None:
+        self._work_stamp += 1
+        if self._work is not None:
+            stamp = self._work_stamp
+            self._at(self.now + self._work[0] * self._slow, lambda: self._work_done(stamp))
+
+    def _work_done(self, stamp: int) -> None:
+        if stamp != self._work_stamp or self._work is None:
+            return
+        then = self._work[1]
+        self._work = None
+        then()
+        self._share()
+
+    def _settle(self, group: Group) -> None:
+        del self._outstanding[group.index]
+
+    def _refill(self) -> None:
+        """Tasks up to what the lag bound allows."""
+        setting = self._setting
+        capacity = (setting.max_policy_lag + 1) * setting.batch_groups
+        while len(self._outstanding) < capacity:
+            group = Group(self._next_group, out=setting.members)
+            self._next_group += 1
+            for member in range(setting.members):
+                rng = random.Random(f"{setting.seed}/{group.index}/{member}")
+                episode = Episode(group, draw_turns(self._rates.episode, rng, self._between))
+                episode.min_version = self.version if setting.sync else 0
+                episode.trained = member < setting.members - setting.baselines
+                group.episodes.append(episode)
+            self._outstanding[group.index] = group
+            self._tasks += group.episodes
+        self._lease()
+
+    @property
+    def held_tokens(self) -> int:
+        """Sampled in turns that have ended, and neither trained nor dropped yet."""
+        counted = {id(group) for group in self._training}  # counted when their step began
+        return sum(g.tokens for g in self._outstanding.values() if id(g) not in counted)

@@ -1,0 +1,188 @@
+"""Reading a run file: one TOML for all roles, what it extends, dotted overrides, strict types, and the rules."""
+
+import difflib
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from launch.errors import ConfigError
+from launch.run_file.rules import contradictions
+from launch.run_file.sections import RunConfig
+
+FORM_NAMED_BY = {"env": "name"}
+"""Key that says what else a table may hold, where it is not `kind`: another environment has other params."""
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a run file with all that it extends, apply ``key.path=value`` overrides, check types and the rules
+    between roles.
+
+    Raises:
+        ConfigError: with one line per mistake: field, value seen, cure.
+    """
+    data = read(path)
+    return check(merge(data, _overlay(data, overrides)), str(path))
+
+
+def read(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Content of a run file, merged over that of the file it extends, which may extend another.
+
+    Raises:
+        ConfigError: a file cannot be read or is not TOML; files extend each other in a circle.
+    """
+    content = read_own(path)
+    base = content.pop("extends", None)
+    if base is None:
+        return content
+    if not isinstance(base, str):
+        raise ConfigError(f"{path}: extends is {base!r}; write the name of one file, as a string")
+    file, chain = path.parent / base, (*extended_by, path.resolve())
+    if not file.is_file():
+        raise ConfigError(f"{path}: extends {base!r}: there is no file {file}; name it relative to {path}")
+    if file.resolve() in chain:
+        names = " -> ".join(p.name for p in (*chain, file.resolve()))
+        raise ConfigError(f"{path}: extends {base!r} makes a circle: {names}; take one extends out")
+    return merge(read(file, chain), content)
+
+
+def read_own(path: Path) -> dict[str, Any]:
+    """Content of this file alone.
+
+    Raises:
+        ConfigError: it cannot be read or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read ({error.strerror}); name a run file, for example one of recipes/"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+
+
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Tables are merged key by key, anything else is replaced; a table of another ``kind``, or of another
+    environment, replaces the whole.
+
+    Example:
+        >>> merge({"a": {"kind": "x", "low": 1}, "b": [1, 2], "c": {"d": 1}}, {"a": {"kind": "y"}, "c": {"e": 2}})
+        {'a': {'kind': 'y'}, 'b': [1, 2], 'c': {'d': 1, 'e': 2}}
+        >>> merge({"env": {"name": "x", "params": {"low": 1}}}, {"env": {"name": "y"}})
+        {'env': {'name': 'y'}}
+    """
+    merged = dict(base)
+    for key, value in over.items():
+        below = base.get(key)
+        if isinstance(value, dict) and isinstance(below, dict) and _same_form(key, below, value):
+            merged[key] = merge(below, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _same_form(key: str, base: dict[str, Any], over: dict[str, Any]) -> bool:
+    form = FORM_NAMED_BY.get(key, "kind")
+    return bool(over.get(form, base.get(form)) == base.get(form))
+
+
+def check(data: dict[str, Any], source: str) -> RunConfig:
+    """Validate a run file's content; see `load`."""
+    try:
+        config = RunConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(e, source) for e in error.errors())) from None
+    if problems := list(contradictions(config)):
+        raise ConfigError("\n".join(f"{source}: {problem}" for problem in problems))
+    return config
+
+
+def _overlay(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Overrides as a table that is to be merged over the file's ``data``, whatever their order."""
+    overlay: dict[str, Any] = {}
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key:
+            raise ConfigError(
+                f"override {override!r}: write it as section.field=value, for example learner.steps=20"
+            )
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        *parents, last = key.split(".")
+        table: Any = overlay
+        for parent in parents:
+            table = table.setdefault(parent, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
+        table[last] = value
+    for override in overrides:
+        _check_parents(overlay, data, override)
+    return overlay
+
+
+def _check_parents(overlay: dict[str, Any], data: dict[str, Any], override: str) -> None:
+    """A value of the file becomes a section only where the overrides give it a kind."""
+    over: Any = overlay
+    below: Any = data
+    for parent in override.partition("=")[0].split(".")[:-1]:
+        over, below = over[parent], below.get(parent, {})
+        if not isinstance(below, dict):
+            if "kind" in over:
+                return
+            raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
+
+
+def _explain(error: Any, source: str) -> str:
+    names, sections = _locate(error["loc"])
+    place = ".".join(names) or "(top level)"
+    match error["type"]:
+        case "extra_forbidden":
+            names, sections = _locate(error["loc"][:-1])
+            known = sorted({name for section in sections for name in section.model_fields})
+            near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
+            cure = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
+            return f"{source}: {place}: unknown key (value {error['input']!r}); {cure}"
+        case "missing":
+            return f"{source}: {place}: missing; add it"
+        case "union_tag_not_found":
+            kinds = ", ".join(sorted(kind_of(section) for section in sections))
+            return f"{source}: {place}: the form is not said; add {place}.kind, one of {kinds}"
+        case "union_tag_invalid":
+            kinds = ", ".join(sorted(kind_of(section) for section in sections))
+            return f"{source}: {place}.kind: unknown kind {error['ctx']['tag']!r}; use one of {kinds}"
+        case _:
+            return f"{source}: {place}: {error['msg']}, got {error['input']!r}"
+
+
+def _locate(location: tuple[Any, ...]) -> tuple[list[str], list[type[BaseModel]]]:
+    """Names of keys on the way to a place in the run file, and the sections that may stand there."""
+    names: list[str] = []
+    sections: list[type[BaseModel]] = [RunConfig]
+    for part in location:
+        if not isinstance(part, int):
+            forms = [s for s in sections if part in (kind_of(s), s.__name__)]
+            if forms or "[" in part:  # which of several forms was tried: not a key of the file
+                sections = forms or sections
+                continue
+            fields = [s.model_fields[part] for s in sections if part in s.model_fields]
+            sections = [s for field in fields for s in sections_in(field.annotation)]
+        names.append(str(part))
+    return names, sections
+
+
+def sections_in(annotation: Any) -> list[type[BaseModel]]:
+    """Sections in a field's type: several, where it has several forms."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [section for argument in get_args(annotation) for section in sections_in(argument)]
+
+
+def kind_of(section: type[BaseModel]) -> str:
+    """What `kind` says of this form of a section; empty where there is only one."""
+    kind = section.model_fields.get("kind")
+    return str(kind.default) if kind is not None else ""

@@ -1,0 +1,157 @@
+"""The run files that come with the program: what there is, what each needs, and where it is explained."""
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch.errors import ConfigError
+from launch.run_file.load import load, read
+from launch.run_file.method_rules import compares_members
+from launch.run_file.sections import RunConfig
+from learner.algorithm_config import KlConvex, KlPenalty
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "recipes"
+DOCS = ROOT / "docs" / "recipes"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One shipped run file."""
+
+    path: Path
+    description: str
+    """The first line of the file, a comment."""
+    config: RunConfig
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    @property
+    def page(self) -> Path | None:
+        """Its documentation; none for a job that stands for no method."""
+        page = DOCS / f"{self.name}.md"
+        return page if page.exists() else None
+
+    @property
+    def source(self) -> str:
+        """arXiv ids; empty for a job, and for a method of our own making."""
+        return self.config.recipe.source if self.config.recipe else ""
+
+    @property
+    def needs(self) -> list[str]:
+        """What the method costs beside a policy."""
+        learner = self.config.learner
+        algorithm, kl = learner.algorithm, learner.algorithm.kl
+        greedy, bounded = algorithm.advantage.kind == "greedy", algorithm.surrogate.kind == "bounded"
+        reference = isinstance(kl, KlConvex) or (isinstance(kl, KlPenalty) and kl.to == "reference")
+        parts = {
+            "critic": algorithm.critic is not None,
+            "windows": learner.train_on == "windows",
+            "groups": compares_members(learner) or greedy or bounded,
+            "greedy answers": greedy,
+            "replay": learner.replay is not None,
+            "reference model": reference,
+        }
+        return [part for part, needed in parts.items() if needed]
+
+
+def recipes(folder: Path = FOLDER) -> list[Recipe]:
+    """All of a folder, by name.
+
+    Raises:
+        ConfigError: there are none, or one is wrong.
+    """
+    return [_recipe(path) for path in _run_files(folder)]
+
+
+def find(name: str, folder: Path = FOLDER) -> Recipe:
+    """The recipe of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    names = [path.stem for path in _run_files(folder)]
+    path = folder / f"{name.removesuffix('.toml')}.toml"
+    if path.stem not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        cure = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
+        raise ConfigError(f"no recipe {name!r}; {cure}")
+    return _recipe(path)
+
+
+def table(entries: list[Recipe]) -> str:
+    """One line per recipe: name, needs, source, description."""
+    rows = [("NAME", "NEEDS", "SOURCE (arXiv)", "WHAT IT DOES")]
+    rows += [(r.name, ", ".join(r.needs) or "-", r.source or "-", r.description) for r in entries]
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    lines = [
+        "  ".join([*(cell.ljust(w) for cell, w in zip(row[:3], widths, strict=True)), row[3]]) for row in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def page(recipe: Recipe) -> str:
+    """What a recipe needs, where it is explained, and its settings merged over those of what it extends: a run
+    file that stands alone."""
+    explained = recipe.page or DOCS / "README.md"
+    facts = [
+        f"# {recipe.description}",
+        f"# needs: {', '.join(recipe.needs) or 'nothing beside a policy'}",
+        f"# docs:  {explained}",
+        f"# file:  {recipe.path} (with comments)",
+    ]
+    return "\n".join([*facts, *_toml(read(recipe.path))]) + "\n"
+
+
+def _toml(table: dict[str, Any], path: Sequence[str] = ()) -> Iterator[str]:
+    """Lines of a table: values first, then what has a heading of its own."""
+    nested = {key: value for key, value in table.items() if isinstance(value, dict) or _has_tables(value)}
+    for key, value in table.items():
+        if key not in nested:
+            yield f"{_key(key)} = {_value(value)}"
+    for key, value in nested.items():
+        name = [*path, key]
+        heading = ".".join(map(_key, name))
+        if isinstance(value, dict):
+            yield from ("", f"[{heading}]") if set(map(type, value.values())) != {dict} else ()
+            yield from _toml(value, name)
+        else:
+            for entry in value:
+                yield from ("", f"[[{heading}]]", *_toml(entry, name))
+
+
+def _has_tables(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(entry, dict) for entry in value)
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_key(key)} = {_value(inner)}" for key, inner in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)
+
+
+def _run_files(folder: Path) -> list[Path]:
+    paths = sorted(folder.glob("*.toml"))
+    if not paths:
+        raise ConfigError(
+            f"{folder}: no run files there; recipes belong to the repository, not to the installed package: "
+            "run from a clone (pip install -e)"
+        )
+    return paths
+
+
+def _recipe(path: Path) -> Recipe:
+    first = path.read_text(encoding="utf-8").partition("\n")[0]
+    return Recipe(path, first.removeprefix("#").strip(), load(path))

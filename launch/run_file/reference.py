@@ -1,0 +1,139 @@
+"""Writes docs/configuration.md: every field of the run file, from the configuration classes themselves."""
+
+import json
+import sys
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from launch.run_file.load import kind_of, sections_in
+from launch.run_file.sections import RunConfig
+
+HEAD = """# The run file
+
+One TOML file configures all roles. `extends = "other.toml"` at its top takes another file, named relative to this one,
+as base: tables are merged key by key, arrays replaced, and a table of another `kind` replaces that of the base, as does
+`[env]` with another `name`. Any field can be overridden on the command line, by the same rules: `learner.steps=20`.
+Unknown keys, wrong types and impossible combinations are refused before anything starts (`offbeat check`). Where a
+section has several forms, `kind` says which, and each form has its own fields. [Recipes](recipes/README.md) are
+settings that belong together.
+This page is generated from the code by `make docs`.
+"""
+TABLE = ["| field | type | default | meaning |", "|---|---|---|---|"]
+
+
+def reference() -> str:
+    """The page as Markdown."""
+    lines = [HEAD]
+    forms_seen: dict[tuple[type[BaseModel], ...], str] = {}
+    for name, field in RunConfig.model_fields.items():
+        _field_section(field, name, lines, forms_seen)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _field_section(
+    field: FieldInfo, path: str, lines: list[str], seen: dict[tuple[type[BaseModel], ...], str]
+) -> None:
+    """The part of the page about a field that holds a section, or one of several forms of it."""
+    forms = tuple(sections_in(field.annotation))
+    brackets = ("[[", "]]") if _is_array(field.annotation) else ("[", "]")
+    lines += [f"## `{brackets[0]}{path}{brackets[1]}`", ""]
+    if not kind_of(forms[0]):
+        absent = " Absent unless given." if field.default is None else ""
+        lines += [_doc(forms[0]) + absent, ""]
+        _fields(forms[0], path, lines, seen)
+        return
+    lines += [" ".join(text for text in (_text(field.description), _default_form(field)) if text), ""]
+    if forms in seen:
+        lines += [f"The forms are those of `{seen[forms]}`.", ""]
+        return
+    seen[forms] = f"[{path}]"
+    for form in forms:
+        lines += [f'### `kind = "{kind_of(form)}"`', "", _doc(form), ""]
+        _fields(form, path, lines, seen)
+
+
+def _fields(
+    section: type[BaseModel], path: str, lines: list[str], seen: dict[tuple[type[BaseModel], ...], str]
+) -> None:
+    """Table of a section's fields, and what the tables in it are made of."""
+    inner = {name: field for name, field in section.model_fields.items() if sections_in(field.annotation)}
+    rows = [
+        f"| `{name}` | {_type_name(field.annotation)} | {_default(field)} | {_text(field.description)} |"
+        for name, field in section.model_fields.items()
+        if name != "kind" and _type_name(field.annotation)
+    ]
+    if rows:
+        lines += [*TABLE, *rows, ""]
+    for name, field in inner.items():
+        _field_section(field, f"{path}.{name}", lines, seen)
+
+
+def _default_form(field: FieldInfo) -> str:
+    """Which form is taken where the file has none."""
+    if field.is_required():
+        return "Required."
+    match field.default:
+        case None:
+            return "Absent unless given."
+        case BaseModel() as form:
+            return f'Default: kind "{kind_of(type(form))}".'
+        case tuple() as entries:
+            kinds = ", ".join(f'"{kind_of(type(entry))}"' for entry in entries)
+            return f"An array of tables. Default: one of kind {kinds}."
+        case other:
+            return f"Default: `{json.dumps(other)}`, no table."
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    match value:
+        case None:
+            return "absent"
+        case "":
+            return "empty"
+        case Path():
+            return f"`{json.dumps(str(value))}`"
+        case _:
+            return f"`{json.dumps(value)}`"
+
+
+def _type_name(annotation: Any) -> str:
+    """Without sections, which are explained by themselves."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return " or ".join(f"`{json.dumps(a)}`" for a in typing.get_args(annotation))
+    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
+        names = [_type_name(a) for a in typing.get_args(annotation) if a is not types.NoneType]
+        return " or ".join(name for name in names if name)
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _type_name(typing.get_args(annotation)[0])
+    if sections_in(annotation):
+        return ""
+    arguments: Sequence[Any] = [a for a in typing.get_args(annotation) if a is not Ellipsis]
+    inside = ", ".join(_type_name(a) for a in arguments)
+    name = str(getattr(annotation, "__name__", annotation))
+    return f"{name} of {inside}" if inside else name
+
+
+def _is_array(annotation: Any) -> bool:
+    return typing.get_origin(annotation) is tuple
+
+
+def _doc(section: type[BaseModel]) -> str:
+    return _text(section.__doc__)
+
+
+def _text(words: str | None) -> str:
+    """On one line, fit for a table."""
+    return " ".join((words or "").split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(reference(), encoding="utf-8")

@@ -1,0 +1,178 @@
+"""Combinations in a run file that could never work, each with the cure; those of a method are in
+`launch.run_file.method_rules`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from launch.run_file.method_rules import method_contradictions
+from launch.run_file.sections import RunConfig
+from learner.algorithm_config import GaeAdvantage
+from protocol.security.addresses import why_not_bound
+
+
+def contradictions(config: RunConfig) -> Iterator[str]:
+    """One line per contradiction: field, value seen, cure."""
+    if not config.model.path and config.model.tiny is None:
+        yield "model: set model.path (a Hugging Face name or folder), or add the section [model.tiny]"
+    yield from _batches(config)
+    yield from method_contradictions(config.learner)
+    yield from _queues(config)
+    yield from _windows(config)
+    yield from _lengths(config)
+    yield from _roles(config)
+    yield from _supervisor(config)
+    yield from _refused_addresses(config)
+
+
+def _batches(config: RunConfig) -> Iterator[str]:
+    batch, group = config.learner.batch_trajectories, config.learner.group_size
+    if config.learner.train_on != "groups":
+        return
+    if group > batch:
+        yield (
+            f"learner.group_size is {group} but learner.batch_trajectories is {batch}: no batch can hold a "
+            f"whole group; raise batch_trajectories to at least {group}"
+        )
+    elif batch % group:
+        yield (
+            f"learner.batch_trajectories is {batch}, not a multiple of learner.group_size {group}; "
+            f"use {batch // group * group} or {(batch // group + 1) * group}"
+        )
+
+
+def _queues(config: RunConfig) -> Iterator[str]:
+    learner, broker = config.learner, config.broker
+    members = learner.group_members if learner.train_on == "groups" else 1
+    batch = learner.units_per_batch * members
+    capacity = (config.max_policy_lag + 1) * batch
+    lag = "forced_lag" if config.run.mode == "sync" else "max_policy_lag"
+    what = f"learner.{lag} {config.max_policy_lag} with batches of {batch}"
+    if capacity + learner.evaluation_tasks > broker.max_queued_tasks:
+        yield (
+            f"{what} and {learner.evaluation_tasks} evaluation tasks needs room for "
+            f"{capacity + learner.evaluation_tasks} tasks, but broker.max_queued_tasks is "
+            f"{broker.max_queued_tasks}; raise it or lower the lag"
+        )
+    if capacity > broker.max_queued_segments:
+        yield (
+            f"{what} needs room for {capacity} trajectories of at least one segment, but "
+            f"broker.max_queued_segments is {broker.max_queued_segments}: the bound could never be reached; "
+            "raise it or lower the lag"
+        )
+    if learner.data_timeout_s <= broker.group_deadline_s:
+        yield (
+            f"learner.data_timeout_s {learner.data_timeout_s:g} is not longer than broker.group_deadline_s "
+            f"{broker.group_deadline_s:g}: the learner would give up before an incomplete group comes; raise it"
+        )
+
+
+def _windows(config: RunConfig) -> Iterator[str]:
+    advantage, window = config.learner.algorithm.advantage, config.actor.segment_tokens
+    if config.learner.train_on != "windows":
+        return
+    if window < 2:
+        yield f"actor.segment_tokens is {window}: windows to train on hold at least 2 tokens; raise it"
+    elif isinstance(advantage, GaeAdvantage) and advantage.ignored_tail >= window:
+        yield (
+            f"learner.algorithm.advantage.ignored_tail is {advantage.ignored_tail}, but windows hold "
+            f"actor.segment_tokens = {window}: no unfinished one would train anything; lower ignored_tail or raise "
+            "segment_tokens"
+        )
+    room, needed = (
+        config.actor.count * config.actor.concurrent_episodes,
+        config.learner.batch_trajectories + (config.learner.evaluation_tasks > 0),
+    )
+    if config.windows_in_step and room < needed:
+        yield (
+            "run.mode is sync and learner.train_on is windows, where every trajectory of a batch stands still at the "
+            f"end of its window, but actor.count x actor.concurrent_episodes is {room}, and {needed} are needed (one "
+            "more than the batch, if there are evaluations); raise concurrent_episodes"
+        )
+
+
+def _lengths(config: RunConfig) -> Iterator[str]:
+    turn, whole = (
+        config.learner.sampling.max_turn_tokens,
+        config.learner.sampling.max_trajectory_tokens,
+    )
+    if turn >= whole:
+        yield (
+            f"learner.sampling.max_turn_tokens {turn} leaves no room for a prompt in max_trajectory_tokens "
+            f"{whole}; raise the latter"
+        )
+    if whole > config.generator.max_model_len:
+        yield (
+            f"learner.sampling.max_trajectory_tokens {whole} is longer than generator.max_model_len "
+            f"{config.generator.max_model_len}; raise the latter"
+        )
+    if whole > config.learner.micro_batch_tokens:
+        yield (
+            f"learner.micro_batch_tokens {config.learner.micro_batch_tokens} cannot hold one trajectory of "
+            f"{whole} tokens; raise it"
+        )
+
+
+def _roles(config: RunConfig) -> Iterator[str]:
+    learner, sync = config.learner, config.run.mode == "sync"
+    if sync and learner.publish_every != 1:
+        yield f"run.mode is sync but learner.publish_every is {learner.publish_every}: lockstep needs 1"
+    if learner.forced_lag and not sync:
+        yield (
+            f"learner.forced_lag is {learner.forced_lag} but run.mode is async, where lag is what it is; set run.mode "
+            'to "sync", or forced_lag to 0'
+        )
+    if learner.forced_lag and learner.train_on != "groups":
+        yield (
+            f'learner.forced_lag is {learner.forced_lag} but learner.train_on is "{learner.train_on}": only whole '
+            'groups can be held back; use train_on = "groups"'
+        )
+    relay = config.generator.weights_http
+    if config.generator.count > 1 and relay and not relay.endswith(":0"):
+        yield (
+            f"generator.weights_http is {relay}, but generator.count is {config.generator.count}: one port cannot "
+            "serve several processes; use port 0"
+        )
+    if config.learner.zero_stage_used == 0 and config.learner.dtype == "bfloat16":
+        yield "learner.zero_stage 0 with bfloat16 takes a wrong first step in DeepSpeed; use zero_stage 1"
+    if config.generator.backend == "http" and not config.generator.url:
+        yield 'generator.backend is "http" but generator.url is empty; name the server, e.g. http://127.0.0.1:8000'
+
+
+def _supervisor(config: RunConfig) -> Iterator[str]:
+    silence, heartbeat = config.supervisor.silence_s, config.broker.heartbeat_s
+    if silence < 3 * heartbeat:
+        yield (
+            f"supervisor.silence_s {silence:g} is less than three times broker.heartbeat_s {heartbeat:g}: "
+            f"processes that are well would be killed; raise it to at least {3 * heartbeat:g}"
+        )
+    if config.supervisor.computing_silence_s < silence:
+        yield (
+            f"supervisor.computing_silence_s {config.supervisor.computing_silence_s:g} is less than "
+            f"supervisor.silence_s {silence:g}; raise it"
+        )
+
+
+def _refused_addresses(config: RunConfig) -> Iterator[str]:
+    """Addresses that broker or generators would refuse to bind."""
+    from broker.errors import BindRefused
+    from broker.listening import check_endpoint, split_http
+    from protocol.errors import AddressRefused
+    from protocol.weights.server import split_address
+
+    keys = Path() if config.security.encrypt else None
+    try:
+        check_endpoint(config.broker.endpoint, keys)
+        split_http(config.broker.http, keys)
+    except BindRefused as error:
+        yield str(error)
+    for setting, address in (
+        ("weights.http", config.weights.http),
+        ("generator.weights_http", config.generator.weights_http),
+    ):
+        try:
+            if address:
+                split_address(setting, address, keys)
+        except AddressRefused as error:
+            yield str(error)
+    if why := why_not_bound("generator.endpoint", config.generator.endpoint, encrypted=keys is not None):
+        yield why

@@ -1,0 +1,313 @@
+"""The role processes of one run: started, started again when they end or hang, stopped."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launch import exit_codes
+from launch.errors import RoleFailed
+from launch.processes import Child, kill, role_command, role_environment, spawn, stop, vitals
+from launch.run_file.sections import RunConfig
+from launch.supervise.broker_status import Answer
+from launch.supervise.health import BROKER, Limits, Watchdog, role_of
+from launch.supervise.restarts import Patience, Row
+from launch.weights_role import WEIGHTS
+from learner.run_files import PID_FILE, weights_folder
+
+LEARNER = "learner"
+BROKER_START_S = 120.0
+"""Reading a long journal takes a while."""
+LEARNER_STOP_S = 60.0
+OTHERS_STOP_S = 30.0
+STALL_MARGIN_S = 1.0
+"""A generator looks after itself first."""
+START_RETRY_S = 2.0
+STATE_FILE = "supervisor.json"
+RESULT = "result.json"
+FIRST_TO_STOP = (LEARNER, "actor", "generator")
+"""Then whatever else there is, the broker last."""
+MAX_REASONS = 50
+SHORTEST_MINUTES = 0.01
+
+
+@dataclass
+class Post:
+    """One place in the crew: what runs there, the process that does so now, and those before it."""
+
+    name: str
+    threads: int
+    arguments: tuple[str, ...] = ()
+    processes: int = 1
+    row: Row = field(default_factory=Row)
+    child: Child | None = None
+    due: float | None = None
+    """When to start it again, once it has ended."""
+    why: str = ""
+    """Why it was killed by us, if it was."""
+
+    @property
+    def running(self) -> bool:
+        return self.child is not None and self.child.running
+
+
+def posts(config: RunConfig) -> list[Post]:
+    """The crew of a run, the broker first; the others join it in any order."""
+    learner, generator = config.learner, config.generator
+    crew = [Post(BROKER, 1), Post(LEARNER, learner.threads, processes=learner.processes)]
+    if config.weights.http:
+        crew.append(Post(WEIGHTS, 1))
+    for i in range(generator.count):
+        crew.append(Post(f"generator-{i}", generator.threads, ("--name", f"generator-{i}")))
+    for i in range(config.actor.count):
+        crew.append(Post(f"actor-{i}", 1, ("--name", f"actor-{i}")))
+    return crew
+
+
+def crowded(config: RunConfig, cores: int) -> bool:
+    """Whether more threads compute at the same time than there are cores; in lockstep the two sides take turns."""
+    learner = config.learner.threads * config.learner.processes
+    here = config.generator.backend == "vllm"
+    generators = config.generator.threads * config.generator.count if here else 0
+    return (learner + generators if config.run.mode == "async" else max(learner, generators)) > cores
+
+
+def environment(config: RunConfig, threads: int) -> dict[str, str]:
+    """Of a role of this run, all of whose roles share this machine."""
+    return role_environment(
+        threads,
+        local_model=config.model.local,
+        crowded=crowded(config, len(os.sched_getaffinity(0))),
+    )
+
+
+class Crew:
+    """All posts of a run.
+
+    Args:
+        note: called with a sentence for the user, when something is started again.
+    """
+
+    def __init__(
+        self, config: RunConfig, folder: Path, *, note: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self._config, self._folder, self._note = config, folder, note
+        own = config.supervisor
+        self._patience = Patience(own.max_restarts, own.settled_s)
+        self._watchdog = Watchdog(
+            Limits(
+                broker_start_s=BROKER_START_S,
+                silence_s=own.silence_s,
+                computing_silence_s=own.computing_silence_s,
+                start_s=own.start_timeout_s,
+                generator_stall_s=config.generator.stall_timeout_s + STALL_MARGIN_S,
+                learner_stall_s=own.learner_stall_s,
+            )
+        )
+        self._resume = False
+        self._learner_began: float | None = None
+        self.posts = posts(config)
+        self.broker_answered = False
+        self._unsaved = False
+
+    @property
+    def names(self) -> list[str]:
+        return [post.name for post in self.posts]
+
+    @property
+    def restarts(self) -> dict[str, int]:
+        """How often processes of each role were started again."""
+        counts: dict[str, int] = {}
+        for post in self.posts:
+            counts[role_of(post.name)] = counts.get(role_of(post.name), 0) + post.row.total
+        return counts
+
+    @property
+    def restart_reasons(self) -> list[str]:
+        """Why, in the order of the crew, at most `MAX_REASONS` of each process."""
+        return [why for post in self.posts for why in post.row.reasons[-MAX_REASONS:]]
+
+    def start(self, names: Sequence[str], *, resume: bool) -> None:
+        """Start some of the crew for the first time; ``resume``: the learner goes on from its checkpoint."""
+        self._resume = resume
+        for post in self.posts:
+            if post.name in names:
+                self._start(post)
+        self._save_state()
+
+    def running(self, name: str) -> bool:
+        """Whether this process lives now."""
+        return self._post(name).running
+
+    def finished(self) -> bool:
+        """Whether the learner has done what it had to do; an error on its way out does not undo that."""
+        learner = self._post(LEARNER)
+        if learner.running or learner.child is None:
+            return False
+        return learner.child.process.returncode == exit_codes.DONE or (self._folder / RESULT).exists()
+
+    def revive(self, now: float) -> None:
+        """Start again who has ended.
+
+        Raises:
+            RoleFailed: one ended with an error that a start would repeat, or too often in a row.
+        """
+        if self._unsaved:
+            self._save_state()
+        for post in self.posts:
+            if post.child is None or post.running or (post.name == LEARNER and self.finished()):
+                continue
+            if post.due is None:
+                self._bury(post, now)
+            if post.due is not None and now >= post.due:
+                self._start_if_possible(post, now)
+                self._save_state()
+
+    def examine(self, answer: Answer) -> None:
+        """Kill who hangs, as far as the broker's answer and the kernel can tell; `revive` does the rest."""
+        self.broker_answered |= answer.status is not None
+        if (self._folder / RESULT).exists():
+            self._watchdog.ended(LEARNER)  # it has said goodbye and is on its way out
+        running = [post.child for post in self.posts if post.child is not None and post.running]
+        for hung in self._watchdog.look(answer.status, vitals(running), answer.at):
+            post = self._post(hung.name)
+            if post.child is None or not post.running:
+                continue
+            post.why = f"hung: {hung.why}"
+            if not kill(post.child):
+                raise RoleFailed(
+                    f"{hung.name} hung ({hung.why}) and cannot be killed; look at its disk and devices"
+                )
+
+    def ask_learner_to_end(self) -> None:
+        """SIGTERM to the learner's rank 0; torchrun, asked instead, would kill the ranks and report a failure."""
+        learner = self._post(LEARNER)
+        if not learner.running or learner.child is None:
+            return
+        path = self._folder / PID_FILE
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(path.read_text()) if path.exists() else learner.child.process.pid, signal.SIGTERM)
+
+    def stop(self) -> list[str]:
+        """Learner, then actors and generators, then the broker; returns who had to be killed."""
+        stubborn: list[str] = []
+        others = dict.fromkeys(
+            role_of(name) for name in self.names if role_of(name) not in (*FIRST_TO_STOP, BROKER)
+        )
+        for role in (*FIRST_TO_STOP, *others, BROKER):
+            children = [
+                post.child for post in self.posts if role_of(post.name) == role and post.child is not None
+            ]
+            patience_s = LEARNER_STOP_S if role == LEARNER else OTHERS_STOP_S
+            stubborn += stop(children, patience_s=patience_s)
+        # What a process that was killed could not clean up itself.
+        shutil.rmtree(weights_folder(self._folder), ignore_errors=True)
+        self._save_state()
+        return stubborn
+
+    def failed(self, name: str) -> RoleFailed:
+        """The error that says how a process ended, with the end of its log."""
+        post = self._post(name)
+        assert post.child is not None
+        return RoleFailed(f"{how_it_ended(post)}; the end of {post.child.log}:\n{post.child.tail()}")
+
+    def _post(self, name: str) -> Post:
+        return next(post for post in self.posts if post.name == name)
+
+    def _bury(self, post: Post, now: float) -> None:
+        """Decide when a process that has ended starts again."""
+        assert post.child is not None
+        self._watchdog.ended(post.name)
+        if final(post, self._folder) or (post.name == BROKER and not self.broker_answered):
+            raise self.failed(post.name)
+        why = how_it_ended(post)
+        lived_s = now - post.child.started
+        post.due = post.row.ended(why, lived_s=lived_s, now=now, patience=self._patience)
+        if post.due is None:
+            tries = (
+                f"{post.name} has been started {self._patience.max_restarts} times again, one after the other"
+            )
+            raise RoleFailed(f"{tries}; at last {self.failed(post.name)}")
+        soon = "now" if post.due <= now else f"in {post.due - now:.0f} s"
+        self._note(f"{why}; starting it again {soon}")
+        self._save_state()
+
+    def _start_if_possible(self, post: Post, now: float) -> None:
+        """What has no log, say because the disk is full, is tried again."""
+        try:
+            self._start(post)
+        except OSError as error:
+            post.due = now + START_RETRY_S
+            self._note(f"{post.name} cannot be started: {error}; trying again in {START_RETRY_S:g} s")
+
+    def _start(self, post: Post) -> None:
+        role = role_of(post.name)
+        again = post.child is not None
+        arguments = list(post.arguments)
+        if post.name == LEARNER:
+            (self._folder / PID_FILE).unlink(missing_ok=True)
+            (self._folder / RESULT).unlink(missing_ok=True)
+            arguments += ["--resume"] if self._resume or again else []
+            arguments += ["--minutes", f"{self._minutes_left():.3f}"]
+        exit_codes.clear_note(self._folder, post.name)
+        command = role_command(role, self._folder, *arguments, processes=post.processes)
+        env = environment(self._config, post.threads)
+        post.due, post.why = None, ""
+        post.child = spawn(post.name, command, log=self._folder / "logs" / f"{post.name}.log", env=env)
+        self._watchdog.started(post.name, post.child.started)
+
+    def _minutes_left(self) -> float:
+        """Of the run's time limit: a learner that is started again does not get all of it again."""
+        now = time.monotonic()
+        if self._learner_began is None:
+            self._learner_began = now
+        return max(SHORTEST_MINUTES, self._config.run.max_minutes - (now - self._learner_began) / 60)
+
+    def _save_state(self) -> None:
+        """For `offbeat status`: who is who, also when the broker does not answer."""
+        state: dict[str, Any] = {"pid": os.getpid(), "http": self._config.broker.http, "processes": {}}
+        for post in self.posts:
+            state["processes"][post.name] = {
+                "pid": post.child.process.pid if post.child else 0,
+                "log": str(post.child.log) if post.child else "",
+                "restarts": post.row.total,
+                "last_reason": post.row.reasons[-1] if post.row.reasons else "",
+            }
+        partial = self._folder / f"{STATE_FILE}.partial"
+        try:
+            partial.write_text(json.dumps(state, indent=1), encoding="utf-8")
+            partial.rename(self._folder / STATE_FILE)
+        except OSError as error:
+            if not self._unsaved:
+                self._note(f"{partial}: {error}; `offbeat status` may name processes that are gone")
+            self._unsaved = True
+        else:
+            self._unsaved = False
+
+
+def how_it_ended(post: Post) -> str:
+    """In words."""
+    assert post.child is not None
+    code = post.child.process.poll()
+    if post.why:
+        return f"{post.name} {post.why}"
+    if code is None:
+        return f"{post.name} does not answer"
+    if code < 0:
+        return f"{post.name} was ended by {signal.strsignal(-code)} (signal {-code})"
+    return f"{post.name} ended with code {code}"
+
+
+def final(post: Post, folder: Path) -> bool:
+    """Whether the process ended by an error that would come again."""
+    assert post.child is not None
+    if post.why:
+        return False
+    code = post.child.process.returncode
+    return exit_codes.FINAL in (code, exit_codes.read_note(folder, post.name))

@@ -1,0 +1,189 @@
+"""The one live line of `offbeat train`, and the summary at its end."""
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from launch.run_file.sections import RunConfig
+from launch.supervise.broker_status import Answer
+from launch.supervise.summary import Summary
+from launch.supervise.waits import who_waits
+
+PLAIN_INTERVAL_S = 5.0
+STILL_S = 10.0
+"""Without a step for so long, the line says who waits for whom."""
+
+
+def last_metrics(folder: Path, since: float = 0.0) -> dict[str, Any]:
+    """The newest values of ``metrics.jsonl`` (evaluation lines and step lines merged).
+
+    Empty if nothing was written after ``since`` (seconds of the wall clock), as when a run is resumed.
+    """
+    path = folder / "metrics.jsonl"
+    if not path.exists() or path.stat().st_mtime < since:
+        return {}
+    merged: dict[str, Any] = {}
+    with open(path, "rb") as f:
+        f.seek(max(0, path.stat().st_size - 20_000))
+        lines = f.read().decode("utf-8", "replace").splitlines()
+    for line in lines:
+        try:
+            merged.update(json.loads(line))
+        except ValueError:
+            continue  # the first line may be cut, the last half written
+    return merged
+
+
+def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str:
+    """One line: version, reward, lag, speed, queue, time left.
+
+    Example:
+        >>> from launch.run_file.load import check
+        >>> c = check({"model": {"path": "m"}, "env": {"name": "calculator"}}, "doc")
+        >>> progress_line({}, c, 3.0)
+        'starting the roles, 3 s'
+    """
+    if "learner/policy_version" not in m:
+        return f"starting the roles, {elapsed_s:.0f} s" + (
+            f" | held-out accuracy {m['evaluation/accuracy']:.2f}" if "evaluation/accuracy" in m else ""
+        )
+    step, steps = m["step"], config.learner.steps
+    done = step - m.get("first_step", step)
+    left = ""
+    if done > 0:
+        seconds = int(
+            max(0.0, min(elapsed_s / done * (steps - step), config.run.max_minutes * 60 - elapsed_s))
+        )
+        left = f" | {seconds // 60}:{seconds % 60:02d} left"
+    return (
+        f"step {step}/{steps} v{m['learner/policy_version']:.0f} | "
+        f"reward {m.get('rollout/return_mean', float('nan')):.3f} "
+        f"right {m.get('rollout/correct_share', float('nan')):.2f} | "
+        f"lag {m.get('learner/policy_lag_mean_versions', 0):.1f} "
+        f"(max {m.get('learner/policy_lag_max_versions', 0):.0f}) | "
+        f"{m.get('generator/tokens_per_second', 0):.0f} tok/s sampled, "
+        f"{m.get('learner/trained_tokens_per_second', 0):.0f} trained | "
+        f"queue {m.get('broker/queue_depth_segments', 0):.0f}{left}"
+    )
+
+
+def trailer(restarts: Mapping[str, int], answer: Answer | None, still_s: float) -> str:
+    """What a run that is not quite well adds to its line: restarts, and whom the learner waits for.
+
+    Args:
+        still_s: seconds since the last step.
+
+    Example:
+        >>> trailer({"broker": 0, "generator": 2}, Answer(0.0, None, "refused"), 1.0)
+        ' | started again: generator 2 | the broker does not answer'
+        >>> trailer({"broker": 0}, Answer(0.0, {"peers": []}), STILL_S + 1)
+        ' | everybody waits for a learner: none has joined'
+    """
+    again = ", ".join(f"{role} {count}" for role, count in restarts.items() if count)
+    text = f" | started again: {again}" if again else ""
+    if answer is not None and answer.status is None:
+        return f"{text} | the broker does not answer"
+    if answer is not None and answer.status is not None and still_s > STILL_S:
+        text += "".join(f" | {line}" for line in who_waits(answer.status)[:1])
+    return text
+
+
+class Panel:
+    """Writes to the terminal: a live line where there is one, plain lines elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = Console(soft_wrap=True, highlight=False)
+        self._status = self._console.status("starting") if self._console.is_terminal else None
+        self._started = self._training_since = time.monotonic()
+        self._since = time.time()
+        self._seen_step = self._step = 0
+        self._stepped = self._started
+        self._printed = 0.0
+        self._answer: Answer | None = None
+        if self._status:
+            self._status.start()
+
+    def note(self, text: str) -> None:
+        """A line that stays; where it goes to a file on a full disk, it is lost, and the run is not."""
+        with contextlib.suppress(OSError):
+            self._console.print(f"[{time.monotonic() - self._started:5.0f} s] {text}", markup=False)
+
+    def heard(self, answer: Answer) -> None:
+        """The broker's newest status, or its silence."""
+        self._answer = answer
+
+    def update(
+        self, folder: Path, config: RunConfig, *, restarts: Mapping[str, int], last: bool = False
+    ) -> None:
+        """Refresh the live line from the run folder."""
+        now = time.monotonic()
+        if not last and now - self._printed < (0.5 if self._status else PLAIN_INTERVAL_S):
+            return
+        metrics = last_metrics(folder, self._since)
+        if not self._seen_step and "learner/policy_version" in metrics:
+            self._training_since, self._seen_step = now, metrics["step"]
+        if metrics.get("step", 0) != self._step:
+            self._step, self._stepped = metrics.get("step", 0), now
+        metrics["first_step"] = self._seen_step
+        line = progress_line(metrics, config, now - self._training_since)
+        line += trailer(restarts, None if last else self._answer, now - self._stepped)
+        self._printed = now
+        if self._status and not last:
+            self._status.update(line)
+        else:
+            self.note(line)
+
+    def show(self, summary: Summary) -> None:
+        """The table at the end."""
+        table = Table(title=f"run {summary['run']}", show_header=False)
+        for name, value in summary_rows(summary):
+            table.add_row(name, value)
+        self._console.print(table)
+
+    def __enter__(self) -> "Panel":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        if self._status:
+            self._status.stop()
+
+
+def summary_rows(summary: Summary) -> list[tuple[str, str]]:
+    """What a person wants to see of a summary."""
+    accuracy, lag = summary["accuracy"], summary["policy_lag"]
+    before, after = (("-" if a is None else f"{a:.3f}") for a in (accuracy["before"], accuracy["after"]))
+    idle = summary["idle_share"]
+    return [
+        ("held-out accuracy", f"{before} before, {after} after ({accuracy['tasks']} tasks, greedy)"),
+        ("steps, policy version", f"{summary['steps']}, {summary['policy_version']} ({summary['ended_by']})"),
+        ("wall time", f"{summary['wall_seconds']:.0f} s, of it {summary['training_seconds']:.0f} s training"),
+        ("tokens", f"{summary['tokens_generated']:,} sampled, {summary['tokens_trained']:,} trained"),
+        (
+            "policy lag",
+            f"mean {lag['mean_versions']:.2f}, max {lag['max_versions']} versions (bound {lag['bound']})",
+        ),
+        ("idle share", f"learner {idle['learner']:.0%}, generator {idle['generator']:.0%}"),
+        ("started again", started_again(summary["restarts"])),
+        ("TensorBoard", f"tensorboard --logdir {summary['tensorboard']}"),
+        ("learning curve", summary["learning_curve"]),
+    ]
+
+
+def started_again(restarts: Mapping[str, int]) -> str:
+    """How often, by role.
+
+    Example:
+        >>> started_again({"broker": 1, "learner": 0, "actor": 3}), started_again({"actor": 0})
+        ('1 broker, 3 actor', 'nobody')
+    """
+    return ", ".join(f"{count} {role}" for role, count in restarts.items() if count) or "nobody"

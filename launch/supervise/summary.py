@@ -1,0 +1,129 @@
+"""``summary.json`` and the learning curve of a finished run. docs/summary.md explains the fields."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from launch.run_file.sections import RunConfig
+
+SCHEMA = 1
+Summary = dict[str, Any]
+
+
+def write_summary(
+    config: RunConfig,
+    folder: Path,
+    *,
+    wall_seconds: float,
+    killed: list[str],
+    restarts: dict[str, int],
+    restart_reasons: list[str],
+) -> Summary:
+    """Put together what the learner reported and what its metrics file says; write it, draw the curve."""
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    lines = read_metrics(folder)
+    evaluations = {e["tag"]: e for e in result["evaluations"]}
+    steps = [m for m in lines if "learner/policy_version" in m]
+    curve = folder / "learning_curve.png"
+    draw_curve(lines, result["evaluations"], curve, title=folder.name)
+    summary: Summary = {
+        "schema": SCHEMA,
+        "run": folder.name,
+        "mode": config.run.mode,
+        "seed": config.run.seed,
+        "ended_by": result["ended_by"],
+        "steps": result["steps"],
+        "policy_version": result["policy_version"],
+        "wall_seconds": wall_seconds,
+        "training_seconds": result["wall_seconds"],
+        "accuracy": {
+            "before": evaluations.get("before", {}).get("accuracy"),
+            "after": evaluations.get("after", {}).get("accuracy"),
+            "tasks": evaluations.get("before", {}).get("tasks", 0),
+        },
+        "evaluations": result["evaluations"],
+        "tokens_generated": result["tokens_generated"],
+        "tokens_trained": result["tokens_trained"],
+        "tokens_replayed": result["tokens_replayed"],
+        "trajectories_trained": result["trajectories_trained"],
+        "trajectories_by_outcome": result["trajectories_by_outcome"],
+        "tokens_by_outcome": result["tokens_by_outcome"],
+        "policy_lag": {**result["policy_lag"], "bound": config.max_policy_lag},
+        "idle_share": {
+            "learner": result["wait_seconds"] / max(1e-9, result["step_seconds"]),
+            "generator": generator_idle_share(steps),
+        },
+        "seconds": {name: result[f"{name}_seconds"] for name in ("wait", "update", "publish")},
+        "skipped_steps": result["skipped_steps"],
+        "restarts": restarts,
+        "restart_reasons": restart_reasons,
+        "killed_processes": killed,
+        "tensorboard": str(folder / "tb"),
+        "learning_curve": str(curve),
+        "model": str(folder / "model"),
+    }
+    (folder / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
+    return summary
+
+
+def generator_idle_share(steps: list[dict[str, Any]]) -> float:
+    """Share of the seconds that generators served between the first and the last step without a running request.
+
+    What they count begins anew where a broker or a generator does; such a step back counts as nothing.
+
+    Example:
+        >>> idle, served = "generator/idle_seconds_total", "generator/serving_seconds_total"
+        >>> generator_idle_share([{idle: 5.0, served: 20.0}, {}, {idle: 6.0, served: 30.0}])
+        0.1
+    """
+    idle, served = (
+        sum(max(0.0, after - before) for before, after in pairwise(m[name] for m in steps if name in m))
+        for name in ("generator/idle_seconds_total", "generator/serving_seconds_total")
+    )
+    return idle / served if served else 0.0
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """All lines of ``metrics.jsonl``."""
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+
+
+def draw_curve(
+    lines: list[dict[str, Any]], evaluations: list[dict[str, Any]], path: Path, *, title: str
+) -> None:
+    """Return, share of right answers and held-out accuracy against the learner step; policy lag below."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (top, bottom) = plt.subplots(
+        2, 1, figsize=(7, 5), sharex=True, height_ratios=(3, 1), layout="constrained"
+    )
+    for name, label in (("rollout/return_mean", "mean return"), ("rollout/correct_share", "solved, sampled")):
+        points = [(m["step"], m[name]) for m in lines if name in m]
+        if points:
+            top.plot(*zip(*points, strict=True), label=label, linewidth=1)
+    if evaluations:
+        points = [(e["step"], e["accuracy"]) for e in evaluations]
+        top.plot(*zip(*points, strict=True), "o--", color="black", label="solved, held-out, greedy")
+    top.set_title(title)
+    top.set_ylabel("return / share")
+    top.grid(alpha=0.3)
+    top.legend()
+    for name, label in (
+        ("learner/policy_lag_mean_versions", "mean"),
+        ("learner/policy_lag_max_versions", "max"),
+    ):
+        points = [(m["step"], m[name]) for m in lines if name in m]
+        if points:
+            bottom.plot(*zip(*points, strict=True), label=label, linewidth=1)
+    bottom.set_ylabel("policy lag")
+    bottom.set_xlabel("learner step")
+    bottom.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -1,0 +1,357 @@
+"""What arrives from the broker, turned into groups that can be trained. Pure: messages in, commits out."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from learner.intake.commit_memory import Committed
+from learner.intake.curriculum import Curriculum
+from learner.intake.open_trajectories import OpenTrajectories, Piece
+from learner.intake.token_audit import check_ledger
+from learner.trajectory import BrokenTrajectory, Trajectory, assemble
+from learner.units import RECOMMITTED, Counts, Group, has_signal, newest_version
+from protocol.codec import decode_delivery
+from protocol.errors import ProtocolError
+from protocol.messages import AnyMessage, Commit, Deliver, Dropped, QueueStats, Task
+from protocol.version_line import VersionLine
+
+log = logging.getLogger(__name__)
+
+SAMPLED = "generator/tokens_total"
+
+
+@dataclass
+class Inlet:
+    """Groups ready to be trained, evaluation results, and the commits still owed to the broker."""
+
+    curriculum: Curriculum
+    filter_uniform: bool
+    windows: bool = False
+    """Whether deliveries are segments, each of which is trained as it comes."""
+    rescuable: Callable[[Sequence[Trajectory]], bool] = field(default=lambda _: False)
+    """Whether a group without signal is wanted all the same."""
+    line: VersionLine = field(default_factory=VersionLine)
+    """Versions of undone steps are counted from where the line of weights left them: see `_placed`."""
+    open: OpenTrajectories = field(default_factory=OpenTrajectories)
+    ready: deque[Group] = field(default_factory=deque)
+    evaluated: dict[str, Trajectory | None] = field(default_factory=dict)
+    """By group id; None where the broker has given the task up."""
+    counts: Counts = field(default_factory=Counts)
+    gauges: dict[str, float] = field(default_factory=dict)
+    deliveries: int = 0
+    recent: list[Trajectory] = field(default_factory=list)
+    """Training trajectories that arrived since `take_recent` was last called, whatever became of them."""
+    committed: Committed = field(default_factory=Committed)
+    delivered_tokens: int = 0
+    """Action tokens of all that came, but for units that were here already."""
+    trained_tokens: int = 0
+    """Action tokens of units that were in a batch."""
+    sampled_tokens: int = 0
+    """Action tokens that generators say they sampled, over restarts of this process and of theirs."""
+    _held: dict[str, int] = field(default_factory=dict)
+    """Units that are ready, or being trained, and their action tokens."""
+    _dropped: list[str] = field(default_factory=list)
+    _again: list[str] = field(default_factory=list)
+    """Units to be committed once more."""
+
+    def received(self, message: AnyMessage, rest: Sequence[bytes]) -> None:
+        """Take in one message."""
+        match message:
+            case Deliver(unit_id=unit_id) if unit_id in self._held or unit_id in self._dropped:
+                log.debug("unit %s came again while it is here", unit_id)  # its commit is still to come
+            case Deliver():
+                self.deliveries += 1
+                self._delivered(message, rest)
+            case Dropped():
+                self.deliveries += 1
+                if message.trajectories:  # a piece in the middle shows as a gap, when the next one comes
+                    self._will_not_come(message.group_id, message.unit_id)
+                self.counts.note(f"dropped_{message.reason}", message.trajectories)
+            case QueueStats():
+                grown = message.gauges.get(SAMPLED, 0.0) - self.gauges.get(SAMPLED, 0.0)
+                self.sampled_tokens += max(0, int(grown))  # less: a generator was started again
+                self.gauges = message.gauges
+
+    def take(self, groups: int, *, in_order: bool = False) -> list[Group]:
+        """The oldest groups: by arrival, or in the order they were dealt out."""
+        if in_order:
+            order = sorted(self.ready, key=lambda group: Curriculum.index_of(group.group_id))
+            self.ready = deque(order)
+        return [self.ready.popleft() for _ in range(min(groups, len(self.ready)))]
+
+    def drop_stale(self, oldest: int) -> None:
+        """Let go of groups without a single token of version ``oldest`` or later: they would train nothing."""
+        self.let_go([g for g in self.ready if newest_version(g.trajectories) < oldest], "stale")
+
+    def let_go(self, groups: Sequence[Group], outcome: str) -> None:
+        """Drop groups that are ready."""
+        for group in groups:
+            self.ready.remove(group)
+            self._settle(group)
+            del self._held[group.unit_id]
+            self._dropped.append(group.unit_id)
+            self.counts.add(outcome, group.trajectories)
+
+    def take_recent(self) -> list[Trajectory]:
+        """Training trajectories that arrived since the last call."""
+        recent, self.recent = self.recent, []
+        return recent
+
+    def commit(
+        self, epoch: int, step: int, trained: Sequence[Group], replayed_tokens: int = 0, version: int = -1
+    ) -> Commit | None:
+        """What to tell the broker: these groups are trained, and those were dropped since the last time.
+
+        ``version`` is the one that ``step`` updated.
+        """
+        for group in trained:
+            self._settle(group)
+            self.trained_tokens += self._held.pop(group.unit_id)
+            self.committed.add(group.unit_id, step=step, trained=True, version=version)
+        dropped, self._dropped = self._dropped, []
+        for unit_id in dropped:
+            self.committed.add(unit_id, step=step, trained=False)
+        if not trained and not dropped:
+            return None
+        return Commit(
+            epoch=epoch,
+            step=step,
+            trained=[group.unit_id for group in trained],
+            dropped=dropped,
+            replayed_tokens=replayed_tokens,
+            version=version if trained else -1,
+        )
+
+    def commit_again(self, held: Iterable[str]) -> int:
+        """What was committed of these units is to be committed once more, as the broker holds it still; how many.
+
+        What is here under the name of one that was committed is another, of a broker without memory.
+        """
+        here = self._held.keys() | set(self._dropped)
+        units = [unit_id for unit_id in held if unit_id in self.committed and unit_id not in here]
+        self._again += units
+        return len(units)
+
+    def recommit(self, epoch: int) -> list[Commit]:
+        """What was committed before, and is to be committed again since the last call, for the same steps."""
+        again, self._again = dict.fromkeys(self._again), []
+        steps = sorted({self.committed[unit_id].step for unit_id in again})
+        units = [(unit_id, self.committed[unit_id]) for unit_id in again]
+        return [
+            Commit(
+                epoch=epoch,
+                step=step,
+                trained=[unit_id for unit_id, was in units if was.step == step and was.trained],
+                dropped=[unit_id for unit_id, was in units if was.step == step and not was.trained],
+                version=max(was.version for _, was in units if was.step == step),
+            )
+            for step in steps
+        ]
+
+    def check(self) -> None:
+        """Between two steps: every action token that came is in one place.
+
+        Raises:
+            LedgerViolation: it is not so.
+        """
+        check_ledger(
+            delivered=self.delivered_tokens,
+            trained=self.trained_tokens,
+            outcomes=self.counts.tokens,
+            ready=sum(group.tokens for group in self.ready),
+        )
+
+    def state(self) -> dict[str, Any]:
+        """For the checkpoint. What is ready is no part of it: the broker delivers it again."""
+        return {
+            "counts": asdict(self.counts),
+            "committed": self.committed.state(),
+            "trained_tokens": self.trained_tokens,
+            "sampled_tokens": self.sampled_tokens,
+            "sampled_gauge": self.gauges.get(SAMPLED, 0.0),
+            "forks": list(self.line.forks),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        self.counts = Counts(**state["counts"])
+        self.committed.restore(state["committed"])
+        self.trained_tokens, self.sampled_tokens = state["trained_tokens"], state["sampled_tokens"]
+        self.delivered_tokens = self.trained_tokens + sum(self.counts.tokens.values())
+        self.gauges = {SAMPLED: state["sampled_gauge"]}
+        self.line = VersionLine(map(tuple, state.get("forks", ())))
+
+    @property
+    def backlog(self) -> int:
+        """Windows that wait and are not the last of their trajectory; for that one it still has its room."""
+        return sum(group.trajectories[0].status == "unfinished" for group in self.ready)
+
+    def awaited(self) -> list[Task]:
+        """Tasks that are out and whose end is not here: a broker that was restarted has to be told of them."""
+        here = {unit_id.rpartition(".")[0] for unit_id in self._held if "/" not in unit_id}
+        return [
+            task
+            for group_id, tasks in self.curriculum.outstanding.items()
+            if group_id not in self._held
+            for task in tasks
+            if task.task_id not in here and not self.open.ended(task.task_id)
+        ]
+
+    def _delivered(self, deliver: Deliver, rest: Sequence[bytes]) -> None:
+        try:
+            segments = decode_delivery(deliver, rest)
+        except ProtocolError as error:
+            log.error("delivery refused unit=%s: %s", deliver.unit_id, error)
+            segments = []
+        self.delivered_tokens += sum(segment.action_tokens for segment, _ in segments)
+        if self._is_committed(deliver.unit_id, segments):
+            self._commit_again(deliver, segments)
+            return
+        if self.windows and segments and segments[0][0].purpose == "train":
+            self._window(deliver, segments)
+            return
+        trajectories = self._assemble(segments)
+        if not trajectories:
+            group_id = _group_id(deliver, segments)
+            if deliver.complete or deliver.unit_id == group_id:
+                self._will_not_come(group_id, deliver.unit_id)
+            self._drop("unusable", deliver, [])
+            return
+        group_id = trajectories[0].group_id
+        if trajectories[0].purpose == "eval":
+            for trajectory in trajectories:
+                self.evaluated[group_id] = trajectory
+            self._drop("evaluated", deliver, trajectories)
+            return
+        if not self.curriculum.owns(group_id):
+            self._drop("other_epoch", deliver, trajectories)
+            return
+        self.recent += trajectories
+        failed = [t for t in trajectories if t.status == "failed"]
+        self.counts.add("failed", failed)
+        usable = [t for t in trajectories if t.status != "failed" and t.action_tokens]
+        outcome = self._fault(usable)
+        if outcome:
+            self._settle(Group(deliver.unit_id, group_id, trajectories))
+            self._drop(outcome, deliver, usable)
+            return
+        self._hold(Group(deliver.unit_id, group_id, usable))
+
+    def _is_committed(self, unit_id: str, segments: list[Piece]) -> bool:
+        """Whether this unit, and not another that a broker without memory calls the same, is done with."""
+        if unit_id not in self.committed:
+            return False
+        return not (self.windows and segments and self.open.begun_anew(segments))
+
+    def _commit_again(self, deliver: Deliver, segments: list[Piece]) -> None:
+        """The broker does not know that we are done with this unit."""
+        ends = {segment.trajectory_id for segment, _ in segments if segment.status != "unfinished"}
+        tokens = sum(segment.action_tokens for segment, _ in segments)
+        self.counts.note(RECOMMITTED, len(ends), tokens)
+        self._again.append(deliver.unit_id)
+        group_id = _group_id(deliver, segments)
+        if self.curriculum.is_evaluation(group_id):
+            return
+        if deliver.complete or deliver.unit_id == group_id:
+            self._will_not_come(group_id, deliver.unit_id)
+
+    def _hold(self, group: Group) -> None:
+        self._held[group.unit_id] = group.tokens
+        self.ready.append(group)
+
+    def _fault(self, usable: Sequence[Trajectory]) -> str:
+        """Why a group would train nothing; empty if it would train something."""
+        config = self.curriculum.config
+        baselines = sum(t.baseline for t in usable)
+        if baselines == len(usable) or (config.group_members > config.group_size and not baselines):
+            return "unusable"  # nothing to be trained, or nothing to compare it with
+        if self.filter_uniform and not has_signal(usable) and not self.rescuable(usable):
+            return "uniform"
+        return ""
+
+    def _window(self, deliver: Deliver, segments: list[Piece]) -> None:
+        """The next segment of a trajectory that may still be growing: train on it, with all before as context."""
+        segment, last = segments[0][0], segments[-1][0]
+        tokens = sum(piece.action_tokens for piece, _ in segments)
+        if not self.curriculum.awaits(segment.group_id, segment.task_id):
+            self.counts.note("other_epoch", 0, tokens)
+            self._drop("other_epoch", deliver, [])
+            return
+        if self.open.displaced_by(segments):
+            self.counts.note("broken", 1)
+        try:
+            trajectory = self.open.extend(segments)
+        except BrokenTrajectory as error:
+            log.error("window rejected: %s", error)
+            self.counts.note("broken", 1)
+            trajectory = None
+        if trajectory is None:
+            self.counts.note("broken", 0, tokens)
+            self._drop("broken", deliver, [])
+            if last.status != "unfinished":
+                self._settle_member(segment.group_id, segment.task_id)
+            return
+        trajectory = self._placed(trajectory)
+        if trajectory.status != "unfinished":
+            self.recent.append(trajectory)
+        group = Group(deliver.unit_id, segment.group_id, [trajectory])
+        if trajectory.status == "failed" or not trajectory.window_tokens:
+            self._settle(group)
+            self._drop("failed" if trajectory.status == "failed" else "context", deliver, [trajectory])
+            return
+        self._hold(group)
+
+    def _settle(self, group: Group) -> None:
+        """Its room is free again; that of an unfinished trajectory only when its last window is done with."""
+        if group.unit_id == group.group_id:
+            self.curriculum.settle(group.group_id)
+            return
+        for trajectory in group.trajectories:
+            if trajectory.status != "unfinished":
+                self._settle_member(group.group_id, trajectory.trajectory_id.rpartition(".")[0])
+
+    def _settle_member(self, group_id: str, task_id: str) -> None:
+        self.open.forget(task_id)
+        self.curriculum.settle_member(group_id, task_id)
+
+    def _will_not_come(self, group_id: str, unit_id: str) -> None:
+        """Wait for this group, or this member of it, no more."""
+        if self.curriculum.is_evaluation(group_id):
+            self.evaluated[group_id] = None
+            return
+        if unit_id in ("", group_id):
+            for task in self.curriculum.outstanding.get(group_id, []):
+                self.open.forget(task.task_id)
+            self.curriculum.settle(group_id)
+            return
+        name = unit_id.partition("/")[0]  # of the task, or of its trajectory
+        task_id = name if self.curriculum.awaits(group_id, name) else name.rpartition(".")[0]
+        self._settle_member(group_id, task_id)
+
+    def _assemble(self, segments: list[Piece]) -> list[Trajectory]:
+        """The unit's trajectories; one that cannot be put together is counted and left out, not its group."""
+        by_id: dict[str, list[Piece]] = {}
+        for segment, arrays in segments:
+            by_id.setdefault(segment.trajectory_id, []).append((segment, arrays))
+        trajectories = []
+        for pieces in by_id.values():
+            try:
+                trajectories.append(self._placed(assemble(pieces)))
+            except BrokenTrajectory as error:
+                log.error("trajectory rejected: %s", error)
+                self.counts.note("rejected", 1, sum(segment.action_tokens for segment, _ in pieces))
+        return trajectories
+
+    def _placed(self, trajectory: Trajectory) -> Trajectory:
+        """With the versions of the newest line that lag as far: all that comes after asks for nothing else."""
+        return replace(trajectory, policy_version=self.line.placed(trajectory.policy_version))
+
+    def _drop(self, outcome: str, deliver: Deliver, trajectories: Sequence[Trajectory]) -> None:
+        self.counts.add(outcome, trajectories)
+        self._dropped.append(deliver.unit_id)
+
+
+def _group_id(deliver: Deliver, segments: Sequence[Piece]) -> str:
+    return segments[0][0].group_id if segments else deliver.unit_id.partition(".")[0]

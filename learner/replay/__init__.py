@@ -1,0 +1,4 @@
+"""The replay table: rollouts that may be trained again (`[learner.replay]`).
+
+- `table`: the table; `rules`: what is drawn and when; `batch`: mixes replayed rollouts into a batch; `file`: on disk.
+"""

@@ -1,0 +1,208 @@
+"""What the learner does with its replay table: mix stored rollouts into a batch, and remember the batch.
+
+    rng = np.random.default_rng([seed, step])           # a restart draws the same again
+    batch = mix(table, groups, step=step, version=version, rng=rng)
+    ... train on batch ...
+    remember(table, groups, step=step)
+
+Replayed tokens keep the log-probabilities and the versions they were sampled with, so that ratios, and the bound
+on policy lag, treat them as what they are.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, assert_never
+
+import numpy as np
+
+from learner.algorithms.replay import advantage_recalibrated, group_failed
+from learner.config import RESCUE_RULES
+from learner.replay.rules import SUCCESS_RETURN
+from learner.replay.table import Entry, ReplayTable
+from learner.trajectory import Trajectory
+from learner.units import Group, newest_version
+
+
+def mix(
+    table: ReplayTable[Any],
+    groups: Sequence[Group],
+    *,
+    step: int,
+    version: int,
+    rng: np.random.Generator,
+    weight: float = 1.0,
+) -> list[Trajectory]:
+    """The batch: fresh groups, and what is replayed with them or in them.
+
+    Whole groups are added as they were, so that their group-relative advantages stay what they were; better
+    trajectories of the rule "advantage" come as groups of one with an advantage of their own; rescue rules
+    replace one member of each group that failed completely.
+
+    Args:
+        step: learner steps done.
+        version: policy version about to be updated.
+        weight: factor of the advantages under the rule "advantage", see
+            `learner.algorithms.replay.self_imitation_weight`.
+    """
+    table.expire(step=step, version=version)
+    fresh = [t for group in groups for t in group.trajectories]
+    match table.config.rule:
+        case "uniform" | "recent" | "difficulty":
+            entries = table.sample(table.quota(len(groups), step=step), step=step, version=version, rng=rng)
+            return fresh + [replace(t, replayed=True) for e in entries for t in e.item.trajectories]
+        case "advantage":
+            entries = table.sample(table.quota(len(fresh), step=step), step=step, version=version, rng=rng)
+            return fresh + [alone(e, table.baselines, weight=weight) for e in entries]
+        case "success" | "per_prompt":
+            return [
+                t
+                for group in groups
+                for t in rescue_group(table, group.trajectories, step=step, version=version, rng=rng)
+            ]
+        case _:
+            assert_never(table.config.rule)
+
+
+def remember(table: ReplayTable[Any], groups: Sequence[Group], *, step: int) -> None:
+    """Insert what the rule keeps of groups that were trained for the first time.
+
+    Args:
+        groups: as they came, nothing replayed among them.
+        step: learner steps done; nothing is kept once replay is over.
+    """
+    if table.stopped(step):
+        return
+    for group in groups:
+        match table.config.rule:
+            case "uniform" | "recent" | "difficulty":
+                _remember_group(table, group)
+            case "advantage":
+                _remember_winners(table, group)
+            case "success" | "per_prompt":
+                threshold = SUCCESS_RETURN[table.config.rule]
+                for t in _own(group):
+                    if t.return_ > threshold:
+                        _insert(table, t, advantage=0.0)
+            case _:
+                assert_never(table.config.rule)
+
+
+def rescue_group(
+    table: ReplayTable[Any],
+    group: Sequence[Trajectory],
+    *,
+    step: int,
+    version: int,
+    rng: np.random.Generator,
+) -> list[Trajectory]:
+    """The group, rescued if it failed completely and the table holds a success of its prompt."""
+    if not group_failed([t.return_ for t in group]):
+        return list(group)
+    entries = table.sample(1, step=step, version=version, rng=rng, key=prompt_key(group[0]))
+    return rescue(group, [e.item for e in entries], rng)
+
+
+def can_rescue(table: ReplayTable[Any], group: Sequence[Trajectory]) -> bool:
+    """Whether the rule is one of rescue, the group failed completely, and a success of its prompt may be drawn."""
+    wanted = table.config.rule in RESCUE_RULES and group_failed([t.return_ for t in group])
+    if not wanted or not table.room():
+        return False
+    key = prompt_key(group[0])
+    return any(entry.key == key for entry in table.entries.values())
+
+
+def rescue(
+    group: Sequence[Trajectory], stored: Sequence[Trajectory], rng: np.random.Generator
+) -> list[Trajectory]:
+    """Put a stored success in the place of one failed member, if the group failed completely.
+
+    ARPO (arXiv:2505.16282) replaces the first member, RAPO (arXiv:2509.24107, sections 2.2 to 2.5) a random one,
+    which we do. The success joins the group, so the group-relative advantage is taken over the group as it is
+    then; its log-probabilities and versions stay its own.
+
+    Args:
+        group: members of one rollout group, at least one.
+        stored: successes of the same prompt; one of them is drawn.
+
+    Returns:
+        As many members as before, in order; the same ones if there is nothing to rescue, or to rescue with.
+    """
+    members = list(group)
+    sampled = [i for i, t in enumerate(members) if t.temperature > 0]  # a greedy baseline keeps its place
+    if not stored or not sampled or not group_failed([t.return_ for t in members]):
+        return members
+    success = stored[int(rng.integers(len(stored)))]
+    place = sampled[int(rng.integers(len(sampled)))]
+    out = members[place]
+    members[place] = replace(
+        success, group_id=out.group_id, group_size=out.group_size, replayed=True, advantage=None
+    )
+    return members
+
+
+def alone(entry: Entry[Trajectory], baselines: Sequence[float], *, weight: float = 1.0) -> Trajectory:
+    """A stored trajectory as a group of one; its advantage is its return against the present baselines.
+
+    SPEAR (arXiv:2509.22601).
+    """
+    advantage = weight * float(advantage_recalibrated(entry.return_, baselines))
+    name = entry.item.trajectory_id
+    return replace(entry.item, group_id=name, group_size=1, replayed=True, advantage=advantage)
+
+
+def prompt_key(trajectory: Trajectory) -> str:
+    """Equal for trajectories of the same environment that began with the same tokens."""
+    prompt = np.ascontiguousarray(trajectory.token_ids[: trajectory.prompt_tokens], dtype="<i4")
+    return hashlib.blake2b(trajectory.env.encode() + b"\0" + prompt.tobytes(), digest_size=16).hexdigest()
+
+
+def batch_metrics(trajectories: Sequence[Trajectory], *, version: int) -> dict[str, float]:
+    """Share and age of what was replayed in a batch, for TensorBoard."""
+    versions = [t.policy_version[t.action_mask] for t in trajectories if t.replayed]
+    share = len(versions) / max(1, len(trajectories))
+    age = version - float(np.concatenate(versions).mean()) if versions else 0.0
+    return {"replay/share": share, "replay/age_mean_versions": age}
+
+
+def _remember_group(table: ReplayTable[Any], group: Group) -> None:
+    trajectories = group.trajectories
+    table.insert(
+        group,
+        key=prompt_key(trajectories[0]),
+        version=newest_version(trajectories),
+        return_=float(np.mean([t.return_ for t in trajectories])),
+        success_rate=float(np.mean([_success(t) for t in trajectories])),
+        tokens=sum(t.action_tokens for t in trajectories),
+    )
+
+
+def _remember_winners(table: ReplayTable[Any], group: Group) -> None:
+    mean = float(np.mean([t.return_ for t in group.trajectories]))
+    table.baselines.append(mean)
+    for t in _own(group):
+        if t.return_ > mean:
+            _insert(table, t, advantage=t.return_ - mean)
+
+
+def _insert(table: ReplayTable[Any], t: Trajectory, *, advantage: float) -> None:
+    table.insert(
+        t,
+        key=prompt_key(t),
+        version=newest_version([t]),
+        return_=t.return_,
+        advantage=advantage,
+        success_rate=_success(t),
+        tokens=t.action_tokens,
+    )
+
+
+def _own(group: Group) -> list[Trajectory]:
+    """Members that are finished and that a gradient can be taken of; not what was replayed into the group."""
+    return [
+        t for t in group.trajectories if t.temperature > 0 and t.status != "unfinished" and not t.replayed
+    ]
+
+
+def _success(t: Trajectory) -> float:
+    return min(1.0, max(0.0, t.return_)) if t.correct is None else float(t.correct)

@@ -1,0 +1,320 @@
+"""A table of rollouts that may be trained again.
+
+In the words of Reverb (arXiv:2102.04736): a *selector* says what is drawn, *removers* what is thrown away
+(by age in policy versions, by uses, first in first out at capacity), a *limiter* how fast. Pure: no clocks, and
+chance comes in as a generator. At any moment ``inserted = held + evicted``.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar, get_args
+
+import numpy as np
+
+from learner.algorithms import replay
+from learner.config import RESCUE_RULES, LearnerConfig, ReplayConfig
+from learner.replay.file import (
+    FORMAT,
+    ReplayStateError,
+    StoredEntry,
+    StoredTable,
+    decode_item,
+    decode_table,
+    encode_item,
+    encode_table,
+    write_whole,
+)
+from learner.replay.rules import (
+    Columns,
+    Limiter,
+    ReplayConfigError,
+    Selector,
+    check_share,
+    items_per_prompt,
+    make_limiter,
+    make_selector,
+)
+from learner.trajectory import Trajectory
+from learner.units import Group
+
+__all__ = ["Entry", "Limiter", "ReplayConfigError", "ReplayStateError", "ReplayTable", "make_table"]
+
+Cause = Literal["age", "uses", "capacity", "prompt", "stopped"]
+T = TypeVar("T", Group, Trajectory)
+
+
+@dataclass(eq=False)
+class Entry(Generic[T]):
+    """An item and what the selectors know of it."""
+
+    item: T
+    key: str
+    """Of the prompt."""
+    version: int
+    """Of its freshest token."""
+    return_: float = 0.0
+    """Mean return of a group."""
+    advantage: float = 0.0
+    """When it was sampled."""
+    success_rate: float = 0.0
+    """Of the group, in [0, 1]."""
+    tokens: int = 0
+    """Action tokens."""
+    order: int = 0
+    """How many items were inserted before it."""
+    uses: int = 0
+
+
+@dataclass
+class ReplayTable(Generic[T]):
+    """Items in the order they were inserted; made by `make_table`.
+
+    Example:
+        >>> table = make_table(ReplayConfig(rule="recent", max_policy_lag=2))
+        >>> table.insert(Group("u", "g", []), key="prompt", version=3)
+        >>> [entry.key for entry in table.sample(1, step=0, version=4, rng=np.random.default_rng(0))]
+        ['prompt']
+        >>> table.sample(1, step=1, version=6, rng=np.random.default_rng(0)), table.evicted["age"]
+        ([], 1)
+    """
+
+    config: ReplayConfig
+    select: Selector
+    limiter: Limiter
+    per_key: int | None = None
+    """Most items of one prompt; the newest stay."""
+    entries: dict[int, Entry[T]] = field(default_factory=dict)
+    """By `Entry.order`."""
+    inserted: int = 0
+    sampled: int = 0
+    sampled_tokens: int = 0
+    evicted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(get_args(Cause), 0))
+    baselines: deque[float] = field(init=False)
+    """Mean returns of recent groups."""
+    _carry: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.baselines = deque(maxlen=self.config.capacity_groups)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def insert(
+        self,
+        item: T,
+        *,
+        key: str,
+        version: int,
+        return_: float = 0.0,
+        advantage: float = 0.0,
+        success_rate: float = 0.0,
+        tokens: int = 0,
+    ) -> None:
+        """Keep an item; what exceeds the capacity goes, oldest first."""
+        self.entries[self.inserted] = Entry(
+            item, key, version, return_, advantage, success_rate, tokens, order=self.inserted
+        )
+        self.inserted += 1
+        self._trim(key)
+
+    def sample(
+        self, count: int, *, step: int, version: int, rng: np.random.Generator, key: str | None = None
+    ) -> list[Entry[T]]:
+        """Draw items, each at most once; fewer than ``count`` where the table or the limiter has no more.
+
+        Args:
+            step: learner steps done; none are drawn from `stop_at_step` on.
+            version: policy version about to be updated.
+            key: draw items of this prompt only.
+
+        Raises:
+            ValueError: count is negative, or an item is of a version that does not exist yet.
+        """
+        self.expire(step=step, version=version)
+        held = [e for e in self.entries.values() if key is None or e.key == key]
+        room = self.room()
+        if not held or not min(count, room):
+            return []
+        logits = self.select(self._columns(held, version))
+        drawn = [held[i] for i in replay.choose(logits, min(count, room), rng)]
+        for entry in drawn:
+            entry.uses += 1
+            self.sampled += 1
+            self.sampled_tokens += entry.tokens
+            if entry.uses >= self.config.max_uses:
+                self._evict(entry, "uses")
+        return drawn
+
+    def room(self) -> int:
+        """Items that the limiter lets be drawn now."""
+        return self.limiter.room(inserted=self.inserted, held=len(self), sampled=self.sampled)
+
+    def quota(self, fresh: int, *, step: int) -> int:
+        """Items to draw beside ``fresh`` ones for the share to be exact in the long run.
+
+        What could not be drawn is not made up for later: batches would grow.
+        """
+        if self.stopped(step):
+            return 0
+        quota, self._carry = replay.replay_quota_beside(self.config.share, fresh, self._carry)
+        return quota
+
+    def stopped(self, step: int) -> bool:
+        """Whether replay is over."""
+        return 0 < self.config.stop_at_step <= step
+
+    def expire(self, *, step: int, version: int) -> None:
+        """Throw away what is too old for this version of the policy, and everything once replay is over.
+
+        Raises:
+            ValueError: an item is of a version that does not exist yet.
+        """
+        for entry in list(self.entries.values()):
+            lag = version - entry.version
+            if lag < 0:
+                raise ValueError(
+                    f"replay table: item {entry.order} is of version {entry.version}, the learner is at {version}; "
+                    "the table belongs to another checkpoint"
+                )
+            if self.stopped(step):
+                self._evict(entry, "stopped")
+            elif lag > self.config.max_policy_lag:
+                self._evict(entry, "age")
+
+    def metrics(self) -> dict[str, float]:
+        """For TensorBoard."""
+        return {
+            "replay/items": float(len(self)),
+            "replay/inserted": float(self.inserted),
+            "replay/sampled": float(self.sampled),
+            "replay/evicted": float(sum(self.evicted.values())),
+        }
+
+    def state(self) -> bytes:
+        """All of it, to be given to `restore`."""
+        entries = [
+            StoredEntry(item=encode_item(e.item), **{k: v for k, v in vars(e).items() if k != "item"})
+            for e in self.entries.values()
+        ]
+        return encode_table(
+            StoredTable(
+                format=FORMAT,
+                rule=self.config.rule,
+                inserted=self.inserted,
+                sampled=self.sampled,
+                sampled_tokens=self.sampled_tokens,
+                evicted=self.evicted,
+                carry=self._carry,
+                baselines=list(self.baselines),
+                entries=entries,
+            )
+        )
+
+    def restore(self, data: bytes | memoryview) -> None:
+        """Become the table that `state` was taken of; what present settings have no room for goes.
+
+        Raises:
+            ReplayStateError: it is damaged, or was filled under another rule.
+        """
+        stored = decode_table(data)
+        if stored.rule != self.config.rule:
+            raise ReplayStateError(
+                f"replay table: filled under learner.replay.rule = {stored.rule!r}, this run has "
+                f"{self.config.rule!r}; resume with the former, or delete the table's file to start with an empty one"
+            )
+        held, evicted = len(stored.entries), sum(stored.evicted.values())
+        if stored.inserted != held + evicted:
+            raise ReplayStateError(
+                f"replay table: {stored.inserted} inserted, but {held} held and {evicted} evicted; the file is "
+                "damaged, delete it to resume with an empty table"
+            )
+        self.entries = {e.order: _entry(e) for e in stored.entries}
+        self.inserted, self.sampled = stored.inserted, stored.sampled
+        self.sampled_tokens, self._carry = stored.sampled_tokens, stored.carry
+        self.evicted = dict.fromkeys(get_args(Cause), 0) | stored.evicted
+        self.baselines = deque(stored.baselines, maxlen=self.config.capacity_groups)
+        for entry in list(self.entries.values()):
+            if entry.uses >= self.config.max_uses:
+                self._evict(entry, "uses")
+        for key in {e.key for e in self.entries.values()}:
+            self._trim(key)
+
+    def save(self, path: Path) -> None:
+        """Write the table; the file is replaced at once."""
+        write_whole(path, self.state())
+
+    def load(self, path: Path) -> None:
+        """Become the table in a file.
+
+        Raises:
+            ReplayStateError: it is damaged, or was filled under another rule.
+            OSError: there is none.
+        """
+        try:
+            self.restore(path.read_bytes())
+        except ReplayStateError as error:
+            raise ReplayStateError(f"{path}: {error}") from None
+
+    def _columns(self, entries: list[Entry[T]], version: int) -> Columns:
+        returns = np.array([e.return_ for e in entries])
+        recalibrated = replay.advantage_recalibrated(returns, self.baselines) if self.baselines else returns
+        return Columns(
+            lag=np.array([version - e.version for e in entries], dtype=np.float64),
+            return_=returns,
+            advantage=np.array([e.advantage for e in entries]),
+            recalibrated=recalibrated,
+            success_rate=np.array([e.success_rate for e in entries]),
+            order=np.array([e.order for e in entries], dtype=np.float64),
+        )
+
+    def _trim(self, key: str) -> None:
+        same = [e for e in self.entries.values() if e.key == key]
+        for entry in same[: -self.per_key] if self.per_key else []:
+            self._evict(entry, "prompt")
+        while len(self) > self.config.capacity_groups:
+            self._evict(next(iter(self.entries.values())), "capacity")
+
+    def _evict(self, entry: Entry[T], cause: Cause) -> None:
+        del self.entries[entry.order]
+        self.evicted[cause] += 1
+
+
+def make_table(
+    config: ReplayConfig, *, fresh_items: int | None = None, publish_every: int = 1
+) -> ReplayTable[Any]:
+    """An empty table: of groups for the rules uniform, recent and difficulty, of trajectories for the others.
+
+    Args:
+        fresh_items: items trained for the first time per learner step (groups, or trajectories for the rule
+            "advantage"); what depends on it is not checked where it is unknown.
+        publish_every: learner steps per policy version.
+
+    Raises:
+        ReplayConfigError: settings under which nothing would be replayed, or less than the share.
+    """
+    limiter = make_limiter(config)
+    check_share(config, fresh_items=fresh_items, publish_every=publish_every)
+    return ReplayTable[Any](config, make_selector(config), limiter, items_per_prompt(config))
+
+
+def replay_table(config: LearnerConfig) -> ReplayTable[Any] | None:
+    """The table of a run with replay.
+
+    Raises:
+        ReplayConfigError: see `make_table`.
+    """
+    replay = config.replay
+    if replay is None:
+        return None
+    fresh: int | None = config.units_per_batch
+    if replay.rule in RESCUE_RULES:
+        fresh = None
+    elif replay.rule == "advantage":
+        fresh = config.fresh_trajectories
+    return make_table(replay, fresh_items=fresh, publish_every=config.publish_every)
+
+
+def _entry(stored: StoredEntry) -> Entry[Any]:
+    values = {name: getattr(stored, name) for name in StoredEntry.__struct_fields__ if name != "item"}
+    return Entry(item=decode_item(stored.item), **values)

@@ -1,0 +1,1 @@
+"""Training again from what a journal recorded: `recorded` is a step, `retrain` trains it."""

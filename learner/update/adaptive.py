@@ -1,0 +1,143 @@
+"""What changes from step to step: which objective is in force, dual variables, coefficients with a schedule.
+
+Pure; the state is a few numbers and travels in the checkpoint.
+"""
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from learner.algorithm_config import AlgorithmConfig, KlConvex
+from learner.algorithms.clipping import BalancedBounds
+from learner.algorithms.penalties import mirror_step_size, next_dual
+from learner.algorithms.regularisers import base_share, next_entropy_coefficient
+from learner.surrogate_config import EntropySurrogate, MirrorDescentSurrogate, RatioVarianceSurrogate
+from learner.update.objective import Adaptive
+
+
+class AdaptiveState(Struct, frozen=True, kw_only=True):
+    """Numbers that steps leave to the next."""
+
+    dual: float
+    entropy_coefficient: float
+
+
+def first_state(config: AlgorithmConfig) -> AdaptiveState:
+    """Where a run begins."""
+    dual = config.surrogate.dual_start if isinstance(config.surrogate, RatioVarianceSurrogate) else 0.0
+    return AdaptiveState(dual=dual, entropy_coefficient=config.entropy.coefficient)
+
+
+def state_at(config: AlgorithmConfig, state: AdaptiveState, step: int) -> AdaptiveState:
+    """The state a learner step begins with: a reincarnation starts the dual variable of its surrogate."""
+    change = config.reincarnation
+    if change is None or step != change.step:
+        return state
+    surrogate = change.surrogate
+    dual = surrogate.dual_start if isinstance(surrogate, RatioVarianceSurrogate) else 0.0
+    return replace(state, dual=dual)
+
+
+def algorithm_at(config: AlgorithmConfig, step: int) -> AlgorithmConfig:
+    """The objective in force at a learner step: a reincarnated run changes it once.
+
+    Example:
+        >>> from learner.algorithm_config import Reincarnation
+        >>> from learner.surrogate_config import WindowSurrogate
+        >>> c = AlgorithmConfig(surrogate=WindowSurrogate(), reincarnation=Reincarnation(step=50))
+        >>> algorithm_at(c, 49).surrogate.kind, algorithm_at(c, 50).surrogate.kind
+        ('window', 'clip')
+    """
+    change = config.reincarnation
+    if change is None or step < change.step:
+        return config
+    return config.model_copy(
+        update={
+            "surrogate": change.surrogate,
+            "corrections": change.corrections,
+            "updates_per_batch": change.updates_per_batch,
+        }
+    )
+
+
+def adaptive(
+    config: AlgorithmConfig, state: AdaptiveState, *, step: int, steps: int, bounds: BalancedBounds | None
+) -> Adaptive:
+    """Numbers for one optimizer step of learner step ``step`` (from 0) out of ``steps``."""
+    kl = config.kl
+    share = 1.0
+    if isinstance(kl, KlConvex):
+        share = base_share(step, hold=kl.hold, every=kl.every, drop=kl.drop, floor=kl.floor)
+    mirror = isinstance(config.surrogate, MirrorDescentSurrogate)
+    return Adaptive(
+        clip_low=bounds.low if bounds else 0.8,
+        clip_high=bounds.high if bounds else 1.2,
+        dual=state.dual,
+        entropy_coefficient=state.entropy_coefficient,
+        base_share=share,
+        mirror_step=mirror_step_size(min(step, steps - 1) + 1, steps) if mirror else 1.0,
+    )
+
+
+def after_optimizer_step(
+    surrogate: RatioVarianceSurrogate, state: AdaptiveState, *, mean_square: float
+) -> AdaptiveState:
+    """Move the dual variable by the mean of (ratio - 1)² over the step's tokens, on all ranks alike."""
+    dual = next_dual(
+        state.dual,
+        mean_square,
+        bound=surrogate.bound,
+        rate=surrogate.dual_rate,
+        ceiling=surrogate.dual_ceiling,
+    )
+    return replace(state, dual=dual)
+
+
+def after_update(config: AlgorithmConfig, state: AdaptiveState, *, entropy: float) -> AdaptiveState:
+    """Steer the entropy coefficient by the mean entropy (nats) of the update's tokens."""
+    bonus = config.entropy
+    if not bonus.target:
+        return state
+    coefficient = next_entropy_coefficient(
+        state.entropy_coefficient, entropy, target=bonus.target, change=bonus.change, maximum=bonus.maximum
+    )
+    return replace(state, entropy_coefficient=coefficient)
+
+
+def has_entropy_gradient(config: AlgorithmConfig) -> bool:
+    """Whether the objective may need gradient through the entropy."""
+    return config.entropy.coefficient > 0 or config.entropy.target > 0
+
+
+def optimizer_steps_per_update(config: AlgorithmConfig) -> int:
+    """Most optimizer steps on one batch."""
+    return config.updates_per_batch * config.passes
+
+
+def total_optimizer_steps(config: AlgorithmConfig, steps: int) -> int:
+    """Optimizer steps of a run of ``steps`` learner steps, a reincarnation included."""
+    change = config.reincarnation
+    before = steps if change is None else min(steps, change.step)
+    after = algorithm_at(config, before) if before < steps else config
+    return before * optimizer_steps_per_update(config) + (steps - before) * optimizer_steps_per_update(after)
+
+
+def needs_scores(config: AlgorithmConfig, optimizer_steps: int) -> bool:
+    """Whether the weights before the update must be asked about all tokens first.
+
+    With a single step they are the current ones: the forward pass of the update gives both.
+    """
+    if isinstance(config.surrogate, EntropySurrogate) or has_group_ratio(config):
+        return True
+    return config.proximal == "recomputed" and optimizer_steps > 1
+
+
+def has_group_ratio(config: AlgorithmConfig) -> bool:
+    """Whether a token's weight depends on the tokens of other answers."""
+    return any(correction.level == "group" for correction in config.corrections)
+
+
+def reference_policies(config: AlgorithmConfig) -> tuple[str, ...]:
+    """Frozen copies of the model that the objective compares with."""
+    if isinstance(config.kl, KlConvex):
+        return ("reference", "predecessor")
+    return ("reference",) if config.kl is not None and config.kl.to == "reference" else ()

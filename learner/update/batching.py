@@ -1,0 +1,291 @@
+"""From trajectories to micro-batches: pure functions of arrays, the same on every rank.
+
+A mini-batch (one optimizer step) is sorted by length and dealt to the ranks in turns, so that all ranks get
+nearly the same lengths; then the sorted rows are cut into micro-batches of at most `budget` positions,
+where the cuts are chosen to waste the least. The cuts are common to all ranks, so every rank runs equally
+many micro-batches, which collectives under ZeRO 3 need; a rank that has no row left runs a dummy of weight
+zero.
+
+Rows are padded on the right. Under causal attention nothing ever looks at the padding, so no mask is
+needed, and any causal language model gives the same numbers as for one trajectory at a time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learner.algorithm_config import AggregationConfig
+from learner.algorithms.aggregation import token_weights
+from learner.algorithms.staleness import assert_lag_bound, loss_mask
+from learner.trajectory import Trajectory
+from learner.update.credit_assignment import Credit
+from learner.update.packing import ON_CPU, CutRule, choose_cuts, dealt_row
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+PADDING = 0
+"""Any token id will do: the padding is never attended to."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Trajectories laid one behind the other; this is what travels to the other ranks."""
+
+    lengths: NDArray[np.int32]
+    """[S]"""
+    temperature: Floats
+    """[S]"""
+    group: NDArray[np.int32]
+    """[S] index of the rollout group"""
+    token_ids: NDArray[np.int32]
+    """[ΣT], like all that follow"""
+    loss_mask: NDArray[np.bool_]
+    """tokens that carry policy gradient"""
+    seen_mask: NDArray[np.bool_]
+    """those, and tokens that the critic or imitation learns from"""
+    columns: dict[str, Floats]
+    """by name, see `make_batch`"""
+
+    @property
+    def starts(self) -> Ints:
+        """Place of the first token of each trajectory, [S + 1]."""
+        return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
+
+    @property
+    def trained(self) -> Ints:
+        """Tokens of each trajectory that carry policy gradient, [S]."""
+        return self.count(self.loss_mask)
+
+    def count(self, mask: NDArray[np.bool_]) -> Ints:
+        """Tokens of each trajectory under a mask [ΣT], [S]."""
+        sums = np.concatenate([[0], np.cumsum(mask, dtype=np.int64)])
+        starts = self.starts
+        counts: Ints = sums[starts[1:]] - sums[starts[:-1]]
+        return counts
+
+
+@dataclass(frozen=True, eq=False)
+class MicroBatch:
+    """One forward and backward pass. B rows of T positions; N targets, counted over all rows."""
+
+    token_ids: Ints
+    """[B, T] inputs"""
+    position: Ints
+    """[N] place b·T + t in the inputs whose output predicts the target"""
+    target: Ints
+    """[N] token ids"""
+    temperature: Floats
+    """[N]"""
+    row: Ints
+    """[N]"""
+    columns: dict[str, Floats]
+    """[N] each: those of the batch, and the shares of each target in the losses of the mini-batch: `weight`,
+    `value_weight`, `imitation_weight`"""
+    policy: NDArray[np.bool_]
+    """[N] targets that carry policy gradient"""
+    token: Ints
+    """[N] which of the batch's seen tokens each target is; -1 in a dummy"""
+    filled: int
+    """Input positions that are not padding."""
+
+
+def make_batch(
+    trajectories: Sequence[Trajectory],
+    credit: Credit,
+    *,
+    current_version: int,
+    max_policy_lag: int,
+    max_replay_lag: int = 0,
+    imitate: bool = False,
+) -> Batch:
+    """Lay trajectories out and decide which tokens carry gradient.
+
+    The columns are ``fresh`` (0 or 1), ``logp_behaviour``, ``lag`` (versions), ``turn`` (index), ``advantage``,
+    ``median_advantage``, ``value_mask``, ``value_target`` and ``imitation_mask``.
+
+    Args:
+        max_policy_lag: bound for trajectories that are trained for the first time.
+        max_replay_lag: bound for replayed ones.
+        imitate: whether finished trajectories with a return above 0 are imitated, as far as they are fresh.
+
+    Raises:
+        StaleTokens: a version that does not exist yet, or a fault in the mask.
+    """
+    bounds = [max_replay_lag if t.replayed else max_policy_lag for t in trajectories]
+    within = [_within_bound(t, current_version, bound) for t, bound in zip(trajectories, bounds, strict=True)]
+    present = [np.arange(len(t)) >= t.window_start for t in trajectories]
+    fresh = np.concatenate([mask & here for mask, here in zip(within, present, strict=True)])
+    lengths = np.array([len(t) for t in trajectories], dtype=np.int32)
+    good = [imitate and t.status != "unfinished" and t.return_ > 0 for t in trajectories]
+    imitation = np.concatenate(within) & np.repeat(np.array(good, dtype=np.bool_), lengths)
+    loss_mask = fresh & credit.policy
+    _assert_bounds(trajectories, loss_mask | imitation, current_version, bounds)
+    columns = {
+        "fresh": fresh,
+        "logp_behaviour": np.concatenate([t.logp_behaviour for t in trajectories]),
+        "lag": np.where(fresh, current_version - np.concatenate([t.policy_version for t in trajectories]), 0),
+        "turn": np.concatenate([t.action_turn_index() for t in trajectories]),
+        "advantage": credit.advantage,
+        "median_advantage": credit.median_advantage,
+        "value_mask": credit.value,
+        "value_target": credit.value_target,
+        "imitation_mask": imitation,
+    }
+    return Batch(
+        lengths=lengths,
+        temperature=np.array([t.temperature for t in trajectories], dtype=np.float32),
+        group=np.unique([t.group_id for t in trajectories], return_inverse=True)[1].astype(np.int32),
+        token_ids=np.concatenate([t.token_ids for t in trajectories]),
+        loss_mask=loss_mask,
+        seen_mask=loss_mask | credit.value | imitation,
+        columns={name: np.ascontiguousarray(column, dtype=np.float32) for name, column in columns.items()},
+    )
+
+
+def _within_bound(t: Trajectory, current_version: int, max_policy_lag: int) -> NDArray[np.bool_]:
+    """Action tokens that are fresh enough; none of a greedy trajectory, which has no behaviour distribution to
+    train against."""
+    if t.baseline:
+        return np.zeros(len(t), dtype=np.bool_)
+    return loss_mask(
+        t.action_mask, t.policy_version, current_version=current_version, max_policy_lag=max_policy_lag
+    )
+
+
+def _assert_bounds(
+    trajectories: Sequence[Trajectory], mask: NDArray[np.bool_], current_version: int, bounds: Sequence[int]
+) -> None:
+    """On the very mask by which gradient flows."""
+    start = 0
+    for t, bound in zip(trajectories, bounds, strict=True):
+        assert_lag_bound(
+            mask[start : start + len(t)],
+            t.policy_version,
+            current_version=current_version,
+            max_policy_lag=bound,
+            trajectory_id=t.trajectory_id,
+        )
+        start += len(t)
+
+
+def make_micro_batches(
+    batch: Batch,
+    members: Ints,
+    *,
+    aggregation: AggregationConfig,
+    budget: int,
+    rule: CutRule = ON_CPU,
+    rank: int = 0,
+    ranks: int = 1,
+) -> list[MicroBatch]:
+    """This rank's micro-batches of one mini-batch; every rank gets equally many.
+
+    Args:
+        members: trajectories of the mini-batch, indices into ``batch``.
+        aggregation: how tokens are weighted; the denominators are those of the whole mini-batch.
+        budget: most positions of a micro-batch, padding included.
+        rule: how much padding one micro-batch less is worth.
+
+    Returns:
+        An empty list, on every rank, if no token is to be seen.
+    """
+    seen = batch.count(batch.seen_mask)
+    shares = _shares(batch, members, aggregation)
+    inputs = _needed_inputs(batch)[members]
+    kept = np.flatnonzero(seen[members])
+    order = kept[np.argsort(-inputs[kept], kind="stable")]
+    rounds = -(-len(order) // ranks)
+    mine = [dealt_row(order, i, rank, ranks) for i in range(rounds)]
+    first_seen = np.concatenate([[0], np.cumsum(seen)])
+    result = []
+    for start, end in choose_cuts(inputs[order[::ranks]], budget, rule):
+        rows = [row for row in mine[start:end] if row is not None]
+        row_shares = {name: values[rows] for name, values in shares.items()}
+        result.append(_micro_batch(batch, members[rows], row_shares, inputs[rows], first_seen))
+    return result
+
+
+def _shares(batch: Batch, members: Ints, aggregation: AggregationConfig) -> dict[str, NDArray[np.float64]]:
+    """Weight of one token of each member, in each of the losses."""
+    tokens = 0 if isinstance(aggregation, str) else aggregation.tokens
+    trained = batch.trained[members]
+    valued = batch.count(batch.columns["value_mask"] > 0)[members]
+    imitated = batch.count(batch.columns["imitation_mask"] > 0)[members]
+    return {
+        "weight": token_weights(
+            trained, aggregation=aggregation if isinstance(aggregation, str) else "fixed", fixed_tokens=tokens
+        ),
+        "value_weight": token_weights(valued, aggregation="sequence_mean"),
+        "imitation_weight": token_weights(imitated, aggregation="token_mean"),
+    }
+
+
+def _needed_inputs(batch: Batch) -> Ints:
+    """Positions of each trajectory the model must see, [S]: up to the one that predicts its last target."""
+    needed = np.zeros(len(batch.lengths), dtype=np.int64)
+    starts = batch.starts
+    places = np.flatnonzero(batch.seen_mask)
+    owners = np.searchsorted(starts, places, side="right") - 1
+    np.maximum.at(needed, owners, places - starts[owners])
+    return needed
+
+
+def _micro_batch(
+    batch: Batch,
+    members: Ints,
+    shares: dict[str, NDArray[np.float64]],
+    inputs: Ints,
+    first_seen: Ints,
+) -> MicroBatch:
+    if not len(members):
+        return _dummy([*batch.columns, *shares])
+    width = int(inputs.max())
+    token_ids = np.full((len(members), width), PADDING, dtype=np.int64)
+    places, positions, tokens = [], [], []
+    starts = batch.starts
+    for row, (member, length) in enumerate(zip(members, inputs, strict=True)):
+        start = starts[member]
+        token_ids[row, :length] = batch.token_ids[start : start + length]
+        targets = np.flatnonzero(batch.seen_mask[start : starts[member + 1]])
+        places.append(start + targets)
+        positions.append(row * width + targets - 1)
+        tokens.append(first_seen[member] + np.arange(len(targets)))
+    counts = [len(p) for p in places]
+    place = np.concatenate(places)
+    columns = {name: column[place] for name, column in batch.columns.items()}
+    masks = {
+        "weight": batch.loss_mask[place],
+        "value_weight": columns["value_mask"],
+        "imitation_weight": columns["imitation_mask"],
+    }
+    for name, share in shares.items():
+        columns[name] = (np.repeat(share, counts) * masks[name]).astype(np.float32)
+    return MicroBatch(
+        token_ids=token_ids,
+        position=np.concatenate(positions),
+        target=batch.token_ids[place].astype(np.int64),
+        temperature=np.repeat(batch.temperature[members], counts),
+        row=np.repeat(np.arange(len(members)), counts),
+        columns=columns,
+        policy=batch.loss_mask[place],
+        token=np.concatenate(tokens),
+        filled=int(inputs.sum()),
+    )
+
+
+def _dummy(columns: Sequence[str]) -> MicroBatch:
+    """Takes part in every collective and changes nothing."""
+    return MicroBatch(
+        token_ids=np.full((1, 1), PADDING, dtype=np.int64),
+        position=np.zeros(1, dtype=np.int64),
+        target=np.zeros(1, dtype=np.int64),
+        temperature=np.ones(1, dtype=np.float32),
+        row=np.zeros(1, dtype=np.int64),
+        columns={name: np.zeros(1, dtype=np.float32) for name in columns},
+        policy=np.ones(1, dtype=np.bool_),
+        token=np.full(1, -1, dtype=np.int64),
+        filled=0,
+    )

@@ -1,0 +1,345 @@
+"""The learner's engine: trajectories in, updated weights out, on one process or several.
+
+Rank 0 calls `update`, `weights`, `save`, `load`, `save_pretrained` and `close`; every other rank constructs
+the same Engine and calls `follow`, which returns when rank 0 closes.
+"""
+
+import gc
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, assert_never
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from learner import checkpoint
+from learner.config import LearnerConfig
+from learner.trajectory import Trajectory
+from learner.update import deepspeed_zero as zero
+from learner.update import ranks
+from learner.update.adaptive import first_state, reference_policies
+from learner.update.batching import Batch, make_batch
+from learner.update.cpu import keep_freed_memory, use_float_attention
+from learner.update.credit_assignment import assign_credit
+from learner.update.critic import load_critic
+from learner.update.estimates import ValueMemory, everything, scatter_estimates
+from learner.update.frozen import FrozenPolicy
+from learner.update.outcome import Outcome
+from learner.update.policy import load_policy
+from learner.update.report import UpdateReport, make_report
+from learner.update.updater import Updater
+
+__all__ = ["Engine", "UpdateReport"]
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+VALUES_FILE = "values.msgpack"
+"""In a checkpoint: what the critic said of windows that are trained."""
+TOKENIZER_FILES = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*",
+    "vocab*", "merges.txt", "*.model",
+)  # fmt: skip
+
+
+def nothing_trained(started: float) -> dict[str, float]:
+    """Metrics of an update that ended before its first step."""
+    return {"learner/trained_tokens": 0.0, "learner/step_seconds": time.perf_counter() - started}
+
+
+class Engine:
+    """Policy, optimizer and the ranks they are spread over.
+
+    It is for a process of its own, whose torch gets ``config.threads`` threads, whose freed memory is kept, and whose
+    models attend as `learner.update.cpu` has it.
+
+    Args:
+        config: settings of the learner.
+        model: Hugging Face name or folder.
+        total_steps: learner steps of the whole run, for the learning-rate schedule.
+        seed: of the dealing to mini-batches, and of torch.
+
+    Raises:
+        RuntimeError: ``config.processes`` does not agree with how this process was started.
+        ValueError: settings that DeepSpeed gets wrong.
+    """
+
+    def __init__(self, config: LearnerConfig, *, model: str, total_steps: int, seed: int) -> None:
+        torch.manual_seed(seed)
+        torch.set_num_threads(config.threads)
+        keep_freed_memory()
+        use_float_attention()
+        self.config = config
+        self.model = model
+        self.rank, self.ranks = zero.join_ranks(config.processes)
+        algorithm, dtype = config.algorithm, DTYPES[config.dtype]
+        head = algorithm.critic is not None and algorithm.critic.model == "head"
+        policy = load_policy(
+            model, dtype=dtype, gradient_checkpointing=config.gradient_checkpointing, value_head=head
+        )
+        self._deepspeed = zero.initialise(policy, config, self.ranks)
+        self._critic = None
+        if algorithm.critic is not None and not head:
+            critic = load_critic(model, dtype=dtype, gradient_checkpointing=config.gradient_checkpointing)
+            self._critic = zero.initialise(critic, config, self.ranks)
+        self._updater = Updater(
+            engine=self._deepspeed,
+            critic=self._critic,
+            frozen={
+                name: FrozenPolicy(load_policy(model, dtype=dtype), self._deepspeed.device)
+                for name in reference_policies(algorithm)
+            },
+            config=config,
+            total_steps=total_steps,
+            seed=seed,
+            rank=self.rank,
+            ranks=self.ranks,
+            state=first_state(algorithm),
+        )
+        self._values = ValueMemory()
+        self.updates = 0
+        """Calls of `update` so far, over restarts."""
+        self.optimizer_steps = 0
+        """Optimizer steps applied so far, over restarts."""
+
+    # --- rank 0 -----------------------------------------------------------------------------------------
+
+    def update(self, trajectories: Sequence[Trajectory], *, current_version: int) -> UpdateReport:
+        """Train on a batch of trajectories.
+
+        Tokens that lag more than ``max_policy_lag`` behind ``current_version`` carry no gradient. A loss or
+        gradient that is not finite on any rank skips the optimizer step on all of them, and ends the
+        update.
+
+        Raises:
+            ValueError: there are no trajectories, or a return is not finite.
+            StaleTokens: tokens of a version after ``current_version``.
+        """
+        started = time.perf_counter()
+        if not trajectories:
+            raise ValueError("update needs at least one trajectory")
+        batch = self._batch(trajectories, current_version)
+        if batch is None:
+            return UpdateReport(applied=False, nonfinite=True, metrics=nothing_trained(started))
+        if self.ranks > 1:
+            ranks.send(*ranks.encode_batch(ranks.RunUpdate, batch))
+        outcome = self._run(batch)
+        seconds = time.perf_counter() - started
+        return make_report(trajectories, batch, outcome, current_version=current_version, seconds=seconds)
+
+    def _batch(self, trajectories: Sequence[Trajectory], current_version: int) -> Batch | None:
+        """Credit assigned, and all laid out; None if the critic's values are not finite."""
+        algorithm = self.config.algorithm
+        lay_out = partial(
+            make_batch,
+            trajectories,
+            current_version=current_version,
+            max_policy_lag=self.config.lag_bound,
+            max_replay_lag=self.config.replay.max_policy_lag if self.config.replay else 0,
+            imitate=algorithm.imitation_coefficient > 0,
+        )
+        if algorithm.critic is None:
+            return lay_out(assign_credit(algorithm, trajectories))
+        unknown = lay_out(everything(trajectories))
+        if self.ranks > 1:
+            ranks.send(*ranks.encode_batch(ranks.RunEstimate, unknown))
+        estimates = scatter_estimates(unknown, self._updater.estimate(unknown))
+        if (
+            not np.isfinite(estimates.value).all()
+            or not np.isfinite(estimates.ratio_proximal_behaviour).all()
+        ):
+            return None
+        fresh = unknown.columns["fresh"] > 0
+        batch = lay_out(assign_credit(algorithm, trajectories, estimates, fresh))
+        batch.columns["value_before"] = self._values.recall(trajectories, estimates.value)
+        return batch
+
+    def weights(self) -> tuple[dict[str, tuple[str, tuple[int, ...]]], Iterator[tuple[str, memoryview]]]:
+        """``name -> (safetensors dtype, shape)`` and the tensors' bytes in the same order.
+
+        Names are those of Hugging Face; tied tensors come once. The iterator must be run through before
+        anything else is asked of the engine; each memoryview is valid until the next.
+        """
+        return zero.weight_shapes(self._deepspeed), (
+            (name, zero.as_bytes(tensor)) for name, tensor in self._gathered()
+        )
+
+    def save(
+        self, folder: Path, client_state: dict[str, Any], also: Callable[[Path], None] = lambda _: None
+    ) -> None:
+        """Write a checkpoint; it counts once all of it is on disk. The last two are kept.
+
+        Args:
+            client_state: returned by `load`; JSON types only.
+            also: puts more into the checkpoint's folder.
+        """
+
+        def write(name: str) -> None:
+            if self.ranks > 1:
+                ranks.send(ranks.SaveCheckpoint(str(folder), name))
+            self._save(folder, name, client_state)
+            (folder / name / VALUES_FILE).write_bytes(self._values.encode())
+            also(folder / name)
+
+        checkpoint.write_whole(folder, self.optimizer_steps, write)
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        """Continue from the newest checkpoint; returns what `save` was given.
+
+        Raises:
+            CheckpointError: there is none, or it was written by other ranks, ZeRO stage or dtype.
+        """
+        name = checkpoint.latest_name(folder)
+        self._read_state(folder, name)  # refuse here, before the other ranks are told
+        if self.ranks > 1:
+            ranks.send(ranks.LoadCheckpoint(str(folder), name))
+        self._values.restore((folder / name / VALUES_FILE).read_bytes())
+        return self._load(folder, name)
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write the model as a Hugging Face folder, with the tokenizer's files."""
+        state = {name: tensor.clone() for name, tensor in self._gathered()}
+        folder.mkdir(parents=True, exist_ok=True)
+        self._deepspeed.module.lm.save_pretrained(folder, state_dict=state)
+        source = Path(self.model)
+        if not source.is_dir():
+            from transformers import AutoTokenizer
+
+            AutoTokenizer.from_pretrained(self.model).save_pretrained(folder)
+            return
+        for pattern in TOKENIZER_FILES:
+            for path in source.glob(pattern):
+                if path.is_file() and path.resolve() != (folder / path.name).resolve():
+                    shutil.copyfile(path, folder / path.name)
+
+    def release(self) -> None:
+        """End the others' `follow` and free the model; the process group stays, for another Engine."""
+        if self.ranks > 1:
+            ranks.send(ranks.Finish(leave=False))
+        self._free()
+
+    def close(self) -> None:
+        """End the others' `follow`, free the model, leave the process group.
+
+        With several ranks end the process by ``os._exit`` soon after: interpreter shutdown races with the
+        threads of the collectives.
+        """
+        if self.ranks > 1:
+            ranks.send(ranks.Finish(leave=True))
+        self._free()
+        self._leave()
+
+    # --- other ranks ------------------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Do what rank 0 does, until it closes."""
+        while True:
+            command, body = ranks.receive()
+            match command:
+                case ranks.RunUpdate():
+                    self._run(ranks.decode_batch(command, body))
+                case ranks.RunEstimate():
+                    self._updater.estimate(ranks.decode_batch(command, body))
+                case ranks.GatherWeights():
+                    for _ in zero.gathered_weights(self._deepspeed):
+                        pass
+                case ranks.SaveCheckpoint(folder=folder, name=name):
+                    self._save(Path(folder), name, {})
+                case ranks.LoadCheckpoint(folder=folder, name=name):
+                    self._load(Path(folder), name)
+                case ranks.Finish(leave=leave):
+                    self._free()
+                    if leave:
+                        self._leave()
+                    return
+                case _:
+                    assert_never(command)
+
+    # --- all ranks --------------------------------------------------------------------------------------
+
+    def _free(self) -> None:
+        self._deepspeed.destroy()
+        if self._critic is not None:
+            self._critic.destroy()
+        del self._deepspeed, self._critic, self._updater
+        gc.collect()
+
+    def _leave(self) -> None:
+        if self.ranks > 1:
+            dist.barrier()
+            dist.destroy_process_group()
+
+    def _run(self, batch: Batch) -> Outcome:
+        change = self.config.algorithm.reincarnation
+        frozen = self._updater.frozen
+        if change is not None and self.updates == change.step and "reference" in frozen:
+            frozen["reference"].replace(zero.gathered_weights(self._deepspeed))
+        before = self._snapshot() if "predecessor" in frozen else []
+        outcome = self._updater.run(batch, step=self.updates, optimizer_step=self.optimizer_steps)
+        if before and outcome.applied:
+            frozen["predecessor"].replace(before)
+        self.updates += 1
+        self.optimizer_steps += outcome.applied
+        return outcome
+
+    def _snapshot(self) -> list[tuple[str, torch.Tensor]]:
+        return [(name, tensor.clone()) for name, tensor in zero.gathered_weights(self._deepspeed)]
+
+    def _gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
+        if self.ranks > 1 and self.config.zero_stage_used == 3:
+            ranks.send(ranks.GatherWeights())
+        yield from zero.gathered_weights(self._deepspeed)
+
+    def _save(self, folder: Path, name: str, client_state: dict[str, Any]) -> None:
+        for engine, path in self._engines(folder / name):
+            engine.save_checkpoint(str(path.parent), tag=path.name, save_latest=False)
+        if self.rank == 0:
+            for policy, frozen in self._updater.frozen.items():
+                frozen.save(folder / name / f"{policy}.safetensors")
+        state = checkpoint.capture(
+            ranks=self.ranks,
+            zero_stage=self.config.zero_stage_used,
+            dtype=self.config.dtype,
+            updates=self.updates,
+            optimizer_steps=self.optimizer_steps,
+            adaptive=self._updater.state,
+            client=client_state,
+        )
+        checkpoint.write_state(folder, name, self.rank, state)
+        if self.ranks > 1:
+            dist.barrier()
+
+    def _load(self, folder: Path, name: str) -> dict[str, Any]:
+        state = self._read_state(folder, name)
+        for engine, place in self._engines(folder / name):
+            path, _ = engine.load_checkpoint(str(place.parent), tag=place.name)
+            if path is None:
+                raise checkpoint.CheckpointError(f"{place}: DeepSpeed found no checkpoint there")
+        for policy, frozen in self._updater.frozen.items():
+            frozen.load(folder / name / f"{policy}.safetensors")
+        checkpoint.restore_random(state)
+        self.updates, self.optimizer_steps = state.updates, state.optimizer_steps
+        self._updater.state = state.adaptive
+        return state.client
+
+    def _engines(self, folder: Path) -> list[tuple[Any, Path]]:
+        """DeepSpeed's engines, and the folder of each in a checkpoint."""
+        engines = [(self._deepspeed, folder)]
+        if self._critic is not None:
+            engines.append((self._critic, folder / "critic"))
+        return engines
+
+    def _read_state(self, folder: Path, name: str) -> checkpoint.RankState:
+        return checkpoint.read_state(
+            folder,
+            name,
+            self.rank,
+            ranks=self.ranks,
+            zero_stage=self.config.zero_stage_used,
+            dtype=self.config.dtype,
+        )

@@ -1,0 +1,75 @@
+"""What the critic says of a batch before it is trained on, and what it said when tokens were trained."""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from learner.algorithms.ratios import LOG_RATIO_LIMIT
+from learner.trajectory import Trajectory
+from learner.update.batching import Batch
+from learner.update.credit_assignment import Credit, Estimates
+
+REMEMBERED = 65536
+"""Trajectories under way whose values are kept; the oldest go first."""
+
+
+def everything(trajectories: Sequence[Trajectory]) -> Credit:
+    """Credit that makes the learner look at all action tokens, and train on none."""
+    total = sum(len(t) for t in trajectories)
+    zeros, none = np.zeros(total), np.zeros(total, dtype=np.bool_)
+    actions = np.concatenate([t.action_mask for t in trajectories])
+    return Credit(advantage=zeros, median_advantage=zeros, policy=none, value=actions, value_target=zeros)
+
+
+def scatter_estimates(batch: Batch, rows: Mapping[str, NDArray[Any]]) -> Estimates:
+    """From one number per seen token to one per token of all rows."""
+    value, ratio = np.zeros(len(batch.token_ids)), np.ones(len(batch.token_ids))
+    value[batch.seen_mask] = rows["value"]
+    log_ratio = rows["logp_current"] - batch.columns["logp_behaviour"][batch.seen_mask]
+    ratio[batch.seen_mask] = np.exp(log_ratio.clip(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+    return Estimates(value=value, ratio_proximal_behaviour=ratio)
+
+
+class ValueMemory:
+    """Values of tokens as they were when their window was trained, for the value clip (T-PPO,
+    arXiv:2506.15050)."""
+
+    def __init__(self) -> None:
+        self._values: OrderedDict[str, NDArray[np.float64]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def recall(self, trajectories: Sequence[Trajectory], now: NDArray[np.floating]) -> NDArray[np.float32]:
+        """Values of all rows [ΣT]: those remembered of earlier windows, and of the present ones those of now.
+
+        Windows of unfinished trajectories are remembered; finished ones are forgotten.
+        """
+        rows = []
+        start = 0
+        for t in trajectories:
+            row = np.array(now[start : start + len(t)], dtype=np.float64)
+            start += len(t)
+            earlier = self._values.pop(t.trajectory_id, row[: t.window_start])
+            known = min(len(earlier), t.window_start)
+            row[:known] = earlier[:known]
+            if t.status == "unfinished":
+                self._values[t.trajectory_id] = row
+            rows.append(row)
+        while len(self._values) > REMEMBERED:
+            self._values.popitem(last=False)
+        return np.concatenate(rows).astype(np.float32)
+
+    def encode(self) -> bytes:
+        """For the checkpoint: trajectory ids, and their values as little-endian doubles."""
+        rows = [(name, row.astype("<f8").tobytes()) for name, row in self._values.items()]
+        return msgspec.msgpack.encode(rows)
+
+    def restore(self, data: bytes) -> None:
+        """As they were when `encode` was called."""
+        rows = msgspec.msgpack.decode(data, type=list[tuple[str, bytes]])
+        self._values = OrderedDict((name, np.frombuffer(row, "<f8")) for name, row in rows)

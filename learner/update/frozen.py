@@ -1,0 +1,59 @@
+"""Frozen copies of the policy that the objective compares with: the reference, and the predecessor.
+
+Every rank holds a full copy in the learner's dtype.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from learner.update.batching import MicroBatch
+from learner.update.policy import PolicyModule, micro_batch_inputs
+
+
+class FrozenPolicy:
+    """A policy that never learns; its weights can be replaced.
+
+    Args:
+        module: taken over; its parameters lose their gradient.
+        device: where the learner computes.
+    """
+
+    def __init__(self, module: PolicyModule, device: torch.device) -> None:
+        self._module = module.requires_grad_(False).to(device)
+        self._device = device
+
+    @torch.no_grad()
+    def score(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """Log-probabilities of the targets of each micro-batch, [N] each."""
+        return [
+            self._module(*micro_batch_inputs(micro_batch, self._device)).logp for micro_batch in micro_batches
+        ]
+
+    @torch.no_grad()
+    def replace(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Take other weights: (Hugging Face name, tensor), tied ones once."""
+        own = dict(self._module.lm.named_parameters()) | dict(self._module.lm.named_buffers())
+        for name, tensor in weights:
+            own[name].copy_(tensor)
+
+    def save(self, path: Path) -> None:
+        """Write the weights as safetensors."""
+        from safetensors.torch import save_file
+
+        tensors = {name: t.detach().cpu().contiguous() for name, t in self._module.lm.named_parameters()}
+        partial = path.with_suffix(".partial")
+        save_file(tensors, partial)
+        partial.replace(path)
+
+    def load(self, path: Path) -> None:
+        """Continue with what `save` wrote.
+
+        Raises:
+            FileNotFoundError: the checkpoint was written without this policy.
+        """
+        from safetensors.torch import load_file
+
+        self.replace(load_file(path).items())

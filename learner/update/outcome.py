@@ -1,0 +1,158 @@
+"""What an update did, token by token: recorded on each rank, summed over all."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from learner.algorithms.clipping import BalancedBounds
+from learner.algorithms.ratios import importance_ratio
+from learner.surrogate_config import Centre
+from learner.update.adaptive import AdaptiveState
+from learner.update.batching import MicroBatch
+from learner.update.deepspeed_zero import StepResult, sum_over_ranks
+from learner.update.objective import Adaptive, Diagnostics
+
+DIAGNOSTICS = (
+    "logp_current", "logp_proximal", "logp_behaviour", "entropy", "loss", "clipped", "truncated", "correction",
+)  # fmt: skip
+ROWS = ("seen", *DIAGNOSTICS, "value")
+"""What is recorded of every token; ``seen`` is 1 where the policy's objective was formed."""
+
+
+@dataclass
+class Outcome:
+    """What an update did, over all ranks."""
+
+    tokens: dict[str, NDArray[np.float32]]
+    """One array [M] for each of ROWS, in the batch's order of seen tokens."""
+    steps: list[StepResult] = field(default_factory=list)
+    critic_steps: list[StepResult] = field(default_factory=list)
+    learning_rates: list[float] = field(default_factory=list)
+    adaptive: list[Adaptive] = field(default_factory=list)
+    bounds: list[BalancedBounds] = field(default_factory=list)
+    filled: int = 0
+    computed: int = 0
+    mini_batches: float = 1.0
+    """Per pass: ``tokens`` hold what the last pass found."""
+    critic_only: bool = False
+    """The policy was not to move."""
+    state: AdaptiveState | None = None
+
+    @property
+    def applied(self) -> int:
+        """Optimizer steps that moved the weights."""
+        return sum(step.applied for step in self.steps)
+
+    @property
+    def nonfinite(self) -> bool:
+        """A step, of the policy or of a critic, was skipped for a loss or gradient that is not finite; the rest
+        of the batch was left alone."""
+        return any(not step.applied for step in (*self.steps, *self.critic_steps))
+
+    def mean(self, row: str) -> float:
+        """Mean over the tokens of the policy's objective."""
+        return float(self.tokens[row][self.tokens["seen"] > 0].mean())
+
+
+class Recorder:
+    """Collects what is known of tokens on this rank.
+
+    Args:
+        tokens: seen tokens of the batch.
+        ranks: each token is seen by one of them; the others hold zeros.
+    """
+
+    def __init__(self, tokens: int, ranks: int) -> None:
+        self._rows = torch.zeros(len(ROWS), tokens)
+        self._ranks = ranks
+        self._pass_index = 0
+        self._step_tokens: list[NDArray[np.int64]] = []
+        self.steps: list[StepResult] = []
+        self.critic_steps: list[StepResult] = []
+        self._learning_rates: list[float] = []
+        self._adaptive: list[Adaptive] = []
+        self._bounds: list[BalancedBounds] = []
+
+    @property
+    def applied(self) -> int:
+        return sum(step.applied for step in self.steps)
+
+    @property
+    def nonfinite(self) -> bool:
+        return any(not step.applied for step in (*self.steps, *self.critic_steps))
+
+    def begin(self, pass_index: int, numbers: Adaptive, bounds: BalancedBounds | None) -> None:
+        """An optimizer step begins, in this pass over the batch."""
+        if pass_index != self._pass_index:  # in another pass a token may be seen by another rank
+            self._rows.zero_()
+            self._pass_index = pass_index
+        self._step_tokens = []
+        self._adaptive.append(numbers)
+        if bounds is not None:
+            self._bounds.append(bounds)
+
+    def put(self, micro_batch: MicroBatch, rows: Mapping[str, Tensor]) -> None:
+        """Note rows of all targets of a micro-batch."""
+        if micro_batch.token[0] >= 0:
+            for name, values in rows.items():
+                self._rows[ROWS.index(name), micro_batch.token] = values.detach().float().cpu()
+
+    def policy(self, micro_batch: MicroBatch, diagnostics: Diagnostics) -> None:
+        """Note what the objective found, for the targets that carry policy gradient."""
+        if micro_batch.token[0] < 0:
+            return
+        token = micro_batch.token[micro_batch.policy]
+        values = [getattr(diagnostics, name).float() for name in DIAGNOSTICS]
+        self._rows[: len(DIAGNOSTICS) + 1, token] = torch.stack([torch.ones_like(values[0]), *values]).cpu()
+        self._step_tokens.append(token)
+
+    def end_step(self, result: StepResult, lr: float) -> None:
+        self.steps.append(result)
+        self._learning_rates.append(lr)
+
+    def step_effective_sample_size(self) -> float:
+        """Of the proximal / behaviour weights of the present step's tokens, on all ranks; 1 without any."""
+        weights = self._step_ratio("logp_proximal").double()
+        sums = torch.tensor([weights.sum(), weights.square().sum(), float(len(weights))], dtype=torch.float64)
+        total, squares, count = sum_over_ranks(sums, self._ranks).tolist()
+        return total * total / (count * squares) if squares else 1.0
+
+    def step_mean_square(self, centre: Centre = "behaviour") -> float:
+        """Mean of (current / centre - 1)² over the present step's tokens, on all ranks."""
+        below = "logp_behaviour" if centre == "behaviour" else "logp_proximal"
+        distance = (self._step_ratio("logp_current", below) - 1).double()
+        sums = torch.tensor([distance.square().sum(), float(len(distance))], dtype=torch.float64)
+        total, count = sum_over_ranks(sums, self._ranks).tolist()
+        return total / count if count else 0.0
+
+    def _step_ratio(self, above: str, below: str = "logp_behaviour") -> Tensor:
+        tokens = np.concatenate(self._step_tokens) if self._step_tokens else np.zeros(0, dtype=np.int64)
+        rows = self._rows[:, torch.from_numpy(tokens)]
+        return importance_ratio(rows[ROWS.index(above)], rows[ROWS.index(below)])
+
+    def gathered(self, *rows: str) -> dict[str, NDArray[Any]]:
+        """Some rows, over all ranks."""
+        chosen = sum_over_ranks(self._rows[[ROWS.index(name) for name in rows]], self._ranks)
+        return dict(zip(rows, chosen.numpy(), strict=True))
+
+    def finish(self, mini_batches: Sequence[Sequence[MicroBatch]], *, passes: int) -> Outcome:
+        """All of it, over all ranks."""
+        micro_batches = [micro_batch for part in mini_batches for micro_batch in part]
+        sizes = [sum(m.filled for m in micro_batches), sum(m.token_ids.size for m in micro_batches)]
+        filled, computed = sum_over_ranks(torch.tensor(sizes), self._ranks).tolist()
+        return Outcome(
+            self.gathered(*ROWS),
+            steps=self.steps,
+            critic_steps=self.critic_steps,
+            learning_rates=self._learning_rates,
+            adaptive=self._adaptive,
+            bounds=self._bounds,
+            filled=int(filled),
+            computed=int(computed),
+            mini_batches=max(1.0, len(mini_batches) / passes),
+        )

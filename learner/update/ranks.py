@@ -1,0 +1,111 @@
+"""Commands from rank 0 to the other ranks: typed MessagePack and raw arrays in collectives, no pickle.
+
+Rank 0 alone talks to the rest of the world. The others sit in `Engine.follow` and do what it does.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from learner.update.batching import Batch
+from protocol.codec import pack_arrays, unpack_arrays
+from protocol.messages import ArraySpec
+
+COLUMN = "column."
+
+
+class RunUpdate(Struct, tag="update", frozen=True):
+    """Train on the batch in the body."""
+
+    arrays: list[ArraySpec]
+
+
+class RunEstimate(Struct, tag="estimate", frozen=True):
+    """Estimate values of the batch in the body."""
+
+    arrays: list[ArraySpec]
+
+
+class GatherWeights(Struct, tag="weights", frozen=True):
+    """Take part in gathering full parameters."""
+
+
+class SaveCheckpoint(Struct, tag="save", frozen=True):
+    """Write this rank's share of a checkpoint."""
+
+    folder: str
+    name: str
+
+
+class LoadCheckpoint(Struct, tag="load", frozen=True):
+    """Continue from a checkpoint."""
+
+    folder: str
+    name: str
+
+
+class Finish(Struct, tag="finish", frozen=True):
+    """Rank 0 is done with this engine; ``leave``: and with the process group."""
+
+    leave: bool
+
+
+Command = RunUpdate | RunEstimate | GatherWeights | SaveCheckpoint | LoadCheckpoint | Finish
+_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+
+
+def send(command: Command, body: bytes = b"") -> None:
+    """Rank 0: tell all other ranks; collective with their `receive`."""
+    header = msgspec.msgpack.encode(command)
+    dist.broadcast(torch.tensor([len(header), len(body)]), src=0)
+    dist.broadcast(torch.frombuffer(bytearray(header + body), dtype=torch.uint8), src=0)
+
+
+def receive() -> tuple[Command, bytes]:
+    """Other ranks: the next command and its body."""
+    lengths = torch.zeros(2, dtype=torch.int64)
+    dist.broadcast(lengths, src=0)
+    header, body = lengths.tolist()
+    frame = torch.empty(header + body, dtype=torch.uint8)
+    dist.broadcast(frame, src=0)
+    data = frame.numpy().tobytes()
+    return _decoder.decode(data[:header]), data[header:]
+
+
+def encode_batch(
+    command: type[RunUpdate] | type[RunEstimate], batch: Batch
+) -> tuple[RunUpdate | RunEstimate, bytes]:
+    """A command with a batch."""
+    arrays: Mapping[str, NDArray[Any]] = {
+        "lengths": batch.lengths,
+        "temperature": batch.temperature,
+        "group": batch.group,
+        "token_ids": batch.token_ids,
+        "loss_mask": batch.loss_mask.astype(np.uint8),
+        "seen_mask": batch.seen_mask.astype(np.uint8),
+        **{COLUMN + name: column for name, column in batch.columns.items()},
+    }
+    specs, body = pack_arrays(arrays)
+    return command(specs), body
+
+
+def decode_batch(command: RunUpdate | RunEstimate, body: bytes) -> Batch:
+    """The batch of a command."""
+    arrays = unpack_arrays(command.arrays, memoryview(bytearray(body)))  # writable, for torch.from_numpy
+    return Batch(
+        lengths=arrays["lengths"],
+        temperature=arrays["temperature"],
+        group=arrays["group"],
+        token_ids=arrays["token_ids"],
+        loss_mask=arrays["loss_mask"].astype(np.bool_),
+        seen_mask=arrays["seen_mask"].astype(np.bool_),
+        columns={
+            name.removeprefix(COLUMN): array for name, array in arrays.items() if name.startswith(COLUMN)
+        },
+    )

@@ -1,0 +1,152 @@
+"""What is reported of an update: numbers from what was recorded of each trained token. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from learner.algorithms.entropy_change import entropy_change, entropy_quadrants
+from learner.algorithms.ratios import effective_sample_size, importance_ratio
+from learner.algorithms.regularisers import kl_k3
+from learner.algorithms.values import explained_variance
+from learner.trajectory import Trajectory
+from learner.update.batching import Batch
+from learner.update.outcome import Outcome
+from learner.update.packing import padding_fraction
+
+
+@dataclass(frozen=True)
+class UpdateReport:
+    """What an update did."""
+
+    applied: bool
+    """The weights moved."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """TensorBoard tag -> number; those that are not finite are left out."""
+    histograms: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """One number per trained token, or per trajectory for lengths."""
+    nonfinite: bool = False
+    """A step was skipped for a loss or gradient that is not finite."""
+    replayed_tokens: int = 0
+    """Of the trained tokens, those that were trained before."""
+
+
+def make_report(
+    trajectories: Sequence[Trajectory],
+    batch: Batch,
+    outcome: Outcome,
+    *,
+    current_version: int,
+    seconds: float,
+) -> UpdateReport:
+    """Metrics and histograms of one update."""
+    seen = outcome.tokens["seen"] > 0
+    columns = {name: column[batch.seen_mask] for name, column in batch.columns.items()}
+    lags = columns["lag"][seen]
+    replayed = np.repeat([t.replayed for t in trajectories], batch.lengths)[batch.seen_mask][seen]
+    offered = sum(int(t.action_mask[t.window_start :].sum()) for t in trajectories if not t.baseline)
+    metrics = {
+        "learner/trained_tokens": float(seen.sum()),
+        "learner/replayed_tokens": float(replayed.sum()),
+        "learner/stale_token_fraction": 1 - float(batch.columns["fresh"].sum()) / max(1, offered),
+        "learner/padding_fraction": padding_fraction(outcome.filled, outcome.computed),
+        "learner/step_seconds": seconds,
+    }
+    histograms: dict[str, NDArray[Any]] = {
+        "policy_lag_versions": lags[~replayed],
+        "length_trained_tokens": batch.trained[batch.trained > 0],
+    }
+    if seen.any():
+        metrics |= _step_metrics(outcome)
+        metrics["learner/policy_lag_mean_versions"] = float(lags.mean())
+        metrics["learner/policy_lag_max_versions"] = float(lags.max())
+        tokens = {name: torch.from_numpy(row[seen]) for name, row in outcome.tokens.items()}
+        numbers, ratios = _token_metrics(tokens)
+        metrics |= numbers
+        metrics |= _clip_metrics(tokens, torch.from_numpy(columns["advantage"][seen]))
+        histograms |= ratios
+    metrics |= _critic_metrics(outcome, columns)
+    return UpdateReport(
+        applied=outcome.applied > 0 and not outcome.critic_only,
+        metrics={name: value for name, value in metrics.items() if np.isfinite(value)},
+        histograms=histograms,
+        nonfinite=outcome.nonfinite,
+        replayed_tokens=int(replayed.sum()),
+    )
+
+
+def _step_metrics(outcome: Outcome) -> dict[str, float]:
+    """Means over the optimizer steps of the update."""
+    metrics = {"learner/loss": float(outcome.tokens["loss"].sum(dtype=np.float64)) / outcome.mini_batches}
+    if outcome.steps:
+        metrics["learner/gradient_norm"] = float(np.mean([step.gradient_norm for step in outcome.steps]))
+        metrics["learner/learning_rate"] = outcome.learning_rates[-1]
+    if outcome.bounds:
+        metrics |= {
+            "learner/clip_low": float(np.mean([b.low for b in outcome.bounds])),
+            "learner/clip_high": float(np.mean([b.high for b in outcome.bounds])),
+            "learner/positive_share": float(np.mean([b.share for b in outcome.bounds])),
+            "learner/clip_moves": float(np.mean([b.moves for b in outcome.bounds])),
+        }
+    if outcome.state is not None:
+        metrics["learner/dual_variable"] = outcome.state.dual
+        metrics["learner/entropy_coefficient"] = outcome.state.entropy_coefficient
+    return metrics
+
+
+def _token_metrics(tokens: dict[str, torch.Tensor]) -> tuple[dict[str, float], dict[str, NDArray[Any]]]:
+    """Means over trained tokens, and the ratios themselves."""
+    current, proximal, behaviour = (
+        tokens["logp_current"],
+        tokens["logp_proximal"],
+        tokens["logp_behaviour"],
+    )
+    ratios = {
+        "ratio_current_proximal": importance_ratio(current, proximal),
+        "ratio_proximal_behaviour": importance_ratio(proximal, behaviour),
+    }
+    metrics = {
+        "learner/entropy_nats": float(tokens["entropy"].mean()),
+        "learner/kl_current_proximal_nats": float(kl_k3(current, proximal).mean()),
+        # in this direction the estimate is unbiased: the tokens were sampled by the behaviour policy
+        "learner/kl_proximal_behaviour_nats": float(kl_k3(behaviour, proximal).mean()),
+        "learner/clip_fraction": float(tokens["clipped"].mean()),
+        "learner/truncated_fraction": float(tokens["truncated"].mean()),
+        "learner/correction_mean": float(tokens["correction"].mean()),
+        "learner/effective_sample_size": float(effective_sample_size(ratios["ratio_proximal_behaviour"])),
+        "learner/ratio_variance": float((importance_ratio(current, behaviour) - 1).square().mean()),
+    }
+    for name, ratio in ratios.items():
+        metrics[f"learner/{name}_mean"] = float(ratio.mean())
+        metrics[f"learner/{name}_max"] = float(ratio.max())
+        metrics[f"learner/{name}_min"] = float(ratio.min())
+    return metrics, {name: ratio.numpy() for name, ratio in ratios.items()}
+
+
+def _clip_metrics(tokens: dict[str, torch.Tensor], advantage: torch.Tensor) -> dict[str, float]:
+    """What the unclipped tokens do to the entropy (BAPO, arXiv:2510.18927, entropy-clip rule)."""
+    active = (tokens["clipped"] == 0) & (tokens["correction"] != 0)
+    logp = tokens["logp_current"]
+    metrics = {"learner/entropy_change": float(entropy_change(logp, advantage, active))}
+    for name, value in entropy_quadrants(logp, advantage, active)._asdict().items():
+        metrics[f"learner/entropy_change_{name}"] = float(value)
+    return metrics
+
+
+def _critic_metrics(outcome: Outcome, columns: dict[str, NDArray[Any]]) -> dict[str, float]:
+    learned = columns["value_mask"] > 0
+    if not learned.any():
+        return {}
+    targets, values = columns["value_target"][learned], outcome.tokens["value"][learned]
+    metrics = {
+        "critic/loss": float(np.mean((values - targets) ** 2) / 2),
+        "critic/value_mean": float(values.mean()),
+        "critic/explained_variance": explained_variance(targets, values),
+        "critic/tokens": float(learned.sum()),
+    }
+    if outcome.critic_steps:
+        metrics["critic/gradient_norm"] = float(np.mean([s.gradient_norm for s in outcome.critic_steps]))
+    return metrics

@@ -1,0 +1,150 @@
+"""The client's half of CURVE: which keys a connection uses, and in words why the other side does not take them."""
+
+import contextlib
+import secrets
+from pathlib import Path
+from typing import NamedTuple
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from protocol.security.keys import KeyPair, KeyRole, key_pair, public_key
+
+ROUTING_ID_BYTES = 16
+HANDSHAKE_MS = 5_000
+"""A connection that has not proved itself by then is cut."""
+REFUSED_FOR_GOOD, REFUSED_FOR_NOW = 400, 500
+"""Status of a refused handshake. Not 300, which ZeroMQ has for the latter: it would keep the connection open."""
+RETRY_S = 1.0
+MAX_EVENTS = 64
+_GIVES_UP = (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+_WATCHED = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
+)
+
+
+class ClientKeys(NamedTuple):
+    """Keys of one connection that we open."""
+
+    own: KeyPair
+    server: bytes
+    server_role: KeyRole
+    folder: Path
+
+    @classmethod
+    def read(
+        cls, folder: Path, role: KeyRole, peer: str, server_role: KeyRole, server_peer: str = ""
+    ) -> "ClientKeys":
+        """Those of peer ``peer`` on its way to a server of a role.
+
+        Raises:
+            KeysUnusable: one of them is missing.
+        """
+        own = key_pair(folder, role, peer)
+        return cls(own, public_key(folder, server_role, server_peer), server_role, folder)
+
+    def apply(self, socket: "zmq.Socket[bytes]") -> None:
+        """Before the socket connects."""
+        socket.setsockopt(zmq.CURVE_SERVERKEY, self.server)
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, self.own.public)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, self.own.secret)
+
+
+def unguessable_id() -> bytes:
+    """A routing id that nobody else knows, and so nobody else can take over."""
+    return b"\x01" + secrets.token_bytes(ROUTING_ID_BYTES)
+
+
+class HandshakeWatch:
+    """What came of the handshakes of a socket that connects; connects again where ZeroMQ gives up.
+
+    After a refusal, and after bytes that are no message, ZeroMQ tries no more. But a key may be listed a moment later,
+    brokers come and go, and a bit that was flipped on the way is no reason to be silent for ever.
+    """
+
+    def __init__(
+        self, socket: "zmq.Socket[bytes]", endpoint: str, keys: ClientKeys | None, server: KeyRole
+    ) -> None:
+        self._socket, self._endpoint, self._keys = socket, endpoint, keys
+        self._server = f"the {server} at {endpoint}"
+        self._monitor = socket.get_monitor_socket(_WATCHED)
+        self._again: float | None = None
+        self._connections = self._known = 0
+        self.why = ""
+        """Why the last one failed, with the cure; empty if it did not."""
+
+    def look(self, now: float) -> str:
+        """Take in what has happened; returns the reason when it is another than before, else nothing."""
+        before = self.why
+        for _ in range(MAX_EVENTS):
+            try:
+                frames = self._monitor.recv_multipart(zmq.DONTWAIT)
+            except zmq.ZMQError:  # nothing more
+                break
+            event = parse_monitor_message(frames)
+            self._happened(int(event["event"]), int(event["value"]), now)
+        if self._again is not None and now >= self._again:
+            self._again = None
+            with contextlib.suppress(zmq.ZMQError):  # it is gone already
+                self._socket.disconnect(self._endpoint)
+            self._socket.connect(self._endpoint)
+        return self.why if self.why != before else ""
+
+    def _happened(self, kind: int, value: int, now: float) -> None:
+        match kind:
+            case zmq.EVENT_DISCONNECTED:
+                self._again = (
+                    now + RETRY_S
+                )  # unless ZeroMQ says that it tries itself: after nonsense it does not
+            case zmq.EVENT_CONNECT_RETRIED:
+                self._again = None
+            case zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.why, self._again = "", None
+                self._connections += 1
+            case _:
+                self.why = self._reason(kind, value)
+                if kind in _GIVES_UP:
+                    self._again = now + RETRY_S
+
+    def reconnected(self) -> bool:
+        """Whether `look` has seen another connection since this was last asked, and it is not the first.
+
+        What was under way on the one before, in either direction, may be lost, and ZeroMQ tells nobody.
+        """
+        before, self._known = self._known, self._connections
+        return 0 < before < self._connections
+
+    def close(self) -> None:
+        """Before the socket itself is closed."""
+        self._socket.disable_monitor()
+        self._monitor.close()
+
+    def _reason(self, event: int, value: int) -> str:
+        server, keys = self._server, self._keys
+        if keys is None:
+            return (
+                f"{server} asks for keys, and this process has none; set security.encrypt and security.keys as they "
+                "are set there"
+            )
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value != REFUSED_FOR_GOOD:
+            return f"{server} takes no more connections just now; this process goes on trying"
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            return (
+                f"{server} refused our key ({keys.own.public.decode()[:8]}... in {keys.folder}): its keys folder does "
+                "not list it; bring this host's keys from there (`offbeat keys bundle`), or our .pub file to there"
+            )
+        if (
+            event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            and value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
+        ):
+            return f"{server} does not encrypt, and this process does; set security.encrypt the same for both"
+        return (
+            f"{server} ended the handshake: as a rule its key is not the one in {keys.folder} "
+            f"({keys.server_role}.pub, {keys.server.decode()[:8]}...), or it does not encrypt; copy "
+            f"{keys.server_role}.pub from its keys folder, and set security.encrypt the same for both"
+        )

@@ -1,0 +1,144 @@
+"""The server's half of CURVE: handshakes are answered by our own ZAP handler, and every message names its key.
+
+ZAP (ZeroMQ RFC 27) asks the process that listens, over ``inproc://zeromq.zap.01``, whether a key may connect. The
+answer carries a user id, which is the key itself and comes with each message of that connection. So a key that is taken
+out of the folder is refused from then on, by connections it has, too, and those are cut.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zmq
+from zmq.utils import z85
+
+from protocol.security.client import REFUSED_FOR_GOOD, REFUSED_FOR_NOW
+from protocol.security.connections import Connection
+from protocol.security.handshakes import Admission
+from protocol.security.keys import KeyRole, Principal, key_pair
+from protocol.sockets import AsyncSocket, LeanRouter, router
+
+log = logging.getLogger(__name__)
+
+ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+ZAP_VERSION = b"1.0"
+USER_ID = "User-Id"
+LOG_EVERY_S = 5.0
+NOTICE_S = 1.0
+"""From the first message under a key that is admitted no more to the end of its connection; it can be told why."""
+ADMITS: dict[KeyRole, frozenset[KeyRole]] = {
+    "broker": frozenset({"learner", "generator", "actor"}),
+    "generator": frozenset({"actor"}),
+}
+
+OnMessage = Callable[[Any, Principal | None], None]
+
+
+class Guard:
+    """Keys, allow-list and ZAP handler of one listening socket; at most one in a ZeroMQ context.
+
+    Args:
+        folder: keys folder.
+        role, peer: whose keys the socket uses.
+
+    Raises:
+        KeysUnusable: the folder lacks them.
+    """
+
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", folder: Path, role: KeyRole, peer: str = ""
+    ) -> None:
+        self._own, self._domain = key_pair(folder, role, peer), role.encode()
+        self.admission = Admission(folder, ADMITS[role], time.monotonic())
+        self._logged = -LOG_EVERY_S
+        handler = context.socket(zmq.ROUTER)
+        handler.bind(ZAP_ENDPOINT)
+        self._handler = AsyncSocket(handler, self._asked)
+
+    def router(self, context: "zmq.Context[zmq.Socket[bytes]]") -> LeanRouter:
+        """An encrypted ROUTER, to be bound."""
+        socket = router(context)
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, self._own.secret)
+        socket.setsockopt(zmq.ZAP_DOMAIN, self._domain)
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without: everybody is let in when no handler answers
+        return socket
+
+    def sender(self, user_id: str) -> Principal | None:
+        """Whom the key of a message stands for by now; None: nobody any more."""
+        self.admission.reload(time.monotonic())
+        return self.admission.sender(user_id)
+
+    def close(self) -> None:
+        """After the socket it guards."""
+        self._handler.close()
+
+    def _asked(self, frames: list[bytes]) -> None:
+        """One request: routing id, delimiter, version, request id, domain, address, identity, mechanism, key."""
+        if len(frames) != 9 or frames[2] != ZAP_VERSION:
+            log.error("a ZAP request of %d frames is none; ZeroMQ lets its connection wait", len(frames))
+            return
+        request_id, domain, address, mechanism, key = frames[3], frames[4], frames[5], frames[7], frames[8]
+        if domain != self._domain or mechanism != b"CURVE" or len(key) != 32:
+            self._answer(frames[0], request_id, REFUSED_FOR_GOOD, "not encrypted", "")
+            return
+        public, where, now = z85.encode(key).decode(), address.decode("utf-8", "replace"), time.monotonic()
+        verdict = self.admission.handshake(public, where, now)
+        if verdict.admitted:
+            self._answer(frames[0], request_id, 200, "OK", public)
+            return
+        if now - self._logged >= LOG_EVERY_S:
+            self._logged = now
+            count = self.admission.refused.total()
+            log.warning(
+                "key %s... at %s refused: %s (%d so far)", public[:8], where or "ipc", verdict.why, count
+            )
+        status = REFUSED_FOR_NOW if verdict.for_now else REFUSED_FOR_GOOD
+        self._answer(frames[0], request_id, status, verdict.why, "")
+
+    def _answer(self, route: bytes, request_id: bytes, status: int, text: str, user_id: str) -> None:
+        answer = [ZAP_VERSION, request_id, str(status).encode(), text.encode(), user_id.encode(), b""]
+        self._handler.send([route, b"", *answer])
+
+
+class GuardedSocket(AsyncSocket):
+    """An AsyncSocket whose ``on_message`` is told, with each message, whom its key stands for (None: nobody)."""
+
+    def __init__(self, socket: LeanRouter, on_message: OnMessage, guard: Guard) -> None:
+        self._router, self._guard = socket, guard
+        self._first: zmq.Frame | None = None
+        self._doomed: set[Connection] = set()
+        super().__init__(socket, lambda frames: on_message(frames, None))
+        self._handle = on_message
+
+    def connection(self) -> Connection | None:
+        """By which the message came that is being handled."""
+        return None if self._first is None else Connection.of(self._first)
+
+    def _take(self) -> tuple[Any, ...]:
+        first = self._socket.recv(
+            zmq.DONTWAIT, copy=False
+        )  # only a frame that is not copied tells the user id
+        frames = self._router.recv_behind([first.bytes])
+        try:
+            sender = self._guard.sender(str(first.get(USER_ID)))
+        except zmq.ZMQError:
+            sender = None
+        self._first = first
+        if sender is None:
+            self._doom(Connection.of(first))
+        return frames, sender
+
+    def _doom(self, connection: Connection | None) -> None:
+        if connection is None or connection in self._doomed:
+            return
+        self._doomed.add(connection)
+        asyncio.get_running_loop().call_later(NOTICE_S, self._cut, connection)
+
+    def _cut(self, connection: Connection) -> None:
+        self._doomed.discard(connection)
+        if not self._closed and connection.cut():
+            log.info("a connection was cut: its key is admitted no more")

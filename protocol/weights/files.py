@@ -1,0 +1,152 @@
+"""Writes versions of `protocol.weights.format`, and proves that a file is one, byte by byte."""
+
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from protocol.weights.chunks import CHUNK_BYTES, Chunk, chunk_size, damaged, file_chunks
+from protocol.weights.format import (
+    DATA,
+    MANIFEST,
+    Manifest,
+    Stamp,
+    TensorSpec,
+    WeightsError,
+    host_id,
+    layout,
+    root_hash,
+    verify_shapes,
+    version_folder,
+)
+from protocol.weights.preallocated import Blank
+
+NAMED = 3
+"""Tensors that an error names at most."""
+
+
+def write_version(
+    root: Path,
+    *,
+    run: str,
+    epoch: int,
+    version: int,
+    shapes: Mapping[str, tuple[str, tuple[int, ...]]],
+    tensors: Iterable[tuple[str, memoryview]],
+    blank: Blank | None = None,
+) -> Path:
+    """Write one version, tensors in the order of ``shapes``; returns the path of its manifest.
+
+    Args:
+        blank: memory below ``root`` for it, made ahead; without one of its size it is made now.
+
+    Raises:
+        WeightsError: the tensors do not match the shapes announced.
+    """
+    header, specs = layout(shapes)
+    nbytes = len(header) + sum(spec.nbytes for spec in specs)
+    step = chunk_size(nbytes, CHUNK_BYTES)
+    if blank is None or blank.nbytes != nbytes:
+        if blank is not None:
+            blank.discard()
+        root.mkdir(parents=True, exist_ok=True)
+        blank = Blank(root, nbytes)
+    try:
+        hashes = blank.fill(_pieces(header, specs, tensors), step)
+        manifest = Manifest(
+            run=run,
+            epoch=epoch,
+            version=version,
+            nbytes=nbytes,
+            tensors=specs,
+            root=root_hash(specs, step, hashes),
+            chunk_bytes=step,
+            chunks=hashes,
+            host=host_id(),
+            stamp=_stamped(blank.folder / DATA),
+        )
+        (blank.folder / MANIFEST).write_bytes(msgspec.msgpack.encode(manifest))
+        final = version_folder(root, version)
+        shutil.rmtree(final, ignore_errors=True)
+        blank.folder.rename(final)
+    except BaseException:
+        blank.discard()
+        raise
+    return final / MANIFEST
+
+
+def _stamped(data: Path) -> Stamp:
+    """Gives a file a time of its own: that of the system goes in steps of milliseconds."""
+    now = time.time_ns()
+    os.utime(data, ns=(now, now))
+    return _stamp(data.stat())
+
+
+def _stamp(found: os.stat_result) -> Stamp:
+    return Stamp(found.st_dev, found.st_ino, found.st_mtime_ns)
+
+
+def untouched(manifest: Manifest, data: IO[bytes]) -> bool:
+    """Whether a file is the one that was written with its manifest, on this host, and nobody has written since.
+
+    To hash its bytes would prove no more, as the hashes are of the same memory. What writes through a mapping
+    is not seen: nothing here maps a data file to write it once it has a manifest.
+    """
+    return manifest.host == host_id() and manifest.stamp == _stamp(os.fstat(data.fileno()))
+
+
+def _pieces(
+    header: bytes, specs: Iterable[TensorSpec], tensors: Iterable[tuple[str, memoryview]]
+) -> Iterator[memoryview]:
+    yield memoryview(header)
+    for spec, (name, data) in zip(specs, tensors, strict=True):
+        if name != spec.name or data.nbytes != spec.nbytes:
+            raise WeightsError(f"expected {spec.name} of {spec.nbytes} bytes, got {name} of {data.nbytes}")
+        if data.nbytes:
+            yield data.cast("B")
+
+
+def verify(manifest: Manifest, data: IO[bytes], expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+    """Check names, dtypes, shapes, sizes and hashes before anything is loaded.
+
+    Args:
+        data: the opened data file.
+        expected: ``name -> (dtype, shape)`` of the model in service.
+
+    Raises:
+        WeightsError: naming the first difference.
+    """
+    verify_shapes(manifest, expected)
+    verify_bytes(manifest, data)
+
+
+def verify_bytes(manifest: Manifest, data: IO[bytes]) -> None:
+    """Whether a file is the data file of a version, byte by byte; see `verify`."""
+    verify_header(manifest, data)
+    for chunk in damaged(data.fileno(), file_chunks(manifest)):
+        raise WeightsError(
+            f"version {manifest.version}: bytes of {_owners(manifest, chunk)} do not match their hash "
+            f"({chunk.nbytes} bytes from {chunk.offset} on)"
+        )
+
+
+def verify_header(manifest: Manifest, data: IO[bytes]) -> None:
+    """Whether size and header of a file are those of the version's data file; see `verify`."""
+    which = f"version {manifest.version}"
+    size = os.fstat(data.fileno()).st_size
+    if size != manifest.nbytes:
+        raise WeightsError(f"{which}: file has {size} bytes, the manifest says {manifest.nbytes}")
+    header, _ = layout({t.name: (t.dtype, tuple(t.shape)) for t in manifest.tensors})
+    if os.pread(data.fileno(), len(header), 0) != header:
+        raise WeightsError(f"{which}: the header of the file does not match the tensors of the manifest")
+
+
+def _owners(manifest: Manifest, chunk: Chunk) -> str:
+    """Names of the tensors of which a chunk holds bytes."""
+    end = chunk.offset + chunk.nbytes
+    names = [t.name for t in manifest.tensors if t.offset < end and t.offset + t.nbytes > chunk.offset]
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")

@@ -1,0 +1,288 @@
+"""Weights on disk or in shared memory: an ordinary safetensors file beside a manifest that proves it whole.
+
+A version lives in its own folder ``v00000017`` with ``model.safetensors`` and ``manifest.msgpack``. It is
+written under another name and renamed when complete, and nothing in it is changed afterwards, so a reader
+sees all of a version or nothing. The manifest lists every tensor with dtype, shape and place, and the hash of every
+chunk of the file. Tensors follow each other without gaps behind a header that follows from the list.
+
+`protocol.weights.files` writes and verifies such files, `protocol.weights.chunks` cuts them, `protocol.weights.delta`
+tells one version by another.
+"""
+
+import json
+import shutil
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from blake3 import blake3
+from msgspec import Meta, Struct
+
+MANIFEST = "manifest.msgpack"
+DATA = "model.safetensors"
+MAX_MANIFEST_BYTES = 64 * 2**20
+MAX_TENSORS = 65_536
+MAX_BYTES = 2**44
+"""Of one version: 16 TiB."""
+MAX_CHUNKS = 2**20
+MAX_CHUNK_BYTES = 16 * 2**20
+DIGEST_BYTES = 32
+MAX_SAFETENSORS_HEADER_BYTES = 100 * 2**20
+"""As the format's own reader has it."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+SAFETENSORS_DTYPES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
+
+
+Name = Annotated[str, Meta(max_length=1_024)]
+Hex = Annotated[str, Meta(max_length=2 * DIGEST_BYTES)]
+Count = Annotated[int, Meta(ge=0)]
+Extent = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
+Digests = Annotated[bytes, Meta(max_length=MAX_CHUNKS * DIGEST_BYTES)]
+
+
+class WeightsError(ValueError):
+    """Weights that must not be loaded; the text names the tensor, what was expected and what was found."""
+
+
+class TensorSpec(Struct, frozen=True):
+    """One tensor of a version: safetensors dtype name, shape, absolute place in the data file."""
+
+    name: Name
+    dtype: Name
+    shape: Annotated[list[Extent], Meta(max_length=16)]
+    offset: Extent
+    nbytes: Extent
+
+
+class Base(Struct, frozen=True):
+    """The version that a delta applies to, and to no other."""
+
+    epoch: Count
+    version: Count
+    root: Hex
+
+
+class Stamp(Struct, frozen=True):
+    """The data file as its host's file system knows it: who writes into it, or puts another there, changes this.
+
+    Unless he sets the time back on purpose, which only the learner's own user can do.
+    """
+
+    device: Count
+    inode: Count
+    mtime_ns: int
+
+
+class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a version consists of. ``root`` is the hash over all tensors' names, dtypes, shapes, and over ``chunks``.
+
+    ``chunks`` are the BLAKE3 hashes of every ``chunk_bytes`` of the data file, one behind the other. What is
+    transferred is the file itself (encoding "full"), or a delta of ``delta_bytes`` that makes it out of ``base``
+    ("xor-zstd"), whose chunks have the hashes ``delta_chunks``. ``host`` is the machine on which it was written, and
+    ``stamp`` what its data file was there once whole.
+    """
+
+    run: Name
+    epoch: Count
+    version: Count
+    nbytes: Extent
+    tensors: Annotated[list[TensorSpec], Meta(max_length=MAX_TENSORS)]
+    root: Hex
+    chunk_bytes: Annotated[int, Meta(ge=1, le=MAX_CHUNK_BYTES)]
+    chunks: Digests
+    encoding: Literal["full", "xor-zstd"] = "full"
+    base: Base | None = None
+    delta_bytes: Extent = 0
+    delta_chunks: Digests = b""
+    host: Name = ""
+    stamp: Stamp | None = None
+
+    @property
+    def transfer_bytes(self) -> int:
+        """Size of what is transferred."""
+        return self.nbytes if self.encoding == "full" else self.delta_bytes
+
+    @property
+    def as_base(self) -> Base:
+        """This version, as the one that a delta applies to."""
+        return Base(self.epoch, self.version, self.root)
+
+
+def host_id() -> str:
+    """Of the machine's running kernel: its containers have it in common, copies of a disk image do not."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def layout(shapes: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, list[TensorSpec]]:
+    """Header bytes of a safetensors file and the place of each tensor, for ``name -> (dtype, shape)``."""
+    entries: dict[str, dict[str, object]] = {}
+    sizes: dict[str, int] = {}
+    position = 0
+    for name, (dtype, shape) in shapes.items():
+        nbytes = SAFETENSORS_DTYPES[dtype]
+        for extent in shape:
+            nbytes *= extent
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, position + nbytes]}
+        sizes[name] = nbytes
+        position += nbytes
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    header = len(text).to_bytes(8, "little") + text
+    specs, position = [], len(header)
+    for name, (dtype, shape) in shapes.items():
+        specs.append(TensorSpec(name, dtype, list(shape), position, sizes[name]))
+        position += sizes[name]
+    return header, specs
+
+
+def root_hash(tensors: Iterable[TensorSpec], chunk_bytes: int, chunks: bytes) -> str:
+    """BLAKE3 over the tensors' descriptions in order, and over the hashes of the file's chunks."""
+    hashed = blake3()
+    for t in tensors:
+        hashed.update(json.dumps([t.name, t.dtype, t.shape, t.nbytes]).encode())
+    hashed.update(json.dumps([chunk_bytes]).encode())
+    hashed.update(chunks)
+    return hashed.hexdigest()
+
+
+def version_folder(root: Path, version: int) -> Path:
+    """Folder of a version below ``root``.
+
+    Example:
+        >>> version_folder(Path("/dev/shm/run"), 17).name
+        'v00000017'
+    """
+    return root / f"v{version:08d}"
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Manifest of a version; raises WeightsError when it is unreadable or contradicts itself."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MAX_MANIFEST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"{path}: {error}") from None
+    return parse_manifest(content, str(path))
+
+
+def parse_manifest(content: bytes, where: str) -> Manifest:
+    """Manifest from its bytes; ``where`` they come from is for the error.
+
+    Raises:
+        WeightsError: it is too large, no manifest, or contradicts itself.
+    """
+    if len(content) > MAX_MANIFEST_BYTES:
+        raise WeightsError(f"{where}: more than {MAX_MANIFEST_BYTES} bytes; this is not a manifest")
+    try:
+        manifest = msgspec.msgpack.decode(content, type=Manifest)
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError, OverflowError) as error:
+        raise WeightsError(f"{where}: {error}") from None
+    _check_places(manifest, where)
+    _check_transfer(manifest, where)
+    if root_hash(manifest.tensors, manifest.chunk_bytes, manifest.chunks) != manifest.root:
+        raise WeightsError(f"{where}: root hash does not match what is listed; the manifest was altered")
+    return manifest
+
+
+def _check_places(manifest: Manifest, where: str) -> None:
+    """Tensors must lie where `layout` puts them: none twice, none across another, no gap, nothing behind."""
+    shapes = {t.name: (t.dtype, tuple(t.shape)) for t in manifest.tensors}
+    if len(shapes) < len(manifest.tensors):
+        raise WeightsError(f"{where}: a tensor is listed twice")
+    for t in manifest.tensors:
+        if t.dtype not in SAFETENSORS_DTYPES:
+            raise WeightsError(
+                f"{where}: {t.name} has dtype {t.dtype!r}; known: {sorted(SAFETENSORS_DTYPES)}"
+            )
+    header, places = layout(shapes)
+    for t, place in zip(manifest.tensors, places, strict=True):
+        if (t.offset, t.nbytes) != (place.offset, place.nbytes):
+            raise WeightsError(
+                f"{where}: {t.name} is said to have {t.nbytes} bytes at {t.offset}; by shapes and order it has "
+                f"{place.nbytes} at {place.offset}"
+            )
+    end = len(header) + sum(place.nbytes for place in places)
+    if manifest.nbytes != end:
+        raise WeightsError(
+            f"{where}: the file is said to have {manifest.nbytes} bytes, its tensors end at {end}"
+        )
+
+
+def _check_transfer(manifest: Manifest, where: str) -> None:
+    if (manifest.encoding == "full") != (manifest.base is None):
+        raise WeightsError(
+            f"{where}: encoding {manifest.encoding} and base {manifest.base} exclude each other"
+        )
+    told = manifest.delta_bytes if manifest.encoding != "full" else 0
+    for size, hashes in ((manifest.nbytes, manifest.chunks), (told, manifest.delta_chunks)):
+        expected = -(-size // manifest.chunk_bytes) * DIGEST_BYTES
+        if len(hashes) != expected:
+            raise WeightsError(
+                f"{where}: {len(hashes)} bytes of chunk hashes; {size} bytes in chunks of {manifest.chunk_bytes} "
+                f"have {expected}"
+            )
+
+
+def verify_shapes(manifest: Manifest, expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+    """Whether a version holds the tensors of the model in service.
+
+    Args:
+        expected: ``name -> (dtype, shape)``.
+
+    Raises:
+        WeightsError: naming the first difference.
+    """
+    found = {t.name: t for t in manifest.tensors}
+    which = f"version {manifest.version}"
+    if missing := sorted(expected.keys() - found.keys()):
+        raise WeightsError(f"{which}: tensor {missing[0]} is missing ({len(missing)} in all)")
+    if unknown := sorted(found.keys() - expected.keys()):
+        raise WeightsError(f"{which}: tensor {unknown[0]} is not part of the model in service")
+    for t in manifest.tensors:
+        if (t.dtype, tuple(t.shape)) != expected[t.name]:
+            raise WeightsError(
+                f"{which}: {t.name} is {t.dtype} {t.shape}, the model in service has {expected[t.name]}"
+            )
+
+
+def same_layout(one: Sequence[TensorSpec], other: Sequence[TensorSpec]) -> bool:
+    """Whether two versions differ in their numbers alone."""
+    return [(t.name, t.dtype, t.shape) for t in one] == [(t.name, t.dtype, t.shape) for t in other]
+
+
+class _Entry(Struct, frozen=True):
+    """Of a tensor, in the header of a safetensors file."""
+
+    dtype: Name
+    shape: Annotated[list[Extent], Meta(max_length=16)]
+
+
+def read_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """``name -> (dtype, shape)`` from the header of a safetensors file.
+
+    Raises:
+        WeightsError: it is none.
+    """
+    try:
+        with open(path, "rb") as f:
+            size = int.from_bytes(f.read(8), "little")
+            if size > MAX_SAFETENSORS_HEADER_BYTES:
+                raise WeightsError(f"{path}: header of {size} bytes; this is not a safetensors file")
+            entries = msgspec.json.decode(f.read(size), type=dict[str, msgspec.Raw])
+        entries.pop("__metadata__", None)
+        found = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in entries.items()}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise WeightsError(f"{path}: {error}; this is not a safetensors file") from None
+    return {name: (entry.dtype, tuple(entry.shape)) for name, entry in found.items()}
+
+
+def retire(root: Path, keep: int) -> None:
+    """Delete all but the newest ``keep`` versions; readers that hold a file open are not disturbed."""
+    folders = sorted(p for p in root.glob("v*") if p.name[1:].isdigit())
+    for folder in folders[: max(0, len(folders) - keep)]:
+        shutil.rmtree(folder, ignore_errors=True)

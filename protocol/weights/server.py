@@ -1,0 +1,274 @@
+"""Serves versions over HTTP, in ranges: beside the learner its folder, on other hosts what they have fetched.
+
+::
+
+    GET /                                        JSON: run, and the versions held open
+    GET /v1/EPOCH/VERSION/manifest               manifest.msgpack
+    GET /v1/EPOCH/VERSION/manifest?base=E.V.ROOT that of a delta from version V, if the server can make a small one
+    GET /v1/EPOCH/VERSION/data[?base=E.V.ROOT]   the data file, or the delta; with a Range
+
+202 with Retry-After: it is being compared. 404: not held. 503: enough transfers are going on.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+from aiohttp import web
+
+from protocol.errors import AddressRefused
+from protocol.security.addresses import LOOPBACK_ONLY, is_loopback, is_wildcard
+from protocol.security.http_serving import serving as serving_http
+from protocol.security.http_tls import scheme
+from protocol.security.http_token import require_token
+from protocol.weights.format import Base, WeightsError
+from protocol.weights.open_versions import Held, Key, Locate, Shelf, superfluous
+
+log = logging.getLogger(__name__)
+
+MAX_TRANSFERS = 64
+PATIENCE_S = 2.0
+"""A request waits so long for a manifest before it is told to come again."""
+TRANSFER_S = 60.0
+SLOWEST_BYTES_PER_S = 64 * 2**10
+"""A transfer may take `TRANSFER_S` and as long as its bytes take at this pace; then it is cut."""
+PIECE_BYTES = 2**20
+TIDY_S = 5.0
+CLOSE_S = 1.0
+BASE = re.compile(r"(\d{1,19})\.(\d{1,19})\.([0-9a-f]{64})")
+VERSION_PATH = r"/v1/{epoch:\d{1,18}}/{version:\d{1,18}}"
+
+
+def split_address(setting: str, address: str, keys: Path | None) -> tuple[str, int]:
+    """Host and port of ``host:port``.
+
+    Raises:
+        AddressRefused: it is none, or other hosts can reach it and there is no token to ask for.
+
+    Example:
+        >>> split_address("weights.http", "127.0.0.1:5757", None)
+        ('127.0.0.1', 5757)
+        >>> split_address("weights.http", "0.0.0.0:5757", None)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        protocol.errors.AddressRefused: weights.http 0.0.0.0:5757: only loopback ...
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65_535:
+        raise AddressRefused(f"{setting} {address}: write host:port, for example 0.0.0.0:5757")
+    if not is_loopback(host) and keys is None:
+        raise AddressRefused(f"{setting} {address}: {LOOPBACK_ONLY}")
+    return host.strip("[]"), int(port)
+
+
+def advertised(host: str, port: int, name: str = "", keys: Path | None = None) -> str:
+    """URL under which others reach a server.
+
+    Args:
+        name: of this machine, as others know it; needed where ``host`` stands for all its addresses.
+        keys: of the server; with them it speaks TLS.
+
+    Example:
+        >>> advertised("127.0.0.1", 5757), advertised("0.0.0.0", 5757, "node-3"), advertised("::1", 80)
+        ('http://127.0.0.1:5757', 'http://node-3:5757', 'http://[::1]:80')
+    """
+    at = name if name and is_wildcard(host) else host
+    return f"{scheme(keys)}://[{at}]:{port}" if ":" in at else f"{scheme(keys)}://{at}:{port}"
+
+
+class WeightsServer:
+    """An aiohttp application over a folder of versions.
+
+    Args:
+        keys: keys folder of the run, for its token and certificate; None: everybody may ask, and nothing is encrypted.
+    """
+
+    def __init__(self, run: str, locate: Locate, scratch: Path, keys: Path | None = None) -> None:
+        self._run, self._shelf = run, Shelf(run, locate, scratch)
+        self.keys = keys
+        self._held: dict[Key, Held] = {}
+        self._coming: dict[Key, asyncio.Task[Held | None]] = {}
+        self._retired: list[Held] = []
+        self._transfers = 0
+        self.application = web.Application(middlewares=[require_token(keys)])
+        self.application.router.add_get("/", self._about, allow_head=False)
+        self.application.router.add_get(VERSION_PATH + "/manifest", self._manifest, allow_head=False)
+        self.application.router.add_get(VERSION_PATH + "/data", self._data, allow_head=False)
+        self.application.cleanup_ctx.append(self._tidying)
+
+    async def _about(self, request: web.Request) -> web.Response:
+        held = [{"epoch": e, "version": v, "base": base and base.version} for e, v, base in self._held]
+        return web.json_response(
+            {"run": self._run, "held": held, "transfers": self._transfers}, dumps=json.dumps
+        )
+
+    async def _manifest(self, request: web.Request) -> web.Response:
+        epoch, version, base = _asked(request)
+        held = None
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                if base is not None:
+                    held = await self._take((epoch, version, base))
+                if held is None:
+                    held = await self._take((epoch, version, None))
+        except TimeoutError:
+            return web.Response(status=202, headers={"Retry-After": "1"})
+        except WeightsError as error:
+            raise web.HTTPNotFound(text=f"404: {error}\n") from None
+        assert held is not None
+        return web.Response(body=held.encoded, content_type="application/msgpack")
+
+    async def _data(self, request: web.Request) -> web.StreamResponse:
+        held = self._held.get(_asked(request))
+        try:
+            held = held or await self._take(_asked(request))
+        except WeightsError as error:
+            raise web.HTTPNotFound(text=f"404: {error}\n") from None
+        if held is None:
+            raise web.HTTPNotFound(text="404: there is no such delta; ask for its manifest first\n")
+        if self._transfers >= MAX_TRANSFERS:
+            raise web.HTTPServiceUnavailable(headers={"Retry-After": "1"})
+        self._transfers += 1
+        held.transfers += 1
+        try:
+            return await _send(request, held)
+        finally:
+            self._transfers -= 1
+            held.transfers -= 1
+            held.used = time.monotonic()
+
+    async def _take(self, key: Key) -> Held | None:
+        """What is held under a key, prepared once however many ask for it; None: the whole version is better."""
+        held = self._held.get(key)
+        if held is not None and self._shelf.replaced(key[0], key[1], self._held.get((*key[:2], None))):
+            for other in [other for other in self._held if other[:2] == key[:2]]:
+                self._retired.append(self._held.pop(other))
+            held = None
+        if held is not None:
+            held.used = time.monotonic()
+            return held
+        if key not in self._coming:
+            self._coming[key] = asyncio.create_task(self._prepare(key))
+            self._coming[key].add_done_callback(partial(self._came, key))
+        return await asyncio.shield(self._coming[key])
+
+    def _came(self, key: Key, task: "asyncio.Task[Held | None]") -> None:
+        self._coming.pop(key, None)
+        if not task.cancelled() and (error := task.exception()) is not None:  # perhaps nobody waits any more
+            log.info("version %d cannot be served: %s", key[1], error)
+
+    async def _prepare(self, key: Key) -> Held | None:
+        epoch, version, base = key
+        if base is None:
+            self._held[key] = await asyncio.to_thread(self._shelf.open, epoch, version)
+            return self._held[key]
+        new = await self._take((epoch, version, None))
+        try:
+            old = await self._take((base.epoch, base.version, None))
+        except WeightsError:
+            return None
+        assert new is not None
+        if old is None or old.manifest.root != base.root:
+            return None
+        new.transfers += 1  # so that neither is closed meanwhile
+        old.transfers += 1
+        try:
+            delta = await asyncio.to_thread(self._shelf.delta, new, old)
+        finally:
+            new.transfers -= 1
+            old.transfers -= 1
+        if delta is not None:
+            self._held[key] = delta
+        return delta
+
+    async def _tidying(self, application: web.Application) -> AsyncIterator[None]:
+        tidy = asyncio.create_task(self._tidy())
+        yield
+        tidy.cancel()
+        for task in list(self._coming.values()):
+            task.cancel()
+        await asyncio.wait([tidy, *self._coming.values()], timeout=CLOSE_S)
+        for held in [*self._held.values(), *self._retired]:
+            held.file.close()
+        self._held.clear()
+
+    async def _tidy(self) -> None:
+        while True:
+            await asyncio.sleep(TIDY_S)
+            for key in superfluous(self._held, time.monotonic()):
+                self._held.pop(key).file.close()
+            for held in [held for held in self._retired if not held.transfers]:
+                self._retired.remove(held)
+                held.file.close()
+
+
+def _asked(request: web.Request) -> Key:
+    base, text = None, request.query.get("base", "")
+    if text:
+        match = BASE.fullmatch(text)
+        if match is None:
+            raise web.HTTPBadRequest(text="400: write base=EPOCH.VERSION.ROOT\n")
+        base = Base(int(match[1]), int(match[2]), match[3])
+    return int(request.match_info["epoch"]), int(request.match_info["version"]), base
+
+
+async def _send(request: web.Request, held: Held) -> web.StreamResponse:
+    """The file, or the range asked for; without TLS by sendfile: the bytes do not pass through this process."""
+    size = held.manifest.transfer_bytes
+    try:
+        wanted = request.http_range
+    except ValueError:
+        raise web.HTTPRequestRangeNotSatisfiable from None
+    start, stop, _ = wanted.indices(size)
+    if wanted.start is not None and start >= stop:
+        raise web.HTTPRequestRangeNotSatisfiable(headers={"Content-Range": f"bytes */{size}"})
+    response = web.StreamResponse(status=200 if wanted.start is None and wanted.stop is None else 206)
+    response.content_length = stop - start
+    response.content_type = "application/octet-stream"
+    if response.status == 206:
+        response.headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
+    transport = request.transport
+    try:
+        async with asyncio.timeout(TRANSFER_S + (stop - start) / SLOWEST_BYTES_PER_S):
+            await response.prepare(request)
+            if transport is None or transport.is_closing():
+                raise ConnectionResetError("the client has gone")
+            if transport.get_extra_info("sslcontext") is None:
+                await asyncio.get_running_loop().sendfile(transport, held.file, start, stop - start)
+            else:
+                await _send_pieces(response, held, start, stop)
+            await response.write_eof()
+    except (TimeoutError, ConnectionError) as error:
+        if isinstance(error, TimeoutError):
+            log.warning(
+                "a transfer to %s was cut: slower than %d bytes/s", request.remote, SLOWEST_BYTES_PER_S
+            )
+        if transport is not None:
+            transport.abort()
+    return response
+
+
+async def _send_pieces(response: web.StreamResponse, held: Held, start: int, stop: int) -> None:
+    """The same under TLS, where asyncio's `sendfile` falls back on a buffer that it fills again before it is sent."""
+    while start < stop:
+        piece = await asyncio.to_thread(os.pread, held.file.fileno(), min(PIECE_BYTES, stop - start), start)
+        if not piece:
+            raise ConnectionAbortedError(f"the file of version {held.manifest.version} has become shorter")
+        await response.write(piece)
+        start += len(piece)
+
+
+def serving(server: WeightsServer, host: str, port: int) -> contextlib.AbstractAsyncContextManager[int]:
+    """Serve until the context is left; gives the port, which is another than ``port`` where that is 0.
+
+    Raises:
+        OSError: it cannot be bound.
+        KeysUnusable: the keys folder lacks the certificate.
+    """
+    return serving_http(server.application, host, port, server.keys, shutdown_s=CLOSE_S)

@@ -1,0 +1,209 @@
+"""The generator in front of a real vLLM server that others started."""
+
+import contextlib
+import multiprocessing
+import os
+import queue
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from actors.config import GeneratorConfig
+from actors.generator.process import serve_generator
+from protocol.link import ThreadLink
+from protocol.messages import Generators, Hello, PublishWeights
+from tests.integration.actors.generator_harness import RUN, ActorStub, Running
+from tests.integration.learner.tiny_qwen3 import VOCAB, greedy, publish, save, score, tiny_model
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+TOLERANCE = 1e-4
+NEVER = [VOCAB]
+PROMPT = [3, 4, 5, 6, 7]
+REPOSITORY = Path(__file__).parents[3]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def server_command(model: Path, port: int) -> list[str]:
+    return [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(model), "--host", "127.0.0.1", "--port", str(port)),
+        *("--enable-scale-out", "--skip-tokenizer-init"),
+        *("--dtype", "float32", "--enforce-eager", "--max-model-len", "1024", "--max-num-seqs", "16"),
+        *("--kv-cache-memory-bytes", str(64 << 20), "--block-size", "32"),
+        *("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"),
+        *("--worker-extension-cls", "actors.vllm_worker.WeightWorker"),
+        *("--weight-transfer-config", '{"backend": "offbeat_file"}'),
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("http")
+    save(tiny_model(tied=True, seed=0), folder / "model")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    port = free_port()
+    environment = os.environ | {
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+        "PYTHONPATH": str(REPOSITORY),
+    }
+    with open(folder / "server.log", "w") as log:
+        process = subprocess.Popen(
+            server_command(folder / "model", port), env=environment, stdout=log, stderr=subprocess.STDOUT
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_for(url, process, folder / "server.log")
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(15.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def wait_for(url: str, process: subprocess.Popen, log: Path) -> None:
+    deadline = time.monotonic() + 120.0
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()[-3_000:]
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=1.0):
+                return
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(0.2)
+    raise AssertionError("the server does not answer: " + log.read_text()[-3_000:])
+
+
+@pytest.fixture(scope="module")
+def generator(server, folder):
+    running = Running(GeneratorConfig(backend="http", url=server, max_model_len=4096), folder / "model")
+    yield running
+    running.process.terminate()
+    running.until(lambda: running.broker.goodbye is not None)
+    running.process.join(10.0)
+    exitcode = running.process.exitcode
+    running.close()
+    assert exitcode == 0
+
+
+def test_a_server_streams_changes_weights_in_mid_sequence_and_aborts(generator, folder):
+    policies = {version: tiny_model(tied=True, seed=version) for version in (0, 1)}
+    actor = generator.actor()
+    actor.ask("swap", PROMPT, max_tokens=400, stop_token_ids=NEVER)
+    generator.until(lambda: len(actor.answers["swap"].ids) >= 20)
+    generator.update(publish(policies[1], folder / "published", version=1), version=1)
+    answer = actor.answers["swap"]
+    generator.until(lambda: answer.finish_reason != "")
+    assert (answer.finish_reason, len(answer.ids)) == ("length", 400)
+    assert set(answer.versions) == {0, 1}
+    assert answer.versions == sorted(answer.versions)
+    for version, policy in policies.items():
+        claimed = [i for i, v in enumerate(answer.versions) if v == version]
+        expected = score(policy, PROMPT, answer.ids)
+        assert [answer.logps[i] for i in claimed] == pytest.approx(
+            [expected[i] for i in claimed], abs=TOLERANCE
+        )
+
+    after = generator.ask(actor, "after", PROMPT, max_tokens=20, temperature=0.0, stop_token_ids=NEVER)
+    assert after.ids == greedy(policies[1], PROMPT, 20)
+
+    actor.ask("abort", PROMPT, max_tokens=900, stop_token_ids=NEVER)
+    generator.until(lambda: len(actor.answers["abort"].ids) >= 20)
+    actor.abort("abort")
+    aborted = actor.answers["abort"]
+    generator.until(lambda: aborted.finish_reason != "")
+    assert aborted.finish_reason == "abort"
+    assert 20 <= len(aborted.ids) < 900
+
+
+def test_what_the_server_refuses_is_the_error_of_that_request_alone(generator):
+    actor = generator.actor("errors")
+    answer = generator.ask(actor, "long", [3] * 2_000)  # too long for the server, not for our own check
+    assert answer.finish_reason == "error"
+    assert "status 4" in answer.error
+    assert generator.ask(actor, "fine", PROMPT, max_tokens=2, stop_token_ids=NEVER).finish_reason == "length"
+
+
+def run_broker(endpoint: str, http: str) -> None:
+    from broker.config import BrokerConfig
+    from broker.service import serve
+
+    serve(BrokerConfig(endpoint=endpoint, http=http, heartbeat_s=0.2), run=RUN, max_policy_lag=4)
+
+
+class Peer:
+    """A peer of the broker and what it has heard."""
+
+    def __init__(self, endpoint: str, role: str) -> None:
+        self.link = ThreadLink(endpoint, Hello(role=role, peer=f"{role}-0", incarnation=1))
+        self._heard = []
+
+    def until(self, kind: type, matches=lambda message: True):
+        """The first message of a kind that matches, heard before or within 20 s."""
+        deadline = time.monotonic() + 20.0
+        while time.monotonic() < deadline:
+            with contextlib.suppress(queue.Empty):
+                self._heard.append((self.link.inbox.get(timeout=0.05) or [None])[0])
+            for message in self._heard:
+                if isinstance(message, kind) and matches(message):
+                    return message
+        raise AssertionError(f"no such {kind.__name__} among {self._heard}")
+
+
+def test_a_generator_meets_actors_and_the_learner_through_the_broker(server, folder):
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    spawn = multiprocessing.get_context("spawn")
+    broker = spawn.Process(target=run_broker, args=(endpoint, f"127.0.0.1:{free_port()}"))
+    config = GeneratorConfig(backend="http", url=server)
+    names = {"name": "generator-0", "broker": endpoint, "model": str(folder / "model"), "run": RUN, "seed": 0}
+    generator = spawn.Process(target=serve_generator, args=(config,), kwargs=names)
+    broker.start()
+    generator.start()
+    learner, actor = Peer(endpoint, "learner"), Peer(endpoint, "actor")
+    try:
+        info = actor.until(Generators, lambda m: m.generators).generators[0]
+        assert info.peer == "generator-0"
+        stub = ActorStub(info.endpoint)
+        stub.ask("held", PROMPT, min_policy_version=5, stop_token_ids=NEVER)
+        policy = tiny_model(tied=True, seed=5)
+        manifest = publish(policy, folder / "published", version=5)
+        learner.link.send(PublishWeights(epoch=0, version=5, manifest=str(manifest)))
+        deadline = time.monotonic() + 20.0
+        while not stub.answers["held"].finish_reason and time.monotonic() < deadline:
+            stub.poll()
+        answer = stub.answers["held"]
+        assert set(answer.versions) == {5}
+        assert answer.logps == pytest.approx(score(policy, PROMPT, answer.ids), abs=TOLERANCE)
+        actor.until(Generators, lambda m: [g.policy_version for g in m.generators] == [5])
+        generator.terminate()
+        generator.join(20.0)
+        assert generator.exitcode == 0
+        stub.close()
+    finally:
+        for peer in (learner, actor):
+            peer.link.close("the test is over")
+        for process in (generator, broker):
+            process.terminate()
+            process.join(10.0)
+            process.kill()

@@ -1,0 +1,61 @@
+"""A writer that is killed at any moment: everything it called durable is there again."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.journals import DEADLINE_S, begin
+
+ROOT = Path(__file__).parents[3]
+WRITER = """
+import itertools, sys, time
+from pathlib import Path
+from broker.journal.journal import Journal, Kind
+from broker.journal.config import JournalConfig
+
+config = JournalConfig(durability=sys.argv[2], file_bytes=8192, keep_bytes=20_000)
+journal = Journal.open(Path(sys.argv[1]), run="run", config=config)
+first = max((int(record.payload.split()[0]) for record in journal.recovered()), default=-1) + 1
+number, said = first, first
+for number in itertools.count(first):
+    journal.append(Kind.EVENT, b"%d " % number + b"x" * (number % 700))
+    if number % 3 == 0:
+        journal.flush()
+    while journal.sequence - journal.durable > 100:
+        time.sleep(0.0005)
+    if journal.wants_snapshot:
+        journal.append(Kind.EVENT, b"%d " % number)
+        journal.rotate(b"%d " % number)
+        first -= 2  # records that are not numbers
+        journal.retain([])
+    if (durable := first + journal.durable - 1) > said:
+        said = durable
+        print(said, flush=True)
+"""
+
+
+@pytest.mark.parametrize("durability", ["written", "synced"])
+def test_everything_that_was_durable_is_there_after_kill_9(tmp_path, durability):
+    folder = tmp_path / "journal"
+    durable = -1
+    for round_ in range(8):
+        command = [sys.executable, "-c", WRITER, str(folder), durability]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        first = process.stdout.readline()  # it has begun
+        assert int(first) > durable
+        time.sleep(0.02 * round_)  # killed in the middle of anything
+        process.kill()
+        lines = [first, *process.stdout.read().splitlines()]
+        assert process.wait(DEADLINE_S) == -9
+        process.stdout.close()
+        durable = max(int(line) for line in lines)
+        with begin(folder) as journal:
+            found = [int(record.payload.split()[0]) for record in journal.recovered()]
+        assert found == sorted(found)
+        assert max(found) >= durable
+        durable = max(found)
+    assert durable > 20

@@ -1,0 +1,88 @@
+"""Asking a generator alone, over real sockets; the generator is a thread that answers after a known time."""
+
+import heapq
+import threading
+import time
+
+import numpy as np
+import pytest
+import zmq
+
+from launch.errors import LaunchError
+from launch.plan import probe as plan_probe
+from launch.plan.probe import probe
+from protocol.codec import encode_arrays
+from protocol.envelopes import messages_in
+from protocol.messages import Chunk, Generate, GeneratorInfo
+
+TOKEN_S, TURN_S = 0.002, 0.02
+
+
+class Paced:
+    """Each answer takes `TURN_S`, and `TOKEN_S` for each of its tokens, however many there are at a time."""
+
+    def __init__(self):
+        self.prompts, self.lengths, self.most = set(), set(), 0
+        self._socket = zmq.Context.instance().socket(zmq.ROUTER)
+        self._socket.bind("tcp://127.0.0.1:0")
+        self.info = GeneratorInfo(
+            peer="generator-0", endpoint=self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        )
+        self.silent, self._stop = False, threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def close(self):
+        self._stop.set()
+        self._thread.join(10)
+        self._socket.close(linger=0)
+
+    def _serve(self):
+        due = []
+        while not self._stop.is_set():
+            while self._socket.poll(1):
+                peer, *frames = self._socket.recv_multipart()
+                for message, rest in messages_in(frames, "the probe"):
+                    if isinstance(message, Generate) and not self.silent:
+                        self.prompts.add(bytes(rest[0]))
+                        self.lengths.add(message.max_tokens)
+                        at = time.monotonic() + TURN_S + message.max_tokens * TOKEN_S
+                        heapq.heappush(due, (at, message.request_id, peer, message.max_tokens))
+            self.most = max(self.most, len(due))
+            while due and due[0][0] <= time.monotonic():
+                _, request_id, peer, count = heapq.heappop(due)
+                arrays = {
+                    "token_ids": np.ones(count, "i4"),
+                    "logp_behaviour": np.full(count, -1.0, "f4"),
+                    "policy_version": np.zeros(count, "i4"),
+                }
+                chunk = Chunk(request_id=request_id, finish_reason="length")
+                self._socket.send_multipart([peer, *encode_arrays(chunk, arrays)])
+
+
+@pytest.fixture
+def paced(monkeypatch):
+    monkeypatch.setattr(plan_probe, "SETTLE_S", 0.1)
+    server = Paced()
+    yield server
+    server.close()
+
+
+def test_rates_at_several_numbers_of_requests(paced):
+    prompts = [[1, 2, 3], [4, 5]]
+    found = probe(paced.info, "actor-0", None, prompts, most=8, room=13, seconds=0.5)
+    assert [requests for requests, _ in found.decode] == [1, 4, 8]
+    assert paced.most == 8
+    assert paced.lengths == {1, 10}
+    assert len(paced.prompts) == 4
+    rates = [rate for _, rate in found.decode]
+    assert rates[0] < rates[1] < rates[2]
+    assert 0 < found.turn_seconds < 1
+    assert found.prompt_tokens_per_second >= 0
+
+
+def test_a_generator_that_does_not_answer_is_named(paced, monkeypatch):
+    monkeypatch.setattr(plan_probe, "TIMEOUT_S", 0.05)
+    paced.silent = True
+    with pytest.raises(LaunchError, match="generator-0 does not answer: 5 attempts failed"):
+        probe(paced.info, "actor-0", None, [[1]], most=1, room=4, seconds=0.2)

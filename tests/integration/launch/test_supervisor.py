@@ -1,0 +1,196 @@
+"""The supervisor keeps a run of stand-in processes alive whatever dies or stops, and ends it when nothing helps."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from launch import exit_codes, run_folder
+from launch.errors import RoleFailed
+from launch.run_file.load import check
+from launch.supervise.crew import Crew
+from launch.supervise.supervisor import supervise
+
+FAKE = Path(__file__).with_name("fake_role.py")
+ROOT = Path(__file__).parents[3]
+DEADLINE_S = 60.0
+
+
+class Silent:
+    """A panel that keeps notes, and an interrupt that nobody gives."""
+
+    asked = False
+
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
+
+    def update(self, *arguments, **named):
+        pass
+
+    def heard(self, answer):
+        pass
+
+
+class Job:
+    """A supervised run; the supervisor stays in the test's main thread, as its children die with that thread."""
+
+    def __init__(self, folder, **supervisor):
+        settings = {"model": {"path": "none"}, "env": {"name": "calculator"}, "supervisor": supervisor}
+        settings["actor"] = {"count": 1}
+        self.folder, self.panel, self.errors = folder, Silent(), []
+        self.config = run_folder.with_ports(check(settings, "test"))
+        folder.mkdir()
+        run_folder.save_config(self.config, folder / run_folder.CONFIG)
+        self.over = False
+        self.crew = Crew(self.config, folder, note=self.panel.note)
+
+    def run(self, *script, resume=False):
+        """Supervise; the script runs beside, and its end lets the learner finish."""
+        actor = threading.Thread(target=self._play, args=script)
+        actor.start()
+        try:
+            supervise(self.crew, self.config, self.folder, self.panel, self.panel, resume=resume)
+        finally:
+            self.over = True
+            actor.join(DEADLINE_S)
+            self.crew.stop()
+        assert self.errors == []
+
+    def _play(self, *script):
+        try:
+            self.until(lambda: all(self.beats(name) for name in ("learner", "generator-0", "actor-0")))
+            for step in script:
+                step(self)
+        except AssertionError as error:
+            self.errors.append(error)
+        (self.folder / "enough").touch()
+
+    def until(self, condition, deadline_s=DEADLINE_S):
+        deadline = time.monotonic() + deadline_s
+        while not condition():
+            assert time.monotonic() < deadline, f"not in time; notes: {self.panel.notes}"
+            time.sleep(0.05)
+
+    def beats(self, name):
+        path = self.folder / "beats" / name
+        return path.exists() and time.time() - path.stat().st_mtime < 1.0
+
+    def starts(self, name):
+        lines = (self.folder / "starts").read_text().splitlines()
+        return [line for line in lines if line.split()[0] == name]
+
+    def pid(self, name):
+        return next(post.child.process.pid for post in self.crew.posts if post.name == name)
+
+
+def sent(number, name, times=1):
+    """A step of a script: a signal, then wait until the process has been replaced."""
+
+    def step(job):
+        for _ in range(times):
+            known = len(job.starts(name))
+            began = time.monotonic()
+            os.kill(job.pid(name), number)
+            job.until(lambda known=known: len(job.starts(name)) > known)
+            job.seconds = time.monotonic() - began
+            if name != "broker":
+                job.until(lambda: job.beats(name))
+            time.sleep(0.5)
+
+    return step
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    def command(role, run_dir, *arguments, processes=1):
+        return [sys.executable, str(FAKE), role, str(run_dir), *arguments]
+
+    monkeypatch.setattr("launch.supervise.crew.role_command", command)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return lambda **supervisor: Job(tmp_path / "run", **supervisor)
+
+
+def test_whoever_is_killed_comes_back_and_the_learner_resumes(job):
+    run = job()
+    run.run(*(sent(signal.SIGKILL, name) for name in ("broker", "learner", "generator-0", "actor-0")))
+    assert run.crew.restarts == {"broker": 1, "learner": 1, "generator": 1, "actor": 1}
+    first, second = run.starts("learner")
+    assert "--resume" not in first
+    assert "--resume" in second
+    minutes = [float(line.split()[-1]) for line in (first, second)]
+    assert 0 < minutes[1] < minutes[0] == 60.0, "the time limit is the run's, not each learner's"
+    assert "Killed (signal 9)" in run.crew.restart_reasons[0]
+
+
+@pytest.mark.parametrize("name", ["broker", "learner", "generator-0", "actor-0"])
+def test_whoever_is_stopped_is_found_within_ten_seconds_and_replaced(job, name):
+    run = job()
+    run.run(sent(signal.SIGSTOP, name))
+    assert run.seconds < 10.0
+    (why,) = run.crew.restart_reasons
+    assert why.startswith(f"{name} hung: ")
+
+
+def test_a_generator_that_stands_still_with_work_is_replaced(job):
+    run = job()
+
+    def stall(job):
+        (job.folder / "generator-0.stall").touch()
+        job.until(lambda: any("starting it again" in note for note in job.panel.notes))
+        (job.folder / "generator-0.stall").unlink()
+
+    run.run(stall)
+    assert "work without progress" in run.crew.restart_reasons[0]
+
+
+def test_an_error_that_would_come_again_ends_the_run_at_once(job):
+    run = job()
+
+    def diverge(job):
+        (job.folder / "learner.end").write_text(str(exit_codes.FINAL))
+        job.until(lambda: job.over)
+
+    with pytest.raises(RoleFailed, match="learner ended with code 65"):
+        run.run(diverge)
+    assert len(run.starts("learner")) == 1
+
+
+def test_the_note_of_a_rank_counts_where_torchrun_hides_its_code(job):
+    run = job()
+
+    def diverge(job):
+        exit_codes.leave_note(job.folder, "learner", exit_codes.FINAL)
+        (job.folder / "learner.end").write_text("1")
+        job.until(lambda: job.over)
+
+    with pytest.raises(RoleFailed, match="learner ended with code 1"):
+        run.run(diverge)
+    assert len(run.starts("learner")) == 1
+
+
+def test_a_process_that_always_fails_ends_the_run_with_its_log(job):
+    run = job(max_restarts=2)
+
+    def break_it(job):
+        (job.folder / "actor-0.end").write_text("7")
+        job.until(lambda: job.over)
+
+    with pytest.raises(RoleFailed, match=r"actor-0 has been started 2 times again.*ended with code 7.*log"):
+        run.run(break_it)
+    assert len(run.starts("actor-0")) == 3
+
+
+def test_a_broker_that_cannot_start_ends_the_run_at_once(job):
+    run = job()
+    (run.folder / "broker.end").write_text("1")
+    with pytest.raises(RoleFailed, match="broker ended with code 1"):
+        supervise(run.crew, run.config, run.folder, run.panel, run.panel, resume=False)
+    assert len(run.starts("broker")) == 1
+    assert not run.crew.running("learner")

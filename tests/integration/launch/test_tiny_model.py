@@ -1,0 +1,108 @@
+"""A tiny model is made once, loads through from_pretrained, and its examples are what an actor would build."""
+
+import json
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from actors.render import Renderer
+from launch.errors import ConfigError
+from launch.model import demonstrations, example, prepare
+from launch.run_file.load import check
+from learner.warmstart import share_solved
+
+
+def run_file(cache, **tiny):
+    warm = {"steps": 10, "batch": 8, "demonstrations": 60, **tiny.pop("warm_start", {})}
+    return check(
+        {
+            "model": {
+                "cache": str(cache),
+                "tiny": {"hidden_size": 32, "layers": 1, "warm_start": warm, **tiny},
+            },
+            "env": {"name": "calculator"},
+            "learner": {"sampling": {"max_turn_tokens": 12, "max_trajectory_tokens": 96}},
+        },
+        "test",
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("models")
+    return prepare(run_file(cache)), cache
+
+
+def test_it_loads_the_ordinary_way(made):
+    folder, _ = made
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert model.config.vocab_size == len(tokenizer)
+    assert model.config.eos_token_id == tokenizer.eos_token_id
+
+
+def test_it_is_made_once_and_again_only_for_other_settings(made):
+    folder, cache = made
+    stamp = (folder / "model.safetensors").stat().st_mtime_ns
+    assert prepare(run_file(cache)) == folder
+    assert (folder / "model.safetensors").stat().st_mtime_ns == stamp
+    assert prepare(run_file(cache, seed=1)) != folder
+
+
+def test_our_rendering_equals_transformers(made):
+    folder, _ = made
+    talk = [{"role": "user", "content": "4 + 3 ="}, {"role": "assistant", "content": "4+3"}]
+    talk += [{"role": "tool", "content": "7"}, {"role": "assistant", "content": "=7"}]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    theirs = tokenizer.apply_chat_template(talk, tokenize=True, return_dict=False)
+    ids, learnt = example(Renderer(folder), talk)
+    assert ids == theirs
+    chosen = [i for i, mask in zip(ids, learnt, strict=True) if mask]
+    assert tokenizer.decode(chosen) == "4+3<eos>=7<eos>"
+
+
+def test_what_a_warm_start_solves_is_what_greedy_decoding_solves(made):
+    """The one-pass measure equals decoding token by token along the true observations."""
+    import torch
+
+    folder, _ = made
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    renderer = Renderer(folder)
+    talks = [
+        [{"role": "user", "content": "4 + 3 ="}, {"role": "assistant", "content": c}] for c in ("", "7", "12")
+    ]
+    examples = [example(renderer, talk) for talk in talks]
+    slow = 0
+    for ids, learnt in examples:
+        start = learnt.index(True)
+        written = ids[:start]
+        for _ in ids[start:]:
+            with torch.no_grad():
+                written.append(int(model(torch.tensor([written])).logits[0, -1].argmax()))
+        slow += written == ids
+    assert share_solved(model, examples) == slow / len(examples)
+
+
+def test_a_suite_without_solutions_and_an_unknown_model_are_refused():
+    class Silent:
+        def demonstration(self, index, split):
+            raise LookupError("no solution")
+
+    with pytest.raises(ConfigError, match=r"set model\.path"):
+        demonstrations(Silent(), 3)
+    with pytest.raises(ConfigError, match="neither a folder nor a model"):
+        prepare(check({"model": {"path": "no/such-model"}, "env": {"name": "calculator"}}, "test"))
+
+
+def test_the_configuration_names_the_tokens(made):
+    folder, _ = made
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    assert config["eos_token"] == "<eos>"
+    assert "chat_template" in config
+
+
+def test_a_model_that_is_named_takes_the_place_of_a_tiny_one(made):
+    folder, cache = made
+    config = run_file(cache)
+    named = config.model_copy(update={"model": config.model.model_copy(update={"path": str(folder)})})
+    assert prepare(named) == folder

@@ -1,0 +1,250 @@
+"""A process killed while it writes a checkpoint leaves the one before in force, or the new one: never a mixture."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from learner import checkpoint
+from learner.config import LearnerConfig, ReplayConfig
+from learner.intake.curriculum import Curriculum
+from learner.intake.exchange import Exchange
+from learner.lineage import start
+from learner.loop import Learner
+from learner.metrics import Report
+from learner.replay.table import make_table
+from learner.retrain.retrain import Unpublished
+from learner.trajectory import Trajectory
+from learner.units import Group
+from learner.update.adaptive import AdaptiveState
+from learner.update.report import UpdateReport
+from protocol.messages import PutTasks
+from tests.trajectories import make_trajectory
+
+CONFIG = LearnerConfig(
+    group_size=2, batch_trajectories=8, steps=100, evaluation_tasks=0, checkpoint_every=1, max_policy_lag=0,
+    replay=ReplayConfig(rule="uniform", share=0.4, max_policy_lag=99),
+)  # fmt: skip
+CHANGES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree")
+KILLED = 9
+
+
+class Link:
+    """Takes what is sent; nothing comes."""
+
+    session = None
+
+    def __init__(self):
+        self.sent = []
+
+    def send(self, message, join=None):
+        self.sent.append(message)
+
+
+class Engine:
+    """Its weights are the number of updates; what it stores goes the way of the real one's."""
+
+    def __init__(self):
+        self.updates = 0
+
+    def update(self, trajectories, *, current_version):
+        self.updates += 1
+        return UpdateReport(
+            applied=True,
+            metrics={"learner/trained_tokens": 8.0, "learner/step_seconds": 0.0},
+            histograms={"policy_lag_versions": np.zeros(8)},
+        )
+
+    def weights(self):
+        return {}, iter(())
+
+    def save(self, folder, state, also):
+        def write(name):
+            rank = checkpoint.capture(
+                ranks=1,
+                zero_stage=1,
+                dtype="float32",
+                updates=self.updates,
+                optimizer_steps=self.updates,
+                adaptive=AdaptiveState(dual=0.0, entropy_coefficient=0.0),
+                client=state,
+            )
+            checkpoint.write_state(folder, name, 0, rank)
+            (folder / name / "weights").write_text(str(self.updates))
+            also(folder / name)
+
+        checkpoint.write_whole(folder, self.updates, write)
+
+    def load(self, folder):
+        name = checkpoint.latest_name(folder)
+        state = checkpoint.read_state(folder, name, 0, ranks=1, zero_stage=1, dtype="float32")
+        self.updates = int((folder / name / "weights").read_text())
+        assert self.updates == state.updates
+        return state.client
+
+
+class Rehearsed(Exchange):
+    """Takes the oldest groups of the curriculum for done."""
+
+    version_before = 0
+
+    def collect(self, *, step, version):
+        self.refill(step=step, version=version)
+        names = sorted(self.curriculum.outstanding, key=Curriculum.index_of)[:2]
+        groups = [Group(name, name, members(name)) for name in names]
+        for group in groups:
+            self.inlet.delivered_tokens += group.tokens
+            self.inlet._hold(group)
+        return self.inlet.take(2)
+
+
+def members(name) -> list[Trajectory]:
+    return [make_trajectory(f"{name}.{i}.0", group=name, reward=float(i)) for i in range(2)]
+
+
+def learner(folder: Path, *, resume: bool, lockstep: bool = False) -> Learner:
+    begin = start(folder, resume=resume, lockstep=lockstep)
+    curriculum = Curriculum("e", CONFIG, begin.epoch, lineage=begin.lineage)
+    exchange = Rehearsed(
+        Link(), curriculum, CONFIG, lockstep=lockstep, stop_reason=lambda: "", step=begin.step
+    )
+    it = Learner(
+        CONFIG, folder, Engine(), exchange, Unpublished(), Report(folder), replay=make_table(CONFIG.replay)
+    )
+    it.start_from(begin)
+    if begin.continues:
+        curriculum.adopt([task.task_id for tasks in curriculum.outstanding.values() for task in tasks])
+    return it
+
+
+def picture(it: Learner):
+    """All parts of the cut, each of which says by itself how many steps it covers."""
+    inlet = it.exchange.inlet
+    return {
+        "step": it.step,
+        "weights": it.engine.updates,
+        "committed": len(inlet.committed) // 2,
+        "tokens": inlet.trained_tokens,
+        "trained": it.totals.trained_trajectories,
+        "cursor": it.exchange.curriculum.next_index,
+        "replay": it.replay.inserted,
+    }
+
+
+def killed_at(count: int, action) -> bool:
+    """Do it in a process that is gone before its `count`-th change to a file; False if it came to its end."""
+    pid = os.fork()
+    if pid == 0:
+        left = count
+
+        def hook(event, arguments):
+            nonlocal left
+            if event in CHANGES and (event != "open" or writes(arguments)):
+                left -= 1
+                if left < 0:
+                    os._exit(KILLED)
+
+        sys.addaudithook(hook)
+        action()
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) in (0, KILLED)
+    return os.waitstatus_to_exitcode(status) == KILLED
+
+
+def writes(arguments) -> bool:
+    _, mode, flags = arguments
+    return (
+        bool(set(mode or "") & set("wax+")) if mode else bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+    )
+
+
+def test_killed_before_any_change_to_a_file_it_goes_on_from_a_whole_checkpoint(tmp_path):
+    first = learner(tmp_path, resume=False)
+    for _ in range(3):
+        first.learn()
+    before = picture(first)
+    first.report.close()
+    assert before["step"] == before["weights"] == before["committed"] == 3
+    seen, count = [], 0
+    while killed_at(count, lambda: two_steps(tmp_path)):
+        again = learner(tmp_path, resume=True)
+        now = picture(again)
+        steps = now["step"]
+        assert now == {
+            "step": steps,
+            "weights": steps,
+            "committed": steps,
+            "tokens": 2 * 2 * 5 * steps,
+            "trained": 4 * steps,
+            "cursor": 2 * steps + 2,  # those of the step to come are dealt out
+            "replay": 2 * steps,
+        }
+        again.exchange.inlet.check()
+        again.report.close()
+        lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == list(range(1, steps + 1))
+        seen.append(steps)
+        count += 1
+    assert count > 20
+    assert seen == sorted(seen)
+    assert set(seen) > {3}
+
+
+def two_steps(folder):
+    it = learner(folder, resume=True)
+    it.learn()
+    it.learn()
+    it.report.close()
+
+
+def test_killed_at_any_byte_of_what_it_writes_the_one_before_is_in_force(tmp_path):
+    checkpoint.write_whole(tmp_path, 1, lambda name: put(tmp_path / name, b"whole"))
+    for cut in range(len(b"another")):
+
+        def write(name, cut=cut):
+            put(tmp_path / name, b"another"[:cut])
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.write_whole(tmp_path, 2, write)
+        assert (tmp_path / checkpoint.latest_name(tmp_path) / "data").read_bytes() == b"whole"
+    checkpoint.write_whole(tmp_path, 2, lambda name: put(tmp_path / name, b"another"))
+    assert (tmp_path / checkpoint.latest_name(tmp_path) / "data").read_bytes() == b"another"
+    assert len(list(tmp_path.glob("step*"))) == 2, "what was left of those that failed is gone"
+
+
+def put(folder, data):
+    folder.mkdir(parents=True)
+    (folder / "data").write_bytes(data)
+
+
+def test_all_of_it_is_on_disk_before_the_pointer_moves(tmp_path, monkeypatch):
+    """After a power failure nothing else can be counted on."""
+    events = []
+    synced, moved = os.fsync, Path.replace
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (events.append(os.readlink(f"/proc/self/fd/{fd}")), synced(fd))
+    )
+    monkeypatch.setattr(Path, "replace", lambda *a: (events.append("moved"), moved(*a))[1])
+    checkpoint.write_whole(tmp_path, 1, lambda name: put(tmp_path / name / "deep", b"x"))
+    before, after = events[: events.index("moved")], events[events.index("moved") :]
+    whole = tmp_path / "step00000001"
+    assert {str(whole / "deep" / "data"), str(whole / "deep"), str(whole), str(tmp_path)} <= set(before)
+    assert str(tmp_path / "latest.partial") in before
+    assert str(tmp_path) in after, "the rename itself lasts"
+
+
+def test_in_lockstep_what_was_under_way_is_put_under_new_names_for_the_weights_of_the_restart(tmp_path):
+    first = learner(tmp_path, resume=False, lockstep=True)
+    first.learn()
+    first.report.close()
+    again = learner(tmp_path, resume=True, lockstep=True)
+    again.report.close()
+    (message,) = [m for m in again.exchange._link.sent if isinstance(m, PutTasks)]
+    assert [task.task_id for task in message.tasks] == ["2g2.0", "2g2.1", "2g3.0", "2g3.1"]
+    assert {task.min_policy_version for task in message.tasks} == {again.version}
+    assert [task.data["index"] for task in message.tasks] == [2, 2, 3, 3]

@@ -1,0 +1,72 @@
+"""Two learner processes under torchrun do what one does."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from learner.update.engine import Engine
+from tests.integration.learner.tiny_qwen3 import save, tiny_model
+from tests.integration.learner.two_ranks import batches, settings, weights_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+
+CASES = ["0-float32", "1-float32", "2-float32", "3-float32", "2-bfloat16"]
+PROGRAM = Path(__file__).with_name("two_ranks.py")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(save(tiny_model(tied=False, seed=4), tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def out(model, tmp_path_factory):
+    """Folder with the results of all cases; one start for all, since the imports take longest."""
+    folder = tmp_path_factory.mktemp("out")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "--"]
+    done = subprocess.run(
+        [*command, str(PROGRAM), model, str(folder), *CASES],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_two_ranks_equal_one(model, out, stage):
+    """Unequal trajectories, several micro-batches, a batch of one; then a NaN, a checkpoint, a resumption."""
+    result = json.loads((out / f"{stage}-float32" / "result.json").read_text())
+    single = Engine(settings(stage, "float32", 1), model=model, total_steps=10, seed=5)
+    for batch, metrics, tokens in zip(batches(), result["metrics"], result["tokens"], strict=True):
+        expected = single.update(batch, current_version=0).metrics
+        assert tokens == sum(t.action_tokens for t in batch) == metrics["learner/trained_tokens"]
+        for name in expected.keys() - {"learner/step_seconds", "learner/padding_fraction"}:
+            assert metrics[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-5), name
+    found, expected = load_file(out / f"{stage}-float32" / "trained.safetensors"), weights_of(single)
+    single.close()
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, atol=1e-5, rtol=0)
+    assert result["skipped"]
+    assert result["unchanged"]
+    assert result["client"] == {"cursor": 17}
+    assert result["moved"]
+    assert result["resumed_bit_equal"]
+
+
+def test_two_ranks_in_bfloat16(out):
+    result = json.loads((out / "2-bfloat16" / "result.json").read_text())
+    assert result["skipped"]
+    assert result["unchanged"]
+    assert result["moved"]
+    assert result["resumed_bit_equal"]

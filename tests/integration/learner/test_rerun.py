@@ -1,0 +1,315 @@
+"""A run trained again from its journal has the same weights, bit for bit; the engine is real, rollouts are made up."""
+
+import dataclasses
+import queue
+
+import numpy as np
+import pytest
+
+from broker.core.events import Committed, LearnerJoined, Published, encode_event
+from broker.journal.config import JournalConfig
+from broker.journal.journal import Journal
+from broker.journal.records import Kind, pack_segment
+from launch.commands import recording
+from launch.commands.retrain import same_weights
+from learner.config import LearnerConfig
+from learner.intake.curriculum import Curriculum
+from learner.intake.exchange import Exchange
+from learner.lineage import start
+from learner.loop import Learner
+from learner.main import DELIVERY_UNITS
+from learner.metrics import Report
+from learner.replay.table import replay_table
+from learner.retrain.retrain import CannotRerun, Unpublished, rerun
+from learner.update.engine import Engine
+from protocol.codec import decode, encode_arrays, encode_delivery
+from protocol.messages import (
+    Commit,
+    Deliver,
+    Dropped,
+    Held,
+    Hello,
+    PublishWeights,
+    PutTasks,
+    Reward,
+    Segment,
+    Turn,
+    Welcome,
+)
+from tests.integration.learner.tiny_qwen3 import VOCAB, save, tiny_model
+
+# inside torch, when DeepSpeed imports it
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+
+SEED = 5
+PROMPT, WINDOW = 3, 4
+COMMON = {
+    "group_size": 2,
+    "batch_trajectories": 8,
+    "max_policy_lag": 2,
+    "steps": 8,
+    "evaluation_tasks": 0,
+    "micro_batch_tokens": 64,
+    "checkpoint_every": 3,
+    "start_timeout_s": 20.0,
+    "data_timeout_s": 20.0,
+}
+METHODS = {
+    "groups": {"replay": {"rule": "uniform", "share": 0.5, "max_policy_lag": 6}},
+    "windows": {
+        "train_on": "windows",
+        "algorithm": {
+            "advantage": {"kind": "gae", "discount": 1.0, "trace": 0.95, "ignored_tail": 1},
+            "critic": {"model": "head", "target": "monte_carlo", "clip_low": 0.5, "clip_high": 0.6},
+        },
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(save(tiny_model(tied=True, seed=3), tmp_path_factory.mktemp("model")))
+
+
+class System:
+    """Broker, actors and generators in one: samples at once, by recent versions, and keeps the broker's journal."""
+
+    def __init__(self, folder, config):
+        self.rng, self.config = np.random.default_rng(0), config
+        self.journal = Journal.open(folder, run="r", config=JournalConfig())
+        self.deliver = DELIVERY_UNITS[config.train_on]
+        self.session, self.inbox = self, self
+        self.version = 0
+        self.known: set[str] = set()
+        self.groups: dict[str, list] = {}
+        self.units: dict[str, tuple] = {}
+        """Frames of each unit and the tasks in it, in the order in which they became ready."""
+        self.committed: dict[str, int] = {}
+        self.queue: list = []
+        self.joined = True
+
+    @property
+    def policy_version(self):
+        return self.version
+
+    def rejoin(self):
+        """At the end: the broker holds nothing that is committed."""
+        self.queue += [None, (Held(task_ids=[]), [])]
+
+    @property
+    def welcome(self):
+        return Welcome(run="r", epoch=0, heartbeat_s=1.0, policy_version=self.version)
+
+    def join(self, begin):
+        hello = Hello(
+            role="learner",
+            peer="learner",
+            incarnation=begin.epoch,
+            epoch=begin.epoch,
+            lineage=begin.lineage,
+            step=begin.step,
+            deliver=self.deliver,
+        )
+        self.note(LearnerJoined(hello=hello))
+        self.committed = {unit: step for unit, step in self.committed.items() if step <= begin.step}
+        back = [unit for unit in self.units if unit not in self.committed]
+        held = sorted({task for unit in back for task in self.units[unit][1]})
+        self.queue = [None, (Held(task_ids=held), []), *(self.units[unit][0] for unit in back)]
+
+    def note(self, event):
+        self.journal.append(Kind.EVENT, encode_event(event))
+
+    def send(self, message, join=None):
+        match message:
+            case PutTasks(tasks=tasks):
+                for task in tasks:
+                    self.put(task)
+            case Commit():
+                self.committed |= dict.fromkeys([*message.trained, *message.dropped], message.step)
+                self.note(
+                    Committed(
+                        epoch=message.epoch,
+                        step=message.step,
+                        trained=message.trained,
+                        dropped=message.dropped,
+                        replayed_tokens=message.replayed_tokens,
+                        version=message.version,
+                    )
+                )
+            case PublishWeights(version=version, line=line):
+                self.version = version
+                self.note(Published(epoch=message.epoch, version=version, manifest="m", line=line))
+
+    def put(self, task):
+        if task.task_id in self.known:
+            if not any(
+                task.task_id in tasks for unit, (_, tasks) in self.units.items() if unit not in self.committed
+            ):
+                name = task.group_id if self.deliver == "group" else task.task_id
+                over = Dropped(unit_id=name, group_id=task.group_id, trajectories=1, reason="over")
+                self.queue.append((over, []))
+            return
+        self.known.add(task.task_id)
+        pieces = self.rollout(task)
+        if self.deliver == "segment":
+            for index, piece in enumerate(pieces):
+                self.ready(f"{task.task_id}.0/{index}", [piece], [task.task_id], index + 1 == len(pieces))
+            return
+        group = self.groups.setdefault(task.group_id, [])
+        group.append((task.task_id, pieces))
+        if len(group) == task.group_size:
+            order = self.rng.permutation(len(group))
+            members = [piece for place in order for piece in group[place][1]]
+            self.ready(task.group_id, members, [name for name, _ in group])
+
+    def ready(self, unit_id, pieces, tasks, complete=True):
+        for piece in pieces:
+            self.journal.append(Kind.SEGMENT, *pack_segment(*piece))
+        head = Deliver(unit_id=unit_id, segments=len(pieces), complete=complete)
+        self.units[unit_id] = decode(encode_delivery(head, pieces)), tasks
+        self.queue.append(self.units[unit_id][0])
+
+    def rollout(self, task):
+        """Segments of one trajectory: a prompt and some windows of actions."""
+        windows = int(self.rng.integers(1, 4))
+        version = max(0, self.version - int(self.rng.integers(0, 4)))
+        pieces = []
+        for index in range(windows):
+            begin = 0 if index == 0 else PROMPT + WINDOW * index
+            end = PROMPT + WINDOW * (index + 1)
+            actions = np.arange(begin, end) >= PROMPT
+            last = index + 1 == windows
+            head = Segment(
+                trajectory_id=f"{task.task_id}.0",
+                task_id=task.task_id,
+                group_id=task.group_id,
+                group_size=task.group_size,
+                index=index,
+                offset=begin,
+                tokens=end - begin,
+                action_tokens=WINDOW,
+                status="finished" if last else "unfinished",
+                turns=[
+                    *([Turn(0, 0, PROMPT, False)] if index == 0 else []),
+                    Turn(1, max(begin, PROMPT), end, True),
+                ],
+                rewards=[Reward("score", 1, float(self.rng.integers(0, 2)))] if last else [],
+            )
+            arrays = {
+                "token_ids": self.rng.integers(0, VOCAB, end - begin).astype(np.int32),
+                "action_mask": actions.astype(np.uint8),
+                "logp_behaviour": np.where(actions, -3.0 + self.rng.random(end - begin), 0).astype(
+                    np.float32
+                ),
+                "policy_version": np.where(actions, version, -1).astype(np.int32),
+            }
+            pieces.append(tuple(bytes(frame) for frame in encode_arrays(head, arrays)[1:3]))
+        return pieces
+
+    def get_nowait(self):
+        if not self.queue:
+            raise queue.Empty
+        return self.queue.pop(0)
+
+    def get(self, timeout):
+        return self.get_nowait()
+
+    def end(self):
+        self.journal.flush()
+        self.journal.close()
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+def learn(system, folder, config, model, *, resume=False, kill_at=None):
+    """One learner process of a run; returns the learner."""
+    begin = start(folder, resume=resume, lockstep=False)
+    engine = Engine(config, model=model, total_steps=config.steps, seed=SEED)
+    system.join(begin)
+    curriculum = Curriculum("e", config, begin.epoch, lineage=begin.lineage)
+    exchange = Exchange(system, curriculum, config, lockstep=False, stop_reason=lambda: "", step=begin.step)
+    it = Learner(
+        config,
+        folder,
+        engine,
+        exchange,
+        Unpublished(),
+        Report(folder),
+        replay=replay_table(config),
+        seed=SEED,
+    )
+    if kill_at:
+        commit = exchange.commit
+
+        def until(groups, *, step, **more):
+            commit(groups, step=step, **more)
+            if groups and step == kill_at:
+                raise Killed
+
+        exchange.commit = until
+    try:
+        it.start_from(begin)
+        it.train(continues=begin.continues)
+        engine.save_pretrained(folder / "model")
+    except Killed:
+        pass
+    finally:
+        it.report.close()
+        engine.close()
+    return it
+
+
+@pytest.fixture(params=sorted(METHODS))
+def run(request, tmp_path, model):
+    """Plays a run, of one learner process or of two; returns its folder and configuration."""
+
+    def play(*, kill_at=None):
+        config = LearnerConfig.model_validate(COMMON | METHODS[request.param])
+        folder = tmp_path / "run"
+        folder.mkdir()
+        system = System(folder / "journal", config)
+        it = learn(system, folder, config, model, kill_at=kill_at)
+        if kill_at:
+            it = learn(system, folder, config, model, resume=True)
+        system.end()
+        assert it.step == config.steps
+        assert it.exchange.inlet.counts.total("stale") or it.exchange.inlet.counts.total("uniform")
+        assert request.param == "windows" or it.totals.replayed_tokens
+        return folder, config
+
+    return play
+
+
+def again(folder, config, model, out, last=None):
+    recorded = recording.read(folder / "journal")
+    steps = recorded.steps(last or recorded.last)
+    return rerun(config, model=model, seed=SEED, steps=steps, out=out)
+
+
+def test_two_replays_and_the_run_itself_have_the_same_weights(run, model, tmp_path):
+    folder, config = run()
+    for name in ("one", "two"):
+        assert again(folder, config, model, tmp_path / name) == config.steps
+        assert same_weights(tmp_path / name, folder / "model")
+    assert again(folder, config, model, tmp_path / "half", last=4) == 4
+    assert not same_weights(tmp_path / "half", folder / "model")
+
+
+def test_a_run_whose_learner_was_killed_is_replayed_as_it_went_on(run, model, tmp_path):
+    folder, config = run(kill_at=5)
+    assert again(folder, config, model, tmp_path / "one") == config.steps
+    assert same_weights(tmp_path / "one", folder / "model")
+
+
+def test_other_settings_that_would_train_other_units_are_found(run, model, tmp_path):
+    folder, config = run()
+    recorded = recording.read(folder / "journal")
+    steps = list(recorded.steps(2))
+    with pytest.raises(CannotRerun, match="step 1 is not recorded, the next one that is is 2"):
+        rerun(config, model=model, seed=SEED, steps=steps[1:], out=tmp_path / "gap")
+    units = [unit for unit in steps[0].units if unit.deliver.unit_id != steps[0].trained[0]]
+    short = [dataclasses.replace(steps[0], units=units)]
+    with pytest.raises(CannotRerun, match=r"step 1: \d of the \d units that were trained cannot be"):
+        rerun(config, model=model, seed=SEED, steps=short, out=tmp_path / "short")

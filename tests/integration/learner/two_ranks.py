@@ -1,0 +1,128 @@
+"""Program for torchrun: two ranks train, are poisoned, save and resume; rank 0 writes down what came out.
+
+torchrun --nproc_per_node 2 -- tests/integration/learner/two_ranks.py MODEL OUT STAGE-DTYPE ...
+"""
+
+import dataclasses
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from learner.config import LearnerConfig, OptimizerConfig
+from learner.update.engine import Engine
+from tests.methods import method
+from tests.trajectories import make_batch_of_groups, make_group
+
+OPTIMIZER = OptimizerConfig(lr=1e-3, eps=1e-5, max_grad_norm=0.5)
+
+
+def settings(stage, dtype, processes):
+    return LearnerConfig(
+        processes=processes, zero_stage=stage, dtype=dtype, optimizer=OPTIMIZER, micro_batch_tokens=40
+    )
+
+
+def batches():
+    """Three batches; the last has one trajectory, so that one of two ranks has nothing to do."""
+    return [make_batch_of_groups(3, 3), make_batch_of_groups(2, 4), make_batch_of_groups(2, 2)[:1]]
+
+
+def method_settings(name, processes):
+    return {
+        "processes": processes,
+        "optimizer": OPTIMIZER,
+        "micro_batch_tokens": 40,
+        "max_policy_lag": 4,
+        "algorithm": method(name),
+    }
+
+
+def method_batches():
+    """Two batches with tokens of lags 0 to 2, behaviour near the policy, and unequal lengths."""
+    return [
+        [*make_batch_of_groups(2, 3, version=2), *make_group("h", [0.1, 0.9, 0.4], version=1, spread=0.2)],
+        [*make_batch_of_groups(1, 4, version=0), *make_group("i", [1.0, 0.0, 0.3], version=2, spread=0.2)],
+    ]
+
+
+def weights_of(engine):
+    shapes, tensors = engine.weights()
+    dtypes = {"F32": torch.float32, "BF16": torch.bfloat16}
+    return {
+        name: torch.frombuffer(bytearray(data), dtype=dtypes[shapes[name][0]]).reshape(shapes[name][1])
+        for name, data in tensors
+    }
+
+
+def equal(a, b):
+    return all(torch.equal(a[name], b[name]) for name in b)
+
+
+def lead(engine, out):
+    first, second, third = batches()
+    reports = [engine.update(batch, current_version=0) for batch in (first, second, third)]
+    trained = weights_of(engine)
+    save_file(trained, out / "trained.safetensors")
+    engine.save(out / "checkpoints", {"cursor": 17})
+
+    poisoned = second[3].logp_behaviour.copy()
+    poisoned[-1] = np.nan
+    bad = [*second[:3], dataclasses.replace(second[3], logp_behaviour=poisoned), *second[4:]]
+    skipped = engine.update(bad, current_version=0)
+    unchanged = equal(weights_of(engine), trained)
+
+    engine.update(first, current_version=0)
+    onward = weights_of(engine)
+    client = engine.load(out / "checkpoints")
+    engine.update(first, current_version=0)
+    engine.save_pretrained(out / "final")
+    result = {
+        "metrics": [report.metrics for report in reports],
+        "tokens": [len(report.histograms["ratio_proximal_behaviour"]) for report in reports],
+        "skipped": not skipped.applied and skipped.nonfinite,
+        "unchanged": unchanged,
+        "client": client,
+        "resumed_bit_equal": equal(weights_of(engine), onward),
+        "moved": not equal(onward, trained),
+    }
+    (out / "result.json").write_text(json.dumps(result))
+
+
+def lead_method(engine, out):
+    metrics = [engine.update(batch, current_version=2).metrics for batch in method_batches()]
+    save_file(weights_of(engine), out / "trained.safetensors")
+    (out / "result.json").write_text(json.dumps(metrics))
+
+
+def main():
+    warnings.simplefilter("ignore")
+    model, out, *cases = sys.argv[1:]
+    torch.set_num_threads(1)
+    for case in cases:
+        stage, dtype, *name = case.split("-")
+        chosen = LearnerConfig(**method_settings(name[0], 2)) if name else settings(int(stage), dtype, 2)
+        engine = Engine(chosen, model=model, total_steps=10, seed=5)
+        if engine.rank > 0:
+            engine.follow()
+            continue
+        folder = Path(out) / case
+        folder.mkdir()
+        lead_method(engine, folder) if name else lead(engine, folder)
+        if case == cases[-1]:
+            engine.close()
+        else:
+            engine.release()
+    sys.stdout.flush()
+    os._exit(0)  # interpreter shutdown races with gloo's threads
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""A connection that is reset or garbled, on its way to a broker that lives, loses what was under way: the peer joins
+again, and is not left without a connection."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+import zmq
+
+from benchmarks.faults.wire import Proxy
+from protocol.codec import encode
+from protocol.envelopes import messages_in
+from protocol.link import AsyncLink, ThreadLink
+from protocol.messages import DeliveryCredit, Heartbeat, Hello, Welcome
+from protocol.sockets import router
+
+HELLO = Hello(role="actor", peer="a", incarnation=1)
+DEADLINE_S = 20.0
+
+
+class Answering:
+    """A broker that knows everybody and is never silent."""
+
+    def __init__(self):
+        self.hellos, self.credit = 0, []
+        self._context = zmq.Context()
+        self._socket = router(self._context)
+        self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._answer)
+        self._thread.start()
+
+    def _answer(self):
+        while not self._over.is_set():
+            if not self._socket.poll(50):
+                continue
+            peer, *frames = self._socket.recv_multipart()
+            for message, _ in messages_in(frames, "the link"):
+                answer = Heartbeat()
+                if isinstance(message, DeliveryCredit):
+                    self.credit.append(message.units)
+                if isinstance(message, Hello):
+                    self.hellos += 1
+                    answer = Welcome(
+                        run="r", epoch=0, heartbeat_s=0.2, policy_version=0, attempt=message.attempt
+                    )
+                self._socket.send_multipart([peer, *encode(answer)])
+
+    def close(self):
+        self._over.set()
+        self._thread.join()
+        self._socket.close(0)
+        self._context.term()
+
+
+@pytest.fixture
+def broker():
+    broker = Answering()
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def proxy(broker):
+    proxy = Proxy(("127.0.0.1", broker.port))
+    yield proxy
+    proxy.close()
+
+
+def until(condition):
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_thread_that_is_cut_off_joins_again(broker, proxy):
+    link = ThreadLink(proxy.endpoint, HELLO)
+    until(lambda: link.session.joins == 1)
+    time.sleep(1.0)
+    assert link.session.joins == 1, "the first connection is no other one"
+    proxy.cut()
+    until(lambda: link.session.joins == 2)
+    link.close()
+
+
+def test_what_is_of_a_join_is_not_said_in_the_next(broker, proxy):
+    link = ThreadLink(proxy.endpoint, HELLO)
+    until(lambda: link.session.joins == 1)
+    link.send(DeliveryCredit(units=1), join=1)
+    until(lambda: broker.credit == [1])
+    link.rejoin()
+    until(lambda: link.session.joins == 2)
+    link.send(DeliveryCredit(units=2), join=1)
+    link.send(DeliveryCredit(units=2), join=0)  # from before the first
+    link.send(DeliveryCredit(units=3), join=2)
+    link.send(DeliveryCredit(units=4))
+    until(lambda: 4 in broker.credit)
+    assert broker.credit == [1, 3, 4]
+    link.close()
+
+
+def test_a_loop_that_is_cut_off_joins_again(broker, proxy):
+    async def main():
+        joined = asyncio.Event()
+        link = AsyncLink(proxy.endpoint, HELLO, lambda *_: None, on_join=joined.set)
+        await asyncio.wait_for(joined.wait(), DEADLINE_S)
+        joined.clear()
+        await asyncio.sleep(1.0)
+        assert not joined.is_set(), "the first connection is no other one"
+        proxy.cut()
+        await asyncio.wait_for(joined.wait(), DEADLINE_S)
+        await link.close()
+
+    asyncio.run(main())
+
+
+class Garbage:
+    """What comes is no message any more, once."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, data):
+        self.count += 1
+        return data if self.count > 1 else b"\xff" * len(data)
+
+
+@pytest.mark.parametrize("only_back", [True, False])
+def test_a_peer_that_is_sent_nonsense_connects_again(broker, proxy, only_back):
+    link = ThreadLink(proxy.endpoint, HELLO)
+    until(lambda: link.session.joins == 1)
+    proxy.only_back, proxy.mangle = only_back, Garbage()
+    until(lambda: link.session.joins > 1)
+    assert proxy.connections == 2
+    link.close()

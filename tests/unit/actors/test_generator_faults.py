@@ -1,0 +1,164 @@
+"""A generator whose background work has ended says so and stops; one that others could reach does not start."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from actors.config import GeneratorConfig
+from actors.errors import EndpointRefused
+from actors.generator.model_folder import ModelFacts
+from actors.generator.process import Generator, serve_generator
+from actors.generator.weights.staging import Announced
+from protocol.weights.format import Manifest
+
+
+class Engine:
+    """One whose loads hang."""
+
+    version = 0
+
+    def __init__(self):
+        self.asked = asyncio.Event()
+
+    def health(self):
+        return ""
+
+    def gauges(self):
+        return {}
+
+    async def apply_weights(self, manifest, data):
+        self.asked.set()
+        await asyncio.Event().wait()
+
+
+class Staged:
+    """A stage that is done, or takes its time."""
+
+    def __init__(self, seconds=0.0, nbytes=0):
+        self.seconds, self.nbytes, self.discarded = seconds, nbytes, 0
+
+    def stage(self, announced, run):
+        time.sleep(self.seconds)
+        return Manifest(
+            run=run, epoch=0, version=1, nbytes=self.nbytes, tensors=[], root="", chunk_bytes=1, chunks=b""
+        ), Path("data")
+
+    def discard(self, data):
+        self.discarded += 1
+
+
+def generator(stage=None, **settings):
+    facts = ModelFacts(vocab_size=8, eos_ids=[1], shapes={})
+    return Generator(Engine(), GeneratorConfig(**settings), facts, stage=stage, name="g", run="r")
+
+
+def test_a_load_that_hangs_ends_the_generator_after_the_deadline_of_its_size():
+    async def main():
+        stage = Staged(nbytes=5_000_000)
+        hanging = generator(stage, stall_timeout_s=0.5)
+        loading = asyncio.create_task(hanging._updater.update(Announced(0, 1, "m")))
+        async with asyncio.timeout(10):
+            await hanging._engine.asked.wait()
+        hanging._serving.book.add("a", min_version=0, version=0, now=0.0)
+        hanging._serving.book.tokens(1, time.monotonic())
+        assert not hanging.progress().busy, "nothing is expected to move"
+        assert await loading is False
+        assert "loading version 1 failed, the engine is lost: it took longer than 0.6 s" in hanging._failure
+        assert hanging.progress().busy
+        assert stage.discarded == 1
+
+    asyncio.run(main())
+
+
+def test_staging_that_hangs_ends_the_generator(monkeypatch):
+    monkeypatch.setattr("actors.generator.weights.updater.STAGE_TIMEOUT_S", 0.1)
+
+    async def main():
+        hanging = generator(Staged(seconds=0.5))
+        assert await hanging._updater.update(Announced(0, 1, "/far/m")) is False
+        assert "version 1 took longer than 0.1 s; is /far/m on a file system that hangs?" in hanging._failure
+
+    asyncio.run(main())
+
+
+def test_a_generator_has_longer_for_its_first_token_than_for_the_next():
+    async def main():
+        slow = generator(stall_timeout_s=0.1, warm_up_s=1000.0)
+        book = slow._serving.book
+        book.add("a", min_version=0, version=0, now=time.monotonic() - 500.0)
+        slow._tick()
+        assert (slow._failure, slow.progress().busy) == ("", False)
+        book.tokens(1, time.monotonic() - 500.0)
+        assert slow.progress().busy
+        slow._tick()
+        assert "1 requests run, without a token for 500." in slow._failure
+
+    asyncio.run(main())
+
+
+def test_a_generator_that_hears_no_broker_for_long_ends():
+    class Link:
+        class Session:
+            welcome = None
+
+            def silent_for(self, now):
+                return 601.0
+
+        session = Session()
+
+    async def main():
+        lonely = generator()
+        lonely._link = Link()
+        lonely._tick()
+        assert "the broker has not been heard for 601 s" in lonely._failure
+
+    asyncio.run(main())
+
+
+def test_updates_that_end_by_a_fault_end_the_generator():
+    async def main():
+        failing = generator()
+
+        async def fault():
+            raise KeyError("tensor")
+
+        updates = asyncio.create_task(fault())
+        updates.add_done_callback(failing._updates_ended)
+        await asyncio.wait({updates})
+        await asyncio.sleep(0)
+        assert "KeyError('tensor')" in failing._failure
+        assert failing._stop.is_set()
+
+    asyncio.run(main())
+
+
+def test_updates_that_are_cancelled_are_no_failure():
+    async def main():
+        ending = generator()
+        updates = asyncio.create_task(asyncio.Event().wait())
+        updates.add_done_callback(ending._updates_ended)
+        await asyncio.sleep(0)
+        updates.cancel()
+        await asyncio.wait({updates})
+        await asyncio.sleep(0)
+        assert ending._failure == ""
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "why"),
+    [
+        ("tcp://0.0.0.0:0", "offbeat keys make"),
+        ("tcp://*:5557", "offbeat keys make"),
+        ("tcp://10.0.0.1:1", "offbeat keys make"),
+        ("udp://127.0.0.1:1", "tcp://HOST:PORT"),
+    ],
+)
+def test_an_endpoint_that_others_can_reach_is_refused_before_anything_starts(endpoint, why):
+    with pytest.raises(EndpointRefused, match=why):
+        serve_generator(
+            GeneratorConfig(endpoint=endpoint), name="g", broker="tcp://b", model="none", run="r", seed=0
+        )

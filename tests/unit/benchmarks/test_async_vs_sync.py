@@ -1,0 +1,169 @@
+"""What the benchmarks of asynchrony conclude from their runs, and the tasks they run on."""
+
+import asyncio
+import json
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from benchmarks import endtoend
+from benchmarks.async_vs_sync.program import ARMS, configured, fingerprint
+from benchmarks.async_vs_sync.run import Run, Snapshot, Step, read
+from benchmarks.async_vs_sync.table import pairs, reward_ratio, tables, time_to_reward, token_ratio
+from benchmarks.envs.known_work import LENGTHS, WorkSuite
+from benchmarks.staleness.lag_system import System
+from envs.errors import EnvError
+from learner.intake.exchange import TIME_LIMIT
+
+
+def run(mode, *, seconds, steps=10, tokens=100, rewards=(0.2, 0.6), seed=0):
+    """A run of even steps, and of even gains."""
+    times = np.linspace(0, seconds, len(rewards))
+    return Run(
+        arm="uniform",
+        mode=mode,
+        seed=seed,
+        settings="x",
+        seconds=seconds,
+        steps=[Step(seconds * (i + 1) / steps, tokens * (i + 1), 0.0, 0.0, None) for i in range(steps)],
+        snapshots=[Snapshot(float(t), i, r) for i, (t, r) in enumerate(zip(times, rewards, strict=True))],
+        idle_learner=0.5,
+        idle_generator=0.25,
+        running_requests=1.0,
+        episodes_running=2.0,
+        tokens_per_trajectory=3.0,
+        lag_mean=0.0,
+        lag_max=0,
+        stale_tokens=0.0,
+        cpu={"learner": 0.5},
+    )
+
+
+def test_times_are_compared_at_the_tokens_that_both_have_trained():
+    sync, fast = run("sync", seconds=60.0), run("async", seconds=20.0, tokens=200)
+    assert token_ratio(sync, fast) == pytest.approx(60.0 / 10.0)
+
+
+def test_times_are_compared_at_a_reward_that_both_have_reached():
+    sync, fast = (
+        run("sync", seconds=100.0, rewards=(0.2, 0.7)),
+        run("async", seconds=10.0, rewards=(0.2, 1.2)),
+    )
+    level = 0.2 + 0.9 * 0.5
+    assert time_to_reward(sync, level) == pytest.approx(90.0)
+    assert reward_ratio(sync, fast) == pytest.approx(90.0 / 4.5)
+
+
+def test_a_level_is_reached_when_the_curve_first_crosses_it():
+    noisy = run("sync", seconds=30.0, rewards=(0.0, 0.5, 0.3, 0.6))
+    assert time_to_reward(noisy, 0.5) == pytest.approx(10.0)
+    assert time_to_reward(noisy, 0.9) is None
+
+
+def test_runs_are_compared_seed_by_seed():
+    runs = [run("sync", seconds=10.0, seed=s) for s in (0, 1, 2)] + [run("async", seconds=5.0, seed=2)]
+    assert [(a.seed, b.mode) for a, b in pairs(runs, "uniform")] == [(2, "async")]
+    assert "| uniform | 1 | 2.00 [2.00, 2.00] |" in tables(runs, ["uniform", "heavy"])
+
+
+def test_runs_are_read_as_they_were_written():
+    written = replace(run("async", seconds=5.0), stale_tokens=0.125)
+    assert read([json.dumps(asdict(written))]) == [written]
+
+
+def test_the_modes_of_an_arm_differ_in_nothing_else():
+    for arm in ARMS:
+        one, other = (configured(arm, mode, 3, "model", []) for mode in ("sync", "async"))
+        assert one.model_copy(update={"run": other.run}) == other
+        assert (one.run.mode, one.run.seed) == ("sync", 3)
+    assert len({fingerprint(arm, []) for arm in ARMS}) == len(ARMS)
+
+
+def test_responses_of_an_arm_have_the_lengths_it_states():
+    suite = WorkSuite(kinds=[[8, 1, 0.5], [12, 3, 0.5]], seed=1)
+    for index in range(40):
+        talk = suite.demonstration(index, "train")
+        length = LENGTHS[int(talk[0]["content"][0])]
+        assert len(talk) == {8: 2, 12: 6}[length]
+        assert {len(m["content"]) for m in talk if m["role"] == "assistant"} == {length}
+
+
+def test_tool_latencies_follow_the_law_and_the_seed():
+    drawn = [WorkSuite(latency_s=(0.2, 2.0), seed=4).latency() for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    suite = WorkSuite(latency_s=(0.2, 2.0), seed=4)
+    many = np.array([suite.latency() for _ in range(4000)])
+    assert 0.2 <= many.min() < 0.21 < 1.95 < many.max() <= 2.0
+    assert np.median(many) == pytest.approx(np.sqrt(0.2 * 2.0), rel=0.05)
+
+
+def test_only_training_waits_for_tools(monkeypatch):
+    slept = []
+
+    async def sleep(seconds):
+        slept.append(seconds)
+
+    monkeypatch.setattr("benchmarks.envs.known_work.asyncio.sleep", sleep)
+    suite = WorkSuite(kinds=[[8, 2, 1.0]], latency_s=(0.2, 2.0))
+
+    async def play(split):
+        episode = suite.episode()
+        question = (await episode.reset({"index": 3, "split": split}))[0]["content"]
+        first = await episode.step(question[1] * 8)
+        second = await episode.step(first.observation["content"][1] * 4)
+        return first, second
+
+    first, second = asyncio.run(play("heldout"))
+    assert not slept
+    assert (first.rewards, first.done, first.observation["role"]) == ({"share": 0.5}, False, "tool")
+    assert (second.rewards, second.done) == ({"share": 0.25}, True)
+    asyncio.run(play("train"))
+    assert len(slept) == 2
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"kinds": [[9, 1, 1.0]]}, {"kinds": [[8, 1, 0.5]]}, {"latency_s": [0.0, 1.0]}, {"latency_s": [1.0]}],
+)
+def test_tasks_that_cannot_be_are_refused(params):
+    with pytest.raises(EnvError):
+        WorkSuite(**params)
+
+
+def test_the_busier_side_is_the_one_that_was_idle_less():
+    summary = {
+        "steps": 10,
+        "tokens_trained": 1000,
+        "tokens_generated": 1500,
+        "idle_share": {"learner": 0.2, "generator": 0.03},
+        "policy_lag": {"mean_versions": 1.5},
+        "accuracy": {"after": None},
+    }
+    result = {"step_seconds": 20.0, "update_seconds": 12.0, "publish_seconds": 1.0}
+    found = endtoend.digest(summary, result, [{"generator/running_requests": 8.0}])
+    assert found["busier"] == 0.03
+    assert found["rest"] == pytest.approx(0.15)
+    assert "| 1 | **3.0%** | 20.0% | 3.0% | 60% / 5% / 15% | 10 | 50 | 1.50 | - |" in endtoend.table(
+        [found | {"seed": 1}]
+    )
+
+
+def test_only_the_heavy_arm_gives_responses_a_budget():
+    for arm in ARMS:
+        config = configured(arm, "async", 0, "model", [])
+        suite = WorkSuite(**config.env.params)
+        assert suite.budgeted == (arm == "heavy")
+        task = suite.task(3, "train")
+        assert suite.budget(3, "train") == task.length + 1  # and the end of the turn
+
+
+def test_a_benchmark_ends_when_a_role_of_it_does(tmp_path):
+    alive = SimpleNamespace(name="actor-0", running=True)
+    gone = SimpleNamespace(name="generator-0", running=False, tail=lambda: "no token for 8.2 s")
+    config = configured("uniform", "sync", 0, "model", [])
+    assert System(config, tmp_path, "model", [alive]).stop_reason() == ""
+    assert System(config, tmp_path, "model", [alive]).stop_reason(deadline=0.0) == TIME_LIMIT
+    with pytest.raises(RuntimeError, match="generator-0 has ended:\nno token"):
+        System(config, tmp_path, "model", [alive, gone]).stop_reason()

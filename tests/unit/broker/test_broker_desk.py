@@ -1,0 +1,194 @@
+"""Nothing leaves the broker before the journal has what it rests on."""
+
+import errno
+import os
+
+import pytest
+
+from broker.config import BrokerConfig
+from broker.errors import BooksBroken
+from broker.journal.journal import Journal, JournalError
+from broker.output_commit import MAX_DEAD_LETTERS, Desk
+from protocol.codec import decode, encode
+from protocol.messages import (
+    Commit,
+    Deliver,
+    DeliveryCredit,
+    Heartbeat,
+    Hello,
+    LeaseTask,
+    PutTasks,
+    Refused,
+    SegmentAck,
+    TaskCredit,
+    Welcome,
+)
+from tests.broker_driver import group, segment_frames
+
+
+class Scene:
+    """A desk whose journal is written only when asked."""
+
+    def __init__(self, folder):
+        self.folder, self.now = folder, 1000.0
+        self.open()
+
+    def open(self):
+        self.desk = Desk.open(BrokerConfig(), "run", 4, self.folder)
+
+    def say(self, peer, message):
+        return self.frames(peer, encode(message))
+
+    def frames(self, peer, frames):
+        message, _ = decode(frames)
+        return [action.message for action in self.desk.handle(peer, message, frames[1:], self.now)]
+
+    def flush(self):
+        return [action.message for action in self.desk.flush()]
+
+    def kill(self):
+        """Without the buffer being written."""
+        self.desk.journal.abandon()
+        self.open()
+
+
+@pytest.fixture
+def scene(tmp_path):
+    scene = Scene(tmp_path / "journal")
+    scene.say("learner", Hello(role="learner", peer="learner", incarnation=1, epoch=1, lineage=1))
+    scene.say("learner", DeliveryCredit(units=9))
+    scene.say("actor", Hello(role="actor", peer="actor", incarnation=1))
+    scene.say("actor", TaskCredit(tasks=9))
+    assert any(isinstance(message, Welcome) for message in scene.flush())
+    yield scene
+    scene.desk.close()
+
+
+def kinds(messages):
+    return {type(message) for message in messages}
+
+
+def test_acks_leases_and_deliveries_wait_for_the_journal_and_heartbeats_do_not(scene):
+    assert kinds(scene.say("learner", PutTasks(tasks=group("g", 1)))) == set()
+    (lease,) = scene.flush()
+    assert scene.frames("actor", segment_frames(lease)) == []
+    assert kinds(scene.say("actor", Heartbeat(progress=1.0))) == {Heartbeat}
+    assert kinds(scene.say("stranger", TaskCredit(tasks=1))) == {Refused}
+    assert {SegmentAck, Deliver} <= kinds(scene.flush())
+    assert scene.flush() == []
+
+
+def test_what_was_not_written_was_not_said_and_comes_again(scene):
+    scene.say("learner", PutTasks(tasks=group("g", 1)))
+    lease = next(message for message in scene.flush() if isinstance(message, LeaseTask))
+    assert scene.frames("actor", segment_frames(lease)) == []
+    scene.kill()
+    assert len(scene.desk.state.books.store) == 0
+    scene.say("actor", Hello(role="actor", peer="actor", incarnation=1))
+    again = [message for message in scene.flush() if isinstance(message, LeaseTask)]
+    assert [message.lease_id for message in again] == [lease.lease_id]
+    scene.frames("actor", segment_frames(lease))
+    assert [m.status for m in scene.flush() if isinstance(m, SegmentAck)] == ["stored"]
+    scene.kill()
+    assert len(scene.desk.state.books.store) == 1
+
+
+def test_nothing_leaves_while_the_disk_is_full_and_all_of_it_afterwards(scene, monkeypatch):
+    scene.say("learner", PutTasks(tasks=group("g", 1)))
+    (lease,) = scene.flush()
+    full_disk(monkeypatch)
+    scene.frames("actor", segment_frames(lease))
+    assert scene.flush() == []
+    status = scene.desk.status()
+    assert (status["messages_waiting"] > 0, "space" in status["blocked"]) == (True, True)
+    assert scene.desk.state.books.full()
+    monkeypatch.undo()
+    monkeypatch.setattr("time.monotonic", lambda: 1e9)  # past the pause between two tries
+    assert {SegmentAck, Deliver} <= kinds(scene.flush())
+    assert scene.desk.status()["blocked"] == ""
+
+
+def full_disk(monkeypatch):
+    def write(fd, data, offset):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", write)
+    monkeypatch.setattr(os, "pwritev", write)
+
+
+def test_a_message_that_breaks_the_books_ends_the_process_and_is_refused_by_the_next(scene, monkeypatch):
+    scene.say("learner", PutTasks(tasks=group("g", 1)))
+    (lease,) = scene.flush()
+    frames = segment_frames(lease)
+    assembly = type(scene.desk.state.books.assembly)
+    original = assembly.add
+    monkeypatch.setattr(assembly, "add", lambda *_: 1 / 0)
+    with pytest.raises(BooksBroken, match="ZeroDivisionError"):
+        scene.frames("actor", frames)
+    monkeypatch.setattr(assembly, "add", original)
+    scene.open()
+    scene.say("actor", Hello(role="actor", peer="actor", incarnation=1))
+    assert len(scene.desk.state.books.store) == 0
+    (refused,) = scene.frames("actor", frames)
+    assert refused.code == "poison"
+    scene.desk.bury("actor", "malformed", "no message", [b"x"])
+    assert scene.desk.status()["dead_letters"] == 1
+
+
+def test_who_speaks_behind_the_message_that_broke_the_books_is_not_blamed(scene, monkeypatch):
+    scene.say("learner", PutTasks(tasks=group("g", 2)))
+    one, two = (message for message in scene.flush() if isinstance(message, LeaseTask))
+    for i in range(MAX_DEAD_LETTERS):
+        scene.desk.bury("junk", "malformed", "no message", [b"%d" % i])
+    assembly = type(scene.desk.state.books.assembly)
+    with monkeypatch.context() as broken:
+        broken.setattr(assembly, "add", lambda *_: 1 / 0)
+        with pytest.raises(BooksBroken):
+            scene.frames("actor", segment_frames(one))
+        assert scene.frames("actor", segment_frames(two)) == []
+        assert scene.say("learner", Commit(epoch=1, step=1)) == []
+    scene.open()
+    scene.say("actor", Hello(role="actor", peer="actor", incarnation=1))
+    assert [message.code for message in scene.frames("actor", segment_frames(one))] == ["poison"]
+    scene.frames("actor", segment_frames(two))
+    assert [message.status for message in scene.flush() if isinstance(message, SegmentAck)] == ["stored"]
+
+
+@pytest.mark.parametrize("name", ["put", "note"])
+def test_a_record_that_the_books_do_not_have_is_not_written(scene, monkeypatch, name):
+    scene.say("learner", PutTasks(tasks=group("g", 1)))
+    (lease,) = scene.flush()
+    store = scene.desk.state.books.store
+    original = getattr(store, name)
+
+    def fails(*arguments):
+        original(*arguments)
+        raise AssertionError("segment is stored already")
+
+    monkeypatch.setattr(store, name, fails)
+    caused_by = {
+        "put": ("actor", segment_frames(lease)),
+        "note": ("learner", encode(Commit(epoch=1, step=1, trained=["g"]))),
+    }
+    with pytest.raises(BooksBroken, match="stored already"):
+        scene.frames(*caused_by[name])
+    scene.open()
+    assert len(scene.desk.state.books.store) == 0
+
+
+def test_a_journal_that_cannot_go_on_in_another_file_ends_the_process(scene, monkeypatch):
+    monkeypatch.setattr(Journal, "wants_snapshot", True)
+    monkeypatch.setattr("broker.output_commit.snapshot", lambda *_: 1 / 0)
+    with pytest.raises(JournalError, match="ZeroDivisionError"):
+        scene.flush()
+
+
+def test_a_disk_that_cannot_be_looked_at_has_no_room_and_no_message_is_blamed_for_it(scene, monkeypatch):
+    def fails(folder):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "statvfs", fails)
+    monkeypatch.setattr("time.monotonic", lambda: 1e9)
+    assert scene.desk.journal.low
+    scene.say("actor", TaskCredit(tasks=1))
+    assert scene.desk.status()["dead_letters"] == 0

@@ -1,0 +1,135 @@
+"""What fuzzing found: peers that keep to the protocol's words, and would have broken or filled the broker by them."""
+
+from zlib import crc32
+
+import msgspec
+import pytest
+
+from broker.core.events import decode_event
+from broker.core.state import Books
+from broker.journal.files import LOCK, survey
+from broker.journal.journal import JournalError, Kind, Place, Record
+from broker.journal.records import Header, file_name, pack_header, unpack_header, unpack_segment
+from broker.journal_store import JournalStore
+from broker.recovery import recover, snapshot
+from protocol.codec import decode, encode
+from protocol.errors import Malformed
+from protocol.messages import Commit
+from tests.broker_driver import Driver, config, evaluation, group
+from tests.journals import begin
+
+
+def test_an_actor_does_not_fill_the_broker_by_saying_hello_again_and_again():
+    driver = Driver(max_queued_segments=8, segment_credit=4, heartbeat_s=1000.0)
+    driver.learner(credit=0)
+    driver.put(*group("g", 1))
+    driver.actor()
+    (lease,) = driver.leases()
+    index = 0
+    for _ in range(30):
+        while driver.segment("actor", lease, index, offset=4 * index, status="unfinished").status == "stored":
+            index += 1
+        driver.actor()
+    assert driver.held <= 8 + 4
+
+
+@pytest.mark.parametrize("name", ["g", "e.0"], ids=["a group before it", "a trajectory"])
+def test_the_sums_close_when_a_group_has_the_name_of_another_unit(name):
+    driver = Driver()
+    driver.learner(credit=0)
+    driver.actor()
+    tasks = [evaluation("e"), *(msgspec.structs.replace(t, task_id=t.task_id + "x") for t in group("g", 1))]
+    for task in (*tasks, *group(name, 1)):
+        driver.put(task)
+        driver.segment("actor", driver.leases()[0])
+        assert driver.balanced()
+    assert driver.held == 3
+    driver.learner()
+    driver.commit(*(delivery.unit_id for delivery in driver.deliveries()))
+    assert driver.balanced()
+    assert driver.held == 0
+
+
+def test_a_sum_that_no_snapshot_could_hold_is_refused():
+    with pytest.raises(Malformed, match="replayed_tokens"):
+        decode(encode(Commit(epoch=1, step=1, replayed_tokens=2**64 - 1)))
+
+
+def test_files_far_apart_are_a_loss_and_cost_no_more_than_others(tmp_path):
+    begin(tmp_path / "journal").close()
+    (tmp_path / "journal" / file_name(1)).rename(tmp_path / "journal" / file_name(10**11))
+    (loss,) = [loss for loss in survey(tmp_path / "journal").losses if "missing" in loss.what]
+    assert loss.file == 10**11 - 1
+    assert "before it; how many records is not known" in loss.what
+
+
+def test_a_mark_without_end_is_none(tmp_path):
+    begin(tmp_path / "journal").close()
+    (tmp_path / "journal" / LOCK).write_text("9" * 5000)
+    assert survey(tmp_path / "journal").mark == 0
+
+
+@pytest.mark.parametrize("content", [b'[["\xff"]]', b"[" * 100_000], ids=["no text", "deep"])
+def test_accepted_losses_that_are_no_text_are_named(tmp_path, content):
+    begin(tmp_path / "journal").close()
+    (tmp_path / "journal" / "accepted-losses.json").write_bytes(content)
+    with pytest.raises(JournalError, match="remove the file to be asked again"):
+        survey(tmp_path / "journal")
+
+
+@pytest.mark.parametrize("name", [LOCK, "accepted-losses.json"])
+def test_a_folder_in_the_place_of_a_file_is_a_journal_error(tmp_path, name):
+    begin(tmp_path / "journal").close()
+    (tmp_path / "journal" / name).unlink(missing_ok=True)
+    (tmp_path / "journal" / name).mkdir()
+    with pytest.raises(JournalError, match=name):
+        survey(tmp_path / "journal")
+
+
+def test_the_head_of_a_run_whose_name_is_no_text_is_that_of_another_run():
+    data = pack_header(Header("r?", 1, 0, 0))
+    fixed = data[:-4].replace(b"r?", b"r\xff")
+    head = unpack_header(fixed + crc32(fixed).to_bytes(4, "little"))
+    assert head is not None
+    assert head[0].run != "r?"
+
+
+def test_an_event_that_is_no_text_is_a_decode_error():
+    with pytest.raises(msgspec.MsgspecError, match="utf-8"):
+        decode_event(b"\x81\xa4type\xa5\xff\xff\xff\xff\xff")
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        (Kind.SEGMENT, b"x"),
+        (Kind.SEGMENT, b"\x01\x00\x00\x00\xc1body"),
+        (Kind.EVENT, b"\x81\xa4type\xa5\xff\xff\xff\xff\xff"),
+        (Kind.SNAPSHOT, b"\x81\xa4type\xa8\xff\xff\xff\xff\xff\xff\xff\xff"),
+    ],
+    ids=["a segment without a head", "a segment of nonsense", "an event that is no text", "no snapshot"],
+)
+def test_a_payload_that_is_none_is_named_by_its_place(tmp_path, kind, payload):
+    with begin(tmp_path / "journal") as journal:
+        store = JournalStore(journal, 1 << 20)
+        record = Record(kind, payload, Place(3, 60, len(payload)))
+        with pytest.raises(JournalError, match="journal file 3, offset 60"):
+            recover(Books(config(), store, 4), store, [record], 0.0)
+
+
+def test_a_segment_without_a_length_is_a_journal_error():
+    with pytest.raises(JournalError, match="a segment of 3 bytes"):
+        unpack_segment(b"abc")
+
+
+def test_a_snapshot_whose_units_are_not_of_its_segments_is_refused(tmp_path):
+    driver = Driver(folder=tmp_path / "journal")
+    driver.learner(credit=0)
+    driver.actor()
+    driver.put(*group("g", 1))
+    driver.segment("actor", driver.leases()[0])
+    tree = msgspec.msgpack.decode(snapshot(driver.state.books, driver.state.books.store))
+    tree["segments"] = []
+    driver.journal.rotate(msgspec.msgpack.encode(tree))
+    with pytest.raises(JournalError, match="its units are not of its segments"):
+        driver.kill_broker()

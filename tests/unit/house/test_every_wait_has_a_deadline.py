@@ -1,0 +1,135 @@
+"""No call in these packages waits without a deadline, but for those listed here with the reason.
+
+It reads the source: a call that can block and is given no timeout, and that stands neither in ``asyncio.wait_for(...)``
+nor below ``async with asyncio.timeout(...)``. docs/operations.md has the table of all waits.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SOURCES = [
+    *sorted((ROOT / "launch").rglob("*.py")),
+    *sorted((ROOT / "actors").rglob("*.py")),
+    *sorted((ROOT / "envs").rglob("*.py")),
+    ROOT / "broker" / "service.py",
+]
+BLOCKING = {"get", "join", "wait", "result", "acquire", "communicate", "recv", "recv_multipart"}
+"""Methods that block when they are called without any argument."""
+TAKE_TIMEOUT = {
+    "asyncio.wait",
+    "subprocess.run",
+    "subprocess.check_output",
+    "subprocess.call",
+    "urllib.request.urlopen",
+}
+NO_TIMEOUT = {"asyncio.gather", "asyncio.to_thread", "run_in_executor", "fcntl.flock"}
+
+ALLOWED = {
+    ("actors/actor.py", "self._room.wait()"): (
+        "back-pressure: an episode waits until the broker takes more segments; who stands in the way (learner, disk) "
+        "has a deadline of its own, a broker that is gone has BROKER_LOST_S, and a drain gives episodes up"
+    ),
+    ("actors/actor.py", "asyncio.wait({joining, stopping}, return_when=asyncio.FIRST_COMPLETED)"): (
+        "joining has JOIN_TIMEOUT_S"
+    ),
+    ("actors/actor.py", "self._stop.wait()"): "beside joining, see there",
+    ("actors/actor.py", "joining.result()"): "it is done",
+    (
+        "actors/generator/http_engine.py",
+        "self._open.wait()",
+    ): "for the load of an update, which has load_deadline; else we end",
+    (
+        "actors/generator/vllm_engine.py",
+        "self._open.wait()",
+    ): "for the load of an update, which has load_deadline; else we end",
+    ("actors/generator/vllm_worker.py", "done.result()"): "memory is copied; the load has load_deadline",
+    (
+        "actors/generator/http_engine.py",
+        "asyncio.gather(self._watch, return_exceptions=True)",
+    ): "it has been cancelled",
+    ("launch/weights_role.py", "stop.wait()"): "for SIGTERM",
+    (
+        "actors/generator/weights/updater.py",
+        "self._offered.wait()",
+    ): "for nobody: there may be no newer version ever",
+    ("envs/scorer.py", "asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)"): (
+        "each call puts one request to a worker and has that request's deadline"
+    ),
+}
+
+
+def unbounded(path: Path) -> Iterator[str]:
+    """Source of each call in a file that may wait for ever."""
+    tree = ast.parse(path.read_text())
+
+    def look(node: ast.AST, bounded: bool) -> Iterator[str]:
+        if isinstance(node, ast.AsyncWith):
+            bounded = bounded or any("asyncio.timeout" in ast.unparse(item) for item in node.items)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            bounded = False
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if name == "asyncio.wait_for":
+                bounded = True
+            if not bounded and may_wait(name, node):
+                yield ast.unparse(node)
+        for child in ast.iter_child_nodes(node):
+            yield from look(child, bounded)
+
+    return look(tree, False)
+
+
+def may_wait(name: str, call: ast.Call) -> bool:
+    last = name.rpartition(".")[2]
+    timed = any(keyword.arg == "timeout" for keyword in call.keywords)
+    if name == "fcntl.flock":
+        return "LOCK_NB" not in ast.unparse(call)
+    if name in NO_TIMEOUT or last in NO_TIMEOUT:
+        return True
+    if name in TAKE_TIMEOUT:
+        return not timed
+    return "." in name and last in BLOCKING and not call.args and not call.keywords
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_every_wait_has_a_deadline(path):
+    found = [call for call in unbounded(path) if (relative(path), call) not in ALLOWED]
+    assert not found, "give it a deadline, an error that says whom it waited for, and a cure"
+
+
+def test_the_list_of_exceptions_is_no_longer_than_needed():
+    seen = {(relative(path), call) for path in SOURCES for call in unbounded(path)}
+    assert set(ALLOWED) <= seen, "take out what is not there any more"
+
+
+@pytest.mark.parametrize(
+    ("source", "waits"),
+    [
+        ("q.get()", True),
+        ("q.get(timeout=1)", False),
+        ("d.get(key)", False),
+        ("t.join()", True),
+        ("', '.join(words)", False),
+        ("async def f():\n await e.wait()", True),
+        ("async def f():\n await asyncio.wait_for(e.wait(), 1)", False),
+        ("async def f():\n async with asyncio.timeout(1):\n  await e.wait()", False),
+        ("async def f():\n async with asyncio.timeout(1):\n  def g():\n   t.join()", True),
+        ("asyncio.wait(tasks)", True),
+        ("asyncio.wait(tasks, timeout=1)", False),
+        ("subprocess.run(['x'])", True),
+        ("fcntl.flock(f, fcntl.LOCK_EX)", True),
+        ("fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)", False),
+    ],
+)
+def test_what_counts_as_a_wait(source, waits, tmp_path):
+    path = tmp_path / "module.py"
+    path.write_text(source)
+    assert bool(list(unbounded(path))) == waits

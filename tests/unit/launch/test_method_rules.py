@@ -1,0 +1,279 @@
+"""A method that lacks what it lives on, or counts something twice, is refused before anything starts."""
+
+import pytest
+
+from launch.errors import ConfigError
+from launch.run_file.load import check
+from learner.replay.table import ReplayConfigError, make_table
+
+GAE = {"kind": "gae"}
+WINDOWS = {"train_on": "windows", "algorithm": {"advantage": GAE, "critic": {}}}
+REPLAY = {"rule": "recent"}
+CENTRED = {"kind": "clip", "centre": "behaviour"}
+
+
+def run_file(learner, **sections):
+    return {"model": {"path": "some/model"}, "env": {"name": "calculator"}, "learner": learner, **sections}
+
+
+def problems(learner, **sections):
+    """Lines of what is refused; none if all is well."""
+    try:
+        check(run_file(learner, **sections), "run.toml")
+    except ConfigError as error:
+        return str(error).splitlines()
+    return []
+
+
+def algorithm(**settings):
+    return {"algorithm": settings}
+
+
+REFUSED = {
+    "gae without a critic": (algorithm(advantage=GAE), ['"gae"', "add [learner.algorithm.critic]"]),
+    "a critic without gae": (algorithm(critic={}), ["critic is set", '"group"', 'use kind "gae"']),
+    "windows without gae": ({"train_on": "windows"}, ['train_on is "windows"', 'use kind "gae"']),
+    "a group of one": ({"group_size": 1}, ["group_size is 1", "at least 2"]),
+    "turns of a group of one": (
+        {"group_size": 1} | algorithm(advantage={"kind": "turn_return"}),
+        ["group_size is 1", '"turn_return"'],
+    ),
+    "a group by its members": ({"train_on": "trajectories"}, ['"trajectories"', 'train_on = "groups"']),
+    "a greedy member by itself": (
+        {"train_on": "trajectories"} | algorithm(advantage={"kind": "greedy"}),
+        ['"greedy"', "whole group"],
+    ),
+    "a median without a group": (
+        algorithm(surrogate={"kind": "bounded"}, advantage={"kind": "batch_mean"}),
+        ['surrogate.kind is "bounded"', '"batch_mean"', "leave_one_out"],
+    ),
+    "groups counted where there are none": (
+        algorithm(scale_by_informative=True, advantage={"kind": "batch_mean"}),
+        ["scale_by_informative", '"batch_mean"'],
+    ),
+    "replay beside a critic": (
+        {"replay": REPLAY, "train_on": "trajectories", "algorithm": {"advantage": GAE, "critic": {}}},
+        ["learner.replay", "critic", "take [learner.replay] out"],
+    ),
+    "replay of windows": ({"replay": REPLAY} | WINDOWS, ["learner.replay", "windows"]),
+    "single winners by turn": (
+        {"replay": {"rule": "advantage"}} | algorithm(advantage={"kind": "turn_return"}),
+        ['rule is "advantage"', '"turn_return"'],
+    ),
+    "a target without its group": (
+        {"replay": {"rule": "advantage"}} | algorithm(surrogate={"kind": "bounded"}),
+        ['rule is "advantage"', '"bounded"'],
+    ),
+    "a learning rate by weights that are all 1": (
+        algorithm(proximal="behaviour", corrections=[], lr_by_ess="sqrt"), ['lr_by_ess is "sqrt"', "are 1"]
+    ),
+    "a penalty at its own centre": (
+        algorithm(kl={"kind": "penalty", "to": "proximal"}), ['kl.to is "proximal"', "passes to 2"]
+    ),
+    "rescue without a group": (
+        {"replay": {"rule": "success"}} | algorithm(advantage={"kind": "batch_mean"}),
+        ['rule is "success"', '"batch_mean"'],
+    ),
+    "nothing fresh": (
+        {"replay": {"rule": "recent", "share": 0.6}, "group_size": 8, "batch_trajectories": 16},
+        ["share is 0.6", "not one group of 8", "lower the share"],
+    ),
+    "a replay table that would never give anything": (
+        {"replay": {"rule": "recent", "min_size": 9, "capacity_groups": 8}},
+        ["min_size is 9", "capacity_groups = 8"],
+    ),
+    "a share out of the table's reach": (
+        {"replay": {"rule": "uniform", "share": 0.8, "max_policy_lag": 1}},
+        ["share = 0.8", "raise max_policy_lag"],
+    ),
+    "replay that outlives the reincarnation": (
+        {"replay": {"rule": "recent", "stop_at_step": 40}} | algorithm(reincarnation={"step": 50}),
+        ["step is 50", "stop_at_step is 40", "make them equal"],
+    ),
+    "reincarnation of nothing": (
+        algorithm(reincarnation={}, kl={"kind": "penalty", "to": "proximal"}, passes=2),
+        ["reincarnation is set", 'kind "convex"'],
+    ),
+    "corrections that are all 1": (
+        algorithm(proximal="behaviour"), ['proximal is "behaviour"', "set corrections = []"]
+    ),
+    "entropies of another policy than the clip's": (
+        algorithm(surrogate={"kind": "entropy"}, proximal="interpolated"),
+        ['surrogate.kind is "entropy"', 'proximal is "interpolated"', 'use proximal = "recomputed"'],
+    ),
+    "a weight of groups that nobody has formed": (
+        algorithm(corrections=[{"kind": "truncated", "level": "group"}], proximal="interpolated"),
+        ['level "group"', 'proximal is "interpolated"', 'use proximal = "recomputed"'],
+    ),
+    "an empty interval": (
+        algorithm(corrections=[{"kind": "interval", "low": 2.0, "high": 2.0}]),
+        ["corrections.0", "low 2 is not below high 2"],
+    ),
+    "bounds in disorder": (
+        algorithm(surrogate={"kind": "balanced", "low_stop": 1.1}, corrections=[]),
+        ["low 0.6 to 1.1", "low_stop < 1 < high_start"],
+    ),
+    "weights in disorder": (
+        algorithm(surrogate={"kind": "weighted", "low": 3.0}, corrections=[]), ["low 3 is above high 2"]
+    ),
+    "three bounds in disorder": (
+        algorithm(surrogate={"kind": "triplet", "negative_low": 5.0}, corrections=[]),
+        ["negative_low 5 is not below negative_high 5"],
+    ),
+    "a dual clip inside the clip": (
+        algorithm(surrogate={"kind": "clip", "high": 0.3, "dual": 1.25}), ["dual is 1.25", "upper bound 1.3"]
+    ),
+    "a dual clip inside the balanced one": (
+        algorithm(surrogate={"kind": "balanced", "dual": 2.5}, corrections=[]), ["dual is 2.5", "bound 3"]
+    ),
+    "a dual clip inside the uncertain tokens' clip": (
+        algorithm(surrogate={"kind": "entropy", "high": 0.5, "dual": 1.9}), ["dual is 1.9", "bound 2"]
+    ),
+    "a mirror that shows nothing": (
+        algorithm(surrogate={"kind": "mirror_descent"}), ["mirror_descent", "passes to 2"]
+    ),
+    "more updates than groups": (
+        {"group_size": 8, "batch_trajectories": 16} | algorithm(updates_per_batch=3),
+        ["updates_per_batch is 3", "only 2 groups"],
+    ),
+    "more updates than windows": (
+        WINDOWS | {"batch_trajectories": 4, "algorithm": WINDOWS["algorithm"] | {"updates_per_batch": 5}},
+        ["updates_per_batch is 5", "only 4 windows"],
+    ),
+    "more updates than groups, once reincarnated": (
+        {"group_size": 8, "batch_trajectories": 16}
+        | algorithm(reincarnation={"updates_per_batch": 3}, kl={"kind": "convex"}),
+        ["reincarnation.updates_per_batch is 3", "only 2 groups"],
+    ),
+    "an entropy coefficient above its maximum": (
+        algorithm(entropy={"coefficient": 0.1, "target": 0.5}), ["coefficient 0.1", "maximum 0.02"]
+    ),
+    "a lag forced upon nobody": ({"forced_lag": 2}, ["forced_lag is 2", "run.mode", '"sync"']),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_run_cannot_supply_is_refused_with_the_cure(name):
+    learner, words = REFUSED[name]
+    (line,) = problems(learner)
+    for word in words:
+        assert word in line
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [
+        WINDOWS | {"group_size": 1},
+        {"train_on": "trajectories", "group_size": 3, "algorithm": {"advantage": GAE, "critic": {}}},
+        {"group_size": 1, "batch_trajectories": 4} | algorithm(advantage={"kind": "greedy"}),
+        {"train_on": "trajectories", "group_size": 1} | algorithm(advantage={"kind": "batch_mean"}),
+        {"train_on": "trajectories"} | algorithm(advantage={"kind": "turn_return", "baseline": "none"}),
+        {"replay": {"rule": "success"}} | algorithm(advantage={"kind": "greedy"}),
+        {"replay": {"rule": "recent", "stop_at_step": 50}} | algorithm(reincarnation={"step": 50}),
+        algorithm(reincarnation={}, kl={"kind": "penalty"}),
+        algorithm(surrogate={"kind": "mirror_descent"}, updates_per_batch=2),
+        algorithm(surrogate={"kind": "clip", "high": 0.28, "dual": 1.3}),
+    ],
+)
+def test_what_a_run_can_supply_is_taken(learner):
+    assert problems(learner) == []
+
+
+@pytest.mark.parametrize(
+    "surrogate",
+    [
+        {"kind": "window"},
+        {"kind": "minirl"},
+        {"kind": "triplet"},
+        {"kind": "weighted"},
+        {"kind": "balanced"},
+        {"kind": "ratio_variance"},
+        {"kind": "bounded", "centre": "behaviour"},
+        CENTRED,
+    ],
+    ids=lambda s: s["kind"],
+)
+def test_staleness_is_not_corrected_twice(surrogate):
+    """By the surrogate's own ratio current / behaviour, and by a weight proximal / behaviour."""
+    mask = {"kind": "interval", "weight": False}
+    for corrections in ([{"kind": "truncated"}], [{"kind": "interval"}], [mask, {"kind": "truncated"}]):
+        (line,) = problems(algorithm(surrogate=surrogate, corrections=corrections))
+        assert "second time" in line
+        assert "set corrections = []" in line
+    for corrections in ([], [mask]):
+        assert problems(algorithm(surrogate=surrogate, corrections=corrections)) == []
+
+
+def test_nor_after_a_reincarnation():
+    learner = algorithm(reincarnation={"surrogate": CENTRED}, kl={"kind": "convex"})
+    (line,) = problems(learner)
+    assert "learner.algorithm.reincarnation.surrogate" in line
+    assert "learner.algorithm.reincarnation.corrections (truncated)" in line
+    change = {"surrogate": CENTRED, "corrections": []}
+    assert problems(algorithm(reincarnation=change, kl={"kind": "convex"})) == []
+
+
+def test_corrections_after_a_reincarnation_are_looked_at_too():
+    change = {"corrections": [{"kind": "interval", "low": 3.0}]}
+    (line,) = problems(algorithm(reincarnation=change, kl={"kind": "convex"}))
+    assert "learner.algorithm.reincarnation.corrections.0: low 3" in line
+    behaviour = algorithm(proximal="behaviour", corrections=[], reincarnation={}, kl={"kind": "convex"})
+    (line,) = problems(behaviour)
+    assert "learner.algorithm.reincarnation.corrections" in line
+
+
+@pytest.mark.parametrize(
+    ("room", "evaluations", "wrong"), [(32, 0, False), (33, 1, False), (32, 1, True), (31, 0, True)]
+)
+def test_in_lockstep_a_batch_of_windows_has_to_stand_still_at_once(room, evaluations, wrong):
+    learner = {**WINDOWS, "batch_trajectories": 32, "evaluation_tasks": evaluations}
+    lines = problems(learner, run={"mode": "sync"}, actor={"count": 1, "concurrent_episodes": room})
+    assert len(lines) == wrong
+    assert all("raise concurrent_episodes" in line for line in lines)
+
+
+def test_a_lag_cannot_be_forced_on_single_trajectories():
+    learner = {"train_on": "trajectories", "forced_lag": 1, "algorithm": {"advantage": GAE, "critic": {}}}
+    (line,) = problems(learner, run={"mode": "sync"})
+    assert "only whole groups" in line
+
+
+@pytest.mark.parametrize(
+    ("tokens", "tail", "word"), [(1, 0, "at least 2 tokens"), (8, 8, "ignored_tail is 8")]
+)
+def test_a_window_must_hold_what_it_trains(tokens, tail, word):
+    critic = {"advantage": {"kind": "gae", "ignored_tail": tail}, "critic": {}}
+    (line,) = problems({"train_on": "windows", "algorithm": critic}, actor={"segment_tokens": tokens})
+    assert word in line
+
+
+def test_room_is_counted_with_the_greedy_member_and_the_forced_lag():
+    settings = {"group_size": 3, "batch_trajectories": 30, "evaluation_tasks": 0, "max_policy_lag": 1}
+    greedy = settings | algorithm(advantage={"kind": "greedy"})
+    (line,) = problems(greedy, broker={"max_queued_tasks": 79})
+    assert "max_policy_lag 1 with batches of 40" in line
+    assert "80 tasks" in line
+    assert problems(greedy, broker={"max_queued_tasks": 80}) == []
+    forced, sync = settings | {"forced_lag": 3}, {"mode": "sync"}
+    assert (
+        "forced_lag 3 with batches of 30" in problems(forced, run=sync, broker={"max_queued_tasks": 119})[0]
+    )
+    assert problems(forced, run=sync, broker={"max_queued_tasks": 120}) == []
+
+
+def test_a_forced_lag_is_the_bound_that_all_roles_keep():
+    data = run_file({"forced_lag": 3, "max_policy_lag": 1}, run={"mode": "sync"})
+    assert check(data, "x").max_policy_lag == 3
+
+
+def test_the_table_is_asked_with_the_items_that_it_would_get():
+    """One group of 4 is fresh per step and is kept for 2: a table never holds the 3 groups it waits for."""
+    replay = {"rule": "recent", "share": 0.5, "max_policy_lag": 2, "min_size": 3}
+    learner = {"group_size": 4, "batch_trajectories": 8, "replay": replay}
+    (line,) = problems(learner)
+    assert "1 items per step" in line
+    winners = learner | {"replay": replay | {"rule": "advantage"}}
+    assert problems(winners) == [], "4 fresh trajectories a step make 8"
+    config = check(run_file(winners), "x").learner.replay
+    with pytest.raises(ReplayConfigError):
+        make_table(config, fresh_items=1)

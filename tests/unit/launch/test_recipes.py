@@ -1,0 +1,174 @@
+"""Every shipped recipe loads, says what it is, and has a page that agrees with the file."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from launch.errors import ConfigError
+from launch.run_file.load import check, load, read, read_own
+from launch.run_file.recipes import FOLDER, Recipe, find, page, recipes, table
+from learner.metrics import SCALARS
+
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs" / "recipes"
+METHODS = sorted(p for p in FOLDER.glob("*.toml") if "recipe" in tomllib.loads(p.read_text()))
+JOBS = {"calculator", "spell_backward"}
+MEASURED = "[staleness](../benchmarks.md#staleness)"
+
+
+@pytest.fixture(params=METHODS, ids=lambda p: p.stem)
+def path(request):
+    return request.param
+
+
+def test_all_methods_are_there():
+    expected = "grpo ppo rloo cispo gspo decoupled-ppo minirl hispo bapo hapo tppo remix r2vpo gbpo lag-clip"
+    assert {*expected.split(), "icepop", "ipa", "remax", "mdpo"} == {p.stem for p in METHODS}
+    assert {p.stem for p in FOLDER.glob("*.toml")} == {p.stem for p in METHODS} | JOBS
+
+
+def test_a_recipe_is_its_base_and_little_else(path):
+    own = read_own(path)
+    assert own["extends"] in {f"{job}.toml" for job in JOBS}
+    assert set(own) <= {"extends", "recipe", "run", "actor", "learner"}
+    assert own["run"] == {"name": path.stem}
+    assert path.read_text().startswith("# ")
+    assert path.read_text().partition("\n")[0].endswith(".")
+
+
+def contains(found, written):
+    """Whether all that is written stands in what was found, too."""
+    if isinstance(written, dict):
+        return all(contains(found[name], value) for name, value in written.items())
+    if isinstance(written, list):
+        return len(found) == len(written) and all(map(contains, found, written))
+    return found == written
+
+
+def test_settings_written_are_settings_in_force(path):
+    """Whatever the base may say one day."""
+    config = load(path)
+    own = read_own(path)["learner"]["algorithm"]
+    in_force = config.model_dump(mode="json")["learner"]["algorithm"]
+    for name, value in own.items():
+        assert contains(in_force[name], value), name
+    assert {"advantage", "surrogate", "corrections"} <= set(own), "what a method is made of is spelled out"
+
+
+def test_every_method_has_a_page(path):
+    text = (DOCS / f"{path.stem}.md").read_text()
+    measured = text.partition("## Measured")[2]
+    assert MEASURED in measured
+    assert f"](../images/recipes/{path.stem}.png)" in measured
+    assert (DOCS.parent / "images" / "recipes" / f"{path.stem}.png").is_file()
+    assert f"recipes/{path.stem}.toml" in text
+    for source in find(path.stem).source.split(", "):
+        assert source in text
+    for heading in ("## Formula", "## Settings", "## Watch", "## Differences"):
+        assert heading in text, heading
+    assert len(text.splitlines()) < 60, "half a page"
+
+
+def test_pages_name_metrics_that_exist(path):
+    text = (DOCS / f"{path.stem}.md").read_text()
+    named = re.findall(
+        r"`((?:rollout|learner|critic|replay|generator|actor|broker|evaluation)/[a-z_]+)`", text
+    )
+    assert named
+    assert set(named) <= set(SCALARS)
+
+
+def test_pages_name_settings_that_exist(path):
+    """Fields in the first column of the table of settings."""
+    text = (DOCS / f"{path.stem}.md").read_text()
+    rows = re.findall(r"^\| `([a-z0-9_.]+)` \| `([^`]+)` \|", text, flags=re.M)
+    assert rows
+    config = load(path).model_dump(mode="json")
+    for name, value in rows:
+        here = config if name.startswith(("learner.", "actor.")) else config["learner"]["algorithm"]
+        for part in name.split("."):
+            here = here[int(part) if part.isdigit() else part]
+        assert tomllib.loads(f"x = {value}")["x"] == here, name
+
+
+def test_the_index_lists_every_page():
+    text = (DOCS / "README.md").read_text()
+    linked = re.findall(r"\]\(([a-z0-9-]+)\.md\)", text)
+    assert sorted(set(linked)) == [p.stem for p in METHODS]
+
+
+def test_the_index_says_what_a_method_does_and_costs(path):
+    recipe = find(path.stem)
+    (row,) = [
+        line
+        for line in (DOCS / "README.md").read_text().splitlines()
+        if line.startswith(f"| [{path.stem}]({path.stem}.md) |")
+    ]
+    _, _, does, corrects, costs, source, _ = (cell.strip() for cell in row.split("|"))
+    assert does == recipe.description
+    assert corrects
+    assert all(need in costs for need in recipe.needs)
+    assert source == (recipe.source or "ours")
+
+
+def test_what_methods_need_is_listed():
+    needs = {recipe.name: recipe.needs for recipe in recipes()}
+    assert needs["tppo"] == ["critic", "windows"]
+    assert needs["remix"] == ["groups", "replay", "reference model"]
+    assert needs["remax"] == ["groups", "greedy answers"]
+    assert needs["ppo"] == ["critic"]
+    assert needs["bapo"] == ["groups"]
+    rows = {line.split()[0]: line for line in table(recipes()).splitlines()[1:]}
+    assert "groups, replay, reference model" in rows["remix"]
+    assert rows["lag-clip"].split()[2] == "-", "of our own making"
+    assert "2510.18927" in rows["bapo"]
+
+
+def test_one_recipe_is_printed_with_its_page(path):
+    recipe = find(path.stem)
+    text = page(recipe)
+    assert text.startswith(f"# {recipe.description}\n# needs: {', '.join(recipe.needs)}\n")
+    assert str(DOCS / f"{path.stem}.md") in text
+
+
+def test_what_is_printed_is_a_run_file_that_stands_alone(path):
+    text = page(find(path.stem))
+    assert "extends" not in tomllib.loads(text)
+    assert tomllib.loads(text) == read(path)
+    assert check(tomllib.loads(text), "printed") == load(path)
+
+
+def test_any_settings_can_be_printed(tmp_path):
+    odd = """[model]
+path = 'a "quoted" \\ path, é'
+[env]
+name = "calculator"
+[env.params]
+"a key" = [[1, 2.5], [], [true, 1e-9, {x = "y", z = {}}]]
+empty = {}
+many = [{name = "a", inner = {b = 1, c = [{d = 2}, {d = 3}]}}, {}]
+"""
+    path = tmp_path / "odd.toml"
+    path.write_text("# An odd one.\n" + odd)
+    text = page(find("odd", tmp_path))
+    assert tomllib.loads(text) == tomllib.loads(odd)
+
+
+def test_a_job_has_no_page_of_its_own():
+    recipe = find("calculator.toml")
+    assert isinstance(recipe, Recipe)
+    assert recipe.page is None
+    assert "README.md" in page(recipe)
+
+
+def test_an_unknown_recipe_and_an_empty_folder_are_said_with_the_cure(tmp_path):
+    with pytest.raises(ConfigError, match="did you mean 'remix'"):
+        find("remixx")
+    with pytest.raises(ConfigError, match="there are: bapo"):
+        find("zzz")
+    with pytest.raises(ConfigError, match="no run files there"):
+        recipes(tmp_path)
+    with pytest.raises(ConfigError, match=r"no run files there.*run from a clone"):
+        find("bapo", tmp_path / "none")

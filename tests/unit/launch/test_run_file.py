@@ -1,0 +1,264 @@
+"""Mistakes in a run file are found before anything starts, and the message names field, value and cure."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.errors import ConfigError
+from launch.run_file.load import check, load
+from launch.run_file.reference import reference
+from learner.algorithm_config import FixedAggregation
+from learner.surrogate_config import ClipSurrogate, LagSurrogate, WeightedSurrogate
+
+ROOT = Path(__file__).parents[3]
+GOOD = {"model": {"path": "some/model"}, "env": {"name": "calculator"}}
+
+
+def changed(**sections):
+    data = {name: dict(section) for name, section in GOOD.items()}
+    for name, section in sections.items():
+        data.setdefault(name, {}).update(section)
+    return data
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda p: p.stem)
+def test_every_recipe_loads(path):
+    assert load(path).learner.steps > 0
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"learner": {"learning_rate": 1e-3}}, ["learner.learning_rate", "unknown key", "0.001"]),
+        ({"learner": {"steps": "many"}}, ["learner.steps", "'many'"]),
+        ({"learner": {"steps": "3"}}, ["learner.steps", "'3'"]),
+        ({"learner": {"steps": True}}, ["learner.steps", "True"]),
+        ({"learner": {"optimizer": {"lr": float("inf")}}}, ["learner.optimizer.lr", "inf"]),
+        ({"learner": {"optimizer": {"betas": [0.9, 2.0]}}}, ["betas", "2.0"]),
+        (
+            {"broker": {"endpoint": "tcp://0.0.0.0:5555"}, "security": {"encrypt": False}},
+            ["broker.endpoint", "loopback", "offbeat keys make"],
+        ),
+        (
+            {"generator": {"endpoint": "tcp://0.0.0.0:0"}, "security": {"encrypt": False}},
+            ["generator.endpoint", "loopback", "offbeat keys make"],
+        ),
+        ({"broker": {"endpoint": "udp://127.0.0.1:5555"}}, ["broker.endpoint", "tcp://HOST:PORT"]),
+        ({"broker": {"max_queued_tasks": 800}}, ["896", "max_queued_tasks is 800"]),
+        ({"learner": {"data_timeout_s": 60.0}}, ["data_timeout_s 60", "raise it"]),
+        ({"learner": {"step": 3}}, ["learner.step", "did you mean 'steps'"]),
+        (
+            {"learner": {"group_size": 16, "batch_trajectories": 8}},
+            ["group_size is 16", "raise batch_trajectories"],
+        ),
+        ({"learner": {"group_size": 8, "batch_trajectories": 20}}, ["multiple", "use 16 or 24"]),
+        ({"learner": {"group_size": 1, "batch_trajectories": 4}}, ["group_size is 1", "at least 2"]),
+        (
+            {
+                "broker": {"max_queued_segments": 100},
+                "learner": {"max_policy_lag": 3, "batch_trajectories": 64},
+            },
+            ["max_policy_lag 3", "max_queued_segments is 100", "never be reached"],
+        ),
+        ({"generator": {"max_model_len": 32}}, ["max_trajectory_tokens 256", "max_model_len 32"]),
+        ({"learner": {"zero_stage": 0, "dtype": "bfloat16"}}, ["zero_stage 0", "use zero_stage 1"]),
+        ({"run": {"mode": "sync"}, "learner": {"publish_every": 2}}, ["publish_every is 2"]),
+        ({"generator": {"backend": "http"}}, ["generator.url is empty"]),
+        ({"model": {"path": ""}}, ["model.path", "[model.tiny]"]),
+        ({"learner": {"algorithm": {"updates_per_batch": 1000}}}, ["updates_per_batch is 1000"]),
+        ({"learner": {"micro_batch_tokens": 64}}, ["micro_batch_tokens 64", "raise it"]),
+        (
+            {"learner": {"algorithm": {"surrogate": {"low": 0.1}}}},
+            [
+                "learner.algorithm.surrogate: the form is not said",
+                "add learner.algorithm.surrogate.kind",
+                "lag",
+            ],
+        ),
+        (
+            {"learner": {"algorithm": {"surrogate": {"kind": "clipp"}}}},
+            ["learner.algorithm.surrogate.kind: unknown kind 'clipp'", "balanced"],
+        ),
+        (
+            {"learner": {"algorithm": {"surrogate": {"kind": "lag", "contractoin": 1.0}}}},
+            ["learner.algorithm.surrogate.contractoin: unknown key", "did you mean 'contraction'"],
+        ),
+        (
+            {"learner": {"algorithm": {"corrections": [{"kind": "truncated", "cap": 2.0}]}}},
+            ["learner.algorithm.corrections.0.cap: unknown key", "known here: ceiling, kind, level"],
+        ),
+        ({"learner": {"replay": {"share": 1.0}}}, ["learner.replay.share", "1.0"]),
+        (
+            {"learner": {"algorithm": {"aggregation": {"kind": "fixed"}}}},
+            ["learner.algorithm.aggregation: ", "aggregation.tokens: missing"],
+        ),
+    ],
+)
+def test_a_wrong_run_file_is_refused_with_the_cure(sections, words):
+    with pytest.raises(ConfigError) as caught:
+        check(changed(**sections), "run.toml")
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_all_contradictions_are_reported_at_once():
+    with pytest.raises(ConfigError) as caught:
+        check(changed(learner={"group_size": 1, "batch_trajectories": 7}, generator={"backend": "http"}), "x")
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_overrides_reach_nested_fields_and_keep_types(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('[model]\npath = "m"\n[env]\nname = "calculator"\n')
+    config = load(path, ["learner.optimizer.lr=1e-5", "run.name=abc", "learner.filter_uniform_groups=false"])
+    assert config.learner.optimizer.lr == 1e-5
+    assert config.run.name == "abc"
+    assert config.learner.filter_uniform_groups is False
+
+
+@pytest.mark.parametrize("override", ["learner.steps", "=3", "run.name.x=1"])
+def test_an_override_that_cannot_be_meant_is_refused(tmp_path, override):
+    path = tmp_path / "run.toml"
+    path.write_text('[model]\npath = "m"\n[run]\nname = "a"\n[env]\nname = "calculator"\n')
+    with pytest.raises(ConfigError, match="override"):
+        load(path, [override])
+
+
+def written(tmp_path, **files):
+    """Run files in a folder."""
+    for name, text in files.items():
+        path = tmp_path / f"{name}.toml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+BASE = """
+[model]
+path = "m"
+[env]
+name = "calculator"
+[learner]
+steps = 7
+[learner.optimizer]
+betas = [0.5, 0.6]
+lr = 1e-5
+[learner.algorithm]
+aggregation = "sequence_mean"
+[learner.algorithm.surrogate]
+kind = "clip"
+low = 0.1
+high = 0.3
+"""
+
+
+def test_a_file_that_extends_another_is_merged_over_it(tmp_path):
+    folder = written(
+        tmp_path,
+        base=BASE,
+        middle='extends = "base.toml"\n[learner]\nbatch_trajectories = 16\nsteps = 8\n',
+        top='extends = "middle.toml"\n[learner]\nsteps = 9\n[learner.optimizer]\nbetas = [0.7, 0.8]\n',
+    )
+    learner = load(folder / "top.toml").learner
+    assert (learner.steps, learner.batch_trajectories) == (9, 16)
+    assert (learner.optimizer.betas, learner.optimizer.lr) == ((0.7, 0.8), 1e-5)
+
+
+def test_a_table_of_the_same_kind_is_merged_and_one_of_another_kind_replaced(tmp_path):
+    surrogate = 'extends = "base.toml"\n[learner.algorithm.surrogate]\n'
+    folder = written(
+        tmp_path,
+        base=BASE,
+        same=surrogate + 'kind = "clip"\nlow = 0.2\n',
+        unnamed=surrogate + "low = 0.2\n",
+        other=surrogate + 'kind = "lag"\nlow = 0.2\n',
+        weighted=surrogate + 'kind = "weighted"\ncentre = "proximal"\n',
+    )
+    for name in ("same", "unnamed"):
+        assert load(folder / f"{name}.toml").learner.algorithm.surrogate == ClipSurrogate(low=0.2, high=0.3)
+    assert load(folder / "other.toml").learner.algorithm.surrogate == LagSurrogate(low=0.2)
+    weighted = WeightedSurrogate(centre="proximal")
+    assert load(folder / "weighted.toml").learner.algorithm.surrogate == weighted
+
+
+def test_extends_is_relative_to_the_file_that_says_it(tmp_path, monkeypatch):
+    written(tmp_path, base=BASE, **{"inner/top": 'extends = "../base.toml"\n'})
+    monkeypatch.chdir("/")
+    assert load(tmp_path / "inner" / "top.toml").learner.steps == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('extends = "none.toml"', ["top.toml", "'none.toml'", "there is no file"]),
+        ('extends = "top.toml"', ["circle: top.toml -> top.toml"]),
+        ('extends = "second.toml"', ["second.toml: ", "circle: top.toml -> second.toml -> top.toml"]),
+        ("extends = 3", ["extends is 3", "one file"]),
+        ('extends = "broken.toml"', ["broken.toml: not valid TOML"]),
+    ],
+)
+def test_what_cannot_be_extended_is_refused(tmp_path, text, words):
+    folder = written(tmp_path, top=text, second='extends = "top.toml"', broken="[run")
+    with pytest.raises(ConfigError) as caught:
+        load(folder / "top.toml")
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_an_override_of_a_kind_drops_the_other_keys_whatever_the_order(tmp_path, backward):
+    name = "learner.algorithm.surrogate"
+    overrides = [f"{name}.kind=lag", f"{name}.low=0.15", "learner.algorithm.aggregation.kind=fixed"]
+    overrides += ["learner.algorithm.aggregation.tokens=9"]
+    path = written(tmp_path, base=BASE) / "base.toml"
+    algorithm = load(path, overrides[::-1] if backward else overrides).learner.algorithm
+    assert algorithm.surrogate == LagSurrogate(low=0.15)
+    assert algorithm.aggregation == FixedAggregation(tokens=9)
+    assert load(path, [f"{name}.low=0.15"]).learner.algorithm.surrogate == ClipSurrogate(low=0.15, high=0.3)
+
+
+def test_a_job_of_ones_own_takes_a_method_along(tmp_path):
+    bapo = ROOT / "recipes" / "bapo.toml"
+    job = f'extends = "{bapo}"\n[model]\npath = "m"\n[env]\nname = "calculator"\n'
+    written(tmp_path, job=job, same=job + "[env.params]\nmax_turns = 3\n")
+    config, base = load(tmp_path / "job.toml"), load(bapo)
+    assert config.learner == base.learner
+    assert (config.model.path, config.env.name, config.env.params) == ("m", "calculator", {})
+    assert load(tmp_path / "same.toml").env.params == {"max_turns": 3}
+    assert load(bapo, ["env.params.seed=2"]).env.params == base.env.params | {"seed": 2}
+    assert load(bapo, ["env.params.seed=2", "env.name=calculator"]).env.params == {"seed": 2}
+
+
+@pytest.mark.parametrize(
+    "title", ['title = ""', 'title = "t"\nsource = "a paper"', 'title = "t"\nnote = "n"']
+)
+def test_the_recipe_section_is_strict(tmp_path, title):
+    with pytest.raises(ConfigError, match="recipe"):
+        load(written(tmp_path, top=f"{BASE}[recipe]\n{title}\n") / "top.toml")
+
+
+def test_missing_file_and_bad_toml(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("[run\n")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load(tmp_path / "bad.toml")
+
+
+def test_lockstep_has_no_lag():
+    assert check(changed(run={"mode": "sync"}), "x").max_policy_lag == 0
+
+
+def test_the_reference_page_is_up_to_date():
+    assert (ROOT / "docs" / "configuration.md").read_text() == reference(), "run `make docs`"
+
+
+def test_the_command_line_starts_without_heavy_libraries():
+    code = (
+        "import sys, launch.cli, launch.supervise.supervisor; "
+        "print({'torch', 'vllm', 'transformers'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,88 @@
+"""What killed runs have left in shared memory goes; what belongs to the living stays."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from launch.supervise import shared_memory
+
+
+@pytest.fixture
+def shm(tmp_path, monkeypatch):
+    root = tmp_path / "shm"
+    root.mkdir()
+    for module in ("launch.supervise.shared_memory", "learner.run_files"):
+        monkeypatch.setattr(f"{module}.SHARED_MEMORY", root)
+    return root
+
+
+def weights(run_dir):
+    folder = shared_memory.weights_folder(run_dir)
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"w")
+    return folder
+
+
+def dead_pid():
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait(30)
+    return process.pid
+
+
+def test_a_held_folder_stays_and_goes_when_its_owner_does(shm, tmp_path):
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    with shared_memory.own(mine):
+        kept, left = weights(mine), weights(theirs)
+        left.with_name(left.name + ".owner").write_text(str(theirs))  # its lock went with its process
+        assert shared_memory.sweep(shm) == [left]
+        assert kept.is_dir()
+        assert not left.exists()
+        assert not left.with_name(left.name + ".owner").exists()
+    assert not kept.with_name(kept.name + ".owner").exists()
+
+
+def test_a_folder_nobody_signed_goes_after_a_day(shm, tmp_path):
+    folder = weights(tmp_path / "by-hand")
+    now = time.time()
+    assert shared_memory.sweep(shm, now=now) == []
+    assert shared_memory.sweep(shm, now=now + shared_memory.UNOWNED_S + 60) == [folder]
+
+
+def test_staged_files_go_with_their_generator(shm, tmp_path):
+    gone, other = dead_pid(), dead_pid()
+    dead = shm / f"offbeat-stage-other-generator-0-{gone}"
+    alive = shm / f"offbeat-stage-other-generator-1-{os.getpid()}"
+    unseen = shm / f"offbeat-stage-mine-generator-0-{other}"
+    for folder in (dead, alive, unseen):
+        folder.mkdir()
+    with shared_memory.own(tmp_path / "mine"):
+        assert shared_memory.sweep(shm) == [dead]
+    assert alive.is_dir()
+    assert unseen.is_dir(), "a generator of a living run may be in another container"
+
+
+def test_what_is_not_ours_stays(shm):
+    (shm / "psm_1234").mkdir()
+    (shm / "offbeat-cache-spell-0").mkdir()  # has a lock of its own
+    (shm / "offbeat-file").write_text("x")
+    assert shared_memory.sweep(shm, now=time.time() + 1e9) == []
+    assert len(list(shm.iterdir())) == 3
+
+
+def test_a_killed_owner_holds_nothing(shm, tmp_path):
+    script = (
+        "import os, signal, sys, pathlib\n"
+        "import learner.run_files as files, launch.supervise.shared_memory as memory\n"
+        "files.SHARED_MEMORY = memory.SHARED_MEMORY = pathlib.Path(sys.argv[1])\n"
+        "with memory.own(pathlib.Path(sys.argv[2])):\n"
+        "    memory.weights_folder(pathlib.Path(sys.argv[2])).mkdir()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(shm), str(tmp_path / "run")], timeout=60)
+    folder = shared_memory.weights_folder(tmp_path / "run")
+    assert folder.is_dir()
+    assert shared_memory.sweep(shm) == [folder]
+    assert list(shm.iterdir()) == []

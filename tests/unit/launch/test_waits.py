@@ -1,0 +1,173 @@
+"""Who waits for whom, from what a broker said at `/status`."""
+
+import json
+from copy import deepcopy
+
+import pytest
+
+from broker.status import status
+from launch.supervise.waits import who_waits
+from protocol.messages import Heartbeat, TaskCredit
+from tests.broker_driver import Driver, group
+
+RECORDED = json.loads("""
+{"run": "spell", "policy_version": 12, "epoch": 2, "delivery_unit": "group",
+ "peers": [
+  {"name": "learner", "role": "learner", "host": "h", "pid": 11, "silent_s": 0.4, "connected_s": 61.0, "busy": false,
+   "progress": 57.0, "stalled_s": 0.0, "delivery_credit": 60, "epoch": 2,
+   "gauges": {"waiting_seconds": 12.3, "units_here": 3, "units_wanted": 8}},
+  {"name": "generator-0", "role": "generator", "host": "h", "pid": 12, "silent_s": 0.1, "connected_s": 70.0,
+   "busy": true, "progress": 90210.0, "stalled_s": 0.2, "policy_version": 12, "endpoint": "tcp://127.0.0.1:4000",
+   "gauges": {"running_requests": 24.0, "held_requests": 0.0}},
+  {"name": "actor-0", "role": "actor", "host": "h", "pid": 13, "silent_s": 0.3, "connected_s": 70.0, "busy": true,
+   "progress": 4000.0, "stalled_s": 0.5, "task_credit": 0, "segment_credit": 250, "leases": [], "leases_count": 24,
+   "gauges": {"segments_waiting": 0.0}}],
+ "generators_offered": ["generator-0"],
+ "queues": {"tasks_queued": 0, "tasks_leased": 24, "groups_incomplete": 3, "units_ready": 0, "units_leased": 0,
+  "segments_held": 40, "segments_in_units_leased": 0, "room_segments": 65496},
+ "ledger": {"violation": ""}, "journal": {"blocked": "", "messages_waiting": 0}}
+""")
+
+
+def changed(**peers):
+    """The recorded status, with other fields of some peers (None: the peer is gone) and of the status itself."""
+    said = deepcopy(RECORDED)
+    for name, fields in peers.items():
+        (peer,) = [p for p in said["peers"] if p["name"] == name.replace("_", "-")]
+        if fields is None:
+            said["peers"].remove(peer)
+        else:
+            peer.get("gauges", {}).update(fields.pop("gauges", {}))
+            peer.update(fields)
+    return said
+
+
+def test_a_learner_waits_for_groups_and_it_is_said_for_how_many_and_why():
+    assert who_waits(RECORDED) == [
+        "learner waits 12.3 s for 5 of 8 groups: actors run 24 tasks; of 3 groups some members are still out"
+    ]
+
+
+def test_the_chain_goes_on_to_a_generator_that_stands_still():
+    said = changed(generator_0={"stalled_s": 6.5}, actor_0={"stalled_s": 6.4})
+    assert who_waits(said) == [
+        "learner waits 12.3 s for 5 of 8 groups: actors run 24 tasks; actors wait for generator-0; "
+        "of 3 groups some members are still out",
+        "actor-0 has 24 episodes without progress for 6.4 s",
+        "generator-0 has 24 requests without a token for 6.5 s",
+    ]
+
+
+def test_no_generator_is_well():
+    said = changed(generator_0=None)
+    said["generators_offered"] = []
+    assert who_waits(said)[0].endswith(
+        "they wait for a generator, none is well; of 3 groups some members are still out"
+    )
+    assert who_waits(said)[1] == "actor-0 waits for a generator with 24 episodes: none is well"
+
+
+def test_actors_wait_for_credit_of_a_full_broker():
+    said = changed(
+        learner={"busy": True},
+        actor_0={"segment_credit": 0, "busy": False, "gauges": {"segments_waiting": 7}},
+    )
+    said["queues"] |= {"segments_held": 4096, "segments_in_units_leased": 4000, "units_ready": 9}
+    assert who_waits(said) == [
+        "9 groups wait for learner, which is busy",
+        "actor-0 waits for segment credit with 7 segments: the broker holds 4096, 4000 of them with the learner",
+    ]
+
+
+def test_what_a_peer_says_itself_counts_most():
+    said = changed(
+        learner={"waiting_on": "the evaluation, 3 of 64 tasks are out", "gauges": {"waiting_seconds": 2}},
+        generator_0={"waiting_on": "version 13 to be loaded"},
+    )
+    first, second = who_waits(said)
+    assert first.startswith(
+        "learner waits 2.0 s for the evaluation, 3 of 64 tasks are out: actors run 24 tasks"
+    )
+    assert second == "generator-0 waits for version 13 to be loaded"
+
+
+def test_idle_generators_and_actors_with_room():
+    said = changed(
+        learner={"busy": True},
+        generator_0={"busy": False, "gauges": {"running_requests": 0}},
+        actor_0={"busy": False, "leases_count": 0, "task_credit": 32},
+    )
+    said["queues"] |= {"tasks_leased": 0, "groups_incomplete": 0}
+    assert who_waits(said) == [
+        "actor-0 waits for tasks, it has room for 32 more episodes",
+        "generator-0 idle: no requests",
+    ]
+
+
+def test_silence_is_named_before_all_else():
+    said = changed(learner={"silent_s": 4.2}, generator_0={"silent_s": 3.9}, actor_0={"silent_s": 4.0})
+    assert who_waits(said) == [
+        "everybody waits for learner: silent for 4.2 s",
+        "actor-0 is silent for 4.0 s; its 24 tasks wait for it",
+        "generator-0 is silent for 3.9 s",
+    ]
+
+
+def test_held_requests_and_versions_behind():
+    said = changed(
+        learner={"busy": True},
+        generator_0={
+            "busy": False,
+            "policy_version": 9,
+            "gauges": {"running_requests": 0, "held_requests": 2},
+        },
+    )
+    assert who_waits(said) == [
+        "2 requests at generator-0 wait for a policy version it does not have yet",
+        "generator-0 serves version 9, 3 behind the newest",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "sentence"),
+    [
+        (("journal", "blocked"), "the disk is full", "actors wait for the journal: the disk is full"),
+        (("journal", "messages_waiting"), 3, "3 messages wait for the journal to be written"),
+        (("ledger", "violation"), "3 tokens too many", "the ledger does not add up: 3 tokens too many"),
+    ],
+)
+def test_faults_come_first(place, value, sentence):
+    said = changed()
+    said[place[0]][place[1]] = value
+    assert who_waits(said)[0] == sentence
+
+
+def test_nobody_but_a_learner():
+    said = changed(actor_0=None, generator_0=None)
+    said["queues"] |= {"tasks_leased": 0, "tasks_queued": 64, "groups_incomplete": 0}
+    assert who_waits(said) == [
+        "learner waits 12.3 s for 5 of 8 groups: 64 tasks wait for an actor, none has joined"
+    ]
+
+
+def test_it_reads_what_a_broker_really_says():
+    driver = Driver()
+    driver.learner(credit=4)
+    assert who_waits(status(driver.state, driver.now)) == [
+        "learner waits for groups: no tasks are under way, and the learner has put no others"
+    ]
+    driver.put(*group("g", 2))
+    driver.actor("a0", tasks=2)
+    driver.say("a0", Heartbeat(busy=True))
+    assert who_waits(status(driver.state, driver.now)) == [
+        "learner waits for groups: actors run 2 tasks; they wait for a generator, none is well; "
+        "of 1 group some members are still out",
+        "a0 waits for a generator with 2 episodes: none is well",
+    ]
+    for lease in driver.leases("a0"):
+        driver.segment("a0", lease)
+        driver.say("a0", TaskCredit(tasks=1))
+    driver.say("learner", Heartbeat(busy=True, progress=1.0))
+    assert who_waits(status(driver.state, driver.now)) == [
+        "a0 waits for tasks, it has room for 2 more episodes"
+    ]

@@ -1,0 +1,447 @@
+"""Deliveries become groups, commits and counts."""
+
+import json
+
+import numpy as np
+import pytest
+
+from learner.config import LearnerConfig
+from learner.intake.commit_memory import Committed
+from learner.intake.curriculum import Curriculum
+from learner.intake.intake import Inlet
+from learner.intake.token_audit import LedgerViolation
+from learner.units import has_signal
+from protocol.codec import decode, encode_arrays, encode_delivery
+from protocol.messages import Deliver, Dropped, QueueStats, Reward, Segment, Turn
+from tests.trajectories import make_trajectory
+
+CONFIG = LearnerConfig(group_size=2, batch_trajectories=4, max_policy_lag=0)
+
+
+def member(
+    group,
+    number,
+    reward,
+    *,
+    status="finished",
+    purpose="train",
+    logp=-0.5,
+    correct=None,
+    temperature=1.0,
+    version=0,
+):
+    segment = Segment(
+        trajectory_id=f"{group}.{number}.0",
+        task_id=f"{group}.{number}",
+        group_id=group,
+        group_size=2,
+        index=0,
+        offset=0,
+        tokens=3,
+        action_tokens=2,
+        status=status,
+        purpose=purpose,
+        turns=[Turn(0, 0, 1, False), Turn(1, 1, 3, True)],
+        rewards=[Reward("score", 1, reward)],
+        temperature=temperature,
+        extra={"correct": correct},
+    )
+    arrays = {
+        "token_ids": np.array([1, 2, 3], dtype=np.int32),
+        "action_mask": np.array([0, 1, 1], dtype=np.uint8),
+        "logp_behaviour": np.array([0.0, logp, logp], dtype=np.float32),
+        "policy_version": np.array([-1, version, version], dtype=np.int32),
+    }
+    frames = encode_arrays(segment, arrays)
+    return frames[1], frames[2]
+
+
+def deliver(inlet, unit, *members):
+    frames = encode_delivery(Deliver(unit_id=unit, segments=len(members)), list(members))
+    message, rest = decode(frames)
+    inlet.received(message, rest)
+
+
+def inlet_with_tasks(*, filter_uniform=True, **settings):
+    curriculum = Curriculum("calculator", LearnerConfig.model_validate(CONFIG.model_dump() | settings))
+    curriculum.refill(version=0, lockstep=False)
+    return Inlet(curriculum, filter_uniform)
+
+
+def test_a_group_with_different_returns_is_ready_and_committed_as_trained():
+    inlet = inlet_with_tasks()
+    deliver(inlet, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0))
+    assert len(inlet.ready) == 1
+    batch = inlet.take(1)
+    commit = inlet.commit(epoch=1, step=3, trained=batch)
+    assert (commit.trained, commit.dropped, commit.step) == (["0g0"], [], 3)
+    assert not inlet.curriculum.owns("0g0")
+    assert inlet.commit(epoch=1, step=3, trained=[]) is None
+
+
+def test_versions_of_undone_steps_are_counted_from_where_the_line_left_them():
+    inlet = inlet_with_tasks()
+    inlet.line.fork(0, 3)
+    deliver(inlet, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0, version=2))
+    lags = [3 - t.policy_version[t.action_mask] for group in inlet.ready for t in group.trajectories]
+    assert [lag.tolist() for lag in lags] == [[0, 0], [2, 2]]
+    inlet.drop_stale(2)  # of version 0 are the weights that are trained now
+    assert len(inlet.ready) == 1
+    again = inlet_with_tasks()
+    again.restore(json.loads(json.dumps(inlet.state())))
+    assert again.line.forks == ((0, 3),)
+
+
+def test_equal_returns_are_dropped_and_make_room():
+    inlet = inlet_with_tasks()
+    deliver(inlet, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 1.0))
+    assert not inlet.ready
+    assert inlet.counts.trajectories == {"uniform": 2}
+    assert inlet.counts.tokens == {"uniform": 4}
+    assert inlet.commit(1, 0, []).dropped == ["0g0"]
+    assert len(inlet.curriculum.refill(version=0, lockstep=False)) == 2
+
+
+def test_a_broken_member_is_rejected_and_the_others_stay():
+    inlet = inlet_with_tasks()
+    deliver(inlet, "0g0", member("0g0", 0, 1.0), member("0g0", 1, float("nan")))
+    assert inlet.counts.trajectories["rejected"] == 1
+    deliver(inlet, "0g1", member("0g1", 0, 1.0), member("0g1", 1, 0.0, logp=float("inf")))
+    assert inlet.counts.trajectories["rejected"] == 2
+    assert not inlet.ready, "one member left has nothing to be compared with"
+
+
+def test_a_failed_member_is_counted_and_not_trained():
+    inlet = inlet_with_tasks()
+    deliver(inlet, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0, status="failed"))
+    assert inlet.counts.trajectories["failed"] == 1
+    assert not inlet.ready
+
+
+def test_evaluation_goes_aside():
+    inlet = inlet_with_tasks()
+    deliver(inlet, "0eval-before-0", member("0eval-before-0", 0, 1.0, purpose="eval", correct=True))
+    assert inlet.evaluated["0eval-before-0"].correct is True
+    assert not inlet.ready
+    assert inlet.recent == []
+
+
+def test_work_of_another_epoch_is_dropped():
+    inlet = inlet_with_tasks()
+    deliver(inlet, "9g0", member("9g0", 0, 1.0), member("9g0", 1, 0.0))
+    assert inlet.counts.trajectories == {"other_epoch": 2}
+    assert not inlet.ready
+
+
+def test_the_broker_s_drops_and_gauges():
+    inlet = inlet_with_tasks()
+    inlet.received(Dropped(unit_id="0g1", group_id="0g1", trajectories=2, reason="stale"), [])
+    assert inlet.counts.trajectories == {"dropped_stale": 2}
+    assert not inlet.curriculum.owns("0g1")
+    inlet.received(QueueStats(gauges={"broker/units_ready": 4.0}), [])
+    assert inlet.gauges == {"broker/units_ready": 4.0}
+
+
+def test_take_is_oldest_first_and_whole_groups():
+    inlet = inlet_with_tasks()
+    for group in ("0g0", "0g1"):
+        deliver(inlet, group, member(group, 0, 1.0), member(group, 1, 0.0))
+    assert [g.group_id for g in inlet.take(1)] == ["0g0"]
+    assert [g.group_id for g in inlet.take(5)] == ["0g1"]
+
+
+def test_a_unit_we_hold_is_not_trained_twice():
+    inlet = inlet_with_tasks()
+    members = [member("0g0", 0, 1.0), member("0g0", 1, 0.0)]
+    deliver(inlet, "0g0", *members)
+    again = encode_delivery(Deliver(unit_id="0g0", segments=2, redelivered=True), members)
+    inlet.received(*decode(again))
+    assert len(inlet.ready) == 1
+    batch = inlet.take(1)
+    inlet.received(*decode(again))
+    assert not inlet.ready, "it is being trained"
+    assert inlet.commit(1, 1, batch).trained == ["0g0"]
+    inlet.received(*decode(again))
+    assert not inlet.ready, "it has been trained"
+
+
+def test_an_evaluation_task_that_was_given_up_is_not_waited_for():
+    inlet = inlet_with_tasks()
+    name = inlet.curriculum.evaluation("before", 0)[0].group_id
+    inlet.received(Dropped(unit_id=name, group_id=name, trajectories=1, reason="given_up"), [])
+    assert inlet.evaluated == {name: None}
+
+
+def test_groups_that_went_stale_while_they_waited_are_let_go():
+    inlet = inlet_with_tasks()
+    deliver(inlet, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0))
+    inlet.drop_stale(0)
+    assert len(inlet.ready) == 1
+    inlet.drop_stale(1)
+    assert not inlet.ready
+    assert inlet.counts.trajectories == {"stale": 2}
+    assert inlet.commit(1, 0, []).dropped == ["0g0"]
+
+
+def test_an_evaluation_that_cannot_be_read_is_not_waited_for():
+    inlet = inlet_with_tasks()
+    name = inlet.curriculum.evaluation("before", 0)[0].group_id
+    deliver(inlet, f"{name}.0", member(name, 0, float("nan"), purpose="eval"))
+    assert inlet.evaluated == {name: None}
+
+
+def test_a_group_that_is_here_or_being_trained_is_not_asked_for_again():
+    inlet = inlet_with_tasks()
+    deliver(inlet, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0))
+    batch = inlet.take(1)
+    assert {task.group_id for task in inlet.awaited()} == {"0g1"}
+    inlet.commit(1, 1, batch)
+    assert {task.group_id for task in inlet.awaited()} == {"0g1"}
+
+
+def test_in_order_means_as_dealt_out_not_as_arrived():
+    inlet = inlet_with_tasks(batch_trajectories=24)
+    for group in ("0g10", "0g2", "0g9"):
+        deliver(inlet, group, member(group, 0, 1.0), member(group, 1, 0.0))
+    assert [g.group_id for g in inlet.take(3, in_order=True)] == ["0g2", "0g9", "0g10"]
+
+
+# --- members trained by themselves --------------------------------------------------------------------------
+
+
+def test_trajectories_are_trained_one_by_one_and_free_their_own_room():
+    inlet = inlet_with_tasks(filter_uniform=False, train_on="trajectories")
+    deliver(inlet, "0g0.1.0", member("0g0", 1, 1.0))
+    deliver(inlet, "0g0.0.0", member("0g0", 0, 0.0, status="failed"))
+    assert [g.unit_id for g in inlet.ready] == ["0g0.1.0"]
+    assert [task.task_id for task in inlet.curriculum.refill(version=0, lockstep=False)] == ["0g2.0"]
+    assert [task.task_id for task in inlet.awaited()] == ["0g1.0", "0g1.1", "0g2.0"]
+    assert inlet.commit(1, 1, inlet.take(1)).trained == ["0g0.1.0"]
+    assert not inlet.curriculum.owns("0g0")
+
+
+def test_a_trajectory_the_broker_dropped_frees_its_own_room_only():
+    inlet = inlet_with_tasks(filter_uniform=False, train_on="trajectories")
+    inlet.received(Dropped(unit_id="0g0.1.2", group_id="0g0", trajectories=1, reason="stale"), [])
+    inlet.received(Dropped(unit_id="0g1.0", group_id="0g1", trajectories=1, reason="given_up"), [])
+    assert [task.task_id for task in inlet.awaited()] == ["0g0.0", "0g1.1"]
+
+
+def test_a_trajectory_that_cannot_be_read_frees_its_room():
+    inlet = inlet_with_tasks(filter_uniform=False, train_on="trajectories")
+    inlet.received(Deliver(unit_id="0g0.1.0", segments=1), [b"no segment", b""])
+    deliver(inlet, "0g1.0.0", member("0g1", 0, float("nan")))
+    assert [task.task_id for task in inlet.awaited()] == ["0g0.0", "0g1.1"]
+
+
+# --- a greedy member as baseline ----------------------------------------------------------------------------
+
+
+def with_baseline():
+    return inlet_with_tasks(filter_uniform=False, algorithm={"advantage": {"kind": "greedy"}})
+
+
+def test_a_group_needs_its_greedy_member():
+    inlet = with_baseline()
+    deliver(
+        inlet, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0), member("0g0", 2, 0.0, temperature=0.0)
+    )
+    deliver(
+        inlet,
+        "0g1",
+        member("0g1", 0, 1.0),
+        member("0g1", 1, 0.0),
+        member("0g1", 2, 0.0, temperature=0.0, status="failed"),
+    )
+    assert [g.group_id for g in inlet.ready] == ["0g0"]
+    assert inlet.counts.trajectories == {"failed": 1, "unusable": 2}
+    assert not inlet.curriculum.owns("0g1")
+
+
+def test_a_greedy_member_alone_trains_nothing():
+    inlet = with_baseline()
+    deliver(
+        inlet,
+        "0g0",
+        member("0g0", 0, 1.0, status="failed"),
+        member("0g0", 1, 0.0, status="failed"),
+        member("0g0", 2, 0.0, temperature=0.0),
+    )
+    assert not inlet.ready
+
+
+def test_a_greedy_member_does_not_make_a_signal():
+    equal = [make_trajectory(str(i), reward=1.0) for i in range(2)]
+    assert not has_signal([*equal, make_trajectory("b", reward=0.0, temperature=0.0)])
+    assert has_signal([*equal, make_trajectory("c", reward=0.0)])
+
+
+def test_a_failed_group_that_can_be_rescued_is_kept():
+    inlet = inlet_with_tasks()
+    inlet.rescuable = lambda trajectories: trajectories[0].group_id == "0g1"
+    deliver(inlet, "0g0", member("0g0", 0, 0.0), member("0g0", 1, 0.0))
+    deliver(inlet, "0g1", member("0g1", 0, 0.0), member("0g1", 1, 0.0))
+    assert [group.group_id for group in inlet.ready] == ["0g1"]
+
+
+# --- what comes again ---------------------------------------------------------------------------------------
+
+
+def continued(inlet):
+    """A process that goes on from a checkpoint of this inlet; the broker holds what it was told to hold."""
+    fresh = Curriculum("calculator", inlet.curriculum.config, epoch=1, lineage=0)
+    fresh.restore(inlet.curriculum.state())
+    again = Inlet(fresh, inlet.filter_uniform, inlet.windows)
+    again.restore(json.loads(json.dumps(inlet.state())))
+    again.open.restore(inlet.open.encode())
+    return again
+
+
+def test_a_unit_that_comes_again_after_its_commit_is_committed_again_and_not_trained():
+    inlet = inlet_with_tasks()
+    members = [member("0g0", 0, 1.0), member("0g0", 1, 0.0)]
+    deliver(inlet, "0g0", *members)
+    deliver(inlet, "0g1", member("0g1", 0, 1.0), member("0g1", 1, 1.0))
+    inlet.commit(1, 3, inlet.take(1))
+    for unit in ("0g0", "0g1", "0g0"):
+        deliver(inlet, unit, *members)
+    assert not inlet.ready
+    (again,) = inlet.recommit(1)
+    assert (again.step, again.trained, again.dropped) == (3, ["0g0"], ["0g1"])
+    assert inlet.recommit(1) == []
+    assert inlet.counts.trajectories == {"uniform": 2, "recommitted": 6}
+    assert inlet.counts.arrived_tokens == 4
+    inlet.check()
+
+
+def test_units_committed_at_several_steps_are_committed_again_at_those():
+    inlet = inlet_with_tasks(filter_uniform=False)
+    for step in (1, 2):
+        deliver(inlet, f"0g{step - 1}", member(f"0g{step - 1}", 0, 1.0), member(f"0g{step - 1}", 1, 0.0))
+        inlet.commit(1, step, inlet.take(1))
+    for unit in ("0g1", "0g0"):
+        deliver(inlet, unit, member(unit, 0, 1.0), member(unit, 1, 0.0))
+    assert [(m.step, m.trained) for m in inlet.recommit(1)] == [(1, ["0g0"]), (2, ["0g1"])]
+
+
+def test_a_checkpoint_knows_what_is_committed_and_what_is_done_is_not_adopted():
+    """The commit before the checkpoint was lost with the broker: it holds the unit still."""
+    inlet = inlet_with_tasks()
+    members = [member("0g0", 0, 1.0), member("0g0", 1, 0.0)]
+    deliver(inlet, "0g0", *members)
+    inlet.commit(1, 3, inlet.take(1))
+    again = continued(inlet)
+    held = ["0g0.0", "0g0.1", "0g1.0", "0g1.1"]
+    assert again.commit_again(["0g0", "0g7"]) == 1
+    assert [(m.step, m.trained) for m in again.recommit(1)] == [(3, ["0g0"])]
+    again.curriculum.adopt(held)
+    assert list(again.curriculum.outstanding) == ["0g1"]
+    deliver(again, "0g0", *members)
+    assert not again.ready
+    assert again.recommit(1)[0].trained == ["0g0"]
+    again.check()
+
+
+def test_what_was_ready_at_the_checkpoint_is_trained_when_it_comes_again():
+    inlet = inlet_with_tasks()
+    members = [member("0g0", 0, 1.0), member("0g0", 1, 0.0)]
+    deliver(inlet, "0g0", *members)
+    again = continued(inlet)
+    again.check()
+    deliver(again, "0g0", *members)
+    assert [group.unit_id for group in again.take(1)] == ["0g0"]
+
+
+def test_an_evaluation_that_comes_again_is_not_kept_for_ever():
+    inlet = inlet_with_tasks()
+    name = inlet.curriculum.evaluation("before", 0)[0].group_id
+    deliver(inlet, name, member(name, 0, 1.0, purpose="eval"))
+    inlet.commit(1, 0, [])
+    del inlet.evaluated[name]
+    deliver(inlet, name, member(name, 0, 1.0, purpose="eval"))
+    assert inlet.evaluated == {}
+    assert inlet.recommit(1)[0].dropped == [name]
+
+
+def test_of_a_trajectory_that_comes_again_the_broker_is_told_and_others_are_awaited_still():
+    inlet = inlet_with_tasks(filter_uniform=False, train_on="trajectories")
+    deliver(inlet, "0g0.1.0", member("0g0", 1, 1.0))
+    inlet.commit(1, 1, inlet.take(1))
+    again = continued(inlet)
+    assert again.commit_again(["0g0.0.0", "0g0.1.0"]) == 1
+    assert [m.trained for m in again.recommit(1)] == [["0g0.1.0"]]
+    again.curriculum.adopt(["0g0.0", "0g0.1"])
+    assert not again.curriculum.awaits("0g0", "0g0.1")
+    assert again.curriculum.awaits("0g0", "0g0.0")
+
+
+def test_what_is_here_under_the_name_of_a_committed_unit_is_another():
+    """A broker without memory had it made again: it is trained, and not committed for the step of the one before."""
+    inlet = inlet_with_tasks(filter_uniform=False)
+    deliver(inlet, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0))
+    inlet.committed.add("0g0", step=1, trained=True)
+    assert inlet.commit_again(["0g0"]) == 0
+    inlet.let_go(list(inlet.ready), "stale")
+    assert inlet.commit_again(["0g0"]) == 0
+    assert inlet.commit(1, 2, []).dropped == ["0g0"]
+    assert inlet.commit_again(["0g0"]) == 1
+
+
+def test_only_the_last_units_are_remembered_and_in_order():
+    committed = Committed(size=3)
+    for i in range(5):
+        committed.add(f"0g{i}", step=i, trained=i % 2 == 0)
+    committed.add("0g2", step=9, trained=True)
+    assert [row[0] for row in committed.state()] == ["0g3", "0g4", "0g2"]
+    again = Committed(size=3)
+    again.restore(json.loads(json.dumps(committed.state())))
+    assert again.state() == committed.state()
+    assert (again["0g3"].trained, again["0g2"].step) == (False, 9)
+    smaller = Committed(size=2)
+    smaller.restore(committed.state())
+    assert list(smaller) == list(committed)[-2:], "a checkpoint of a larger memory is cut to size"
+
+
+# --- the ledger ---------------------------------------------------------------------------------------------
+
+
+def test_every_token_that_came_is_in_one_place_whatever_became_of_it():
+    inlet = inlet_with_tasks(batch_trajectories=20)
+    deliver(inlet, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0))
+    deliver(inlet, "0g1", member("0g1", 0, 1.0), member("0g1", 1, 1.0))
+    deliver(inlet, "0g2", member("0g2", 0, 1.0), member("0g2", 1, float("nan")))
+    deliver(inlet, "0g3", member("0g3", 0, 1.0), member("0g3", 1, 0.0, status="failed"))
+    deliver(inlet, "0g4", member("0g4", 0, 1.0, logp=3.0), member("0g4", 1, float("nan")))
+    deliver(inlet, "9g5", member("9g5", 0, 1.0), member("9g5", 1, 0.0))
+    deliver(inlet, "0eval-x-0", member("0eval-x-0", 0, 1.0, purpose="eval"))
+    inlet.received(Deliver(unit_id="0g6", segments=1), [b"no segment", b""])
+    deliver(inlet, "0g7", member("0g7", 0, 1.0), member("0g7", 1, 0.0))
+    inlet.check()
+    inlet.commit(1, 1, inlet.take(1))
+    inlet.check()
+    inlet.drop_stale(1)
+    inlet.check()
+    assert inlet.delivered_tokens == 2 * 15
+    assert inlet.trained_tokens == 4
+
+
+def test_the_ledger_finds_a_token_that_is_lost_or_counted_twice():
+    inlet = inlet_with_tasks()
+    deliver(inlet, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0))
+    batch = inlet.take(1)
+    with pytest.raises(LedgerViolation, match=r"of 4 .* 0 are accounted for \(difference 4\)"):
+        inlet.check()
+    inlet.commit(1, 1, batch)
+    inlet.counts.note("stale", 1, 2)
+    with pytest.raises(LedgerViolation, match=r"of 4 .* 6 are accounted for \(difference -2\)"):
+        inlet.check()
+
+
+def test_tokens_sampled_are_counted_over_restarts_of_learner_and_generators():
+    inlet = inlet_with_tasks()
+    for total in (10.0, 30.0):
+        inlet.received(QueueStats(gauges={"generator/tokens_total": total}), [])
+    again = continued(inlet)
+    for total in (35.0, 3.0, 8.0):  # generators went on, and were started again
+        again.received(QueueStats(gauges={"generator/tokens_total": total}), [])
+    assert again.sampled_tokens == 40

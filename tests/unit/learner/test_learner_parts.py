@@ -1,0 +1,198 @@
+"""Small parts of the learner: schedule, commands, checkpoint files, report, warm start's order."""
+
+import itertools
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from learner import checkpoint
+from learner.config import LearnerConfig, OptimizerConfig
+from learner.update.adaptive import AdaptiveState
+from learner.update.deepspeed_zero import StepResult, deepspeed_config, initialise
+from learner.update.outcome import ROWS, Outcome
+from learner.update.ranks import RunUpdate, decode_batch, encode_batch
+from learner.update.report import make_report
+from learner.update.schedule import learning_rate
+from learner.warmstart import _endless_order
+from tests.trajectories import batch_of, make_batch_of_groups, make_trajectory
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_schedule_warms_up_and_never_leaves_its_range(schedule):
+    config = OptimizerConfig(lr=2.0, warmup_steps=4, schedule=schedule)
+    rates = [learning_rate(config, step, total_steps=20) for step in range(25)]
+    assert rates[:4] == [0.5, 1.0, 1.5, 2.0]
+    assert rates[4] == 2.0
+    assert all(a >= b for a, b in itertools.pairwise(rates[4:]))
+    assert rates[-1] == (2.0 if schedule == "constant" else pytest.approx(0.0))
+
+
+def test_cosine_is_half_way_down_in_the_middle():
+    assert learning_rate(OptimizerConfig(lr=1.0, schedule="cosine"), 50, 100) == pytest.approx(0.5)
+
+
+def test_a_batch_survives_the_journey_to_another_rank():
+    trajectories = make_batch_of_groups(2, 3)
+    batch = batch_of(trajectories, np.arange(6.0))
+    copy = decode_batch(*encode_batch(RunUpdate, batch))
+    assert batch.columns.keys() == copy.columns.keys()
+    pairs = [(getattr(batch, name), getattr(copy, name)) for name in vars(batch) if name != "columns"]
+    for a, b in [*pairs, *((batch.columns[name], copy.columns[name]) for name in batch.columns)]:
+        assert a.dtype == b.dtype
+        assert a.tolist() == b.tolist()
+
+
+def test_deepspeed_settings_leave_nothing_to_surprising_defaults():
+    settings = deepspeed_config(LearnerConfig(optimizer=OptimizerConfig(max_grad_norm=0.3)), ranks=2)
+    assert settings["gradient_clipping"] == 0.3
+    assert settings["gradient_accumulation_steps"] == 1
+    assert settings["train_batch_size"] == 2
+    assert "bf16" not in settings
+
+
+def test_stage_0_with_bfloat16_is_refused_with_the_cure():
+    config = LearnerConfig.model_construct(zero_stage=0, dtype="bfloat16")
+    with pytest.raises(ValueError, match=r"set learner\.zero_stage to 1"):
+        initialise(torch.nn.Linear(1, 1), config, ranks=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "stage"),
+    [
+        ({}, 0),
+        ({"processes": 2}, 1),
+        ({"dtype": "bfloat16"}, 1),
+        ({"zero_stage": 3}, 3),
+        ({"zero_stage": 0}, 0),
+    ],
+)
+def test_one_float32_rank_shares_nothing_unless_told_to(settings, stage):
+    config = LearnerConfig(**settings)
+    assert config.zero_stage_used == stage
+    assert deepspeed_config(config, ranks=1)["zero_optimization"] == {"stage": stage}
+
+
+def a_state(**changes):
+    return checkpoint.capture(
+        **{
+            "ranks": 1,
+            "zero_stage": 1,
+            "dtype": "float32",
+            "updates": 3,
+            "optimizer_steps": 4,
+            "adaptive": AdaptiveState(dual=0.7, entropy_coefficient=0.1),
+            "client": {"a": 1},
+        }
+        | changes
+    )
+
+
+def test_random_generators_continue_where_they_were(tmp_path):
+    checkpoint.write_state(tmp_path, "step1", 0, a_state())
+    draw = lambda: (random.random(), float(np.random.rand()), float(torch.rand(())))  # noqa: E731
+    expected = draw()
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    state = checkpoint.read_state(tmp_path, "step1", 0, ranks=1, zero_stage=1, dtype="float32")
+    checkpoint.restore_random(state)
+    assert draw() == expected
+    assert (state.updates, state.optimizer_steps, state.client) == (3, 4, {"a": 1})
+    assert state.adaptive == AdaptiveState(dual=0.7, entropy_coefficient=0.1)
+
+
+def test_a_checkpoint_of_other_ranks_is_refused_with_the_cure(tmp_path):
+    checkpoint.write_state(tmp_path, "step1", 0, a_state())
+    with pytest.raises(checkpoint.CheckpointError, match=r"processes=1 .* this run has processes=2"):
+        checkpoint.read_state(tmp_path, "step1", 1, ranks=2, zero_stage=1, dtype="float32")
+
+
+def test_latest_points_to_whole_checkpoints_and_old_ones_go(tmp_path):
+    with pytest.raises(checkpoint.CheckpointError, match="no checkpoint in"):
+        checkpoint.latest_name(tmp_path)
+    names = []
+    for steps in (1, 2, 2, 3):
+        name = checkpoint.next_name(tmp_path, steps)
+        (tmp_path / name).mkdir()
+        checkpoint.mark_latest(tmp_path, name)
+        names.append(name)
+    assert names == ["step00000001", "step00000002", "step00000002-1", "step00000003"]
+    assert checkpoint.latest_name(tmp_path) == names[-1]
+    assert sorted(p.name for p in tmp_path.glob("step*")) == names[-2:]
+
+
+def test_report_of_known_tokens():
+    """Two trajectories, one half stale. Ratios by hand: current/proximal 2 and 1, proximal/behaviour 1/2."""
+    trajectories = [
+        make_trajectory("a", prompt=1, actions=2, version=[0, 3], logp=-1.0),
+        make_trajectory("b", prompt=1, actions=1, version=2, logp=-1.0),
+    ]
+    batch = batch_of(trajectories, current_version=3, max_policy_lag=1)
+    assert batch.trained.tolist() == [1, 1]
+    rows = dict.fromkeys(ROWS, np.zeros(2, dtype=np.float32))
+    rows["seen"] = np.ones(2, dtype=np.float32)
+    rows["logp_behaviour"] = np.full(2, -1, dtype=np.float32)
+    rows["logp_proximal"] = np.full(2, -1 - math.log(2), dtype=np.float32)
+    rows["logp_current"] = np.array([-1.0, -1 - math.log(2)], dtype=np.float32)
+    rows["clipped"] = np.array([1, 0], dtype=np.float32)
+    rows["loss"] = np.array([0.5, 0.25], dtype=np.float32)
+    outcome = Outcome(rows, [StepResult(True, 2.0)], learning_rates=[1e-3], filled=6, computed=8)
+    report = make_report(trajectories, batch, outcome, current_version=3, seconds=0.5)
+    assert report.applied
+    assert not report.nonfinite
+    expected = {
+        "learner/loss": 0.75,
+        "learner/gradient_norm": 2.0,
+        "learner/learning_rate": 1e-3,
+        "learner/trained_tokens": 2,
+        "learner/stale_token_fraction": 1 / 3,
+        "learner/padding_fraction": 0.25,
+        "learner/step_seconds": 0.5,
+        "learner/policy_lag_mean_versions": 0.5,
+        "learner/policy_lag_max_versions": 1,
+        "learner/clip_fraction": 0.5,
+        "learner/ratio_current_proximal_mean": 1.5,
+        "learner/ratio_current_proximal_max": 2,
+        "learner/ratio_current_proximal_min": 1,
+        "learner/ratio_proximal_behaviour_mean": 0.5,
+        "learner/effective_sample_size": 1,
+        "learner/ratio_variance": 0.125,
+        "learner/kl_current_proximal_nats": (0.5 - 1 + math.log(2)) / 2,
+        "learner/kl_proximal_behaviour_nats": 0.5 - 1 + math.log(2),
+    }
+    for name, value in expected.items():
+        assert report.metrics[name] == pytest.approx(value, abs=1e-6), name
+    assert report.histograms["policy_lag_versions"].tolist() == [0, 1]
+    assert report.histograms["length_trained_tokens"].tolist() == [1, 1]
+
+
+def test_report_of_a_skipped_step_is_json():
+    trajectories = [make_trajectory("a")]
+    batch = batch_of(trajectories)
+    rows = dict.fromkeys(ROWS, np.full(5, np.nan, dtype=np.float32)) | {"seen": np.ones(5, dtype=np.float32)}
+    outcome = Outcome(rows, [StepResult(False, math.inf)], learning_rates=[1e-3], filled=5, computed=5)
+    report = make_report(trajectories, batch, outcome, current_version=0, seconds=1.0)
+    assert report.nonfinite
+    assert not report.applied
+    assert "learner/loss" not in report.metrics
+    json.dumps(report.metrics, allow_nan=False)
+
+
+def test_report_without_any_trained_token():
+    trajectories = [make_trajectory("a", version=0)]
+    batch = batch_of(trajectories, current_version=5, max_policy_lag=1)
+    outcome = Outcome({row: np.zeros(0, dtype=np.float32) for row in ROWS})
+    report = make_report(trajectories, batch, outcome, current_version=5, seconds=1.0)
+    assert (report.applied, report.nonfinite) == (False, False)
+    assert report.metrics["learner/stale_token_fraction"] == 1
+    assert report.metrics["learner/trained_tokens"] == 0
+
+
+def test_warm_start_sees_all_examples_before_any_twice():
+    order = _endless_order(10, 25, seed=0)
+    assert len(order) == 25
+    assert sorted(order[:10]) == sorted(order[10:20]) == list(range(10))

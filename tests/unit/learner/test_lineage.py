@@ -1,0 +1,114 @@
+"""Which epoch, lineage and step a learner process begins with."""
+
+import errno
+import os
+
+import pytest
+
+from learner import checkpoint
+from learner.lineage import Start, start
+from learner.run_files import next_epoch
+from learner.update.adaptive import AdaptiveState
+
+
+def put_checkpoint(run_dir, *, step, lineage):
+    folder = run_dir / "checkpoints"
+    state = checkpoint.capture(
+        ranks=2,
+        zero_stage=3,
+        dtype="bfloat16",
+        updates=0,
+        optimizer_steps=0,
+        adaptive=AdaptiveState(dual=0.0, entropy_coefficient=0.0),
+        client={"step": step, "curriculum": {"lineage": lineage}},
+    )
+    checkpoint.write_whole(folder, step, lambda name: checkpoint.write_state(folder, name, 0, state))
+
+
+def begin(run_dir, *, resume=True, lockstep=False):
+    return start(run_dir, resume=resume, lockstep=lockstep)
+
+
+def test_a_first_learner_begins_a_lineage(tmp_path):
+    it = begin(tmp_path, resume=False)
+    assert it == Start(epoch=1, lineage=1)
+    assert not it.continues
+
+
+def test_a_learner_that_resumes_continues_its_checkpoint_s_lineage(tmp_path):
+    begin(tmp_path, resume=False)
+    put_checkpoint(tmp_path, step=12, lineage=1)
+    for epoch in (2, 3):
+        it = begin(tmp_path)
+        assert it == Start(epoch=epoch, lineage=1, step=12, restores=True, again=True)
+        assert it.continues
+
+
+def test_without_a_checkpoint_it_begins_again_in_the_same_lineage_and_says_so(tmp_path, caplog):
+    begin(tmp_path, resume=False)
+    assert begin(tmp_path) == Start(epoch=2, lineage=1, step=0, again=True)
+    assert "no checkpoint" in caplog.text
+    assert "beginning again at step 0, lineage 1" in caplog.text
+    put_checkpoint(tmp_path, step=4, lineage=1)
+    assert begin(tmp_path).lineage == 1
+
+
+def test_in_lockstep_each_process_begins_a_lineage(tmp_path):
+    begin(tmp_path, resume=False, lockstep=True)
+    assert begin(tmp_path, lockstep=True).lineage == 2
+    put_checkpoint(tmp_path, step=4, lineage=2)
+    it = begin(tmp_path, lockstep=True)
+    assert (it.lineage, it.step, it.restores, it.continues) == (3, 4, True, False)
+
+
+def test_a_learner_that_does_not_resume_begins_a_lineage_and_so_does_one_with_an_earlier_checkpoint(tmp_path):
+    begin(tmp_path, resume=False)
+    put_checkpoint(tmp_path, step=4, lineage=1)
+    assert begin(tmp_path, resume=False) == Start(epoch=2, lineage=2)
+    it = begin(tmp_path)
+    assert (it.lineage, it.step) == (3, 4), "the broker has let go of lineage 1"
+
+
+def test_a_moved_run_folder_keeps_its_lineage(tmp_path):
+    put_checkpoint(tmp_path, step=4, lineage=7)
+    (tmp_path / "epoch").write_text("9")
+    assert begin(tmp_path).lineage == 7
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_none(tmp_path):
+    put_checkpoint(tmp_path, step=4, lineage=1)
+    (tmp_path / "checkpoints" / "step00000004" / "offbeat-rank0.msgpack").write_bytes(b"\x81")
+    with pytest.raises(checkpoint.CheckpointError, match=r"offbeat-rank0.* resume from another"):
+        begin(tmp_path)
+
+
+def test_a_checkpoint_of_a_program_that_knew_no_lineages_is_refused(tmp_path):
+    put_checkpoint(tmp_path, step=4, lineage=1)
+    folder = tmp_path / "checkpoints"
+    state = checkpoint.read_state(folder, "step00000004", 0, ranks=2, zero_stage=3, dtype="bfloat16")
+    state.client["curriculum"].clear()
+    checkpoint.write_state(folder, "step00000004", 0, state)
+    with pytest.raises(checkpoint.CheckpointError, match="says nothing of 'lineage'"):
+        begin(tmp_path)
+
+
+def test_an_epoch_is_on_the_disk_before_it_is_used(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    assert (next_epoch(tmp_path), next_epoch(tmp_path)) == (1, 2)
+    assert synced == [str(tmp_path / "epoch.partial"), str(tmp_path)] * 2
+
+
+def test_a_checkpoint_that_found_no_room_leaves_none_taken_and_the_one_before_in_force(tmp_path):
+    put_checkpoint(tmp_path, step=10, lineage=1)
+    folder = tmp_path / "checkpoints"
+
+    def write(name):
+        (folder / name).mkdir()
+        (folder / name / "half").write_bytes(b"x" * 1000)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.write_whole(folder, 20, write)
+    assert sorted(path.name for path in folder.iterdir()) == ["latest", "step00000010"]
+    assert begin(tmp_path).step == 10

@@ -1,0 +1,349 @@
+"""The training loop on scripted parts: what follows an update, a skipped one, and a stop."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from learner.config import LearnerConfig, ReplayConfig
+from learner.intake.exchange import Stopped
+from learner.intake.open_trajectories import OpenTrajectories
+from learner.lineage import Start
+from learner.loop import REPLAY_FILE, Learner
+from learner.metrics import Report as RealReport
+from learner.nonfinite import Diverged
+from learner.replay.table import make_table
+from learner.retrain.retrain import Unpublished
+from learner.run_files import Published
+from learner.units import Counts, Group
+from learner.update.report import UpdateReport
+from protocol.version_line import VersionLine
+from tests.trajectories import make_trajectory
+
+
+class Inlet:
+    def __init__(self):
+        self.gauges = {"broker/units_ready": 2.0, "someone_elses/number": 1.0}
+        self.counts, self.sampled_tokens, self.open = Counts(), 0, OpenTrajectories()
+        self.line = VersionLine()
+
+    def take_recent(self):
+        return [make_trajectory("t")]
+
+    def check(self):
+        pass
+
+    def state(self):
+        return {}
+
+
+class Exchange:
+    """Hands out the same batch until the script says stop, and remembers what it was told."""
+
+    def __init__(self, stop_at=None):
+        self.inlet, self.log, self.stop_at, self.replayed = Inlet(), [], stop_at, []
+
+    version_before = 0
+    checkpoint_wanted = ""
+    in_step = False
+
+    def inherit(self):
+        self.log.append(("inherit",))
+
+    def flush(self, *, step):
+        self.log.append(("flush", step))
+
+    def settle(self, *, step):
+        self.log.append(("settle", step))
+
+    def checkpointed(self, *, step):
+        self.log.append(("checkpointed", step))
+
+    def collect(self, *, step, version):
+        if self.stop_at is not None and step >= self.stop_at[0]:
+            raise Stopped(self.stop_at[1])
+        return [Group("u", "g", [make_trajectory("t"), make_trajectory("t")])]
+
+    def evaluate(self, tag, *, version):
+        self.log.append(("evaluate", tag, version))
+        return [make_trajectory("t"), None]
+
+    def announce(self, message):
+        self.log.append(("announce", message.version))
+        self.line = message.line
+
+    def commit(self, groups, *, step, version, replayed_tokens=0):
+        assert version <= step
+        self.replayed.append(replayed_tokens)
+        self.log.append(("commit", step))
+
+    def refill(self, *, step, version):
+        self.log.append(("refill", step, version))
+
+    @property
+    def curriculum(self):
+        return self
+
+    def state(self):
+        return {}
+
+
+class Engine:
+    def __init__(self, outcomes):
+        self.outcomes, self.saved, self.log = list(outcomes), [], []
+
+    def update(self, trajectories, *, current_version):
+        outcome = self.outcomes.pop(0)
+        return UpdateReport(
+            applied=outcome == "applied",
+            nonfinite=outcome == "nonfinite",
+            metrics={"learner/trained_tokens": 4.0, "learner/step_seconds": 0.1},
+            histograms={"policy_lag_versions": np.array([0, 0, 1, 1])},
+        )
+
+    def weights(self):
+        return {}, iter(())
+
+    def save(self, folder, state, also):
+        self.saved.append(json.loads(json.dumps(state)))
+        self.log.append(("save", state["step"]))
+
+
+class Report:
+    def __init__(self):
+        self.lines = []
+
+    def write(self, step, scalars, histograms=None):
+        self.lines.append((step, scalars))
+
+
+def learner(tmp_path, outcomes, *, stop_at=None, **settings):
+    values = {
+        "steps": len(outcomes),
+        "evaluation_tasks": 2,
+        "max_nonfinite_steps": 2,
+        "checkpoint_every": 0,
+        **settings,
+    }
+    exchange, engine = Exchange(stop_at), Engine(outcomes)
+    engine.log = exchange.log
+    return Learner(LearnerConfig(**values), tmp_path, engine, exchange, Unpublished(), Report())
+
+
+def test_each_applied_step_raises_the_version_and_is_committed(tmp_path):
+    it = learner(tmp_path, ["applied"] * 3)
+    it.train()
+    assert (it.step, it.version, it.ended_by) == (3, 3, "all steps done")
+    assert [entry[1] for entry in it.exchange.log if entry[0] == "announce"] == [1, 2, 3]
+    assert [entry[1] for entry in it.exchange.log if entry[0] == "commit"] == [1, 2, 3]
+    assert [entry[1:] for entry in it.exchange.log if entry[0] == "evaluate"] == [
+        ("before 0", 0),
+        ("after 3", 3),
+    ]
+    assert it.totals.lag_counts == {"0": 6, "1": 6}
+    assert it.evaluations[0]["failed"] == 1, "a task that was given up counts as failed"
+
+
+def test_generators_that_report_late_have_sampled_at_least_what_arrived(tmp_path):
+    it = learner(tmp_path, ["applied"] * 2, evaluation_tasks=0)
+    it.train()
+    it.exchange.inlet.counts.note("uniform", 1, 5)
+    assert it.tokens_generated == 2 * 4 + 5
+    it.exchange.inlet.sampled_tokens = 99
+    assert it.tokens_generated == 99
+
+
+def test_weights_are_published_every_nth_step(tmp_path):
+    it = learner(tmp_path, ["applied"] * 5, publish_every=2)
+    it.train()
+    assert (it.step, it.version) == (5, 2)
+
+
+def test_a_step_that_is_not_finite_publishes_nothing_and_saves_its_trajectories(tmp_path):
+    it = learner(tmp_path, ["applied", "nonfinite", "applied"])
+    it.train()
+    assert (it.step, it.version, it.totals.skipped_steps) == (3, 2, 1)
+    saved = np.load(tmp_path / "nonfinite" / "step-000002.npz")
+    assert saved["1.token_ids"].tolist() == make_trajectory("t").token_ids.tolist()
+    assert len(json.loads((tmp_path / "nonfinite" / "step-000002.json").read_text())) == 2
+
+
+def test_too_many_in_a_row_stop_the_run_and_the_text_says_where_to_look(tmp_path):
+    it = learner(tmp_path, ["nonfinite", "applied", "nonfinite", "nonfinite", "applied"])
+    with pytest.raises(Diverged, match="2 steps in a row") as caught:
+        it.train()
+    assert it.step == 4
+    assert str(tmp_path / "nonfinite") in str(caught.value)
+
+
+def test_a_batch_without_fresh_tokens_is_not_a_skipped_step(tmp_path):
+    it = learner(tmp_path, ["stale", "stale", "stale"])
+    it.train()
+    assert (it.version, it.totals.skipped_steps) == (0, 0)
+
+
+@pytest.mark.parametrize(("reason", "evaluated"), [("time limit", True), ("SIGTERM", False)])
+def test_a_stop_ends_with_a_checkpoint_and_an_evaluation_unless_one_is_in_a_hurry(
+    tmp_path, reason, evaluated
+):
+    it = learner(tmp_path, ["applied"] * 5, stop_at=(2, reason))
+    it.train()
+    assert it.ended_by == reason
+    assert it.engine.saved[-1]["step"] == 2
+    assert (("evaluate", "after 2", 2) in it.exchange.log) is evaluated
+
+
+def test_gauges_nobody_has_documented_are_left_to_the_broker_s_status(tmp_path):
+    it = learner(tmp_path, ["applied"], evaluation_tasks=0)
+    it.train()
+    (_, scalars), *_ = it.report.lines
+    assert scalars["broker/units_ready"] == 2.0
+    assert "someone_elses/number" not in scalars
+
+
+def test_a_learner_that_takes_over_publishes_above_what_generators_have(tmp_path):
+    it = learner(tmp_path, ["applied"], evaluation_tasks=0)
+    it.take_over(always=False)
+    assert it.version == 0
+    it.exchange.version_before = 7
+    it.take_over(always=False)
+    assert it.version == 8
+    assert it.exchange.log == [("announce", 8)]
+    assert it.exchange.line == [(0, 8)]
+
+
+def test_a_broker_that_lost_what_it_knew_does_not_bring_versions_back(tmp_path):
+    """Generators still serve the newer ones; a number given twice would be two sets of weights."""
+    it = learner(tmp_path, ["applied"], evaluation_tasks=0)
+    it.version, it.publisher.published, it.exchange.version_before = 4, Published(9), 0
+    it.take_over(always=True)
+    assert (it.version, it.exchange.line) == (10, [(4, 10)])
+
+
+def test_two_restarts_with_no_checkpoint_in_between_are_both_on_the_line(tmp_path):
+    it = learner(tmp_path, ["applied"], evaluation_tasks=0)
+    it.version, it.publisher.published, it.exchange.version_before = 10, Published(25, ((10, 20),)), 25
+    it.take_over(always=True)
+    assert (it.version, it.exchange.line) == (26, [(10, 20), (10, 26)])
+    assert it.exchange.inlet.line.lag(22, 26) == 2
+
+
+def test_weights_that_were_published_before_keep_their_number(tmp_path):
+    it = learner(tmp_path, ["applied"], evaluation_tasks=0)
+    it.step, it.version, it.exchange.version_before = 4, 4, 4
+    it.take_over(always=True)
+    assert (it.version, it.exchange.line) == (4, [])
+
+
+def test_weights_ahead_of_what_was_published_get_a_number_of_their_own(tmp_path):
+    """A checkpoint out of turn, between two publications."""
+    it = learner(tmp_path, ["applied"], evaluation_tasks=0, publish_every=2)
+    it.step, it.version, it.unpublished, it.exchange.version_before = 5, 2, 1, 2
+    it.take_over(always=True)
+    assert (it.version, it.exchange.line, it.unpublished) == (3, [(2, 3)], 0)
+
+
+def test_the_report_forgets_what_came_after_a_checkpoint(tmp_path):
+    report = RealReport(tmp_path)
+    for step in (1, 2, 3):
+        report.write(step, {"learner/loss": float(step)})
+    report.close()
+    with open(tmp_path / "metrics.jsonl", "a") as lines:
+        lines.write('{"step": 4, "learner/lo')  # cut by a crash
+    report = RealReport(tmp_path)
+    report.rewind(2)
+    report.write(3, {"learner/loss": 30.0})
+    report.close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(m["step"], m["learner/loss"]) for m in lines] == [(1, 1.0), (2, 2.0), (3, 30.0)]
+
+
+def test_a_metric_without_a_meaning_is_refused(tmp_path):
+    report = RealReport(tmp_path)
+    with pytest.raises(KeyError, match="learner/los"):
+        report.write(1, {"learner/los": 1.0})
+    report.close()
+
+
+def test_what_was_trained_is_replayed_told_apart_and_part_of_the_checkpoint(tmp_path):
+    config = ReplayConfig(rule="uniform", share=0.5, max_policy_lag=9)
+    it = learner(tmp_path, ["applied"] * 3, evaluation_tasks=0)
+    it.replay, trained = make_table(config), []
+
+    def update(trajectories, *, current_version):
+        trained.append([t.replayed for t in trajectories])
+        report = Engine.update(it.engine, trajectories, current_version=current_version)
+        return dataclasses.replace(report, replayed_tokens=4 * sum(trained[-1]) // 2)
+
+    it.engine.update = update
+    it.train()
+    assert trained == [[False] * 2, [False, False, True, True], [False, False, True, True]]
+    assert it.exchange.replayed == [0, 4, 4]
+    assert (it.totals.trained_tokens, it.totals.replayed_tokens) == (4, 8)
+    assert it.report.lines[1][1]["replay/share"] == 0.5
+    # The fake's trajectories are all of version 0; the updates were of versions 0, 1 and 2.
+    assert [scalars["replay/age_mean_versions"] for _, scalars in it.report.lines] == [0.0, 1.0, 2.0]
+    it.save_beside(tmp_path)
+    again = make_table(config)
+    again.load(tmp_path / REPLAY_FILE)
+    assert (len(again), again.sampled) == (len(it.replay), it.replay.sampled)
+
+
+def test_a_commit_goes_out_before_the_state_is_taken_and_word_of_it_when_it_is_whole(tmp_path):
+    it = learner(tmp_path, ["applied"] * 4, evaluation_tasks=0, checkpoint_every=2)
+    it.train()
+    steps = [entry for entry in it.exchange.log if entry[0] != "announce"]
+    cut = lambda step: [("flush", step), ("save", step), ("checkpointed", step)]  # noqa: E731
+    assert steps == [
+        *[("commit", 1), ("refill", 1, 1)],
+        *[("commit", 2), ("refill", 2, 2), *cut(2)],
+        *[("commit", 3), ("refill", 3, 3)],
+        *[("commit", 4), *cut(4)],
+        ("settle", 4),
+    ], "the last checkpoint is not written twice"
+
+
+def test_the_broker_can_ask_for_a_checkpoint_between_steps_and_while_we_wait(tmp_path):
+    it = learner(tmp_path, ["applied"] * 3, evaluation_tasks=0)
+    collect = it.exchange.collect
+
+    def wanted(*, step, version):
+        if step == 1:
+            it.exchange.checkpoint_wanted = "the journal is filling"
+            it.exchange.between()
+            assert [state["step"] for state in it.engine.saved] == [1]
+            assert not it.exchange.checkpoint_wanted
+        if step == 2:
+            it.exchange.checkpoint_wanted = "again"
+        return collect(step=step, version=version)
+
+    it.exchange.collect = wanted
+    it.train()
+    assert [state["step"] for state in it.engine.saved] == [1, 3]
+
+
+def test_a_learner_that_continues_a_lineage_hears_what_the_broker_holds_first(tmp_path):
+    it = learner(tmp_path, ["applied"], evaluation_tasks=0)
+    it.train(continues=True)
+    assert it.exchange.log[0] == ("inherit",)
+
+
+def test_an_evaluation_that_a_crash_left_out_is_made_up_for(tmp_path):
+    it = learner(tmp_path, ["applied"] * 4, evaluation_every=2)
+    it.step, it.version = 2, 2
+    it.evaluations = [{"tag": "before", "step": 0}]
+    it.engine.outcomes = ["applied"] * 2
+    it.train()
+    assert [e["tag"] for e in it.evaluations] == ["before", "step 2", "step 4", "after"]
+
+
+def test_a_learner_that_begins_again_forgets_what_was_reported(tmp_path):
+    report = RealReport(tmp_path)
+    report.write(1, {"learner/loss": 1.0})
+    it = learner(tmp_path, ["applied"])
+    it.report, it.exchange.version_before = report, 3
+    it.start_from(Start(epoch=2, lineage=1, again=True))
+    report.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+    assert (it.step, it.version) == (0, 4)

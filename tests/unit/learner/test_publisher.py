@@ -1,0 +1,79 @@
+"""What a publisher remembers of the learners before it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from learner.publisher import Publisher
+from learner.run_files import Published, next_epoch
+from protocol.weights.format import DATA, WeightsError, read_manifest
+
+
+def test_the_newest_version_and_its_line_outlive_the_process(tmp_path):
+    values = np.arange(4, dtype="<f4")
+    first = Publisher("run", tmp_path, epoch=1, keep=2)
+    assert first.published == Published()
+    for version in (3, 9):
+        data = [("a", memoryview(values).cast("B"))]
+        message = first.publish(version, {"a": ("F32", (4,))}, data, line=[(1, 3)])
+        assert (message.version, message.line) == (version, [(1, 3)])
+    first.close()
+    second = Publisher("run", tmp_path, epoch=2, keep=2)
+    assert second.published == Published(9, ((1, 3),))
+    second.close()
+
+
+def publish(publisher, version):
+    """One of four values, each the version; returns the name of its folder and the values' bytes."""
+    values = np.full(4, version, dtype="<f4")
+    message = publisher.publish(version, {"a": ("F32", (4,))}, [("a", memoryview(values).cast("B"))])
+    manifest = Path(message.manifest)
+    assert read_manifest(manifest).version == version
+    assert manifest.with_name(DATA).read_bytes().endswith(values.tobytes())
+    return manifest.parent.name
+
+
+def test_room_for_the_next_version_is_there_before_it_is_published(tmp_path):
+    publisher = Publisher("run", tmp_path, epoch=1, keep=1)
+    for version in (1, 2, 3):
+        folder = publish(publisher, version)
+        publisher.tidied()
+        blank, kept = sorted(p.name for p in publisher.folder.iterdir())
+        assert (blank.startswith("blank-"), kept) == (True, folder)
+    publisher.close()
+    assert not publisher.folder.exists()
+
+
+def test_who_publishes_again_at_once_does_not_wait_for_room(tmp_path, monkeypatch):
+    monkeypatch.setattr("learner.publisher.GENERATORS_BYTES_PER_S", 1e-6)  # generators that take for ever
+    publisher = Publisher("run", tmp_path, epoch=1, keep=1)
+    publish(publisher, 1)
+    second = publish(publisher, 2)
+    assert sorted(p.name for p in publisher.folder.iterdir())[-1] == second
+    publisher.close()
+    assert not publisher.folder.exists()
+
+
+def test_a_publication_that_fails_leaves_no_room_behind_and_the_next_succeeds(tmp_path):
+    publisher = Publisher("run", tmp_path, epoch=1, keep=2)
+    publish(publisher, 1)
+    publisher.tidied()
+    with pytest.raises(WeightsError, match="expected a of 16 bytes, got b of 16"):
+        publisher.publish(2, {"a": ("F32", (4,))}, [("b", memoryview(bytes(16)))])
+    assert [p.name for p in publisher.folder.iterdir()] == ["v00000001"]
+    publish(publisher, 3)
+    publisher.close()
+
+
+def test_a_learner_that_was_superseded_leaves_the_weights_of_the_next_alone(tmp_path):
+    first = Publisher("run", tmp_path, epoch=next_epoch(tmp_path), keep=1)
+    publish(first, 1)
+    second = Publisher("run", tmp_path, epoch=next_epoch(tmp_path), keep=1)
+    folder = publish(second, 2)
+    second.tidied()
+    first.close()
+    assert (second.folder / folder / DATA).exists()
+    publish(second, 3)
+    second.close()
+    assert not second.folder.exists()

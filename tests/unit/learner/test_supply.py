@@ -1,0 +1,163 @@
+"""Batches keep coming, whatever a batch is made of: the learner's exchange and the broker's state, no sockets."""
+
+import queue
+from collections import deque
+
+import numpy as np
+import pytest
+
+from learner.config import LearnerConfig
+from learner.intake.curriculum import Curriculum
+from learner.intake.exchange import Exchange
+from learner.units import newest_version
+from protocol.messages import (
+    CheckpointWanted,
+    Deliver,
+    Dropped,
+    Held,
+    LeaseTask,
+    PublishWeights,
+    Refused,
+    Reward,
+    TaskCredit,
+    TaskRejected,
+)
+from tests.broker_driver import Driver
+
+DELIVER = {"groups": "group", "trajectories": "trajectory", "windows": "segment"}
+EPISODES = 6
+
+
+class Supply:
+    """The learner's link to a broker whose one actor moves by one segment whenever the learner waits."""
+
+    def __init__(self, train_on, *, lag, seed, trouble):
+        self.rng, self.trouble = np.random.default_rng(seed), trouble
+        self.driver = Driver(lag=lag, heartbeat_s=1000.0)
+        self.driver.learner(credit=0, deliver=DELIVER[train_on], epoch=0)
+        self.driver.actor(tasks=EPISODES)
+        self.inbox, self.session, self.version = self, None, 0
+        self.running: dict[str, tuple[LeaseTask, int, int]] = {}
+        """Lease, next index and segments it will have, by lease id."""
+        self.queued: deque = deque([None])
+        self.joins = 1
+
+    def send(self, message, join=None):
+        if join in (None, self.joins):
+            self.driver.say("learner", message)
+
+    def publish(self, version):
+        self.version = version
+        self.send(PublishWeights(epoch=0, version=version, manifest="m"))
+
+    def hear(self):
+        """What the broker has said lies in the inbox."""
+        for message in self.driver.take("learner", (Deliver, Dropped, Refused, Held, CheckpointWanted)):
+            frames = self.driver.frames[message.unit_id] if isinstance(message, Deliver) else []
+            self.queued.append((message, [frame for pair in frames for frame in pair]))
+
+    def get_nowait(self):
+        self.hear()
+        if not self.queued:
+            raise queue.Empty
+        return self.queued.popleft()
+
+    def get(self, timeout):
+        self.go_on()
+        return self.get_nowait()
+
+    def go_on(self):
+        """Some episode."""
+        self.take_leases()
+        if self.running:
+            self.move(str(self.rng.choice(list(self.running))))
+        else:  # a task that was lost comes again after a while
+            self.driver.wait(1.5, beating=("actor", "learner"))
+
+    def take_leases(self):
+        for lease in self.driver.leases():
+            self.running.setdefault(lease.lease_id, (lease, 0, int(self.rng.integers(1, 4))))
+
+    def move(self, lease_id):
+        """The next segment of an episode; in troubled times an actor loses it, or it fails."""
+        lease, index, length = self.running.pop(lease_id)
+        if self.trouble and self.rng.random() < 0.1:
+            self.driver.say("actor", TaskRejected(lease_id=lease_id, reason="lost"))
+            self.driver.say("actor", TaskCredit(tasks=1))
+            return
+        last = index == length - 1
+        failed = self.trouble and last and self.rng.random() < 0.2
+        status = ("failed" if failed else "finished") if last else "unfinished"
+        sizes = {"tokens": 4, "offset": 0} if index == 0 else {"tokens": 2, "offset": 2 + 2 * index}
+        reward = [Reward("score", 1, float(self.rng.random()))] if last else []
+        answer = self.driver.segment(
+            "actor", lease, index, status=status, version=self.version, rewards=reward, **sizes
+        )
+        assert answer.status == "stored", answer
+        if last:
+            self.driver.say("actor", TaskCredit(tasks=1))
+        else:
+            self.running[lease_id] = lease, index + 1, length
+
+
+@pytest.mark.parametrize("trouble", [False, True])
+@pytest.mark.parametrize("lag", [0, 1, 3])
+@pytest.mark.parametrize("train_on", ["groups", "trajectories", "windows"])
+def test_batches_keep_coming(train_on, lag, trouble):
+    config = LearnerConfig(
+        group_size=4,
+        batch_trajectories=8,
+        max_policy_lag=lag,
+        train_on=train_on,
+        steps=25,
+        start_timeout_s=2.0,
+        data_timeout_s=2.0,
+    )
+    supply = Supply(train_on, lag=lag, seed=lag, trouble=trouble)
+    exchange = Exchange(supply, Curriculum("e", config), config, lockstep=False, stop_reason=lambda: "")
+    for step in range(config.steps):
+        groups = exchange.collect(step=step, version=step)
+        assert len(groups) == (2 if train_on == "groups" else 8)
+        assert all(newest_version(group.trajectories) >= step - lag for group in groups)
+        supply.publish(step + 1)
+        exchange.commit(groups, step=step + 1)
+        under_way = sum(map(len, exchange.curriculum.outstanding.values()))
+        assert under_way <= (lag + 1) * 8
+        assert len(exchange.inlet.open) <= under_way
+        assert supply.driver.balanced()
+    assert not [m for m in supply.driver.got("learner", Refused)]
+
+
+def test_batches_keep_coming_in_lockstep_when_members_fail():
+    config = LearnerConfig(
+        group_size=4,
+        batch_trajectories=8,
+        max_policy_lag=0,
+        forced_lag=2,
+        train_on="trajectories",
+        steps=12,
+        start_timeout_s=2.0,
+        data_timeout_s=2.0,
+    )
+    supply = Supply("trajectories", lag=2, seed=0, trouble=True)
+    exchange = Exchange(supply, Curriculum("e", config), config, lockstep=True, stop_reason=lambda: "")
+    for step in range(config.steps):
+        groups = exchange.collect(step=step, version=step)
+        versions = {v for g in groups for v in g.trajectories[0].policy_version.tolist()}
+        assert versions == {max(0, step - 2)}
+        supply.publish(step + 1)
+        exchange.commit(groups, step=step + 1)
+    assert exchange.inlet.counts.total("failed") > 0
+
+
+def test_a_learner_that_waits_says_for_what_and_how_long():
+    link = Supply("groups", lag=1, seed=0, trouble=False)
+    config = LearnerConfig(group_size=2, batch_trajectories=4, max_policy_lag=1, evaluation_tasks=0)
+    exchange = Exchange(link, Curriculum("e", config), config, lockstep=False, stop_reason=lambda: "")
+    said = []
+    original = link.get
+    link.get = lambda timeout: (said.append(dict(exchange.gauges())), original(timeout))[1]
+    exchange.collect(step=0, version=0)
+    assert said[0].keys() == {"waiting_seconds", "units_here", "units_wanted"}
+    assert (said[0]["units_here"], said[0]["units_wanted"]) == (0.0, 2.0)
+    assert exchange.gauges() == ()
