@@ -19,7 +19,7 @@ from actors.errors import ActorError
 from actors.generator_client import GeneratorPool
 from actors.render import Renderer
 from actors.segments import Cut
-from actors.uplink import Outbox, TaskBook
+from actors.uplink import LeaseBook, Outbox
 from envs.base import Suite
 from envs.config import EnvConfig
 from envs.registry import make_suite
@@ -135,7 +135,7 @@ class Actor:
         self._suite, self._renderer = suite, renderer
         self._bounds = Bounds(config.segment_tokens, config.max_turns, config.env_timeout_s, in_step)
         self._pool = GeneratorPool(name, config.generator_timeout_s, keys=keys)
-        self._outbox, self._book = Outbox(), TaskBook(config.concurrent_episodes)
+        self._outbox, self._book = Outbox(), LeaseBook(config.concurrent_episodes)
         self._episodes: dict[str, asyncio.Task[None]] = {}
         self._stop = asyncio.Event()
         self._room = asyncio.Event()

@@ -7,7 +7,7 @@ from protocol.codec import Frames, encode_arrays
 from protocol.messages import LeaseTask, SegmentAck, TaskCredit
 
 REMEMBERED_LEASES = 1_024
-Key = tuple[str, int]
+SegmentKey = tuple[str, int]
 """Trajectory id and index of a segment."""
 
 
@@ -30,8 +30,8 @@ class Outbox:
 
     def __init__(self) -> None:
         self._credit = 0
-        self._waiting: OrderedDict[Key, Frames] = OrderedDict()
-        self._unacked: OrderedDict[Key, Frames] = OrderedDict()
+        self._waiting: OrderedDict[SegmentKey, Frames] = OrderedDict()
+        self._unacked: OrderedDict[SegmentKey, Frames] = OrderedDict()
         self.acks: Counter[str] = Counter()
         self.resent = 0
 
@@ -51,7 +51,7 @@ class Outbox:
             (cut.segment.trajectory_id, cut.segment.index), encode_arrays(cut.segment, cut.arrays)
         )
 
-    def offer_frames(self, key: Key, frames: Frames) -> None:
+    def offer_frames(self, key: SegmentKey, frames: Frames) -> None:
         self._waiting[key] = frames
 
     def due(self) -> list[Frames]:
@@ -93,14 +93,14 @@ class Outbox:
                 del kept[key]
 
 
-class TaskBook:
+class LeaseBook:
     """Leases that are being run, and how many more the broker may send.
 
     ``capacity`` is what the actor can run at a time. At each (re)join the broker counts from zero, so the
     credit sent then is capacity minus what runs; afterwards each ended lease gives one back.
 
     Example:
-        >>> book = TaskBook(capacity=2)
+        >>> book = LeaseBook(capacity=2)
         >>> book.joined()
         TaskCredit(tasks=2)
         >>> book.ended("unknown") is None

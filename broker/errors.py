@@ -3,7 +3,7 @@
 BrokerError
 ├── BindRefused   an address that cannot or must not be listened on
 ├── TryLater      something is there, and cannot be read just now
-└── BooksBroken   an event could not be applied; the process has to start again from its journal
+└── StateBroken   an event could not be applied; the process has to start again from its journal
 """
 
 
@@ -19,5 +19,5 @@ class TryLater(BrokerError):
     """The machine has no descriptors or memory for it now; nothing is lost."""
 
 
-class BooksBroken(BrokerError):
+class StateBroken(BrokerError):
     """A fault of the broker in the middle of a change; the text names the event."""

@@ -24,18 +24,18 @@ class WrongKey(Exception):
 
 
 @dataclass(frozen=True)
-class _Caller:
+class _Identity:
     peer: str
     who: Principal
     connection: Connection | None
 
 
 def unnamed(route: bytes) -> str:
-    """A name for a connection without one; `Callers.route` knows it again."""
+    """A name for a connection without one; `Identities.route` knows it again."""
     return UNNAMED + route.hex()
 
 
-class Callers:
+class Identities:
     """Peers by connection and back, in a broker that checks keys.
 
     A connection gets its name with its Hello. A newer connection under the same name, if its key is good for that
@@ -49,7 +49,7 @@ class Callers:
 
     def __init__(self, admission: Admission, heard: Callable[[str], bool] = lambda peer: False) -> None:
         self._admission, self._heard = admission, heard
-        self._callers: OrderedDict[bytes, _Caller] = OrderedDict()
+        self._callers: OrderedDict[bytes, _Identity] = OrderedDict()
         self._routes: dict[str, bytes] = {}
 
     def name(self, route: bytes) -> str:
@@ -101,16 +101,16 @@ class Callers:
                 "this one is let in when its connection has ended"
             )
         if caller is None:
-            self._bind(route, _Caller(message.peer, who, connection()))
+            self._bind(route, _Identity(message.peer, who, connection()))
         else:
             self._callers[route] = replace(caller, connection=connection())  # it may have connected anew
             self._callers.move_to_end(route)
         return self.name(route)
 
-    def _in_use(self, holder: _Caller) -> bool:
+    def _in_use(self, holder: _Identity) -> bool:
         return holder.connection is not None and holder.connection.is_open and self._heard(holder.peer)
 
-    def _bind(self, route: bytes, caller: _Caller) -> None:
+    def _bind(self, route: bytes, caller: _Identity) -> None:
         before = self._routes.get(caller.peer)
         if before is not None:
             del self._callers[before]

@@ -1,4 +1,4 @@
-"""A `BrokerState` and the journal under it: messages in, and out what may be said by now."""
+"""A `Dispatcher` and the journal under it: messages in, and out what may be said by now."""
 
 import hashlib
 import logging
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from broker.config import BrokerConfig
-from broker.core.dispatch import BrokerState
+from broker.core.dispatch import Dispatcher
 from broker.core.state import Send
-from broker.errors import BooksBroken, BrokerError
+from broker.errors import BrokerError, StateBroken
 from broker.journal.journal import (
     DeadLetter,
     Journal,
@@ -46,13 +46,13 @@ class Bell:
         self.heard()
 
 
-class Desk:
+class OutputCommit:
     """Holds back every message until the journal has what it rests on.
 
     ``bell`` is rung, from any thread, when `release` may have something.
     """
 
-    def __init__(self, state: BrokerState, journal: Journal | None, store: JournalStore | None) -> None:
+    def __init__(self, state: Dispatcher, journal: Journal | None, store: JournalStore | None) -> None:
         self.state, self.journal = state, journal
         self._store = store
         self._reopen: Callable[[], Journal]
@@ -71,7 +71,7 @@ class Desk:
         max_policy_lag: int,
         folder: Path | None,
         accept_loss: bool = False,
-    ) -> "Desk":
+    ) -> "OutputCommit":
         """The state as the journal has it, or an empty one.
 
         Raises:
@@ -80,13 +80,13 @@ class Desk:
         now, boot = time.monotonic(), format(time.time_ns(), "x")
         if folder is None:
             return cls(
-                BrokerState(config, run=run, max_policy_lag=max_policy_lag, now=now, boot=boot), None, None
+                Dispatcher(config, run=run, max_policy_lag=max_policy_lag, now=now, boot=boot), None, None
             )
         reopen = partial(Journal.open, folder, run=run, config=config.journal)
         bell = Bell()
         journal = reopen(accept_loss=accept_loss, on_durable=bell.ring)
         store = JournalStore(journal, config.journal.max_bytes)
-        state = BrokerState(config, run=run, max_policy_lag=max_policy_lag, now=now, store=store, boot=boot)
+        state = Dispatcher(config, run=run, max_policy_lag=max_policy_lag, now=now, store=store, boot=boot)
         desk = cls(state, journal, store)
         desk._reopen = reopen
         desk.bell = bell
@@ -103,7 +103,7 @@ class Desk:
         """One message of a peer; returns what may be said at once.
 
         Raises:
-            BooksBroken: the process has to end, and to start again from its journal, where this message is noted
+            StateBroken: the process has to end, and to start again from its journal, where this message is noted
                 as poison.
         """
         if (
@@ -114,7 +114,7 @@ class Desk:
             return self._may_leave(self.state.refuse(name, "poison", "this message broke the broker before"))
         try:
             return self._may_leave(self.state.handle(name, message, frames, now))
-        except BooksBroken as error:
+        except StateBroken as error:
             self._start_over(name, str(error), frames)
             raise
         except Exception as error:  # one message must not end the run

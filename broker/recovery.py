@@ -1,4 +1,4 @@
-"""Books that outlive the process: snapshots, and the way back from them and the records behind."""
+"""BrokerState that outlive the process: snapshots, and the way back from them and the records behind."""
 
 import logging
 from collections.abc import Iterable
@@ -9,10 +9,10 @@ from msgspec import Struct
 
 from broker.core.events import Published, decode_event
 from broker.core.ledger import Ledger
-from broker.core.records import Group, TaskRecord, Trajectory, Unit
-from broker.core.state import Books
+from broker.core.records import GroupRecord, TaskRecord, TrajectoryRecord, Unit
+from broker.core.state import BrokerState
 from broker.core.store import SegmentKey
-from broker.errors import BooksBroken, BrokerError
+from broker.errors import BrokerError, StateBroken
 from broker.journal.journal import JournalError, Kind, Place, Record, unpack_segment
 from broker.journal_store import JournalStore
 from protocol.codec import decode_payload, decode_segment
@@ -28,8 +28,8 @@ class Snapshot(Struct, tag_field="type", tag="snapshot", frozen=True, kw_only=Tr
     segments: list[tuple[SegmentKey, Place, int, bool]]
     tasks: list[TaskRecord]
     over: list[tuple[str, int]]
-    trajectories: list[Trajectory]
-    groups: list[Group]
+    trajectories: list[TrajectoryRecord]
+    groups: list[GroupRecord]
     units: list[Unit]
     unit_count: int
     mode: DeliveryUnit
@@ -44,7 +44,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
-def snapshot(books: Books, store: JournalStore, poison: Iterable[bytes] = ()) -> bytes:
+def snapshot(books: BrokerState, store: JournalStore, poison: Iterable[bytes] = ()) -> bytes:
     """The books as they are now."""
     return _encoder.encode(
         Snapshot(
@@ -72,7 +72,7 @@ def poison_of(record: Record) -> list[bytes]:
         return []
 
 
-def recover(books: Books, store: JournalStore, records: Iterable[Record], now: float) -> int:
+def recover(books: BrokerState, store: JournalStore, records: Iterable[Record], now: float) -> int:
     """Bring empty books to where the journal ends; returns how many records there were.
 
     Leases of tasks are live, renewed as of ``now``; units that were on their way to the learner are ready again. Where
@@ -93,7 +93,7 @@ def recover(books: Books, store: JournalStore, records: Iterable[Record], now: f
             KeyError,
             ValueError,
         ) as error:
-            if store.journal.losses and isinstance(error, BooksBroken):
+            if store.journal.losses and isinstance(error, StateBroken):
                 log.warning("left out, as it rests on what is lost: %s", error)
                 continue
             raise JournalError(
@@ -112,7 +112,7 @@ def recover(books: Books, store: JournalStore, records: Iterable[Record], now: f
     return count
 
 
-def _apply(books: Books, store: JournalStore, record: Record, now: float) -> None:
+def _apply(books: BrokerState, store: JournalStore, record: Record, now: float) -> None:
     match record.kind:
         case Kind.SNAPSHOT:
             _restore(books, store, decode_payload(_decoder, record.payload), now)
@@ -125,14 +125,14 @@ def _apply(books: Books, store: JournalStore, record: Record, now: float) -> Non
             store.adopt(key, record.place, nbytes)
             try:
                 books.apply_segment(segment, nbytes, now)
-            except BooksBroken:
+            except StateBroken:
                 store.drop(key)
                 raise
         case Kind.DEAD:
             pass
 
 
-def _restore(books: Books, store: JournalStore, saved: Snapshot, now: float) -> None:
+def _restore(books: BrokerState, store: JournalStore, saved: Snapshot, now: float) -> None:
     for key, place, nbytes, aside in saved.segments:
         store.adopt(key, place, nbytes)
         if aside:
@@ -150,7 +150,7 @@ def _restore(books: Books, store: JournalStore, saved: Snapshot, now: float) -> 
     )
 
 
-def _keys(books: Books) -> set[tuple[SegmentKey, bool]]:
+def _keys(books: BrokerState) -> set[tuple[SegmentKey, bool]]:
     """Of all segments that trajectories and units are made of, and whether they are committed."""
     units = books.deliveries.saved()
     committed = {(piece.key, unit.outcome is not None) for unit in units for piece in unit.pieces}

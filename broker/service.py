@@ -19,11 +19,11 @@ from aiohttp import web
 
 from broker.config import BrokerConfig
 from broker.core.state import Send
-from broker.errors import BindRefused, BooksBroken, BrokerError
-from broker.identities import REVOKED, Callers, NameInUse, WrongKey, unnamed
+from broker.errors import BindRefused, BrokerError, StateBroken
+from broker.identities import REVOKED, Identities, NameInUse, WrongKey, unnamed
 from broker.journal.journal import JournalError
 from broker.listening import allow_many_connections, check_endpoint, split_http
-from broker.output_commit import Desk
+from broker.output_commit import OutputCommit
 from broker.status import prometheus, status
 from protocol.codec import Buffer, decode, encode, encode_delivery
 from protocol.envelopes import open_envelope
@@ -66,27 +66,29 @@ def serve(
     Raises:
         BindRefused: an address is not of this host alone, or is taken.
         JournalError: the journal is another run's, in use, or damaged.
-        BooksBroken: a fault of the broker; started again, it goes on from the journal.
+        StateBroken: a fault of the broker; started again, it goes on from the journal.
         KeysUnusable: the folder lacks keys of the broker, or the certificate.
     """
     check_endpoint(config.endpoint, keys)
     host, port = split_http(config.http, http_keys)
     allow_many_connections()
     try:
-        desk = Desk.open(config, run, max_policy_lag, journal, accept_loss)
+        desk = OutputCommit.open(config, run, max_policy_lag, journal, accept_loss)
         asyncio.run(Service(config, desk, keys, http_keys).run(host, port))
     finally:
         zmq.Context.instance().destroy(linger=1_000)  # lets the last answers out
 
 
 class Service:
-    """Sockets and clock around a `Desk`."""
+    """Sockets and clock around a `OutputCommit`."""
 
-    def __init__(self, config: BrokerConfig, desk: Desk, keys: Path | None, http_keys: Path | None) -> None:
+    def __init__(
+        self, config: BrokerConfig, desk: OutputCommit, keys: Path | None, http_keys: Path | None
+    ) -> None:
         self._config, self._desk, self._state = config, desk, desk.state
         self._keys, self._http_keys = keys, http_keys
         self._guard: Guard | None = None
-        self._callers: Callers | None = None
+        self._callers: Identities | None = None
         self._socket: AsyncSocket | None = None
         self._stop = asyncio.Event()
         self._flushing = False
@@ -121,7 +123,7 @@ class Service:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         if self._keys is not None:
             self._guard = Guard(context, self._keys, "broker")
-            self._callers = Callers(
+            self._callers = Identities(
                 self._guard.admission, lambda peer: self._state.books.peers.get(peer) is not None
             )
         socket = router(context) if self._guard is None else self._guard.router(context)
@@ -196,7 +198,7 @@ class Service:
             self._act(self._desk.handle(name, message, frames[1:], time.monotonic()))
         except BrokerError as error:  # the books are broken, or their journal cannot be begun again
             log.critical("%s from %r", type(message).__name__, name, exc_info=True)
-            self._broken = error if isinstance(error, BooksBroken) else BrokerError(str(error))
+            self._broken = error if isinstance(error, StateBroken) else BrokerError(str(error))
             self._stop.set()
 
     def _malformed(self, name: str, frames: Sequence[Buffer], error: ProtocolError) -> None:

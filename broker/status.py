@@ -8,12 +8,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from broker.core.dispatch import BrokerState
+from broker.core.dispatch import Dispatcher
 from broker.core.ledger import Tally
 from broker.core.peers import Peer
 
 
-def status(state: BrokerState, now: float) -> dict[str, Any]:
+def status(state: Dispatcher, now: float) -> dict[str, Any]:
     """Everything a person or a program may want to know, as JSON."""
     books, learners = state.books, state.learners
     ledger = books.ledger
@@ -61,12 +61,12 @@ def status(state: BrokerState, now: float) -> dict[str, Any]:
     }
 
 
-def waits(state: BrokerState, now: float) -> list[str]:
+def waits(state: Dispatcher, now: float) -> list[str]:
     """Who waits for whom, one sentence each."""
     return [*_learner_waits(state, now), *_others_wait(state, now)]
 
 
-def _learner_waits(state: BrokerState, now: float) -> Iterator[str]:
+def _learner_waits(state: Dispatcher, now: float) -> Iterator[str]:
     books, learner = state.books, state.learners.learner
     held = books.deliveries.ready + books.deliveries.leased
     if learner is None:
@@ -89,7 +89,7 @@ def _learner_waits(state: BrokerState, now: float) -> Iterator[str]:
         yield f"{count} deliveries wait for: commits of {whom}, the oldest for {now - oldest:.1f} s"
 
 
-def _others_wait(state: BrokerState, now: float) -> Iterator[str]:
+def _others_wait(state: Dispatcher, now: float) -> Iterator[str]:
     books = state.books
     actors = books.peers.of("actor")
     if books.tasks.queued and not any(actor.task_credit > 0 for actor in actors):
@@ -107,7 +107,7 @@ def _others_wait(state: BrokerState, now: float) -> Iterator[str]:
             yield f"everybody waits for: {generator.name}, with work and without progress for {stalled:.1f} s"
 
 
-def _peer(state: BrokerState, peer: Peer, now: float) -> dict[str, Any]:
+def _peer(state: Dispatcher, peer: Peer, now: float) -> dict[str, Any]:
     books = state.books
     entry: dict[str, Any] = {
         "name": peer.name,
@@ -144,7 +144,7 @@ def _tally(tally: Tally) -> dict[str, int]:
 class _Metrics(Collector):
     """One scrape of the state."""
 
-    def __init__(self, state: BrokerState, now: float) -> None:
+    def __init__(self, state: Dispatcher, now: float) -> None:
         self._state, self._now = state, now
 
     def collect(self) -> Iterable[Metric]:
@@ -179,7 +179,7 @@ def _metric_name(tag: str) -> str:
     return "offbeat_" + re.sub(r"[^a-zA-Z0-9_]", "_", tag)
 
 
-def prometheus(state: BrokerState, now: float) -> bytes:
+def prometheus(state: Dispatcher, now: float) -> bytes:
     """`/metrics` in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(_Metrics(state, now))

@@ -85,7 +85,7 @@ class CalculatorSuite:
         self._instruction = instruction
 
     def episode(self) -> Env:
-        return _Episode(self.scorer, self._rules, self._instruction)
+        return _CalculatorEpisode(self.scorer, self._rules, self._instruction)
 
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
         """The sum solved from the left, a call a turn; blocking."""
@@ -106,7 +106,7 @@ class CalculatorSuite:
         await self.scorer.close()
 
 
-class _Episode:
+class _CalculatorEpisode:
     def __init__(self, scorer: Scorer, rules: Rules, instruction: str) -> None:
         self._scorer, self._rules, self._instruction = scorer, rules, instruction
         self._game: Game | None = None

@@ -4,7 +4,7 @@ from typing import Any
 
 from envs.base import ChatMessage, Env, Split, StepResult
 from envs.errors import EnvError
-from envs.scorer import Entry, Sandbox, Scorer
+from envs.scorer import Question, Sandbox, Scorer
 from envs.scorer_process import Family
 
 
@@ -42,7 +42,7 @@ class ReasoningGymSuite:
         self._instruction = instruction
 
     def episode(self) -> Env:
-        return _Episode(self.scorer, self._exact_bonus, self._instruction)
+        return _QuestionEpisode(self.scorer, self._exact_bonus, self._instruction)
 
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
         """Question and solution; raises LookupError where the library gives no solution."""
@@ -59,10 +59,10 @@ class ReasoningGymSuite:
         await self.scorer.close()
 
 
-class _Episode:
+class _QuestionEpisode:
     def __init__(self, scorer: Scorer, exact_bonus: float, instruction: str) -> None:
         self._scorer, self._exact_bonus, self._instruction = scorer, exact_bonus, instruction
-        self._entry: Entry | None = None
+        self._entry: Question | None = None
 
     async def reset(self, data: dict[str, Any]) -> list[ChatMessage]:
         self._entry = await self._scorer.entry(*task_of(data))

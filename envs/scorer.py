@@ -43,7 +43,7 @@ RUNS_ANSWERS = frozenset(
 ACCEPTS_JUNK = frozenset({"game_of_life_halting", "complex_arithmetic", "coin_flip"})
 
 
-class Entry(NamedTuple):
+class Question(NamedTuple):
     """A question, its solution (None if the library has none) and its place in the library's numbering."""
 
     question: str
@@ -116,12 +116,12 @@ class Scorer:
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
-    async def entry(self, index: int, split: Split) -> Entry:
+    async def entry(self, index: int, split: Split) -> Question:
         """Task ``index`` of a split; see `envs.scorer_worker.Questions` for what that is."""
-        found: Entry = await self._elsewhere(self._entry, index, split)
+        found: Question = await self._elsewhere(self._entry, index, split)
         return found
 
-    def entry_now(self, index: int, split: Split) -> Entry:
+    def entry_now(self, index: int, split: Split) -> Question:
         """The same, blocking."""
         return self._thread.submit(self._entry, index, split).result(OPEN_DEADLINE_S + ENTRY_DEADLINE_S)
 
@@ -175,11 +175,11 @@ class Scorer:
             self._process.close()
             self._process = None
 
-    def _entry(self, index: int, split: Split) -> Entry:
+    def _entry(self, index: int, split: Split) -> Question:
         reply = self._request({"op": "entry", "index": index, "split": split}, ENTRY_DEADLINE_S)
         if "error" in reply:
             raise ScorerFailed(f"family {self._family.name!r}, task {index} of {split}: {reply['error']}")
-        return Entry(reply["question"], reply["answer"], reply["position"])
+        return Question(reply["question"], reply["answer"], reply["position"])
 
     def _score(self, position: int, answer: str) -> float:
         request = {"op": "score", "position": position, "answer": answer[:MAX_ANSWER_CHARS]}

@@ -23,8 +23,8 @@ from learner.replay.table import ReplayTable
 from learner.run_files import CHECKPOINTS
 from learner.totals import Totals
 from learner.trajectory import Trajectory
-from learner.units import RECOMMITTED, Group
-from learner.update.engine import Engine, UpdateReport
+from learner.units import RECOMMITTED, Unit
+from learner.update.engine import TrainingEngine, UpdateReport
 from protocol.version_line import VersionLine
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Learner:
 
     config: LearnerConfig
     run_dir: Path
-    engine: Engine
+    engine: TrainingEngine
     exchange: Exchange
     publisher: Publisher
     report: Report
@@ -118,7 +118,7 @@ class Learner:
         elif every and self.step % every == 0 and self.evaluations[-1]["step"] != self.step:
             self.evaluate(f"step {self.step}")
 
-    def batch(self, groups: Sequence[Group]) -> list[Trajectory]:
+    def batch(self, groups: Sequence[Unit]) -> list[Trajectory]:
         """What to train on: the groups, and what is replayed with them."""
         fresh = [t for group in groups for t in group.trajectories]
         if self.replay is None:
@@ -129,7 +129,7 @@ class Learner:
         rng = np.random.default_rng([self.seed, self.step])  # a restart draws the same again
         return mix(self.replay, groups, step=self.step, version=self.version, rng=rng, weight=weight)
 
-    def applied(self, report: UpdateReport, groups: Sequence[Group]) -> None:
+    def applied(self, report: UpdateReport, groups: Sequence[Unit]) -> None:
         """The weights have changed: count, remember for replay, and publish the next version."""
         self.unpublished += 1
         self.totals.add(report, sum(len(group.trajectories) for group in groups))

@@ -28,7 +28,7 @@ from protocol.messages import DeliveryUnit, Hello
 from protocol.session import Progress
 
 if TYPE_CHECKING:
-    from learner.update.engine import Engine
+    from learner.update.engine import TrainingEngine
 
 log = logging.getLogger(__name__)
 
@@ -99,14 +99,14 @@ def run_learner(
         _leave()
 
 
-def lead(config: LearnerConfig, stop: "_Stop", *, model: str, seed: int) -> "Engine":
+def lead(config: LearnerConfig, stop: "_Stop", *, model: str, seed: int) -> "TrainingEngine":
     """The engine, on rank 0; the other ranks follow it until the end, and do not return."""
-    from learner.update.engine import Engine
+    from learner.update.engine import TrainingEngine
 
     rank = int(os.environ.get("RANK", "0"))
     if rank > 0:
         stop.ignore()  # rank 0 says when to end
-    engine = Engine(config, model=model, total_steps=config.steps, seed=seed)
+    engine = TrainingEngine(config, model=model, total_steps=config.steps, seed=seed)
     if rank > 0:
         engine.follow()
         _leave()
@@ -116,7 +116,7 @@ def lead(config: LearnerConfig, stop: "_Stop", *, model: str, seed: int) -> "Eng
 def wire(
     config: LearnerConfig,
     run_dir: Path,
-    engine: "Engine",
+    engine: "TrainingEngine",
     exchange: Exchange,
     publisher: Publisher,
     *,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from learner.run_files import Published, newest_epoch, read_published, weights_folder, write_published
+from learner.run_files import PublishedVersion, newest_epoch, read_published, weights_folder, write_published
 from protocol.messages import PublishWeights
 from protocol.weights.files import write_version
 from protocol.weights.format import read_manifest, retire
@@ -60,7 +60,7 @@ class Publisher:
         started = time.perf_counter()
         if self._dtype == "bfloat16":
             shapes, tensors = rounded_shapes(shapes), rounded(shapes, tensors)
-        self.published = Published(version, tuple(line))
+        self.published = PublishedVersion(version, tuple(line))
         noted = self._aside.submit(write_published, self._run_dir, self.published)
         blank = self._take_blank()
         try:

@@ -10,13 +10,13 @@ from msgspec import Struct
 PID_FILE = "learner.pid"
 """In the run folder: pid of rank 0, for whoever wants to end the learner."""
 PUBLISHED_FILE = "published.json"
-"""In the run folder: see `Published`."""
+"""In the run folder: see `PublishedVersion`."""
 CHECKPOINTS = "checkpoints"
 """In the run folder."""
 SHARED_MEMORY = Path("/dev/shm")
 
 
-class Published(Struct, frozen=True):
+class PublishedVersion(Struct, frozen=True):
     """What a broker that loses its journal no longer knows, and generators may still serve."""
 
     version: int = 0
@@ -58,13 +58,15 @@ def write_number(path: Path, number: int) -> None:
     _write(path, str(number))
 
 
-def read_published(run_dir: Path) -> Published:
+def read_published(run_dir: Path) -> PublishedVersion:
     """What was written last; nothing where there is no file."""
     path = run_dir / PUBLISHED_FILE
-    return msgspec.json.decode(path.read_bytes(), type=Published) if path.exists() else Published()
+    return (
+        msgspec.json.decode(path.read_bytes(), type=PublishedVersion) if path.exists() else PublishedVersion()
+    )
 
 
-def write_published(run_dir: Path, published: Published) -> None:
+def write_published(run_dir: Path, published: PublishedVersion) -> None:
     """Before anybody can serve it: a version given twice would be two sets of weights."""
     _write(run_dir / PUBLISHED_FILE, msgspec.json.encode(published).decode())
 

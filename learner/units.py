@@ -10,7 +10,7 @@ RECOMMITTED = "recommitted"
 
 
 @dataclass(frozen=True)
-class Group:
+class Unit:
     """One delivery: the trajectories of a rollout group, a single one, or a window of one."""
 
     unit_id: str

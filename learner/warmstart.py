@@ -67,7 +67,7 @@ def make_tiny_model(
 
 
 @dataclass(frozen=True)
-class WarmStart:
+class WarmStartReport:
     """How a warm start went."""
 
     losses: list[float]
@@ -92,7 +92,7 @@ def warm_start(
     max_grad_norm: float = 1.0,
     validation: Sequence[Example] = (),
     stop_at: float = 1.0,
-) -> WarmStart:
+) -> WarmStartReport:
     """Supervised fine-tuning of a model folder, in place.
 
     Minimises the mean negative log-probability of the tokens to be learnt, with AdamW in float32.
@@ -134,7 +134,7 @@ def warm_start(
             if solved >= stop_at:
                 break
     model.save_pretrained(folder)
-    return WarmStart(losses, solved)
+    return WarmStartReport(losses, solved)
 
 
 @torch.no_grad()

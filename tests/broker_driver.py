@@ -1,9 +1,9 @@
-"""Drives a BrokerState with a virtual clock: what the broker's tests share."""
+"""Drives a Dispatcher with a virtual clock: what the broker's tests share."""
 
 import numpy as np
 
 from broker.config import BrokerConfig
-from broker.core.dispatch import BrokerState
+from broker.core.dispatch import Dispatcher
 from broker.journal.journal import Journal
 from broker.journal_store import JournalStore
 from broker.recovery import recover, snapshot
@@ -80,7 +80,7 @@ class Driver:
         self.lag, self.folder, self.boots = lag, folder, 0
         self.journal = None
         if folder is None:
-            self.state = BrokerState(self.config, run="run", max_policy_lag=lag, now=self.now, boot=boot)
+            self.state = Dispatcher(self.config, run="run", max_policy_lag=lag, now=self.now, boot=boot)
         else:
             self._recover()
         self.sent = {}
@@ -93,7 +93,7 @@ class Driver:
         )
         store = JournalStore(self.journal, self.config.journal.max_bytes)
         boot = str(self.boots)
-        self.state = BrokerState(
+        self.state = Dispatcher(
             self.config, run="run", max_policy_lag=self.lag, now=self.now, boot=boot, store=store
         )
         return recover(self.state.books, store, self.journal.recovered(), self.now)

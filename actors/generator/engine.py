@@ -51,7 +51,7 @@ class Sampled:
     finish_reason: FinishReason = ""
 
 
-class Engine(Protocol):
+class SamplingEngine(Protocol):
     """Token ids in; token ids, log-probabilities and versions out; weights replaced in between."""
 
     kv: KvPolicy

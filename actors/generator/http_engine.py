@@ -82,7 +82,7 @@ class _Stream:
 
 
 class HttpEngine:
-    """`actors.generator.engine.Engine` on a vLLM server.
+    """`actors.generator.engine.SamplingEngine` on a vLLM server.
 
     The server tells the versions of an answer with its last chunk only. Tokens that arrive before an update
     begins were sampled before it. A request that lives through an update keeps back what arrives from then

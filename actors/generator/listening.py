@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 MAX_WARNINGS = 100
 
-OnFrames = Callable[[list[bytes]], None]
+OnRequest = Callable[[list[bytes]], None]
 
 
 class Listener:
@@ -30,7 +30,7 @@ class Listener:
         KeysUnusable: the folder lacks keys of a generator.
     """
 
-    def __init__(self, config: GeneratorConfig, name: str, keys: Path | None, on_frames: OnFrames) -> None:
+    def __init__(self, config: GeneratorConfig, name: str, keys: Path | None, on_frames: OnRequest) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._on_frames, self._strangers = on_frames, 0
         self._guard = Guard(context, keys, "generator", name) if keys is not None else None

@@ -21,14 +21,14 @@ from pathlib import Path
 import zmq
 
 from actors.config import GeneratorConfig
-from actors.generator.engine import Engine
+from actors.generator.engine import SamplingEngine
 from actors.generator.listening import Listener, advertised, check_endpoint
 from actors.generator.model_folder import ModelFacts, read_model_facts
 from actors.generator.serving import Serving
 from actors.generator.weights.cache import Cache, cache_folder
 from actors.generator.weights.relay import relay
 from actors.generator.weights.staging import Announced, NewestWins, Stage, shared_memory
-from actors.generator.weights.updater import Updater
+from actors.generator.weights.updater import WeightUpdater
 from protocol.link import AsyncLink
 from protocol.messages import AnyMessage, Drain, Hello, Refused, WeightsReady
 from protocol.security.http_tls import access
@@ -102,8 +102,8 @@ async def _serve(
 @contextlib.asynccontextmanager
 async def _engine(
     config: GeneratorConfig, *, model: str, seed: int, facts: ModelFacts
-) -> AsyncIterator[Engine]:
-    engine: Engine
+) -> AsyncIterator[SamplingEngine]:
+    engine: SamplingEngine
     if config.backend == "http":
         from actors.generator.http_engine import HttpEngine
 
@@ -123,7 +123,7 @@ class Generator:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: SamplingEngine,
         config: GeneratorConfig,
         facts: ModelFacts,
         stage: Stage,
@@ -137,7 +137,7 @@ class Generator:
         self._stop = asyncio.Event()
         self._failure = ""
         self._serving = Serving(engine, config, facts, on_failure=self._fail)
-        self._updater = Updater(
+        self._updater = WeightUpdater(
             engine,
             NewestWins(),
             stage,

@@ -65,7 +65,7 @@ class _Held:
 
 
 @dataclass(frozen=True)
-class Rates:
+class RequestRates:
     """What happened in the last window: tokens per second, share of the time without a running request."""
 
     tokens_per_second: float = 0.0
@@ -163,15 +163,15 @@ class RequestBook:
         """Seconds without a token although requests run; 0 when none runs."""
         return now - self._moved if self._running else 0.0
 
-    def rates(self, now: float) -> Rates:
-        """Rates since the last call."""
+    def rates(self, now: float) -> RequestRates:
+        """RequestRates since the last call."""
         self._settle(now)
         since, tokens, idle = self._window
         self._window = (now, self.tokens_total, self._idle)
         seconds = now - since
         if seconds <= 0:
-            return Rates()
-        return Rates((self.tokens_total - tokens) / seconds, min(1.0, (self._idle - idle) / seconds))
+            return RequestRates()
+        return RequestRates((self.tokens_total - tokens) / seconds, min(1.0, (self._idle - idle) / seconds))
 
     def seconds(self, now: float) -> tuple[float, float]:
         """Since the start: without a running request, and in all."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from actors.config import GeneratorConfig
-from actors.generator.engine import Engine, EngineFailed, Request, RequestRefused, Sampled
+from actors.generator.engine import EngineFailed, Request, RequestRefused, Sampled, SamplingEngine
 from actors.generator.model_folder import ModelFacts
 from actors.generator.requests import HOLD_TIMEOUT_S, RequestBook, why_invalid
 from protocol.codec import Buffer, Frames, decode, encode_arrays, unpack_arrays
@@ -28,7 +28,7 @@ NOTHING = Sampled([], [], [])
 
 
 @dataclass(slots=True)
-class _Entry:
+class _RunningRequest:
     key: str
     actor: bytes
     request_id: str
@@ -46,7 +46,7 @@ class Serving:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: SamplingEngine,
         config: GeneratorConfig,
         facts: ModelFacts,
         *,
@@ -57,7 +57,7 @@ class Serving:
         self.send = send
         self._engine, self._config, self._facts = engine, config, facts
         self._on_failure = on_failure
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _RunningRequest] = {}
         self._keys: dict[tuple[bytes, str], str] = {}
         self._of_actor: Counter[bytes] = Counter()
         """Requests of each connection."""
@@ -168,7 +168,7 @@ class Serving:
             # Ids past the vocabulary never come; engines that mind them need not see them.
             stop=[i for i in message.stop_token_ids or self._facts.eos_ids if i < self._facts.vocab_size],
         )
-        entry = self._entries[key] = _Entry(key, actor, message.request_id, request)
+        entry = self._entries[key] = _RunningRequest(key, actor, message.request_id, request)
         self._keys[actor, message.request_id] = key
         self._of_actor[actor] += 1
         version, now = self._engine.version, time.monotonic()
@@ -184,11 +184,11 @@ class Serving:
         else:
             self._spawn(self._engine.abort(key))
 
-    def _abort_held(self, entry: _Entry) -> None:
+    def _abort_held(self, entry: _RunningRequest) -> None:
         self._forget(entry)
         self._reply(entry.actor, Chunk(request_id=entry.request_id, finish_reason="abort"), NOTHING)
 
-    def _start(self, entry: _Entry) -> None:
+    def _start(self, entry: _RunningRequest) -> None:
         self._spawn(self._run(entry))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -196,7 +196,7 @@ class Serving:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, entry: _Entry) -> None:
+    async def _run(self, entry: _RunningRequest) -> None:
         try:
             async for sampled in self._engine.generate(entry.request):
                 if entry.key not in self._entries:
@@ -221,7 +221,7 @@ class Serving:
             log.exception("request %s of actor %r ended by a fault", entry.request_id, entry.actor)
             self._end(entry, f"a fault of the generator: {error!r}")
 
-    def _end(self, entry: _Entry, error: str) -> None:
+    def _end(self, entry: _RunningRequest, error: str) -> None:
         self._forget(entry)
         self._refuse(entry.actor, entry.request_id, error, offset=entry.sent)
 
@@ -229,7 +229,7 @@ class Serving:
         chunk = Chunk(request_id=request_id, offset=offset, finish_reason="error", error=why[:2_000])
         self._reply(actor, chunk, NOTHING)
 
-    def _forget(self, entry: _Entry) -> None:
+    def _forget(self, entry: _RunningRequest) -> None:
         self.book.finish(entry.key, time.monotonic())
         self._keys.pop((entry.actor, entry.request_id), None)
         if self._entries.pop(entry.key, None) is not None:

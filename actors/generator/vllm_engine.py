@@ -89,7 +89,7 @@ def engine_arguments(config: GeneratorConfig, *, model: str, seed: int, cpu: boo
 
 
 class VllmEngine:
-    """`actors.generator.engine.Engine` on an AsyncLLM.
+    """`actors.generator.engine.SamplingEngine` on an AsyncLLM.
 
     With kv = "recomputed" an update drops every cached key and value: running requests are computed again
     under the next weights. With "kept" running requests go on with theirs, and a salt per version keeps

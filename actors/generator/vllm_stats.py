@@ -75,7 +75,7 @@ def stat_logger(gauges: SchedulerGauges) -> type:
     """
     from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-    class Recorder(PrometheusStatLogger):  # type: ignore[misc]
+    class StatsRecorder(PrometheusStatLogger):  # type: ignore[misc]
         def __init__(self, vllm_config: Any, engine_indexes: list[int] | None = None) -> None:
             pass
 
@@ -92,4 +92,4 @@ def stat_logger(gauges: SchedulerGauges) -> type:
         def record_admission_rejection(self, reason: str) -> None:
             pass
 
-    return Recorder
+    return StatsRecorder

@@ -19,7 +19,7 @@ from learner.metrics import Report
 from learner.publisher import Publisher
 from learner.run_files import next_epoch
 from learner.totals import Totals
-from learner.update.engine import Engine
+from learner.update.engine import TrainingEngine
 from protocol.session import Progress
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -133,7 +133,7 @@ def train(system: System, config: RunConfig, *, arm: str, settings: str, steps: 
     """One learner: evaluate, start the clock, train, stop it, evaluate what was kept on the way."""
     mode, seed = config.run.mode, config.run.seed
     learner_config = config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag})
-    engine = Engine(learner_config, model=system.model, total_steps=learner_config.steps, seed=seed)
+    engine = TrainingEngine(learner_config, model=system.model, total_steps=learner_config.steps, seed=seed)
     epoch = next_epoch(system.folder)
     link = join(
         learner_config, system.config.broker.endpoint, system.folder.name, epoch=epoch, progress=Progress

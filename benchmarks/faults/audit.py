@@ -18,7 +18,7 @@ import msgspec
 from benchmarks.faults.learner import by_checkpoint, by_log, by_metrics
 from broker.config import BrokerConfig
 from broker.core.events import AnyEvent, Committed, LearnerJoined, decode_event
-from broker.core.state import Books, process
+from broker.core.state import BrokerState, process
 from broker.core.store import Counted, SegmentKey
 from broker.errors import BrokerError
 from broker.journal.files import numbers, records
@@ -82,11 +82,11 @@ class _Index(Counted):
 
 
 class Replay:
-    """Books that have seen every record so far."""
+    """BrokerState that have seen every record so far."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self.store = _Index()
-        self.books = Books(config, self.store, 1 << 30)
+        self.books = BrokerState(config, self.store, 1 << 30)
         self.audit = Audit()
 
     def take(self, record: Record) -> None:

@@ -14,7 +14,7 @@ import zmq
 
 from benchmarks.faults.system import System
 from broker.journal.files import numbers, read_file
-from broker.journal.records import Entry, Kind, unpack_segment
+from broker.journal.records import FoundRecord, Kind, unpack_segment
 from protocol.codec import MAX_BODY_BYTES, PRELUDE, Frames, encode, encode_arrays
 from protocol.link import ThreadLink
 from protocol.messages import (
@@ -40,7 +40,7 @@ def record_segments(folder: Path, count: int) -> list[Frames]:
     for number in reversed(numbers(folder / "journal")):
         contents = read_file(folder / "journal", number)
         for item in contents.found:
-            if isinstance(item, Entry) and item.kind is Kind.SEGMENT and len(frames) < count:
+            if isinstance(item, FoundRecord) and item.kind is Kind.SEGMENT and len(frames) < count:
                 frames.append([PRELUDE, *unpack_segment(contents.record(item).payload)])
     return frames
 

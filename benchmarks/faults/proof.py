@@ -20,7 +20,7 @@ from benchmarks.faults.audit import audit
 from benchmarks.faults.table import MUST_BE_EMPTY
 from broker.config import BrokerConfig
 from broker.core.events import Committed, LearnerJoined, decode_event
-from broker.core.state import Books
+from broker.core.state import BrokerState
 from broker.journal.config import JournalConfig
 from broker.journal.files import records
 from broker.journal.journal import Journal
@@ -152,7 +152,7 @@ def _books(folder: Path, proof: Proof) -> None:
         config = JournalConfig()
         journal = Journal.open(Path(copy), run=folder.name, config=config, accept_loss=True)
         store = JournalStore(journal, config.max_bytes)
-        books = Books(BrokerConfig(), store, 1 << 30)
+        books = BrokerState(BrokerConfig(), store, 1 << 30)
         recover(books, store, journal.recovered(), now=0.0)
         proof.violation, proof.held = books.violation(), len(store)
         proof.outcomes = {name: t.segments for name, t in books.ledger.outcomes.items() if t.segments}

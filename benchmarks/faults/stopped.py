@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.faults.scene import Scene
 from benchmarks.faults.system import alive
 from broker.journal.files import Contents, numbers, read_file
-from broker.journal.records import Entry, Kind, file_name, record_head
+from broker.journal.records import FoundRecord, Kind, file_name, record_head
 
 GONE_S = 30.0
 REFUSED_S = 120.0
@@ -66,7 +66,7 @@ def half_a_record(contents: Contents, rng: random.Random) -> bytes:
 def somewhere_in_the_middle(folder: Path, rng: random.Random) -> tuple[Path, int]:
     """A byte of a record behind which there are whole ones."""
     number = rng.choice(numbers(folder))
-    entries = [item for item in read_file(folder, number).found if isinstance(item, Entry)]
+    entries = [item for item in read_file(folder, number).found if isinstance(item, FoundRecord)]
     place = rng.choice(entries[: max(1, len(entries) // 2)]).place
     return folder / file_name(number), place.offset + rng.randrange(place.nbytes)
 

@@ -14,7 +14,7 @@ import msgspec
 from benchmarks.fuzz.broker_peers import ACTORS, Peers
 from benchmarks.fuzz.engine import Choices
 from broker.config import BrokerConfig
-from broker.core.dispatch import BrokerState
+from broker.core.dispatch import Dispatcher
 from broker.core.state import Send
 from broker.journal.journal import Kind, Place, Record
 from broker.journal_store import JournalStore
@@ -56,7 +56,7 @@ class MemoryJournal:
 
 
 class BrokerTarget:
-    """`broker.core.dispatch.BrokerState` with `broker.core.state` under it, and `broker.recovery`."""
+    """`broker.core.dispatch.Dispatcher` with `broker.core.state` under it, and `broker.recovery`."""
 
     name, unit = "broker", "messages"
 
@@ -112,10 +112,10 @@ class Trial:
 
     # --- the broker -----------------------------------------------------------------------------------------
 
-    def _boot(self) -> tuple[BrokerState, JournalStore]:
+    def _boot(self) -> tuple[Dispatcher, JournalStore]:
         self._boots += 1
         store = JournalStore(self._journal, 1 << 30)  # type: ignore[arg-type]
-        state = BrokerState(
+        state = Dispatcher(
             self._config, run="r", max_policy_lag=self._lag, now=self._now, store=store, boot=str(self._boots)
         )
         return state, store
@@ -236,7 +236,7 @@ class Trial:
             assert all(encode_text), "no status"
 
 
-def _content(state: BrokerState, store: JournalStore) -> dict[str, Any]:
+def _content(state: Dispatcher, store: JournalStore) -> dict[str, Any]:
     """What must outlive the process."""
     books, assembly = state.books, state.books.assembly
     units = sorted(books.deliveries.saved(), key=lambda unit: unit.age)

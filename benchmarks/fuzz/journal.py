@@ -17,7 +17,7 @@ import msgspec
 from benchmarks.fuzz.engine import Choices, mutate_bytes, mutate_value
 from benchmarks.fuzz.messages import arrays, evaluation, group, segment
 from broker.config import BrokerConfig
-from broker.core.dispatch import BrokerState
+from broker.core.dispatch import Dispatcher
 from broker.journal.config import JournalConfig
 from broker.journal.files import ACCEPTED, LOCK, numbers, records, survey
 from broker.journal.journal import (
@@ -29,7 +29,7 @@ from broker.journal.journal import (
     unpack_dead_letter,
 )
 from broker.journal.records import (
-    Entry,
+    FoundRecord,
     Header,
     Loss,
     Record,
@@ -81,12 +81,12 @@ class JournalTarget:
         self._files = _sample(self._folder)
         self._logs = sorted(name for name in self._files if name.endswith(".log"))
         self._written: set[tuple[int, bytes]] = set()
-        self._spans: dict[str, list[Entry]] = {}
+        self._spans: dict[str, list[FoundRecord]] = {}
         for number, name in enumerate(self._logs, start=1):
             head = unpack_header(self._files[name])
             assert head is not None
             found = list(scan(self._files[name], number, head[1], head[0].first))
-            self._spans[name] = [item for item in found if isinstance(item, Entry)]
+            self._spans[name] = [item for item in found if isinstance(item, FoundRecord)]
             assert len(self._spans[name]) == len(found) > 0
             for entry in self._spans[name]:
                 place = entry.place
@@ -237,7 +237,7 @@ class JournalTarget:
 
     def _recover(self, journal: Journal) -> None:
         store = JournalStore(journal, CONFIG.max_bytes)
-        state = BrokerState(
+        state = Dispatcher(
             BrokerConfig(journal=CONFIG), run="r", max_policy_lag=4, now=0.0, store=store, boot="2"
         )
         try:
@@ -247,7 +247,7 @@ class JournalTarget:
         snapshot(state.books, store)
         self._go_on(state)
 
-    def _go_on(self, state: BrokerState) -> None:
+    def _go_on(self, state: Dispatcher) -> None:
         """What was recovered can be worked with."""
         for message in (
             Hello(role="learner", peer="L", incarnation=9, epoch=9, lineage=1),
@@ -273,7 +273,7 @@ def _sample(folder: Path) -> dict[str, bytes]:
     """The journal of a small run: three files, the later ones with a snapshot."""
     journal = Journal.open(folder, run="r", config=CONFIG)
     store = JournalStore(journal, CONFIG.max_bytes)
-    state = BrokerState(
+    state = Dispatcher(
         BrokerConfig(journal=CONFIG), run="r", max_policy_lag=4, now=0.0, store=store, boot="1"
     )
 

@@ -14,12 +14,12 @@ from benchmarks.fuzz.broker import MemoryJournal
 from benchmarks.fuzz.engine import mutate_bytes, mutate_value
 from broker.config import BrokerConfig
 from broker.core.events import decode_event
-from broker.core.state import Books
+from broker.core.state import BrokerState
 from broker.journal.records import (
     HEAD_BYTES,
     RECORD_MAGIC,
     DeadLetter,
-    Entry,
+    FoundRecord,
     JournalError,
     Kind,
     Loss,
@@ -138,7 +138,7 @@ def _records(data: bytes) -> list[Record]:
     """Of a file that is whole."""
     head = unpack_header(data)
     assert head is not None
-    found = [item for item in scan(data, 1, head[1], head[0].first) if isinstance(item, Entry)]
+    found = [item for item in scan(data, 1, head[1], head[0].first) if isinstance(item, FoundRecord)]
     return [Record(e.kind, data[e.place.offset : e.place.offset + e.place.nbytes], e.place) for e in found]
 
 
@@ -182,7 +182,7 @@ def _recover(series: list[bytes], flags: int) -> None:
     if flags & LOST:
         journal.losses = [Loss(1, 0, 1, 1, "lost")]
     store = JournalStore(journal, 1 << 30)  # type: ignore[arg-type]
-    books = Books(BrokerConfig(), store, 4, "2")
+    books = BrokerState(BrokerConfig(), store, 4, "2")
     recover(books, store, found, 1000.0)
     assert flags & ALTERED or books.violation() == "", f"the ledger does not close: {books.violation()}"
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.learner [--sizes 1M 10M 50M] [--rounds 9] [--json build/learner.json]
 
-A step is `Engine.update`: credit, batching, proximal pass where the recipe needs one, objective, DeepSpeed, metrics.
+A step is `TrainingEngine.update`: credit, batching, proximal pass where needed, objective, DeepSpeed, metrics.
 What it is compared with stands at `benchmarks.learner.arms.BareLoop`. One thread, tied to one core; both sides take
 turns, who begins alternates, and the first round warms up. Ratios are formed round by round, of wall time and of CPU
 time; medians, in brackets least and most. Beside them the least CPU time of each side over that of the other, which
@@ -28,7 +28,7 @@ from learner.config import LearnerConfig
 from learner.trajectory import Trajectory
 from learner.update.batching import Batch, MicroBatch, make_batch, make_micro_batches
 from learner.update.credit_assignment import assign_credit
-from learner.update.engine import Engine
+from learner.update.engine import TrainingEngine
 from learner.update.packing import deal_mini_batches
 
 LENGTHS = ("uniform", "long-tailed")
@@ -71,7 +71,7 @@ class Arm:
             {"zero_stage": zero_stage, "algorithm": {"updates_per_batch": updates}}
         )
         self.trajectories: list[Trajectory] = make_trajectories(lengths, SIZES[size])
-        self.engine = Engine(self.config, model=str(folder), total_steps=1000, seed=SEED)
+        self.engine = TrainingEngine(self.config, model=str(folder), total_steps=1000, seed=SEED)
         credit = assign_credit(self.config.algorithm, self.trajectories)
         self.batch = make_batch(self.trajectories, credit, current_version=0, max_policy_lag=0)
         self.mini_batches = plan(self.batch, self.config)

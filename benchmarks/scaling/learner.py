@@ -59,12 +59,12 @@ def fit(seconds: dict[int, float]) -> dict[int, float]:
 
 def _measure(length: int, repetitions: int, sender: Connection) -> None:
     from learner.config import LearnerConfig
-    from learner.update.engine import Engine
+    from learner.update.engine import TrainingEngine
 
     with tempfile.TemporaryDirectory() as name:
         _make_model(Path(name))
         config = LearnerConfig.model_validate({"zero_stage": 0})
-        engine = Engine(config, model=name, total_steps=1000, seed=0)
+        engine = TrainingEngine(config, model=name, total_steps=1000, seed=0)
         engine.update([_trajectory(LENGTHS[0])], current_version=0)
         start = _peak_mb()
         trajectories, times = [_trajectory(length)], []

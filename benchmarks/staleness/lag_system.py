@@ -33,8 +33,8 @@ from learner.metrics import Report
 from learner.publisher import Publisher
 from learner.replay.table import replay_table
 from learner.run_files import next_epoch
-from learner.units import Group
-from learner.update.engine import Engine
+from learner.units import Unit
+from learner.update.engine import TrainingEngine
 from protocol.messages import Task
 from protocol.session import Progress
 
@@ -114,7 +114,7 @@ class CountingExchange(Exchange):
     What is replayed comes later and from elsewhere; it is not in it.
     """
 
-    def collect(self, *, step: int, version: int) -> list[Group]:
+    def collect(self, *, step: int, version: int) -> list[Unit]:
         groups = super().collect(step=step, version=version)
         lags: Counter[int] = Counter()
         for trajectory in (t for group in groups for t in group.trajectories):
@@ -170,7 +170,7 @@ def train(system: System, config: RunConfig, seed: int) -> Outcome:
     """One learner from the first weights to the last step."""
     started = time.monotonic()
     learner_config = config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag})
-    engine = Engine(learner_config, model=system.model, total_steps=learner_config.steps, seed=seed)
+    engine = TrainingEngine(learner_config, model=system.model, total_steps=learner_config.steps, seed=seed)
     epoch = next_epoch(system.folder)
     folder = system.folder / f"learner-{epoch}"
     folder.mkdir()

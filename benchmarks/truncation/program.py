@@ -48,7 +48,7 @@ from learner.metrics import Report
 from learner.publisher import Publisher
 from learner.run_files import next_epoch
 from learner.totals import Totals
-from learner.update.engine import Engine
+from learner.update.engine import TrainingEngine
 from protocol.session import Progress
 
 SETTINGS = Path(__file__).with_name("truncation.toml")
@@ -101,7 +101,7 @@ def configured(arm: str, seed: int, minutes: float, overrides: Sequence[str]) ->
 def train(system: System, arm: str, config: RunConfig) -> Run:
     """One learner from the first weights until its time is up."""
     settings = config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag})
-    engine = Engine(settings, model=system.model, total_steps=settings.steps, seed=config.run.seed)
+    engine = TrainingEngine(settings, model=system.model, total_steps=settings.steps, seed=config.run.seed)
     epoch = next_epoch(system.folder)
     link = join(settings, system.config.broker.endpoint, system.folder.name, epoch=epoch, progress=Progress)
     report = Report(system.folder)

@@ -18,7 +18,7 @@ from learner.main import join
 from learner.metrics import Report
 from learner.publisher import Publisher
 from learner.run_files import next_epoch
-from learner.update.engine import Engine
+from learner.update.engine import TrainingEngine
 from protocol.session import Progress
 
 
@@ -54,7 +54,7 @@ def train(system: System, config: RunConfig, spec: Spec, started: float) -> Run:
     settings = config.learner.model_copy(
         update={"max_policy_lag": config.max_policy_lag, "steps": spec.steps, "threads": spec.threads}
     )
-    engine = Engine(settings, model=system.model, total_steps=spec.steps, seed=config.run.seed)
+    engine = TrainingEngine(settings, model=system.model, total_steps=spec.steps, seed=config.run.seed)
     epoch = next_epoch(system.folder)
     link = join(settings, system.config.broker.endpoint, system.folder.name, epoch=epoch, progress=Progress)
     report = Report(system.folder)

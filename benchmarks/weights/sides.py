@@ -136,11 +136,11 @@ class _Taking:
 
     async def take(self, told: Told) -> Taken:
         from actors.generator.weights.staging import Announced
-        from actors.generator.weights.updater import Updater
+        from actors.generator.weights.updater import WeightUpdater
 
         taken, self._load_s, self._step_s = Taken(), 0.0, 0.0
         watched = _Watched(self._stage, taken)
-        updater = Updater(self._engine, _NoQueue(), watched, RUN, on_failure=self._failed)  # type: ignore[arg-type]
+        updater = WeightUpdater(self._engine, _NoQueue(), watched, RUN, on_failure=self._failed)  # type: ignore[arg-type]
         if not await updater.update(Announced(1, told.version, told.manifest, told.sources, told.root)):
             taken.failure = self._failure or "the version was refused; see the log"
             return taken

@@ -8,7 +8,7 @@ from broker.core.admission import why_invalid
 from broker.core.events import Leased, LeaseEnded
 from broker.core.peers import Peer
 from broker.core.records import TaskRecord
-from broker.core.state import Books
+from broker.core.state import BrokerState
 from protocol.codec import Buffer
 from protocol.messages import CancelTask, LeaseTask, Segment, SegmentAck, SegmentCredit, TaskRejected
 from protocol.session import MISSED_BEATS
@@ -25,7 +25,7 @@ ABSENT_BEATS = 3 * MISSED_BEATS
 class ActorSide:
     """Who runs which task, and what becomes of the segments that come back."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: BrokerState) -> None:
         self._books = books
         self._absent_s = ABSENT_BEATS * books.config.heartbeat_s
         self._hungry: OrderedDict[str, Peer] = OrderedDict()

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from broker.core.ledger import Ledger
-from broker.core.records import Group, Outcome, Piece, Trajectory, Unit
+from broker.core.records import GroupRecord, Outcome, StoredSegment, TrajectoryRecord, Unit
 from broker.core.store import SegmentStore
 from protocol.messages import DeliveryUnit, Dropped, Segment, Task
 
@@ -19,8 +19,8 @@ class Assembly:
         self._store, self._ledger = store, ledger
         self._min_members, self._deadline_s = min_members, deadline_s
         self.mode: DeliveryUnit = "group"
-        self.trajectories: dict[str, Trajectory] = {}
-        self.groups: dict[str, Group] = {}
+        self.trajectories: dict[str, TrajectoryRecord] = {}
+        self.groups: dict[str, GroupRecord] = {}
         self._ready: list[Unit] = []
         self._dropped: list[Dropped] = []
         self._unwanted: list[str] = []
@@ -56,7 +56,7 @@ class Assembly:
             return ""
         group = self.groups.get(task.group_id)
         if group is None:
-            group = self.groups[task.group_id] = Group(task.group_id, task.group_size)
+            group = self.groups[task.group_id] = GroupRecord(task.group_id, task.group_size)
         if group.size != task.group_size:
             return (
                 f"task {task.task_id!r}: group {task.group_id!r} has size {group.size}, not {task.group_size}"
@@ -71,8 +71,10 @@ class Assembly:
         trajectory_id, tokens, action_tokens = segment.trajectory_id, segment.tokens, segment.action_tokens
         trajectory = self.trajectories.get(trajectory_id)
         if trajectory is None:
-            trajectory = self.trajectories[trajectory_id] = Trajectory(trajectory_id, task)
-        piece = Piece((trajectory_id, segment.index), tokens, action_tokens, segment.version_max, nbytes)
+            trajectory = self.trajectories[trajectory_id] = TrajectoryRecord(trajectory_id, task)
+        piece = StoredSegment(
+            (trajectory_id, segment.index), tokens, action_tokens, segment.version_max, nbytes
+        )
         self._ledger.stored.add(piece)
         trajectory.pieces.append(piece)
         trajectory.next_index += 1
@@ -97,7 +99,11 @@ class Assembly:
             self._form(trajectory, now)
 
     def restore(
-        self, trajectories: Iterable[Trajectory], groups: Iterable[Group], mode: DeliveryUnit, now: float
+        self,
+        trajectories: Iterable[TrajectoryRecord],
+        groups: Iterable[GroupRecord],
+        mode: DeliveryUnit,
+        now: float,
     ) -> None:
         """What was here in another process: deadlines begin anew, as its clock was another."""
         self.mode = mode
@@ -123,7 +129,7 @@ class Assembly:
             group.lost += 1
             self._settle(group, now)
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[StoredSegment]:
         """All that is stored and in no unit."""
         for trajectory in (*self.trajectories.values(), *(t for g in self.groups.values() for t in g.here)):
             yield from trajectory.pieces
@@ -154,7 +160,7 @@ class Assembly:
             if group.since is not None:
                 group.since += seconds
 
-    def _form(self, trajectory: Trajectory, now: float) -> None:
+    def _form(self, trajectory: TrajectoryRecord, now: float) -> None:
         """Make units of a trajectory, as far as the mode allows."""
         task = trajectory.task
         if (self.mode == "segment" or trajectory.split) and task.purpose == "train":
@@ -195,13 +201,13 @@ class Assembly:
             group.out.discard(task.task_id)
             self._settle(group, now)
 
-    def _settle(self, group: Group, now: float) -> None:
+    def _settle(self, group: GroupRecord, now: float) -> None:
         if group.since is None:
             group.since = now
         if group.settled >= group.size:
             self._conclude(group, "given_up")
 
-    def _conclude(self, group: Group, reason: str) -> None:
+    def _conclude(self, group: GroupRecord, reason: str) -> None:
         """The group will get no more members: deliver it, or say that it is dropped."""
         del self.groups[group.group_id]
         self._unwanted += sorted(group.out)
@@ -233,7 +239,7 @@ class Assembly:
             )
         )
 
-    def _discard(self, pieces: list[Piece], outcome: Outcome) -> None:
+    def _discard(self, pieces: list[StoredSegment], outcome: Outcome) -> None:
         for piece in pieces:
             self._store.drop(piece.key)
             self._ledger.settle(outcome, piece)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from broker.core.admission import is_stale
 from broker.core.ledger import Ledger
-from broker.core.records import Outcome, Piece, Unit
+from broker.core.records import Outcome, StoredSegment, Unit
 from broker.core.store import SegmentStore
 from protocol.codec import Buffer
 from protocol.version_line import VersionLine
@@ -57,7 +57,7 @@ class Deliveries:
         """All units that are not committed, in the order of becoming ready."""
         return sorted(self._units.values(), key=lambda unit: unit.age)
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[StoredSegment]:
         """Of all units that are not committed."""
         for unit in self._units.values():
             yield from unit.pieces

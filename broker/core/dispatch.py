@@ -3,8 +3,8 @@
     peer, message, raw frames, now  ->  handle  ->  [Send(peer, message, frames), ...]
     now                             ->  tick    ->  [Send(peer, message, frames), ...]
 
-`BrokerState` knows who is connected and who may say what; `ActorSide` and `LearnerSide` do the rest,
-on shared `Books`.
+`Dispatcher` knows who is connected and who may say what; `ActorSide` and `LearnerSide` do the rest,
+on shared `BrokerState`.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from broker.core.admission import why_tasks_invalid
 from broker.core.events import GroupClosed
 from broker.core.learner_side import LearnerSide
 from broker.core.peers import MAX_PEERS, Peer
-from broker.core.state import Books, Send
+from broker.core.state import BrokerState, Send
 from broker.core.store import MemoryStore, SegmentStore
 from protocol.codec import MAX_BODY_BYTES, MAX_HEADER_BYTES, Buffer
 from protocol.messages import (
@@ -54,7 +54,7 @@ SENDERS: dict[type, str] = {
 }
 
 
-class BrokerState:
+class Dispatcher:
     """The whole broker.
 
     Args:
@@ -64,7 +64,7 @@ class BrokerState:
         boot: a part of lease ids, to be another one with each start of the process.
 
     Example:
-        >>> state = BrokerState(BrokerConfig(), run="r", max_policy_lag=4, now=0.0)
+        >>> state = Dispatcher(BrokerConfig(), run="r", max_policy_lag=4, now=0.0)
         >>> hello = Hello(role="actor", peer="a", incarnation=1)
         >>> [type(action.message).__name__ for action in state.handle("a", hello, [], 0.0)]
         ['Welcome', 'Generators', 'SegmentCredit']
@@ -83,7 +83,7 @@ class BrokerState:
         boot: str = "",
     ) -> None:
         self.config, self.run = config, run
-        self.books = Books(config, MemoryStore() if store is None else store, max_policy_lag, boot)
+        self.books = BrokerState(config, MemoryStore() if store is None else store, max_policy_lag, boot)
         self.actors = ActorSide(self.books)
         self.learners = LearnerSide(self.books)
         self.offered: list[GeneratorInfo] = []

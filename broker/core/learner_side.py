@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from broker.core.events import Committed, Delivered, LearnerJoined, Published, Released, TasksPut, UnitDropped
 from broker.core.peers import Peer
 from broker.core.recent import Recent
-from broker.core.state import Books, process
+from broker.core.state import BrokerState, process
 from broker.errors import BrokerError, TryLater
 from protocol.codec import MAX_HEADER_BYTES
 from protocol.messages import (
@@ -40,7 +40,7 @@ REMIND_S = 5.0
 class LearnerSide:
     """The one live learner, what it is owed, and the newest policy version."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: BrokerState) -> None:
         self._books = books
         self.learner: Peer | None = None
         self._asked_at = self._failed_at = -math.inf

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from broker.core.records import Outcome, Piece
+from broker.core.records import Outcome, StoredSegment
 
 OUTCOMES: dict[Outcome, str] = {
     "trained": "committed by the learner: entered a gradient",
@@ -27,18 +27,18 @@ class Tally:
     tokens: int = 0
     action_tokens: int = 0
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: StoredSegment) -> None:
         self.segments += 1
         self.tokens += piece.tokens
         self.action_tokens += piece.action_tokens
 
-    def add_all(self, pieces: Sequence[Piece]) -> None:
+    def add_all(self, pieces: Sequence[StoredSegment]) -> None:
         for piece in pieces:
             self.tokens += piece.tokens
             self.action_tokens += piece.action_tokens
         self.segments += len(pieces)
 
-    def remove(self, piece: Piece) -> None:
+    def remove(self, piece: StoredSegment) -> None:
         self.segments -= 1
         self.tokens -= piece.tokens
         self.action_tokens -= piece.action_tokens
@@ -116,10 +116,10 @@ class Ledger:
 
     Example:
         >>> ledger = Ledger()
-        >>> ledger.stored.add(Piece(("t.0", 0), 5, 2, 1, 100))
+        >>> ledger.stored.add(StoredSegment(("t.0", 0), 5, 2, 1, 100))
         >>> ledger.held_tokens
         5
-        >>> ledger.settle("trained", Piece(("t.0", 0), 5, 2, 1, 100)); ledger.held_tokens
+        >>> ledger.settle("trained", StoredSegment(("t.0", 0), 5, 2, 1, 100)); ledger.held_tokens
         0
     """
 
@@ -146,16 +146,16 @@ class Ledger:
         """Segments that should be in the store now."""
         return self.stored.segments - sum(tally.segments for tally in self.outcomes.values())
 
-    def settle(self, outcome: Outcome, *pieces: Piece) -> None:
+    def settle(self, outcome: Outcome, *pieces: StoredSegment) -> None:
         """These pieces have left the broker for good."""
         self.outcomes[outcome].add_all(pieces)
 
-    def unsettle(self, outcome: Outcome, piece: Piece) -> None:
+    def unsettle(self, outcome: Outcome, piece: StoredSegment) -> None:
         """It comes back: the step that had it is no part of the lineage any more."""
         self.outcomes[outcome].remove(piece)
         self.rolled_back.add(piece)
 
-    def difference(self, pieces: Iterable[Piece]) -> str:
+    def difference(self, pieces: Iterable[StoredSegment]) -> str:
         """What is wrong, if what is held are not the tokens that the sums say; "" if they are."""
         tokens = sum(piece.tokens for piece in pieces)
         if tokens == self.held_tokens:

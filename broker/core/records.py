@@ -15,7 +15,7 @@ Outcome = Literal[
 ]
 
 
-class Piece(Struct, frozen=True, array_like=True):
+class StoredSegment(Struct, frozen=True, array_like=True):
     """One stored segment, as far as the broker needs to know it."""
 
     key: SegmentKey
@@ -50,12 +50,12 @@ class TaskRecord(Struct):
         return f"{self.task.task_id}.{self.attempt}"
 
 
-class Trajectory(Struct):
+class TrajectoryRecord(Struct):
     """A trajectory as it arrives. ``pieces`` are those not yet part of a unit."""
 
     trajectory_id: str
     task: Task
-    pieces: list[Piece] = []
+    pieces: list[StoredSegment] = []
     next_index: int = 0
     tokens: int = 0
     action_tokens: int = 0
@@ -70,13 +70,13 @@ class Trajectory(Struct):
         return self.action_tokens if self.closed and not self.failed else 0
 
 
-class Group(Struct):
+class GroupRecord(Struct):
     """A rollout group: members still out, members here, and how many others there were."""
 
     group_id: str
     size: int
     out: set[str] = set()
-    here: list[Trajectory] = []
+    here: list[TrajectoryRecord] = []
     taken: int = 0
     lost: int = 0
     since: float | None = None
@@ -93,7 +93,7 @@ class Unit(Struct):
     unit_id: str
     group_id: str
     purpose: Purpose
-    pieces: list[Piece]
+    pieces: list[StoredSegment]
     trajectories: int
     complete: bool
     context: bool = False

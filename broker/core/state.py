@@ -24,10 +24,10 @@ from broker.core.events import (
 )
 from broker.core.ledger import Ledger
 from broker.core.peers import Peers
-from broker.core.records import Outcome, Piece, TaskRecord
+from broker.core.records import Outcome, StoredSegment, TaskRecord
 from broker.core.store import SegmentStore
-from broker.core.tasks import UNWANTED, TaskBook
-from broker.errors import BooksBroken
+from broker.core.tasks import UNWANTED, TaskQueue
+from broker.errors import StateBroken
 from protocol.codec import Buffer
 from protocol.messages import AnyMessage, CancelTask, Dropped, Hello, Refused, Segment, Task
 from protocol.version_line import VersionLine
@@ -44,8 +44,8 @@ class Send(Struct, frozen=True):
     frames: Sequence[tuple[bytes, Buffer]] = ()
 
 
-class Books:
-    """Shared by the parts of `broker.core.dispatch.BrokerState`.
+class BrokerState:
+    """Shared by the parts of `broker.core.dispatch.Dispatcher`.
 
     What lasts (tasks, trajectories, groups, units, ledger, lineage, weights) changes by `happen` and `store_segment`
     only, each of which leaves a record in the store; peers and credit change freely, and are lost with the process.
@@ -59,7 +59,7 @@ class Books:
         self.ledger = Ledger()
         self.peers = Peers()
         self.flow = SegmentFlow(config)
-        self.tasks = TaskBook(
+        self.tasks = TaskQueue(
             self.ledger,
             lease_s=config.task_lease_s,
             max_attempts=config.max_attempts,
@@ -88,7 +88,7 @@ class Books:
         """Apply an event and record it; returns texts of what was wrong with it, to be told to who caused it.
 
         Raises:
-            BooksBroken: the event could not be applied; the books are not to be trusted any more, the journal is.
+            StateBroken: the event could not be applied; the books are not to be trusted any more, the journal is.
         """
         wrong = self.apply(event, now)
         try:
@@ -101,7 +101,7 @@ class Books:
         """Let the next segment of a leased task in, and record it; `happen`'s twin.
 
         Raises:
-            BooksBroken: see there.
+            StateBroken: see there.
         """
         key = (segment.trajectory_id, segment.index)
         try:
@@ -242,7 +242,7 @@ class Books:
 
     # --- views --------------------------------------------------------------------------------------------
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[StoredSegment]:
         """All segments that have no outcome yet."""
         yield from self.assembly.pieces()
         yield from self.deliveries.pieces()
@@ -300,8 +300,8 @@ class Books:
         return notices
 
 
-def _broken(what: str, error: Exception) -> BooksBroken:
-    return BooksBroken(f"{what} could not be applied: {error!r}")
+def _broken(what: str, error: Exception) -> StateBroken:
+    return StateBroken(f"{what} could not be applied: {error!r}")
 
 
 def process(hello: Hello) -> tuple[str, int, int]:

@@ -18,7 +18,7 @@ UNWANTED = -1
 A = TypeVar("A")
 
 
-class TaskBook:
+class TaskQueue:
     """All tasks that are not over, and a bounded memory of those that are.
 
     Args:

@@ -12,7 +12,7 @@ import msgspec
 
 from broker.journal.records import (
     HEAD_BYTES,
-    Entry,
+    FoundRecord,
     Header,
     JournalError,
     Kind,
@@ -37,12 +37,12 @@ class Contents(NamedTuple):
     number: int
     header: Header | None
     data: bytes
-    found: list[Entry | Loss]
+    found: list[FoundRecord | Loss]
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[FoundRecord]:
         """Whole records."""
-        return [item for item in self.found if isinstance(item, Entry)]
+        return [item for item in self.found if isinstance(item, FoundRecord)]
 
     @property
     def losses(self) -> list[Loss]:
@@ -55,7 +55,7 @@ class Contents(NamedTuple):
         last = self.found[-1] if self.found else None
         return last if isinstance(last, Loss) and last.torn else None
 
-    def record(self, entry: Entry) -> Record:
+    def record(self, entry: FoundRecord) -> Record:
         """A record with its payload."""
         place = entry.place
         return Record(entry.kind, self.data[place.offset : place.offset + place.nbytes], place)
@@ -138,7 +138,7 @@ def records(folder: Path) -> Iterator[Record | Loss]:
     newest = max(numbers(folder), default=0)
     for contents in each_file(folder):
         for item in contents.found:
-            if isinstance(item, Entry):
+            if isinstance(item, FoundRecord):
                 yield contents.record(item)
             else:
                 yield item._replace(torn=item.torn and contents.number >= newest)
@@ -234,7 +234,7 @@ def _note(here: Survey, losses: list[Loss], contents: Contents, expected: int | 
         here.runs.add(contents.header.run)
         expected = contents.header.first
     for item in contents.found:
-        if isinstance(item, Entry):
+        if isinstance(item, FoundRecord):
             expected = item.number + 1
             here.snapshot = item.place if item.kind is Kind.SNAPSHOT else here.snapshot
         elif not item.torn:

@@ -67,7 +67,7 @@ class Header(NamedTuple):
     previous_nbytes: int
 
 
-class Entry(NamedTuple):
+class FoundRecord(NamedTuple):
     """A whole record found in a file; ``number`` counts all records of the journal from 0."""
 
     number: int
@@ -186,12 +186,14 @@ def payload_at(data: bytes, place: Place) -> bytes:
     return data[HEAD_BYTES:]
 
 
-def scan(data: bytes, file: int, offset: int, number: int | None = None) -> Iterator[Entry | Loss]:
+def scan(data: bytes, file: int, offset: int, number: int | None = None) -> Iterator[FoundRecord | Loss]:
     """The records from ``offset`` on, the first of which has this ``number``, and what is not whole among them."""
     while offset < len(data):
         found = record_at(data, offset)
         if found is not None and number in (None, found[0]):
-            yield Entry(found[0], found[1], Place(file, offset + HEAD_BYTES, found[2] - offset - HEAD_BYTES))
+            yield FoundRecord(
+                found[0], found[1], Place(file, offset + HEAD_BYTES, found[2] - offset - HEAD_BYTES)
+            )
             number, offset = found[0] + 1, found[2]
             continue
         loss, number = _loss(data, file, offset, number)

@@ -29,7 +29,7 @@ MAX_UNSYNCED = 8
 
 
 @dataclass(slots=True)
-class Group:
+class WriteGroup:
     """Bytes that are written together: whole records of one file, one behind the other."""
 
     file: int
@@ -65,12 +65,12 @@ class Writer:
         """``newest``: the file to go on in; with a ``header``, the one to begin."""
         self._folder, self._lock, self._on_durable = folder, lock, on_durable
         self._synced_mode, self._interval_s = config.durability == "synced", config.sync_interval_s
-        self._fresh: list[Group] = []
+        self._fresh: list[WriteGroup] = []
         """Added since the last `flush`; of no concern to the thread."""
         self._guard = threading.Condition()
         """Over what both threads change: everything below."""
         self._syncing = threading.Lock()
-        self._pending: deque[Group] = deque()
+        self._pending: deque[WriteGroup] = deque()
         self._open: list[tuple[int, int]] = []
         """Number and descriptor of the file written to, and before it of those that are not synced to their end."""
         self._count = self._written = self._synced = 0
@@ -114,7 +114,7 @@ class Writer:
     def add(self, file: int, start: int, parts: tuple[Buffer, ...], nbytes: int, records: int = 1) -> None:
         """``nbytes`` for that place of a file, behind everything added before."""
         if not self._fresh or self._fresh[-1].file != file:
-            self._fresh.append(Group(file, start, [], 0, self._count))
+            self._fresh.append(WriteGroup(file, start, [], 0, self._count))
         group = self._fresh[-1]
         group.parts += parts
         group.nbytes += nbytes
@@ -214,7 +214,7 @@ class Writer:
         else:
             self._blocked, self._retry_at = "", 0.0
 
-    def _take(self) -> Group | None:
+    def _take(self) -> WriteGroup | None:
         with self._guard:
             if not self._pending:
                 return None
@@ -229,7 +229,7 @@ class Writer:
         with self._guard:
             self._open.append((file, fd))
 
-    def _write_group(self, group: Group, fd: int) -> None:
+    def _write_group(self, group: WriteGroup, fd: int) -> None:
         parts = group.parts if not group.done else []
         for first in range(0, len(parts), MAX_PARTS):
             some = parts[first : first + MAX_PARTS]

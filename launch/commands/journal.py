@@ -14,7 +14,7 @@ import msgspec
 from broker.journal.files import Contents, each_file, numbers, survey
 from broker.journal.opening import accept_losses
 from broker.journal.records import (
-    Entry,
+    FoundRecord,
     JournalError,
     Kind,
     Loss,
@@ -119,7 +119,7 @@ def shown(folder: Path, trajectory: str | None = None, kind: str | None = None) 
                     yield f"{item.number:>9}  {item.kind.name:8}  {text}"
 
 
-def _text(entry: Entry, payload: bytes, trajectory: str | None) -> str | None:
+def _text(entry: FoundRecord, payload: bytes, trajectory: str | None) -> str | None:
     """What a record says; None if it does not concern that trajectory."""
     match entry.kind:
         case Kind.SEGMENT:

@@ -19,7 +19,7 @@ from protocol.weights.format import layout
 DTYPES = {"i4": "I32", "i8": "I64", "u1": "U8", "f4": "F32", "f8": "F64"}
 
 
-class Piece(NamedTuple):
+class PlacedSegment(NamedTuple):
     """A segment without its arrays, and where it stands."""
 
     segment: Segment
@@ -60,13 +60,13 @@ def export(folder: Path, out: Path, format_: str, only: Collection[str] | None =
     )
 
 
-def trajectories(folder: Path, only: Collection[str] | None = None) -> dict[str, list[Piece]]:
+def trajectories(folder: Path, only: Collection[str] | None = None) -> dict[str, list[PlacedSegment]]:
     """The segments of each trajectory, by index; trajectories as they began.
 
     Raises:
         JournalError: there is no journal, or it holds what is no segment.
     """
-    found: dict[str, dict[int, Piece]] = {}
+    found: dict[str, dict[int, PlacedSegment]] = {}
     for contents in each_file(folder):
         for entry in contents.entries:
             if entry.kind is not Kind.SEGMENT:
@@ -78,18 +78,20 @@ def trajectories(folder: Path, only: Collection[str] | None = None) -> dict[str,
                     f"{folder}, record {entry.number}: {error}; another version wrote it"
                 ) from None
             if only is None or segment.trajectory_id in only:
-                found.setdefault(segment.trajectory_id, {})[segment.index] = Piece(segment, entry.place)
+                found.setdefault(segment.trajectory_id, {})[segment.index] = PlacedSegment(
+                    segment, entry.place
+                )
     return {name: [held[index] for index in sorted(held)] for name, held in found.items()}
 
 
-def is_complete(held: list[Piece]) -> bool:
+def is_complete(held: list[PlacedSegment]) -> bool:
     """Whether a trajectory has ended, and none of its segments is missing."""
     return [piece.segment.index for piece in held] == list(range(len(held))) and held[
         -1
     ].segment.status != "unfinished"
 
 
-def _arrays(folder: Path, piece: Piece) -> Arrays:
+def _arrays(folder: Path, piece: PlacedSegment) -> Arrays:
     try:
         return unpack_arrays(piece.segment.arrays, unpack_segment(read_place(folder, piece.place))[1])
     except ProtocolError as error:
@@ -99,13 +101,13 @@ def _arrays(folder: Path, piece: Piece) -> Arrays:
 # --- JSON Lines ---------------------------------------------------------------------------------------------
 
 
-def write_jsonl(folder: Path, found: dict[str, list[Piece]], file: IO[bytes]) -> None:
+def write_jsonl(folder: Path, found: dict[str, list[PlacedSegment]], file: IO[bytes]) -> None:
     """One line per trajectory: what it is, and its arrays, segments one behind the other."""
     for held in found.values():
         file.write(msgspec.json.encode(_line(held, [_arrays(folder, piece) for piece in held])) + b"\n")
 
 
-def _line(held: list[Piece], arrays: list[Arrays]) -> dict[str, Any]:
+def _line(held: list[PlacedSegment], arrays: list[Arrays]) -> dict[str, Any]:
     first, last = held[0].segment, held[-1].segment
     names = dict.fromkeys(name for part in arrays for name in part)
     turns = {
@@ -143,7 +145,7 @@ def _line(held: list[Piece], arrays: list[Arrays]) -> dict[str, Any]:
 # --- safetensors --------------------------------------------------------------------------------------------
 
 
-def write_safetensors(folder: Path, found: dict[str, list[Piece]], file: IO[bytes]) -> None:
+def write_safetensors(folder: Path, found: dict[str, list[PlacedSegment]], file: IO[bytes]) -> None:
     """Every array of every segment, as `TRAJECTORY/INDEX/NAME`; the widest first, so that all are aligned."""
     tensors = [
         (f"{name}/{piece.segment.index}/{spec.name}", piece, spec)
@@ -158,7 +160,7 @@ def write_safetensors(folder: Path, found: dict[str, list[Piece]], file: IO[byte
         file.write(data)
 
 
-def _data(folder: Path, wanted: list[tuple[Piece, str]]) -> Iterator[bytes]:
+def _data(folder: Path, wanted: list[tuple[PlacedSegment, str]]) -> Iterator[bytes]:
     place, arrays = None, Arrays()
     for piece, name in wanted:
         if piece.place != place:

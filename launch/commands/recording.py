@@ -21,7 +21,7 @@ class RecordingError(LaunchError):
 
 
 @dataclass
-class Batch:
+class RecordedBatch:
     """What one step committed."""
 
     version: int = -1
@@ -47,7 +47,7 @@ class Recording:
     folder: Path
     unit: str = "group"
     """What was delivered as a whole."""
-    batches: dict[int, Batch] = field(default_factory=dict)
+    batches: dict[int, RecordedBatch] = field(default_factory=dict)
     places: dict[SegmentKey, Place] = field(default_factory=dict)
     """In the order in which they came."""
     lengths: dict[str, int] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Recording:
 
     def _committed(self, event: Committed) -> None:
         """Also one that was lost and is said again, by its own process or by a later one."""
-        batch = self.batches.setdefault(event.step, Batch())
+        batch = self.batches.setdefault(event.step, RecordedBatch())
         batch.version = max(batch.version, event.version)
         batch.trained |= dict.fromkeys(event.trained)
         batch.dropped |= dict.fromkeys(event.dropped)

@@ -17,7 +17,7 @@ from launch.commands.journal_export import export
 from launch.errors import LaunchError
 from launch.plan.model import WARM_UP_STEPS, setting_of
 from launch.plan.probe import Probe, probe
-from launch.plan.rates import Rates
+from launch.plan.rates import MeasuredRates
 from launch.plan.reading import Seen, read, turn_lengths
 from launch.processes import stop
 from launch.run_file.keys_folder import http_keys, prepare_keys
@@ -46,7 +46,7 @@ class TooSlow(LaunchError):
     """Too little happened to measure anything."""
 
 
-def calibrate(config: RunConfig, seconds: float, panel: Panel) -> Rates:
+def calibrate(config: RunConfig, seconds: float, panel: Panel) -> MeasuredRates:
     """The rates of the system that a run file describes, measured on this machine.
 
     Raises:
@@ -91,7 +91,7 @@ class _Calibration:
         self._http_keys = http_keys(config, self._keys)
         self._starts: dict[str, float] = {}
 
-    def measure(self, seconds: float, sync: bool) -> Rates:
+    def measure(self, seconds: float, sync: bool) -> MeasuredRates:
         self._start()
         warm_up = WARM_UP_STEPS + self._config.max_policy_lag
         self._until(warm_up, deadline_s=self._config.learner.start_timeout_s)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from launch.errors import ConfigError
-from launch.plan.model import Outcome, setting_of, simulate
+from launch.plan.model import Prediction, setting_of, simulate
 from launch.plan.parts import Setting
-from launch.plan.rates import SETTING, Measured, Rates
+from launch.plan.rates import SETTING, Measured, MeasuredRates
 from launch.plan.rates_file import check_overrides, format_rates, load_rates
 from launch.run_file.sections import RunConfig
 
@@ -76,7 +76,9 @@ def calibrate_to(path: Path, seconds: float, config: RunConfig) -> None:
         ) from None
     with contextlib.redirect_stdout(sys.stderr), Panel() as panel:  # stdout is for the plan
         rates = calibrate(config, seconds, panel)
-    heading = ["Rates for `offbeat plan`, measured by --calibrate; docs/capacity.md explains the fields."]
+    heading = [
+        "MeasuredRates for `offbeat plan`, measured by --calibrate; docs/capacity.md explains the fields."
+    ]
     path.write_text(format_rates(rates, heading), encoding="utf-8")
 
 
@@ -121,7 +123,7 @@ def above_0(option: str, value: int) -> int:
     return value
 
 
-def check(rates: Rates, planned: Setting) -> Outcome:
+def check(rates: MeasuredRates, planned: Setting) -> Prediction:
     """The run that the rates were measured in, predicted."""
     measured = rates.measured
     assert measured is not None
@@ -130,7 +132,7 @@ def check(rates: Rates, planned: Setting) -> Outcome:
     return simulate(rates, replace(planned, sync=sync, shared=True, join_every_s=0.0, **known))
 
 
-def warnings(rates: Rates, settings: Sequence[Setting]) -> Iterator[str]:
+def warnings(rates: MeasuredRates, settings: Sequence[Setting]) -> Iterator[str]:
     """Where the prediction goes beyond what was measured."""
     most = max(point.sequences for point in rates.generator.decode)
     asked = max(min(s.max_num_seqs, -(-s.actors * s.concurrent_episodes // s.generators)) for s in settings)
@@ -152,9 +154,9 @@ def warnings(rates: Rates, settings: Sequence[Setting]) -> Iterator[str]:
 
 def show(
     path: Path,
-    rows: Sequence[tuple[Setting, Outcome]],
+    rows: Sequence[tuple[Setting, Prediction]],
     measured: Measured | None,
-    checked: Outcome | None,
+    checked: Prediction | None,
     notes: Sequence[str],
 ) -> None:
     """Tables on the terminal."""
@@ -179,7 +181,7 @@ HEAD = (
 )  # fmt: skip
 
 
-def row(setting: Setting, outcome: Outcome) -> tuple[str, ...]:
+def row(setting: Setting, outcome: Prediction) -> tuple[str, ...]:
     """A line of the table."""
     return (
         str(setting.generators),
@@ -198,7 +200,7 @@ def row(setting: Setting, outcome: Outcome) -> tuple[str, ...]:
     )
 
 
-def compared(measured: Measured, predicted: Outcome) -> Iterator[tuple[str, ...]]:
+def compared(measured: Measured, predicted: Prediction) -> Iterator[tuple[str, ...]]:
     """Measured beside predicted; of shares the difference."""
     for name, title in COMPARED.items():
         was, would = getattr(measured, name), getattr(predicted, name)
@@ -227,8 +229,8 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 def as_json(
     path: Path,
     measured: Measured | None,
-    rows: Sequence[tuple[Setting, Outcome]],
-    checked: Outcome | None,
+    rows: Sequence[tuple[Setting, Prediction]],
+    checked: Prediction | None,
     notes: Sequence[str],
 ) -> dict[str, Any]:
     """The same for programs."""

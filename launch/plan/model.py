@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from launch.errors import ConfigError
 from launch.plan.parts import Setting
-from launch.plan.rates import Rates
+from launch.plan.rates import MeasuredRates
 from launch.plan.simulation import Simulation
 from launch.run_file.sections import RunConfig
 
@@ -13,7 +13,7 @@ WARM_UP_STEPS = 5
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Prediction:
     """What came of it, from the first step after the warm-up to the last."""
 
     seconds: float
@@ -62,7 +62,7 @@ def setting_of(config: RunConfig) -> Setting:
     )
 
 
-def simulate(rates: Rates, setting: Setting) -> Outcome:
+def simulate(rates: MeasuredRates, setting: Setting) -> Prediction:
     """Run it past the warm-up, and measure.
 
     The warm-up is `WARM_UP_STEPS` and the lag bound, and lasts until all have joined.
@@ -108,12 +108,12 @@ def _snapshot(simulation: Simulation) -> _Snapshot:
     )
 
 
-def _outcome(setting: Setting, before: _Snapshot, after: _Snapshot, first: float) -> Outcome:
+def _outcome(setting: Setting, before: _Snapshot, after: _Snapshot, first: float) -> Prediction:
     seconds = max(1e-12, after.now - before.now)
     lags = after.trained - before.trained
     trained, old = sum(lags.values()), after.old - before.old
     served = max(1e-12, after.served_s - before.served_s)
-    return Outcome(
+    return Prediction(
         seconds=after.now - before.now,
         steps_per_second=(after.steps - before.steps) / seconds,
         trained_tokens_per_second=trained / seconds,

@@ -11,7 +11,7 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
-from launch.plan.rates import EpisodeRates, GeneratorRates, Rates
+from launch.plan.rates import EpisodeRates, GeneratorRates, MeasuredRates
 
 EPSILON = 1e-9
 
@@ -44,7 +44,7 @@ class Setting:
 
 
 @dataclass(slots=True)
-class Turn:
+class SimulatedTurn:
     """One turn of an episode: tokens read, tokens sampled, seconds until the next turn may be asked for."""
 
     read: int
@@ -53,11 +53,11 @@ class Turn:
 
 
 @dataclass(slots=True, eq=False)
-class Episode:
+class SimulatedEpisode:
     """One trajectory, drawn before it begins, so that a plan for other hardware has the same work."""
 
-    group: "Group"
-    turns: list[Turn]
+    group: "SimulatedUnit"
+    turns: list[SimulatedTurn]
     min_version: int = 0
     trained: bool = True
     """False: a baseline for the others of its group."""
@@ -79,11 +79,11 @@ class Episode:
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class SimulatedUnit:
     """What the learner gets as a whole: a rollout group, or one trajectory."""
 
     index: int
-    episodes: list[Episode] = field(default_factory=list)
+    episodes: list[SimulatedEpisode] = field(default_factory=list)
     out: int = 0
     """Episodes that have not ended."""
     newest: int = -1
@@ -94,24 +94,24 @@ class Group:
         return sum(episode.tokens for episode in self.episodes)
 
 
-def between(rates: Rates, setting: Setting) -> float:
+def between(rates: MeasuredRates, setting: Setting) -> float:
     """Seconds that a turn waits for its actor: in a queue, which is shorter with fewer episodes than were measured."""
     measured = rates.measured.concurrent_episodes if rates.measured is not None else 0
     share = setting.concurrent_episodes / measured if measured else 1.0
     return rates.episode.between_seconds * min(1.0, share)
 
 
-def draw_turns(rates: EpisodeRates, rng: random.Random, between: float) -> list[Turn]:
+def draw_turns(rates: EpisodeRates, rng: random.Random, between: float) -> list[SimulatedTurn]:
     """The turns of one episode, which wait ``between`` seconds beside their tools."""
     turns = []
     for n in range(rates.turns.draw_count(rng, 1)):
         read = (rates.observation_tokens if n else rates.prompt_tokens).draw_count(rng, 0)
         sampled = rates.turn_tokens.draw_count(rng, 1)
-        turns.append(Turn(read, sampled, rates.tool_seconds.draw(rng) + between))
+        turns.append(SimulatedTurn(read, sampled, rates.tool_seconds.draw(rng) + between))
     return turns
 
 
-class Generator:
+class SimulatedGenerator:
     """One generator process.
 
     Args:
@@ -132,9 +132,9 @@ class Generator:
         self.sampled = 0
         self._at, self._count, self._debt = now, 0.0, 0.0
         self._switches: list[tuple[float, int]] = [(0.0, version)]
-        self._running: list[tuple[float, int, Episode]] = []
-        self._waiting: deque[Episode] = deque()
-        self._held: list[Episode] = []
+        self._running: list[tuple[float, int, SimulatedEpisode]] = []
+        self._waiting: deque[SimulatedEpisode] = deque()
+        self._held: list[SimulatedEpisode] = []
         self._order = 0
         self._steps: dict[int, float] = {}
 
@@ -161,7 +161,7 @@ class Generator:
         if self._running:
             self._count += (work - paid) / self._step_s()
 
-    def ask(self, episode: Episode, now: float) -> None:
+    def ask(self, episode: SimulatedEpisode, now: float) -> None:
         """The next turn of an episode is asked for."""
         self.advance(now)
         if episode.min_version > self.version:
@@ -170,7 +170,7 @@ class Generator:
             self._waiting.append(episode)
         self._fill()
 
-    def end(self, now: float) -> list[Episode]:
+    def end(self, now: float) -> list[SimulatedEpisode]:
         """The turns that have ended by now; the earliest under way is one of them."""
         self.advance(now)
         if self._running:
@@ -220,7 +220,7 @@ class Generator:
             heapq.heappush(self._running, (self._count + turn.sampled, self._order, episode))
         self.stamp += 1
 
-    def _note(self, episode: Episode) -> None:
+    def _note(self, episode: SimulatedEpisode) -> None:
         """Tokens of the turn that has ended, by version."""
         sampled = episode.turns[episode.turn].sampled
         first = bisect.bisect_right(self._switches, (episode.begun, 1 << 60)) - 1

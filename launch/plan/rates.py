@@ -215,7 +215,7 @@ SETTING = (
 """Of what was measured, what the run was set to; names are those of a plan's settings."""
 
 
-class Rates(Section):
+class MeasuredRates(Section):
     """A rates file."""
 
     generator: GeneratorRates

@@ -8,10 +8,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from launch.errors import ConfigError
-from launch.plan.rates import Rates
+from launch.plan.rates import MeasuredRates
 
 
-def load_rates(path: Path, overrides: Sequence[str] = ()) -> Rates:
+def load_rates(path: Path, overrides: Sequence[str] = ()) -> MeasuredRates:
     """Read a rates file; ``overrides`` as `learner.step_seconds=0.5`.
 
     Raises:
@@ -37,10 +37,10 @@ def check_overrides(overrides: Sequence[str]) -> None:
         _set({}, override)
 
 
-def check_rates(data: dict[str, Any], source: str) -> Rates:
+def check_rates(data: dict[str, Any], source: str) -> MeasuredRates:
     """Validate the content of a rates file; see `load_rates`."""
     try:
-        return Rates.model_validate(data)
+        return MeasuredRates.model_validate(data)
     except ValidationError as error:
         lines = [_explain(e, source) for e in error.errors()]
     raise ConfigError("\n".join(lines))
@@ -70,7 +70,7 @@ def _explain(error: Any, source: str) -> str:
     place = ".".join(str(part) for part in error["loc"]) or "(top level)"
     match error["type"]:
         case "extra_forbidden":
-            section: Any = Rates
+            section: Any = MeasuredRates
             for part in error["loc"][:-1]:
                 field = section.model_fields.get(part) if hasattr(section, "model_fields") else None
                 section = getattr(field, "annotation", None) if field else None
@@ -86,7 +86,7 @@ def _explain(error: Any, source: str) -> str:
             return f"{source}: {place}: {error['msg'].removeprefix('Value error, ')}, got {error['input']!r}"
 
 
-def format_rates(rates: Rates, heading: Sequence[str] = ()) -> str:
+def format_rates(rates: MeasuredRates, heading: Sequence[str] = ()) -> str:
     """As a TOML file that `load_rates` reads.
 
     Example:

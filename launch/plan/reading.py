@@ -7,7 +7,7 @@ from typing import Any
 
 from launch.plan.parts import Setting
 from launch.plan.probe import Probe
-from launch.plan.rates import SETTING, Law, Measured, Rates, SharingRates
+from launch.plan.rates import SETTING, Law, Measured, MeasuredRates, SharingRates
 from launch.plan.rates_file import check_rates
 
 QUANTILES = 40
@@ -38,7 +38,7 @@ class Seen:
     """Of the machine."""
 
 
-def read(seen: Seen, probe: Probe, setting: Setting, *, run: str, machine: str) -> Rates:
+def read(seen: Seen, probe: Probe, setting: Setting, *, run: str, machine: str) -> MeasuredRates:
     """The rates of a run."""
     episode = episode_rates(seen, setting)
     generator = generator_rates(seen, probe)

@@ -14,12 +14,19 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from launch.plan.parts import Episode, Generator, Group, Setting, between, draw_turns
-from launch.plan.rates import Rates
+from launch.plan.parts import (
+    Setting,
+    SimulatedEpisode,
+    SimulatedGenerator,
+    SimulatedUnit,
+    between,
+    draw_turns,
+)
+from launch.plan.rates import MeasuredRates
 
 
 @dataclass
-class Ledger:
+class SimulatedLedger:
     """Action tokens by what became of them, and seconds."""
 
     trained: Counter[int] = field(default_factory=Counter)
@@ -39,26 +46,26 @@ class Stuck(RuntimeError):
 class Simulation:
     """One run."""
 
-    def __init__(self, rates: Rates, setting: Setting) -> None:
+    def __init__(self, rates: MeasuredRates, setting: Setting) -> None:
         self._rates, self._setting = rates, setting
         self.now, self.version = 0.0, 0
-        self.ledger = Ledger()
+        self.ledger = SimulatedLedger()
         self._between = between(rates, setting)
-        self.generators: list[Generator] = []
+        self.generators: list[SimulatedGenerator] = []
         self.expected = 0.0
         """When all have joined."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._next_group = 0
-        self._outstanding: dict[int, Group] = {}
-        self._tasks: deque[Episode] = deque()
+        self._outstanding: dict[int, SimulatedUnit] = {}
+        self._tasks: deque[SimulatedEpisode] = deque()
         self._free: dict[int, int] = {}
         """Actors with room, the next one to be served first."""
         self._streams: dict[int, list[int]] = {}
-        self._homeless: list[Episode] = []
-        self._arrived: deque[Group] = deque()
-        self._ready: list[Group] = []
-        self._training: list[Group] = []
+        self._homeless: list[SimulatedEpisode] = []
+        self._arrived: deque[SimulatedUnit] = deque()
+        self._ready: list[SimulatedUnit] = []
+        self._training: list[SimulatedUnit] = []
         self._work: tuple[float, Callable[[], None]] | None = None
         """Of the learner: seconds left, alone on its cores, and what comes then."""
         self._work_at, self._work_stamp = 0.0, 0
@@ -90,7 +97,7 @@ class Simulation:
 
     def _generator_joins(self) -> None:
         setting = self._setting
-        generator = Generator(
+        generator = SimulatedGenerator(
             self._rates.generator,
             setting.max_num_seqs,
             recomputes=setting.recomputes,
@@ -123,7 +130,7 @@ class Simulation:
             episode.actor = actor
             self._ask(episode)
 
-    def _ask(self, episode: Episode) -> None:
+    def _ask(self, episode: SimulatedEpisode) -> None:
         """The next turn: of the generator that had the one before, else of the one this actor asks least."""
         if not self.generators:
             self._homeless.append(episode)
@@ -136,7 +143,7 @@ class Simulation:
         generator.ask(episode, self.now)
         self._changed(generator)
 
-    def _turns_end(self, generator: Generator, stamp: int) -> None:
+    def _turns_end(self, generator: SimulatedGenerator, stamp: int) -> None:
         if stamp != generator.stamp:
             return
         for episode in generator.end(self.now):
@@ -147,7 +154,7 @@ class Simulation:
             self._at(self.now + after, lambda e=episode, done=last: self._finish(e) if done else self._ask(e))  # type: ignore[misc]
         self._changed(generator)
 
-    def _finish(self, episode: Episode) -> None:
+    def _finish(self, episode: SimulatedEpisode) -> None:
         self._free[episode.actor] = self._free.get(episode.actor, 0) + 1
         group = episode.group
         group.out -= 1
@@ -160,12 +167,12 @@ class Simulation:
 
     # --- generators and cores -----------------------------------------------------------------------------
 
-    def _changed(self, generator: Generator) -> None:
+    def _changed(self, generator: SimulatedGenerator) -> None:
         """Plan its next end anew; others too, where the cores are shared by more or fewer than before."""
         if not self._share():
             self._plan(generator)
 
-    def _plan(self, generator: Generator) -> None:
+    def _plan(self, generator: SimulatedGenerator) -> None:
         when = generator.next_end()
         if when is not None:
             self._at(when, lambda stamp=generator.stamp: self._turns_end(generator, stamp))  # type: ignore[misc]
@@ -193,12 +200,12 @@ class Simulation:
             if not generator.loading:
                 self._fetch(generator)
 
-    def _fetch(self, generator: Generator) -> None:
+    def _fetch(self, generator: SimulatedGenerator) -> None:
         generator.loading = True
         version = self.version
         self._at(self.now + self._rates.generator.update_seconds, lambda: self._load(generator, version))
 
-    def _load(self, generator: Generator, version: int) -> None:
+    def _load(self, generator: SimulatedGenerator, version: int) -> None:
         generator.load(version, self.now)
         generator.loading = False
         if version < self.version:
@@ -291,7 +298,7 @@ class Simulation:
         then()
         self._share()
 
-    def _settle(self, group: Group) -> None:
+    def _settle(self, group: SimulatedUnit) -> None:
         del self._outstanding[group.index]
 
     def _refill(self) -> None:
@@ -299,11 +306,11 @@ class Simulation:
         setting = self._setting
         capacity = (setting.max_policy_lag + 1) * setting.batch_groups
         while len(self._outstanding) < capacity:
-            group = Group(self._next_group, out=setting.members)
+            group = SimulatedUnit(self._next_group, out=setting.members)
             self._next_group += 1
             for member in range(setting.members):
                 rng = random.Random(f"{setting.seed}/{group.index}/{member}")
-                episode = Episode(group, draw_turns(self._rates.episode, rng, self._between))
+                episode = SimulatedEpisode(group, draw_turns(self._rates.episode, rng, self._between))
                 episode.min_version = self.version if setting.sync else 0
                 episode.trained = member < setting.members - setting.baselines
                 group.episodes.append(episode)

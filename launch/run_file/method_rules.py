@@ -46,7 +46,7 @@ def method_contradictions(learner: LearnerConfig) -> Iterator[str]:
     yield from _updates(learner)
 
 
-class Objective(NamedTuple):
+class ChangedObjective(NamedTuple):
     """What a reincarnation changes; `name` is the table it is written in."""
 
     name: str
@@ -55,13 +55,13 @@ class Objective(NamedTuple):
     updates_per_batch: int
 
 
-def objectives_of(algorithm: AlgorithmConfig) -> Iterator[Objective]:
+def objectives_of(algorithm: AlgorithmConfig) -> Iterator[ChangedObjective]:
     """The objective of the first step, and that from the reincarnation on."""
     name, change = "learner.algorithm", algorithm.reincarnation
-    yield Objective(name, algorithm.surrogate, algorithm.corrections, algorithm.updates_per_batch)
+    yield ChangedObjective(name, algorithm.surrogate, algorithm.corrections, algorithm.updates_per_batch)
     if change is not None:
         name += ".reincarnation"
-        yield Objective(name, change.surrogate, change.corrections, change.updates_per_batch)
+        yield ChangedObjective(name, change.surrogate, change.corrections, change.updates_per_batch)
 
 
 def compares_members(learner: LearnerConfig) -> bool:

@@ -26,7 +26,7 @@ class RunSection(Section):
     """Training ends after so long, whatever step it has reached."""
 
 
-class WarmStart(Section):
+class WarmStartSection(Section):
     """`[model.tiny.warm_start]`: supervised steps on solutions that the task library gives."""
 
     steps: int = Field(300, ge=0)
@@ -53,7 +53,7 @@ class TinyModel(Section):
     """Base of the rotary positions. Small: tiny models see short texts."""
     tie_embeddings: bool = False
     seed: int = 0
-    warm_start: WarmStart = WarmStart()
+    warm_start: WarmStartSection = WarmStartSection()
 
 
 class ModelSection(Section):

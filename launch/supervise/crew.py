@@ -17,7 +17,7 @@ from launch.processes import Child, kill, role_command, role_environment, spawn,
 from launch.run_file.sections import RunConfig
 from launch.supervise.broker_status import Answer
 from launch.supervise.health import BROKER, Limits, Watchdog, role_of
-from launch.supervise.restarts import Patience, Row
+from launch.supervise.restarts import Patience, RestartBackoff
 from launch.weights_role import WEIGHTS
 from learner.run_files import PID_FILE, weights_folder
 
@@ -45,7 +45,7 @@ class Post:
     threads: int
     arguments: tuple[str, ...] = ()
     processes: int = 1
-    row: Row = field(default_factory=Row)
+    row: RestartBackoff = field(default_factory=RestartBackoff)
     child: Child | None = None
     due: float | None = None
     """When to start it again, once it has ended."""

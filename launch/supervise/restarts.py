@@ -20,16 +20,16 @@ class Patience:
 
 
 @dataclass
-class Row:
+class RestartBackoff:
     """The restarts of one role process.
 
     The first of a row comes at once, each further one after twice the delay of the one before.
 
     Example:
-        >>> row, patience = Row(), Patience(max_restarts=3, settled_s=60.0)
+        >>> row, patience = RestartBackoff(), Patience(max_restarts=3, settled_s=60.0)
         >>> [row.ended("killed", lived_s=2.0, now=now, patience=patience) for now in (10.0, 20.0, 30.0, 40.0)]
         [10.0, 21.0, 32.0, None]
-        >>> Row(in_row=3).ended("killed", lived_s=61.0, now=9.0, patience=patience)
+        >>> RestartBackoff(in_row=3).ended("killed", lived_s=61.0, now=9.0, patience=patience)
         9.0
     """
 

@@ -18,14 +18,14 @@ class Commitment(NamedTuple):
     """That the step updated, if it was trained."""
 
 
-class Committed:
+class CommitMemory:
     """The last units that were committed, oldest first. They are part of the checkpoint.
 
     A unit that comes again although it is in here was trained or dropped already, and the broker does not know:
     the commit was lost with it or with us. It is committed again and not trained.
 
     Example:
-        >>> committed = Committed(size=2)
+        >>> committed = CommitMemory(size=2)
         >>> for i, unit in enumerate(["1g0", "1g1", "1g2"]): committed.add(unit, step=i, trained=True)
         >>> "1g0" in committed, committed["1g2"]
         (False, Commitment(step=2, trained=True, version=-1))

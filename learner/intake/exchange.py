@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from learner.config import LearnerConfig
 from learner.intake.curriculum import Curriculum
-from learner.intake.intake import Inlet
+from learner.intake.intake import Intake
 from learner.trajectory import Trajectory
-from learner.units import Group
+from learner.units import Unit
 from protocol.link import ThreadLink
 from protocol.messages import (
     AnyMessage,
@@ -67,7 +67,7 @@ class Exchange:
         self._link, self._config, self.lockstep, self._stop_reason = link, config, lockstep, stop_reason
         self._broker = f"the broker at {broker}" if broker else "the broker"
         self.curriculum = curriculum
-        self.inlet = Inlet(curriculum, config.drops_uniform_groups, windows=config.train_on == "windows")
+        self.inlet = Intake(curriculum, config.drops_uniform_groups, windows=config.train_on == "windows")
         self._drained = ""
         self._patience_s = config.start_timeout_s
         self._evaluating: list[Task] = []
@@ -88,7 +88,7 @@ class Exchange:
         """Whether `collect` or `evaluate` is waiting for the broker now."""
         self._since, self._wanted = 0.0, 0
 
-    def collect(self, *, step: int, version: int) -> list[Group]:
+    def collect(self, *, step: int, version: int) -> list[Unit]:
         """Wait for a full batch, oldest first; keeps the task queue filled meanwhile.
 
         In lockstep it waits for all that is under way, the batches of a forced lag included, so that nothing is
@@ -186,7 +186,7 @@ class Exchange:
             self._link.send(message)
 
     def commit(
-        self, trained: Sequence[Group], *, step: int, version: int = -1, replayed_tokens: int = 0
+        self, trained: Sequence[Unit], *, step: int, version: int = -1, replayed_tokens: int = 0
     ) -> None:
         """These groups entered a gradient at ``step``, which updated ``version``, and so did replayed tokens."""
         message = self.inlet.commit(self.curriculum.epoch, step, trained, replayed_tokens, version)

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from learner.intake.commit_memory import Committed
+from learner.intake.commit_memory import CommitMemory
 from learner.intake.curriculum import Curriculum
 from learner.intake.open_trajectories import OpenTrajectories, Piece
 from learner.intake.token_audit import check_ledger
 from learner.trajectory import BrokenTrajectory, Trajectory, assemble
-from learner.units import RECOMMITTED, Counts, Group, has_signal, newest_version
+from learner.units import RECOMMITTED, Counts, Unit, has_signal, newest_version
 from protocol.codec import decode_delivery
 from protocol.errors import ProtocolError
 from protocol.messages import AnyMessage, Commit, Deliver, Dropped, QueueStats, Task
@@ -23,7 +23,7 @@ SAMPLED = "generator/tokens_total"
 
 
 @dataclass
-class Inlet:
+class Intake:
     """Groups ready to be trained, evaluation results, and the commits still owed to the broker."""
 
     curriculum: Curriculum
@@ -35,7 +35,7 @@ class Inlet:
     line: VersionLine = field(default_factory=VersionLine)
     """Versions of undone steps are counted from where the line of weights left them: see `_placed`."""
     open: OpenTrajectories = field(default_factory=OpenTrajectories)
-    ready: deque[Group] = field(default_factory=deque)
+    ready: deque[Unit] = field(default_factory=deque)
     evaluated: dict[str, Trajectory | None] = field(default_factory=dict)
     """By group id; None where the broker has given the task up."""
     counts: Counts = field(default_factory=Counts)
@@ -43,7 +43,7 @@ class Inlet:
     deliveries: int = 0
     recent: list[Trajectory] = field(default_factory=list)
     """Training trajectories that arrived since `take_recent` was last called, whatever became of them."""
-    committed: Committed = field(default_factory=Committed)
+    committed: CommitMemory = field(default_factory=CommitMemory)
     delivered_tokens: int = 0
     """Action tokens of all that came, but for units that were here already."""
     trained_tokens: int = 0
@@ -74,7 +74,7 @@ class Inlet:
                 self.sampled_tokens += max(0, int(grown))  # less: a generator was started again
                 self.gauges = message.gauges
 
-    def take(self, groups: int, *, in_order: bool = False) -> list[Group]:
+    def take(self, groups: int, *, in_order: bool = False) -> list[Unit]:
         """The oldest groups: by arrival, or in the order they were dealt out."""
         if in_order:
             order = sorted(self.ready, key=lambda group: Curriculum.index_of(group.group_id))
@@ -85,7 +85,7 @@ class Inlet:
         """Let go of groups without a single token of version ``oldest`` or later: they would train nothing."""
         self.let_go([g for g in self.ready if newest_version(g.trajectories) < oldest], "stale")
 
-    def let_go(self, groups: Sequence[Group], outcome: str) -> None:
+    def let_go(self, groups: Sequence[Unit], outcome: str) -> None:
         """Drop groups that are ready."""
         for group in groups:
             self.ready.remove(group)
@@ -100,7 +100,7 @@ class Inlet:
         return recent
 
     def commit(
-        self, epoch: int, step: int, trained: Sequence[Group], replayed_tokens: int = 0, version: int = -1
+        self, epoch: int, step: int, trained: Sequence[Unit], replayed_tokens: int = 0, version: int = -1
     ) -> Commit | None:
         """What to tell the broker: these groups are trained, and those were dropped since the last time.
 
@@ -234,10 +234,10 @@ class Inlet:
         usable = [t for t in trajectories if t.status != "failed" and t.action_tokens]
         outcome = self._fault(usable)
         if outcome:
-            self._settle(Group(deliver.unit_id, group_id, trajectories))
+            self._settle(Unit(deliver.unit_id, group_id, trajectories))
             self._drop(outcome, deliver, usable)
             return
-        self._hold(Group(deliver.unit_id, group_id, usable))
+        self._hold(Unit(deliver.unit_id, group_id, usable))
 
     def _is_committed(self, unit_id: str, segments: list[Piece]) -> bool:
         """Whether this unit, and not another that a broker without memory calls the same, is done with."""
@@ -257,7 +257,7 @@ class Inlet:
         if deliver.complete or deliver.unit_id == group_id:
             self._will_not_come(group_id, deliver.unit_id)
 
-    def _hold(self, group: Group) -> None:
+    def _hold(self, group: Unit) -> None:
         self._held[group.unit_id] = group.tokens
         self.ready.append(group)
 
@@ -296,14 +296,14 @@ class Inlet:
         trajectory = self._placed(trajectory)
         if trajectory.status != "unfinished":
             self.recent.append(trajectory)
-        group = Group(deliver.unit_id, segment.group_id, [trajectory])
+        group = Unit(deliver.unit_id, segment.group_id, [trajectory])
         if trajectory.status == "failed" or not trajectory.window_tokens:
             self._settle(group)
             self._drop("failed" if trajectory.status == "failed" else "context", deliver, [trajectory])
             return
         self._hold(group)
 
-    def _settle(self, group: Group) -> None:
+    def _settle(self, group: Unit) -> None:
         """Its room is free again; that of an unfinished trajectory only when its last window is done with."""
         if group.unit_id == group.group_id:
             self.curriculum.settle(group.group_id)

@@ -19,14 +19,14 @@ import numpy as np
 from learner.algorithms.replay import advantage_recalibrated, group_failed
 from learner.config import RESCUE_RULES
 from learner.replay.rules import SUCCESS_RETURN
-from learner.replay.table import Entry, ReplayTable
+from learner.replay.table import ReplayEntry, ReplayTable
 from learner.trajectory import Trajectory
-from learner.units import Group, newest_version
+from learner.units import Unit, newest_version
 
 
 def mix(
     table: ReplayTable[Any],
-    groups: Sequence[Group],
+    groups: Sequence[Unit],
     *,
     step: int,
     version: int,
@@ -64,7 +64,7 @@ def mix(
             assert_never(table.config.rule)
 
 
-def remember(table: ReplayTable[Any], groups: Sequence[Group], *, step: int) -> None:
+def remember(table: ReplayTable[Any], groups: Sequence[Unit], *, step: int) -> None:
     """Insert what the rule keeps of groups that were trained for the first time.
 
     Args:
@@ -141,7 +141,7 @@ def rescue(
     return members
 
 
-def alone(entry: Entry[Trajectory], baselines: Sequence[float], *, weight: float = 1.0) -> Trajectory:
+def alone(entry: ReplayEntry[Trajectory], baselines: Sequence[float], *, weight: float = 1.0) -> Trajectory:
     """A stored trajectory as a group of one; its advantage is its return against the present baselines.
 
     SPEAR (arXiv:2509.22601).
@@ -165,7 +165,7 @@ def batch_metrics(trajectories: Sequence[Trajectory], *, version: int) -> dict[s
     return {"replay/share": share, "replay/age_mean_versions": age}
 
 
-def _remember_group(table: ReplayTable[Any], group: Group) -> None:
+def _remember_group(table: ReplayTable[Any], group: Unit) -> None:
     trajectories = group.trajectories
     table.insert(
         group,
@@ -177,7 +177,7 @@ def _remember_group(table: ReplayTable[Any], group: Group) -> None:
     )
 
 
-def _remember_winners(table: ReplayTable[Any], group: Group) -> None:
+def _remember_winners(table: ReplayTable[Any], group: Unit) -> None:
     mean = float(np.mean([t.return_ for t in group.trajectories]))
     table.baselines.append(mean)
     for t in _own(group):
@@ -197,7 +197,7 @@ def _insert(table: ReplayTable[Any], t: Trajectory, *, advantage: float) -> None
     )
 
 
-def _own(group: Group) -> list[Trajectory]:
+def _own(group: Unit) -> list[Trajectory]:
     """Members that are finished and that a gradient can be taken of; not what was replayed into the group."""
     return [
         t for t in group.trajectories if t.temperature > 0 and t.status != "unfinished" and not t.replayed

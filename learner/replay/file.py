@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct
 
 from learner.trajectory import Trajectory
-from learner.units import Group
+from learner.units import Unit
 from protocol.codec import pack_arrays, unpack_arrays
 from protocol.errors import ProtocolError
 from protocol.messages import ArraySpec
@@ -98,14 +98,14 @@ def decode_table(data: bytes | memoryview) -> StoredTable:
     return table
 
 
-def encode_item(item: Group | Trajectory) -> StoredItem:
+def encode_item(item: Unit | Trajectory) -> StoredItem:
     """A group or a trajectory, to be stored."""
-    if isinstance(item, Group):
+    if isinstance(item, Unit):
         return StoredItem([_encode_trajectory(t) for t in item.trajectories], item.unit_id, item.group_id)
     return StoredItem([_encode_trajectory(item)])
 
 
-def decode_item(stored: StoredItem) -> Group | Trajectory:
+def decode_item(stored: StoredItem) -> Unit | Trajectory:
     """What `encode_item` was given.
 
     Raises:
@@ -121,7 +121,7 @@ def decode_item(stored: StoredItem) -> Group | Trajectory:
             f"replay table: an item cannot be read ({type(error).__name__}: {error}); delete the table's file to "
             "resume with an empty table"
         ) from None
-    return Group(stored.unit_id, stored.group_id, trajectories)
+    return Unit(stored.unit_id, stored.group_id, trajectories)
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -36,16 +36,16 @@ from learner.replay.rules import (
     make_selector,
 )
 from learner.trajectory import Trajectory
-from learner.units import Group
+from learner.units import Unit
 
-__all__ = ["Entry", "Limiter", "ReplayConfigError", "ReplayStateError", "ReplayTable", "make_table"]
+__all__ = ["Limiter", "ReplayConfigError", "ReplayEntry", "ReplayStateError", "ReplayTable", "make_table"]
 
 Cause = Literal["age", "uses", "capacity", "prompt", "stopped"]
-T = TypeVar("T", Group, Trajectory)
+T = TypeVar("T", Unit, Trajectory)
 
 
 @dataclass(eq=False)
-class Entry(Generic[T]):
+class ReplayEntry(Generic[T]):
     """An item and what the selectors know of it."""
 
     item: T
@@ -72,7 +72,7 @@ class ReplayTable(Generic[T]):
 
     Example:
         >>> table = make_table(ReplayConfig(rule="recent", max_policy_lag=2))
-        >>> table.insert(Group("u", "g", []), key="prompt", version=3)
+        >>> table.insert(Unit("u", "g", []), key="prompt", version=3)
         >>> [entry.key for entry in table.sample(1, step=0, version=4, rng=np.random.default_rng(0))]
         ['prompt']
         >>> table.sample(1, step=1, version=6, rng=np.random.default_rng(0)), table.evicted["age"]
@@ -84,8 +84,8 @@ class ReplayTable(Generic[T]):
     limiter: Limiter
     per_key: int | None = None
     """Most items of one prompt; the newest stay."""
-    entries: dict[int, Entry[T]] = field(default_factory=dict)
-    """By `Entry.order`."""
+    entries: dict[int, ReplayEntry[T]] = field(default_factory=dict)
+    """By `ReplayEntry.order`."""
     inserted: int = 0
     sampled: int = 0
     sampled_tokens: int = 0
@@ -112,7 +112,7 @@ class ReplayTable(Generic[T]):
         tokens: int = 0,
     ) -> None:
         """Keep an item; what exceeds the capacity goes, oldest first."""
-        self.entries[self.inserted] = Entry(
+        self.entries[self.inserted] = ReplayEntry(
             item, key, version, return_, advantage, success_rate, tokens, order=self.inserted
         )
         self.inserted += 1
@@ -120,7 +120,7 @@ class ReplayTable(Generic[T]):
 
     def sample(
         self, count: int, *, step: int, version: int, rng: np.random.Generator, key: str | None = None
-    ) -> list[Entry[T]]:
+    ) -> list[ReplayEntry[T]]:
         """Draw items, each at most once; fewer than ``count`` where the table or the limiter has no more.
 
         Args:
@@ -256,7 +256,7 @@ class ReplayTable(Generic[T]):
         except ReplayStateError as error:
             raise ReplayStateError(f"{path}: {error}") from None
 
-    def _columns(self, entries: list[Entry[T]], version: int) -> Columns:
+    def _columns(self, entries: list[ReplayEntry[T]], version: int) -> Columns:
         returns = np.array([e.return_ for e in entries])
         recalibrated = replay.advantage_recalibrated(returns, self.baselines) if self.baselines else returns
         return Columns(
@@ -275,7 +275,7 @@ class ReplayTable(Generic[T]):
         while len(self) > self.config.capacity_groups:
             self._evict(next(iter(self.entries.values())), "capacity")
 
-    def _evict(self, entry: Entry[T], cause: Cause) -> None:
+    def _evict(self, entry: ReplayEntry[T], cause: Cause) -> None:
         del self.entries[entry.order]
         self.evicted[cause] += 1
 
@@ -315,6 +315,6 @@ def replay_table(config: LearnerConfig) -> ReplayTable[Any] | None:
     return make_table(replay, fresh_items=fresh, publish_every=config.publish_every)
 
 
-def _entry(stored: StoredEntry) -> Entry[Any]:
+def _entry(stored: StoredEntry) -> ReplayEntry[Any]:
     values = {name: getattr(stored, name) for name in StoredEntry.__struct_fields__ if name != "item"}
-    return Entry(item=decode_item(stored.item), **values)
+    return ReplayEntry(item=decode_item(stored.item), **values)

@@ -7,15 +7,15 @@ from pathlib import Path
 from learner.config import LearnerConfig
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange
-from learner.intake.intake import Inlet
+from learner.intake.intake import Intake
 from learner.loop import Learner
 from learner.metrics import Report
 from learner.publisher import Publisher
 from learner.replay.table import replay_table
 from learner.retrain.recorded import RecordedStep
-from learner.run_files import Published
-from learner.units import Group
-from learner.update.engine import Engine
+from learner.run_files import PublishedVersion
+from learner.units import Unit
+from learner.update.engine import TrainingEngine
 from protocol.link import ThreadLink
 from protocol.messages import PublishWeights
 from protocol.version_line import VersionLine
@@ -38,7 +38,7 @@ def rerun(config: LearnerConfig, *, model: str, seed: int, steps: Iterable[Recor
     """
     settings = config.model_copy(update={"processes": 1, "checkpoint_every": 0, "evaluation_every": 0})
     out.mkdir(parents=True, exist_ok=True)
-    engine = Engine(settings, model=model, total_steps=config.steps, seed=seed)
+    engine = TrainingEngine(settings, model=model, total_steps=config.steps, seed=seed)
     report = Report(out)
     learner = Learner(
         settings,
@@ -98,7 +98,7 @@ class Recording(Exchange):
     def __init__(self, config: LearnerConfig) -> None:
         super().__init__(Nobody(), AllOurs("", config), config, lockstep=False, stop_reason=lambda: "")
         # what was filtered out is not in the recording
-        self.inlet = Inlet(self.curriculum, filter_uniform=False, windows=config.train_on == "windows")
+        self.inlet = Intake(self.curriculum, filter_uniform=False, windows=config.train_on == "windows")
         self._batch: Sequence[str] = ()
         self._step = 0
 
@@ -108,7 +108,7 @@ class Recording(Exchange):
         for unit in recorded.units:
             self.inlet.received(unit.deliver, unit.frames)
 
-    def collect(self, *, step: int, version: int) -> list[Group]:
+    def collect(self, *, step: int, version: int) -> list[Unit]:
         ready = {group.unit_id: group for group in self.inlet.ready}
         if missing := [unit_id for unit_id in self._batch if unit_id not in ready]:
             raise CannotRerun(
@@ -132,7 +132,7 @@ class Unpublished(Publisher):
     """Counts versions and writes none."""
 
     def __init__(self) -> None:
-        self.seconds, self.published = 0.0, Published()
+        self.seconds, self.published = 0.0, PublishedVersion()
 
     def publish(
         self, version: int, shapes: object, tensors: object, *, line: Sequence[tuple[int, int]] = ()

@@ -31,7 +31,7 @@ SAFETENSORS_NAMES = {
 
 
 @dataclass(frozen=True)
-class StepResult:
+class OptimizerStep:
     """Whether the weights moved, and the norm of the gradient before clipping."""
 
     applied: bool
@@ -141,21 +141,21 @@ def accumulation(engine: Any, ranks: int) -> Iterator[Callable[[Tensor, bool], N
     yield backward
 
 
-def finish_step(engine: Any, lr: float, head_lr: float = 0.0) -> StepResult:
+def finish_step(engine: Any, lr: float, head_lr: float = 0.0) -> OptimizerStep:
     """Clip, and move the weights, unless the gradient is not finite on any rank."""
     for i, group in enumerate(engine.optimizer.param_groups):
         group["lr"] = head_lr if i else lr
     if engine.zero_optimization_stage() > 0:
         engine.step()
         norm = engine.get_global_grad_norm()
-        return StepResult(bool(engine.was_step_applied()), float("nan") if norm is None else float(norm))
+        return OptimizerStep(bool(engine.was_step_applied()), float("nan") if norm is None else float(norm))
     gradients = [p.grad for p in engine.module.parameters() if p.grad is not None]
     gradient_norm = float(torch.nn.utils.get_total_norm(gradients))
     if gradient_norm - gradient_norm != 0:  # not finite; reduced already, so all ranks see the same
         engine.zero_grad()
-        return StepResult(False, gradient_norm)
+        return OptimizerStep(False, gradient_norm)
     engine.step()
-    return StepResult(True, gradient_norm)
+    return OptimizerStep(True, gradient_norm)
 
 
 def sum_over_ranks(values: Tensor, ranks: int) -> Tensor:

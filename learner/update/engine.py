@@ -1,7 +1,7 @@
 """The learner's engine: trajectories in, updated weights out, on one process or several.
 
 Rank 0 calls `update`, `weights`, `save`, `load`, `save_pretrained` and `close`; every other rank constructs
-the same Engine and calls `follow`, which returns when rank 0 closes.
+the same TrainingEngine and calls `follow`, which returns when rank 0 closes.
 """
 
 import gc
@@ -29,12 +29,12 @@ from learner.update.credit_assignment import assign_credit
 from learner.update.critic import load_critic
 from learner.update.estimates import ValueMemory, everything, scatter_estimates
 from learner.update.frozen import FrozenPolicy
-from learner.update.outcome import Outcome
+from learner.update.outcome import UpdateOutcome
 from learner.update.policy import load_policy
 from learner.update.report import UpdateReport, make_report
 from learner.update.updater import Updater
 
-__all__ = ["Engine", "UpdateReport"]
+__all__ = ["TrainingEngine", "UpdateReport"]
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def nothing_trained(started: float) -> dict[str, float]:
     return {"learner/trained_tokens": 0.0, "learner/step_seconds": time.perf_counter() - started}
 
 
-class Engine:
+class TrainingEngine:
     """Policy, optimizer and the ranks they are spread over.
 
     It is for a process of its own, whose torch gets ``config.threads`` threads, whose freed memory is kept, and whose
@@ -218,7 +218,7 @@ class Engine:
                     shutil.copyfile(path, folder / path.name)
 
     def release(self) -> None:
-        """End the others' `follow` and free the model; the process group stays, for another Engine."""
+        """End the others' `follow` and free the model; the process group stays, for another TrainingEngine."""
         if self.ranks > 1:
             ranks.send(ranks.Finish(leave=False))
         self._free()
@@ -274,7 +274,7 @@ class Engine:
             dist.barrier()
             dist.destroy_process_group()
 
-    def _run(self, batch: Batch) -> Outcome:
+    def _run(self, batch: Batch) -> UpdateOutcome:
         change = self.config.algorithm.reincarnation
         frozen = self._updater.frozen
         if change is not None and self.updates == change.step and "reference" in frozen:

@@ -14,7 +14,7 @@ from learner.algorithms.ratios import importance_ratio
 from learner.surrogate_config import Centre
 from learner.update.adaptive import AdaptiveState
 from learner.update.batching import MicroBatch
-from learner.update.deepspeed_zero import StepResult, sum_over_ranks
+from learner.update.deepspeed_zero import OptimizerStep, sum_over_ranks
 from learner.update.objective import Adaptive, Diagnostics
 
 DIAGNOSTICS = (
@@ -25,13 +25,13 @@ ROWS = ("seen", *DIAGNOSTICS, "value")
 
 
 @dataclass
-class Outcome:
+class UpdateOutcome:
     """What an update did, over all ranks."""
 
     tokens: dict[str, NDArray[np.float32]]
     """One array [M] for each of ROWS, in the batch's order of seen tokens."""
-    steps: list[StepResult] = field(default_factory=list)
-    critic_steps: list[StepResult] = field(default_factory=list)
+    steps: list[OptimizerStep] = field(default_factory=list)
+    critic_steps: list[OptimizerStep] = field(default_factory=list)
     learning_rates: list[float] = field(default_factory=list)
     adaptive: list[Adaptive] = field(default_factory=list)
     bounds: list[BalancedBounds] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Outcome:
         return float(self.tokens[row][self.tokens["seen"] > 0].mean())
 
 
-class Recorder:
+class TokenRecorder:
     """Collects what is known of tokens on this rank.
 
     Args:
@@ -72,8 +72,8 @@ class Recorder:
         self._ranks = ranks
         self._pass_index = 0
         self._step_tokens: list[NDArray[np.int64]] = []
-        self.steps: list[StepResult] = []
-        self.critic_steps: list[StepResult] = []
+        self.steps: list[OptimizerStep] = []
+        self.critic_steps: list[OptimizerStep] = []
         self._learning_rates: list[float] = []
         self._adaptive: list[Adaptive] = []
         self._bounds: list[BalancedBounds] = []
@@ -111,7 +111,7 @@ class Recorder:
         self._rows[: len(DIAGNOSTICS) + 1, token] = torch.stack([torch.ones_like(values[0]), *values]).cpu()
         self._step_tokens.append(token)
 
-    def end_step(self, result: StepResult, lr: float) -> None:
+    def end_step(self, result: OptimizerStep, lr: float) -> None:
         self.steps.append(result)
         self._learning_rates.append(lr)
 
@@ -140,12 +140,12 @@ class Recorder:
         chosen = sum_over_ranks(self._rows[[ROWS.index(name) for name in rows]], self._ranks)
         return dict(zip(rows, chosen.numpy(), strict=True))
 
-    def finish(self, mini_batches: Sequence[Sequence[MicroBatch]], *, passes: int) -> Outcome:
+    def finish(self, mini_batches: Sequence[Sequence[MicroBatch]], *, passes: int) -> UpdateOutcome:
         """All of it, over all ranks."""
         micro_batches = [micro_batch for part in mini_batches for micro_batch in part]
         sizes = [sum(m.filled for m in micro_batches), sum(m.token_ids.size for m in micro_batches)]
         filled, computed = sum_over_ranks(torch.tensor(sizes), self._ranks).tolist()
-        return Outcome(
+        return UpdateOutcome(
             self.gathered(*ROWS),
             steps=self.steps,
             critic_steps=self.critic_steps,

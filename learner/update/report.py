@@ -14,7 +14,7 @@ from learner.algorithms.regularisers import kl_k3
 from learner.algorithms.values import explained_variance
 from learner.trajectory import Trajectory
 from learner.update.batching import Batch
-from learner.update.outcome import Outcome
+from learner.update.outcome import UpdateOutcome
 from learner.update.packing import padding_fraction
 
 
@@ -37,7 +37,7 @@ class UpdateReport:
 def make_report(
     trajectories: Sequence[Trajectory],
     batch: Batch,
-    outcome: Outcome,
+    outcome: UpdateOutcome,
     *,
     current_version: int,
     seconds: float,
@@ -78,7 +78,7 @@ def make_report(
     )
 
 
-def _step_metrics(outcome: Outcome) -> dict[str, float]:
+def _step_metrics(outcome: UpdateOutcome) -> dict[str, float]:
     """Means over the optimizer steps of the update."""
     metrics = {"learner/loss": float(outcome.tokens["loss"].sum(dtype=np.float64)) / outcome.mini_batches}
     if outcome.steps:
@@ -136,7 +136,7 @@ def _clip_metrics(tokens: dict[str, torch.Tensor], advantage: torch.Tensor) -> d
     return metrics
 
 
-def _critic_metrics(outcome: Outcome, columns: dict[str, NDArray[Any]]) -> dict[str, float]:
+def _critic_metrics(outcome: UpdateOutcome, columns: dict[str, NDArray[Any]]) -> dict[str, float]:
     learned = columns["value_mask"] > 0
     if not learned.any():
         return {}

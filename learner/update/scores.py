@@ -15,7 +15,7 @@ from learner.surrogate_config import EntropySurrogate
 from learner.update.adaptive import has_group_ratio, needs_scores
 from learner.update.batching import Batch, MicroBatch
 from learner.update.frozen import FrozenPolicy
-from learner.update.outcome import Recorder
+from learner.update.outcome import TokenRecorder
 from learner.update.policy import Outputs
 
 Forward = Callable[[MicroBatch], Outputs]
@@ -83,7 +83,7 @@ def _of_all_tokens(
     ranks: int,
 ) -> Tensor:
     """What was said of the batch's seen tokens [M], on all ranks."""
-    recorder = Recorder(int(batch.seen_mask.sum()), ranks)
+    recorder = TokenRecorder(int(batch.seen_mask.sum()), ranks)
     for part, said in zip(mini_batches, outputs, strict=True):
         for micro_batch, output in zip(part, said, strict=True):
             if output is not None:

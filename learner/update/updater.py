@@ -38,7 +38,7 @@ from learner.update.objective import (
     make_objective,
     proximal_logp,
 )
-from learner.update.outcome import Outcome, Recorder
+from learner.update.outcome import TokenRecorder, UpdateOutcome
 from learner.update.packing import ON_CPU, ON_GPU, deal_mini_batches
 from learner.update.policy import Outputs, micro_batch_inputs
 from learner.update.schedule import learning_rate
@@ -82,7 +82,7 @@ class Updater:
     _step: int = field(default=0, init=False)
     """Learner step under way."""
 
-    def run(self, batch: Batch, *, step: int, optimizer_step: int) -> Outcome:
+    def run(self, batch: Batch, *, step: int, optimizer_step: int) -> UpdateOutcome:
         """Train on one batch.
 
         Args:
@@ -103,7 +103,7 @@ class Updater:
             device=self.device,
         )
         objective = make_objective(algorithm)
-        recorder = Recorder(int(batch.seen_mask.sum()), self.ranks)
+        recorder = TokenRecorder(int(batch.seen_mask.sum()), self.ranks)
         for mini_batch, scored in zip(mini_batches, scores, strict=True):
             bounds = self._balance(mini_batch.micro_batches, scored, algorithm)
             numbers = adaptive(algorithm, self.state, step=step, steps=self.total_steps, bounds=bounds)
@@ -122,7 +122,7 @@ class Updater:
     @torch.no_grad()
     def estimate(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """Values, and log-probabilities, of the batch's seen tokens under the weights as they are."""
-        recorder = Recorder(int(batch.seen_mask.sum()), self.ranks)
+        recorder = TokenRecorder(int(batch.seen_mask.sum()), self.ranks)
         for micro_batch in self._micro_batches(batch, torch.arange(len(batch.lengths)).numpy()):
             if self.critic is not None:
                 values = self.critic(*critic_inputs(micro_batch, self.device))
@@ -231,7 +231,7 @@ class Updater:
         scores: Sequence[Scores],
         objective: Objective,
         numbers: Adaptive,
-        recorder: Recorder,
+        recorder: TokenRecorder,
     ) -> None:
         """Gradient of one mini-batch, of the policy and of a critic of its own, each if it has any."""
         micro_batches = mini_batch.micro_batches
@@ -265,7 +265,7 @@ class Updater:
         scored: Scores,
         objective: Objective,
         numbers: Adaptive,
-        recorder: Recorder,
+        recorder: TokenRecorder,
     ) -> Tensor:
         """Loss of a micro-batch: surrogate, imitation, and the value head's part."""
         outputs = self.forward(micro_batch)
@@ -302,7 +302,7 @@ class Updater:
         return (self._tensor(micro_batch.columns["value_weight"]) * per_token).sum()
 
     def _finish(
-        self, mini_batch: MiniBatch, recorder: Recorder, algorithm: AlgorithmConfig, optimizer_step: int
+        self, mini_batch: MiniBatch, recorder: TokenRecorder, algorithm: AlgorithmConfig, optimizer_step: int
     ) -> None:
         """Step the optimizers that have a gradient, and what follows from the tokens of the step."""
         lr, critic_lr = self._learning_rates(optimizer_step + recorder.applied)

@@ -34,7 +34,7 @@ ADMITS: dict[KeyRole, frozenset[KeyRole]] = {
     "generator": frozenset({"actor"}),
 }
 
-OnMessage = Callable[[Any, Principal | None], None]
+OnGuardedMessage = Callable[[Any, Principal | None], None]
 
 
 class Guard:
@@ -107,7 +107,7 @@ class Guard:
 class GuardedSocket(AsyncSocket):
     """An AsyncSocket whose ``on_message`` is told, with each message, whom its key stands for (None: nobody)."""
 
-    def __init__(self, socket: LeanRouter, on_message: OnMessage, guard: Guard) -> None:
+    def __init__(self, socket: LeanRouter, on_message: OnGuardedMessage, guard: Guard) -> None:
         self._router, self._guard = socket, guard
         self._first: zmq.Frame | None = None
         self._doomed: set[Connection] = set()

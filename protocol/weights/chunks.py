@@ -15,7 +15,7 @@ CHUNK_BYTES = 2**20
 HASH_THREADS = min(4, os.cpu_count() or 1)
 
 
-class Chunk(NamedTuple):
+class FileChunk(NamedTuple):
     """A stretch of a file and its hash."""
 
     offset: int
@@ -54,37 +54,37 @@ def digests(file: int, nbytes: int, chunk_bytes: int) -> bytes:
         )
 
 
-def chunks(manifest: Manifest) -> list[Chunk]:
+def chunks(manifest: Manifest) -> list[FileChunk]:
     """Of what is transferred: the data file or a delta."""
     if manifest.encoding == "full":
         return file_chunks(manifest)
     return _cut(manifest.delta_bytes, manifest.chunk_bytes, manifest.delta_chunks)
 
 
-def file_chunks(manifest: Manifest) -> list[Chunk]:
+def file_chunks(manifest: Manifest) -> list[FileChunk]:
     """Of the data file."""
     return _cut(manifest.nbytes, manifest.chunk_bytes, manifest.chunks)
 
 
-def _cut(size: int, step: int, hashes: bytes) -> list[Chunk]:
+def _cut(size: int, step: int, hashes: bytes) -> list[FileChunk]:
     return [
-        Chunk(offset, min(step, size - offset), hashes[DIGEST_BYTES * i : DIGEST_BYTES * (i + 1)])
+        FileChunk(offset, min(step, size - offset), hashes[DIGEST_BYTES * i : DIGEST_BYTES * (i + 1)])
         for i, offset in enumerate(range(0, size, step))
     ]
 
 
-def missing(file: int, wanted: Iterable[Chunk]) -> list[Chunk]:
+def missing(file: int, wanted: Iterable[FileChunk]) -> list[FileChunk]:
     """Chunks that a file does not hold, or holds otherwise. It may have holes, which stay what they are."""
     return _others(lambda chunk: os.pread(file, chunk.nbytes, chunk.offset), wanted)
 
 
-def damaged(file: int, wanted: Iterable[Chunk]) -> list[Chunk]:
+def damaged(file: int, wanted: Iterable[FileChunk]) -> list[FileChunk]:
     """The same of a file without holes, sooner. It must not be cut meanwhile: that would end the process."""
     with _mapped(file) as content:
         return _others(lambda chunk: content[chunk.offset : chunk.offset + chunk.nbytes], wanted)
 
 
-def _others(read: Callable[[Chunk], bytes | memoryview], wanted: Iterable[Chunk]) -> list[Chunk]:
+def _others(read: Callable[[FileChunk], bytes | memoryview], wanted: Iterable[FileChunk]) -> list[FileChunk]:
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         held = pool.map(lambda chunk: (chunk, chunk.holds(read(chunk))), wanted)
         return [chunk for chunk, whole in held if not whole]
@@ -100,14 +100,14 @@ def _mapped(file: int) -> Iterator[memoryview]:
         yield content
 
 
-def spans(wanted: Iterable[Chunk], longest: int) -> Iterator[list[Chunk]]:
+def spans(wanted: Iterable[FileChunk], longest: int) -> Iterator[list[FileChunk]]:
     """Chunks that follow each other, at most ``longest`` together: what one request asks for.
 
     Example:
-        >>> [[c.offset for c in span] for span in spans([Chunk(i, 2, b"") for i in (0, 2, 4, 10)], 2)]
+        >>> [[c.offset for c in span] for span in spans([FileChunk(i, 2, b"") for i in (0, 2, 4, 10)], 2)]
         [[0, 2], [4], [10]]
     """
-    span: list[Chunk] = []
+    span: list[FileChunk] = []
     for chunk in wanted:
         if span and (len(span) == longest or span[-1].offset + span[-1].nbytes != chunk.offset):
             yield span

@@ -9,7 +9,7 @@ from typing import IO
 
 import msgspec
 
-from protocol.weights.chunks import CHUNK_BYTES, Chunk, chunk_size, damaged, file_chunks
+from protocol.weights.chunks import CHUNK_BYTES, FileChunk, chunk_size, damaged, file_chunks
 from protocol.weights.format import (
     DATA,
     MANIFEST,
@@ -145,7 +145,7 @@ def verify_header(manifest: Manifest, data: IO[bytes]) -> None:
         raise WeightsError(f"{which}: the header of the file does not match the tensors of the manifest")
 
 
-def _owners(manifest: Manifest, chunk: Chunk) -> str:
+def _owners(manifest: Manifest, chunk: FileChunk) -> str:
     """Names of the tensors of which a chunk holds bytes."""
     end = chunk.offset + chunk.nbytes
     names = [t.name for t in manifest.tensors if t.offset < end and t.offset + t.nbytes > chunk.offset]

@@ -35,9 +35,9 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 SAFETENSORS_DTYPES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
 
 
-Name = Annotated[str, Meta(max_length=1_024)]
+TensorName = Annotated[str, Meta(max_length=1_024)]
 Hex = Annotated[str, Meta(max_length=2 * DIGEST_BYTES)]
-Count = Annotated[int, Meta(ge=0)]
+WholeNumber = Annotated[int, Meta(ge=0)]
 Extent = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
 Digests = Annotated[bytes, Meta(max_length=MAX_CHUNKS * DIGEST_BYTES)]
 
@@ -49,8 +49,8 @@ class WeightsError(ValueError):
 class TensorSpec(Struct, frozen=True):
     """One tensor of a version: safetensors dtype name, shape, absolute place in the data file."""
 
-    name: Name
-    dtype: Name
+    name: TensorName
+    dtype: TensorName
     shape: Annotated[list[Extent], Meta(max_length=16)]
     offset: Extent
     nbytes: Extent
@@ -59,8 +59,8 @@ class TensorSpec(Struct, frozen=True):
 class Base(Struct, frozen=True):
     """The version that a delta applies to, and to no other."""
 
-    epoch: Count
-    version: Count
+    epoch: WholeNumber
+    version: WholeNumber
     root: Hex
 
 
@@ -70,8 +70,8 @@ class Stamp(Struct, frozen=True):
     Unless he sets the time back on purpose, which only the learner's own user can do.
     """
 
-    device: Count
-    inode: Count
+    device: WholeNumber
+    inode: WholeNumber
     mtime_ns: int
 
 
@@ -84,9 +84,9 @@ class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``stamp`` what its data file was there once whole.
     """
 
-    run: Name
-    epoch: Count
-    version: Count
+    run: TensorName
+    epoch: WholeNumber
+    version: WholeNumber
     nbytes: Extent
     tensors: Annotated[list[TensorSpec], Meta(max_length=MAX_TENSORS)]
     root: Hex
@@ -96,7 +96,7 @@ class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     base: Base | None = None
     delta_bytes: Extent = 0
     delta_chunks: Digests = b""
-    host: Name = ""
+    host: TensorName = ""
     stamp: Stamp | None = None
 
     @property
@@ -255,10 +255,10 @@ def same_layout(one: Sequence[TensorSpec], other: Sequence[TensorSpec]) -> bool:
     return [(t.name, t.dtype, t.shape) for t in one] == [(t.name, t.dtype, t.shape) for t in other]
 
 
-class _Entry(Struct, frozen=True):
+class _TensorHeader(Struct, frozen=True):
     """Of a tensor, in the header of a safetensors file."""
 
-    dtype: Name
+    dtype: TensorName
     shape: Annotated[list[Extent], Meta(max_length=16)]
 
 
@@ -275,7 +275,7 @@ def read_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
                 raise WeightsError(f"{path}: header of {size} bytes; this is not a safetensors file")
             entries = msgspec.json.decode(f.read(size), type=dict[str, msgspec.Raw])
         entries.pop("__metadata__", None)
-        found = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in entries.items()}
+        found = {name: msgspec.json.decode(entry, type=_TensorHeader) for name, entry in entries.items()}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WeightsError(f"{path}: {error}; this is not a safetensors file") from None
     return {name: (entry.dtype, tuple(entry.shape)) for name, entry in found.items()}

@@ -37,7 +37,7 @@ Locate = Callable[[int, int], Path]
 
 
 @dataclass(eq=False)
-class Held:
+class OpenVersion:
     """What can be transferred: a file, and the manifest that tells its chunks."""
 
     manifest: Manifest
@@ -67,7 +67,7 @@ class Shelf:
     ) -> None:
         self._run, self._locate, self._scratch, self._clock = run, locate, scratch, clock
 
-    def open(self, epoch: int, version: int) -> Held:
+    def open(self, epoch: int, version: int) -> OpenVersion:
         """A version as a whole.
 
         Raises:
@@ -92,7 +92,7 @@ class Shelf:
             raise
         return self._held(manifest, file)
 
-    def replaced(self, epoch: int, version: int, held: Held | None) -> bool:
+    def replaced(self, epoch: int, version: int, held: OpenVersion | None) -> bool:
         """Whether another file lies where a version was opened; one that is gone has not been replaced."""
         if held is None:
             return False
@@ -102,7 +102,7 @@ class Shelf:
             return False
         return not os.path.samestat(now, os.fstat(held.file.fileno()))
 
-    def delta(self, new: Held, base: Held) -> Held | None:
+    def delta(self, new: OpenVersion, base: OpenVersion) -> OpenVersion | None:
         """The delta that makes ``new`` out of ``base``; None where the whole version is the better choice."""
         if not same_layout(base.manifest.tensors, new.manifest.tensors):
             return None
@@ -131,17 +131,17 @@ class Shelf:
             raise
         return self._held(manifest, file)
 
-    def _held(self, manifest: Manifest, file: IO[bytes]) -> Held:
+    def _held(self, manifest: Manifest, file: IO[bytes]) -> OpenVersion:
         encoded = msgspec.msgpack.encode(manifest)
         parse_manifest(encoded, f"version {manifest.version}")  # nothing leaves that others would refuse
-        return Held(manifest, encoded, file, self._clock())
+        return OpenVersion(manifest, encoded, file, self._clock())
 
 
-Key = tuple[int, int, Base | None]
+VersionKey = tuple[int, int, Base | None]
 """Epoch, version, and what it is told by; None: as a whole."""
 
 
-def superfluous(held: dict[Key, Held], now: float) -> list[Key]:
+def superfluous(held: dict[VersionKey, OpenVersion], now: float) -> list[VersionKey]:
     """What to close: idle for long, or more nameless files than may be kept, the longest unused first."""
     free = sorted((key for key in held if not held[key].transfers), key=lambda key: held[key].used)
     gone = [key for key in free if now - held[key].used > IDLE_S]

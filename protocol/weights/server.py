@@ -29,7 +29,7 @@ from protocol.security.http_serving import serving as serving_http
 from protocol.security.http_tls import scheme
 from protocol.security.http_token import require_token
 from protocol.weights.format import Base, WeightsError
-from protocol.weights.open_versions import Held, Key, Locate, Shelf, superfluous
+from protocol.weights.open_versions import Locate, OpenVersion, Shelf, VersionKey, superfluous
 
 log = logging.getLogger(__name__)
 
@@ -92,9 +92,9 @@ class WeightsServer:
     def __init__(self, run: str, locate: Locate, scratch: Path, keys: Path | None = None) -> None:
         self._run, self._shelf = run, Shelf(run, locate, scratch)
         self.keys = keys
-        self._held: dict[Key, Held] = {}
-        self._coming: dict[Key, asyncio.Task[Held | None]] = {}
-        self._retired: list[Held] = []
+        self._held: dict[VersionKey, OpenVersion] = {}
+        self._coming: dict[VersionKey, asyncio.Task[OpenVersion | None]] = {}
+        self._retired: list[OpenVersion] = []
         self._transfers = 0
         self.application = web.Application(middlewares=[require_token(keys)])
         self.application.router.add_get("/", self._about, allow_head=False)
@@ -143,7 +143,7 @@ class WeightsServer:
             held.transfers -= 1
             held.used = time.monotonic()
 
-    async def _take(self, key: Key) -> Held | None:
+    async def _take(self, key: VersionKey) -> OpenVersion | None:
         """What is held under a key, prepared once however many ask for it; None: the whole version is better."""
         held = self._held.get(key)
         if held is not None and self._shelf.replaced(key[0], key[1], self._held.get((*key[:2], None))):
@@ -158,12 +158,12 @@ class WeightsServer:
             self._coming[key].add_done_callback(partial(self._came, key))
         return await asyncio.shield(self._coming[key])
 
-    def _came(self, key: Key, task: "asyncio.Task[Held | None]") -> None:
+    def _came(self, key: VersionKey, task: "asyncio.Task[OpenVersion | None]") -> None:
         self._coming.pop(key, None)
         if not task.cancelled() and (error := task.exception()) is not None:  # perhaps nobody waits any more
             log.info("version %d cannot be served: %s", key[1], error)
 
-    async def _prepare(self, key: Key) -> Held | None:
+    async def _prepare(self, key: VersionKey) -> OpenVersion | None:
         epoch, version, base = key
         if base is None:
             self._held[key] = await asyncio.to_thread(self._shelf.open, epoch, version)
@@ -208,7 +208,7 @@ class WeightsServer:
                 held.file.close()
 
 
-def _asked(request: web.Request) -> Key:
+def _asked(request: web.Request) -> VersionKey:
     base, text = None, request.query.get("base", "")
     if text:
         match = BASE.fullmatch(text)
@@ -218,7 +218,7 @@ def _asked(request: web.Request) -> Key:
     return int(request.match_info["epoch"]), int(request.match_info["version"]), base
 
 
-async def _send(request: web.Request, held: Held) -> web.StreamResponse:
+async def _send(request: web.Request, held: OpenVersion) -> web.StreamResponse:
     """The file, or the range asked for; without TLS by sendfile: the bytes do not pass through this process."""
     size = held.manifest.transfer_bytes
     try:
@@ -254,7 +254,7 @@ async def _send(request: web.Request, held: Held) -> web.StreamResponse:
     return response
 
 
-async def _send_pieces(response: web.StreamResponse, held: Held, start: int, stop: int) -> None:
+async def _send_pieces(response: web.StreamResponse, held: OpenVersion, start: int, stop: int) -> None:
     """The same under TLS, where asyncio's `sendfile` falls back on a buffer that it fills again before it is sent."""
     while start < stop:
         piece = await asyncio.to_thread(os.pread, held.file.fileno(), min(PIECE_BYTES, stop - start), start)

@@ -26,7 +26,7 @@ from learner.algorithms.replay import (
 from learner.config import ReplayConfig
 from learner.replay.batch import can_rescue, remember, rescue
 from learner.replay.table import make_table
-from learner.units import Group
+from learner.units import Unit
 from tests.trajectories import make_group, make_trajectory
 
 RNG = np.random.default_rng(11)
@@ -233,7 +233,7 @@ def test_only_a_failed_group_with_a_success_of_its_prompt_can_be_rescued():
     success, failed = make_trajectory("s", reward=1.0), [make_trajectory("s"), make_trajectory("s")]
     table = make_table(ReplayConfig(rule="success", max_policy_lag=9))
     assert not can_rescue(table, failed)
-    remember(table, [Group("u", "g", [success, *failed])], step=0)
+    remember(table, [Unit("u", "g", [success, *failed])], step=0)
     assert can_rescue(table, failed)
     assert not can_rescue(table, [success, *failed[1:]])
     assert not can_rescue(table, [make_trajectory("another prompt")] * 2)

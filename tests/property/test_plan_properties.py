@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from launch.plan.model import simulate
 from launch.plan.parts import Setting
-from launch.plan.rates import Rates
+from launch.plan.rates import MeasuredRates
 from launch.plan.rates_file import check_rates
 from launch.plan.simulation import Simulation
 from tests.property.effort import EFFORT
@@ -18,7 +18,7 @@ FEW = settings(max_examples=25 * EFFORT, deadline=None)
 
 def rates(
     *, decode=((1, 100.0), (32, 800.0)), learner=None, episode=None, slowdown=1.0, **generator
-) -> Rates:
+) -> MeasuredRates:
     points = [{"sequences": n, "tokens_per_second": float(r)} for n, r in decode]
     return check_rates(
         {

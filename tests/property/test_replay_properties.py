@@ -12,13 +12,13 @@ from learner.algorithms.replay import choose, replay_quota_beside, selection_pro
 from learner.config import ReplayConfig
 from learner.replay.batch import mix, remember
 from learner.replay.table import ReplayConfigError, make_table
-from learner.units import Group
+from learner.units import Unit
 from tests.property.effort import EFFORT
 from tests.trajectories import make_group
 
 GROUP_RULES = ["uniform", "recent", "difficulty"]
 RULES = [*GROUP_RULES, "success", "per_prompt", "advantage"]
-TEMPLATES = [Group(f"u{i}", f"g{i}", make_group(f"g{i}", [0.0, i / 7])) for i in range(8)]
+TEMPLATES = [Unit(f"u{i}", f"g{i}", make_group(f"g{i}", [0.0, i / 7])) for i in range(8)]
 
 logits = st.lists(st.one_of(st.floats(-800, 800), st.just(-math.inf)), max_size=12)
 shares = st.floats(0.01, 0.95)
@@ -83,7 +83,7 @@ def test_the_share_of_what_is_trained_converges(kind, share, fresh):
     replayed = total = 0
     for step in range(60):
         names = [f"{step}-{i}" for i in range(fresh)]
-        batch = [Group(name, name, make_group(name, [0.0], version=step)) for name in names]
+        batch = [Unit(name, name, make_group(name, [0.0], version=step)) for name in names]
         mixed = mix(table, batch, step=step, version=step, rng=np.random.default_rng(step))
         remember(table, batch, step=step)
         replayed += sum(t.replayed for t in mixed)

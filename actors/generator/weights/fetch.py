@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from actors.generator.weights.source import Cancelled, Source, SourceFailed, WrongBytes
-from protocol.weights.chunks import Chunk, chunks, file_chunks, missing, spans
+from protocol.weights.chunks import FileChunk, chunks, file_chunks, missing, spans
 from protocol.weights.format import Manifest, WeightsError
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ def _no_room(path: Path, nbytes: int) -> NoRoom:
     return NoRoom(f"{path}: no room for {nbytes} bytes; give the host more shared memory")
 
 
-def _copy_from(other: Path, told: Manifest, file: int, wanted: list[Chunk]) -> list[Chunk]:
+def _copy_from(other: Path, told: Manifest, file: int, wanted: list[FileChunk]) -> list[FileChunk]:
     """Take the chunks that another version has too; returns those still wanted."""
     still, same = [], set(file_chunks(told))
     with contextlib.suppress(OSError), open(other, "rb") as source:
@@ -122,12 +122,12 @@ def _transfer(
     connect: Connect,
     manifest: Manifest,
     file: int,
-    wanted: list[Chunk],
+    wanted: list[FileChunk],
     arrived: set[int],
     cancelled: threading.Event,
 ) -> None:
     """All wanted chunks, over a few connections; the first error ends them all. ``arrived``: offsets of the good."""
-    work: queue.SimpleQueue[list[Chunk]] = queue.SimpleQueue()
+    work: queue.SimpleQueue[list[FileChunk]] = queue.SimpleQueue()
     for span in spans(wanted, SPAN_CHUNKS):
         work.put(span)
     failed = threading.Event()

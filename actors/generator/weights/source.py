@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from protocol.security.http_tls import Access
-from protocol.weights.chunks import Chunk
+from protocol.weights.chunks import FileChunk
 from protocol.weights.format import MAX_MANIFEST_BYTES, Base, Manifest, WeightsError, parse_manifest
 
 CONNECT_S = 5.0
@@ -77,7 +77,7 @@ class Source:
         except WeightsError as error:
             raise WrongBytes(str(error)) from None
 
-    def read(self, manifest: Manifest, span: list[Chunk]) -> Iterator[tuple[Chunk, memoryview]]:
+    def read(self, manifest: Manifest, span: list[FileChunk]) -> Iterator[tuple[FileChunk, memoryview]]:
         """Chunks that follow each other, each verified; a view is valid until the next.
 
         Raises:

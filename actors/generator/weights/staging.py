@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 
-Row = list[Any]
+TensorRow = list[Any]
 """Of a tensor: name, dtype, shape, offset, nbytes. A list, as it comes out of the engine's messages as one."""
 
 FLOATS = ("F32", "BF16", "F16")
@@ -216,12 +216,12 @@ def link_or_copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def tensor_table(manifest: Manifest) -> list[Row]:
+def tensor_table(manifest: Manifest) -> list[TensorRow]:
     """Rows of (name, dtype, shape, offset, nbytes): what a worker needs to find the tensors in the file."""
     return [[t.name, t.dtype, list(t.shape), t.offset, t.nbytes] for t in manifest.tensors]
 
 
-def shares(rows: list[Row], count: int, *, together: int | None) -> list[list[Row]]:
+def shares(rows: list[TensorRow], count: int, *, together: int | None) -> list[list[TensorRow]]:
     """Rows of `tensor_table` in ``count`` lists of about as many bytes.
 
     Args:
@@ -236,11 +236,11 @@ def shares(rows: list[Row], count: int, *, together: int | None) -> list[list[Ro
     """
     if count == 1:
         return [rows]
-    units: dict[object, list[Row]] = {}
+    units: dict[object, list[TensorRow]] = {}
     for row in rows:
         name, _, shape, _, _ = row
         units.setdefault(together if shape and shape[0] == together else name, []).append(row)
-    found: list[list[Row]] = [[] for _ in range(count)]
+    found: list[list[TensorRow]] = [[] for _ in range(count)]
     taken = [0] * count
     sizes = {key: sum(row[-1] for row in unit) for key, unit in units.items()}
     for key in sorted(units, key=lambda key: -sizes[key]):

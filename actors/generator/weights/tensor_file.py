@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from actors.generator.weights.staging import Row
+from actors.generator.weights.staging import TensorRow
 
 TORCH_DTYPES = {
     "F64": torch.float64,
@@ -18,7 +18,7 @@ TORCH_DTYPES = {
 }
 
 
-def tensors_in(data: torch.Tensor, rows: Iterable[Row]) -> Iterator[tuple[str, torch.Tensor]]:
+def tensors_in(data: torch.Tensor, rows: Iterable[TensorRow]) -> Iterator[tuple[str, torch.Tensor]]:
     """Names and tensors, of the file's own memory where they lie at a multiple of their item size, else copied.
 
     Args:

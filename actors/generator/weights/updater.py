@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from actors.generator.engine import Engine, EngineFailed, UpdateRefused
+from actors.generator.engine import EngineFailed, SamplingEngine, UpdateRefused
 from actors.generator.weights.staging import Announced, NewestWins, Stage
 from protocol.weights.format import WeightsError
 
@@ -25,7 +25,7 @@ def load_deadline(nbytes: int, *, patience_s: float, longest_s: float) -> float:
     return min(longest_s, patience_s + nbytes / LOAD_BYTES_PER_S)
 
 
-class Updater:
+class WeightUpdater:
     """One update at a time, always the newest announced.
 
     A version that fails its verification is counted, logged and forgotten; the engine is not touched. A load
@@ -39,7 +39,7 @@ class Updater:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: SamplingEngine,
         queue: NewestWins,
         stage: Stage,
         run: str,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.uplink import Outbox, TaskBook
+from actors.uplink import LeaseBook, Outbox
 from launch.processes import free_port
 from protocol.codec import decode_delivery
 from protocol.link import ThreadLink
@@ -86,7 +86,7 @@ class Actor:
 
     def __init__(self, broker):
         self.link = Link(broker.endpoint, Hello(role="actor", peer="actor", incarnation=1))
-        self.outbox, self.book = Outbox(), TaskBook(16)
+        self.outbox, self.book = Outbox(), LeaseBook(16)
         self.acknowledged = set()
 
     def pump(self):

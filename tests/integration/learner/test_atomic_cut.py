@@ -18,7 +18,7 @@ from learner.metrics import Report
 from learner.replay.table import make_table
 from learner.retrain.retrain import Unpublished
 from learner.trajectory import Trajectory
-from learner.units import Group
+from learner.units import Unit
 from learner.update.adaptive import AdaptiveState
 from learner.update.report import UpdateReport
 from protocol.messages import PutTasks
@@ -94,7 +94,7 @@ class Rehearsed(Exchange):
     def collect(self, *, step, version):
         self.refill(step=step, version=version)
         names = sorted(self.curriculum.outstanding, key=Curriculum.index_of)[:2]
-        groups = [Group(name, name, members(name)) for name in names]
+        groups = [Unit(name, name, members(name)) for name in names]
         for group in groups:
             self.inlet.delivered_tokens += group.tokens
             self.inlet._hold(group)

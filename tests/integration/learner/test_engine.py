@@ -15,7 +15,7 @@ from learner.checkpoint import CheckpointError
 from learner.config import LearnerConfig, OptimizerConfig
 from learner.surrogate_config import ClipSurrogate
 from learner.update.deepspeed_zero import as_bytes
-from learner.update.engine import Engine
+from learner.update.engine import TrainingEngine
 from learner.update.scores import score_mini_batches
 from tests.integration.learner.tiny_qwen3 import VOCAB, save, tiny_model
 from tests.trajectories import make_batch_of_groups, make_trajectory
@@ -40,7 +40,7 @@ def start(model):
 
     def make(**settings):
         settings = {"optimizer": OPTIMIZER, "micro_batch_tokens": 40, "max_policy_lag": 4} | settings
-        engines.append(Engine(LearnerConfig(**settings), model=model, total_steps=10, seed=5))
+        engines.append(TrainingEngine(LearnerConfig(**settings), model=model, total_steps=10, seed=5))
         return engines[-1]
 
     yield make

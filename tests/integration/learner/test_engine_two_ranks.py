@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from learner.update.engine import Engine
+from learner.update.engine import TrainingEngine
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.integration.learner.two_ranks import batches, settings, weights_of
 
@@ -46,7 +46,7 @@ def out(model, tmp_path_factory):
 def test_two_ranks_equal_one(model, out, stage):
     """Unequal trajectories, several micro-batches, a batch of one; then a NaN, a checkpoint, a resumption."""
     result = json.loads((out / f"{stage}-float32" / "result.json").read_text())
-    single = Engine(settings(stage, "float32", 1), model=model, total_steps=10, seed=5)
+    single = TrainingEngine(settings(stage, "float32", 1), model=model, total_steps=10, seed=5)
     for batch, metrics, tokens in zip(batches(), result["metrics"], result["tokens"], strict=True):
         expected = single.update(batch, current_version=0).metrics
         assert tokens == sum(t.action_tokens for t in batch) == metrics["learner/trained_tokens"]

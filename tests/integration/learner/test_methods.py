@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from learner.algorithm_config import AlgorithmConfig
 from learner.config import LearnerConfig, OptimizerConfig
-from learner.update.engine import Engine
+from learner.update.engine import TrainingEngine
 from protocol.messages import Reward, Turn
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.integration.learner.two_ranks import method_batches, method_settings, weights_of
@@ -41,7 +41,7 @@ def start(model):
 
     def make(**settings):
         settings = {"optimizer": OPTIMIZER, "micro_batch_tokens": 40, "max_policy_lag": 4} | settings
-        engines.append(Engine(LearnerConfig(**settings), model=model, total_steps=10, seed=5))
+        engines.append(TrainingEngine(LearnerConfig(**settings), model=model, total_steps=10, seed=5))
         return engines[-1]
 
     yield make

@@ -21,7 +21,7 @@ from learner.main import DELIVERY_UNITS
 from learner.metrics import Report
 from learner.replay.table import replay_table
 from learner.retrain.retrain import CannotRerun, Unpublished, rerun
-from learner.update.engine import Engine
+from learner.update.engine import TrainingEngine
 from protocol.codec import decode, encode_arrays, encode_delivery
 from protocol.messages import (
     Commit,
@@ -226,7 +226,7 @@ class Killed(BaseException):
 def learn(system, folder, config, model, *, resume=False, kill_at=None):
     """One learner process of a run; returns the learner."""
     begin = start(folder, resume=resume, lockstep=False)
-    engine = Engine(config, model=model, total_steps=config.steps, seed=SEED)
+    engine = TrainingEngine(config, model=model, total_steps=config.steps, seed=SEED)
     system.join(begin)
     curriculum = Curriculum("e", config, begin.epoch, lineage=begin.lineage)
     exchange = Exchange(system, curriculum, config, lockstep=False, stop_reason=lambda: "", step=begin.step)

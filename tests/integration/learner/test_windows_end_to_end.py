@@ -10,7 +10,7 @@ import pytest
 
 from learner.config import LearnerConfig
 from learner.intake.curriculum import Curriculum
-from learner.intake.intake import Inlet
+from learner.intake.intake import Intake
 from protocol.link import AsyncLink
 from protocol.messages import Deliver, DeliveryCredit, Hello, PutTasks
 from tests.integration.actors.actor_harness import (
@@ -49,7 +49,7 @@ class Run:
         (folder / "counting.py").write_text(ENV_FILE)
         self.env = f"{folder / 'counting.py'}:Counting"
         self.curriculum = Curriculum(self.env, CONFIG)
-        self.inlet = Inlet(self.curriculum, filter_uniform=False, windows=True)
+        self.inlet = Intake(self.curriculum, filter_uniform=False, windows=True)
         self.units: list[tuple[str, int]] = []
         """Each unit that came, and how many turns the generator had been asked for by then."""
         self.processes, self.links = [], []

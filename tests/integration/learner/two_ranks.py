@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from learner.config import LearnerConfig, OptimizerConfig
-from learner.update.engine import Engine
+from learner.update.engine import TrainingEngine
 from tests.methods import method
 from tests.trajectories import make_batch_of_groups, make_group
 
@@ -109,7 +109,7 @@ def main():
     for case in cases:
         stage, dtype, *name = case.split("-")
         chosen = LearnerConfig(**method_settings(name[0], 2)) if name else settings(int(stage), dtype, 2)
-        engine = Engine(chosen, model=model, total_steps=10, seed=5)
+        engine = TrainingEngine(chosen, model=model, total_steps=10, seed=5)
         if engine.rank > 0:
             engine.follow()
             continue

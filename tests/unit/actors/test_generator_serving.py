@@ -13,7 +13,7 @@ from actors.generator.model_folder import ModelFacts
 from actors.generator.requests import HOLD_TIMEOUT_S
 from actors.generator.serving import Serving
 from actors.generator.weights.staging import Announced, NewestWins, Stage
-from actors.generator.weights.updater import Updater
+from actors.generator.weights.updater import WeightUpdater
 from protocol.codec import decode, encode, encode_arrays, unpack_arrays
 from protocol.envelopes import enclose
 from protocol.messages import Abort, Drain, Generate
@@ -318,9 +318,9 @@ def publish(root: Path, version: int) -> Announced:
     return Announced(0, version, str(manifest))
 
 
-def updater(tmp_path: Path, engine: EchoEngine, failures: list) -> Updater:
+def updater(tmp_path: Path, engine: EchoEngine, failures: list) -> WeightUpdater:
     stage = Stage("g", FACTS.shapes, root=tmp_path)
-    return Updater(engine, NewestWins(), stage, "r", on_failure=failures.append)
+    return WeightUpdater(engine, NewestWins(), stage, "r", on_failure=failures.append)
 
 
 def test_an_update_is_applied_and_nothing_stays_staged(tmp_path):

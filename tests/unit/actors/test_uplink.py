@@ -3,7 +3,7 @@
 import numpy as np
 
 from actors.segments import Closing, Sampled, SegmentCutter
-from actors.uplink import Outbox, TaskBook
+from actors.uplink import LeaseBook, Outbox
 from protocol.codec import decode
 from protocol.messages import LeaseTask, SegmentAck, Task, TaskCredit
 
@@ -89,7 +89,7 @@ def lease(number, name="t"):
 
 
 def test_credit_is_announced_at_join_and_given_back_one_by_one():
-    book = TaskBook(2)
+    book = LeaseBook(2)
     assert book.joined() == TaskCredit(tasks=2)
     assert book.leased(lease(0))
     assert book.ended("l0") == TaskCredit(tasks=1)
@@ -97,7 +97,7 @@ def test_credit_is_announced_at_join_and_given_back_one_by_one():
 
 
 def test_after_a_rejoin_credit_is_what_does_not_run():
-    book = TaskBook(2)
+    book = LeaseBook(2)
     book.joined()
     assert book.leased(lease(0))
     assert book.joined() == TaskCredit(tasks=1)
@@ -107,7 +107,7 @@ def test_after_a_rejoin_credit_is_what_does_not_run():
 
 
 def test_more_leases_than_there_is_room_for_are_not_run():
-    book = TaskBook(1)
+    book = LeaseBook(1)
     assert book.leased(lease(0))
     assert book.why_not() == "full"
     assert not book.leased(lease(1))
@@ -117,7 +117,7 @@ def test_more_leases_than_there_is_room_for_are_not_run():
 
 
 def test_the_same_lease_is_run_once_and_none_while_draining():
-    book = TaskBook(2)
+    book = LeaseBook(2)
     assert book.leased(lease(0))
     assert not book.leased(lease(0))
     assert book.lease_of("t0.1") == "l0"

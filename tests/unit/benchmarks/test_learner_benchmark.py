@@ -22,7 +22,7 @@ from benchmarks.learner.program import plan, spread, table
 from learner.config import LearnerConfig
 from learner.update.batching import make_batch
 from learner.update.credit_assignment import assign_credit
-from learner.update.engine import Engine
+from learner.update.engine import TrainingEngine
 
 TINY = Size(vocabulary=64, width=32, layers=1, heads=2, inner=64, trajectories=16)
 
@@ -36,7 +36,7 @@ def test_both_sides_take_the_same_step(tmp_path, updates):
     credit = assign_credit(config.algorithm, trajectories)
     batch = make_batch(trajectories, credit, current_version=0, max_policy_lag=0)
     bare = BareLoop(tmp_path, plan(batch, config))
-    engine = Engine(config, model=str(tmp_path), total_steps=1000, seed=0)
+    engine = TrainingEngine(config, model=str(tmp_path), total_steps=1000, seed=0)
     try:
         assert engine.update(trajectories, current_version=0).applied
         bare.update()

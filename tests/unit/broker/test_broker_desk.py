@@ -6,9 +6,9 @@ import os
 import pytest
 
 from broker.config import BrokerConfig
-from broker.errors import BooksBroken
+from broker.errors import StateBroken
 from broker.journal.journal import Journal, JournalError
-from broker.output_commit import MAX_DEAD_LETTERS, Desk
+from broker.output_commit import MAX_DEAD_LETTERS, OutputCommit
 from protocol.codec import decode, encode
 from protocol.messages import (
     Commit,
@@ -34,7 +34,7 @@ class Scene:
         self.open()
 
     def open(self):
-        self.desk = Desk.open(BrokerConfig(), "run", 4, self.folder)
+        self.desk = OutputCommit.open(BrokerConfig(), "run", 4, self.folder)
 
     def say(self, peer, message):
         return self.frames(peer, encode(message))
@@ -123,7 +123,7 @@ def test_a_message_that_breaks_the_books_ends_the_process_and_is_refused_by_the_
     assembly = type(scene.desk.state.books.assembly)
     original = assembly.add
     monkeypatch.setattr(assembly, "add", lambda *_: 1 / 0)
-    with pytest.raises(BooksBroken, match="ZeroDivisionError"):
+    with pytest.raises(StateBroken, match="ZeroDivisionError"):
         scene.frames("actor", frames)
     monkeypatch.setattr(assembly, "add", original)
     scene.open()
@@ -143,7 +143,7 @@ def test_who_speaks_behind_the_message_that_broke_the_books_is_not_blamed(scene,
     assembly = type(scene.desk.state.books.assembly)
     with monkeypatch.context() as broken:
         broken.setattr(assembly, "add", lambda *_: 1 / 0)
-        with pytest.raises(BooksBroken):
+        with pytest.raises(StateBroken):
             scene.frames("actor", segment_frames(one))
         assert scene.frames("actor", segment_frames(two)) == []
         assert scene.say("learner", Commit(epoch=1, step=1)) == []
@@ -170,7 +170,7 @@ def test_a_record_that_the_books_do_not_have_is_not_written(scene, monkeypatch, 
         "put": ("actor", segment_frames(lease)),
         "note": ("learner", encode(Commit(epoch=1, step=1, trained=["g"]))),
     }
-    with pytest.raises(BooksBroken, match="stored already"):
+    with pytest.raises(StateBroken, match="stored already"):
         scene.frames(*caused_by[name])
     scene.open()
     assert len(scene.desk.state.books.store) == 0

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from broker import journal_store
-from broker.core.state import Books
+from broker.core.state import BrokerState
 from broker.journal.journal import JournalError, Kind
 from broker.journal_store import JournalStore
 from broker.recovery import Snapshot, snapshot
@@ -23,7 +23,7 @@ def driver(tmp_path):
     return driver
 
 
-def picture(books: Books) -> dict:
+def picture(books: BrokerState) -> dict:
     """What must outlive the process: a snapshot, without clocks and without counts of refusals."""
     saved = msgspec.to_builtins(msgspec.msgpack.decode(snapshot(books, books.store), type=Snapshot))
     for record in saved["tasks"]:

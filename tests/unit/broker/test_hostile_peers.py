@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from broker.core.events import decode_event
-from broker.core.state import Books
+from broker.core.state import BrokerState
 from broker.journal.files import LOCK, survey
 from broker.journal.journal import JournalError, Kind, Place, Record
 from broker.journal.records import Header, file_name, pack_header, unpack_header, unpack_segment
@@ -114,7 +114,7 @@ def test_a_payload_that_is_none_is_named_by_its_place(tmp_path, kind, payload):
         store = JournalStore(journal, 1 << 20)
         record = Record(kind, payload, Place(3, 60, len(payload)))
         with pytest.raises(JournalError, match="journal file 3, offset 60"):
-            recover(Books(config(), store, 4), store, [record], 0.0)
+            recover(BrokerState(config(), store, 4), store, [record], 0.0)
 
 
 def test_a_segment_without_a_length_is_a_journal_error():

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from learner.config import LearnerConfig
-from learner.intake.commit_memory import Committed
+from learner.intake.commit_memory import CommitMemory
 from learner.intake.curriculum import Curriculum
-from learner.intake.intake import Inlet
+from learner.intake.intake import Intake
 from learner.intake.token_audit import LedgerViolation
 from learner.units import has_signal
 from protocol.codec import decode, encode_arrays, encode_delivery
@@ -65,7 +65,7 @@ def deliver(inlet, unit, *members):
 def inlet_with_tasks(*, filter_uniform=True, **settings):
     curriculum = Curriculum("calculator", LearnerConfig.model_validate(CONFIG.model_dump() | settings))
     curriculum.refill(version=0, lockstep=False)
-    return Inlet(curriculum, filter_uniform)
+    return Intake(curriculum, filter_uniform)
 
 
 def test_a_group_with_different_returns_is_ready_and_committed_as_trained():
@@ -291,7 +291,7 @@ def continued(inlet):
     """A process that goes on from a checkpoint of this inlet; the broker holds what it was told to hold."""
     fresh = Curriculum("calculator", inlet.curriculum.config, epoch=1, lineage=0)
     fresh.restore(inlet.curriculum.state())
-    again = Inlet(fresh, inlet.filter_uniform, inlet.windows)
+    again = Intake(fresh, inlet.filter_uniform, inlet.windows)
     again.restore(json.loads(json.dumps(inlet.state())))
     again.open.restore(inlet.open.encode())
     return again
@@ -388,16 +388,16 @@ def test_what_is_here_under_the_name_of_a_committed_unit_is_another():
 
 
 def test_only_the_last_units_are_remembered_and_in_order():
-    committed = Committed(size=3)
+    committed = CommitMemory(size=3)
     for i in range(5):
         committed.add(f"0g{i}", step=i, trained=i % 2 == 0)
     committed.add("0g2", step=9, trained=True)
     assert [row[0] for row in committed.state()] == ["0g3", "0g4", "0g2"]
-    again = Committed(size=3)
+    again = CommitMemory(size=3)
     again.restore(json.loads(json.dumps(committed.state())))
     assert again.state() == committed.state()
     assert (again["0g3"].trained, again["0g2"].step) == (False, 9)
-    smaller = Committed(size=2)
+    smaller = CommitMemory(size=2)
     smaller.restore(committed.state())
     assert list(smaller) == list(committed)[-2:], "a checkpoint of a larger memory is cut to size"
 

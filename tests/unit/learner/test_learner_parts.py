@@ -12,8 +12,8 @@ import torch
 from learner import checkpoint
 from learner.config import LearnerConfig, OptimizerConfig
 from learner.update.adaptive import AdaptiveState
-from learner.update.deepspeed_zero import StepResult, deepspeed_config, initialise
-from learner.update.outcome import ROWS, Outcome
+from learner.update.deepspeed_zero import OptimizerStep, deepspeed_config, initialise
+from learner.update.outcome import ROWS, UpdateOutcome
 from learner.update.ranks import RunUpdate, decode_batch, encode_batch
 from learner.update.report import make_report
 from learner.update.schedule import learning_rate
@@ -140,7 +140,7 @@ def test_report_of_known_tokens():
     rows["logp_current"] = np.array([-1.0, -1 - math.log(2)], dtype=np.float32)
     rows["clipped"] = np.array([1, 0], dtype=np.float32)
     rows["loss"] = np.array([0.5, 0.25], dtype=np.float32)
-    outcome = Outcome(rows, [StepResult(True, 2.0)], learning_rates=[1e-3], filled=6, computed=8)
+    outcome = UpdateOutcome(rows, [OptimizerStep(True, 2.0)], learning_rates=[1e-3], filled=6, computed=8)
     report = make_report(trajectories, batch, outcome, current_version=3, seconds=0.5)
     assert report.applied
     assert not report.nonfinite
@@ -174,7 +174,9 @@ def test_report_of_a_skipped_step_is_json():
     trajectories = [make_trajectory("a")]
     batch = batch_of(trajectories)
     rows = dict.fromkeys(ROWS, np.full(5, np.nan, dtype=np.float32)) | {"seen": np.ones(5, dtype=np.float32)}
-    outcome = Outcome(rows, [StepResult(False, math.inf)], learning_rates=[1e-3], filled=5, computed=5)
+    outcome = UpdateOutcome(
+        rows, [OptimizerStep(False, math.inf)], learning_rates=[1e-3], filled=5, computed=5
+    )
     report = make_report(trajectories, batch, outcome, current_version=0, seconds=1.0)
     assert report.nonfinite
     assert not report.applied
@@ -185,7 +187,7 @@ def test_report_of_a_skipped_step_is_json():
 def test_report_without_any_trained_token():
     trajectories = [make_trajectory("a", version=0)]
     batch = batch_of(trajectories, current_version=5, max_policy_lag=1)
-    outcome = Outcome({row: np.zeros(0, dtype=np.float32) for row in ROWS})
+    outcome = UpdateOutcome({row: np.zeros(0, dtype=np.float32) for row in ROWS})
     report = make_report(trajectories, batch, outcome, current_version=5, seconds=1.0)
     assert (report.applied, report.nonfinite) == (False, False)
     assert report.metrics["learner/stale_token_fraction"] == 1

@@ -15,8 +15,8 @@ from learner.metrics import Report as RealReport
 from learner.nonfinite import Diverged
 from learner.replay.table import make_table
 from learner.retrain.retrain import Unpublished
-from learner.run_files import Published
-from learner.units import Counts, Group
+from learner.run_files import PublishedVersion
+from learner.units import Counts, Unit
 from learner.update.report import UpdateReport
 from protocol.version_line import VersionLine
 from tests.trajectories import make_trajectory
@@ -63,7 +63,7 @@ class Exchange:
     def collect(self, *, step, version):
         if self.stop_at is not None and step >= self.stop_at[0]:
             raise Stopped(self.stop_at[1])
-        return [Group("u", "g", [make_trajectory("t"), make_trajectory("t")])]
+        return [Unit("u", "g", [make_trajectory("t"), make_trajectory("t")])]
 
     def evaluate(self, tag, *, version):
         self.log.append(("evaluate", tag, version))
@@ -216,14 +216,14 @@ def test_a_learner_that_takes_over_publishes_above_what_generators_have(tmp_path
 def test_a_broker_that_lost_what_it_knew_does_not_bring_versions_back(tmp_path):
     """Generators still serve the newer ones; a number given twice would be two sets of weights."""
     it = learner(tmp_path, ["applied"], evaluation_tasks=0)
-    it.version, it.publisher.published, it.exchange.version_before = 4, Published(9), 0
+    it.version, it.publisher.published, it.exchange.version_before = 4, PublishedVersion(9), 0
     it.take_over(always=True)
     assert (it.version, it.exchange.line) == (10, [(4, 10)])
 
 
 def test_two_restarts_with_no_checkpoint_in_between_are_both_on_the_line(tmp_path):
     it = learner(tmp_path, ["applied"], evaluation_tasks=0)
-    it.version, it.publisher.published, it.exchange.version_before = 10, Published(25, ((10, 20),)), 25
+    it.version, it.publisher.published, it.exchange.version_before = 10, PublishedVersion(25, ((10, 20),)), 25
     it.take_over(always=True)
     assert (it.version, it.exchange.line) == (26, [(10, 20), (10, 26)])
     assert it.exchange.inlet.line.lag(22, 26) == 2

@@ -10,7 +10,7 @@ from learner.config import ReplayConfig
 from learner.replay.batch import alone, batch_metrics, can_rescue, mix, prompt_key, remember, rescue_group
 from learner.replay.rules import Limiter, make_limiter, make_selector
 from learner.replay.table import ReplayConfigError, ReplayStateError, ReplayTable, make_table
-from learner.units import Group
+from learner.units import Unit
 from tests.trajectories import make_group, make_trajectory
 
 
@@ -23,13 +23,13 @@ def table_of(rule="uniform", **settings) -> ReplayTable:
 
 
 def group_of(name, rewards=(0.0, 1.0), version=0):
-    return Group(f"{name}.u", name, make_group(name, list(rewards), version=version))
+    return Unit(f"{name}.u", name, make_group(name, list(rewards), version=version))
 
 
 def task_group(name, rewards, prompt):
     """A group whose members all began with the same tokens."""
     members = [make_trajectory(f"{name}.{i}", group=name, reward=r) for i, r in enumerate(rewards)]
-    return Group(name, name, [replace(t, token_ids=np.full(len(t), prompt, np.int32)) for t in members])
+    return Unit(name, name, [replace(t, token_ids=np.full(len(t), prompt, np.int32)) for t in members])
 
 
 def keys(entries):
@@ -269,16 +269,16 @@ def test_a_failed_group_is_rescued_by_a_success_of_its_prompt(rule):
     assert [t.group_id for t in batch] == ["f"] * 3 + ["o"] * 3 + ["s"] * 3
     (joined,) = [t for t in batch if t.replayed]
     assert (joined.group_id, joined.return_, table.sampled) == ("f", 1.0, 1)
-    remember(table, [Group("f", "f", batch[:3])], step=1)
+    remember(table, [Unit("f", "f", batch[:3])], step=1)
     assert table.inserted == 2, "a replayed success is not stored again"
 
 
 def test_a_greedy_member_is_neither_stored_nor_replaced():
     greedy = make_trajectory("greedy", reward=1.0, temperature=0.0)
     table = table_of("success")
-    remember(table, [Group("u", "g0", [greedy])], step=0)
+    remember(table, [Unit("u", "g0", [greedy])], step=0)
     assert len(table) == 0
-    remember(table, [Group("u", "g0", [replace(greedy, temperature=1.0)])], step=0)
+    remember(table, [Unit("u", "g0", [replace(greedy, temperature=1.0)])], step=0)
     group = [replace(greedy, rewards=[]), replace(greedy, rewards=[], temperature=1.0)]
     for seed in range(4):  # as often as the one success may be used
         rescued = rescue_group(table, group, step=1, version=0, rng=rng(seed))
@@ -304,7 +304,7 @@ def test_winners_are_replayed_alone_with_an_advantage_of_today():
 def test_unfinished_trajectories_are_not_successes():
     table = table_of("success")
     remember(
-        table, [Group("u", "g", [replace(make_trajectory("t", reward=1.0), status="unfinished")])], step=0
+        table, [Unit("u", "g", [replace(make_trajectory("t", reward=1.0), status="unfinished")])], step=0
     )
     assert len(table) == 0
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from learner.config import LearnerConfig
 from learner.intake.curriculum import Curriculum
-from learner.intake.intake import Inlet
+from learner.intake.intake import Intake
 from learner.intake.open_trajectories import OpenStateError
 from protocol.codec import decode, encode_arrays, encode_delivery
 from protocol.messages import Deliver, Dropped, Reward, Segment, Turn
@@ -25,7 +25,7 @@ ATTEMPTS = st.lists(
 def inlet():
     curriculum = Curriculum("calculator", CONFIG)
     assert len(curriculum.refill(version=0, lockstep=False)) == 4
-    return Inlet(curriculum, filter_uniform=False, windows=True)
+    return Intake(curriculum, filter_uniform=False, windows=True)
 
 
 def segment(index, *, task="0g0.0", attempt=0, status="unfinished", version=0, logp=-0.5, prompt_only=False):
@@ -213,7 +213,7 @@ def test_numbers_that_would_spoil_a_gradient_break_the_trajectory(inlet):
 def test_prefixes_are_bounded_and_none_is_left_whatever_is_lost(data):
     """Segments are lost or come twice, attempts are cut off; each task ends, or is given up."""
     curriculum = Curriculum("calculator", CONFIG)
-    inlet = Inlet(curriculum, filter_uniform=False, windows=True)
+    inlet = Intake(curriculum, filter_uniform=False, windows=True)
     tasks = [task.task_id for task in curriculum.refill(version=0, lockstep=False)]
     script = {task: list(unroll(data.draw(ATTEMPTS))) for task in tasks}
     while any(script.values()):
@@ -267,7 +267,7 @@ def test_a_group_of_several_is_free_when_its_last_member_is():
     config = CONFIG.model_copy(update={"group_size": 2})
     curriculum = Curriculum("calculator", config)
     curriculum.refill(version=0, lockstep=False)
-    inlet = Inlet(curriculum, filter_uniform=False, windows=True)
+    inlet = Intake(curriculum, filter_uniform=False, windows=True)
     deliver(inlet, 0, task="0g0.0", status="finished")
     inlet.commit(1, 0, inlet.take(1))
     assert curriculum.owns("0g0")
@@ -287,7 +287,7 @@ def continued(inlet):
     """A process that goes on from a checkpoint of this inlet, while the broker holds all that is outstanding."""
     fresh = Curriculum("calculator", CONFIG, epoch=1, lineage=0)
     fresh.restore(inlet.curriculum.state())
-    again = Inlet(fresh, filter_uniform=False, windows=True)
+    again = Intake(fresh, filter_uniform=False, windows=True)
     again.restore(inlet.state())
     again.open.restore(inlet.open.encode())
     fresh.adopt([task.task_id for tasks in fresh.outstanding.values() for task in tasks])
@@ -353,7 +353,7 @@ class World:
 
     def __init__(self, length):
         self.curriculum = Curriculum("calculator", CONFIG)
-        self.inlet = Inlet(self.curriculum, filter_uniform=False, windows=True)
+        self.inlet = Intake(self.curriculum, filter_uniform=False, windows=True)
         self.tasks = [task.task_id for task in self.curriculum.refill(version=0, lockstep=False)][:2]
         self.length = length
         self.unborn = [(task, index) for index in range(length) for task in self.tasks]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.identities import MAX_CALLERS, REVOKED, Callers, NameInUse, WrongKey
+from broker.identities import MAX_CALLERS, REVOKED, Identities, NameInUse, WrongKey
 from protocol.messages import Heartbeat, Hello
 from protocol.security import key_files
 from protocol.security.handshakes import MAX_ADDRESSES, RELOAD_S, Admission, Rate, TokenBucket
@@ -91,7 +91,7 @@ def hello(role, peer):
 
 @pytest.fixture
 def callers(keys):
-    return Callers(Admission(keys, ALL, 0.0))
+    return Identities(Admission(keys, ALL, 0.0))
 
 
 def test_a_connection_gets_its_name_with_its_hello(callers):
@@ -122,7 +122,7 @@ class Wire:
 @pytest.mark.parametrize("end", ["closed", "silent"])
 def test_a_name_is_not_given_away_while_its_process_is_connected_and_heard(keys, end):
     heard, wires = {"actor-0"}, {route: Wire() for route in (b"r1", b"r2", b"r3")}
-    callers = Callers(Admission(keys, ALL, 0.0), heard.__contains__)
+    callers = Identities(Admission(keys, ALL, 0.0), heard.__contains__)
 
     def join(route):
         return callers.check(route, ACTOR, hello("actor", "actor-0"), lambda: wires[route])
@@ -146,7 +146,7 @@ def test_a_name_is_not_given_away_while_its_process_is_connected_and_heard(keys,
 
 
 def test_a_learner_need_not_wait_for_the_end_of_the_one_before(keys):
-    callers = Callers(Admission(keys, ALL, 0.0), lambda peer: True)
+    callers = Identities(Admission(keys, ALL, 0.0), lambda peer: True)
     for route in (b"r1", b"r2"):
         callers.check(route, LEARNER, hello("learner", "learner"), Wire)
     assert callers.route("learner") == b"r2"

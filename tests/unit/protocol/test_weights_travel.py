@@ -16,7 +16,7 @@ from launch.run_file.sections import RunConfig
 from launch.supervise.crew import posts
 from launch.weights_role import weights_url
 from learner.publisher import rounded, rounded_shapes
-from protocol.weights.chunks import Chunk, chunks, damaged, digests, missing, spans
+from protocol.weights.chunks import FileChunk, chunks, damaged, digests, missing, spans
 from protocol.weights.delta import apply_delta, make_delta
 from protocol.weights.files import write_version
 from protocol.weights.format import (
@@ -157,7 +157,7 @@ def test_looking_for_what_is_missing_does_not_fill_holes(tmp_path):
     path = tmp_path / "x"
     with open(path, "w+b") as file:
         file.truncate(8 * 2**20)
-        wanted = [Chunk(i * 2**20, 2**20, b"") for i in range(8)]
+        wanted = [FileChunk(i * 2**20, 2**20, b"") for i in range(8)]
         assert missing(file.fileno(), wanted) == wanted
         assert os.fstat(file.fileno()).st_blocks == 0
 
