@@ -18,11 +18,11 @@ from actors.episode import Bounds, Episode
 from actors.errors import ActorError
 from actors.generator_client import GeneratorPool
 from actors.render import Renderer
-from actors.segments import Cut
 from actors.uplink import LeaseBook, Outbox
 from envs.base import Suite
 from envs.config import EnvConfig
 from envs.registry import make_suite
+from protocol.arrays import SegmentArrays
 from protocol.link import AsyncLink
 from protocol.messages import (
     AnyMessage,
@@ -311,7 +311,7 @@ class Actor:
             self._link.send(TaskRejected(lease_id=lease.lease_id, reason=f"not recordable: {error!r}"[:500]))
         self._give_back(credit)
 
-    async def _emit(self, cuts: Sequence[Cut]) -> None:
+    async def _emit(self, cuts: Sequence[SegmentArrays]) -> None:
         """Take segments over, all of them before the first wait; then wait for room."""
         for cut in cuts:
             self._tokens += cut.segment.tokens

@@ -12,9 +12,11 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from actors.errors import ActorError
-from actors.generator_client import Piece, TurnRequest
-from actors.segments import Closing, Cut, SegmentCutter
+from actors.generator_client import TurnRequest
+from actors.sampled import Sampled
+from actors.segments import Closing, SegmentCutter
 from envs.base import ChatMessage, Env, StepResult, Suite
+from protocol.arrays import SegmentArrays
 from protocol.messages import MAX_ITEMS, MAX_NAME, LeaseTask
 
 log = logging.getLogger(__name__)
@@ -29,7 +31,7 @@ T = TypeVar("T")
 class Policy(Protocol):
     """Where action turns come from: a `GeneratorPool`, or a script in a test."""
 
-    def turn(self, request: TurnRequest) -> AsyncGenerator[Piece, None]: ...
+    def turn(self, request: TurnRequest) -> AsyncGenerator[Sampled, None]: ...
 
 
 class Text(Protocol):
@@ -54,7 +56,7 @@ class Bounds:
     """After each segment with sampled tokens, a training task waits for the next version: lockstep in windows."""
 
 
-Emit = Callable[[Sequence[Cut]], Awaitable[None]]
+Emit = Callable[[Sequence[SegmentArrays]], Awaitable[None]]
 
 
 class Episode:
@@ -149,12 +151,12 @@ class Episode:
             preferred=self._generator,
         )
         reason = ""
-        async with aclosing(self._policy.turn(request)) as pieces:
-            async for piece in pieces:
-                reason = piece.finish_reason
-                self._generator = piece.sampled.generator
-                self._tokens += piece.sampled.token_ids.tolist()
-                await self._emit(self._cutter.act(piece.sampled))
+        async with aclosing(self._policy.turn(request)) as stream:
+            async for sampled in stream:
+                reason = sampled.finish_reason
+                self._generator = sampled.generator
+                self._tokens += sampled.token_ids.tolist()
+                await self._emit(self._cutter.act(sampled))
         if len(self._tokens) == before:
             raise ActorError(f"generator {self._generator!r} ended a turn ({reason!r}) without a token")
         if reason != "length" or len(self._tokens) >= end:
@@ -188,14 +190,13 @@ class Episode:
         self._tokens += token_ids
         await self._emit(self._cutter.observe(token_ids))
 
-    async def _emit(self, cuts: list[Cut]) -> None:
+    async def _emit(self, cuts: list[SegmentArrays]) -> None:
         if not cuts:
             return
         if self._in_step:
             self._min_version = max(self._min_version, *(cut.segment.version_max + 1 for cut in cuts))
-        await self._emit_cuts(
-            cuts
-        )  # together: the deadline may end any wait, and no index must be missing then
+        # Together: the deadline may end any wait, and no index must be missing then.
+        await self._emit_cuts(cuts)
 
     async def _ask(self, answer: Awaitable[T], what: str) -> T:
         """Wait for the environment, at most ``env_timeout_s``."""

@@ -8,13 +8,13 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import zmq
 
 from actors.errors import GenerationFailed, NoGenerator
-from actors.segments import Sampled
+from actors.sampled import FinishReason, Sampled, nothing
+from protocol.arrays import SAMPLED_ARRAYS, TOKEN_ARRAYS
 from protocol.codec import Frames, encode, encode_arrays, unpack_arrays
 from protocol.envelopes import messages_in
 from protocol.errors import KeysUnusable, ProtocolError
@@ -34,6 +34,8 @@ NO_GENERATOR_S = 120.0
 """Longest wait for any generator at all."""
 MAX_ATTEMPTS = 5
 RETRY_S = 0.25
+FAILURES = ("error", "abort")
+"""Reasons for which a generator ends an answer that is not over."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,6 @@ class TurnRequest:
     preferred: str = ""
     begun: int = 0
     """So many tokens at the end of ``prompt`` are of this turn already."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Sampled tokens; ``finish_reason`` "" means that more follow."""
-
-    sampled: Sampled
-    finish_reason: Literal["", "stop", "length"] = ""
 
 
 @dataclass
@@ -123,22 +117,22 @@ class GeneratorPool:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def turn(self, request: TurnRequest) -> AsyncGenerator[Piece, None]:
+    async def turn(self, request: TurnRequest) -> AsyncGenerator[Sampled, None]:
         """Sample one action turn, on several generators if need be; tokens once received are kept.
 
         Raises:
             GenerationFailed: `MAX_ATTEMPTS` attempts failed, or no generator is known (NoGenerator).
         """
-        received: list[int] = []
+        received: list[Sampled] = []
         preferred, failures = request.preferred, list[str]()
         while len(failures) < MAX_ATTEMPTS:
             generator = await self._choose(preferred, after_failure=bool(failures))
             try:
-                async with aclosing(self._stream(generator, request, received)) as pieces:
-                    async for piece in pieces:
-                        received += piece.sampled.token_ids.tolist()
-                        yield piece
-                        if piece.finish_reason:
+                async with aclosing(self._stream(generator, request, received)) as stream:
+                    async for sampled in stream:
+                        received.append(sampled)
+                        yield sampled
+                        if sampled.finish_reason:
                             return
             except _Interrupted as why:
                 failures.append(f"{generator.info.peer}: {why}")
@@ -148,9 +142,8 @@ class GeneratorPool:
             self.interruptions += 1
             generator.suspect_until = self._clock() + SUSPECT_S
             preferred = ""
-            if received and (received[-1] in request.stop_token_ids or len(received) >= request.max_tokens):
-                stopped = received[-1] in request.stop_token_ids
-                yield Piece(_nothing(generator.info.peer), "stop" if stopped else "length")
+            if reason := _why_complete(request, received):
+                yield nothing(finish_reason=reason, generator=generator.info.peer)
                 return
         raise GenerationFailed(f"{MAX_ATTEMPTS} attempts failed: {'; '.join(failures)}")
 
@@ -202,8 +195,8 @@ class GeneratorPool:
         return chosen
 
     async def _stream(
-        self, generator: _Generator, request: TurnRequest, received: list[int]
-    ) -> AsyncGenerator[Piece, None]:
+        self, generator: _Generator, request: TurnRequest, received: Sequence[Sampled]
+    ) -> AsyncGenerator[Sampled, None]:
         """One request to one generator; raises _Interrupted unless it comes to its end."""
         request_id = f"{request.trajectory_id[-200:]}#{request.turn}.{next(self._counter)}"
         inbox: asyncio.Queue[_Arrived | None] = asyncio.Queue()
@@ -218,13 +211,12 @@ class GeneratorPool:
                 chunk = arrived.chunk
                 over = chunk.finish_reason != ""
                 sampled = _sampled(arrived, generator.info.peer)
-                _check_offset(chunk, have, len(sampled.token_ids))
-                have += len(sampled.token_ids)
-                if chunk.finish_reason in ("error", "abort"):
-                    if len(sampled.token_ids):
-                        yield Piece(sampled)
+                _check_offset(chunk, have, len(sampled))
+                have += len(sampled)
+                if len(sampled) or sampled.finish_reason:
+                    yield sampled
+                if chunk.finish_reason in FAILURES:
                     raise _Interrupted(f"{chunk.finish_reason} {chunk.error}".rstrip())
-                yield Piece(sampled, chunk.finish_reason)  # type: ignore[arg-type]
         finally:
             del generator.streams[request_id]
             if not over:
@@ -247,12 +239,20 @@ class GeneratorPool:
                 return arrived
 
 
-def _generate(request_id: str, request: TurnRequest, received: list[int]) -> Frames:
-    sampling = request.sampling
-    seed, begun = sampling.seed, request.begun + len(received)
+def _why_complete(request: TurnRequest, received: Sequence[Sampled]) -> FinishReason:
+    """Why nothing is missing of a turn whose last chunk was lost; "" if something is."""
+    last = next((sampled for sampled in reversed(received) if len(sampled)), None)
+    if last is not None and last.token_ids[-1] in request.stop_token_ids:
+        return "stop"
+    return "length" if sum(map(len, received)) >= request.max_tokens else ""
+
+
+def _generate(request_id: str, request: TurnRequest, received: Sequence[Sampled]) -> Frames:
+    sampling, tokens = request.sampling, sum(map(len, received))
+    seed, begun = sampling.seed, request.begun + tokens
     message = Generate(
         request_id=request_id,
-        max_tokens=request.max_tokens - len(received),
+        max_tokens=request.max_tokens - tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
@@ -261,7 +261,8 @@ def _generate(request_id: str, request: TurnRequest, received: list[int]) -> Fra
         stop_token_ids=list(request.stop_token_ids),
         min_policy_version=request.min_policy_version,
     )
-    return encode_arrays(message, {"token_ids": np.array([*request.prompt, *received], np.int32)})
+    prompt = [np.array(request.prompt, np.int32), *(sampled.token_ids for sampled in received)]
+    return encode_arrays(message, {"token_ids": np.concatenate(prompt)})
 
 
 def _received(streams: dict[str, "asyncio.Queue[_Arrived | None]"], frames: list[bytes]) -> None:
@@ -272,7 +273,7 @@ def _received(streams: dict[str, "asyncio.Queue[_Arrived | None]"], frames: list
 
 def _check_offset(chunk: Chunk, have: int, count: int) -> None:
     """Tokens behind a gap belong to another text than the one we have; what fails without any may say so."""
-    if chunk.offset == have or (count == 0 and chunk.finish_reason in ("error", "abort")):
+    if chunk.offset == have or (count == 0 and chunk.finish_reason in FAILURES):
         return
     if chunk.offset > have:
         raise _Interrupted(f"tokens {have}..{chunk.offset - 1} were lost on the way")
@@ -281,23 +282,16 @@ def _check_offset(chunk: Chunk, have: int, count: int) -> None:
 
 def _sampled(arrived: _Arrived, peer: str) -> Sampled:
     chunk = arrived.chunk
+    reason = chunk.finish_reason
+    finish_reason: FinishReason = reason if reason == "stop" or reason == "length" else ""
     if not chunk.arrays:
-        return _nothing(peer)
+        return nothing(finish_reason=finish_reason, generator=peer)
     try:
         arrays = unpack_arrays(chunk.arrays, arrived.frames[0])
-        sampled = Sampled(
-            arrays["token_ids"].astype(np.int32, copy=False),
-            arrays["logp_behaviour"].astype(np.float32, copy=False),
-            arrays["policy_version"].astype(np.int32, copy=False),
-            chunk.kv,
-            peer,
-        )
+        typed = {name: arrays[name].astype(TOKEN_ARRAYS[name], copy=False) for name in SAMPLED_ARRAYS}
+        sampled = Sampled(**typed, finish_reason=finish_reason, kv=chunk.kv, generator=peer)
     except (ProtocolError, ValueError, KeyError, IndexError) as error:
         raise _Interrupted(f"chunk without usable arrays: {error!r}") from None
     if not np.isfinite(sampled.logp_behaviour).all():
         raise _Interrupted("chunk with a log-probability that is not finite")
     return sampled
-
-
-def _nothing(peer: str) -> Sampled:
-    return Sampled(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32), generator=peer)

@@ -12,28 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from protocol.codec import Arrays
+from actors.sampled import Sampled
+from protocol.arrays import TOKEN_ARRAYS, Arrays, SegmentArrays
 from protocol.messages import KvPolicy, Reward, Segment, Task, TrajectoryStatus, Turn
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """Tokens that a generator sampled: equally long arrays, and where they come from."""
-
-    token_ids: NDArray[np.int32]
-    logp_behaviour: NDArray[np.float32]
-    policy_version: NDArray[np.int32]
-    kv: KvPolicy = "recomputed"
-    generator: str = ""
-
-    def __post_init__(self) -> None:
-        if not len(self.token_ids) == len(self.logp_behaviour) == len(self.policy_version):
-            raise ValueError(
-                f"generator {self.generator!r}: {len(self.token_ids)} tokens, {len(self.logp_behaviour)} "
-                f"log-probabilities and {len(self.policy_version)} versions must be equally many"
-            )
 
 
 @dataclass(frozen=True)
@@ -44,14 +26,6 @@ class Closing:
     stop_reason: str = ""
     error: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A finished segment and its arrays."""
-
-    segment: Segment
-    arrays: Arrays
 
 
 class SegmentCutter:
@@ -95,11 +69,11 @@ class SegmentCutter:
         """Tokens that the present segment has room for."""
         return self._limit - self._pending_tokens
 
-    def cut_full(self) -> list[Cut]:
+    def cut_full(self) -> list[SegmentArrays]:
         """End the segment if it is full. More tokens of its turn, or a turn, have to follow."""
         return [] if self.room else [self._cut(self._limit, [], Closing("unfinished"))]
 
-    def observe(self, token_ids: list[int]) -> list[Cut]:
+    def observe(self, token_ids: list[int]) -> list[SegmentArrays]:
         """Append an observation turn."""
         n = len(token_ids)
         return self._append(
@@ -112,23 +86,15 @@ class SegmentCutter:
             action=False,
         )
 
-    def act(self, sampled: Sampled) -> list[Cut]:
+    def act(self, sampled: Sampled) -> list[SegmentArrays]:
         """Append a piece of the current action turn, or begin one."""
         self._generator = sampled.generator or self._generator
         self._kv = "kept" if sampled.kv == "kept" else self._kv
-        return self._append(
-            {
-                "token_ids": sampled.token_ids.astype(np.int32, copy=False),
-                "action_mask": np.ones(len(sampled.token_ids), np.uint8),
-                "logp_behaviour": sampled.logp_behaviour.astype(np.float32, copy=False),
-                "policy_version": sampled.policy_version.astype(np.int32, copy=False),
-            },
-            action=True,
-        )
+        return self._append({**sampled.arrays, "action_mask": np.ones(len(sampled), np.uint8)}, action=True)
 
     def close_turn(
         self, rewards: dict[str, float], stop_reason: str = "", closing: Closing | None = None
-    ) -> list[Cut]:
+    ) -> list[SegmentArrays]:
         """End the action turn: its last piece with its rewards, and the trajectory's end if there is one."""
         assert self._turn_is_action, "only an action turn is closed"
         named = [Reward(name, self._turn, value) for name, value in rewards.items()]
@@ -136,11 +102,11 @@ class SegmentCutter:
         self._turn_is_action = False
         return [cut]
 
-    def abandon(self, closing: Closing) -> list[Cut]:
+    def abandon(self, closing: Closing) -> list[SegmentArrays]:
         """End the trajectory where it is; the segment may be empty."""
         return [self._cut(self._pending_tokens, [], closing)]
 
-    def _append(self, arrays: Arrays, *, action: bool) -> list[Cut]:
+    def _append(self, arrays: Arrays, *, action: bool) -> list[SegmentArrays]:
         assert not self.closed, f"trajectory {self._trajectory_id} is closed"
         n = len(arrays["token_ids"])
         if n == 0:
@@ -163,7 +129,7 @@ class SegmentCutter:
         else:
             self._turns.append(Turn(self._turn, start, end, action))
 
-    def _cut(self, n: int, rewards: list[Reward], closing: Closing) -> Cut:
+    def _cut(self, n: int, rewards: list[Reward], closing: Closing) -> SegmentArrays:
         assert not self.closed, f"trajectory {self._trajectory_id} is closed"
         arrays = self._take(n)
         versions = arrays["policy_version"][arrays["action_mask"] == 1]
@@ -193,14 +159,12 @@ class SegmentCutter:
         self._index += 1
         self.offset += n
         self.closed = closing.status != "unfinished"
-        return Cut(segment, arrays)
+        return SegmentArrays(segment, arrays)
 
     def _take(self, n: int) -> Arrays:
-        names = ("token_ids", "action_mask", "logp_behaviour", "policy_version")
-        types = (np.int32, np.uint8, np.float32, np.int32)
         whole: Arrays = {
-            name: np.concatenate([np.empty(0, kind), *(piece[name] for piece in self._pending)])
-            for name, kind in zip(names, types, strict=True)
+            name: np.concatenate([np.empty(0, dtype), *(arrays[name] for arrays in self._pending)])
+            for name, dtype in TOKEN_ARRAYS.items()
         }
         assert n <= len(whole["token_ids"]) == self._pending_tokens
         self._pending_tokens -= n

@@ -2,13 +2,12 @@
 
 from collections import Counter, OrderedDict, deque
 
-from actors.segments import Cut
+from protocol.arrays import SegmentArrays
 from protocol.codec import Frames, encode_arrays
 from protocol.messages import LeaseTask, SegmentAck, TaskCredit
+from protocol.names import SegmentKey
 
 REMEMBERED_LEASES = 1_024
-SegmentKey = tuple[str, int]
-"""Trajectory id and index of a segment."""
 
 
 class Outbox:
@@ -45,11 +44,10 @@ class Outbox:
         """Whether everything that was offered has been acknowledged."""
         return not self._waiting and not self._unacked
 
-    def offer(self, cut: Cut) -> None:
+    def offer(self, cut: SegmentArrays) -> None:
         """Take a segment over."""
-        self.offer_frames(
-            (cut.segment.trajectory_id, cut.segment.index), encode_arrays(cut.segment, cut.arrays)
-        )
+        segment, arrays = cut
+        self.offer_frames((segment.trajectory_id, segment.index), encode_arrays(segment, arrays))
 
     def offer_frames(self, key: SegmentKey, frames: Frames) -> None:
         self._waiting[key] = frames

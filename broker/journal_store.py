@@ -3,9 +3,10 @@
 from collections import Counter, OrderedDict
 
 from broker.core.events import AnyEvent, encode_event
-from broker.core.store import Counted, SegmentKey
+from broker.core.store import Counted
 from broker.journal.journal import Journal, Kind, Place, pack_segment, unpack_segment
 from protocol.codec import Buffer
+from protocol.names import SegmentKey
 
 MAX_ASIDE_SHARE = 0.5
 """Of the journal's bytes, for what is committed and in no checkpoint yet; the rest is for what waits."""

@@ -11,13 +11,13 @@ from broker.core.events import Published, decode_event
 from broker.core.ledger import Ledger
 from broker.core.records import GroupRecord, TaskRecord, TrajectoryRecord, Unit
 from broker.core.state import BrokerState
-from broker.core.store import SegmentKey
 from broker.errors import BrokerError, StateBroken
 from broker.journal.journal import JournalError, Kind, Place, Record, unpack_segment
 from broker.journal_store import JournalStore
 from protocol.codec import decode_payload, decode_segment
 from protocol.errors import ProtocolError
 from protocol.messages import DeliveryUnit, Hello
+from protocol.names import SegmentKey
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from learner.surrogate_config import ClipSurrogate, Level, SurrogateConfig
+from learner.algorithms.levels import Level
+from learner.surrogate_config import ClipSurrogate, SurrogateConfig
 from protocol.section import Section
 
 # --- advantage --------------------------------------------------------------------------------------------

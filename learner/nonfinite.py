@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from learner.trajectory import Trajectory
+from protocol.arrays import TOKEN_ARRAYS
 
 
 class Diverged(RuntimeError):
@@ -18,7 +19,7 @@ def save_trajectories(folder: Path, step: int, trajectories: Sequence[Trajectory
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {}
     for i, t in enumerate(trajectories):
-        for name in ("token_ids", "action_mask", "logp_behaviour", "policy_version"):
+        for name in TOKEN_ARRAYS:
             arrays[f"{i}.{name}"] = getattr(t, name)
     path = folder / f"step-{step:06d}.npz"
     np.savez_compressed(path, **arrays)

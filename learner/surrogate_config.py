@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from learner.algorithms.levels import Level
 from protocol.section import Section
 
-Level = Literal["token", "turn", "sequence"]
 Centre = Literal["proximal", "behaviour"]
 LowHalfWidth = Annotated[float, Field(ge=0, le=1)]
 HalfWidth = Annotated[float, Field(ge=0)]

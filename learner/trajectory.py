@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.codec import Arrays
+from protocol.arrays import TOKEN_ARRAYS, Arrays, SegmentArrays
 from protocol.messages import KvPolicy, Purpose, Reward, Segment, TrajectoryStatus, Turn
-
-REQUIRED_ARRAYS = ("token_ids", "action_mask", "logp_behaviour", "policy_version")
 
 
 class BrokenTrajectory(ValueError):
@@ -110,7 +108,7 @@ class Trajectory:
         return rewards
 
 
-def assemble(segments: Sequence[tuple[Segment, Arrays]]) -> Trajectory:
+def assemble(segments: Sequence[SegmentArrays]) -> Trajectory:
     """Join the segments of one trajectory, in whatever order they come.
 
     Raises:
@@ -124,7 +122,7 @@ def assemble(segments: Sequence[tuple[Segment, Arrays]]) -> Trajectory:
     _check_sequence([segment for segment, _ in ordered])
     for segment, arrays in ordered:
         _check_arrays(segment, arrays)
-    joined = {name: np.concatenate([arrays[name] for _, arrays in ordered]) for name in REQUIRED_ARRAYS}
+    joined = {name: np.concatenate([arrays[name] for _, arrays in ordered]) for name in TOKEN_ARRAYS}
     correct = last.extra.get("correct")
     trajectory = Trajectory(
         trajectory_id=first.trajectory_id,
@@ -176,7 +174,7 @@ def _check_sequence(segments: Sequence[Segment]) -> None:
 
 def _check_arrays(segment: Segment, arrays: Arrays) -> None:
     where = f"trajectory {segment.trajectory_id}: segment {segment.index}"
-    for name in REQUIRED_ARRAYS:
+    for name in TOKEN_ARRAYS:
         if name not in arrays:
             raise BrokenTrajectory(f"{where}: array {name!r} is missing, it has {sorted(arrays)}")
         if len(arrays[name]) != segment.tokens:
@@ -213,7 +211,7 @@ def _check_trajectory(trajectory: Trajectory) -> None:
         raise BrokenTrajectory(f"{name}: temperature is {trajectory.temperature}")
 
 
-def _check_counts(segments: Sequence[tuple[Segment, Arrays]]) -> None:
+def _check_counts(segments: Sequence[SegmentArrays]) -> None:
     """Broker and learner keep books by what headers say."""
     for segment, arrays in segments:
         if (actions := int(np.count_nonzero(arrays["action_mask"]))) != segment.action_tokens:

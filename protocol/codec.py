@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.arrays import ITEM_BYTES, Arrays, SegmentArrays
 from protocol.errors import LimitExceeded, Malformed, VersionMismatch
 from protocol.messages import MAX_ARRAYS, AnyMessage, ArraySpec, Deliver, Segment
 
@@ -30,11 +31,9 @@ MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 MAX_FRAMES = 65_536
 MAX_QUOTED = 500
 
-Arrays = dict[str, NDArray[Any]]
 Frames = list[bytes]
 Buffer = bytes | memoryview
 
-_ITEM_BYTES = {"i4": 4, "i8": 8, "u1": 1, "f4": 4, "f8": 8}
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 _segment_decoder = msgspec.msgpack.Decoder(Segment)
@@ -56,10 +55,10 @@ def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> tuple[list[ArraySpec], by
     offset = 0
     for name, array in arrays.items():
         code = f"{array.dtype.kind}{array.dtype.itemsize}"
-        if code not in _ITEM_BYTES or array.ndim != 1:
+        if code not in ITEM_BYTES or array.ndim != 1:
             raise ValueError(
                 f"array {name!r}: dtype {array.dtype} with {array.ndim} dimensions cannot travel; "
-                f"use one dimension of {sorted(_ITEM_BYTES)}"
+                f"use one dimension of {sorted(ITEM_BYTES)}"
             )
         piece = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes()
         specs.append(ArraySpec(name, code, len(array), offset))  # type: ignore[arg-type]
@@ -75,7 +74,7 @@ def unpack_arrays(specs: Sequence[ArraySpec], body: Buffer) -> Arrays:
         raise LimitExceeded(f"$.arrays: {len(specs)} arrays, at most {MAX_ARRAYS}")
     arrays: Arrays = {}
     for i, spec in enumerate(specs):
-        end = spec.offset + spec.length * _ITEM_BYTES[spec.dtype]
+        end = spec.offset + spec.length * ITEM_BYTES[spec.dtype]
         if end > len(body):
             raise Malformed(
                 f"$.arrays[{i}] ({spec.name!r}): ends at byte {end}, the body has {len(body)}; "
@@ -180,13 +179,13 @@ def decode_segment(header: Buffer) -> Segment:
         raise Malformed(f"segment header: {said(error)}") from None
 
 
-def decode_delivery(deliver: Deliver, rest: Sequence[Buffer]) -> list[tuple[Segment, Arrays]]:
+def decode_delivery(deliver: Deliver, rest: Sequence[Buffer]) -> list[SegmentArrays]:
     """The segments of a delivery, with their arrays as views."""
     if len(rest) != 2 * deliver.segments:
         raise Malformed(f"Deliver announces {deliver.segments} segments, {len(rest)} frames follow")
     pairs = zip(rest[::2], rest[1::2], strict=True)
     decoded = [(decode_segment(header), body) for header, body in pairs]
-    return [(segment, unpack_arrays(segment.arrays, body)) for segment, body in decoded]
+    return [SegmentArrays(segment, unpack_arrays(segment.arrays, body)) for segment, body in decoded]
 
 
 def decode_payload(decoder: msgspec.msgpack.Decoder[T], payload: bytes) -> T:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
+from protocol import names
 from protocol.version_line import MAX_FORKS
 
 Role = Literal["learner", "actor", "generator"]
@@ -303,7 +304,7 @@ class LeaseTask(Message, tag="lease_task", frozen=True):
     @property
     def trajectory_id(self) -> str:
         """What its segments must have."""
-        return f"{self.task.task_id}.{self.attempt}"
+        return names.trajectory_id(self.task.task_id, self.attempt)
 
 
 class CancelTask(Message, tag="cancel_task", frozen=True):

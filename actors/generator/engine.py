@@ -3,12 +3,11 @@
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
+from actors.sampled import Sampled
 from protocol.messages import KvPolicy
 from protocol.weights.format import Manifest
-
-FinishReason = Literal["", "stop", "length", "abort"]
 
 
 class RequestRefused(ValueError):
@@ -35,20 +34,6 @@ class Request:
     top_k: int
     seed: int | None
     stop: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """Newly sampled tokens, in order: ids, log-probabilities, and the policy version that sampled each.
-
-    The log-probability is that of the distribution really sampled from: after temperature, top_p and top_k.
-    ``finish_reason`` "" means that more follows; an end token is among the ids.
-    """
-
-    ids: list[int]
-    logps: list[float]
-    versions: list[int]
-    finish_reason: FinishReason = ""
 
 
 class SamplingEngine(Protocol):

@@ -18,18 +18,13 @@ from typing import Any
 
 import aiohttp
 import msgspec
+import numpy as np
 
 from actors.config import GeneratorConfig
-from actors.generator.engine import (
-    EngineFailed,
-    FinishReason,
-    Request,
-    RequestRefused,
-    Sampled,
-    UpdateRefused,
-)
+from actors.generator.engine import EngineFailed, Request, RequestRefused, UpdateRefused
 from actors.generator.requests import stamp
 from actors.generator.weights.staging import FILE_FORMAT, tensor_table
+from actors.sampled import FinishReason, Sampled
 from protocol.messages import KvPolicy
 from protocol.weights.format import Manifest
 
@@ -255,7 +250,10 @@ class HttpEngine:
             starts = [(int(span.version), span.start) for span in choice.weight_versions]
         end = stream.sent + len(stream.ids)
         sampled = Sampled(
-            stream.ids, stream.logps, stamp(starts, stream.sent, end) if stream.ids else [], finish
+            np.array(stream.ids, np.int32),
+            np.array(stream.logps, np.float32),
+            stamp(starts, stream.sent, end) if stream.ids else np.empty(0, np.int32),
+            finish,
         )
         stream.sent, stream.ids, stream.logps = end, [], []
         return sampled

@@ -8,12 +8,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from protocol.arrays import Int32s
 from protocol.messages import Generate
 
 HOLD_TIMEOUT_S = 60.0
 
 
-def stamp(starts: Sequence[tuple[int, int]], begin: int, end: int) -> list[int]:
+def stamp(starts: Sequence[tuple[int, int]], begin: int, end: int) -> Int32s:
     """Policy version of each of the tokens ``[begin, end)`` of one answer.
 
     Args:
@@ -21,13 +24,13 @@ def stamp(starts: Sequence[tuple[int, int]], begin: int, end: int) -> list[int]:
 
     Example:
         >>> stamp([(3, 0), (4, 5)], 3, 7)
-        [3, 3, 4, 4]
+        array([3, 3, 4, 4], dtype=int32)
     """
     if not starts or starts[0][1] > begin:
         raise ValueError(f"no version is known for token {begin}: spans {list(starts)}")
-    versions: list[int] = []
-    for (version, first), (_, last) in zip(starts, [*starts[1:], (0, end)], strict=True):
-        versions += [version] * (min(last, end) - max(first, begin))
+    versions = np.empty(end - begin, np.int32)
+    for version, first in starts:
+        versions[max(first - begin, 0) :] = version
     return versions
 
 

@@ -8,12 +8,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from actors.config import GeneratorConfig
-from actors.generator.engine import EngineFailed, Request, RequestRefused, Sampled, SamplingEngine
+from actors.generator.engine import EngineFailed, Request, RequestRefused, SamplingEngine
 from actors.generator.model_folder import ModelFacts
 from actors.generator.requests import HOLD_TIMEOUT_S, RequestBook, why_invalid
+from actors.sampled import Sampled, nothing
 from protocol.codec import Buffer, Frames, decode, encode_arrays, unpack_arrays
 from protocol.envelopes import open_envelope
 from protocol.errors import Malformed, ProtocolError
@@ -24,7 +23,7 @@ log = logging.getLogger(__name__)
 MAX_REQUESTS, MAX_REQUESTS_OF_ACTOR = 65_536, 16_384
 """Under way at a time; more are refused, and asked of another generator."""
 MAX_WARNINGS = 100
-NOTHING = Sampled([], [], [])
+NOTHING = nothing()
 
 
 @dataclass(slots=True)
@@ -201,7 +200,7 @@ class Serving:
             async for sampled in self._engine.generate(entry.request):
                 if entry.key not in self._entries:
                     return  # given up meanwhile
-                self.book.tokens(len(sampled.ids), time.monotonic())
+                self.book.tokens(len(sampled), time.monotonic())
                 if sampled.finish_reason:
                     self._forget(entry)
                 chunk = Chunk(
@@ -210,7 +209,7 @@ class Serving:
                     finish_reason=sampled.finish_reason,
                     kv=self._engine.kv,
                 )
-                entry.sent += len(sampled.ids)
+                entry.sent += len(sampled)
                 self._reply(entry.actor, chunk, sampled)
         except RequestRefused as error:
             self._end(entry, str(error))
@@ -238,12 +237,7 @@ class Serving:
                 del self._of_actor[entry.actor]
 
     def _reply(self, actor: bytes, chunk: Chunk, sampled: Sampled) -> None:
-        arrays = {
-            "token_ids": np.array(sampled.ids, dtype="<i4"),
-            "logp_behaviour": np.array(sampled.logps, dtype="<f4"),
-            "policy_version": np.array(sampled.versions, dtype="<i4"),
-        }
-        self.send([actor, *encode_arrays(chunk, arrays)])
+        self.send([actor, *encode_arrays(chunk, sampled.arrays)])
 
 
 def unpack_prompt(message: Generate, frames: Sequence[Buffer]) -> list[int]:
@@ -253,4 +247,5 @@ def unpack_prompt(message: Generate, frames: Sequence[Buffer]) -> list[int]:
     arrays = unpack_arrays(message.arrays, frames[0])
     if "token_ids" not in arrays or arrays["token_ids"].dtype.kind != "i":
         raise Malformed(f"Generate {message.request_id!r}: no integer array token_ids in {sorted(arrays)}")
-    return [int(i) for i in arrays["token_ids"].tolist()]
+    ids: list[int] = arrays["token_ids"].tolist()
+    return ids

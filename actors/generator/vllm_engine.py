@@ -13,11 +13,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from actors.config import GeneratorConfig
-from actors.generator.engine import EngineFailed, Request, RequestRefused, Sampled
+from actors.generator.engine import EngineFailed, Request, RequestRefused
 from actors.generator.requests import stamp
 from actors.generator.vllm_stats import SchedulerGauges, stat_logger, why_crowded
 from actors.generator.weights.staging import tensor_table
+from actors.sampled import FinishReason, Sampled, nothing
 from protocol.messages import KvPolicy
 from protocol.weights.format import Manifest
 
@@ -150,11 +153,15 @@ class VllmEngine:
                 if count and starts[: len(seen)] != seen:
                     raise EngineFailed(f"versions {seen} were told for tokens that have {starts}")
                 seen = starts or seen
+                finish_reason: FinishReason = answer.finish_reason or ""
+                if not count:
+                    yield nothing(finish_reason=finish_reason)
+                    continue
                 yield Sampled(
-                    list(answer.token_ids),
-                    list(answer.logprobs.logprobs) if count else [],
-                    stamp(starts, sent, sent + count) if count else [],
-                    answer.finish_reason or "",
+                    np.array(answer.token_ids, np.int32),
+                    np.array(answer.logprobs.logprobs, np.float32),
+                    stamp(starts, sent, sent + count),
+                    finish_reason,
                 )
                 sent += count
         except (VLLMClientError, GracefulHTTPError, ValueError) as error:

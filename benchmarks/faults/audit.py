@@ -19,13 +19,15 @@ from benchmarks.faults.learner import by_checkpoint, by_log, by_metrics
 from broker.config import BrokerConfig
 from broker.core.events import AnyEvent, Committed, LearnerJoined, decode_event
 from broker.core.state import BrokerState, process
-from broker.core.store import Counted, SegmentKey
+from broker.core.store import Counted
 from broker.errors import BrokerError
 from broker.journal.files import numbers, records
 from broker.journal.records import Kind, Loss, Record, unpack_segment
 from broker.recovery import Snapshot
 from learner.run_files import CHECKPOINTS
+from protocol import names
 from protocol.codec import decode_segment
+from protocol.names import SegmentKey
 
 
 @dataclass
@@ -112,7 +114,7 @@ class Replay:
         audit, ledger = self.audit, self.books.ledger
         attempts: dict[str, set[str]] = defaultdict(set)
         for trajectory, _ in audit.trained:
-            attempts[trajectory.rpartition(".")[0]].add(trajectory)
+            attempts[names.task_of(trajectory)].add(trajectory)
         audit.trained_twice += [
             f"task {task}, as {sorted(several)}" for task, several in attempts.items() if len(several) > 1
         ]

@@ -40,7 +40,6 @@ from benchmarks.staleness.lag_system import BudgetedCurriculum, System, running
 from benchmarks.truncation.report import ARMS, Ended, Run, plot, row, smoothed, tables
 from launch.run_file.load import load
 from launch.run_file.sections import RunConfig
-from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange, Stopped
 from learner.loop import Learner
 from learner.main import join
@@ -49,6 +48,7 @@ from learner.publisher import Publisher
 from learner.run_files import next_epoch
 from learner.totals import Totals
 from learner.update.engine import TrainingEngine
+from protocol import names
 from protocol.session import Progress
 
 SETTINGS = Path(__file__).with_name("truncation.toml")
@@ -81,7 +81,7 @@ class TimedLearner(Learner):
         """As ever, and for the curve."""
         for t in self.exchange.inlet.recent:
             if t.status != "failed" and self.ended is not None:
-                long = self._is_long(Curriculum.index_of(t.group_id))
+                long = self._is_long(names.group_index(t.group_id))
                 self.ended.append(Ended(self.training_seconds, long, t.return_, t.action_tokens))
         super().record(*args)
 

@@ -9,6 +9,7 @@ from broker.core.events import Leased, LeaseEnded
 from broker.core.peers import Peer
 from broker.core.records import TaskRecord
 from broker.core.state import BrokerState
+from protocol import names
 from protocol.codec import Buffer
 from protocol.messages import CancelTask, LeaseTask, Segment, SegmentAck, SegmentCredit, TaskRejected
 from protocol.session import MISSED_BEATS
@@ -171,10 +172,9 @@ class ActorSide:
 
     def _judge_other(self, segment: Segment, record: TaskRecord | None) -> Judgement:
         """Of a segment that is not of the attempt under way."""
-        task_id, _, digits = segment.trajectory_id.rpartition(".")
-        attempt = int(digits) if digits.isascii() and digits.isdecimal() and len(digits) < 10 else -1
-        if attempt < 0 or task_id != segment.task_id or digits != str(attempt):
-            return "refused", f"invalid: trajectory id must be {segment.task_id}.<attempt>"
+        attempt, task_id = names.attempt_of(segment.trajectory_id), segment.task_id
+        if attempt < 0 or names.task_of(segment.trajectory_id) != task_id:
+            return "refused", f"invalid: trajectory id must be {task_id}.<attempt>"
         if record is not None and attempt > record.attempt:
             return "refused", f"not_leased: attempt {attempt} of this task is not leased to anybody"
         if record is not None:

@@ -6,11 +6,10 @@ from operator import attrgetter
 import msgspec
 
 from broker.config import BrokerConfig
+from protocol.arrays import ITEM_BYTES, TOKEN_ARRAYS
 from protocol.codec import Buffer
 from protocol.messages import MAX_ARRAYS, Segment, Task
 
-REQUIRED_ARRAYS = frozenset({"token_ids", "action_mask", "logp_behaviour", "policy_version"})
-ITEM_BYTES = {"i4": 4, "i8": 8, "u1": 1, "f4": 4, "f8": 8}
 _name = attrgetter("name")
 LEAST_SEGMENT_BYTES = 4_096
 SHARERS = 4
@@ -54,8 +53,8 @@ def _why_arrays_invalid(segment: Segment, body: Buffer) -> str:
             return f"array {spec.name!r} has {spec.length} elements, the segment {tokens} tokens"
         if spec.offset + tokens * ITEM_BYTES[spec.dtype] > end:
             return f"array {spec.name!r} ends behind the body of {end} bytes"
-    if not names >= REQUIRED_ARRAYS:
-        return f"array {min(REQUIRED_ARRAYS - names)!r} is missing"
+    if missing := TOKEN_ARRAYS.keys() - names:
+        return f"array {min(missing)!r} is missing"
     return "two arrays of one name" if len(names) < len(segment.arrays) else ""
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from broker.core.ledger import Ledger
 from broker.core.records import GroupRecord, Outcome, StoredSegment, TrajectoryRecord, Unit
 from broker.core.store import SegmentStore
+from protocol import names
 from protocol.messages import DeliveryUnit, Dropped, Segment, Task
 
 
@@ -166,7 +167,7 @@ class Assembly:
         if (self.mode == "segment" or trajectory.split) and task.purpose == "train":
             trajectory.split = True
             for piece in trajectory.pieces:
-                unit_id = f"{trajectory.trajectory_id}/{piece.key[1]}"
+                unit_id = names.window_id(*piece.key)
                 last = trajectory.closed and piece is trajectory.pieces[-1]
                 self._emit(
                     Unit(

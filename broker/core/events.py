@@ -2,8 +2,9 @@
 
 Decisions (who gets a task, whether a segment is let in, which deadline has passed) are made by `broker.core.actor_side`
 and `broker.core.learner_side`, which know peers and clocks. What was decided is an event;
-`broker.core.state.BrokerState` applies it, and needs neither peers nor clock for that. So the same events, applied in the same order by the broker's
-next process, give the same books. Credit, liveness and deliveries on their way are no part of them: they begin anew.
+`broker.core.state.BrokerState` applies it, and needs neither peers nor clock for that. So the same events, applied
+in the same order by the broker's next process, give the same state. Credit, liveness and deliveries on their way are
+no part of them: they begin anew.
 """
 
 from typing import Literal

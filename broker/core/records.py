@@ -4,9 +4,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-from broker.core.store import SegmentKey
+from protocol import names
 from protocol.codec import MAX_FRAMES, MAX_MESSAGE_BYTES
 from protocol.messages import Purpose, Task
+from protocol.names import SegmentKey
 
 ENVELOPE_BYTES = 64 * 1024
 
@@ -47,7 +48,7 @@ class TaskRecord(Struct):
 
     @property
     def trajectory_id(self) -> str:
-        return f"{self.task.task_id}.{self.attempt}"
+        return names.trajectory_id(self.task.task_id, self.attempt)
 
 
 class TrajectoryRecord(Struct):

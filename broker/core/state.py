@@ -28,6 +28,7 @@ from broker.core.records import Outcome, StoredSegment, TaskRecord
 from broker.core.store import SegmentStore
 from broker.core.tasks import UNWANTED, TaskQueue
 from broker.errors import StateBroken
+from protocol import names
 from protocol.codec import Buffer
 from protocol.messages import AnyMessage, CancelTask, Dropped, Hello, Refused, Segment, Task
 from protocol.version_line import VersionLine
@@ -266,7 +267,7 @@ class BrokerState:
         done = [piece.key[0] for unit in units for piece in unit.pieces]
         if "train" in purposes:
             done += [t.trajectory_id for group in self.assembly.groups.values() for t in group.here]
-        return [trajectory.rpartition(".")[0] for trajectory in done]
+        return [names.task_of(trajectory) for trajectory in done]
 
     def room(self) -> int:
         """Segment credit that may still be granted to actors."""

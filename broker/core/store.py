@@ -4,8 +4,8 @@ from typing import Protocol
 
 from broker.core.events import AnyEvent
 from protocol.codec import Buffer
+from protocol.names import SegmentKey
 
-SegmentKey = tuple[str, int]
 """Trajectory id and index of a segment."""
 
 

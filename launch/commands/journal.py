@@ -25,6 +25,7 @@ from broker.journal.records import (
 from launch.commands.journal_export import export
 from launch.errors import LaunchError
 from launch.run_folder import JOURNAL
+from protocol import names
 from protocol.codec import decode_segment
 from protocol.errors import ProtocolError
 from protocol.messages import Segment
@@ -167,14 +168,14 @@ def _ids(trajectory: str) -> set[str]:
         >>> sorted(_ids("1g7.3.0"))
         ['1g7', '1g7.3', '1g7.3.0']
     """
-    task = trajectory.rpartition(".")[0]
-    return {trajectory, task, task.rpartition(".")[0]} - {""}
+    task = names.task_of(trajectory)
+    return {trajectory, task, names.group_of_task(task)} - {""}
 
 
 def _mentions(value: Any, ids: set[str]) -> bool:
     match value:
         case str():
-            return value in ids or value.partition("/")[0] in ids
+            return value in ids or names.without_window(value) in ids
         case dict():
             return any(_mentions(inner, ids) for inner in value.values())
         case list():

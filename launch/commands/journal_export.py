@@ -11,7 +11,8 @@ import numpy as np
 from broker.journal.files import each_file, read_place
 from broker.journal.records import JournalError, Kind, Place, unpack_segment
 from launch.errors import LaunchError
-from protocol.codec import Arrays, decode_segment, unpack_arrays
+from protocol.arrays import Arrays
+from protocol.codec import decode_segment, unpack_arrays
 from protocol.errors import ProtocolError
 from protocol.messages import Segment
 from protocol.weights.format import layout

@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from broker.core.events import AnyEvent, Committed, LearnerJoined, Published, decode_event
-from broker.core.store import SegmentKey
 from broker.journal.files import numbers, records
 from broker.journal.records import JournalError, Kind, Loss, Place, file_name, unpack_segment
 from launch.errors import LaunchError
 from learner.retrain.recorded import RecordedStep, RecordedUnit
+from protocol import names
 from protocol.codec import decode_segment
 from protocol.messages import Deliver, Hello, Segment
+from protocol.names import SegmentKey
 
 Forks = tuple[tuple[int, int], ...]
 
@@ -137,11 +138,11 @@ class Recording:
 
     def _pieces(self, unit_id: str) -> list[SegmentKey]:
         """The segments of a unit."""
-        name, _, index = unit_id.partition("/")
-        if index:
-            return [(name, int(index))] if (name, int(index)) in self.places else []
-        names = self.members.get(name, [name])
-        return [(t, i) for t in names for i in range(self.lengths.get(t, 0)) if (t, i) in self.places]
+        window = names.window(unit_id)
+        if window is not None:
+            return [window] if window in self.places else []
+        members = self.members.get(unit_id, [unit_id])
+        return [(t, i) for t in members for i in range(self.lengths.get(t, 0)) if (t, i) in self.places]
 
     def _unit(self, unit_id: str, keys: list[SegmentKey]) -> RecordedUnit:
         name, index = keys[-1]

@@ -146,11 +146,11 @@ async def _client(
             sampling=Sampling(temperature=1.0),
             stop_token_ids=NO_STOP,
         )
-        async with aclosing(pool.turn(request)) as pieces:
-            async for piece in pieces:
+        async with aclosing(pool.turn(request)) as stream:
+            async for sampled in stream:
                 now = time.monotonic()
                 if begin <= now < end:
-                    counts.tokens += len(piece.sampled.token_ids)
-                    counts.turns += piece.finish_reason != ""
+                    counts.tokens += len(sampled)
+                    counts.turns += sampled.finish_reason != ""
                 if now >= end:
                     break

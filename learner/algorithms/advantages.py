@@ -14,18 +14,18 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from learner.algorithms.values import monte_carlo_returns
+from protocol.arrays import Float64s
 
 STD_EPSILON = 1e-6
 UNIFORM_SPREAD = 1e-9
 
-Floats = NDArray[np.float64]
 Scale = Literal["std", "sample_std", "none"]
 
 
 # --- one advantage for a trajectory, against its group --------------------------------------------------------
 
 
-def group_relative_advantage(returns: ArrayLike, groups: Sequence[str], *, scale: Scale) -> Floats:
+def group_relative_advantage(returns: ArrayLike, groups: Sequence[str], *, scale: Scale) -> Float64s:
     r"""Return of each trajectory against the mean of its rollout group.
 
     .. math:: A_i = \frac{R_i - \mathrm{mean}_{j \in g(i)} R_j}{\mathrm{std}_{j \in g(i)} R_j + 10^{-6}}
@@ -58,7 +58,7 @@ def group_relative_advantage(returns: ArrayLike, groups: Sequence[str], *, scale
     return advantages
 
 
-def leave_one_out_advantage(returns: ArrayLike, groups: Sequence[str]) -> Floats:
+def leave_one_out_advantage(returns: ArrayLike, groups: Sequence[str]) -> Float64s:
     r"""Return of each trajectory against the mean of the others of its group.
 
     .. math:: A_i = R_i - \frac{1}{G - 1} \sum_{j \ne i} R_j = \frac{G}{G - 1} (R_i - \mathrm{mean}\, R)
@@ -89,7 +89,7 @@ def leave_one_out_advantage(returns: ArrayLike, groups: Sequence[str]) -> Floats
     return advantages
 
 
-def median_relative_advantage(returns: ArrayLike, groups: Sequence[str]) -> Floats:
+def median_relative_advantage(returns: ArrayLike, groups: Sequence[str]) -> Float64s:
     r"""Return of each trajectory against the median of its group.
 
     .. math:: z_i = \frac{R_i - \mathrm{median}_{j \in g(i)} R_j}{\mathrm{std}_{j \in g(i)} R_j + 10^{-6}}
@@ -122,7 +122,7 @@ def median_relative_advantage(returns: ArrayLike, groups: Sequence[str]) -> Floa
 
 def token_group_advantage(
     returns: ArrayLike, lengths: ArrayLike, groups: Sequence[str], *, ceiling: float = 5.0
-) -> Floats:
+) -> Float64s:
     r"""Return of each trajectory against the mean over the tokens of its group.
 
     .. math::
@@ -171,7 +171,7 @@ def token_group_advantage(
 # --- one advantage for a trajectory, against something else ---------------------------------------------------
 
 
-def batch_mean_advantage(returns: ArrayLike, *, scale: Literal["std", "none"]) -> Floats:
+def batch_mean_advantage(returns: ArrayLike, *, scale: Literal["std", "none"]) -> Float64s:
     r"""Return of each trajectory against the mean of the whole batch, whatever its group.
 
     .. math:: A_i = \frac{R_i - \mathrm{mean}_j R_j}{\mathrm{std}_j R_j + 10^{-6}}
@@ -196,7 +196,7 @@ def batch_mean_advantage(returns: ArrayLike, *, scale: Literal["std", "none"]) -
     return group_relative_advantage(values, [""] * len(values), scale=scale)
 
 
-def greedy_baseline_advantage(returns: ArrayLike, baselines: ArrayLike) -> Floats:
+def greedy_baseline_advantage(returns: ArrayLike, baselines: ArrayLike) -> Float64s:
     r"""Return of each trajectory less that of the greedy response to its task: :math:`A_i = R_i - b_i`.
 
     ReMax, arXiv:2310.10505. The baseline does not depend on what was sampled, so the gradient stays unbiased
@@ -229,7 +229,7 @@ def greedy_baseline_advantage(returns: ArrayLike, baselines: ArrayLike) -> Float
 # --- one advantage for a turn, or a token ---------------------------------------------------------------------
 
 
-def turn_returns(rewards: ArrayLike, *, discount: float) -> Floats:
+def turn_returns(rewards: ArrayLike, *, discount: float) -> Float64s:
     r"""Discounted return from each turn on, which all of its tokens share.
 
     .. math:: G_j = \sum_{k \ge j} \gamma^{k - j} r_k
@@ -255,8 +255,8 @@ def turn_returns(rewards: ArrayLike, *, discount: float) -> Floats:
 
 
 def turn_return_advantage(
-    returns: Sequence[Floats], groups: Sequence[str], *, baseline: Literal["none", "group"]
-) -> list[Floats]:
+    returns: Sequence[Float64s], groups: Sequence[str], *, baseline: Literal["none", "group"]
+) -> list[Float64s]:
     r"""Return from each turn on against that of the group at the same turn.
 
     .. math:: A_{i,j} = G_{i,j} - \mathrm{mean}_{k \in g(i), J_k > j} G_{k,j}
@@ -290,7 +290,7 @@ def turn_return_advantage(
     return np.split(centred, np.cumsum([len(row) for row in rows]))[: len(rows)]
 
 
-def whiten(values: ArrayLike, mask: ArrayLike) -> Floats:
+def whiten(values: ArrayLike, mask: ArrayLike) -> Float64s:
     r"""Values with mean 0 and variance 1 over the mask, 0 outside it.
 
     Over all policy tokens of a batch, as PPO implementations do with advantages; the variance divides by the
@@ -353,7 +353,7 @@ def informative_scale(returns: ArrayLike, groups: Sequence[str]) -> float:
 # --- shared ---------------------------------------------------------------------------------------------------
 
 
-def _finite(what: str, numbers: ArrayLike, length: int | None = None) -> Floats:
+def _finite(what: str, numbers: ArrayLike, length: int | None = None) -> Float64s:
     """As float64 [S], refused where one is not finite or there are not as many as there should be."""
     array = np.asarray(numbers, dtype=np.float64)
     if array.ndim != 1 or length not in (None, len(array)):
@@ -363,11 +363,11 @@ def _finite(what: str, numbers: ArrayLike, length: int | None = None) -> Floats:
     return array
 
 
-def _uniform(values: Floats) -> bool:
+def _uniform(values: Float64s) -> bool:
     return not len(values) or bool(np.ptp(values) <= UNIFORM_SPREAD * max(1.0, float(np.abs(values).max())))
 
 
-def _informative_groups(values: Floats, groups: Sequence[str]) -> list[NDArray[np.intp]]:
+def _informative_groups(values: Float64s, groups: Sequence[str]) -> list[NDArray[np.intp]]:
     """Rows of each group whose members differ."""
     members: dict[str, list[int]] = {}
     for i, group in enumerate(groups):
@@ -375,8 +375,8 @@ def _informative_groups(values: Floats, groups: Sequence[str]) -> list[NDArray[n
     return [np.array(rows) for rows in members.values() if not _uniform(values[rows])]
 
 
-def _scaled(values: Floats, centre: float, scale: Scale) -> Floats:
-    centred: Floats = values - centre
+def _scaled(values: Float64s, centre: float, scale: Scale) -> Float64s:
+    centred: Float64s = values - centre
     if scale != "none":
         centred /= values.std(ddof=1 if scale == "sample_std" else 0) + STD_EPSILON
     return centred

@@ -5,7 +5,7 @@ from typing import Literal, assert_never
 import torch
 from torch import Tensor
 
-Level = Literal["token", "turn", "sequence"]
+from learner.algorithms.levels import Level
 
 LOG_RATIO_LIMIT = 20.0
 """Log ratios are held within ±20 (4.9e8): beyond it a float32 product of ratio and advantage may overflow."""

@@ -9,14 +9,15 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Floats = NDArray[np.float64]
+from protocol.arrays import Float64s
+
 ROUNDING = 1e-9
 """Sums of shares this close below a whole number count as that number."""
 
 
-def uniform_logits(count: int) -> Floats:
+def uniform_logits(count: int) -> Float64s:
     """Every item alike.
 
     Args:
@@ -32,7 +33,7 @@ def uniform_logits(count: int) -> Floats:
     return np.zeros(count)
 
 
-def recent_logits(lags: ArrayLike, *, max_lag: int) -> Floats:
+def recent_logits(lags: ArrayLike, *, max_lag: int) -> Float64s:
     r"""Items of the last policies, the newest likelier.
 
     .. math:: w_i = N + 1 - \mathrm{lag}_i \quad (0 \le \mathrm{lag}_i \le N)
@@ -61,7 +62,7 @@ def recent_logits(lags: ArrayLike, *, max_lag: int) -> Floats:
     return _log(np.maximum(max_lag + 1 - lag, 0.0))
 
 
-def difficulty_logits(success_rates: ArrayLike, *, target: float, temperature: float) -> Floats:
+def difficulty_logits(success_rates: ArrayLike, *, target: float, temperature: float) -> Float64s:
     r"""Items whose success rate is near the target.
 
     .. math:: \log w_i = - |p_i - \alpha| / T
@@ -87,11 +88,11 @@ def difficulty_logits(success_rates: ArrayLike, *, target: float, temperature: f
     """
     if not temperature > 0:
         raise ValueError(f"temperature is {temperature}, it must be above 0")
-    distance: Floats = np.abs(np.asarray(success_rates, dtype=np.float64) - target)
+    distance: Float64s = np.abs(np.asarray(success_rates, dtype=np.float64) - target)
     return -distance / temperature
 
 
-def success_logits(returns: ArrayLike, *, threshold: float) -> Floats:
+def success_logits(returns: ArrayLike, *, threshold: float) -> Float64s:
     """Items that succeeded, each alike.
 
     ARPO (arXiv:2505.16282) draws uniformly from the successes of a task, those with outcome above 0.1.
@@ -110,7 +111,7 @@ def success_logits(returns: ArrayLike, *, threshold: float) -> Floats:
     return _log((np.asarray(returns, dtype=np.float64) > threshold).astype(np.float64))
 
 
-def last_success_logits(returns: ArrayLike, order: ArrayLike, *, threshold: float) -> Floats:
+def last_success_logits(returns: ArrayLike, order: ArrayLike, *, threshold: float) -> Float64s:
     """The last item that succeeded, and no other.
 
     RAPO (arXiv:2509.24107, sections 2.2 to 2.5) keeps one trajectory per prompt, the last with a return above 0.5.
@@ -132,7 +133,7 @@ def last_success_logits(returns: ArrayLike, order: ArrayLike, *, threshold: floa
     return _log((success & (place == place.max(initial=-np.inf))).astype(np.float64))
 
 
-def advantage_logits(advantages: ArrayLike, recalibrated: ArrayLike) -> Floats:
+def advantage_logits(advantages: ArrayLike, recalibrated: ArrayLike) -> Float64s:
     r"""Items that were better than their group, and still are better than what is usual now.
 
     .. math:: w_i = 1[A_i > 0 \wedge \tilde A_i > 0]
@@ -154,7 +155,7 @@ def advantage_logits(advantages: ArrayLike, recalibrated: ArrayLike) -> Floats:
     return _log(gate.astype(np.float64))
 
 
-def selection_probabilities(logits: ArrayLike) -> Floats:
+def selection_probabilities(logits: ArrayLike) -> Float64s:
     """Probability of each item to be the next one drawn.
 
     Args:
@@ -170,8 +171,8 @@ def selection_probabilities(logits: ArrayLike) -> Floats:
     values = np.asarray(logits, dtype=np.float64)
     if not (values > -np.inf).any():
         return np.zeros_like(values)
-    weights: Floats = np.exp(values - values.max())
-    probabilities: Floats = weights / weights.sum()
+    weights: Float64s = np.exp(values - values.max())
+    probabilities: Float64s = weights / weights.sum()
     return probabilities
 
 
@@ -204,7 +205,7 @@ def choose(logits: ArrayLike, count: int, rng: np.random.Generator) -> list[int]
     return [int(i) for i in ranked if values[i] > -np.inf]
 
 
-def advantage_recalibrated(return_: ArrayLike, baselines: Sequence[float]) -> Floats:
+def advantage_recalibrated(return_: ArrayLike, baselines: Sequence[float]) -> Float64s:
     r"""Return against what is usual now.
 
     .. math:: \tilde A = R - \mathrm{median}(D_R)
@@ -317,7 +318,7 @@ def _whole(amount: float) -> tuple[int, float]:
     return whole, max(0.0, amount - whole)
 
 
-def _log(weights: Floats) -> Floats:
+def _log(weights: Float64s) -> Float64s:
     with np.errstate(divide="ignore"):  # log 0 = -inf is meant
-        logits: Floats = np.log(weights)
+        logits: Float64s = np.log(weights)
     return logits

@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
-Floats = NDArray[np.float64]
+from protocol.arrays import Float64s
 
 
 class VTrace(NamedTuple):
     """Off-policy corrected value targets, and the advantages that follow from them."""
 
-    targets: Floats
-    advantages: Floats
+    targets: Float64s
+    advantages: Float64s
     """Already times the truncated ratio rho; unlike targets less values they look one target ahead."""
 
 
@@ -65,7 +65,7 @@ def value_loss(
     return 0.5 * error
 
 
-def monte_carlo_returns(rewards: ArrayLike, *, discount: float) -> Floats:
+def monte_carlo_returns(rewards: ArrayLike, *, discount: float) -> Float64s:
     r"""Discounted sum of the rewards from each step on: targets of a critic that need no critic.
 
     .. math:: G_t = \sum_{k \ge 0} \gamma^k r_{t+k}
@@ -91,7 +91,7 @@ def monte_carlo_returns(rewards: ArrayLike, *, discount: float) -> Floats:
     return returns
 
 
-def lambda_returns(advantage: ArrayLike, values: ArrayLike) -> Floats:
+def lambda_returns(advantage: ArrayLike, values: ArrayLike) -> Float64s:
     r"""Targets of the critic that belong to advantages by GAE: :math:`R_t = A_t + V_t`.
 
     The lambda-return of arXiv:1506.02438, section 3, with the lambda and the discount the advantages were
@@ -116,7 +116,7 @@ def lambda_returns(advantage: ArrayLike, values: ArrayLike) -> Floats:
         raise ValueError(
             f"advantages {advantage.shape} and values {values.shape}: give one of each per token"
         )
-    targets: Floats = advantage + values
+    targets: Float64s = advantage + values
     return targets
 
 

@@ -6,15 +6,14 @@ every batch that is trained raises the version by one and takes the oldest first
 arXiv:2505.24298, section 4).
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from learner.config import LearnerConfig
+from protocol import names
 from protocol.messages import Sampling, Task
 
-TRAINING_TASK = re.compile(r"(\d+)g(\d+)\.(\d+)")
 """Lineage, index and member of a training task's id."""
 
 
@@ -102,16 +101,6 @@ class Curriculum:
         else:
             self.settle(group_id)
 
-    @staticmethod
-    def index_of(group_id: str) -> int:
-        """Place of a group in the order in which groups were dealt out.
-
-        Example:
-            >>> Curriculum.index_of("3g17")
-            17
-        """
-        return int(group_id.rpartition("g")[2])
-
     def owns(self, group_id: str) -> bool:
         """Whether this lineage asked for the group (tasks of an earlier epoch are not ours)."""
         return group_id in self.outstanding
@@ -123,7 +112,7 @@ class Curriculum:
     def evaluation(self, tag: str, version: int) -> list[Task]:
         """Held-out tasks, greedy, sampled by ``version`` or a later one."""
         sampling = self._sampling(temperature=0.0)
-        names = [f"{self.epoch}eval-{tag}-{i}" for i in range(self.config.evaluation_tasks)]
+        ids = [names.evaluation_id(self.epoch, tag, i) for i in range(self.config.evaluation_tasks)]
         return [
             Task(
                 task_id=name,
@@ -135,17 +124,17 @@ class Curriculum:
                 sampling=sampling,
                 min_policy_version=version,
             )
-            for i, name in enumerate(names)
+            for i, name in enumerate(ids)
         ]
 
     def is_evaluation(self, group_id: str) -> bool:
         """Whether a group is one of `evaluation`'s."""
-        return group_id.startswith(f"{self.epoch}eval-")
+        return names.is_evaluation(group_id, self.epoch)
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint: how far tasks are dealt out, and those that are not done with."""
         unfinished = [
-            [self.index_of(group), [task.member for task in tasks]]
+            [names.group_index(group), [task.member for task in tasks]]
             for group, tasks in self.outstanding.items()
         ]
         return {
@@ -186,14 +175,14 @@ class Curriculum:
 
     def _under_way(self) -> set[tuple[int, int]]:
         tasks = (task for group in self.outstanding.values() for task in group)
-        return {(self.index_of(task.group_id), task.member) for task in tasks}
+        return {(names.group_index(task.group_id), task.member) for task in tasks}
 
     def _place(self, task_id: str) -> tuple[int, int] | None:
         """Index and member of a training task of this lineage."""
-        match = TRAINING_TASK.fullmatch(task_id)
-        if match is None or int(match[1]) != self.lineage:
+        name = names.training_task(task_id)
+        if name is None or name.lineage != self.lineage:
             return None
-        return int(match[2]), int(match[3])
+        return name.group_index, name.member
 
     def _after(self, index: int, member: int) -> tuple[int, int]:
         """Where dealing goes on behind this member of this group."""
@@ -202,12 +191,12 @@ class Curriculum:
 
     def _group(self, index: int, min_version: int, members: Sequence[int]) -> list[Task]:
         """Tasks of these members of a group; the one after the last trained is greedy."""
-        group_id = f"{self.lineage}g{index}"
+        group_id = names.group_id(self.lineage, index)
         size = self.config.group_members
         temperature = self.config.sampling.temperature
         tasks = [
             Task(
-                task_id=f"{group_id}.{member}",
+                task_id=names.task_id(group_id, member),
                 group_id=group_id,
                 group_size=size,
                 member=member,

@@ -8,10 +8,12 @@ from typing import Any
 
 from learner.intake.commit_memory import CommitMemory
 from learner.intake.curriculum import Curriculum
-from learner.intake.open_trajectories import OpenTrajectories, Piece
+from learner.intake.open_trajectories import OpenTrajectories
 from learner.intake.token_audit import check_ledger
 from learner.trajectory import BrokenTrajectory, Trajectory, assemble
 from learner.units import RECOMMITTED, Counts, Unit, has_signal, newest_version
+from protocol import names
+from protocol.arrays import SegmentArrays
 from protocol.codec import decode_delivery
 from protocol.errors import ProtocolError
 from protocol.messages import AnyMessage, Commit, Deliver, Dropped, QueueStats, Task
@@ -77,7 +79,7 @@ class Intake:
     def take(self, groups: int, *, in_order: bool = False) -> list[Unit]:
         """The oldest groups: by arrival, or in the order they were dealt out."""
         if in_order:
-            order = sorted(self.ready, key=lambda group: Curriculum.index_of(group.group_id))
+            order = sorted(self.ready, key=lambda group: names.group_index(group.group_id))
             self.ready = deque(order)
         return [self.ready.popleft() for _ in range(min(groups, len(self.ready)))]
 
@@ -190,7 +192,7 @@ class Intake:
 
     def awaited(self) -> list[Task]:
         """Tasks that are out and whose end is not here: a broker that was restarted has to be told of them."""
-        here = {unit_id.rpartition(".")[0] for unit_id in self._held if "/" not in unit_id}
+        here = {names.task_of(unit_id) for unit_id in self._held if names.window(unit_id) is None}
         return [
             task
             for group_id, tasks in self.curriculum.outstanding.items()
@@ -239,13 +241,13 @@ class Intake:
             return
         self._hold(Unit(deliver.unit_id, group_id, usable))
 
-    def _is_committed(self, unit_id: str, segments: list[Piece]) -> bool:
+    def _is_committed(self, unit_id: str, segments: list[SegmentArrays]) -> bool:
         """Whether this unit, and not another that a broker without memory calls the same, is done with."""
         if unit_id not in self.committed:
             return False
         return not (self.windows and segments and self.open.begun_anew(segments))
 
-    def _commit_again(self, deliver: Deliver, segments: list[Piece]) -> None:
+    def _commit_again(self, deliver: Deliver, segments: list[SegmentArrays]) -> None:
         """The broker does not know that we are done with this unit."""
         ends = {segment.trajectory_id for segment, _ in segments if segment.status != "unfinished"}
         tokens = sum(segment.action_tokens for segment, _ in segments)
@@ -271,7 +273,7 @@ class Intake:
             return "uniform"
         return ""
 
-    def _window(self, deliver: Deliver, segments: list[Piece]) -> None:
+    def _window(self, deliver: Deliver, segments: list[SegmentArrays]) -> None:
         """The next segment of a trajectory that may still be growing: train on it, with all before as context."""
         segment, last = segments[0][0], segments[-1][0]
         tokens = sum(piece.action_tokens for piece, _ in segments)
@@ -310,7 +312,7 @@ class Intake:
             return
         for trajectory in group.trajectories:
             if trajectory.status != "unfinished":
-                self._settle_member(group.group_id, trajectory.trajectory_id.rpartition(".")[0])
+                self._settle_member(group.group_id, names.task_of(trajectory.trajectory_id))
 
     def _settle_member(self, group_id: str, task_id: str) -> None:
         self.open.forget(task_id)
@@ -326,15 +328,15 @@ class Intake:
                 self.open.forget(task.task_id)
             self.curriculum.settle(group_id)
             return
-        name = unit_id.partition("/")[0]  # of the task, or of its trajectory
-        task_id = name if self.curriculum.awaits(group_id, name) else name.rpartition(".")[0]
+        name = names.without_window(unit_id)  # of the task, or of its trajectory
+        task_id = name if self.curriculum.awaits(group_id, name) else names.task_of(name)
         self._settle_member(group_id, task_id)
 
-    def _assemble(self, segments: list[Piece]) -> list[Trajectory]:
+    def _assemble(self, segments: list[SegmentArrays]) -> list[Trajectory]:
         """The unit's trajectories; one that cannot be put together is counted and left out, not its group."""
-        by_id: dict[str, list[Piece]] = {}
-        for segment, arrays in segments:
-            by_id.setdefault(segment.trajectory_id, []).append((segment, arrays))
+        by_id: dict[str, list[SegmentArrays]] = {}
+        for part in segments:
+            by_id.setdefault(part.segment.trajectory_id, []).append(part)
         trajectories = []
         for pieces in by_id.values():
             try:
@@ -353,5 +355,5 @@ class Intake:
         self._dropped.append(deliver.unit_id)
 
 
-def _group_id(deliver: Deliver, segments: Sequence[Piece]) -> str:
-    return segments[0][0].group_id if segments else deliver.unit_id.partition(".")[0]
+def _group_id(deliver: Deliver, segments: Sequence[SegmentArrays]) -> str:
+    return segments[0][0].group_id if segments else names.group_of_unit(deliver.unit_id)

@@ -9,12 +9,13 @@ import numpy as np
 from msgspec import Struct
 
 from learner.trajectory import BrokenTrajectory, Trajectory, assemble
-from protocol.codec import Arrays, decode_segment, encode_arrays, unpack_arrays
+from protocol import names
+from protocol.arrays import Arrays, SegmentArrays
+from protocol.codec import decode_segment, encode_arrays, unpack_arrays
 from protocol.errors import ProtocolError
 from protocol.messages import Segment
 
 State = Literal["open", "broken", "ended"]
-Piece = tuple[Segment, Arrays]
 
 
 class OpenStateError(RuntimeError):
@@ -38,10 +39,10 @@ class _Attempt:
     """The newest attempt at a task and its segments so far; a broken one keeps none."""
 
     number: int
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[SegmentArrays] = field(default_factory=list)
     state: State = "open"
 
-    def knows(self, pieces: Sequence[Piece]) -> bool:
+    def knows(self, pieces: Sequence[SegmentArrays]) -> bool:
         """Whether these are here already."""
         start = pieces[0][0].index
         own = self.pieces[start : start + len(pieces)]
@@ -69,7 +70,7 @@ class OpenTrajectories:
         pieces = (piece for attempt in self._attempts.values() for piece in attempt.pieces)
         return sum(segment.tokens for segment, _ in pieces)
 
-    def begun_anew(self, pieces: Sequence[Piece]) -> bool:
+    def begun_anew(self, pieces: Sequence[SegmentArrays]) -> bool:
         """Whether these belong to a second run of the same attempt, of which the first is here.
 
         So it is when a broker has lost its journal and counts attempts from 0 again.
@@ -80,7 +81,7 @@ class OpenTrajectories:
             return False
         return bool(before.pieces) and not before.knows(pieces)
 
-    def displaced_by(self, pieces: Sequence[Piece]) -> bool:
+    def displaced_by(self, pieces: Sequence[SegmentArrays]) -> bool:
         """Let go of an earlier attempt at the task, if these begin another; True if it had not ended."""
         first = pieces[0][0]
         before = self._attempts.get(first.task_id)
@@ -91,7 +92,7 @@ class OpenTrajectories:
         del self._attempts[first.task_id]
         return bool(before.pieces) and before.state == "open"
 
-    def extend(self, pieces: Sequence[Piece]) -> Trajectory | None:
+    def extend(self, pieces: Sequence[SegmentArrays]) -> Trajectory | None:
         """Add the next segments, unless they are here; gives the trajectory up to them, with them as its window.
 
         Returns:
@@ -156,10 +157,10 @@ class OpenTrajectories:
 
 def _number(segment: Segment) -> int:
     """Attempts are counted at the end of trajectory ids."""
-    return int(segment.trajectory_id.rpartition(".")[2])
+    return names.attempt_of(segment.trajectory_id)
 
 
-def _equal(one: Piece, other: Piece) -> bool:
+def _equal(one: SegmentArrays, other: SegmentArrays) -> bool:
     """Equal but for the layout of the body."""
     heads = [msgspec.structs.replace(segment, arrays=[]) for segment, _ in (one, other)]
     arrays, others = one[1], other[1]
@@ -172,6 +173,6 @@ def _stored(segment: Segment, arrays: Arrays) -> tuple[bytes, bytes]:
     return bytes(header), bytes(body)
 
 
-def _piece(header: bytes, body: bytes) -> Piece:
+def _piece(header: bytes, body: bytes) -> SegmentArrays:
     segment = decode_segment(header)
-    return segment, unpack_arrays(segment.arrays, body)
+    return SegmentArrays(segment, unpack_arrays(segment.arrays, body))

@@ -5,14 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, assert_never
 
-import numpy as np
-from numpy.typing import NDArray
-
 from learner.algorithms import replay
 from learner.algorithms.replay import ROUNDING
 from learner.config import ReplayConfig
+from protocol.arrays import Float64s
 
-Floats = NDArray[np.float64]
 RESCUE_RULES = ("success", "per_prompt")
 """Items are drawn when a fresh group has failed, not as a share of the batch."""
 SUCCESS_RETURN = {"success": 0.1, "per_prompt": 0.5}
@@ -22,17 +19,17 @@ SUCCESS_RETURN = {"success": 0.1, "per_prompt": 0.5}
 class Columns(NamedTuple):
     """What a selector sees: [M] each, one for every item that may be drawn, oldest first."""
 
-    lag: Floats
+    lag: Float64s
     """Versions."""
-    return_: Floats
-    advantage: Floats
-    recalibrated: Floats
+    return_: Float64s
+    advantage: Float64s
+    recalibrated: Float64s
     """Return against the median of recent groups' mean returns; the return itself while there are none."""
-    success_rate: Floats
-    order: Floats
+    success_rate: Float64s
+    order: Float64s
 
 
-Selector = Callable[[Columns], Floats]
+Selector = Callable[[Columns], Float64s]
 """Log-weights [M]; -inf is never drawn."""
 
 
@@ -40,6 +37,7 @@ def make_selector(config: ReplayConfig) -> Selector:
     """What is drawn.
 
     Example:
+        >>> import numpy as np
         >>> select = make_selector(ReplayConfig(rule="recent", max_policy_lag=2))
         >>> select(Columns(np.array([0.0, 3.0]), *[np.zeros(2)] * 5)).round(3).tolist()
         [1.099, -inf]

@@ -22,9 +22,7 @@ from learner.algorithms.staleness import assert_lag_bound, loss_mask
 from learner.trajectory import Trajectory
 from learner.update.credit_assignment import Credit
 from learner.update.packing import ON_CPU, CutRule, choose_cuts, dealt_row
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float32]
+from protocol.arrays import Float32s, Int64s
 
 PADDING = 0
 """Any token id will do: the padding is never attended to."""
@@ -36,7 +34,7 @@ class Batch:
 
     lengths: NDArray[np.int32]
     """[S]"""
-    temperature: Floats
+    temperature: Float32s
     """[S]"""
     group: NDArray[np.int32]
     """[S] index of the rollout group"""
@@ -46,24 +44,24 @@ class Batch:
     """tokens that carry policy gradient"""
     seen_mask: NDArray[np.bool_]
     """those, and tokens that the critic or imitation learns from"""
-    columns: dict[str, Floats]
+    columns: dict[str, Float32s]
     """by name, see `make_batch`"""
 
     @property
-    def starts(self) -> Ints:
+    def starts(self) -> Int64s:
         """Place of the first token of each trajectory, [S + 1]."""
         return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
 
     @property
-    def trained(self) -> Ints:
+    def trained(self) -> Int64s:
         """Tokens of each trajectory that carry policy gradient, [S]."""
         return self.count(self.loss_mask)
 
-    def count(self, mask: NDArray[np.bool_]) -> Ints:
+    def count(self, mask: NDArray[np.bool_]) -> Int64s:
         """Tokens of each trajectory under a mask [ΣT], [S]."""
         sums = np.concatenate([[0], np.cumsum(mask, dtype=np.int64)])
         starts = self.starts
-        counts: Ints = sums[starts[1:]] - sums[starts[:-1]]
+        counts: Int64s = sums[starts[1:]] - sums[starts[:-1]]
         return counts
 
 
@@ -71,22 +69,22 @@ class Batch:
 class MicroBatch:
     """One forward and backward pass. B rows of T positions; N targets, counted over all rows."""
 
-    token_ids: Ints
+    token_ids: Int64s
     """[B, T] inputs"""
-    position: Ints
+    position: Int64s
     """[N] place b·T + t in the inputs whose output predicts the target"""
-    target: Ints
+    target: Int64s
     """[N] token ids"""
-    temperature: Floats
+    temperature: Float32s
     """[N]"""
-    row: Ints
+    row: Int64s
     """[N]"""
-    columns: dict[str, Floats]
+    columns: dict[str, Float32s]
     """[N] each: those of the batch, and the shares of each target in the losses of the mini-batch: `weight`,
     `value_weight`, `imitation_weight`"""
     policy: NDArray[np.bool_]
     """[N] targets that carry policy gradient"""
-    token: Ints
+    token: Int64s
     """[N] which of the batch's seen tokens each target is; -1 in a dummy"""
     filled: int
     """Input positions that are not padding."""
@@ -173,7 +171,7 @@ def _assert_bounds(
 
 def make_micro_batches(
     batch: Batch,
-    members: Ints,
+    members: Int64s,
     *,
     aggregation: AggregationConfig,
     budget: int,
@@ -208,7 +206,7 @@ def make_micro_batches(
     return result
 
 
-def _shares(batch: Batch, members: Ints, aggregation: AggregationConfig) -> dict[str, NDArray[np.float64]]:
+def _shares(batch: Batch, members: Int64s, aggregation: AggregationConfig) -> dict[str, NDArray[np.float64]]:
     """Weight of one token of each member, in each of the losses."""
     tokens = 0 if isinstance(aggregation, str) else aggregation.tokens
     trained = batch.trained[members]
@@ -223,7 +221,7 @@ def _shares(batch: Batch, members: Ints, aggregation: AggregationConfig) -> dict
     }
 
 
-def _needed_inputs(batch: Batch) -> Ints:
+def _needed_inputs(batch: Batch) -> Int64s:
     """Positions of each trajectory the model must see, [S]: up to the one that predicts its last target."""
     needed = np.zeros(len(batch.lengths), dtype=np.int64)
     starts = batch.starts
@@ -235,10 +233,10 @@ def _needed_inputs(batch: Batch) -> Ints:
 
 def _micro_batch(
     batch: Batch,
-    members: Ints,
+    members: Int64s,
     shares: dict[str, NDArray[np.float64]],
-    inputs: Ints,
-    first_seen: Ints,
+    inputs: Int64s,
+    first_seen: Int64s,
 ) -> MicroBatch:
     if not len(members):
         return _dummy([*batch.columns, *shares])

@@ -26,8 +26,8 @@ from learner.algorithms import advantages as adv
 from learner.algorithms import truncation
 from learner.algorithms.values import lambda_returns, monte_carlo_returns, vtrace_targets
 from learner.trajectory import Trajectory
+from protocol.arrays import Float64s
 
-Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 
@@ -35,25 +35,25 @@ Mask = NDArray[np.bool_]
 class Credit:
     """Per token of all rows, [ΣT]."""
 
-    advantage: Floats
-    median_advantage: Floats
+    advantage: Float64s
+    median_advantage: Float64s
     """Against the group's median instead of its mean; for bounded-ratio objectives."""
     policy: Mask
     """Tokens that may carry policy gradient: those of the present window, less an ignored tail."""
     value: Mask
     """Tokens the critic learns from."""
-    value_target: Floats
+    value_target: Float64s
 
     @classmethod
     def of_trajectories(
-        cls, advantages: Floats, median: Floats, trajectories: Sequence[Trajectory]
+        cls, advantages: Float64s, median: Float64s, trajectories: Sequence[Trajectory]
     ) -> "Credit":
         """The same advantage for all tokens of a trajectory; no critic."""
         lengths = [len(t) for t in trajectories]
         return cls.of_tokens(np.repeat(advantages, lengths), np.repeat(median, lengths))
 
     @classmethod
-    def of_tokens(cls, advantage: Floats, median: Floats) -> "Credit":
+    def of_tokens(cls, advantage: Float64s, median: Float64s) -> "Credit":
         return cls(
             advantage=advantage,
             median_advantage=median,
@@ -67,9 +67,9 @@ class Credit:
 class Estimates:
     """What the critic and the learner's weights say of the tokens of all rows, [ΣT]; 0 on observations."""
 
-    value: Floats
+    value: Float64s
     """Value before each action token."""
-    ratio_proximal_behaviour: Floats
+    ratio_proximal_behaviour: Float64s
     """1 unless the critic's targets need it."""
 
 
@@ -108,7 +108,7 @@ def assign_credit(
 
 def trajectory_advantages(
     config: AdvantageConfig, trajectories: Sequence[Trajectory]
-) -> tuple[Floats, Floats]:
+) -> tuple[Float64s, Float64s]:
     """Advantage of each trajectory, and its advantage against the group's median, [S] each."""
     returns, groups = _returns(trajectories), [t.group_id for t in trajectories]
     median = adv.median_relative_advantage(returns, groups)
@@ -130,11 +130,13 @@ def trajectory_advantages(
             assert_never(config)
 
 
-def _returns(trajectories: Sequence[Trajectory]) -> Floats:
+def _returns(trajectories: Sequence[Trajectory]) -> Float64s:
     return np.array([t.return_ for t in trajectories])
 
 
-def _greedy_advantages(trajectories: Sequence[Trajectory], returns: Floats, groups: Sequence[str]) -> Floats:
+def _greedy_advantages(
+    trajectories: Sequence[Trajectory], returns: Float64s, groups: Sequence[str]
+) -> Float64s:
     baselines = {t.group_id: t.return_ for t in trajectories if t.baseline}
     missing = sorted(set(groups) - set(baselines))
     if missing:
@@ -197,8 +199,8 @@ def _estimated(
 
 
 def _window_advantage(
-    config: GaeAdvantage, t: Trajectory, rewards: Floats, values: Floats, window: NDArray[np.intp]
-) -> Floats:
+    config: GaeAdvantage, t: Trajectory, rewards: Float64s, values: Float64s, window: NDArray[np.intp]
+) -> Float64s:
     if not len(window):
         return np.zeros(0)
     finished = t.status != "unfinished"
@@ -223,12 +225,12 @@ def _window_advantage(
 def _value_targets(
     config: GaeAdvantage,
     critic: CriticConfig,
-    rewards: Floats,
+    rewards: Float64s,
     estimates: Estimates,
     tokens: NDArray[np.intp],
-    advantage: Floats,
+    advantage: Float64s,
     finished: bool,
-) -> Floats:
+) -> Float64s:
     values = estimates.value[tokens]
     match critic.target:
         case "monte_carlo":

@@ -25,6 +25,7 @@ from learner.algorithm_config import (
 from learner.algorithms import penalties, surrogates
 from learner.algorithms.clipping import hapo_bounds, hapo_redistribute, lag_bounds
 from learner.algorithms.corrections import interval_correction, truncated_correction
+from learner.algorithms.levels import Level
 from learner.algorithms.ratios import importance_ratio, interpolated_proximal, level_ratio
 from learner.algorithms.regularisers import kl_convex, kl_estimate
 from learner.algorithms.surrogates import SurrogateValue
@@ -36,7 +37,6 @@ from learner.surrogate_config import (
     ClipSurrogate,
     EntropySurrogate,
     LagSurrogate,
-    Level,
     MiniRlSurrogate,
     MirrorDescentSurrogate,
     RatioVarianceSurrogate,

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from protocol.arrays import Int64s
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ ON_GPU = CutRule(cost=1024, least_cost=1024)
 """An estimate: launching the operators of a micro-batch takes as long as computing some thousand positions."""
 
 
-def deal_mini_batches(trajectories: int, parts: int, seed: Sequence[int]) -> list[Ints]:
+def deal_mini_batches(trajectories: int, parts: int, seed: Sequence[int]) -> list[Int64s]:
     """Deal trajectories at random to mini-batches of equal size, give or take one; no empty ones.
 
     Example:
@@ -41,7 +40,7 @@ def deal_mini_batches(trajectories: int, parts: int, seed: Sequence[int]) -> lis
     return [np.sort(order[part::parts]) for part in range(min(parts, trajectories))]
 
 
-def choose_cuts(lengths: Sequence[int] | Ints, budget: int, rule: CutRule) -> list[tuple[int, int]]:
+def choose_cuts(lengths: Sequence[int] | Int64s, budget: int, rule: CutRule) -> list[tuple[int, int]]:
     """Cut rows sorted by falling length into runs, each padded to its first row.
 
     Args:
@@ -71,7 +70,7 @@ def choose_cuts(lengths: Sequence[int] | Ints, budget: int, rule: CutRule) -> li
         cost //= 2
 
 
-def cheapest_cuts(lengths: Sequence[int] | Ints, budget: int, cost: int) -> list[tuple[int, int]]:
+def cheapest_cuts(lengths: Sequence[int] | Int64s, budget: int, cost: int) -> list[tuple[int, int]]:
     """Runs as `choose_cuts` gives them, at the least price.
 
     Args:
@@ -113,7 +112,7 @@ def padding_fraction(filled: int, computed: int) -> float:
     return 1 - filled / computed if computed else 0.0
 
 
-def dealt_row(order: Ints, turn: int, rank: int, ranks: int) -> int | None:
+def dealt_row(order: Int64s, turn: int, rank: int, ranks: int) -> int | None:
     """Row that ``rank`` gets in this turn; the direction alternates, so that none always gets the longer."""
     place = turn * ranks + (rank if turn % 2 == 0 else ranks - 1 - rank)
     return int(order[place]) if place < len(order) else None

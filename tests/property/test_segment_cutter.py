@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.segments import Closing, Sampled, SegmentCutter
+from actors.sampled import Sampled
+from actors.segments import Closing, SegmentCutter
 from protocol.messages import Task
 
 turns = st.lists(

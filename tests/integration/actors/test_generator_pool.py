@@ -86,7 +86,7 @@ def sample(*servers, timeout_s=0.4, **request):
             pool.close()
             for server in live:
                 server.close()
-        tokens = [t for p in pieces for t in p.sampled.token_ids.tolist()]
+        tokens = [t for p in pieces for t in p.token_ids.tolist()]
         return tokens, pieces[-1].finish_reason, live, pool
 
     return asyncio.run(main())
@@ -195,7 +195,7 @@ def test_requests_of_a_generator_that_hangs_move_on_when_the_broker_drops_it(mon
         tokens, began = [], 0.0
         async with aclosing(pool.turn(request)) as turn:
             async for piece in turn:
-                tokens += piece.sampled.token_ids.tolist()
+                tokens += piece.token_ids.tolist()
                 if not began:
                     began = time.monotonic()
                     pool.update([well.info])

@@ -21,6 +21,7 @@ from learner.trajectory import Trajectory
 from learner.units import Unit
 from learner.update.adaptive import AdaptiveState
 from learner.update.report import UpdateReport
+from protocol import names
 from protocol.messages import PutTasks
 from tests.trajectories import make_trajectory
 
@@ -93,8 +94,8 @@ class Rehearsed(Exchange):
 
     def collect(self, *, step, version):
         self.refill(step=step, version=version)
-        names = sorted(self.curriculum.outstanding, key=Curriculum.index_of)[:2]
-        groups = [Unit(name, name, members(name)) for name in names]
+        dealt = sorted(self.curriculum.outstanding, key=names.group_index)[:2]
+        groups = [Unit(name, name, members(name)) for name in dealt]
         for group in groups:
             self.inlet.delivered_tokens += group.tokens
             self.inlet._hold(group)

@@ -65,7 +65,7 @@ def sample(monkeypatch, *answers):
         request = TurnRequest("t.0", 0, [9], max_tokens=8, stop_token_ids=(EOS,))
         async with aclosing(pool.turn(request)) as turn:
             async for piece in turn:
-                tokens += piece.sampled.token_ids.tolist()
+                tokens += piece.token_ids.tolist()
         return tokens, pool.interruptions, log
 
     return asyncio.run(main())

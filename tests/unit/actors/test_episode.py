@@ -7,8 +7,7 @@ import pytest
 
 from actors.episode import Bounds, Episode, bounded, finite_rewards
 from actors.errors import ActorError, GenerationFailed, PrefixBroken
-from actors.generator_client import Piece
-from actors.segments import Sampled
+from actors.sampled import Sampled
 from envs.base import StepResult
 from protocol.messages import LeaseTask, Sampling, Task
 
@@ -53,7 +52,7 @@ class Script:
             left -= len(ids)
             ended = i == len(pieces) - 1 or left == 0
             reason = ("stop" if len(ids) and ids[-1] == EOS else "length") if ended else ""
-            yield Piece(Sampled(ids, np.full(len(ids), -1, "f4"), np.full(len(ids), i, "i4")), reason)
+            yield Sampled(ids, np.full(len(ids), -1, "f4"), np.full(len(ids), i, "i4"), reason)
             if ended:
                 return
 

@@ -19,7 +19,7 @@ from protocol.messages import Generate
     ],
 )
 def test_every_token_gets_the_version_whose_span_it_lies_in(starts, begin, end, expected):
-    assert stamp(starts, begin, end) == expected
+    assert stamp(starts, begin, end).tolist() == expected
 
 
 @pytest.mark.parametrize("starts", [[], [(8, 3)]])

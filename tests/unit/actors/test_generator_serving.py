@@ -8,18 +8,24 @@ import numpy as np
 import pytest
 
 from actors.config import GeneratorConfig
-from actors.generator.engine import EngineFailed, RequestRefused, Sampled, UpdateRefused
+from actors.generator.engine import EngineFailed, RequestRefused, UpdateRefused
 from actors.generator.model_folder import ModelFacts
 from actors.generator.requests import HOLD_TIMEOUT_S
 from actors.generator.serving import Serving
 from actors.generator.weights.staging import Announced, NewestWins, Stage
 from actors.generator.weights.updater import WeightUpdater
+from actors.sampled import Sampled
 from protocol.codec import decode, encode, encode_arrays, unpack_arrays
 from protocol.envelopes import enclose
 from protocol.messages import Abort, Drain, Generate
 from protocol.weights.files import write_version
 
 FACTS = ModelFacts(vocab_size=50, eos_ids=[1, 2], shapes={"a": ("F32", (2,))})
+
+
+def sampled(ids, logp, version, finish_reason=""):
+    n = len(ids)
+    return Sampled(np.array(ids, "i4"), np.full(n, logp, "f4"), np.full(n, version, "i4"), finish_reason)
 
 
 class EchoEngine:
@@ -39,11 +45,11 @@ class EchoEngine:
         self.requests.append(request)
         if self.error:
             raise self.error
-        yield Sampled(request.prompt[:2], [-0.5] * 2, [self.version] * 2)
+        yield sampled(request.prompt[:2], -0.5, self.version)
         await self.go.wait()
         finish = "abort" if request.id in self.aborted else "stop"
         rest = [] if finish == "abort" else request.prompt[2:]
-        yield Sampled(rest, [-0.25] * len(rest), [self.version] * len(rest), finish)
+        yield sampled(rest, -0.25, self.version, finish)
 
     async def abort(self, request_id):
         self.aborted.add(request_id)

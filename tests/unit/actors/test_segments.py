@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from actors.segments import Closing, Sampled, SegmentCutter
+from actors.sampled import Sampled
+from actors.segments import Closing, SegmentCutter
 from protocol.messages import Reward, Task, Turn
 
 

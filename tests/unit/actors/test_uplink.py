@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from actors.segments import Closing, Sampled, SegmentCutter
+from actors.sampled import Sampled
+from actors.segments import Closing, SegmentCutter
 from actors.uplink import LeaseBook, Outbox
 from protocol.codec import decode
 from protocol.messages import LeaseTask, SegmentAck, Task, TaskCredit

@@ -8,6 +8,7 @@ import pytest
 from learner.config import LearnerConfig
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange
+from protocol import names
 from protocol.codec import decode, encode_arrays, encode_delivery
 from protocol.messages import Deliver, PutTasks, Reward, Segment, Task, Turn
 
@@ -80,7 +81,7 @@ def test_every_batch_lags_exactly(lag, uniform_share):
         assert len(groups) == 2
         versions = {int(t.policy_version.max()) for group in groups for t in group.trajectories}
         assert versions == {max(0, step - lag)}
-        trained += [Curriculum.index_of(group.group_id) for group in groups]
+        trained += [names.group_index(group.group_id) for group in groups]
         exchange.commit(groups, step=step + 1)
         system.version = step + 1
         if step + 1 < config.steps:

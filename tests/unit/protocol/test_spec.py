@@ -7,11 +7,12 @@ import pytest
 
 from actors.generator.serving import MAX_REQUESTS, MAX_REQUESTS_OF_ACTOR
 from broker.core.actor_side import DRAINING, FULL
-from broker.core.admission import MAX_TASK_BYTES, REQUIRED_ARRAYS
+from broker.core.admission import MAX_TASK_BYTES
 from broker.core.ledger import OUTCOMES
 from broker.core.peers import MAX_GAUGES, MAX_MERGED, MAX_PEERS
 from broker.core.tasks import REMEMBERED_TASKS
 from protocol import codec, messages
+from protocol.arrays import TOKEN_ARRAYS
 from protocol.envelopes import MAX_ENCLOSED
 from protocol.messages import AnyMessage, Segment
 
@@ -62,5 +63,5 @@ def test_refusals_outcomes_and_arrays_are_listed():
     codes = set(re.findall(r'\.refuse\(\s*[\w.]+,\s*"([a-z_]+)"', source))
     codes |= set(re.findall(r'return "refused", f?"([a-z_]+):', source))
     assert {"unknown_peer", "queue_full", "gap", "superseded"} <= codes
-    for word in (*codes, *OUTCOMES, *REQUIRED_ARRAYS, DRAINING, FULL):
+    for word in (*codes, *OUTCOMES, *TOKEN_ARRAYS, DRAINING, FULL):
         assert f"`{word}`" in SPEC or f" {word} " in SPEC or f"`{word} " in SPEC, word

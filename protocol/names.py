@@ -1,0 +1,174 @@
+"""Names of tasks, trajectories and units: made and taken apart here, and nowhere else.
+
+    group         1g17            lineage 1, the group that was dealt out as number 17
+    task          1g17.3          its member 3
+    trajectory    1g17.3.0        attempt 0 at that task
+    window unit   1g17.3.0/2      segment 2 of that trajectory, delivered by itself
+    evaluation    1eval-before-5  of epoch 1; task and group have one name
+
+A unit of a whole group has the group's name, a unit of one trajectory the trajectory's. To the broker all of them are
+text; only the forms with an attempt and with a segment index mean something to it.
+"""
+
+import re
+from typing import NamedTuple
+
+SegmentKey = tuple[str, int]
+"""Trajectory id and index of a segment."""
+
+_TRAINING_TASK = re.compile(r"(\d+)g(\d+)\.(\d+)")
+_LARGEST_ATTEMPT_DIGITS = 9
+
+
+class TrainingTask(NamedTuple):
+    """What the name of a training task says."""
+
+    lineage: int
+    group_index: int
+    member: int
+
+
+def group_id(lineage: int, group_index: int) -> str:
+    """Name a rollout group.
+
+    Example:
+        >>> group_id(1, 17)
+        '1g17'
+    """
+    return f"{lineage}g{group_index}"
+
+
+def group_index(group: str) -> int:
+    """Return the place of a group in the order in which groups were dealt out.
+
+    Example:
+        >>> group_index("3g17")
+        17
+    """
+    return int(group.rpartition("g")[2])
+
+
+def task_id(group: str, member: int) -> str:
+    """Name a member of a rollout group.
+
+    Example:
+        >>> task_id("1g17", 3)
+        '1g17.3'
+    """
+    return f"{group}.{member}"
+
+
+def training_task(task: str) -> TrainingTask | None:
+    """Take the name of a training task apart; None if it is not one of ours.
+
+    Example:
+        >>> training_task("1g17.3")
+        TrainingTask(lineage=1, group_index=17, member=3)
+        >>> training_task("1eval-before-5") is None
+        True
+    """
+    match = _TRAINING_TASK.fullmatch(task)
+    return TrainingTask(*map(int, match.groups())) if match else None
+
+
+def group_of_task(task: str) -> str:
+    """Return the group in a task's name.
+
+    Example:
+        >>> group_of_task("1g17.3")
+        '1g17'
+    """
+    return task.rpartition(".")[0]
+
+
+def trajectory_id(task: str, attempt: int) -> str:
+    """Name the trajectory of one attempt at a task.
+
+    Example:
+        >>> trajectory_id("1g17.3", 0)
+        '1g17.3.0'
+    """
+    return f"{task}.{attempt}"
+
+
+def task_of(trajectory: str) -> str:
+    """Return the task in a trajectory's name.
+
+    Example:
+        >>> task_of("1g17.3.0")
+        '1g17.3'
+    """
+    return trajectory.rpartition(".")[0]
+
+
+def attempt_of(trajectory: str) -> int:
+    """Return the attempt in a trajectory's name; -1 if the name does not end in a plain number.
+
+    Example:
+        >>> attempt_of("1g17.3.12"), attempt_of("1g17.3.07"), attempt_of("mine")
+        (12, -1, -1)
+    """
+    digits = trajectory.rpartition(".")[2]
+    plain = digits.isascii() and digits.isdecimal() and len(digits) <= _LARGEST_ATTEMPT_DIGITS
+    return int(digits) if plain and digits == str(int(digits)) else -1
+
+
+def window_id(trajectory: str, index: int) -> str:
+    """Name the unit of one segment that is delivered by itself.
+
+    Example:
+        >>> window_id("1g17.3.0", 2)
+        '1g17.3.0/2'
+    """
+    return f"{trajectory}/{index}"
+
+
+def window(unit: str) -> SegmentKey | None:
+    """Return trajectory and index of a window; None for a unit of whole trajectories.
+
+    Example:
+        >>> window("1g17.3.0/2"), window("1g17")
+        (('1g17.3.0', 2), None)
+    """
+    name, slash, index = unit.partition("/")
+    return (name, int(index)) if slash else None
+
+
+def without_window(unit: str) -> str:
+    """Return the group or trajectory that a unit belongs to.
+
+    Example:
+        >>> without_window("1g17.3.0/2"), without_window("1g17")
+        ('1g17.3.0', '1g17')
+    """
+    return unit.partition("/")[0]
+
+
+def group_of_unit(unit: str) -> str:
+    """Return the group in a unit's name, of whichever form.
+
+    Example:
+        >>> group_of_unit("1g17"), group_of_unit("1g17.3.0"), group_of_unit("1g17.3.0/2")
+        ('1g17', '1g17', '1g17')
+    """
+    return unit.partition(".")[0]
+
+
+def evaluation_id(epoch: int, tag: str, index: int) -> str:
+    """Name a task of an evaluation, and its group.
+
+    Example:
+        >>> evaluation_id(1, "before 0", 5)
+        '1eval-before 0-5'
+    """
+    return f"{epoch}eval-{tag}-{index}"
+
+
+def is_evaluation(name: str, epoch: int) -> bool:
+    """Whether a name is that of an evaluation task of this epoch.
+
+    Example:
+        >>> is_evaluation("1eval-before 0-5", 1), is_evaluation("11eval-before 0-5", 1)
+        (True, False)
+    """
+    return name.startswith(f"{epoch}eval-")
