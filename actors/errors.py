@@ -6,8 +6,23 @@ ActorError
 └── GenerationFailed   no generator continued the turn
     └── NoGenerator    none was known within the deadline
 
-EndpointRefused        an address that a generator must not listen on
+GeneratorError
+├── EndpointRefused    an address that a generator must not listen on (final)
+├── RequestRefused     one request cannot be served; the engine is well
+├── UpdateRefused      an engine cannot take these weights; it serves on
+├── EngineFailed       nothing sampled from this engine may be used any more
+├── GeneratorFailed    this process must not go on; its successor may
+├── NoRoom             there is no memory for a version
+├── SourceFailed       this source of weights cannot be used now; another one may
+│   └── WrongBytes     it sends something else than its manifest says
+└── Cancelled          a fetch is given up because this process ends
+
+``final`` says that a new start of the process would only repeat the error, see `launch.exit_codes`.
 """
+
+from typing import ClassVar
+
+from protocol.errors import WeightsError
 
 
 class ActorError(Exception):
@@ -30,5 +45,43 @@ class NoGenerator(GenerationFailed):
     """No generator was known within the deadline."""
 
 
-class EndpointRefused(ValueError):
+class GeneratorError(Exception):
+    """Base of what goes wrong in a generator."""
+
+
+class EndpointRefused(GeneratorError, ValueError):
     """An address that a generator must not listen on; the text names the cure."""
+
+    final: ClassVar[bool] = True
+
+
+class RequestRefused(GeneratorError, ValueError):
+    """One request cannot be served; the text says what is wrong with it. The engine is well."""
+
+
+class UpdateRefused(GeneratorError, ValueError):
+    """An engine cannot take these weights; it is untouched and serves on."""
+
+
+class EngineFailed(GeneratorError, RuntimeError):
+    """Nothing sampled from this engine may be used any more; its process has to be replaced."""
+
+
+class GeneratorFailed(GeneratorError, RuntimeError):
+    """This process must not go on; its successor may."""
+
+
+class NoRoom(GeneratorError, WeightsError):
+    """The memory for a version cannot be had."""
+
+
+class SourceFailed(GeneratorError):
+    """A source of weights cannot be used now; another one may."""
+
+
+class WrongBytes(SourceFailed):
+    """A source of weights sends something else than its manifest says."""
+
+
+class Cancelled(GeneratorError):
+    """A fetch is given up because this process ends."""

@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from broker.errors import NameInUse, WrongKey
 from protocol.messages import AnyMessage, Hello
 from protocol.security.connections import Connection
 from protocol.security.handshakes import Admission
@@ -13,14 +14,6 @@ MAX_CALLERS = 8_192
 UNNAMED = "?"
 """Begins the name of a connection that has not said Hello yet; no peer may be called so."""
 REVOKED = "this key is not in the broker's keys folder any more; bring the keys of this role from there anew"
-
-
-class NameInUse(Exception):
-    """A name is not given away while the process that has it is connected and heard; the text says so."""
-
-
-class WrongKey(Exception):
-    """A message must not be handled, for the key it came with; the text says why."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import resource
 from pathlib import Path
 
 from broker.errors import BindRefused
-from protocol.security.addresses import LOOPBACK_ONLY, is_loopback, why_not_bound
+from protocol.security.addresses import why_not_bound
 
 
 def allow_many_connections() -> None:
@@ -31,18 +31,3 @@ def check_endpoint(endpoint: str, keys: Path | None = None) -> None:
     """
     if why := why_not_bound("broker.endpoint", endpoint, encrypted=keys is not None):
         raise BindRefused(why)
-
-
-def split_http(address: str, keys: Path | None = None) -> tuple[str, int]:
-    """Host and port of ``host:port``; refuses one that other hosts can reach, unless a token is asked for.
-
-    Example:
-        >>> split_http("127.0.0.1:8080")
-        ('127.0.0.1', 8080)
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise BindRefused(f"broker.http {address}: write host:port, for example 127.0.0.1:5756")
-    if not is_loopback(host) and keys is None:
-        raise BindRefused(f"broker.http {address}: {LOOPBACK_ONLY}")
-    return host.strip("[]"), int(port)

@@ -19,16 +19,17 @@ from aiohttp import web
 
 from broker.config import BrokerConfig
 from broker.core.state import Send
-from broker.errors import BindRefused, BrokerError, StateBroken
-from broker.identities import REVOKED, Identities, NameInUse, WrongKey, unnamed
+from broker.errors import BindRefused, BrokerError, NameInUse, StateBroken, WrongKey
+from broker.identities import REVOKED, Identities, unnamed
 from broker.journal.journal import JournalError
-from broker.listening import allow_many_connections, check_endpoint, split_http
+from broker.listening import allow_many_connections, check_endpoint
 from broker.output_commit import OutputCommit
 from broker.status import prometheus, status
 from protocol.codec import Buffer, decode, encode, encode_delivery
 from protocol.envelopes import open_envelope
 from protocol.errors import LimitExceeded, LinkDown, ProtocolError
 from protocol.messages import AnyMessage, Deliver, Goodbye, Hello, Refused
+from protocol.security.addresses import split_address
 from protocol.security.connections import Connection
 from protocol.security.guard import Guard, GuardedSocket
 from protocol.security.http_serving import serving
@@ -70,7 +71,7 @@ def serve(
         KeysUnusable: the folder lacks keys of the broker, or the certificate.
     """
     check_endpoint(config.endpoint, keys)
-    host, port = split_http(config.http, http_keys)
+    host, port = split_address("broker.http", config.http, http_keys)
     allow_many_connections()
     try:
         desk = OutputCommit.open(config, run, max_policy_lag, journal, accept_loss)

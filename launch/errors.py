@@ -1,9 +1,18 @@
 """Errors of starting and supervising.
 
 LaunchError
-├── ConfigError   the run file, or a combination in it, is wrong; nothing was started
-└── RoleFailed    a process that the run cannot do without has ended
+├── ConfigError      the run file, or a combination in it, is wrong; nothing was started (final)
+├── RoleFailed       a process that the run cannot do without has ended
+├── RecordingError   a journal does not hold what was trained
+├── TooSlow          too little happened to measure anything
+└── NoAnswer         the broker did not tell its status
+
+Stuck                a fault of the simulation behind `offbeat plan`
+
+``final`` says that a new start of the process would only repeat the error, see `launch.exit_codes`.
 """
+
+from typing import ClassVar
 
 
 class LaunchError(Exception):
@@ -13,6 +22,24 @@ class LaunchError(Exception):
 class ConfigError(LaunchError, ValueError):
     """The run file is wrong; every line names field, value and cure."""
 
+    final: ClassVar[bool] = True
+
 
 class RoleFailed(LaunchError, RuntimeError):
     """A process that the run cannot do without has ended; the text holds the end of its log."""
+
+
+class RecordingError(LaunchError):
+    """The journal does not hold what was trained; the text says what is missing, and the cure."""
+
+
+class TooSlow(LaunchError):
+    """Too little happened to measure anything."""
+
+
+class NoAnswer(LaunchError, ConnectionError):
+    """The broker did not tell its status; the text says what was tried and what came of it."""
+
+
+class Stuck(RuntimeError):
+    """Nothing is left to happen before the last step; a fault of the simulation."""

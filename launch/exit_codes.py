@@ -8,37 +8,16 @@ FAILED = 1
 FINAL = 65
 """An error that a new start would only repeat: a wrong setting, a diverged run, books that do not add up."""
 
-FINAL_ERRORS = frozenset(
-    {
-        "launch.errors.ConfigError",
-        "broker.journal.records.JournalError",
-        "learner.checkpoint.CheckpointError",
-        "learner.intake.exchange.BrokerRefused",
-        "learner.intake.exchange.NoData",
-        "learner.nonfinite.Diverged",
-        "learner.algorithms.staleness.StaleTokens",
-        "learner.replay.file.ReplayStateError",
-        "learner.replay.rules.ReplayConfigError",
-        "actors.errors.EndpointRefused",
-        "protocol.errors.AddressRefused",
-        "protocol.errors.KeysUnusable",
-        "envs.errors.UnknownEnv",
-        "envs.errors.RefusedFamily",
-    }
-)
-"""By name, so that no role has to import another. `BindRefused` is not among them: a port may be free again."""
-
 
 def exit_code(error: BaseException) -> int:
-    """Code with which a role ends that was ended by ``error``.
+    """Return the code with which a role ends because of ``error``: its class says whether it is final.
 
     Example:
         >>> from launch.errors import ConfigError
         >>> exit_code(ConfigError("x")), exit_code(OSError("y"))
         (65, 1)
     """
-    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
-    return FINAL if names & FINAL_ERRORS else FAILED
+    return FINAL if getattr(error, "final", False) else FAILED
 
 
 def leave_note(folder: Path, name: str, code: int) -> None:

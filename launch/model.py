@@ -24,8 +24,6 @@ RECIPE_VERSION = 2
 VALIDATION_SHARE = 0.1
 OTHER_MAKER_S = 7200.0
 
-Example = tuple[list[int], list[bool]]
-
 
 def prepare(config: RunConfig) -> Path:
     """Folder of the model in Hugging Face format, made first if need be; roles that start together wait for one.
@@ -115,7 +113,7 @@ def demonstrations(suite: Suite, count: int) -> list[list[ChatMessage]]:
     return list(talks.values())
 
 
-def example(renderer: Renderer, talk: Sequence[ChatMessage]) -> Example:
+def example(renderer: Renderer, talk: Sequence[ChatMessage]) -> tuple[list[int], list[bool]]:
     """Token ids of a conversation, and which of them the assistant wrote (its end tokens included).
 
     Built as an actor builds a trajectory: the first prompt, then actions and observations in turn.

@@ -1,7 +1,6 @@
 """Child processes: threads pinned, own process group, dead with their parent, stopped by pid."""
 
 import contextlib
-import ctypes
 import os
 import random
 import signal
@@ -15,8 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from launch.supervise.health import Vitals
+from protocol.orphans import die_with_parent
 
-PR_SET_PDEATHSIG = 1
 KILL_S = 10.0
 """A process that has been sent SIGKILL is gone by then, unless the kernel waits for a disk or a device."""
 TAIL_BYTES = 65_536
@@ -24,7 +23,6 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LOWEST_PORT = 10_240
 PORT_TRIES = 100
-_LIBC = ctypes.CDLL(None)  # looked up now: between fork and exec only a bare call is safe
 
 
 @dataclass
@@ -208,10 +206,3 @@ def _lowest_client_port() -> int:
         return int(PORT_RANGE.read_text().split()[0])
     except (OSError, ValueError, IndexError):
         return 32_768
-
-
-def die_with_parent(parent: int = 0) -> None:
-    """Ask the kernel to send this process SIGKILL when its parent dies (Linux); ``parent`` may be dead already."""
-    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if parent and os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)

@@ -14,10 +14,10 @@ from typing import NoReturn
 from launch import logs, run_folder
 from launch.errors import LaunchError
 from launch.exit_codes import FINAL, exit_code, leave_note
-from launch.processes import die_with_parent
 from launch.run_file.keys_folder import http_keys, prepare_keys
 from launch.run_file.sections import RunConfig
 from protocol.errors import KeysUnusable, LinkDown
+from protocol.orphans import die_with_parent
 from protocol.security.keys import key_pair, principal
 
 ROLES = ("broker", "learner", "generator", "actor", "weights", "model")

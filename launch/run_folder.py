@@ -1,7 +1,6 @@
 """The run folder: the resolved configuration, logs, metrics, checkpoints, summary."""
 
 import fcntl
-import os
 import re
 from pathlib import Path
 from typing import IO
@@ -9,6 +8,7 @@ from typing import IO
 from launch.errors import ConfigError
 from launch.processes import free_port
 from launch.run_file.sections import RunConfig
+from protocol.whole_files import write_whole
 
 CONFIG = "config.json"
 JOURNAL = "journal"
@@ -69,9 +69,7 @@ def with_ports(config: RunConfig) -> RunConfig:
 
 def save_config(config: RunConfig, path: Path) -> None:
     """Write the configuration in force; whole or not at all."""
-    partial = path.with_suffix(f".partial-{os.getpid()}")
-    partial.write_text(config.model_dump_json(indent=1), encoding="utf-8")
-    partial.rename(path)
+    write_whole(path, config.model_dump_json(indent=1), shared=True)
 
 
 def load_config(path: Path) -> RunConfig:

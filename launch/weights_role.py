@@ -8,8 +8,9 @@ from pathlib import Path
 
 from launch.run_file.sections import RunConfig
 from learner.run_files import SHARED_MEMORY, weights_folder
+from protocol.security.addresses import split_address
 from protocol.weights.format import version_folder
-from protocol.weights.server import WeightsServer, advertised, serving, split_address
+from protocol.weights.server import WeightsServer, serving, url_for_others
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ def weights_url(config: RunConfig, keys: Path | None) -> str:
         return ""
     host, _, port = config.weights.http.rpartition(":")
     own = config.weights.advertised_host
-    return advertised(own or host.strip("[]"), int(port), socket.gethostname(), keys)
+    return url_for_others(own or host.strip("[]"), int(port), socket.gethostname(), keys)
 
 
 def serve_weights(config: RunConfig, folder: Path, keys: Path | None) -> None:

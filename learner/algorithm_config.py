@@ -89,6 +89,8 @@ AdvantageConfig = Annotated[
     | GaeAdvantage,
     Field(discriminator="kind"),
 ]
+GROUP_RELATIVE = ("group", "leave_one_out", "token_group")
+"""Kinds that form an advantage for a whole trajectory by comparison with the group's other members."""
 
 
 # --- correction: weight of a token from the ratio proximal / behaviour -------------------------------------

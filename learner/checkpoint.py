@@ -11,7 +11,6 @@ All of a checkpoint is on disk before the pointer is moved, and the pointer is m
 moment leaves the checkpoint before in force, or this one. docs/exactly-once.md says what that is for.
 """
 
-import os
 import random
 import shutil
 from collections.abc import Callable
@@ -23,13 +22,12 @@ import numpy as np
 import torch
 from msgspec import Struct
 
+from learner.errors import CheckpointError
 from learner.update.adaptive import AdaptiveState
+from protocol import whole_files
+from protocol.whole_files import sync_file
 
 LATEST = "latest"
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be continued from; the text says why and what to do."""
 
 
 class RankState(Struct, frozen=True, kw_only=True):
@@ -159,15 +157,7 @@ def write_whole(folder: Path, optimizer_steps: int, write: Callable[[str], None]
 def sync(folder: Path) -> None:
     """Wait until every file below is on disk, and their names with them."""
     for path in [*folder.rglob("*"), folder, folder.parent]:
-        _sync_one(path)
-
-
-def _sync_one(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_file(path)
 
 
 def next_name(folder: Path, optimizer_steps: int) -> str:
@@ -197,13 +187,7 @@ def latest_name(folder: Path) -> str:
 def mark_latest(folder: Path, name: str) -> None:
     """All of it is written: point to it, and delete all but it and the one before."""
     previous = (folder / LATEST).read_text(encoding="utf-8").strip() if (folder / LATEST).exists() else ""
-    partial = folder / (LATEST + ".partial")
-    with open(partial, "w", encoding="utf-8") as out:
-        out.write(name)
-        out.flush()
-        os.fsync(out.fileno())
-    partial.replace(folder / LATEST)
-    _sync_one(folder)
+    whole_files.write_whole(folder / LATEST, name)
     for other in folder.glob("step*"):
         if other.name not in (name, previous):
             shutil.rmtree(other, ignore_errors=True)

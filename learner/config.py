@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from learner.algorithm_config import AlgorithmConfig
+from learner.algorithm_config import GROUP_RELATIVE, AlgorithmConfig
 from protocol.section import Section
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -138,7 +138,7 @@ class LearnerConfig(Section):
     @property
     def drops_uniform_groups(self) -> bool:
         """Whether groups without a signal are filtered out: only where advantages come from the group alone."""
-        relative = self.algorithm.advantage.kind in ("group", "leave_one_out", "token_group")
+        relative = self.algorithm.advantage.kind in GROUP_RELATIVE
         return self.filter_uniform_groups and self.train_on == "groups" and relative
 
     @property

@@ -12,13 +12,13 @@ import numpy as np
 from learner.algorithms.replay import self_imitation_weight
 from learner.checkpoint import latest_name
 from learner.config import LearnerConfig
-from learner.intake.exchange import TIME_LIMIT, Exchange, Stopped
+from learner.errors import Diverged, Stopped
+from learner.intake.exchange import TIME_LIMIT, Exchange
 from learner.lineage import Start
 from learner.metrics import SCALARS, Report, rollout_metrics
-from learner.nonfinite import Diverged, save_trajectories
+from learner.nonfinite import save_trajectories
 from learner.publisher import Publisher
 from learner.replay.batch import batch_metrics, mix, remember
-from learner.replay.file import write_whole
 from learner.replay.table import ReplayTable
 from learner.run_files import CHECKPOINTS
 from learner.totals import Totals
@@ -26,6 +26,7 @@ from learner.trajectory import Trajectory
 from learner.units import RECOMMITTED, Unit
 from learner.update.engine import TrainingEngine, UpdateReport
 from protocol.version_line import VersionLine
+from protocol.whole_files import write_whole
 
 log = logging.getLogger(__name__)
 

@@ -26,6 +26,7 @@ from protocol.errors import LinkDown
 from protocol.link import ThreadLink
 from protocol.messages import DeliveryUnit, Hello
 from protocol.session import Progress
+from protocol.whole_files import write_whole
 
 if TYPE_CHECKING:
     from learner.update.engine import TrainingEngine
@@ -171,9 +172,7 @@ def write_result(learner: Learner) -> None:
         "update_seconds": totals.update_seconds,
         "publish_seconds": totals.publish_seconds,
     }
-    path = learner.run_dir / "result.json"
-    path.with_suffix(".partial").write_text(json.dumps(result, indent=1), encoding="utf-8")
-    path.with_suffix(".partial").rename(path)
+    write_whole(learner.run_dir / "result.json", json.dumps(result, indent=1))
 
 
 def _leave() -> NoReturn:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.trajectory import Trajectory
+from protocol.whole_files import write_whole
 
 SCALARS: dict[str, str] = {
     "rollout/reward_mean": "mean reward per action turn of the trajectories that arrived",
@@ -167,9 +168,8 @@ class Report:
         """Forget what was reported after ``step``: a run that goes on from a checkpoint reports it again."""
         self.close()
         kept = [line for line in self._path.read_text(encoding="utf-8").splitlines() if _step(line) <= step]
-        partial = self._path.with_suffix(".partial")  # a crash in the middle must not lose the lines before
-        partial.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-        partial.replace(self._path)
+        # Whole, because a crash in the middle must not lose the lines before.
+        write_whole(self._path, "".join(line + "\n" for line in kept))
         self._open(purge_step=step + 1)
 
     def _open(self, purge_step: int | None) -> None:

@@ -10,10 +10,6 @@ from learner.trajectory import Trajectory
 from protocol.arrays import TOKEN_ARRAYS
 
 
-class Diverged(RuntimeError):
-    """Too many steps in a row with a loss or gradient that is not finite."""
-
-
 def save_trajectories(folder: Path, step: int, trajectories: Sequence[Trajectory]) -> Path:
     """Write the trajectories of a step: arrays as ``step-N.npz``, the rest as ``step-N.json``; returns the former."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -4,22 +4,20 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from learner.run_files import PublishedVersion, newest_epoch, read_published, weights_folder, write_published
 from protocol.messages import PublishWeights
 from protocol.weights.files import write_version
-from protocol.weights.format import read_manifest, retire
+from protocol.weights.format import Shapes, read_manifest, retire
 from protocol.weights.preallocated import Blank
 
 log = logging.getLogger(__name__)
 
 GENERATORS_BYTES_PER_S = 500e6
 """About: what generators of this host verify and load in a second, with all its cores."""
-
-Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 class Publisher:

@@ -1,11 +1,12 @@
 """Where a learner keeps what others look for: its pid, its epoch, its newest version, its checkpoints, its weights."""
 
 import hashlib
-import os
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
+
+from protocol.whole_files import write_whole
 
 PID_FILE = "learner.pid"
 """In the run folder: pid of rank 0, for whoever wants to end the learner."""
@@ -55,7 +56,7 @@ def write_number(path: Path, number: int) -> None:
 
     An epoch that was given twice would make two processes one to the broker.
     """
-    _write(path, str(number))
+    write_whole(path, str(number))
 
 
 def read_published(run_dir: Path) -> PublishedVersion:
@@ -68,19 +69,4 @@ def read_published(run_dir: Path) -> PublishedVersion:
 
 def write_published(run_dir: Path, published: PublishedVersion) -> None:
     """Before anybody can serve it: a version given twice would be two sets of weights."""
-    _write(run_dir / PUBLISHED_FILE, msgspec.json.encode(published).decode())
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole: a crash leaves what was there before, or this, a power failure later on this."""
-    partial = path.with_suffix(".partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    write_whole(run_dir / PUBLISHED_FILE, msgspec.json.encode(published))

@@ -6,12 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from learner.errors import BrokenTrajectory
 from protocol.arrays import TOKEN_ARRAYS, Arrays, SegmentArrays
 from protocol.messages import KvPolicy, Purpose, Reward, Segment, TrajectoryStatus, Turn
-
-
-class BrokenTrajectory(ValueError):
-    """Segments that do not make a trajectory; the text names the trajectory and what is wrong with it."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,9 +6,14 @@ ProtocolError
 ├── Malformed         bytes that are not a message of this protocol
 └── LinkDown          the other side did not answer within the deadline
 
-AddressRefused        an address that other hosts can reach, without a token or keys that keep strangers out
-KeysUnusable          a keys folder lacks what is needed of it, or holds something else
+AddressRefused        an address that other hosts can reach, without a token or keys that keep strangers out (final)
+KeysUnusable          a keys folder lacks what is needed of it, or holds something else (final)
+WeightsError          weights that must not be loaded
+
+``final`` says that a new start of the process would only repeat the error, see `launch.exit_codes`.
 """
+
+from typing import ClassVar
 
 
 class ProtocolError(Exception):
@@ -40,6 +45,14 @@ class LinkDown(ProtocolError, ConnectionError):
 class AddressRefused(ValueError):
     """An address that a server must not listen on; the text names the cure."""
 
+    final: ClassVar[bool] = True
+
 
 class KeysUnusable(Exception):
     """A keys folder lacks what is needed of it, or holds something else; the text names the file and the cure."""
+
+    final: ClassVar[bool] = True
+
+
+class WeightsError(ValueError):
+    """Weights that must not be loaded; the text names the tensor, what was expected and what was found."""

@@ -10,18 +10,6 @@ from protocol.messages import KvPolicy
 from protocol.weights.format import Manifest
 
 
-class RequestRefused(ValueError):
-    """This one request cannot be served; the text says what is wrong with it. The engine is well."""
-
-
-class UpdateRefused(ValueError):
-    """This engine cannot take these weights; it is untouched and serves on."""
-
-
-class EngineFailed(RuntimeError):
-    """Nothing sampled from this engine may be used any more; its process has to be replaced."""
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
     """A prompt and how to continue it. ``id`` is unique among the engine's running requests."""

@@ -21,7 +21,8 @@ import msgspec
 import numpy as np
 
 from actors.config import GeneratorConfig
-from actors.generator.engine import EngineFailed, Request, RequestRefused, UpdateRefused
+from actors.errors import EngineFailed, RequestRefused, UpdateRefused
+from actors.generator.engine import Request
 from actors.generator.requests import stamp
 from actors.generator.weights.staging import FILE_FORMAT, tensor_table
 from actors.sampled import FinishReason, Sampled

@@ -83,7 +83,7 @@ def check_endpoint(endpoint: str, keys: Path | None = None) -> None:
         raise EndpointRefused(why)
 
 
-def advertised(bound: str, host: str, broker: str) -> str:
+def endpoint_for_actors(bound: str, host: str, broker: str) -> str:
     """What actors connect to: where this generator listens, under an address that they reach.
 
     Args:
@@ -92,9 +92,9 @@ def advertised(bound: str, host: str, broker: str) -> str:
             machine reaches the broker.
 
     Example:
-        >>> advertised("tcp://0.0.0.0:5557", "node-7", "tcp://127.0.0.1:5755")
+        >>> endpoint_for_actors("tcp://0.0.0.0:5557", "node-7", "tcp://127.0.0.1:5755")
         'tcp://node-7:5557'
-        >>> advertised("tcp://0.0.0.0:5557", "", "tcp://127.0.0.1:5755")
+        >>> endpoint_for_actors("tcp://0.0.0.0:5557", "", "tcp://127.0.0.1:5755")
         'tcp://127.0.0.1:5557'
     """
     at, port = split_endpoint(bound)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protocol.weights.format import WeightsError, read_shapes
+from protocol.errors import WeightsError
+from protocol.weights.format import read_shapes
 
 
 @dataclass(frozen=True)

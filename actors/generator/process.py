@@ -21,8 +21,9 @@ from pathlib import Path
 import zmq
 
 from actors.config import GeneratorConfig
+from actors.errors import GeneratorFailed
 from actors.generator.engine import SamplingEngine
-from actors.generator.listening import Listener, advertised, check_endpoint
+from actors.generator.listening import Listener, check_endpoint, endpoint_for_actors
 from actors.generator.model_folder import ModelFacts, read_model_facts
 from actors.generator.serving import Serving
 from actors.generator.weights.cache import Cache, cache_folder
@@ -43,10 +44,6 @@ SWITCH_S = 0.0005
 """Threads that fetch and hash a version wait so long for the event loop, each time; they do so per megabyte."""
 BROKER_LOST_S = 600.0
 """Without a word from the broker for so long this process ends: whoever starts it may know another."""
-
-
-class GeneratorFailed(RuntimeError):
-    """This process must not go on; its successor may."""
 
 
 def serve_generator(
@@ -158,7 +155,7 @@ class Generator:
             loop.add_signal_handler(number, self._stop.set)
         actors = Listener(self._config, self._name, self._keys, self._serving.received)
         self._serving.send = actors.send
-        endpoint = advertised(actors.endpoint, self._config.advertised_host, broker)
+        endpoint = endpoint_for_actors(actors.endpoint, self._config.advertised_host, broker)
         self._link = link = AsyncLink(
             broker,
             self._hello(endpoint),

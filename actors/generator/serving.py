@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.config import GeneratorConfig
-from actors.generator.engine import EngineFailed, Request, RequestRefused, SamplingEngine
+from actors.errors import EngineFailed, RequestRefused
+from actors.generator.engine import Request, SamplingEngine
 from actors.generator.model_folder import ModelFacts
 from actors.generator.requests import HOLD_TIMEOUT_S, RequestBook, why_invalid
 from actors.sampled import Sampled, nothing

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from actors.config import GeneratorConfig
-from actors.generator.engine import EngineFailed, Request, RequestRefused
+from actors.errors import EngineFailed, RequestRefused
+from actors.generator.engine import Request
 from actors.generator.requests import stamp
 from actors.generator.vllm_stats import SchedulerGauges, stat_logger, why_crowded
 from actors.generator.weights.staging import tensor_table

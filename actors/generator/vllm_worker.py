@@ -26,9 +26,9 @@ from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from actors.generator.orphans import die_with_parent
 from actors.generator.weights.staging import FILE_FORMAT, shares
 from actors.generator.weights.tensor_file import tensors_in
+from protocol.orphans import die_with_parent
 
 BACKEND = "offbeat_file"
 KEPT_BYTES = int(os.environ.get("OFFBEAT_KEPT_WEIGHTS_MB", "1024")) << 20

@@ -12,7 +12,8 @@ from typing import Any
 from benchmarks.envs.known_work import WorkSuite
 from benchmarks.staleness.lag_system import BudgetedCurriculum, System
 from launch.run_file.sections import RunConfig
-from learner.intake.exchange import Exchange, Stopped
+from learner.errors import Stopped
+from learner.intake.exchange import Exchange
 from learner.loop import Learner
 from learner.main import join
 from learner.metrics import Report

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from launch.errors import NoAnswer
 from launch.processes import families
-from launch.supervise.broker_status import NoAnswer, fetch
+from launch.supervise.broker_status import fetch
 
 SETTINGS = Path(__file__).with_name("faults.toml")
 START_S = 240.0

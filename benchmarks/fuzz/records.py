@@ -15,12 +15,12 @@ from benchmarks.fuzz.engine import mutate_bytes, mutate_value
 from broker.config import BrokerConfig
 from broker.core.events import decode_event
 from broker.core.state import BrokerState
+from broker.errors import JournalError
 from broker.journal.records import (
     HEAD_BYTES,
     RECORD_MAGIC,
     DeadLetter,
     FoundRecord,
-    JournalError,
     Kind,
     Loss,
     Place,

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.fuzz.engine import mutate_bytes, mutate_value
+from protocol.errors import WeightsError
 from protocol.weights.chunks import chunks, digests, spans
 from protocol.weights.delta import apply_delta, make_delta
 from protocol.weights.files import verify, write_version
@@ -22,7 +23,6 @@ from protocol.weights.format import (
     MAX_MANIFEST_BYTES,
     Base,
     Manifest,
-    WeightsError,
     layout,
     parse_manifest,
     read_manifest,

@@ -40,7 +40,8 @@ from benchmarks.staleness.lag_system import BudgetedCurriculum, System, running
 from benchmarks.truncation.report import ARMS, Ended, Run, plot, row, smoothed, tables
 from launch.run_file.load import load
 from launch.run_file.sections import RunConfig
-from learner.intake.exchange import Exchange, Stopped
+from learner.errors import Stopped
+from learner.intake.exchange import Exchange
 from learner.loop import Learner
 from learner.main import join
 from learner.metrics import Report

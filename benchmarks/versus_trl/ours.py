@@ -12,7 +12,8 @@ from benchmarks.staleness.lag_system import SampledCurriculum, System, running
 from benchmarks.versus_trl.runs import Run, Spec
 from launch.run_file.load import check
 from launch.run_file.sections import RunConfig
-from learner.intake.exchange import Exchange, Stopped
+from learner.errors import Stopped
+from learner.intake.exchange import Exchange
 from learner.loop import Learner
 from learner.main import join
 from learner.metrics import Report

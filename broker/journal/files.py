@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from broker.errors import JournalError
 from broker.journal.records import (
     HEAD_BYTES,
     FoundRecord,
     Header,
-    JournalError,
     Kind,
     Loss,
     Place,

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from broker.errors import TryLater
+from broker.errors import JournalError, TryLater
 from broker.journal.config import JournalConfig
 from broker.journal.files import Survey, read_file, survey
 from broker.journal.opening import accept, check, claim, release, released_name, repair
@@ -21,7 +21,6 @@ from broker.journal.records import (
     HEAD_BYTES,
     DeadLetter,
     Header,
-    JournalError,
     Kind,
     Loss,
     Place,

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import msgspec
 
+from broker.errors import JournalError
 from broker.journal.files import ACCEPTED, LOCK, Survey, survey
-from broker.journal.records import JournalError, Loss, file_name
+from broker.journal.records import Loss, file_name
+from protocol.whole_files import sync_folder, write_whole
 
 log = logging.getLogger(__name__)
 
@@ -92,10 +94,7 @@ def repair(folder: Path, here: Survey) -> None:
 
 def accept(folder: Path, losses: Iterable[Loss]) -> None:
     """Note losses, so that nobody is asked about them again."""
-    partial = folder / f"{ACCEPTED}.partial"
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(list(losses)), indent=1))
-    partial.rename(folder / ACCEPTED)
-    sync_folder(folder)
+    write_whole(folder / ACCEPTED, msgspec.json.format(msgspec.json.encode(list(losses)), indent=1))
 
 
 def released_name(number: int) -> str:
@@ -107,15 +106,6 @@ def release(folder: Path, number: int) -> None:
     """Delete a file. Takes no room on the disk, which may be full."""
     (folder / file_name(number)).rename(folder / released_name(number))
     os.truncate(folder / released_name(number), 0)
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the disk take names that were made or changed."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def write_mark(lock: int, number: int) -> None:

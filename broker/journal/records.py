@@ -9,7 +9,7 @@ from zlib import crc32
 import msgspec
 from msgspec import Struct
 
-from broker.errors import BrokerError
+from broker.errors import JournalError
 from protocol.codec import Buffer, decode_payload
 
 FILE_MAGIC = b"OFFBEATJ"
@@ -23,10 +23,6 @@ _HEAD = struct.Struct("<4sIIQB")
 _COVERED = struct.Struct("<IQB")
 _UNCOVERED = _HEAD.size - _COVERED.size
 HEAD_BYTES = _HEAD.size
-
-
-class JournalError(BrokerError):
-    """The journal cannot be used; the text names file, place and cure."""
 
 
 class Kind(IntEnum):

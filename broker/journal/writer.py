@@ -13,10 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from broker.errors import JournalError
 from broker.journal.config import JournalConfig
-from broker.journal.opening import sync_folder, write_mark
-from broker.journal.records import JournalError, file_name
+from broker.journal.opening import write_mark
+from broker.journal.records import file_name
 from protocol.codec import Buffer
+from protocol.whole_files import sync_folder
 
 log = logging.getLogger(__name__)
 

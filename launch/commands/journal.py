@@ -11,17 +11,10 @@ from typing import Any
 
 import msgspec
 
+from broker.errors import JournalError
 from broker.journal.files import Contents, each_file, numbers, survey
 from broker.journal.opening import accept_losses
-from broker.journal.records import (
-    FoundRecord,
-    JournalError,
-    Kind,
-    Loss,
-    file_name,
-    unpack_dead_letter,
-    unpack_segment,
-)
+from broker.journal.records import FoundRecord, Kind, Loss, file_name, unpack_dead_letter, unpack_segment
 from launch.commands.journal_export import export
 from launch.errors import LaunchError
 from launch.run_folder import JOURNAL

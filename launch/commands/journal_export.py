@@ -1,6 +1,5 @@
 """Trajectories out of a journal: as JSON Lines, or their arrays as safetensors."""
 
-import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -8,14 +7,16 @@ from typing import IO, Any, NamedTuple
 import msgspec
 import numpy as np
 
+from broker.errors import JournalError
 from broker.journal.files import each_file, read_place
-from broker.journal.records import JournalError, Kind, Place, unpack_segment
+from broker.journal.records import Kind, Place, unpack_segment
 from launch.errors import LaunchError
 from protocol.arrays import Arrays
 from protocol.codec import decode_segment, unpack_arrays
 from protocol.errors import ProtocolError
 from protocol.messages import Segment
 from protocol.weights.format import layout
+from protocol.whole_files import whole_file
 
 DTYPES = {"i4": "I32", "i8": "I64", "u1": "U8", "f4": "F32", "f8": "F64"}
 
@@ -39,20 +40,12 @@ def export(folder: Path, out: Path, format_: str, only: Collection[str] | None =
         raise LaunchError(
             f"{folder} has no trajectory {missing[0]!r}; `offbeat journal show --kind segment` lists them"
         )
-    partial = out.with_name(f"{out.name}.partial-{os.getpid()}")
+    write = write_jsonl if format_ == "jsonl" else write_safetensors
     try:
-        with open(partial, "wb") as file:
-            if format_ == "jsonl":
-                write_jsonl(folder, found, file)
-            else:
-                write_safetensors(folder, found, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.rename(out)
+        with whole_file(out, shared=True) as partial, open(partial, "wb") as file:
+            write(folder, found, file)
     except OSError as error:
         raise LaunchError(f"--out {out}: {error.strerror}") from None
-    finally:
-        partial.unlink(missing_ok=True)
     pieces = [piece.segment for held in found.values() for piece in held]
     whole = sum(map(is_complete, found.values()))
     return (

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from broker.core.events import AnyEvent, Committed, LearnerJoined, Published, decode_event
+from broker.errors import JournalError
 from broker.journal.files import numbers, records
-from broker.journal.records import JournalError, Kind, Loss, Place, file_name, unpack_segment
-from launch.errors import LaunchError
+from broker.journal.records import Kind, Loss, Place, file_name, unpack_segment
+from launch.errors import RecordingError
 from learner.retrain.recorded import RecordedStep, RecordedUnit
 from protocol import names
 from protocol.codec import decode_segment
@@ -15,10 +16,6 @@ from protocol.messages import Deliver, Hello, Segment
 from protocol.names import SegmentKey
 
 Forks = tuple[tuple[int, int], ...]
-
-
-class RecordingError(LaunchError):
-    """The journal does not hold what was trained; the text says what is missing, and the cure."""
 
 
 @dataclass

@@ -57,12 +57,13 @@ def train(config: RunConfig, steps: Iterable[RecordedStep], out: Path) -> None:
         ConfigError: it cannot be trained again.
     """
     from launch.model import prepare
-    from learner.retrain.retrain import CannotRerun, rerun
+    from learner.errors import CannotRetrain
+    from learner.retrain.retrain import rerun
 
     settings = config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag})
     try:
         rerun(settings, model=str(prepare(config)), seed=config.run.seed, steps=steps, out=out)
-    except CannotRerun as error:
+    except CannotRetrain as error:
         raise ConfigError(str(error)) from None
 
 

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.errors import ConfigError
+from launch.errors import ConfigError, NoAnswer
 from launch.logs import plain
 from launch.processes import tail
 from launch.run_file.keys_folder import http_keys, keys_folder
 from launch.run_file.sections import RunConfig
 from launch.run_folder import CONFIG, load_config
-from launch.supervise.broker_status import NoAnswer, fetch
+from launch.supervise.broker_status import fetch
 from launch.supervise.crew import STATE_FILE
 from launch.supervise.health import BROKER
 from launch.supervise.waits import who_waits

@@ -14,7 +14,7 @@ from typing import Any
 
 from launch import run_folder
 from launch.commands.journal_export import export
-from launch.errors import LaunchError
+from launch.errors import LaunchError, NoAnswer, TooSlow
 from launch.plan.model import WARM_UP_STEPS, setting_of
 from launch.plan.probe import Probe, probe
 from launch.plan.rates import MeasuredRates
@@ -23,7 +23,7 @@ from launch.processes import stop
 from launch.run_file.keys_folder import http_keys, prepare_keys
 from launch.run_file.sections import RunConfig
 from launch.supervise import shared_memory
-from launch.supervise.broker_status import NoAnswer, Poller, fetch
+from launch.supervise.broker_status import Poller, fetch
 from launch.supervise.crew import LEARNER, Crew
 from launch.supervise.health import BROKER
 from launch.supervise.panel import Panel
@@ -40,10 +40,6 @@ PROBE_SHARE = 1 / 15
 """Of the seconds asked for, for each number of requests."""
 MANY_STEPS = 1_000_000
 MOST_PROMPTS = 512
-
-
-class TooSlow(LaunchError):
-    """Too little happened to measure anything."""
 
 
 def calibrate(config: RunConfig, seconds: float, panel: Panel) -> MeasuredRates:

@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from launch.errors import Stuck
 from launch.plan.parts import (
     Setting,
     SimulatedEpisode,
@@ -37,10 +38,6 @@ class SimulatedLedger:
     steps: int = 0
     idle_s: float = 0.0
     """Of the learner."""
-
-
-class Stuck(RuntimeError):
-    """Nothing is left to happen before the last step; a fault of the simulation."""
 
 
 class Simulation:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from learner.algorithm_config import (
+    GROUP_RELATIVE,
     AlgorithmConfig,
     CorrectionConfig,
     GaeAdvantage,
@@ -29,9 +30,6 @@ from learner.surrogate_config import (
     WeightedSurrogate,
     WindowSurrogate,
 )
-
-OF_GROUP = ("group", "leave_one_out", "token_group")
-"""Advantages of whole trajectories, by comparison with the group's other members."""
 
 
 def method_contradictions(learner: LearnerConfig) -> Iterator[str]:
@@ -67,7 +65,7 @@ def objectives_of(algorithm: AlgorithmConfig) -> Iterator[ChangedObjective]:
 def compares_members(learner: LearnerConfig) -> bool:
     """Whether an advantage is taken against other sampled members of the group."""
     advantage = learner.algorithm.advantage
-    return advantage.kind in OF_GROUP or (
+    return advantage.kind in GROUP_RELATIVE or (
         isinstance(advantage, TurnReturnAdvantage) and advantage.baseline == "group"
     )
 
@@ -100,15 +98,15 @@ def _groups(learner: LearnerConfig) -> Iterator[str]:
             'use train_on = "groups", or kind "gae" with a critic, or "batch_mean"'
         )
     for objective in objectives_of(algorithm):
-        if objective.surrogate.kind == "bounded" and kind not in OF_GROUP:
+        if objective.surrogate.kind == "bounded" and kind not in GROUP_RELATIVE:
             yield (
                 f'{objective.name}.surrogate.kind is "bounded", which compares with the group\'s median, but '
-                f'learner.algorithm.advantage.kind is "{kind}"; use one of {", ".join(OF_GROUP)}'
+                f'learner.algorithm.advantage.kind is "{kind}"; use one of {", ".join(GROUP_RELATIVE)}'
             )
-    if algorithm.scale_by_informative and kind not in OF_GROUP:
+    if algorithm.scale_by_informative and kind not in GROUP_RELATIVE:
         yield (
             f'learner.algorithm.scale_by_informative counts groups, but advantage.kind is "{kind}"; take it out, '
-            f"or use one of {', '.join(OF_GROUP)}"
+            f"or use one of {', '.join(GROUP_RELATIVE)}"
         )
 
 
@@ -121,10 +119,10 @@ def _replay(learner: LearnerConfig) -> Iterator[str]:
             'learner.replay is set beside a critic or train_on = "windows": values and windows of stored '
             "rollouts are not kept; take [learner.replay] out"
         )
-    elif replay.rule == "advantage" and kind not in OF_GROUP:
+    elif replay.rule == "advantage" and kind not in GROUP_RELATIVE:
         yield (
             f'learner.replay.rule is "advantage" but learner.algorithm.advantage.kind is "{kind}", which cannot be '
-            f"kept with one trajectory; use one of {', '.join(OF_GROUP)}, or another rule"
+            f"kept with one trajectory; use one of {', '.join(GROUP_RELATIVE)}, or another rule"
         )
     elif replay.rule == "advantage" and isinstance(learner.algorithm.surrogate, BoundedSurrogate):
         yield (
@@ -134,7 +132,7 @@ def _replay(learner: LearnerConfig) -> Iterator[str]:
     elif replay.rule in RESCUE_RULES and not (compares_members(learner) or kind == "greedy"):
         yield (
             f'learner.replay.rule is "{replay.rule}", which rescues groups, but learner.algorithm.advantage.kind is '
-            f'"{kind}"; use one of {", ".join(OF_GROUP)}, or another rule'
+            f'"{kind}"; use one of {", ".join(GROUP_RELATIVE)}, or another rule'
         )
     if learner.train_on == "groups" and replay.rule not in RESCUE_RULES:
         fresh = learner.batch_trajectories / learner.group_size * (1 - replay.share)

@@ -7,7 +7,8 @@ from pathlib import Path
 from launch.run_file.method_rules import method_contradictions
 from launch.run_file.sections import RunConfig
 from learner.algorithm_config import GaeAdvantage
-from protocol.security.addresses import why_not_bound
+from protocol.errors import AddressRefused
+from protocol.security.addresses import split_address, why_not_bound
 
 
 def contradictions(config: RunConfig) -> Iterator[str]:
@@ -153,19 +154,16 @@ def _supervisor(config: RunConfig) -> Iterator[str]:
 
 
 def _refused_addresses(config: RunConfig) -> Iterator[str]:
-    """Addresses that broker or generators would refuse to bind."""
-    from broker.errors import BindRefused
-    from broker.listening import check_endpoint, split_http
-    from protocol.errors import AddressRefused
-    from protocol.weights.server import split_address
-
+    """Addresses that a role would refuse to bind."""
     keys = Path() if config.security.encrypt else None
-    try:
-        check_endpoint(config.broker.endpoint, keys)
-        split_http(config.broker.http, keys)
-    except BindRefused as error:
-        yield str(error)
+    for setting, endpoint in (
+        ("broker.endpoint", config.broker.endpoint),
+        ("generator.endpoint", config.generator.endpoint),
+    ):
+        if why := why_not_bound(setting, endpoint, encrypted=keys is not None):
+            yield why
     for setting, address in (
+        ("broker.http", config.broker.http),
         ("weights.http", config.weights.http),
         ("generator.weights_http", config.generator.weights_http),
     ):
@@ -174,5 +172,3 @@ def _refused_addresses(config: RunConfig) -> Iterator[str]:
                 split_address(setting, address, keys)
         except AddressRefused as error:
             yield str(error)
-    if why := why_not_bound("generator.endpoint", config.generator.endpoint, encrypted=keys is not None):
-        yield why

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launch.errors import NoAnswer
 from protocol.errors import KeysUnusable
 from protocol.security.http_tls import access, scheme
 
@@ -18,10 +19,6 @@ INTERVAL_S = 1.0
 TIMEOUT_S = 1.5
 UNAUTHORISED = 401
 MAX_BYTES = 64 << 20
-
-
-class NoAnswer(ConnectionError):
-    """The broker did not tell its status; the text says what was tried and what came of it."""
 
 
 def fetch(http: str, timeout_s: float = TIMEOUT_S, *, keys: Path | None = None) -> dict[str, Any]:

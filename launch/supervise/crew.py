@@ -20,6 +20,7 @@ from launch.supervise.health import BROKER, Limits, Watchdog, role_of
 from launch.supervise.restarts import Patience, RestartBackoff
 from launch.weights_role import WEIGHTS
 from learner.run_files import PID_FILE, weights_folder
+from protocol.whole_files import write_whole
 
 LEARNER = "learner"
 BROKER_START_S = 120.0
@@ -279,13 +280,12 @@ class Crew:
                 "restarts": post.row.total,
                 "last_reason": post.row.reasons[-1] if post.row.reasons else "",
             }
-        partial = self._folder / f"{STATE_FILE}.partial"
+        path = self._folder / STATE_FILE
         try:
-            partial.write_text(json.dumps(state, indent=1), encoding="utf-8")
-            partial.rename(self._folder / STATE_FILE)
+            write_whole(path, json.dumps(state, indent=1), durable=False)
         except OSError as error:
             if not self._unsaved:
-                self._note(f"{partial}: {error}; `offbeat status` may name processes that are gone")
+                self._note(f"{path}: {error}; `offbeat status` may name processes that are gone")
             self._unsaved = True
         else:
             self._unsaved = False

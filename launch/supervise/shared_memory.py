@@ -15,13 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from actors.generator.weights.cache import CACHE_PREFIX
+from actors.generator.weights.staging import STAGE_PREFIX
 from launch.errors import ConfigError
 from learner.run_files import SHARED_MEMORY, weights_folder
 
 OWNER = ".owner"
-STAGE = "offbeat-stage-"
-CACHE = "offbeat-cache-"
-"""Versions fetched over the network: their users hold a lock inside, and sweep them themselves."""
 LOCK_S = 5.0
 UNOWNED_S = 24 * 3600.0
 """A folder without an owner's file, as of a learner that was started by hand, may go after so long without a change."""
@@ -67,11 +66,11 @@ def sweep(root: Path = SHARED_MEMORY, *, now: float | None = None) -> list[Path]
 
 def _ownerless(path: Path, kept: set[str], now: float) -> bool:
     """Whether nobody who lives has to do with a folder, as far as can be told."""
-    if path.name.startswith(STAGE):
-        run_and_generator, _, pid = path.name.removeprefix(STAGE).rpartition("-")
+    if path.name.startswith(STAGE_PREFIX):
+        run_and_generator, _, pid = path.name.removeprefix(STAGE_PREFIX).rpartition("-")
         of_living_run = any(run_and_generator.startswith(f"{_run(name)}-") for name in kept)
         return pid.isdecimal() and not of_living_run and not Path("/proc", pid).exists()
-    if path.name in kept or path.name.startswith(CACHE):
+    if path.name in kept or path.name.startswith(CACHE_PREFIX):
         return False
     return path.with_name(path.name + OWNER).exists() or now - _changed(path) > UNOWNED_S
 

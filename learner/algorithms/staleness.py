@@ -3,9 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-
-class StaleTokens(AssertionError):
-    """A token older than the bound was about to carry gradient: a fault of ours, not of the data."""
+from learner.errors import StaleTokens
 
 
 def loss_mask(
@@ -58,7 +56,7 @@ def assert_lag_bound(
         >>> assert_lag_bound(np.array([True]), np.array([3]), current_version=5, max_policy_lag=2)
         >>> assert_lag_bound(np.array([True]), np.array([2]), current_version=5, max_policy_lag=2)
         Traceback (most recent call last):
-        learner.algorithms.staleness.StaleTokens: trajectory ?: token 0 of version 2 lags 3 behind 5, bound 2
+        learner.errors.StaleTokens: trajectory ?: token 0 of version 2 lags 3 behind 5, bound 2
     """
     lags = np.where(mask, current_version - policy_version, 0)
     if not lags.size:

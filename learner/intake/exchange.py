@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from learner.config import LearnerConfig
+from learner.errors import BrokerRefused, NoData, Stopped
 from learner.intake.curriculum import Curriculum
 from learner.intake.intake import Intake
 from learner.trajectory import Trajectory
@@ -36,18 +37,6 @@ SETTLE_TIMEOUT_S = 15.0
 TIME_LIMIT = "time limit"
 FATAL_CODES = ("queue_full", "bad_task", "malformed", "limit", "version")
 """Refusals after which we would wait for ever for what was never taken."""
-
-
-class NoData(RuntimeError):
-    """Nothing to train on arrived within the deadline, or no word from the broker."""
-
-
-class BrokerRefused(RuntimeError):
-    """The broker refused something the run cannot go on without."""
-
-
-class Stopped(Exception):
-    """The run was asked to end; the text says by what (SIGTERM, time limit, drain)."""
 
 
 class Exchange:

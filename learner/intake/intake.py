@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from learner.errors import BrokenTrajectory
 from learner.intake.commit_memory import CommitMemory
 from learner.intake.curriculum import Curriculum
 from learner.intake.open_trajectories import OpenTrajectories
 from learner.intake.token_audit import check_ledger
-from learner.trajectory import BrokenTrajectory, Trajectory, assemble
+from learner.trajectory import Trajectory, assemble
 from learner.units import RECOMMITTED, Counts, Unit, has_signal, newest_version
 from protocol import names
 from protocol.arrays import SegmentArrays

@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from learner.trajectory import BrokenTrajectory, Trajectory, assemble
+from learner.errors import BrokenTrajectory, OpenStateError
+from learner.trajectory import Trajectory, assemble
 from protocol import names
 from protocol.arrays import Arrays, SegmentArrays
 from protocol.codec import decode_segment, encode_arrays, unpack_arrays
@@ -16,10 +17,6 @@ from protocol.errors import ProtocolError
 from protocol.messages import Segment
 
 State = Literal["open", "broken", "ended"]
-
-
-class OpenStateError(RuntimeError):
-    """Stored open trajectories that cannot be read; the text says why and what to do."""
 
 
 class StoredAttempt(Struct, frozen=True, array_like=True):

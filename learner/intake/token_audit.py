@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping
 
-
-class LedgerViolation(RuntimeError):
-    """Action tokens were lost or counted twice; the text says how many, and where the others are."""
+from learner.errors import LedgerViolation
 
 
 def check_ledger(*, delivered: int, trained: int, outcomes: Mapping[str, int], ready: int) -> None:
@@ -28,7 +26,7 @@ def check_ledger(*, delivered: int, trained: int, outcomes: Mapping[str, int], r
         >>> check_ledger(delivered=10, trained=4, outcomes={"stale": 3}, ready=2)
         Traceback (most recent call last):
         ...
-        learner.intake.token_audit.LedgerViolation: of 10 action tokens that were delivered, 9 are accounted for ...
+        learner.errors.LedgerViolation: of 10 action tokens that were delivered, 9 are accounted for ...
     """
     known = trained + sum(outcomes.values()) + ready
     if known != delivered:

@@ -1,16 +1,15 @@
 """The replay table on disk: one MessagePack document with the token arrays in it as bytes; no pickle."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
-from pathlib import Path
 from typing import Any, get_type_hints
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 
+from learner.errors import ReplayStateError
 from learner.trajectory import Trajectory
 from learner.units import Unit
 from protocol.codec import pack_arrays, unpack_arrays
@@ -18,10 +17,6 @@ from protocol.errors import ProtocolError
 from protocol.messages import ArraySpec
 
 FORMAT = 1
-
-
-class ReplayStateError(RuntimeError):
-    """A stored table that cannot be continued from; the text says why and what to do."""
 
 
 class StoredTrajectory(Struct, frozen=True):
@@ -122,17 +117,6 @@ def decode_item(stored: StoredItem) -> Unit | Trajectory:
             "resume with an empty table"
         ) from None
     return Unit(stored.unit_id, stored.group_id, trajectories)
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that is either there as a whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "wb") as out:
-        out.write(data)
-        out.flush()
-        os.fsync(out.fileno())
-    partial.replace(path)
 
 
 def _encode_trajectory(trajectory: Trajectory) -> StoredTrajectory:

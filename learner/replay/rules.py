@@ -7,11 +7,10 @@ from typing import NamedTuple, assert_never
 
 from learner.algorithms import replay
 from learner.algorithms.replay import ROUNDING
-from learner.config import ReplayConfig
+from learner.config import RESCUE_RULES, ReplayConfig
+from learner.errors import ReplayConfigError
 from protocol.arrays import Float64s
 
-RESCUE_RULES = ("success", "per_prompt")
-"""Items are drawn when a fresh group has failed, not as a share of the batch."""
 SUCCESS_RETURN = {"success": 0.1, "per_prompt": 0.5}
 """A return above it is a success: as ARPO (arXiv:2505.16282) and RAPO (arXiv:2509.24107) have it."""
 
@@ -77,10 +76,6 @@ def items_per_prompt(config: ReplayConfig) -> int | None:
             return config.per_prompt_capacity
         case _:
             assert_never(config.rule)
-
-
-class ReplayConfigError(ValueError):
-    """Settings under which nothing would be replayed, or not as much as asked for; the text names the cure."""
 
 
 @dataclass(frozen=True)

@@ -14,21 +14,19 @@ import numpy as np
 
 from learner.algorithms import replay
 from learner.config import RESCUE_RULES, LearnerConfig, ReplayConfig
+from learner.errors import ReplayConfigError, ReplayStateError
 from learner.replay.file import (
     FORMAT,
-    ReplayStateError,
     StoredEntry,
     StoredTable,
     decode_item,
     decode_table,
     encode_item,
     encode_table,
-    write_whole,
 )
 from learner.replay.rules import (
     Columns,
     Limiter,
-    ReplayConfigError,
     Selector,
     check_share,
     items_per_prompt,
@@ -37,6 +35,7 @@ from learner.replay.rules import (
 )
 from learner.trajectory import Trajectory
 from learner.units import Unit
+from protocol.whole_files import write_whole
 
 __all__ = ["Limiter", "ReplayConfigError", "ReplayEntry", "ReplayStateError", "ReplayTable", "make_table"]
 
@@ -242,6 +241,7 @@ class ReplayTable(Generic[T]):
 
     def save(self, path: Path) -> None:
         """Write the table; the file is replaced at once."""
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, self.state())
 
     def load(self, path: Path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from learner.config import LearnerConfig
+from learner.errors import CannotRetrain
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange
 from learner.intake.intake import Intake
@@ -23,10 +24,6 @@ from protocol.version_line import VersionLine
 log = logging.getLogger(__name__)
 
 
-class CannotRerun(RuntimeError):
-    """What was recorded cannot be trained again; the text says why."""
-
-
 def rerun(config: LearnerConfig, *, model: str, seed: int, steps: Iterable[RecordedStep], out: Path) -> int:
     """Train a model on recorded steps; returns how many they were.
 
@@ -34,7 +31,7 @@ def rerun(config: LearnerConfig, *, model: str, seed: int, steps: Iterable[Recor
     Face folder, and metrics as in a run folder.
 
     Raises:
-        CannotRerun: a step is missing, or a unit of its batch cannot be trained.
+        CannotRetrain: a step is missing, or a unit of its batch cannot be trained.
     """
     settings = config.model_copy(update={"processes": 1, "checkpoint_every": 0, "evaluation_every": 0})
     out.mkdir(parents=True, exist_ok=True)
@@ -63,7 +60,9 @@ def rerun(config: LearnerConfig, *, model: str, seed: int, steps: Iterable[Recor
 def again(learner: Learner, recorded: RecordedStep) -> None:
     """One step."""
     if recorded.step != learner.step + 1:
-        raise CannotRerun(f"step {learner.step + 1} is not recorded, the next one that is is {recorded.step}")
+        raise CannotRetrain(
+            f"step {learner.step + 1} is not recorded, the next one that is is {recorded.step}"
+        )
     assert isinstance(learner.exchange, Recording)
     learner.exchange.inlet.line = VersionLine(recorded.forks)
     learner.exchange.load(recorded)
@@ -111,7 +110,7 @@ class Recording(Exchange):
     def collect(self, *, step: int, version: int) -> list[Unit]:
         ready = {group.unit_id: group for group in self.inlet.ready}
         if missing := [unit_id for unit_id in self._batch if unit_id not in ready]:
-            raise CannotRerun(
+            raise CannotRetrain(
                 f"step {self._step}: {len(missing)} of the {len(self._batch)} units that were trained cannot be, "
                 f"{missing[0]!r} is the first; with another version of the program, or other settings?"
             )

@@ -19,15 +19,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from learner.config import LearnerConfig
+from protocol.weights.format import TORCH_DTYPES
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Longer than rank 0 may ever wait for data."""
 GATHER_BYTES = 64 * 2**20
 """Full parameters held at once when sharded ones are gathered."""
-SAFETENSORS_NAMES = {
-    torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16",
-    torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
+SAFETENSORS_NAMES = {getattr(torch, dtype): name for name, dtype in TORCH_DTYPES.items()}
 
 
 @dataclass(frozen=True)

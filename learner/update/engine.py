@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from learner import checkpoint
 from learner.config import LearnerConfig
+from learner.errors import CheckpointError
 from learner.trajectory import Trajectory
 from learner.update import deepspeed_zero as zero
 from learner.update import ranks
@@ -319,7 +320,7 @@ class TrainingEngine:
         for engine, place in self._engines(folder / name):
             path, _ = engine.load_checkpoint(str(place.parent), tag=place.name)
             if path is None:
-                raise checkpoint.CheckpointError(f"{place}: DeepSpeed found no checkpoint there")
+                raise CheckpointError(f"{place}: DeepSpeed found no checkpoint there")
         for policy, frozen in self._updater.frozen.items():
             frozen.load(folder / name / f"{policy}.safetensors")
         checkpoint.restore_random(state)

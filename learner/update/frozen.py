@@ -11,6 +11,7 @@ from torch import Tensor
 
 from learner.update.batching import MicroBatch
 from learner.update.policy import PolicyModule, micro_batch_inputs
+from protocol.whole_files import whole_file
 
 
 class FrozenPolicy:
@@ -44,9 +45,8 @@ class FrozenPolicy:
         from safetensors.torch import save_file
 
         tensors = {name: t.detach().cpu().contiguous() for name, t in self._module.lm.named_parameters()}
-        partial = path.with_suffix(".partial")
-        save_file(tensors, partial)
-        partial.replace(path)
+        with whole_file(path) as partial:
+            save_file(tensors, partial)
 
     def load(self, path: Path) -> None:
         """Continue with what `save` wrote.

@@ -2,6 +2,11 @@
 
 import contextlib
 import ipaddress
+from pathlib import Path
+
+from protocol.errors import AddressRefused
+
+LARGEST_PORT = 65_535
 
 LOOPBACK_ONLY = (
     "only loopback and ipc may be bound while security.encrypt is false, because then messages are neither encrypted "
@@ -63,3 +68,28 @@ def why_not_bound(setting: str, endpoint: str, *, encrypted: bool) -> str:
     if is_loopback(host) or encrypted:
         return ""
     return f"{setting} {endpoint}: {LOOPBACK_ONLY}"
+
+
+def split_address(setting: str, address: str, keys: Path | None) -> tuple[str, int]:
+    """Take ``host:port`` of an HTTP server apart, and refuse one that strangers could reach.
+
+    Args:
+        setting: field of the run file, for the error.
+        keys: keys folder with the token that the server asks for; None: it asks for none.
+
+    Raises:
+        AddressRefused: it is no ``host:port``, or other hosts can reach it and there is no token to ask for.
+
+    Example:
+        >>> split_address("weights.http", "127.0.0.1:5757", None)
+        ('127.0.0.1', 5757)
+        >>> split_address("weights.http", "0.0.0.0:5757", None)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        protocol.errors.AddressRefused: weights.http 0.0.0.0:5757: only loopback ...
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > LARGEST_PORT:
+        raise AddressRefused(f"{setting} {address}: write host:port, for example 127.0.0.1:5756")
+    if not is_loopback(host) and keys is None:
+        raise AddressRefused(f"{setting} {address}: {LOOPBACK_ONLY}")
+    return host.strip("[]"), int(port)

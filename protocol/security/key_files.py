@@ -20,6 +20,7 @@ from protocol.security.http_tls import (
 )
 from protocol.security.http_token import TOKEN_BYTES, TOKEN_FILE, read_tokens
 from protocol.security.keys import ROLES, KeyRole, key_pair, principal, read_key
+from protocol.whole_files import write_whole
 
 HTTP, TLS = "http", "tls"
 """Stand for the token, and for the certificate of HTTP servers, among the names."""
@@ -199,25 +200,16 @@ def _write_new(path: Path, content: Callable[[], bytes], mode: int = 0o600) -> b
     """Write a file whole, unless there is one; whoever comes first decides."""
     if path.exists():
         return False
-    partial = _partial(path, content(), mode)
+    own = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    _replace(own, content(), mode)
     try:
-        os.link(partial, path)
+        os.link(own, path)
     except FileExistsError:
         return False
     finally:
-        partial.unlink()
+        own.unlink()
     return True
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:
-    _partial(path, content, mode).rename(path)
-
-
-def _partial(path: Path, content: bytes, mode: int) -> Path:
-    partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with open(descriptor, "wb") as file:
-        file.write(content + b"\n")
-        file.flush()
-        os.fsync(descriptor)
-    return partial
+    write_whole(path, content + b"\n", mode=mode, shared=True)

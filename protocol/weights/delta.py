@@ -10,7 +10,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from protocol.weights.format import WeightsError
+from protocol.errors import WeightsError
 
 LEVEL = 1
 THREADS = min(4, os.cpu_count() or 1)

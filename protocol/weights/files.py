@@ -3,20 +3,21 @@
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
+from protocol.errors import WeightsError
 from protocol.weights.chunks import CHUNK_BYTES, FileChunk, chunk_size, damaged, file_chunks
 from protocol.weights.format import (
     DATA,
     MANIFEST,
     Manifest,
+    Shapes,
     Stamp,
     TensorSpec,
-    WeightsError,
     host_id,
     layout,
     root_hash,
@@ -35,7 +36,7 @@ def write_version(
     run: str,
     epoch: int,
     version: int,
-    shapes: Mapping[str, tuple[str, tuple[int, ...]]],
+    shapes: Shapes,
     tensors: Iterable[tuple[str, memoryview]],
     blank: Blank | None = None,
 ) -> Path:
@@ -110,7 +111,7 @@ def _pieces(
             yield data.cast("B")
 
 
-def verify(manifest: Manifest, data: IO[bytes], expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+def verify(manifest: Manifest, data: IO[bytes], expected: Shapes) -> None:
     """Check names, dtypes, shapes, sizes and hashes before anything is loaded.
 
     Args:

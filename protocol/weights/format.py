@@ -20,6 +20,8 @@ import msgspec
 from blake3 import blake3
 from msgspec import Meta, Struct
 
+from protocol.errors import WeightsError
+
 MANIFEST = "manifest.msgpack"
 DATA = "model.safetensors"
 MAX_MANIFEST_BYTES = 64 * 2**20
@@ -33,6 +35,14 @@ MAX_SAFETENSORS_HEADER_BYTES = 100 * 2**20
 """As the format's own reader has it."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 SAFETENSORS_DTYPES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
+"""Bytes of one element, by the dtype's name in a safetensors file."""
+TORCH_DTYPES = {
+    "F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16",
+    "I64": "int64", "I32": "int32", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+"""The same dtypes by their names in torch, which this folder does not import."""
+Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Name of each tensor to its dtype (see `SAFETENSORS_DTYPES`) and shape."""
 
 
 TensorName = Annotated[str, Meta(max_length=1_024)]
@@ -40,10 +50,6 @@ Hex = Annotated[str, Meta(max_length=2 * DIGEST_BYTES)]
 WholeNumber = Annotated[int, Meta(ge=0)]
 Extent = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
 Digests = Annotated[bytes, Meta(max_length=MAX_CHUNKS * DIGEST_BYTES)]
-
-
-class WeightsError(ValueError):
-    """Weights that must not be loaded; the text names the tensor, what was expected and what was found."""
 
 
 class TensorSpec(Struct, frozen=True):
@@ -118,7 +124,7 @@ def host_id() -> str:
         return socket.gethostname()
 
 
-def layout(shapes: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, list[TensorSpec]]:
+def layout(shapes: Shapes) -> tuple[bytes, list[TensorSpec]]:
     """Header bytes of a safetensors file and the place of each tensor, for ``name -> (dtype, shape)``."""
     entries: dict[str, dict[str, object]] = {}
     sizes: dict[str, int] = {}
@@ -228,7 +234,7 @@ def _check_transfer(manifest: Manifest, where: str) -> None:
             )
 
 
-def verify_shapes(manifest: Manifest, expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+def verify_shapes(manifest: Manifest, expected: Shapes) -> None:
     """Whether a version holds the tensors of the model in service.
 
     Args:

@@ -14,18 +14,10 @@ from typing import IO
 
 import msgspec
 
+from protocol.errors import WeightsError
 from protocol.weights.chunks import digests
 from protocol.weights.delta import LARGEST_SHARE, make_delta
-from protocol.weights.format import (
-    DATA,
-    MANIFEST,
-    Base,
-    Manifest,
-    WeightsError,
-    parse_manifest,
-    read_manifest,
-    same_layout,
-)
+from protocol.weights.format import DATA, MANIFEST, Base, Manifest, parse_manifest, read_manifest, same_layout
 
 IDLE_S = 60.0
 """Without a request for so long nobody is fetching it."""

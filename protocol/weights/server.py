@@ -23,12 +23,12 @@ from pathlib import Path
 
 from aiohttp import web
 
-from protocol.errors import AddressRefused
-from protocol.security.addresses import LOOPBACK_ONLY, is_loopback, is_wildcard
+from protocol.errors import WeightsError
+from protocol.security.addresses import is_wildcard
 from protocol.security.http_serving import serving as serving_http
 from protocol.security.http_tls import scheme
 from protocol.security.http_token import require_token
-from protocol.weights.format import Base, WeightsError
+from protocol.weights.format import Base
 from protocol.weights.open_versions import Locate, OpenVersion, Shelf, VersionKey, superfluous
 
 log = logging.getLogger(__name__)
@@ -46,28 +46,7 @@ BASE = re.compile(r"(\d{1,19})\.(\d{1,19})\.([0-9a-f]{64})")
 VERSION_PATH = r"/v1/{epoch:\d{1,18}}/{version:\d{1,18}}"
 
 
-def split_address(setting: str, address: str, keys: Path | None) -> tuple[str, int]:
-    """Host and port of ``host:port``.
-
-    Raises:
-        AddressRefused: it is none, or other hosts can reach it and there is no token to ask for.
-
-    Example:
-        >>> split_address("weights.http", "127.0.0.1:5757", None)
-        ('127.0.0.1', 5757)
-        >>> split_address("weights.http", "0.0.0.0:5757", None)  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        protocol.errors.AddressRefused: weights.http 0.0.0.0:5757: only loopback ...
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65_535:
-        raise AddressRefused(f"{setting} {address}: write host:port, for example 0.0.0.0:5757")
-    if not is_loopback(host) and keys is None:
-        raise AddressRefused(f"{setting} {address}: {LOOPBACK_ONLY}")
-    return host.strip("[]"), int(port)
-
-
-def advertised(host: str, port: int, name: str = "", keys: Path | None = None) -> str:
+def url_for_others(host: str, port: int, name: str = "", keys: Path | None = None) -> str:
     """URL under which others reach a server.
 
     Args:
@@ -75,7 +54,7 @@ def advertised(host: str, port: int, name: str = "", keys: Path | None = None) -
         keys: of the server; with them it speaks TLS.
 
     Example:
-        >>> advertised("127.0.0.1", 5757), advertised("0.0.0.0", 5757, "node-3"), advertised("::1", 80)
+        >>> url_for_others("127.0.0.1", 5757), url_for_others("0.0.0.0", 5757, "node-3"), url_for_others("::1", 80)
         ('http://127.0.0.1:5757', 'http://node-3:5757', 'http://[::1]:80')
     """
     at = name if name and is_wildcard(host) else host

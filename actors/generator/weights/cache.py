@@ -21,18 +21,20 @@ from typing import IO
 
 import msgspec
 
-from actors.generator.weights.fetch import NoRoom, fetch, reserve
-from actors.generator.weights.source import Cancelled, Source, SourceFailed, WrongBytes
-from protocol.errors import KeysUnusable
+from actors.errors import Cancelled, NoRoom, SourceFailed, WrongBytes
+from actors.generator.weights.fetch import fetch, reserve
+from actors.generator.weights.source import Source
+from protocol.errors import KeysUnusable, WeightsError
 from protocol.security.http_tls import Access
 from protocol.weights.chunks import digest
 from protocol.weights.delta import apply_delta
 from protocol.weights.files import verify_bytes, verify_header
-from protocol.weights.format import DATA, MANIFEST, Base, Manifest, WeightsError, read_manifest, same_layout
+from protocol.weights.format import DATA, MANIFEST, Base, Manifest, read_manifest, same_layout
 
 log = logging.getLogger(__name__)
 
-PREFIX = "offbeat-cache-"
+CACHE_PREFIX = "offbeat-cache-"
+"""Begins the name of a host's cache in shared memory. Its users hold a lock inside and sweep it themselves."""
 KEEP = 2
 TURN_S = 900.0
 """Longest wait for another process of this host that is fetching."""
@@ -269,7 +271,7 @@ def cache_folder(root: Path, run: str, broker: str) -> Path:
         broker: its endpoint, which tells runs of the same name apart.
     """
     digest = hashlib.sha256(f"{broker} {os.geteuid()}".encode()).hexdigest()[:12]
-    return root / f"{PREFIX}{run}-{digest}"
+    return root / f"{CACHE_PREFIX}{run}-{digest}"
 
 
 def _remove(folder: Path) -> None:
@@ -290,7 +292,7 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 
 def _sweep(root: Path, *, but: Path) -> None:
     """Remove caches that nobody has open, nor has had for a while."""
-    for folder in root.glob(f"{PREFIX}*"):
+    for folder in root.glob(f"{CACHE_PREFIX}*"):
         with contextlib.suppress(OSError):
             if folder == but or folder.is_symlink() or time.time() - folder.stat().st_mtime < ABANDONED_S:
                 continue

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from actors.generator.weights.source import Cancelled, Source, SourceFailed, WrongBytes
+from actors.errors import Cancelled, NoRoom, SourceFailed, WrongBytes
+from actors.generator.weights.source import Source
+from protocol.errors import WeightsError
 from protocol.weights.chunks import FileChunk, chunks, file_chunks, missing, spans
-from protocol.weights.format import Manifest, WeightsError
+from protocol.weights.format import Manifest
 
 log = logging.getLogger(__name__)
 
@@ -25,10 +27,6 @@ BLOCK_BYTES = 512
 """In which the system counts what a file takes."""
 
 Connect = Callable[[], Source]
-
-
-class NoRoom(WeightsError):
-    """The memory for a version cannot be had."""
 
 
 def fetch(

@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from actors.config import GeneratorConfig
-from actors.generator.listening import advertised
+from actors.generator.listening import endpoint_for_actors
 from actors.generator.weights.cache import Cache
+from protocol.security.addresses import split_address
 from protocol.security.http_tls import scheme
-from protocol.weights.server import WeightsServer, serving, split_address
+from protocol.weights.server import WeightsServer, serving
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ async def relay(
     host, port = split_address("generator.weights_http", config.weights_http, keys)
     server = WeightsServer(run, cache.locate, cache.folder.parent, keys)
     async with serving(server, host, port) as bound:
-        at = advertised(
+        at = endpoint_for_actors(
             f"tcp://{f'[{host}]' if ':' in host else host}:{bound}", config.advertised_host, broker
         )
         url = at.replace("tcp://", f"{scheme(keys)}://", 1)

@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
+from actors.errors import Cancelled, SourceFailed, WrongBytes
+from protocol.errors import WeightsError
 from protocol.security.http_tls import Access
 from protocol.weights.chunks import FileChunk
-from protocol.weights.format import MAX_MANIFEST_BYTES, Base, Manifest, WeightsError, parse_manifest
+from protocol.weights.format import MAX_MANIFEST_BYTES, Base, Manifest, parse_manifest
 
 CONNECT_S = 5.0
 STALL_S = 10.0
@@ -24,18 +26,6 @@ PREPARE_S = 300.0
 POLL_S = 0.2
 AWAKE_S = 0.5
 """A read returns after so long with what has come."""
-
-
-class SourceFailed(Exception):
-    """This source cannot be used now; another may."""
-
-
-class WrongBytes(SourceFailed):
-    """This source sends something else than its manifest says."""
-
-
-class Cancelled(Exception):
-    """This process ends."""
 
 
 class Source:

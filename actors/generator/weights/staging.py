@@ -10,22 +10,23 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from actors.generator.weights.cache import Cache
+from protocol.errors import WeightsError
 from protocol.weights.files import untouched, verify_bytes, verify_header
-from protocol.weights.format import DATA, Manifest, WeightsError, host_id, read_manifest, verify_shapes
+from protocol.weights.format import DATA, Manifest, Shapes, host_id, read_manifest, verify_shapes
 
 log = logging.getLogger(__name__)
 
-Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 
 TensorRow = list[Any]
 """Of a tensor: name, dtype, shape, offset, nbytes. A list, as it comes out of the engine's messages as one."""
 
+STAGE_PREFIX = "offbeat-stage-"
+"""Begins the name of a generator's folder in shared memory, where it keeps the version that it loads."""
 FLOATS = ("F32", "BF16", "F16")
 FILE_FORMAT = "offbeat-file-1"
 
@@ -108,10 +109,10 @@ class Stage:
     ) -> None:
         root = root or shared_memory()
         self._cache = cache
-        for left in root.glob(f"offbeat-stage-{name}-*"):
+        for left in root.glob(f"{STAGE_PREFIX}{name}-*"):
             if not Path("/proc", left.name.rpartition("-")[2]).exists():
                 shutil.rmtree(left, ignore_errors=True)
-        self.folder = root / f"offbeat-stage-{name}-{os.getpid()}"
+        self.folder = root / f"{STAGE_PREFIX}{name}-{os.getpid()}"
         self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
         if self.folder.is_symlink() or self.folder.lstat().st_uid != os.geteuid():
             raise WeightsError(f"{self.folder} belongs to another user; remove it")

@@ -5,17 +5,9 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from actors.generator.weights.staging import TensorRow
+from protocol.weights.format import TORCH_DTYPES
 
-TORCH_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+_TORCH = {name: getattr(torch, dtype) for name, dtype in TORCH_DTYPES.items()}
 
 
 def tensors_in(data: torch.Tensor, rows: Iterable[TensorRow]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -31,6 +23,6 @@ def tensors_in(data: torch.Tensor, rows: Iterable[TensorRow]) -> Iterator[tuple[
         [('a', [1.0])]
     """
     for name, dtype, shape, offset, nbytes in rows:
-        item = TORCH_DTYPES[dtype]
+        item = _TORCH[dtype]
         part = data[offset : offset + nbytes]
         yield name, (part.clone() if offset % item.itemsize else part).view(item).view(shape)

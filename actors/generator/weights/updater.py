@@ -4,9 +4,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from actors.generator.engine import EngineFailed, SamplingEngine, UpdateRefused
+from actors.errors import EngineFailed, UpdateRefused
+from actors.generator.engine import SamplingEngine
 from actors.generator.weights.staging import Announced, NewestWins, Stage
-from protocol.weights.format import WeightsError
+from protocol.errors import WeightsError
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,8 @@ import pytest
 from aiohttp import web
 
 from actors.config import GeneratorConfig
-from actors.generator.engine import EngineFailed, Request, RequestRefused, UpdateRefused
+from actors.errors import EngineFailed, RequestRefused, UpdateRefused
+from actors.generator.engine import Request
 from actors.generator.http_engine import HttpEngine
 from protocol.weights.format import Manifest
 

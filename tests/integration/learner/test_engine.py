@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from learner.algorithm_config import AlgorithmConfig
 from learner.algorithms.advantages import group_relative_advantage
-from learner.checkpoint import CheckpointError
 from learner.config import LearnerConfig, OptimizerConfig
+from learner.errors import CheckpointError
 from learner.surrogate_config import ClipSurrogate
 from learner.update.deepspeed_zero import as_bytes
 from learner.update.engine import TrainingEngine

@@ -13,6 +13,7 @@ from broker.journal.records import Kind, pack_segment
 from launch.commands import recording
 from launch.commands.retrain import same_weights
 from learner.config import LearnerConfig
+from learner.errors import CannotRetrain
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange
 from learner.lineage import start
@@ -20,7 +21,7 @@ from learner.loop import Learner
 from learner.main import DELIVERY_UNITS
 from learner.metrics import Report
 from learner.replay.table import replay_table
-from learner.retrain.retrain import CannotRerun, Unpublished, rerun
+from learner.retrain.retrain import Unpublished, rerun
 from learner.update.engine import TrainingEngine
 from protocol.codec import decode, encode_arrays, encode_delivery
 from protocol.messages import (
@@ -307,9 +308,9 @@ def test_other_settings_that_would_train_other_units_are_found(run, model, tmp_p
     folder, config = run()
     recorded = recording.read(folder / "journal")
     steps = list(recorded.steps(2))
-    with pytest.raises(CannotRerun, match="step 1 is not recorded, the next one that is is 2"):
+    with pytest.raises(CannotRetrain, match="step 1 is not recorded, the next one that is is 2"):
         rerun(config, model=model, seed=SEED, steps=steps[1:], out=tmp_path / "gap")
     units = [unit for unit in steps[0].units if unit.deliver.unit_id != steps[0].trained[0]]
     short = [dataclasses.replace(steps[0], units=units)]
-    with pytest.raises(CannotRerun, match=r"step 1: \d of the \d units that were trained cannot be"):
+    with pytest.raises(CannotRetrain, match=r"step 1: \d of the \d units that were trained cannot be"):
         rerun(config, model=model, seed=SEED, steps=short, out=tmp_path / "short")

@@ -34,19 +34,11 @@ from launch.run_file.sections import RunConfig
 from launch.run_folder import save_config
 from launch.weights_role import weights_url
 from learner.publisher import Publisher
-from protocol.errors import AddressRefused
+from protocol.errors import AddressRefused, WeightsError
 from protocol.security.http_tls import Access, access
 from protocol.security.http_token import read_tokens
 from protocol.security.key_files import make as make_keys
-from protocol.weights.format import (
-    DATA,
-    MANIFEST,
-    WeightsError,
-    read_manifest,
-    read_shapes,
-    retire,
-    version_folder,
-)
+from protocol.weights.format import DATA, MANIFEST, read_manifest, read_shapes, retire, version_folder
 from tests.integration.protocol.weights_harness import RUN, proxy, server, size_of, write
 
 CHUNK = 64 * 1024

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from actors.generator.model_folder import read_model_facts
-from protocol.weights.format import WeightsError, layout
+from protocol.errors import WeightsError
+from protocol.weights.format import layout
 
 
 def folder_with(tmp_path, **files):

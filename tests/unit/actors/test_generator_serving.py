@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from actors.config import GeneratorConfig
-from actors.generator.engine import EngineFailed, RequestRefused, UpdateRefused
+from actors.errors import EngineFailed, RequestRefused, UpdateRefused
 from actors.generator.model_folder import ModelFacts
 from actors.generator.requests import HOLD_TIMEOUT_S
 from actors.generator.serving import Serving

@@ -9,8 +9,9 @@ import pytest
 
 import actors.generator.weights.staging
 from actors.generator.weights.staging import Announced, NewestWins, Stage, link_or_copy, tensor_table
+from protocol.errors import WeightsError
 from protocol.weights.files import write_version
-from protocol.weights.format import DATA, WeightsError, read_manifest
+from protocol.weights.format import DATA, read_manifest
 
 SHAPES = {"a": ("F32", (2, 3)), "b": ("F32", (4,))}
 

@@ -13,8 +13,9 @@ from benchmarks.faults.weights import _replace, flipped, mixed, replaced, trunca
 from broker.journal.files import numbers, read_file, survey
 from broker.journal.journal import JournalError, Kind
 from broker.journal.records import file_name
+from protocol.errors import WeightsError
 from protocol.weights.files import write_version
-from protocol.weights.format import WeightsError, read_manifest
+from protocol.weights.format import read_manifest
 from tests.journals import begin, contents
 
 SHAPES = {"a": ("F32", (64, 64))}

@@ -1,20 +1,54 @@
 """Exit codes say whether another start could help."""
 
-import importlib
-
 import pytest
 
+import actors.errors
+import broker.errors
+import envs.errors
+import launch.errors
+import learner.errors
+import protocol.errors
 from launch import exit_codes
 from launch.errors import ConfigError
 from protocol.errors import LinkDown
 
+FINAL = {
+    "launch.errors.ConfigError",
+    "broker.errors.JournalError",
+    "learner.errors.CheckpointError",
+    "learner.errors.BrokerRefused",
+    "learner.errors.NoData",
+    "learner.errors.Diverged",
+    "learner.errors.StaleTokens",
+    "learner.errors.ReplayStateError",
+    "learner.errors.ReplayConfigError",
+    "actors.errors.EndpointRefused",
+    "protocol.errors.AddressRefused",
+    "protocol.errors.KeysUnusable",
+    "envs.errors.UnknownEnv",
+    "envs.errors.RefusedFamily",
+}
+TREES = (actors.errors, broker.errors, envs.errors, launch.errors, learner.errors, protocol.errors)
 
-@pytest.mark.parametrize("name", sorted(exit_codes.FINAL_ERRORS))
-def test_every_final_error_exists(name):
-    module, _, kind = name.rpartition(".")
-    if module in ("learner.checkpoint",):
-        pytest.importorskip("torch")
-    assert issubclass(getattr(importlib.import_module(module), kind), Exception)
+
+def test_the_errors_that_another_start_would_only_repeat():
+    found = {
+        f"{tree.__name__}.{name}"
+        for tree in TREES
+        for name, kind in vars(tree).items()
+        if isinstance(kind, type) and kind.__module__ == tree.__name__ and getattr(kind, "final", False)
+    }
+    assert found == FINAL
+
+
+@pytest.mark.parametrize("tree", TREES, ids=lambda tree: tree.__name__)
+def test_every_error_is_drawn_in_its_tree(tree):
+    own = {
+        name
+        for name, kind in vars(tree).items()
+        if isinstance(kind, type) and kind.__module__ == tree.__name__
+    }
+    assert {name for name in own if name not in tree.__doc__} == set()
 
 
 def test_an_error_below_a_final_one_is_final_too():

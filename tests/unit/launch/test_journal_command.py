@@ -212,7 +212,7 @@ def test_a_file_that_cannot_be_written_whole_stays_as_it_was(run, tmp_path, caps
     def fails(fd):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("launch.commands.journal_export.os.fsync", fails)
+    monkeypatch.setattr("os.fsync", fails)
     said(capsys, "export", run, "--out", out, code=1)
     monkeypatch.undo()
     assert out.read_text() == "before"

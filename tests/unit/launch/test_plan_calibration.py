@@ -5,11 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from launch.errors import LaunchError, RoleFailed
+from launch.errors import LaunchError, NoAnswer, RoleFailed, TooSlow
 from launch.plan import calibration as plan_calibration
-from launch.plan.calibration import LEAST_STEPS, TooSlow, _Calibration, for_measuring
+from launch.plan.calibration import LEAST_STEPS, _Calibration, for_measuring
 from launch.run_file.load import check
-from launch.supervise.broker_status import NoAnswer
 
 CONFIG = check(
     {

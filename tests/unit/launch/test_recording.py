@@ -7,7 +7,8 @@ from broker.core.events import Committed, GroupClosed, LearnerJoined, Published,
 from broker.journal.config import JournalConfig
 from broker.journal.journal import Journal
 from broker.journal.records import Kind, file_name, pack_segment
-from launch.commands.recording import Recording, RecordingError, read
+from launch.commands.recording import Recording, read
+from launch.errors import RecordingError
 from protocol.codec import decode_delivery, encode_arrays
 from protocol.messages import Hello, Segment
 

@@ -3,12 +3,13 @@
 import pytest
 
 from broker.errors import BindRefused
-from broker.listening import check_endpoint, split_http
+from broker.listening import check_endpoint
 from launch import cli
 from launch.errors import ConfigError
 from launch.run_file.keys_folder import http_keys, keys_folder, prepare_keys
 from launch.run_file.load import check
-from protocol.errors import KeysUnusable
+from protocol.errors import AddressRefused, KeysUnusable
+from protocol.security.addresses import split_address
 from protocol.security.keys import key_pair, public_key
 
 REST = {"model": {"path": "m"}, "env": {"name": "calculator"}}
@@ -62,9 +63,9 @@ def test_addresses_of_other_hosts_need_keys(tmp_path):
         assert config(endpoint)
         with pytest.raises(ConfigError, match="offbeat keys make"):
             config(endpoint, encrypt=False)
-    assert split_http("0.0.0.0:5756", tmp_path) == ("0.0.0.0", 5756)
-    with pytest.raises(BindRefused, match="offbeat keys make"):
-        split_http("0.0.0.0:5756")
+    assert split_address("broker.http", "0.0.0.0:5756", tmp_path) == ("0.0.0.0", 5756)
+    with pytest.raises(AddressRefused, match="offbeat keys make"):
+        split_address("broker.http", "0.0.0.0:5756", None)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from learner.algorithms.staleness import StaleTokens
+from learner.errors import StaleTokens
 from learner.update.batching import make_micro_batches
 from learner.update.packing import (
     MOST_PADDING,

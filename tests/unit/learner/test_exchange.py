@@ -5,9 +5,10 @@ import queue
 import pytest
 
 from learner.config import LearnerConfig
+from learner.errors import NoData, Stopped
 from learner.intake import exchange as module
 from learner.intake.curriculum import Curriculum
-from learner.intake.exchange import Exchange, NoData, Stopped
+from learner.intake.exchange import Exchange
 from protocol.messages import (
     Checkpointed,
     CheckpointWanted,

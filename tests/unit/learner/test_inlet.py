@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from learner.config import LearnerConfig
+from learner.errors import LedgerViolation
 from learner.intake.commit_memory import CommitMemory
 from learner.intake.curriculum import Curriculum
 from learner.intake.intake import Intake
-from learner.intake.token_audit import LedgerViolation
 from learner.units import has_signal
 from protocol.codec import decode, encode_arrays, encode_delivery
 from protocol.messages import Deliver, Dropped, QueueStats, Reward, Segment, Turn

@@ -11,6 +11,7 @@ import torch
 
 from learner import checkpoint
 from learner.config import LearnerConfig, OptimizerConfig
+from learner.errors import CheckpointError
 from learner.update.adaptive import AdaptiveState
 from learner.update.deepspeed_zero import OptimizerStep, deepspeed_config, initialise
 from learner.update.outcome import ROWS, UpdateOutcome
@@ -107,12 +108,12 @@ def test_random_generators_continue_where_they_were(tmp_path):
 
 def test_a_checkpoint_of_other_ranks_is_refused_with_the_cure(tmp_path):
     checkpoint.write_state(tmp_path, "step1", 0, a_state())
-    with pytest.raises(checkpoint.CheckpointError, match=r"processes=1 .* this run has processes=2"):
+    with pytest.raises(CheckpointError, match=r"processes=1 .* this run has processes=2"):
         checkpoint.read_state(tmp_path, "step1", 1, ranks=2, zero_stage=1, dtype="float32")
 
 
 def test_latest_points_to_whole_checkpoints_and_old_ones_go(tmp_path):
-    with pytest.raises(checkpoint.CheckpointError, match="no checkpoint in"):
+    with pytest.raises(CheckpointError, match="no checkpoint in"):
         checkpoint.latest_name(tmp_path)
     names = []
     for steps in (1, 2, 2, 3):

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from learner import checkpoint
+from learner.errors import CheckpointError
 from learner.lineage import Start, start
 from learner.run_files import next_epoch
 from learner.update.adaptive import AdaptiveState
@@ -78,7 +79,7 @@ def test_a_moved_run_folder_keeps_its_lineage(tmp_path):
 def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_none(tmp_path):
     put_checkpoint(tmp_path, step=4, lineage=1)
     (tmp_path / "checkpoints" / "step00000004" / "offbeat-rank0.msgpack").write_bytes(b"\x81")
-    with pytest.raises(checkpoint.CheckpointError, match=r"offbeat-rank0.* resume from another"):
+    with pytest.raises(CheckpointError, match=r"offbeat-rank0.* resume from another"):
         begin(tmp_path)
 
 
@@ -88,7 +89,7 @@ def test_a_checkpoint_of_a_program_that_knew_no_lineages_is_refused(tmp_path):
     state = checkpoint.read_state(folder, "step00000004", 0, ranks=2, zero_stage=3, dtype="bfloat16")
     state.client["curriculum"].clear()
     checkpoint.write_state(folder, "step00000004", 0, state)
-    with pytest.raises(checkpoint.CheckpointError, match="says nothing of 'lineage'"):
+    with pytest.raises(CheckpointError, match="says nothing of 'lineage'"):
         begin(tmp_path)
 
 

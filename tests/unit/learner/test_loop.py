@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from learner.config import LearnerConfig, ReplayConfig
-from learner.intake.exchange import Stopped
+from learner.errors import Diverged, Stopped
 from learner.intake.open_trajectories import OpenTrajectories
 from learner.lineage import Start
 from learner.loop import REPLAY_FILE, Learner
 from learner.metrics import Report as RealReport
-from learner.nonfinite import Diverged
 from learner.replay.table import make_table
 from learner.retrain.retrain import Unpublished
 from learner.run_files import PublishedVersion

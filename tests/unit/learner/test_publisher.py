@@ -7,7 +7,8 @@ import pytest
 
 from learner.publisher import Publisher
 from learner.run_files import PublishedVersion, next_epoch
-from protocol.weights.format import DATA, WeightsError, read_manifest
+from protocol.errors import WeightsError
+from protocol.weights.format import DATA, read_manifest
 
 
 def test_the_newest_version_and_its_line_outlive_the_process(tmp_path):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import learner.update.batching
-from learner.algorithms.staleness import StaleTokens, assert_lag_bound, loss_mask
+from learner.algorithms.staleness import assert_lag_bound, loss_mask
+from learner.errors import StaleTokens
 from tests.trajectories import batch_of, make_trajectory
 
 MASK = np.array([False, True, True, True])

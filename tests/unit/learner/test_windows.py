@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.config import LearnerConfig
+from learner.errors import OpenStateError
 from learner.intake.curriculum import Curriculum
 from learner.intake.intake import Intake
-from learner.intake.open_trajectories import OpenStateError
 from protocol.codec import decode, encode_arrays, encode_delivery
 from protocol.messages import Deliver, Dropped, Reward, Segment, Turn
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from broker.identities import MAX_CALLERS, REVOKED, Identities, NameInUse, WrongKey
+from broker.errors import NameInUse, WrongKey
+from broker.identities import MAX_CALLERS, REVOKED, Identities
 from protocol.messages import Heartbeat, Hello
 from protocol.security import key_files
 from protocol.security.handshakes import MAX_ADDRESSES, RELOAD_S, Admission, Rate, TokenBucket

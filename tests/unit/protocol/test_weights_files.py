@@ -10,9 +10,10 @@ import pytest
 
 import protocol.weights.files
 import protocol.weights.preallocated
+from protocol.errors import WeightsError
 from protocol.weights.chunks import digest, digests, file_chunks
 from protocol.weights.files import untouched, verify_bytes, write_version
-from protocol.weights.format import DATA, WeightsError, read_manifest
+from protocol.weights.format import DATA, read_manifest
 from protocol.weights.preallocated import Blank
 
 SHAPES = {

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from protocol.errors import WeightsError
 from protocol.weights.files import verify, write_version
 from protocol.weights.format import (
     DATA,
     MANIFEST,
     Manifest,
-    WeightsError,
     layout,
     read_manifest,
     read_shapes,

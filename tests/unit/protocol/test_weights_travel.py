@@ -16,6 +16,7 @@ from launch.run_file.sections import RunConfig
 from launch.supervise.crew import posts
 from launch.weights_role import weights_url
 from learner.publisher import rounded, rounded_shapes
+from protocol.errors import WeightsError
 from protocol.weights.chunks import FileChunk, chunks, damaged, digests, missing, spans
 from protocol.weights.delta import apply_delta, make_delta
 from protocol.weights.files import write_version
@@ -24,7 +25,6 @@ from protocol.weights.format import (
     MAX_TENSORS,
     Base,
     Manifest,
-    WeightsError,
     parse_manifest,
     read_manifest,
     root_hash,
