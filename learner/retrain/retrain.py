@@ -7,21 +7,96 @@ from pathlib import Path
 from learner.config import LearnerConfig
 from learner.errors import CannotRetrain
 from learner.intake.curriculum import Curriculum
-from learner.intake.exchange import Exchange
 from learner.intake.intake import Intake
-from learner.loop import Learner
 from learner.metrics import Report
-from learner.publisher import Publisher
 from learner.replay.table import replay_table
 from learner.retrain.recorded import RecordedStep
 from learner.run_files import PublishedVersion
+from learner.trainer import Trainer
 from learner.units import Unit
 from learner.update.engine import TrainingEngine
-from protocol.link import ThreadLink
 from protocol.messages import PublishWeights
 from protocol.version_line import VersionLine
+from protocol.weights.format import Shapes
 
 log = logging.getLogger(__name__)
+
+
+class AllOurs(Curriculum):
+    """Every task that was recorded had been dealt out."""
+
+    def owns(self, group_id: str) -> bool:
+        return True
+
+    def awaits(self, group_id: str, task_id: str) -> bool:
+        return True
+
+
+class RecordedBatches:
+    """`learner.trainer.Batches` from a recording: gives the batches that were recorded, and tells nobody."""
+
+    in_step = False
+
+    def __init__(self, config: LearnerConfig) -> None:
+        curriculum = AllOurs("", config)
+        # What was filtered out is not in the recording.
+        self.inlet = Intake(curriculum, filter_uniform=False, windows=config.train_on == "windows")
+        self._batch: Sequence[str] = ()
+        self._step = 0
+
+    def load(self, recorded: RecordedStep) -> None:
+        """Take in what was delivered for a step."""
+        self._batch, self._step = recorded.trained, recorded.step
+        for unit in recorded.units:
+            self.inlet.received(unit.deliver, unit.frames)
+
+    def collect(self, *, step: int, version: int) -> list[Unit]:
+        """Return the recorded batch.
+
+        Raises:
+            CannotRetrain: a unit of it cannot be trained.
+        """
+        ready = {unit.unit_id: unit for unit in self.inlet.ready}
+        if missing := [unit_id for unit_id in self._batch if unit_id not in ready]:
+            raise CannotRetrain(
+                f"step {self._step}: {len(missing)} of the {len(self._batch)} units that were trained cannot be, "
+                f"{missing[0]!r} is the first; with another version of the program, or other settings?"
+            )
+        batch = [ready.pop(unit_id) for unit_id in self._batch]
+        self.inlet.let_go(list(ready.values()), "not_trained")
+        for unit in batch:
+            self.inlet.ready.remove(unit)
+        return batch
+
+    def commit(
+        self, trained: Sequence[Unit], *, step: int, version: int = -1, replayed_tokens: int = 0
+    ) -> None:
+        """Note what was trained; there is no broker to tell."""
+        self.inlet.commit(0, step, trained, replayed_tokens, version)
+
+    def refill(self, *, step: int, version: int) -> None:
+        """Put no tasks: there are no more batches than were recorded."""
+
+    def announce(self, message: PublishWeights) -> None:
+        """Announce nothing: nobody is there to serve it."""
+
+
+class Unpublished:
+    """`learner.trainer.Versions` that counts versions and writes none."""
+
+    def __init__(self) -> None:
+        self.seconds, self.published = 0.0, PublishedVersion()
+
+    def publish(
+        self,
+        version: int,
+        shapes: Shapes,
+        tensors: Iterable[tuple[str, memoryview]],
+        *,
+        line: Sequence[tuple[int, int]] = (),
+    ) -> PublishWeights:
+        """Return the announcement of a version that nobody can fetch."""
+        return PublishWeights(epoch=0, version=version, manifest="-", line=list(line))
 
 
 def rerun(config: LearnerConfig, *, model: str, seed: int, steps: Iterable[RecordedStep], out: Path) -> int:
@@ -37,103 +112,28 @@ def rerun(config: LearnerConfig, *, model: str, seed: int, steps: Iterable[Recor
     out.mkdir(parents=True, exist_ok=True)
     engine = TrainingEngine(settings, model=model, total_steps=config.steps, seed=seed)
     report = Report(out)
-    learner = Learner(
-        settings,
-        out,
-        engine,
-        Recording(settings),
-        Unpublished(),
-        report,
-        replay=replay_table(settings),
-        seed=seed,
+    batches = RecordedBatches(settings)
+    trainer = Trainer(
+        settings, out, engine, batches, Unpublished(), report, replay=replay_table(settings), seed=seed
     )
     try:
         for recorded in steps:
-            again(learner, recorded)
+            again(trainer, batches, recorded)
         engine.save_pretrained(out)
     finally:
         report.close()
         engine.close()
-    return learner.step
+    return trainer.step
 
 
-def again(learner: Learner, recorded: RecordedStep) -> None:
-    """One step."""
-    if recorded.step != learner.step + 1:
+def again(trainer: Trainer, batches: RecordedBatches, recorded: RecordedStep) -> None:
+    """Train one recorded step again."""
+    if recorded.step != trainer.step + 1:
         raise CannotRetrain(
-            f"step {learner.step + 1} is not recorded, the next one that is is {recorded.step}"
+            f"step {trainer.step + 1} is not recorded, the next one that is is {recorded.step}"
         )
-    assert isinstance(learner.exchange, Recording)
-    learner.exchange.inlet.line = VersionLine(recorded.forks)
-    learner.exchange.load(recorded)
-    learner.version = recorded.version
-    learner.learn()
+    batches.inlet.line = VersionLine(recorded.forks)
+    batches.load(recorded)
+    trainer.version = recorded.version
+    trainer.learn()
     log.info("step %d: %d units", recorded.step, len(recorded.trained))
-
-
-class AllOurs(Curriculum):
-    """Every task that was recorded had been dealt out."""
-
-    def owns(self, group_id: str) -> bool:
-        return True
-
-    def awaits(self, group_id: str, task_id: str) -> bool:
-        return True
-
-
-class Nobody(ThreadLink):
-    """A link to no broker."""
-
-    def __init__(self) -> None:
-        pass
-
-    def send(self, message: object, body: bytes | None = None, *, join: int | None = None) -> None:
-        """Goes nowhere."""
-
-
-class Recording(Exchange):
-    """Gives the batches that were recorded, and tells nobody."""
-
-    def __init__(self, config: LearnerConfig) -> None:
-        super().__init__(Nobody(), AllOurs("", config), config, lockstep=False, stop_reason=lambda: "")
-        # what was filtered out is not in the recording
-        self.inlet = Intake(self.curriculum, filter_uniform=False, windows=config.train_on == "windows")
-        self._batch: Sequence[str] = ()
-        self._step = 0
-
-    def load(self, recorded: RecordedStep) -> None:
-        """Take in what was delivered for a step."""
-        self._batch, self._step = recorded.trained, recorded.step
-        for unit in recorded.units:
-            self.inlet.received(unit.deliver, unit.frames)
-
-    def collect(self, *, step: int, version: int) -> list[Unit]:
-        ready = {group.unit_id: group for group in self.inlet.ready}
-        if missing := [unit_id for unit_id in self._batch if unit_id not in ready]:
-            raise CannotRetrain(
-                f"step {self._step}: {len(missing)} of the {len(self._batch)} units that were trained cannot be, "
-                f"{missing[0]!r} is the first; with another version of the program, or other settings?"
-            )
-        batch = [ready.pop(unit_id) for unit_id in self._batch]
-        self.inlet.let_go(list(ready.values()), "not_trained")
-        for group in batch:
-            self.inlet.ready.remove(group)
-        return batch
-
-    def refill(self, *, step: int, version: int) -> None:
-        """No more than what was recorded."""
-
-    def announce(self, message: PublishWeights) -> None:
-        """Nobody is there to serve it."""
-
-
-class Unpublished(Publisher):
-    """Counts versions and writes none."""
-
-    def __init__(self) -> None:
-        self.seconds, self.published = 0.0, PublishedVersion()
-
-    def publish(
-        self, version: int, shapes: object, tensors: object, *, line: Sequence[tuple[int, int]] = ()
-    ) -> PublishWeights:
-        return PublishWeights(epoch=0, version=version, manifest="-", line=list(line))
