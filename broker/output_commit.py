@@ -52,8 +52,8 @@ class OutputCommit:
     ``bell`` is rung, from any thread, when `release` may have something.
     """
 
-    def __init__(self, state: Dispatcher, journal: Journal | None, store: JournalStore | None) -> None:
-        self.state, self.journal = state, journal
+    def __init__(self, dispatcher: Dispatcher, journal: Journal | None, store: JournalStore | None) -> None:
+        self.dispatcher, self.journal = dispatcher, journal
         self._store = store
         self._reopen: Callable[[], Journal]
         self._waiting: deque[tuple[int, Send]] = deque()
@@ -86,12 +86,14 @@ class OutputCommit:
         bell = Bell()
         journal = reopen(accept_loss=accept_loss, on_durable=bell.ring)
         store = JournalStore(journal, config.journal.max_bytes)
-        state = Dispatcher(config, run=run, max_policy_lag=max_policy_lag, now=now, store=store, boot=boot)
-        desk = cls(state, journal, store)
+        dispatcher = Dispatcher(
+            config, run=run, max_policy_lag=max_policy_lag, now=now, store=store, boot=boot
+        )
+        desk = cls(dispatcher, journal, store)
         desk._reopen = reopen
         desk.bell = bell
         try:
-            recover(state.books, store, map(desk._note_dead, journal.recovered()), now)
+            recover(dispatcher.state, store, map(desk._note_dead, journal.recovered()), now)
         except BaseException:
             journal.abandon()
             raise
@@ -111,9 +113,11 @@ class OutputCommit:
         ):  # half of a change is in the books: whoever speaks now is not to blame for what follows
             return []
         if self._poison and _digest(name, frames) in self._poison:
-            return self._may_leave(self.state.refuse(name, "poison", "this message broke the broker before"))
+            return self._may_leave(
+                self.dispatcher.refuse(name, "poison", "this message broke the broker before")
+            )
         try:
-            return self._may_leave(self.state.handle(name, message, frames, now))
+            return self._may_leave(self.dispatcher.handle(name, message, frames, now))
         except StateBroken as error:
             self._start_over(name, str(error), frames)
             raise
@@ -134,14 +138,14 @@ class OutputCommit:
 
     def tick(self, now: float) -> list[Send]:
         """What time alone brings about."""
-        return self._may_leave(self.state.tick(now))
+        return self._may_leave(self.dispatcher.tick(now))
 
     def refuse(self, name: str, code: str, text: str) -> list[Send]:
         """The answer to frames that are no message."""
-        return self._may_leave(self.state.refuse(name, code, text))
+        return self._may_leave(self.dispatcher.refuse(name, code, text))
 
     def drain(self, reason: str, now: float) -> list[Send]:
-        return self._may_leave(self.state.drain(reason, now))
+        return self._may_leave(self.dispatcher.drain(reason, now))
 
     # --- messages out -------------------------------------------------------------------------------------
 
@@ -181,7 +185,7 @@ class OutputCommit:
     def _look_after_files(self, journal: Journal) -> None:
         assert self._store is not None
         if journal.wants_snapshot:
-            journal.rotate(snapshot(self.state.books, self._store, self._poison))
+            journal.rotate(snapshot(self.dispatcher.state, self._store, self._poison))
             journal.retain(self._store.files)
         elif journal.low:
             journal.retain(self._store.files)

@@ -44,21 +44,21 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
-def snapshot(books: BrokerState, store: JournalStore, poison: Iterable[bytes] = ()) -> bytes:
+def snapshot(state: BrokerState, store: JournalStore, poison: Iterable[bytes] = ()) -> bytes:
     """The books as they are now."""
     return _encoder.encode(
         Snapshot(
             segments=store.index(),
-            tasks=books.tasks.live(),
-            over=books.tasks.over.items(),
-            trajectories=list(books.assembly.trajectories.values()),
-            groups=list(books.assembly.groups.values()),
-            units=books.deliveries.saved(),
-            unit_count=books.deliveries.count,
-            mode=books.assembly.mode,
-            ledger=books.ledger,
-            lineage=books.lineage,
-            published=books.published,
+            tasks=state.tasks.live(),
+            over=state.tasks.over.items(),
+            trajectories=list(state.assembly.trajectories.values()),
+            groups=list(state.assembly.groups.values()),
+            units=state.deliveries.saved(),
+            unit_count=state.deliveries.count,
+            mode=state.assembly.mode,
+            ledger=state.ledger,
+            lineage=state.lineage,
+            published=state.published,
             poison=sorted(poison),
         )
     )
@@ -72,7 +72,7 @@ def poison_of(record: Record) -> list[bytes]:
         return []
 
 
-def recover(books: BrokerState, store: JournalStore, records: Iterable[Record], now: float) -> int:
+def recover(state: BrokerState, store: JournalStore, records: Iterable[Record], now: float) -> int:
     """Bring empty books to where the journal ends; returns how many records there were.
 
     Leases of tasks are live, renewed as of ``now``; units that were on their way to the learner are ready again. Where
@@ -84,7 +84,7 @@ def recover(books: BrokerState, store: JournalStore, records: Iterable[Record], 
     count = 0
     for record in records:
         try:
-            _apply(books, store, record, now)
+            _apply(state, store, record, now)
         except (
             msgspec.MsgspecError,
             ProtocolError,
@@ -101,30 +101,30 @@ def recover(books: BrokerState, store: JournalStore, records: Iterable[Record], 
                 "look at it with `offbeat journal verify`"
             ) from error
         count += 1
-    books.deliveries.return_all(void=False)
-    books.take_actions()  # said before, as far as it mattered
-    books.take_notices()  # a learner that puts its tasks again is told
+    state.deliveries.return_all(void=False)
+    state.take_actions()  # said before, as far as it mattered
+    state.take_notices()  # a learner that puts its tasks again is told
     if count:
         log.info(
             "recovered %d records: %d tasks, %d segments, %d units",
-            count, len(books.tasks.live()), len(store), len(books.deliveries.units()),
+            count, len(state.tasks.live()), len(store), len(state.deliveries.units()),
         )  # fmt: skip
     return count
 
 
-def _apply(books: BrokerState, store: JournalStore, record: Record, now: float) -> None:
+def _apply(state: BrokerState, store: JournalStore, record: Record, now: float) -> None:
     match record.kind:
         case Kind.SNAPSHOT:
-            _restore(books, store, decode_payload(_decoder, record.payload), now)
+            _restore(state, store, decode_payload(_decoder, record.payload), now)
         case Kind.EVENT:
-            books.apply(decode_event(record.payload), now)
+            state.apply(decode_event(record.payload), now)
         case Kind.SEGMENT:
             header, body = unpack_segment(record.payload)
             segment, nbytes = decode_segment(header), len(header) + len(body)
             key = (segment.trajectory_id, segment.index)
             store.adopt(key, record.place, nbytes)
             try:
-                books.apply_segment(segment, nbytes, now)
+                state.apply_segment(segment, nbytes, now)
             except StateBroken:
                 store.drop(key)
                 raise
@@ -132,26 +132,26 @@ def _apply(books: BrokerState, store: JournalStore, record: Record, now: float) 
             pass
 
 
-def _restore(books: BrokerState, store: JournalStore, saved: Snapshot, now: float) -> None:
+def _restore(state: BrokerState, store: JournalStore, saved: Snapshot, now: float) -> None:
     for key, place, nbytes, aside in saved.segments:
         store.adopt(key, place, nbytes)
         if aside:
             store.set_aside(key)
     for part in fields(Ledger):
-        setattr(books.ledger, part.name, getattr(saved.ledger, part.name))
-    books.tasks.restore(saved.tasks, saved.over, now)
-    books.assembly.restore(saved.trajectories, saved.groups, saved.mode, now)
-    books.deliveries.restore(saved.units, saved.unit_count)
-    books.lineage = saved.lineage
+        setattr(state.ledger, part.name, getattr(saved.ledger, part.name))
+    state.tasks.restore(saved.tasks, saved.over, now)
+    state.assembly.restore(saved.trajectories, saved.groups, saved.mode, now)
+    state.deliveries.restore(saved.units, saved.unit_count)
+    state.lineage = saved.lineage
     if saved.published is not None:
-        books.now_published(saved.published)
-    assert _keys(books) == {(key, aside) for key, _, _, aside in saved.segments}, (
+        state.now_published(saved.published)
+    assert _keys(state) == {(key, aside) for key, _, _, aside in saved.segments}, (
         "its units are not of its segments"
     )
 
 
-def _keys(books: BrokerState) -> set[tuple[SegmentKey, bool]]:
+def _keys(state: BrokerState) -> set[tuple[SegmentKey, bool]]:
     """Of all segments that trajectories and units are made of, and whether they are committed."""
-    units = books.deliveries.saved()
+    units = state.deliveries.saved()
     committed = {(piece.key, unit.outcome is not None) for unit in units for piece in unit.pieces}
-    return committed | {(piece.key, False) for piece in books.assembly.pieces()}
+    return committed | {(piece.key, False) for piece in state.assembly.pieces()}

@@ -86,7 +86,7 @@ class Service:
     def __init__(
         self, config: BrokerConfig, desk: OutputCommit, keys: Path | None, http_keys: Path | None
     ) -> None:
-        self._config, self._desk, self._state = config, desk, desk.state
+        self._config, self._desk, self._state = config, desk, desk.dispatcher
         self._keys, self._http_keys = keys, http_keys
         self._guard: Guard | None = None
         self._callers: Identities | None = None
@@ -125,7 +125,7 @@ class Service:
         if self._keys is not None:
             self._guard = Guard(context, self._keys, "broker")
             self._callers = Identities(
-                self._guard.admission, lambda peer: self._state.books.peers.get(peer) is not None
+                self._guard.admission, lambda peer: self._state.state.peers.get(peer) is not None
             )
         socket = router(context) if self._guard is None else self._guard.router(context)
         try:
@@ -151,12 +151,12 @@ class Service:
         log.info("%s://%s:%d/status", scheme(self._http_keys), host, bound)
 
     async def _drain(self) -> None:
-        log.info("draining: %d peers are connected", len(self._state.books.peers))
+        log.info("draining: %d peers are connected", len(self._state.state.peers))
         self._act(self._desk.drain("the broker is ending", time.monotonic()))
         while not self._state.drained(time.monotonic()):
             self._act(self._desk.tick(time.monotonic()))
             await asyncio.sleep(TICK_S)
-        log.info("ended, peers left: %s", [peer.name for peer in self._state.books.peers])
+        log.info("ended, peers left: %s", [peer.name for peer in self._state.state.peers])
 
     # --- messages -----------------------------------------------------------------------------------------
 
@@ -214,13 +214,13 @@ class Service:
     def _refuse_key(self, route: bytes, what: str, why: str) -> None:
         if self._may_log("wrong_key"):
             log.warning("%s from %r refused: %s", what, self._name(route), why)
-        self._state.books.ledger.refuse("wrong_key")
+        self._state.state.ledger.refuse("wrong_key")
         # By its connection: the name may be another's when this leaves.
         self._act([Send(unnamed(route), Refused(code="wrong_key", message=why, fatal=True))])
 
     def _may_log(self, code: str) -> bool:
         """Whether what is refused by this code is still worth a line: no disk is filled by it."""
-        return self._state.books.ledger.refused.get(code, 0) < MAX_WARNINGS
+        return self._state.state.ledger.refused.get(code, 0) < MAX_WARNINGS
 
     def _name(self, route: bytes) -> str:
         return (
@@ -268,7 +268,7 @@ class Service:
             except (LimitExceeded, LinkDown) as error:
                 if self._may_log("not_sent"):
                     log.error("%s to %s not sent: %s", type(message).__name__, action.peer, error)
-                self._state.books.ledger.refuse("not_sent")
+                self._state.state.ledger.refuse("not_sent")
 
     # --- HTTP ---------------------------------------------------------------------------------------------
 

@@ -13,34 +13,34 @@ from broker.core.ledger import Tally
 from broker.core.peers import Peer
 
 
-def status(state: Dispatcher, now: float) -> dict[str, Any]:
+def status(dispatcher: Dispatcher, now: float) -> dict[str, Any]:
     """Everything a person or a program may want to know, as JSON."""
-    books, learners = state.books, state.learners
-    ledger = books.ledger
+    state, learners = dispatcher.state, dispatcher.learners
+    ledger = state.ledger
     return {
-        "run": state.run,
+        "run": dispatcher.run,
         "policy_version": learners.policy_version,
-        "epoch": books.lineage.epoch if books.lineage else 0,
-        "lineage": books.lineage.lineage if books.lineage else 0,
-        "delivery_unit": books.assembly.mode,
-        "waits": waits(state, now),
-        "peers": [_peer(state, peer, now) for peer in books.peers],
-        "generators_offered": [info.peer for info in state.offered],
+        "epoch": state.lineage.epoch if state.lineage else 0,
+        "lineage": state.lineage.lineage if state.lineage else 0,
+        "delivery_unit": state.assembly.mode,
+        "waits": waits(dispatcher, now),
+        "peers": [_peer(dispatcher, peer, now) for peer in state.peers],
+        "generators_offered": [info.peer for info in dispatcher.offered],
         "queues": {
-            "tasks_queued": books.tasks.queued,
-            "tasks_leased": books.tasks.leased,
-            "groups_incomplete": len(books.assembly.groups),
-            "trajectories_open": len(books.assembly.trajectories),
-            "units_ready": books.deliveries.ready,
-            "units_leased": books.deliveries.leased,
-            "units_committed": books.deliveries.committed,
-            "segments_held": len(books.store),
-            "segments_in_units_ready": books.deliveries.ready_segments,
-            "segments_in_units_leased": books.deliveries.leased_segments,
-            "bytes_held": books.store.nbytes,
-            "bytes_committed": books.store.aside_nbytes,
-            "segment_credit_outstanding": books.flow.outstanding,
-            "room_segments": books.room(),
+            "tasks_queued": state.tasks.queued,
+            "tasks_leased": state.tasks.leased,
+            "groups_incomplete": len(state.assembly.groups),
+            "trajectories_open": len(state.assembly.trajectories),
+            "units_ready": state.deliveries.ready,
+            "units_leased": state.deliveries.leased,
+            "units_committed": state.deliveries.committed,
+            "segments_held": len(state.store),
+            "segments_in_units_ready": state.deliveries.ready_segments,
+            "segments_in_units_leased": state.deliveries.leased_segments,
+            "bytes_held": state.store.nbytes,
+            "bytes_committed": state.store.aside_nbytes,
+            "segment_credit_outstanding": state.flow.outstanding,
+            "room_segments": state.room(),
         },
         "ledger": {
             "stored": _tally(ledger.stored),
@@ -49,7 +49,7 @@ def status(state: Dispatcher, now: float) -> dict[str, Any]:
             "redelivered": _tally(ledger.redelivered),
             "rolled_back": _tally(ledger.rolled_back),
             "outcomes": {name: _tally(tally) for name, tally in ledger.outcomes.items()},
-            "violation": books.violation(),
+            "violation": state.violation(),
             "length_bias_tokens": ledger.lengths.bias_tokens,
             "length_distance_tokens": ledger.lengths.distance_tokens,
             "replayed_tokens": ledger.replayed_tokens,
@@ -57,58 +57,58 @@ def status(state: Dispatcher, now: float) -> dict[str, Any]:
             "refused": dict(sorted(ledger.refused.items())),
             "tasks": dict(sorted(ledger.tasks.items())),
         },
-        "gauges": state.gauges(),
+        "gauges": dispatcher.gauges(),
     }
 
 
-def waits(state: Dispatcher, now: float) -> list[str]:
+def waits(dispatcher: Dispatcher, now: float) -> list[str]:
     """Who waits for whom, one sentence each."""
-    return [*_learner_waits(state, now), *_others_wait(state, now)]
+    return [*_learner_waits(dispatcher, now), *_others_wait(dispatcher, now)]
 
 
-def _learner_waits(state: Dispatcher, now: float) -> Iterator[str]:
-    books, learner = state.books, state.learners.learner
-    held = books.deliveries.ready + books.deliveries.leased
+def _learner_waits(dispatcher: Dispatcher, now: float) -> Iterator[str]:
+    state, learner = dispatcher.state, dispatcher.learners.learner
+    held = state.deliveries.ready + state.deliveries.leased
     if learner is None:
         yield "everybody waits for: a learner"
-    elif learner.delivery_credit > 0 and not books.deliveries.ready:
-        group = next(iter(books.assembly.groups.values()), None)
+    elif learner.delivery_credit > 0 and not state.deliveries.ready:
+        group = next(iter(state.assembly.groups.values()), None)
         if group is not None:
             here = group.settled - group.lost
             yield f"{learner.name} waits for: group {group.group_id} ({here}/{group.size} members)"
-        elif books.tasks.queued + books.tasks.leased:
-            yield f"{learner.name} waits for: {books.tasks.queued + books.tasks.leased} tasks under way"
+        elif state.tasks.queued + state.tasks.leased:
+            yield f"{learner.name} waits for: {state.tasks.queued + state.tasks.leased} tasks under way"
         elif not held:
             yield f"{learner.name} waits for: tasks, which it has to put itself"
-    elif learner.delivery_credit == 0 and books.deliveries.ready:
-        yield f"{books.deliveries.ready} units wait for: credit of {learner.name}"
-    oldest = books.deliveries.oldest_lease()
+    elif learner.delivery_credit == 0 and state.deliveries.ready:
+        yield f"{state.deliveries.ready} units wait for: credit of {learner.name}"
+    oldest = state.deliveries.oldest_lease()
     if oldest is not None:
         whom = learner.name if learner else "the learner that left"
-        count = books.deliveries.leased
+        count = state.deliveries.leased
         yield f"{count} deliveries wait for: commits of {whom}, the oldest for {now - oldest:.1f} s"
 
 
-def _others_wait(state: Dispatcher, now: float) -> Iterator[str]:
-    books = state.books
-    actors = books.peers.of("actor")
-    if books.tasks.queued and not any(actor.task_credit > 0 for actor in actors):
-        yield f"{books.tasks.queued} tasks wait for: actors with free episodes"
+def _others_wait(dispatcher: Dispatcher, now: float) -> Iterator[str]:
+    state = dispatcher.state
+    actors = state.peers.of("actor")
+    if state.tasks.queued and not any(actor.task_credit > 0 for actor in actors):
+        yield f"{state.tasks.queued} tasks wait for: actors with free episodes"
     for actor in actors:
-        if books.full() and books.flow.credit(actor.name) == 0:
+        if state.full() and state.flow.credit(actor.name) == 0:
             yield f"{actor.name} waits for: room, the broker is full; the learner has to commit"
-        elif actor.task_credit > 0 and not books.tasks.queued:
+        elif actor.task_credit > 0 and not state.tasks.queued:
             yield f"{actor.name} waits for: tasks"
-        elif actor.heartbeat.busy and not state.offered:
+        elif actor.heartbeat.busy and not dispatcher.offered:
             yield f"{actor.name} waits for: a healthy generator"
-    for generator in books.peers.of("generator"):
+    for generator in state.peers.of("generator"):
         stalled = generator.stalled_for(now)
-        if stalled > state.config.generator_stall_s:
+        if stalled > dispatcher.config.generator_stall_s:
             yield f"everybody waits for: {generator.name}, with work and without progress for {stalled:.1f} s"
 
 
-def _peer(state: Dispatcher, peer: Peer, now: float) -> dict[str, Any]:
-    books = state.books
+def _peer(dispatcher: Dispatcher, peer: Peer, now: float) -> dict[str, Any]:
+    state = dispatcher.state
     entry: dict[str, Any] = {
         "name": peer.name,
         "role": peer.role,
@@ -123,9 +123,9 @@ def _peer(state: Dispatcher, peer: Peer, now: float) -> dict[str, Any]:
         "gauges": peer.heartbeat.gauges,
     }
     if peer.role == "actor":
-        leases = books.tasks.held_by(peer.name)
+        leases = state.tasks.held_by(peer.name)
         entry["task_credit"] = peer.task_credit
-        entry["segment_credit"] = books.flow.credit(peer.name)
+        entry["segment_credit"] = state.flow.credit(peer.name)
         entry["leases"] = [record.trajectory_id for record in leases[:100]]
         entry["leases_count"] = len(leases)
     elif peer.role == "learner":
@@ -144,12 +144,12 @@ def _tally(tally: Tally) -> dict[str, int]:
 class _Metrics(Collector):
     """One scrape of the state."""
 
-    def __init__(self, state: Dispatcher, now: float) -> None:
-        self._state, self._now = state, now
+    def __init__(self, dispatcher: Dispatcher, now: float) -> None:
+        self._state, self._now = dispatcher, now
 
     def collect(self) -> Iterable[Metric]:
-        books = self._state.books
-        ledger = books.ledger
+        state = self._state.state
+        ledger = state.ledger
         tokens = CounterMetricFamily("offbeat_tokens", "Tokens by what became of them", labels=["outcome"])
         tokens.add_metric(["stored"], ledger.stored.tokens)
         tokens.add_metric(["delivered"], ledger.delivered.tokens)
@@ -166,7 +166,7 @@ class _Metrics(Collector):
             tasks.add_metric([event], count)
         yield tasks
         silence = GaugeMetricFamily("offbeat_peer_silence_seconds", "Last heard", labels=["role", "peer"])
-        for peer in books.peers:
+        for peer in state.peers:
             silence.add_metric([peer.role, peer.name], self._now - peer.heard)
         yield silence
         gauges = {_metric_name(name): value for name, value in self._state.gauges().items()}
@@ -179,8 +179,8 @@ def _metric_name(tag: str) -> str:
     return "offbeat_" + re.sub(r"[^a-zA-Z0-9_]", "_", tag)
 
 
-def prometheus(state: Dispatcher, now: float) -> bytes:
+def prometheus(dispatcher: Dispatcher, now: float) -> bytes:
     """`/metrics` in Prometheus' text format."""
     registry = CollectorRegistry()
-    registry.register(_Metrics(state, now))
+    registry.register(_Metrics(dispatcher, now))
     return generate_latest(registry)

@@ -80,7 +80,7 @@ class Driver:
         self.lag, self.folder, self.boots = lag, folder, 0
         self.journal = None
         if folder is None:
-            self.state = Dispatcher(self.config, run="run", max_policy_lag=lag, now=self.now, boot=boot)
+            self.dispatcher = Dispatcher(self.config, run="run", max_policy_lag=lag, now=self.now, boot=boot)
         else:
             self._recover()
         self.sent = {}
@@ -93,18 +93,18 @@ class Driver:
         )
         store = JournalStore(self.journal, self.config.journal.max_bytes)
         boot = str(self.boots)
-        self.state = Dispatcher(
+        self.dispatcher = Dispatcher(
             self.config, run="run", max_policy_lag=self.lag, now=self.now, boot=boot, store=store
         )
-        return recover(self.state.books, store, self.journal.recovered(), self.now)
+        return recover(self.dispatcher.state, store, self.journal.recovered(), self.now)
 
     def flush(self, *, rotate=False):
         """Write the journal, in a new file if asked."""
         self.journal.flush()
         if rotate:
-            self.journal.rotate(snapshot(self.state.books, self.state.books.store))
+            self.journal.rotate(snapshot(self.dispatcher.state, self.dispatcher.state.store))
             assert self.journal.sync()
-            self.journal.retain(self.state.books.store.files)
+            self.journal.retain(self.dispatcher.state.store.files)
 
     def kill_broker(self):
         """And start it again from what was written; returns the number of records it read."""
@@ -120,7 +120,7 @@ class Driver:
 
     def say_frames(self, peer, frames):
         message, _ = decode(frames)
-        return self._note(self.state.handle(peer, message, frames[1:], self.now))
+        return self._note(self.dispatcher.handle(peer, message, frames[1:], self.now))
 
     def wait(self, seconds, *, beating=(), progress=None, step=0.1):
         """Let time pass; peers in ``beating`` send heartbeats meanwhile."""
@@ -130,7 +130,7 @@ class Driver:
             for peer in beating:
                 grown = 0.0 if progress is None else progress(peer, self.now)
                 self.say(peer, Heartbeat(progress=grown, busy=True))
-            self._note(self.state.tick(self.now))
+            self._note(self.dispatcher.tick(self.now))
 
     def _note(self, actions):
         for action in actions:
@@ -199,16 +199,16 @@ class Driver:
 
     @property
     def held(self):
-        return len(self.state.books.store)
+        return len(self.dispatcher.state.store)
 
     def balanced(self):
         """The ledger closes: what is stored is what the sums say."""
-        books = self.state.books
-        pieces = [p for t in books.assembly.trajectories.values() for p in t.pieces]
-        pieces += [p for g in books.assembly.groups.values() for t in g.here for p in t.pieces]
-        pieces += [p for u in books.deliveries.units() for p in u.pieces]
-        assert books.violation() == ""
-        assert len(pieces) == len(books.store)
-        assert sum(p.tokens for p in pieces) == books.ledger.held_tokens
-        assert sum(p.nbytes for p in pieces) == books.store.nbytes
+        state = self.dispatcher.state
+        pieces = [p for t in state.assembly.trajectories.values() for p in t.pieces]
+        pieces += [p for g in state.assembly.groups.values() for t in g.here for p in t.pieces]
+        pieces += [p for u in state.deliveries.units() for p in u.pieces]
+        assert state.violation() == ""
+        assert len(pieces) == len(state.store)
+        assert sum(p.tokens for p in pieces) == state.ledger.held_tokens
+        assert sum(p.nbytes for p in pieces) == state.store.nbytes
         return True

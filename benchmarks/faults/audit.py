@@ -88,7 +88,7 @@ class Replay:
 
     def __init__(self, config: BrokerConfig) -> None:
         self.store = _Index()
-        self.books = BrokerState(config, self.store, 1 << 30)
+        self.state = BrokerState(config, self.store, 1 << 30)
         self.audit = Audit()
 
     def take(self, record: Record) -> None:
@@ -98,20 +98,20 @@ class Replay:
                 header, body = unpack_segment(record.payload)
                 segment, nbytes = decode_segment(header), len(header) + len(body)
                 self.store.add((segment.trajectory_id, segment.index), nbytes)
-                self.books.apply_segment(segment, nbytes, 0.0)
+                self.state.apply_segment(segment, nbytes, 0.0)
                 self.audit.segments += 1
             case Kind.EVENT:
                 event = decode_event(record.payload)
                 self._before(event)
-                self.books.apply(event, 0.0)
+                self.state.apply(event, 0.0)
             case Kind.SNAPSHOT:
                 self._compare(msgspec.msgpack.decode(record.payload, type=Snapshot))
-        self.books.take_actions()
-        self.books.take_notices()
+        self.state.take_actions()
+        self.state.take_notices()
 
     def end(self) -> Audit:
         """What is left to be found when all records were taken."""
-        audit, ledger = self.audit, self.books.ledger
+        audit, ledger = self.audit, self.state.ledger
         attempts: dict[str, set[str]] = defaultdict(set)
         for trajectory, _ in audit.trained:
             attempts[names.task_of(trajectory)].add(trajectory)
@@ -127,7 +127,7 @@ class Replay:
             audit.differences.append(
                 f"{audit.segments} segments are in the journal, {ledger.stored.segments} in the ledger"
             )
-        if wrong := self.books.violation():
+        if wrong := self.state.violation():
             audit.differences.append(f"the ledger does not close: {wrong}")
         return audit
 
@@ -135,18 +135,18 @@ class Replay:
         """What an event says of the line of steps, with the books as it found them."""
         match event:
             case Committed(step=step, trained=trained):
-                units = {unit.unit_id: unit for unit in self.books.deliveries.units()}
+                units = {unit.unit_id: unit for unit in self.state.deliveries.units()}
                 for unit in (units[name] for name in trained if name in units):
                     self.audit.units[unit.unit_id] = step
                     for piece in unit.pieces:
                         self._trained(piece.key, step, piece.action_tokens)
             case LearnerJoined(hello=hello):
-                before = self.books.lineage
+                before = self.state.lineage
                 if before is None or before.lineage != hello.lineage:
                     self.audit.lineages += 1
                     self._cut(0, kept=())
                 elif process(before) != process(hello):
-                    committed = [unit for unit in self.books.deliveries.saved() if unit.outcome is not None]
+                    committed = [unit for unit in self.state.deliveries.saved() if unit.outcome is not None]
                     self._cut(hello.step, kept=(piece.key for unit in committed for piece in unit.pieces))
 
     def _trained(self, key: SegmentKey, step: int, tokens: int) -> None:
@@ -177,20 +177,20 @@ class Replay:
         ]
 
     def _mine(self) -> dict[str, Any]:
-        books = self.books
+        state = self.state
         return _picture(
             Snapshot(
                 segments=[(key, None, 0, aside) for key, aside in self.store.index()],  # type: ignore[misc]
-                tasks=books.tasks.live(),
-                over=books.tasks.over.items(),
-                trajectories=list(books.assembly.trajectories.values()),
-                groups=list(books.assembly.groups.values()),
-                units=books.deliveries.saved(),
-                unit_count=books.deliveries.count,
-                mode=books.assembly.mode,
-                ledger=books.ledger,
-                lineage=books.lineage,
-                published=books.published,
+                tasks=state.tasks.live(),
+                over=state.tasks.over.items(),
+                trajectories=list(state.assembly.trajectories.values()),
+                groups=list(state.assembly.groups.values()),
+                units=state.deliveries.saved(),
+                unit_count=state.deliveries.count,
+                mode=state.assembly.mode,
+                ledger=state.ledger,
+                lineage=state.lineage,
+                published=state.published,
             )
         )
 

@@ -136,7 +136,7 @@ def prove(folder: Path, results: Sequence[dict[str, Any]] = ()) -> Proof:
     proof.acknowledged, proof.lost = len(said), sorted(said.keys() - stored)
     proof.steps, proof.units_trained = len(set(line.steps.values())), len(line.steps)
     proof.trained_twice, proof.rolled_back = line.twice, line.rolled_back
-    _books(folder, proof)
+    _state(folder, proof)
     found = audit(folder)
     proof.audit = found.wrong
     if all("log_bytes" in result for result in results):
@@ -144,7 +144,7 @@ def prove(folder: Path, results: Sequence[dict[str, Any]] = ()) -> Proof:
     return proof
 
 
-def _books(folder: Path, proof: Proof) -> None:
+def _state(folder: Path, proof: Proof) -> None:
     """Take the journal up as a broker would, in a copy."""
     with tempfile.TemporaryDirectory() as copy:
         for path in (folder / "journal").iterdir():
@@ -152,10 +152,10 @@ def _books(folder: Path, proof: Proof) -> None:
         config = JournalConfig()
         journal = Journal.open(Path(copy), run=folder.name, config=config, accept_loss=True)
         store = JournalStore(journal, config.max_bytes)
-        books = BrokerState(BrokerConfig(), store, 1 << 30)
-        recover(books, store, journal.recovered(), now=0.0)
-        proof.violation, proof.held = books.violation(), len(store)
-        proof.outcomes = {name: t.segments for name, t in books.ledger.outcomes.items() if t.segments}
+        state = BrokerState(BrokerConfig(), store, 1 << 30)
+        recover(state, store, journal.recovered(), now=0.0)
+        proof.violation, proof.held = state.violation(), len(store)
+        proof.outcomes = {name: t.segments for name, t in state.ledger.outcomes.items() if t.segments}
         journal.close()
 
 

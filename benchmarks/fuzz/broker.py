@@ -115,19 +115,19 @@ class Trial:
     def _boot(self) -> tuple[Dispatcher, JournalStore]:
         self._boots += 1
         store = JournalStore(self._journal, 1 << 30)  # type: ignore[arg-type]
-        state = Dispatcher(
+        dispatcher = Dispatcher(
             self._config, run="r", max_policy_lag=self._lag, now=self._now, store=store, boot=str(self._boots)
         )
-        return state, store
+        return dispatcher, store
 
     def _restart(self) -> None:
         """Killed, and back from its journal: it holds what it held."""
         before = _content(self._state, self._store)
         if self._choices.flag():
-            self._journal.append(Kind.SNAPSHOT, snapshot(self._state.books, self._store))
+            self._journal.append(Kind.SNAPSHOT, snapshot(self._state.state, self._store))
         since = max((i for i, r in enumerate(self._journal.records) if r.kind is Kind.SNAPSHOT), default=0)
         self._state, self._store = self._boot()
-        recover(self._state.books, self._store, self._journal.records[since:], self._now)
+        recover(self._state.state, self._store, self._journal.records[since:], self._now)
         after = _content(self._state, self._store)
         for part in before:
             assert after[part] == before[part], (
@@ -180,15 +180,15 @@ class Trial:
                 return
 
     def _act(self, step: Callable[[], list[Send]], asked: int) -> None:
-        books = self._state.books
-        here, stored = self._things(), books.ledger.stored.segments
-        given_back = books.ledger.rolled_back.segments
+        state = self._state.state
+        here, stored = self._things(), state.ledger.stored.segments
+        given_back = state.ledger.rolled_back.segments
         trickle = self._state.learners.starving(self._now)
         began = time.process_time()
         actions = step()
         took = time.process_time() - began
         assert took < MESSAGE_S, f"one message took long: {took:.2f} s of processor time"
-        limit = 8 + asked + 4 * (len(books.peers) + here + self._things())
+        limit = 8 + asked + 4 * (len(state.peers) + here + self._things())
         assert len(actions) <= limit, f"{len(actions)} answers to one message, at most {limit} expected"
         for action in actions:
             if isinstance(action.message, Deliver):
@@ -197,24 +197,24 @@ class Trial:
                 encode(action.message)
             self.peers.hear(action.peer, action.message)
         self._extra += (
-            books.ledger.rolled_back.segments - given_back
+            state.ledger.rolled_back.segments - given_back
         )  # not of actors: of a learner that fell behind
         if len(self._store) <= MAX_QUEUED_SEGMENTS:
             self._extra = 0
         elif trickle:  # one by one, so that what is begun can be finished
-            self._extra += books.ledger.stored.segments - stored
+            self._extra += state.ledger.stored.segments - stored
         self._check()
 
     def _things(self) -> int:
-        books = self._state.books
-        return books.tasks.queued + books.tasks.leased + len(books.store) + len(books.assembly.groups)
+        state = self._state.state
+        return state.tasks.queued + state.tasks.leased + len(state.store) + len(state.assembly.groups)
 
     # --- what must hold --------------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        books, store = self._state.books, self._store
-        assert books.violation() == "", f"the ledger does not close: {books.violation()}"
-        pieces = list(books.pieces())
+        state, store = self._state.state, self._store
+        assert state.violation() == "", f"the ledger does not close: {state.violation()}"
+        pieces = list(state.pieces())
         assert len(pieces) == len(store), "segments stored are not segments known"
         assert sum(piece.nbytes for piece in pieces) == store.nbytes, "bytes stored are not bytes known"
         keys = {piece.key for piece in pieces}
@@ -223,29 +223,29 @@ class Trial:
         assert over <= OVERDRAFT, (
             f"more is held than may be: {over} segments over the bound, {OVERDRAFT} allowed"
         )
-        assert books.tasks.queued <= MAX_QUEUED_TASKS + self.peers.most_leases, (
+        assert state.tasks.queued <= MAX_QUEUED_TASKS + self.peers.most_leases, (
             "more tasks are queued than allowed"
         )
-        assert len(books.peers) <= MAX_PEERS, "more peers than names"
-        outstanding = sum(books.flow.credit(peer.name) for peer in books.peers.of("actor"))
-        assert books.flow.outstanding == outstanding, "credit of peers that are gone"
-        assert books.flow.outstanding <= WINDOW * len(ACTORS) + MAX_PEERS, "more credit than windows"
-        self.peers.most_leases = max(self.peers.most_leases, books.tasks.leased)
+        assert len(state.peers) <= MAX_PEERS, "more peers than names"
+        outstanding = sum(state.flow.credit(peer.name) for peer in state.peers.of("actor"))
+        assert state.flow.outstanding == outstanding, "credit of peers that are gone"
+        assert state.flow.outstanding <= WINDOW * len(ACTORS) + MAX_PEERS, "more credit than windows"
+        self.peers.most_leases = max(self.peers.most_leases, state.tasks.leased)
         if self._messages % STATUS_EVERY == 0:
             encode_text = status(self._state, self._now), prometheus(self._state, self._now)
             assert all(encode_text), "no status"
 
 
-def _content(state: Dispatcher, store: JournalStore) -> dict[str, Any]:
+def _content(dispatcher: Dispatcher, store: JournalStore) -> dict[str, Any]:
     """What must outlive the process."""
-    books, assembly = state.books, state.books.assembly
-    units = sorted(books.deliveries.saved(), key=lambda unit: unit.age)
-    ledger = msgspec.to_builtins(books.ledger) | {"duplicate_segments": 0, "refused": {}}
+    state, assembly = dispatcher.state, dispatcher.state.assembly
+    units = sorted(state.deliveries.saved(), key=lambda unit: unit.age)
+    ledger = msgspec.to_builtins(state.ledger) | {"duplicate_segments": 0, "refused": {}}
     ledger["tasks"].pop("peers_lost", None)  # of this process alone, as what was refused
     return {
         "ledger": ledger,
         "tasks": sorted(
-            (r.task.task_id, r.attempt, r.losses, r.lease and r.lease.lease_id) for r in books.tasks.live()
+            (r.task.task_id, r.attempt, r.losses, r.lease and r.lease.lease_id) for r in state.tasks.live()
         ),
         "segments": sorted((key, nbytes, aside) for key, _, nbytes, aside in store.index()),
         "trajectories": sorted(
@@ -255,6 +255,6 @@ def _content(state: Dispatcher, store: JournalStore) -> dict[str, Any]:
             (g.group_id, sorted(g.out), len(g.here), g.taken, g.lost) for g in assembly.groups.values()
         ),
         "units": [(u.unit_id, u.age, u.deliveries, u.outcome, u.step, len(u.pieces)) for u in units],
-        "lineage": books.lineage,
-        "published": books.published,
+        "lineage": state.lineage,
+        "published": state.published,
     }

@@ -237,25 +237,25 @@ class JournalTarget:
 
     def _recover(self, journal: Journal) -> None:
         store = JournalStore(journal, CONFIG.max_bytes)
-        state = Dispatcher(
+        dispatcher = Dispatcher(
             BrokerConfig(journal=CONFIG), run="r", max_policy_lag=4, now=0.0, store=store, boot="2"
         )
         try:
-            recover(state.books, store, journal.recovered(), 0.0)
+            recover(dispatcher.state, store, journal.recovered(), 0.0)
         except JournalError:
             return
-        snapshot(state.books, store)
-        self._go_on(state)
+        snapshot(dispatcher.state, store)
+        self._go_on(dispatcher)
 
-    def _go_on(self, state: Dispatcher) -> None:
+    def _go_on(self, dispatcher: Dispatcher) -> None:
         """What was recovered can be worked with."""
         for message in (
             Hello(role="learner", peer="L", incarnation=9, epoch=9, lineage=1),
             DeliveryCredit(units=9),
         ):
-            state.handle("L", message, [encode(message)[1]], 0.0)
-        state.tick(100.0)
-        for action in state.handle("L", PutTasks(tasks=group("9g9")), [], 100.0):
+            dispatcher.handle("L", message, [encode(message)[1]], 0.0)
+        dispatcher.tick(100.0)
+        for action in dispatcher.handle("L", PutTasks(tasks=group("9g9")), [], 100.0):
             encode(action.message)
 
     def _reopen(self, found: list[Record]) -> None:
@@ -273,13 +273,13 @@ def _sample(folder: Path) -> dict[str, bytes]:
     """The journal of a small run: three files, the later ones with a snapshot."""
     journal = Journal.open(folder, run="r", config=CONFIG)
     store = JournalStore(journal, CONFIG.max_bytes)
-    state = Dispatcher(
+    dispatcher = Dispatcher(
         BrokerConfig(journal=CONFIG), run="r", max_policy_lag=4, now=0.0, store=store, boot="1"
     )
 
     def say(name: str, frames: list[bytes]) -> list[LeaseTask]:
         message, _ = decode(frames)
-        actions = state.handle(name, message, frames[1:], 0.0)
+        actions = dispatcher.handle(name, message, frames[1:], 0.0)
         return [action.message for action in actions if isinstance(action.message, LeaseTask)]
 
     say("L", encode(Hello(role="learner", peer="L", incarnation=1, epoch=1, lineage=1)))
@@ -298,7 +298,7 @@ def _sample(folder: Path) -> dict[str, bytes]:
         letter = DeadLetter(peer="x", code="malformed", reason="no map", frames=[b"x"])
         journal.append(Kind.DEAD, pack_dead_letter(letter))
         if step < 2:
-            journal.rotate(snapshot(state.books, store))
+            journal.rotate(snapshot(dispatcher.state, store))
     assert journal.sync()
     journal.close()
     assert numbers(folder) == [1, 2, 3]

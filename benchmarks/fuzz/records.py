@@ -182,9 +182,9 @@ def _recover(series: list[bytes], flags: int) -> None:
     if flags & LOST:
         journal.losses = [Loss(1, 0, 1, 1, "lost")]
     store = JournalStore(journal, 1 << 30)  # type: ignore[arg-type]
-    books = BrokerState(BrokerConfig(), store, 4, "2")
-    recover(books, store, found, 1000.0)
-    assert flags & ALTERED or books.violation() == "", f"the ledger does not close: {books.violation()}"
+    state = BrokerState(BrokerConfig(), store, 4, "2")
+    recover(state, store, found, 1000.0)
+    assert flags & ALTERED or state.violation() == "", f"the ledger does not close: {state.violation()}"
 
 
 def _forge(data: bytes) -> bytes:

@@ -26,16 +26,16 @@ ABSENT_BEATS = 3 * MISSED_BEATS
 class ActorSide:
     """Who runs which task, and what becomes of the segments that come back."""
 
-    def __init__(self, books: BrokerState) -> None:
-        self._books = books
-        self._absent_s = ABSENT_BEATS * books.config.heartbeat_s
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+        self._absent_s = ABSENT_BEATS * state.config.heartbeat_s
         self._hungry: OrderedDict[str, Peer] = OrderedDict()
         """Actors with task credit, the next one to be served first."""
 
     @property
     def hungry(self) -> bool:
         """Whether an actor could run a task that is queued."""
-        return bool(self._hungry) and self._books.tasks.waiting
+        return bool(self._hungry) and self._state.tasks.waiting
 
     # --- joining and leaving ------------------------------------------------------------------------------
 
@@ -44,7 +44,7 @@ class ActorSide:
 
         So the task credit that the actor announces after the Welcome counts them in.
         """
-        for record in reversed(self._books.tasks.held_by(peer.name)):
+        for record in reversed(self._state.tasks.held_by(peer.name)):
             assert record.lease is not None
             if record.lease.incarnation == peer.hello.incarnation:
                 self._tell(record)
@@ -54,14 +54,14 @@ class ActorSide:
     def joined(self, peer: Peer, *, trickle: bool) -> None:
         """A Hello, the first or a repeated one: both sides count credit from zero."""
         self._hungry.pop(peer.name, None)
-        self._books.flow.join(peer.name)
+        self._state.flow.join(peer.name)
         self.grant(peer.name, trickle=trickle)
 
     def left(self, peer: Peer, now: float, *, fault: bool) -> None:
         """What the actor ran goes back to the front of the queue, in its old order."""
         self._hungry.pop(peer.name, None)
-        self._books.flow.leave(peer.name)
-        for record in reversed(self._books.tasks.held_by(peer.name)):
+        self._state.flow.leave(peer.name)
+        for record in reversed(self._state.tasks.held_by(peer.name)):
             self.take_back(record, "", now, fault=fault)
 
     def credited(self, peer: Peer, tasks: int) -> None:
@@ -74,7 +74,7 @@ class ActorSide:
 
     def lease_tasks(self, now: float) -> None:
         """Lease queued tasks as far as task credit reaches."""
-        books, tasks = self._books, self._books.tasks
+        state, tasks = self._state, self._state.tasks
         while self._hungry and (found := tasks.next(self._choose, now)):
             record, peer = found
             leased = Leased(
@@ -83,18 +83,18 @@ class ActorSide:
                 actor=peer.hello.peer,
                 incarnation=peer.hello.incarnation,
             )
-            books.happen(leased, now)
+            state.happen(leased, now)
             self._tell(record)
 
     def _tell(self, record: TaskRecord) -> None:
         assert record.lease is not None
         lease = LeaseTask(lease_id=record.lease.lease_id, attempt=record.attempt, task=record.task)
-        self._books.send(record.lease.actor, lease)
+        self._state.send(record.lease.actor, lease)
 
     def _choose(self, record: TaskRecord, now: float) -> Peer | None:
         """The next actor in turn; one that has rejected this task only if there is no other."""
         for name, peer in self._hungry.items():
-            if name == record.avoid and (now < record.retry_at or len(self._books.peers.of("actor")) > 1):
+            if name == record.avoid and (now < record.retry_at or len(self._state.peers.of("actor")) > 1):
                 continue
             peer.task_credit -= 1
             if peer.task_credit:
@@ -106,7 +106,7 @@ class ActorSide:
 
     def rejected(self, peer: Peer, message: TaskRejected, now: float) -> None:
         """The actor does not want a task; with the reason "draining" or "full" it wants no other either."""
-        record = self._books.tasks.by_lease(message.lease_id)
+        record = self._state.tasks.by_lease(message.lease_id)
         wants_none = message.reason in (DRAINING, FULL)
         if wants_none:
             peer.task_credit = 0
@@ -120,8 +120,8 @@ class ActorSide:
         """End a lease; with a reason, the holder is told to stop."""
         assert record.lease is not None
         if reason:
-            self._books.send(record.lease.actor, CancelTask(lease_id=record.lease.lease_id, reason=reason))
-        self._books.happen(LeaseEnded(task_id=record.task.task_id, fault=fault, avoid=avoid), now)
+            self._state.send(record.lease.actor, CancelTask(lease_id=record.lease.lease_id, reason=reason))
+        self._state.happen(LeaseEnded(task_id=record.task.task_id, fault=fault, avoid=avoid), now)
 
     # --- segments in --------------------------------------------------------------------------------------
 
@@ -130,23 +130,23 @@ class ActorSide:
     ) -> None:
         """Keep a segment if it is the next of a trajectory that this actor runs; answer in any case."""
         status, reason = self._judge(peer, segment, frames, now)
-        books, name = self._books, peer.name
+        state, name = self._state, peer.name
         if status == "duplicate":
-            books.ledger.duplicate_segments += 1
+            state.ledger.duplicate_segments += 1
         elif status == "refused":
-            books.ledger.refuse(reason.partition(":")[0])
+            state.ledger.refuse(reason.partition(":")[0])
         ack = SegmentAck(
             trajectory_id=segment.trajectory_id, index=segment.index, status=status, reason=reason
         )
-        books.send(name, ack)
-        if books.flow.is_due(name):
+        state.send(name, ack)
+        if state.flow.is_due(name):
             self.grant(name, trickle=trickle)
 
     def _judge(self, peer: Peer, segment: Segment, frames: Sequence[Buffer], now: float) -> Judgement:
-        books = self._books
-        if not books.flow.used(peer.name, sum(map(len, frames))):
+        state = self._state
+        if not state.flow.used(peer.name, sum(map(len, frames))):
             return "refused", "no_credit: far more segments were sent than granted"
-        record = books.tasks.get(segment.task_id)
+        record = state.tasks.get(segment.task_id)
         if record is None or segment.trajectory_id != record.trajectory_id:
             return self._judge_other(segment, record)
         if record.lease is None or record.lease.actor != peer.name:
@@ -154,7 +154,7 @@ class ActorSide:
                 "refused",
                 f"not_leased: attempt {record.attempt} of this task is not leased to {peer.name}",
             )
-        trajectory = books.assembly.trajectories.get(segment.trajectory_id)
+        trajectory = state.assembly.trajectories.get(segment.trajectory_id)
         expected, offset = (trajectory.next_index, trajectory.tokens) if trajectory else (0, 0)
         if segment.index < expected:
             return "duplicate", ""
@@ -167,7 +167,7 @@ class ActorSide:
         if wrong:
             self.take_back(record, f"invalid: {wrong}", now)
             return "refused", f"invalid: {wrong}"
-        books.store_segment(segment, header, body, now)
+        state.store_segment(segment, header, body, now)
         return "stored", ""
 
     def _judge_other(self, segment: Segment, record: TaskRecord | None) -> Judgement:
@@ -179,7 +179,7 @@ class ActorSide:
             return "refused", f"not_leased: attempt {attempt} of this task is not leased to anybody"
         if record is not None:
             return "refused", f"superseded: attempt {record.attempt} is under way"
-        final = self._books.tasks.over.get(task_id)
+        final = self._state.tasks.over.get(task_id)
         if final == attempt:
             return "duplicate", ""
         if final is None:
@@ -190,33 +190,33 @@ class ActorSide:
 
     def grant(self, actor: str, *, trickle: bool) -> None:
         """Grant segment credit, as far as the bounds allow; none while the store is low."""
-        store = self._books.store
-        if not self._books.flow.is_due(actor) or store.low:
+        store = self._state.store
+        if not self._state.flow.is_due(actor) or store.low:
             return
-        due = self._books.flow.grant(actor, held=len(store), nbytes=store.nbytes, trickle=trickle)
+        due = self._state.flow.grant(actor, held=len(store), nbytes=store.nbytes, trickle=trickle)
         if due:
-            self._books.send(actor, SegmentCredit(segments=due))
+            self._state.send(actor, SegmentCredit(segments=due))
 
     def grant_short(self, *, trickle: bool) -> None:
         """Space has become free: credit for those who could not be given all that was due."""
-        for name in self._books.flow.take_short():
+        for name in self._state.flow.take_short():
             self.grant(name, trickle=trickle)
 
     def sweep(self, elapsed: float, now: float, *, trickle: bool) -> None:
         """Credit again for those who wait; end leases without progress."""
-        tasks, waiting = self._books.tasks, set[str]()
-        for peer in self._books.peers.of("actor"):
+        tasks, waiting = self._state.tasks, set[str]()
+        for peer in self._state.peers.of("actor"):
             self.grant(peer.name, trickle=trickle)
-            if self._books.flow.credit(peer.name) == 0:  # it waits for us
+            if self._state.flow.credit(peer.name) == 0:  # it waits for us
                 waiting.add(peer.name)
         if waiting:
             tasks.hold(waiting, elapsed, now)
         for record, reason in tasks.expired(self._grew_at, now):
             self.take_back(record, reason, now)
         for record, lease in tasks.leases():
-            if self._books.peers.get(lease.actor) is None and now - lease.renewed > self._absent_s:
+            if self._state.peers.get(lease.actor) is None and now - lease.renewed > self._absent_s:
                 self.take_back(record, "", now)
 
     def _grew_at(self, actor: str) -> float:
-        peer = self._books.peers.get(actor)
+        peer = self._state.peers.get(actor)
         return peer.grew_at if peer is not None else 0.0

@@ -83,9 +83,9 @@ class Dispatcher:
         boot: str = "",
     ) -> None:
         self.config, self.run = config, run
-        self.books = BrokerState(config, MemoryStore() if store is None else store, max_policy_lag, boot)
-        self.actors = ActorSide(self.books)
-        self.learners = LearnerSide(self.books)
+        self.state = BrokerState(config, MemoryStore() if store is None else store, max_policy_lag, boot)
+        self.actors = ActorSide(self.state)
+        self.learners = LearnerSide(self.state)
         self.offered: list[GeneratorInfo] = []
         """Generators as actors know them: the healthy ones that one message holds."""
         self._healthy: list[GeneratorInfo] = []
@@ -96,7 +96,7 @@ class Dispatcher:
 
     def handle(self, name: str, message: AnyMessage, frames: Sequence[Buffer], now: float) -> list[Send]:
         """One message of the peer ``name``; ``frames`` are its raw header and what followed it."""
-        peer = self.books.peers.get(name)
+        peer = self.state.peers.get(name)
         if isinstance(message, Hello):
             self._hello(name, message, now)
         elif peer is not None:
@@ -107,10 +107,10 @@ class Dispatcher:
                 self._from_peer(peer, message, frames, now)
             else:
                 text = f"{type(message).__name__} is for a {role} to send, {name} is a {peer.role}"
-                self.books.refuse(name, "wrong_role", text)
+                self.state.refuse(name, "wrong_role", text)
         elif not isinstance(message, Goodbye):
             text = "say Hello first; this broker does not know you (any more)"
-            self.books.refuse(name, "unknown_peer", text)
+            self.state.refuse(name, "unknown_peer", text)
         return self._flush(now)
 
     def tick(self, now: float) -> list[Send]:
@@ -120,95 +120,95 @@ class Dispatcher:
         learner = self.learners.learner
         if learner is not None and now - self._stats_sent >= STATS_S:
             self._stats_sent = now
-            self.books.send(learner.name, QueueStats(gauges=self.gauges()))
+            self.state.send(learner.name, QueueStats(gauges=self.gauges()))
             self.learners.check_ledger()
         return self._flush(now)
 
     def refuse(self, name: str, code: str, text: str) -> list[Send]:
         """The answer to frames that are no message of this protocol."""
-        self.books.refuse(name, code, text)
-        return self.books.take_actions()
+        self.state.refuse(name, code, text)
+        return self.state.take_actions()
 
     def drain(self, reason: str, now: float) -> list[Send]:
         """Ask everybody to finish; nothing is leased or delivered from now on."""
         self._draining_since = now
-        for peer in self.books.peers:
-            self.books.send(peer.name, Drain(reason=reason))
+        for peer in self.state.peers:
+            self.state.send(peer.name, Drain(reason=reason))
         return self._flush(now)
 
     def drained(self, now: float) -> bool:
         """Whether the process may end: all have said Goodbye, or had their time."""
         if self._draining_since is None:
             return False
-        return len(self.books.peers) == 0 or now - self._draining_since > DRAIN_S
+        return len(self.state.peers) == 0 or now - self._draining_since > DRAIN_S
 
     def gauges(self) -> dict[str, float]:
         """The broker's gauges, and those of generators and actors put together."""
-        books = self.books
+        state = self.state
         return {
-            **books.peers.gauges(),
-            "broker/queue_depth_segments": float(len(books.store)),
-            "broker/queued_bytes": float(books.store.nbytes),
-            "broker/tasks_queued": float(books.tasks.queued),
-            "broker/tasks_leased": float(books.tasks.leased),
-            "broker/units_ready": float(books.deliveries.ready),
-            "broker/units_leased": float(books.deliveries.leased),
-            "broker/units_committed": float(books.deliveries.committed),
-            "broker/journal_aside_bytes": float(books.store.aside_nbytes),
-            "broker/length_bias_tokens": books.ledger.lengths.bias_tokens,
-            "broker/length_distance_tokens": books.ledger.lengths.distance_tokens,
-            "broker/ledger_stored_tokens": float(books.ledger.stored.tokens),
-            "broker/ledger_held_tokens": float(books.ledger.held_tokens),
-            "broker/ledger_rolled_back_tokens": float(books.ledger.rolled_back.tokens),
+            **state.peers.gauges(),
+            "broker/queue_depth_segments": float(len(state.store)),
+            "broker/queued_bytes": float(state.store.nbytes),
+            "broker/tasks_queued": float(state.tasks.queued),
+            "broker/tasks_leased": float(state.tasks.leased),
+            "broker/units_ready": float(state.deliveries.ready),
+            "broker/units_leased": float(state.deliveries.leased),
+            "broker/units_committed": float(state.deliveries.committed),
+            "broker/journal_aside_bytes": float(state.store.aside_nbytes),
+            "broker/length_bias_tokens": state.ledger.lengths.bias_tokens,
+            "broker/length_distance_tokens": state.ledger.lengths.distance_tokens,
+            "broker/ledger_stored_tokens": float(state.ledger.stored.tokens),
+            "broker/ledger_held_tokens": float(state.ledger.held_tokens),
+            "broker/ledger_rolled_back_tokens": float(state.ledger.rolled_back.tokens),
             **{
                 f"broker/ledger_{outcome}_tokens": float(tally.tokens)
-                for outcome, tally in books.ledger.outcomes.items()
+                for outcome, tally in state.ledger.outcomes.items()
             },
         }
 
     # --- joining and leaving ------------------------------------------------------------------------------
 
     def _hello(self, name: str, hello: Hello, now: float) -> None:
-        known = self.books.peers.get(name)
+        known = self.state.peers.get(name)
         if not self._may_join(name, hello, known):
             return
         if known is not None and (known.hello.incarnation, known.role) != (hello.incarnation, hello.role):
             self._lose(known, now, fault=True)
-        peer = self.books.peers.add(hello, now)
+        peer = self.state.peers.add(hello, now)
         if hello.role == "learner":
             self.learners.joined(peer, now)
         elif hello.role == "actor":
             self.actors.tell_leases(peer, now)
-        self.books.send(name, self._welcome(hello.attempt))
+        self.state.send(name, self._welcome(hello.attempt))
         if hello.role == "actor":
-            self.books.send(name, Generators(generators=self.offered))
+            self.state.send(name, Generators(generators=self.offered))
             self.actors.joined(peer, trickle=self.learners.starving(now))
         elif hello.role == "generator":
             self.learners.announce(peer)
         else:
             self.learners.welcome(peer)
         if self._draining_since is not None:
-            self.books.send(name, Drain(reason="the broker is ending"))
+            self.state.send(name, Drain(reason="the broker is ending"))
         self._offer_generators(now)
 
     def _may_join(self, name: str, hello: Hello, known: Peer | None) -> bool:
         if hello.peer != name:
             text = f"the routing id is {name!r}, Hello says {hello.peer!r}; they must be equal"
-            self.books.refuse(name, "bad_hello", text, fatal=True)
+            self.state.refuse(name, "bad_hello", text, fatal=True)
             return False
         if known is not None and hello.incarnation < known.hello.incarnation:
             text = f"a newer process of the name {name!r} has joined; names must be unique in a run"
-            self.books.refuse(name, "stale_incarnation", text, fatal=True)
+            self.state.refuse(name, "stale_incarnation", text, fatal=True)
             return False
-        if known is None and len(self.books.peers) >= MAX_PEERS:
-            self.books.refuse(name, "too_many_peers", f"{MAX_PEERS} peers are connected, the limit")
+        if known is None and len(self.state.peers) >= MAX_PEERS:
+            self.state.refuse(name, "too_many_peers", f"{MAX_PEERS} peers are connected, the limit")
             return False
         return hello.role != "learner" or self.learners.may_join(hello)
 
     def _welcome(self, attempt: int) -> Welcome:
         return Welcome(
             run=self.run,
-            epoch=self.books.lineage.epoch if self.books.lineage else 0,
+            epoch=self.state.lineage.epoch if self.state.lineage else 0,
             heartbeat_s=self.config.heartbeat_s,
             policy_version=self.learners.policy_version,
             limits={
@@ -222,7 +222,7 @@ class Dispatcher:
 
     def _lose(self, peer: Peer, now: float, *, fault: bool) -> None:
         """A peer is gone, by its fault or on purpose; what it held returns."""
-        self.books.peers.remove(peer.name)
+        self.state.peers.remove(peer.name)
         if peer.role == "actor":
             self.actors.left(peer, now, fault=fault)
         elif peer.role == "learner":
@@ -242,7 +242,7 @@ class Dispatcher:
                 self.learners.credited(peer, message.units)
             case Heartbeat():
                 peer.beat(message, now)
-                self.books.send(peer.name, Heartbeat(policy_version=self.learners.policy_version))
+                self.state.send(peer.name, Heartbeat(policy_version=self.learners.policy_version))
                 if peer.role == "generator":
                     self.learners.remind(peer, now)
                 self._offer_generators(now)
@@ -250,7 +250,7 @@ class Dispatcher:
                 self._lose(peer, now, fault=False)
             case PutTasks():
                 if why := why_tasks_invalid(message.tasks, frames):
-                    self.books.refuse(peer.name, "bad_task", why)
+                    self.state.refuse(peer.name, "bad_task", why)
                 else:
                     self.learners.put(peer, message, now)
             case Checkpointed():
@@ -261,41 +261,41 @@ class Dispatcher:
                 self.actors.rejected(peer, message, now)
             case _:
                 text = f"{type(message).__name__} is not for the broker"
-                self.books.refuse(peer.name, "unexpected", text)
+                self.state.refuse(peer.name, "unexpected", text)
 
     # --- what follows -------------------------------------------------------------------------------------
 
     def _offer_generators(self, now: float) -> None:
-        healthy = self.books.peers.healthy_generators(now, self.config.generator_stall_s)
+        healthy = self.state.peers.healthy_generators(now, self.config.generator_stall_s)
         if healthy == self._healthy:
             return
-        self._healthy, offered = healthy, self.books.peers.fitting(healthy)
+        self._healthy, offered = healthy, self.state.peers.fitting(healthy)
         if offered != self.offered:
             self.offered = offered
-            for actor in self.books.peers.of("actor"):
-                self.books.send(actor.name, Generators(generators=offered))
+            for actor in self.state.peers.of("actor"):
+                self.state.send(actor.name, Generators(generators=offered))
 
     def _sweep(self, now: float) -> None:
         elapsed, self._swept = now - self._swept, now
         silence = MISSED_BEATS * self.config.heartbeat_s
-        for peer in self.books.peers:
+        for peer in self.state.peers:
             if now - peer.heard > silence:
-                self.books.ledger.task("peers_lost")
+                self.state.ledger.task("peers_lost")
                 self._lose(peer, now, fault=True)
         self._offer_generators(now)
         self.actors.sweep(elapsed, now, trickle=self.learners.starving(now))
-        if self.books.full():
-            self.books.assembly.postpone(elapsed)
-        for group_id in self.books.assembly.overdue(now):
-            self.books.happen(GroupClosed(group_id=group_id), now)
+        if self.state.full():
+            self.state.assembly.postpone(elapsed)
+        for group_id in self.state.assembly.overdue(now):
+            self.state.happen(GroupClosed(group_id=group_id), now)
         self.learners.sweep(now)
 
     def _flush(self, now: float) -> list[Send]:
         """Let everything follow that has become possible; returns what is to be sent."""
         if self._draining_since is None:
-            if self.books.deliveries.ready:
+            if self.state.deliveries.ready:
                 self.learners.deliver(now)
-            if self.actors.hungry and (not self.books.full() or self.learners.starving(now)):
+            if self.actors.hungry and (not self.state.full() or self.learners.starving(now)):
                 self.actors.lease_tasks(now)
         self.learners.send_notices()
-        return self.books.take_actions()
+        return self.state.take_actions()

@@ -40,8 +40,8 @@ REMIND_S = 5.0
 class LearnerSide:
     """The one live learner, what it is owed, and the newest policy version."""
 
-    def __init__(self, books: BrokerState) -> None:
-        self._books = books
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
         self.learner: Peer | None = None
         self._asked_at = self._failed_at = -math.inf
         self._notices: deque[Dropped] = deque(maxlen=MAX_NOTICES)
@@ -50,7 +50,7 @@ class LearnerSide:
 
     @property
     def policy_version(self) -> int:
-        return self._books.published.version if self._books.published else 0
+        return self._state.published.version if self._state.published else 0
 
     def starving(self, now: float) -> bool:
         """Whether the learner wants more and there is nothing whole to give it.
@@ -58,23 +58,23 @@ class LearnerSide:
         A learner that says it is busy is believed as long as it makes progress.
         """
         learner = self.learner
-        if learner is None or learner.delivery_credit == 0 or self._books.deliveries.ready:
+        if learner is None or learner.delivery_credit == 0 or self._state.deliveries.ready:
             return False
-        return not learner.heartbeat.busy or learner.stalled_for(now) > self._books.config.generator_stall_s
+        return not learner.heartbeat.busy or learner.stalled_for(now) > self._state.config.generator_stall_s
 
     # --- joining and leaving ------------------------------------------------------------------------------
 
     def may_join(self, hello: Hello) -> bool:
         """One lineage: a lower epoch is over, and of one epoch only one learner lives. Refuses otherwise."""
-        if self._books.lineage is None or hello.epoch > self._books.lineage.epoch:
+        if self._state.lineage is None or hello.epoch > self._state.lineage.epoch:
             return True
-        if hello.epoch < self._books.lineage.epoch:
-            text = f"epoch {hello.epoch} is over, a learner of epoch {self._books.lineage.epoch} has joined"
-            self._books.refuse(hello.peer, "stale_epoch", text, fatal=True)
+        if hello.epoch < self._state.lineage.epoch:
+            text = f"epoch {hello.epoch} is over, a learner of epoch {self._state.lineage.epoch} has joined"
+            self._state.refuse(hello.peer, "stale_epoch", text, fatal=True)
             return False
         if self.learner is not None and self.learner.name != hello.peer:
             text = f"learner {self.learner.name!r} of the same epoch {hello.epoch} is alive"
-            self._books.refuse(hello.peer, "second_learner", text)
+            self._state.refuse(hello.peer, "second_learner", text)
             return False
         return True
 
@@ -83,27 +83,27 @@ class LearnerSide:
 
         A process that comes back after a silence may hold what it was given; what another had is not held any more.
         """
-        books, before = self._books, self._books.lineage
+        state, before = self._state, self._state.lineage
         if self.learner is not None and self.learner.name != peer.name:
             text = f"a learner of epoch {peer.hello.epoch} has joined"
-            books.refuse(self.learner.name, "stale_epoch", text, fatal=True)
-            books.peers.remove(self.learner.name)
+            state.refuse(self.learner.name, "stale_epoch", text, fatal=True)
+            state.peers.remove(self.learner.name)
         self.learner = peer
-        books.deliveries.return_all(void=False)
+        state.deliveries.return_all(void=False)
         if before is None or process(before) != process(peer.hello) or before.deliver != peer.hello.deliver:
-            books.happen(LearnerJoined(hello=peer.hello), now)
+            state.happen(LearnerJoined(hello=peer.hello), now)
         self._told = Recent(MAX_NOTICES)
 
     def welcome(self, peer: Peer) -> None:
         """What a learner that continues a lineage need not put, and what it may be done with already."""
-        tasks = self._books.held_task_ids()
-        units = [unit.unit_id for unit in self._books.deliveries.units() if unit.deliveries]
+        tasks = self._state.held_task_ids()
+        units = [unit.unit_id for unit in self._state.deliveries.units() if unit.deliveries]
         for part in _parts(tasks):
-            self._books.send(peer.name, Held(task_ids=part, more=True))
+            self._state.send(peer.name, Held(task_ids=part, more=True))
         *others, last = _parts(units) or [[]]
         for part in others:
-            self._books.send(peer.name, Held(unit_ids=part, more=True))
-        self._books.send(peer.name, Held(unit_ids=last))
+            self._state.send(peer.name, Held(unit_ids=part, more=True))
+        self._state.send(peer.name, Held(unit_ids=last))
 
     def left(self, peer: Peer, *, on_purpose: bool) -> None:
         """One that is only silent keeps its deliveries: nobody else could take them meanwhile."""
@@ -111,7 +111,7 @@ class LearnerSide:
             return
         self.learner = None
         if on_purpose:
-            self._books.deliveries.return_all(void=True)
+            self._state.deliveries.return_all(void=True)
 
     # --- messages -----------------------------------------------------------------------------------------
 
@@ -120,29 +120,29 @@ class LearnerSide:
 
     def put(self, peer: Peer, message: PutTasks, now: float) -> None:
         """Queue new tasks, all or none."""
-        books = self._books
-        fresh = books.tasks.unseen(message.tasks)
-        if len(fresh) > books.tasks.room():
+        state = self._state
+        fresh = state.tasks.unseen(message.tasks)
+        if len(fresh) > state.tasks.room():
             text = (
-                f"{len(fresh)} new tasks beside {books.tasks.queued} queued ones exceed max_queued_tasks = "
-                f"{books.config.max_queued_tasks}; none was taken: put them later, or raise the limit"
+                f"{len(fresh)} new tasks beside {state.tasks.queued} queued ones exceed max_queued_tasks = "
+                f"{state.config.max_queued_tasks}; none was taken: put them later, or raise the limit"
             )
-            books.refuse(peer.name, "queue_full", text)
+            state.refuse(peer.name, "queue_full", text)
             return
         if fresh:
-            for wrong in books.happen(TasksPut(tasks=fresh), now):
-                books.refuse(peer.name, "bad_task", wrong)
+            for wrong in state.happen(TasksPut(tasks=fresh), now):
+                state.refuse(peer.name, "bad_task", wrong)
         self._tell_over(message.tasks)
 
     def _tell_over(self, tasks: list[Task]) -> None:
         """A learner that puts tasks again whose end is past and gone has missed the notice of it."""
-        over = [task for task in tasks if task.task_id in self._books.tasks.over]
+        over = [task for task in tasks if task.task_id in self._state.tasks.over]
         if not over:
             return
-        if self._books.assembly.mode == "group":
+        if self._state.assembly.mode == "group":
             self._tell_groups_over([task for task in over if task.purpose == "train"])
             over = [task for task in over if task.purpose == "eval"]
-        done = set(self._books.done_task_ids("train", "eval"))
+        done = set(self._state.done_task_ids("train", "eval"))
         for task in over:
             if task.task_id not in done and task.task_id not in self._told:
                 self._told.add(task.task_id, 0)
@@ -151,13 +151,13 @@ class LearnerSide:
 
     def _tell_groups_over(self, tasks: list[Task]) -> None:
         """The same where members come and go together."""
-        books = self._books
+        state = self._state
         over: dict[str, list[Task]] = {}
         for task in tasks:
             if task.group_id not in self._told:
                 over.setdefault(task.group_id, []).append(task)
-        held = books.tasks.groups() | {unit.group_id for unit in books.deliveries.units()}
-        for group_id in sorted(over.keys() - held - books.assembly.groups.keys()):
+        held = state.tasks.groups() | {unit.group_id for unit in state.deliveries.units()}
+        for group_id in sorted(over.keys() - held - state.assembly.groups.keys()):
             trajectories = len(over[group_id])
             notice = Dropped(unit_id=group_id, group_id=group_id, trajectories=trajectories, reason="over")
             self._notices.append(notice)
@@ -175,36 +175,36 @@ class LearnerSide:
             replayed_tokens=message.replayed_tokens,
             version=message.version,
         )
-        self._books.happen(committed, now)
-        self._complain(peer, self._books.miscount())
+        self._state.happen(committed, now)
+        self._complain(peer, self._state.miscount())
         return True
 
     def check_ledger(self) -> None:
         """Now and then, as it walks through all that is held: whether the ledger closes to the token."""
         if self.learner is not None:
-            self._complain(self.learner, self._books.violation())
+            self._complain(self.learner, self._state.violation())
 
     def _complain(self, peer: Peer, difference: str) -> None:
         if difference:
             text = f"the ledger does not close: {difference}; this is a fault of the broker, its journal has the rest"
-            self._books.refuse(peer.name, "ledger_violation", text, fatal=True)
+            self._state.refuse(peer.name, "ledger_violation", text, fatal=True)
 
     def checkpointed(self, peer: Peer, message: Checkpointed, now: float) -> None:
         """What is committed up to this step is in a checkpoint."""
         if self._of_this_epoch(peer, message.epoch, "Checkpointed"):
-            self._books.happen(Released(epoch=message.epoch, step=message.step), now)
+            self._state.happen(Released(epoch=message.epoch, step=message.step), now)
 
     def publish(self, peer: Peer, message: PublishWeights, now: float) -> None:
         """Note the newest version and pass it on to generators."""
         if not self._of_this_epoch(peer, message.epoch, "PublishWeights"):
             return
-        newest, offered = self._books.published, (message.epoch, message.version)
+        newest, offered = self._state.published, (message.epoch, message.version)
         if newest is not None and offered < (newest.epoch, newest.version):
             text = f"version {message.version} is older than {newest.version}, published in this epoch"
-            self._books.refuse(peer.name, "stale_version", text)
+            self._state.refuse(peer.name, "stale_version", text)
             return
         if why := _why_no_line(message):
-            self._books.refuse(peer.name, "bad_line", why)
+            self._state.refuse(peer.name, "bad_line", why)
             return
         event = Published(
             epoch=message.epoch,
@@ -215,18 +215,18 @@ class LearnerSide:
             line=message.line,
         )
         if event != newest:
-            self._books.happen(event, now)
-        for generator in self._books.peers.of("generator"):
+            self._state.happen(event, now)
+        for generator in self._state.peers.of("generator"):
             self.announce(generator)
 
     def announce(self, generator: Peer) -> None:
         """Tell a generator of the newest weights, and of hosts that serve them: the learner's last."""
-        newest = self._books.published
+        newest = self._state.published
         if newest is None:
             return
         others = [
             peer.hello.weights_url
-            for peer in self._books.peers.of("generator")
+            for peer in self._state.peers.of("generator")
             if peer.hello.weights_url
             and peer is not generator
             and peer.heartbeat.policy_version == newest.version
@@ -240,11 +240,11 @@ class LearnerSide:
             sources=sources,
             root=newest.root,
         )
-        self._books.send(generator.name, ready)
+        self._state.send(generator.name, ready)
 
     def remind(self, generator: Peer, now: float) -> None:
         """Repeat the announcement to a generator that serves another version: it may have been lost."""
-        if self._books.published is None or generator.heartbeat.policy_version == self.policy_version:
+        if self._state.published is None or generator.heartbeat.policy_version == self.policy_version:
             return
         if now - generator.reminded_at >= REMIND_S:
             generator.reminded_at = now
@@ -254,35 +254,35 @@ class LearnerSide:
         if epoch == peer.hello.epoch:
             return True
         text = f"{what} of epoch {epoch}, but the learner joined with epoch {peer.hello.epoch}"
-        self._books.refuse(peer.name, "stale_epoch", text, fatal=epoch < peer.hello.epoch)
+        self._state.refuse(peer.name, "stale_epoch", text, fatal=epoch < peer.hello.epoch)
         return False
 
     # --- deliveries ---------------------------------------------------------------------------------------
 
     def send_notices(self) -> None:
         """Tell the learner, now or when it is back, what it will never get."""
-        if self._books.notices:
-            self._notices.extend(self._books.take_notices())
+        if self._state.notices:
+            self._notices.extend(self._state.take_notices())
         while self.learner is not None and self._notices:
             notice = self._notices.popleft()
             self._told.add(notice.group_id, 0)
-            self._books.send(self.learner.name, notice)
+            self._state.send(self.learner.name, notice)
 
     def deliver(self, now: float) -> None:
         """Lease ready units to the learner, oldest first, as far as its credit reaches."""
-        books, learner = self._books, self.learner
+        state, learner = self._state, self.learner
         while learner is not None and learner.delivery_credit > 0:
-            unit = books.deliveries.next()
+            unit = state.deliveries.next()
             if unit is None:
                 return
-            if books.deliveries.is_stale(unit, self.policy_version, books.line):
-                books.happen(UnitDropped(unit_id=unit.unit_id, outcome="stale"), now)
+            if state.deliveries.is_stale(unit, self.policy_version, state.line):
+                state.happen(UnitDropped(unit_id=unit.unit_id, outcome="stale"), now)
                 continue
-            if unit.processes >= books.config.max_deliveries and unit.epoch != learner.hello.epoch:
-                books.happen(UnitDropped(unit_id=unit.unit_id, outcome="poison"), now)
+            if unit.processes >= state.config.max_deliveries and unit.epoch != learner.hello.epoch:
+                state.happen(UnitDropped(unit_id=unit.unit_id, outcome="poison"), now)
                 continue
             try:
-                frames = books.deliveries.frames(unit)
+                frames = state.deliveries.frames(unit)
             except TryLater as error:  # others may take descriptors; a unit is not lost by that
                 if now - self._failed_at >= REMIND_S:
                     log.error("unit %s cannot be delivered now: %s", unit.unit_id, error)
@@ -290,7 +290,7 @@ class LearnerSide:
                 return
             except BrokerError as error:
                 log.error("unit %s cannot be delivered: %s", unit.unit_id, error)
-                books.happen(UnitDropped(unit_id=unit.unit_id, outcome="damaged"), now)
+                state.happen(UnitDropped(unit_id=unit.unit_id, outcome="damaged"), now)
                 continue
             learner.delivery_credit -= 1
             deliver = Deliver(
@@ -299,23 +299,23 @@ class LearnerSide:
                 complete=unit.complete,
                 redelivered=unit.deliveries > 0,
             )
-            books.happen(Delivered(unit_id=unit.unit_id, epoch=learner.hello.epoch), now)
-            books.deliveries.leased_at(unit.unit_id, now)
-            books.send(learner.name, deliver, frames)
+            state.happen(Delivered(unit_id=unit.unit_id, epoch=learner.hello.epoch), now)
+            state.deliveries.leased_at(unit.unit_id, now)
+            state.send(learner.name, deliver, frames)
 
     def sweep(self, now: float) -> None:
         """End leases of a learner that makes no progress, or stays away; ask for room in the journal."""
-        books = self._books
-        books.deliveries.expire(self.learner.grew_at if self.learner else 0.0, now)
+        state = self._state
+        state.deliveries.expire(self.learner.grew_at if self.learner else 0.0, now)
         if (
-            books.store.crowded
-            and books.deliveries.committed
+            state.store.crowded
+            and state.deliveries.committed
             and self.learner is not None
             and now - self._asked_at >= REMIND_S
         ):
             self._asked_at = now
-            reason = f"{books.store.aside_nbytes} bytes are kept until a checkpoint covers them"
-            books.send(self.learner.name, CheckpointWanted(reason=reason))
+            reason = f"{state.store.aside_nbytes} bytes are kept until a checkpoint covers them"
+            state.send(self.learner.name, CheckpointWanted(reason=reason))
 
 
 def _parts(ids: Iterable[str]) -> list[list[str]]:

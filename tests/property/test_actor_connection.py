@@ -113,11 +113,11 @@ class World:
             if not self.wire.up:
                 self.close()
             await self.settle()
-        tasks = self.driver.state.books.tasks
+        tasks = self.driver.dispatcher.state.tasks
         assert (tasks.queued, tasks.leased, len(self.actor._book)) == (0, 0, 0), "stuck"
         assert self.actor._outbox.empty
         assert self.driver.balanced()
-        assert self.driver.state.books.ledger.tasks.get("closed", 0) == 2 * self.groups
+        assert self.driver.dispatcher.state.ledger.tasks.get("closed", 0) == 2 * self.groups
 
 
 async def play(self, lease):

@@ -243,13 +243,13 @@ class BrokerMachine(RuleBasedStateMachine):
         if not runs or actor.credit <= 0:
             return
         run = runs[which % len(runs)]
-        before = self.driver.state.books.ledger.stored.segments
+        before = self.driver.dispatcher.state.ledger.stored.segments
         actor.credit -= 1
         index = which % run.sent
         frames = segment_frames(run.lease, index, offset=3 * index, tokens=3, status="unfinished")
         self.driver.say_frames(name, frames)
         self.read()
-        assert self.driver.state.books.ledger.stored.segments == before
+        assert self.driver.dispatcher.state.ledger.stored.segments == before
 
     @rule(name=st.sampled_from(ACTORS), which=st.integers(0, 9))
     def actor_skips(self, name, which):
@@ -341,10 +341,12 @@ class BrokerMachine(RuleBasedStateMachine):
                 actor.progress += progress
                 self.say(actor.name, Heartbeat(progress=actor.progress, busy=bool(actor.runs)))
             self.say("learner", Heartbeat(progress=0.0, busy=False))
-            self.driver._note(self.driver.state.tick(self.driver.now))
+            self.driver._note(self.driver.dispatcher.tick(self.driver.now))
             self.read()
 
-    @precondition(lambda self: self.driver.state.books.tasks.queued + self.driver.state.books.tasks.leased)
+    @precondition(
+        lambda self: self.driver.dispatcher.state.tasks.queued + self.driver.dispatcher.state.tasks.leased
+    )
     @rule()
     def everything_can_be_finished(self):
         """Whatever happened: a good actor and a good learner bring all tasks to an end."""
@@ -358,8 +360,8 @@ class BrokerMachine(RuleBasedStateMachine):
                     self.actor_sends(name, 0, True, 0)
             while self.held:
                 self.learner_commits(0, True, False)
-            books = self.driver.state.books
-            if not (books.tasks.queued or books.tasks.leased or books.deliveries.units()):
+            state = self.driver.dispatcher.state
+            if not (state.tasks.queued or state.tasks.leased or state.deliveries.units()):
                 return
             self.time_passes(0.5, True)
         raise AssertionError("stuck")
@@ -370,7 +372,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def the_ledger_closes(self):
         if hasattr(self, "driver"):
             self.driver.balanced()
-            ledger = self.driver.state.books.ledger
+            ledger = self.driver.dispatcher.state.ledger
             assert ledger.stored.segments == len(self.acknowledged)
             assert ledger.held_tokens == 3 * self.driver.held
             done = ledger.outcomes["trained"].segments + ledger.outcomes["dropped"].segments
@@ -382,7 +384,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @invariant()
     def no_segment_is_under_two_leases(self):
         if hasattr(self, "driver"):
-            deliveries = self.driver.state.books.deliveries
+            deliveries = self.driver.dispatcher.state.deliveries
             keys = Counter(piece.key for unit in deliveries.saved() for piece in unit.pieces)
             assert all(count == 1 for count in keys.values())
             assert deliveries.leased_segments <= self.driver.held
@@ -390,16 +392,16 @@ class BrokerMachine(RuleBasedStateMachine):
     @invariant()
     def memory_is_bounded(self):
         if hasattr(self, "driver"):
-            books = self.driver.state.books
+            state = self.driver.dispatcher.state
             # Over the bound, credit comes one by one, so that unfinished groups can be finished.
             room = max(0, MAX_SEGMENTS - self.driver.held)
-            assert books.flow.outstanding <= room + len(books.flow._credit)
-            assert books.tasks.queued <= 30 + len(ACTORS) * 30
-            assert len(books.flow._credit) == len(books.peers.of("actor"))
-            assert set(books.assembly.trajectories) <= {
-                record.trajectory_id for record in books.tasks._live.values()
+            assert state.flow.outstanding <= room + len(state.flow._credit)
+            assert state.tasks.queued <= 30 + len(ACTORS) * 30
+            assert len(state.flow._credit) == len(state.peers.of("actor"))
+            assert set(state.assembly.trajectories) <= {
+                record.trajectory_id for record in state.tasks._live.values()
             }
-            assert books.flow.outstanding == sum(max(0, c) for c in books.flow._credit.values())
+            assert state.flow.outstanding == sum(max(0, c) for c in state.flow._credit.values())
 
 
 BrokerMachine.TestCase.settings = settings(max_examples=40 * EFFORT, stateful_step_count=30, deadline=None)

@@ -72,7 +72,7 @@ def test_units_that_are_gone_with_a_learner_are_found(run):
 
 
 def test_a_broker_that_forgets_is_found_by_its_snapshot(run):
-    saved = msgspec.msgpack.decode(snapshot(run.state.books, run.state.books.store), type=Snapshot)
+    saved = msgspec.msgpack.decode(snapshot(run.dispatcher.state, run.dispatcher.state.store), type=Snapshot)
     fewer = msgspec.structs.replace(saved, units=[unit for unit in saved.units if unit.unit_id != "c"])
     run.journal.append(Kind.SNAPSHOT, msgspec.msgpack.encode(fewer))
     assert any(text.startswith("snapshot 1, units") and "'c'" in text for text in end(run).wrong)

@@ -56,7 +56,7 @@ def test_at_its_deadline_a_group_is_delivered_as_it_is_and_the_rest_is_cancelled
     (delivery,) = driver.deliveries()
     assert (delivery.segments, delivery.complete) == (2, False)
     assert [c.lease_id for c in driver.got("actor", CancelTask)] == [three.lease_id, four.lease_id]
-    assert driver.state.books.ledger.outcomes["late"].tokens == 4
+    assert driver.dispatcher.state.ledger.outcomes["late"].tokens == 4
     assert driver.segment("actor", three, 1, offset=4).status == "refused"
     assert driver.balanced()
 
@@ -115,7 +115,7 @@ def test_no_more_is_delivered_than_the_learner_has_credit_oldest_first():
     assert units(driver) == ["g0", "g1"]
     driver.say("learner", DeliveryCredit(units=1))
     assert units(driver) == ["g2"]
-    assert driver.state.books.deliveries.ready == 2
+    assert driver.dispatcher.state.deliveries.ready == 2
 
 
 def test_single_trajectories(driver):
@@ -126,7 +126,7 @@ def test_single_trajectories(driver):
     assert units(driver) == ["g.1.0"]
     close(driver, one)
     assert units(driver) == ["g.0.0"]
-    assert driver.state.books.assembly.groups == {}
+    assert driver.dispatcher.state.assembly.groups == {}
 
 
 def test_single_segments_in_order(driver):
@@ -141,7 +141,7 @@ def test_single_segments_in_order(driver):
     assert [d.complete for d in delivered] == [False, False, True]
     driver.commit(*(d.unit_id for d in delivered), epoch=2)
     assert driver.balanced()
-    assert driver.state.books.assembly.trajectories == driver.state.books.assembly.groups == {}
+    assert driver.dispatcher.state.assembly.trajectories == driver.dispatcher.state.assembly.groups == {}
 
 
 def test_a_change_of_units_cuts_what_is_here(driver):
@@ -156,7 +156,7 @@ def test_a_change_of_units_cuts_what_is_here(driver):
     driver.segment("actor", two, 1, offset=4)
     assert units(driver) == ["g.1.0/1"]  # one delivered in part goes on in parts
     assert driver.balanced()
-    assert driver.state.books.assembly.groups == {}
+    assert driver.dispatcher.state.assembly.groups == {}
 
 
 def test_the_bytes_of_header_and_body_are_passed_on(driver):
@@ -179,11 +179,11 @@ def test_without_progress_of_the_learner_a_delivery_comes_again(driver):
     driver.wait(51.0, step=1.0)
     (again,) = driver.deliveries()
     assert (again.unit_id, again.redelivered) == ("g", True)
-    assert driver.state.books.ledger.redelivered.tokens == 4
+    assert driver.dispatcher.state.ledger.redelivered.tokens == 4
     driver.commit(first.unit_id)  # late, but in time to prevent a second training
     assert driver.held == 0
     driver.commit(again.unit_id)
-    assert driver.state.books.ledger.outcomes["trained"].tokens == 4
+    assert driver.dispatcher.state.ledger.outcomes["trained"].tokens == 4
     assert driver.balanced()
 
 
@@ -212,7 +212,7 @@ def test_a_group_without_any_fresh_token_is_dropped_at_delivery():
     assert units(driver) == ["half", "new"]
     (dropped,) = driver.dropped()
     assert (dropped.unit_id, dropped.reason, dropped.trajectories) == ("old", "stale", 2)
-    assert driver.state.books.ledger.outcomes["stale"].tokens == 8
+    assert driver.dispatcher.state.ledger.outcomes["stale"].tokens == 8
     assert driver.balanced()
 
 

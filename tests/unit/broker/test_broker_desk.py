@@ -83,14 +83,14 @@ def test_what_was_not_written_was_not_said_and_comes_again(scene):
     lease = next(message for message in scene.flush() if isinstance(message, LeaseTask))
     assert scene.frames("actor", segment_frames(lease)) == []
     scene.kill()
-    assert len(scene.desk.state.books.store) == 0
+    assert len(scene.desk.dispatcher.state.store) == 0
     scene.say("actor", Hello(role="actor", peer="actor", incarnation=1))
     again = [message for message in scene.flush() if isinstance(message, LeaseTask)]
     assert [message.lease_id for message in again] == [lease.lease_id]
     scene.frames("actor", segment_frames(lease))
     assert [m.status for m in scene.flush() if isinstance(m, SegmentAck)] == ["stored"]
     scene.kill()
-    assert len(scene.desk.state.books.store) == 1
+    assert len(scene.desk.dispatcher.state.store) == 1
 
 
 def test_nothing_leaves_while_the_disk_is_full_and_all_of_it_afterwards(scene, monkeypatch):
@@ -101,7 +101,7 @@ def test_nothing_leaves_while_the_disk_is_full_and_all_of_it_afterwards(scene, m
     assert scene.flush() == []
     status = scene.desk.status()
     assert (status["messages_waiting"] > 0, "space" in status["blocked"]) == (True, True)
-    assert scene.desk.state.books.full()
+    assert scene.desk.dispatcher.state.full()
     monkeypatch.undo()
     monkeypatch.setattr("time.monotonic", lambda: 1e9)  # past the pause between two tries
     assert {SegmentAck, Deliver} <= kinds(scene.flush())
@@ -120,7 +120,7 @@ def test_a_message_that_breaks_the_books_ends_the_process_and_is_refused_by_the_
     scene.say("learner", PutTasks(tasks=group("g", 1)))
     (lease,) = scene.flush()
     frames = segment_frames(lease)
-    assembly = type(scene.desk.state.books.assembly)
+    assembly = type(scene.desk.dispatcher.state.assembly)
     original = assembly.add
     monkeypatch.setattr(assembly, "add", lambda *_: 1 / 0)
     with pytest.raises(StateBroken, match="ZeroDivisionError"):
@@ -128,7 +128,7 @@ def test_a_message_that_breaks_the_books_ends_the_process_and_is_refused_by_the_
     monkeypatch.setattr(assembly, "add", original)
     scene.open()
     scene.say("actor", Hello(role="actor", peer="actor", incarnation=1))
-    assert len(scene.desk.state.books.store) == 0
+    assert len(scene.desk.dispatcher.state.store) == 0
     (refused,) = scene.frames("actor", frames)
     assert refused.code == "poison"
     scene.desk.bury("actor", "malformed", "no message", [b"x"])
@@ -140,7 +140,7 @@ def test_who_speaks_behind_the_message_that_broke_the_books_is_not_blamed(scene,
     one, two = (message for message in scene.flush() if isinstance(message, LeaseTask))
     for i in range(MAX_DEAD_LETTERS):
         scene.desk.bury("junk", "malformed", "no message", [b"%d" % i])
-    assembly = type(scene.desk.state.books.assembly)
+    assembly = type(scene.desk.dispatcher.state.assembly)
     with monkeypatch.context() as broken:
         broken.setattr(assembly, "add", lambda *_: 1 / 0)
         with pytest.raises(StateBroken):
@@ -158,7 +158,7 @@ def test_who_speaks_behind_the_message_that_broke_the_books_is_not_blamed(scene,
 def test_a_record_that_the_books_do_not_have_is_not_written(scene, monkeypatch, name):
     scene.say("learner", PutTasks(tasks=group("g", 1)))
     (lease,) = scene.flush()
-    store = scene.desk.state.books.store
+    store = scene.desk.dispatcher.state.store
     original = getattr(store, name)
 
     def fails(*arguments):
@@ -173,7 +173,7 @@ def test_a_record_that_the_books_do_not_have_is_not_written(scene, monkeypatch, 
     with pytest.raises(StateBroken, match="stored already"):
         scene.frames(*caused_by[name])
     scene.open()
-    assert len(scene.desk.state.books.store) == 0
+    assert len(scene.desk.dispatcher.state.store) == 0
 
 
 def test_a_journal_that_cannot_go_on_in_another_file_ends_the_process(scene, monkeypatch):

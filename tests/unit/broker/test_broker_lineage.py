@@ -36,7 +36,7 @@ def held(driver):
 
 
 def tokens(driver, outcome):
-    return driver.state.books.ledger.outcomes[outcome].tokens
+    return driver.dispatcher.state.ledger.outcomes[outcome].tokens
 
 
 def test_what_no_checkpoint_covers_comes_back_and_the_rest_is_gone(driver):
@@ -49,7 +49,7 @@ def test_what_no_checkpoint_covers_comes_back_and_the_rest_is_gone(driver):
     assert held(driver) == (["b.0", "c.0"], ["b", "c"])
     again = driver.deliveries()
     assert [(d.unit_id, d.redelivered) for d in again] == [("b", True), ("c", True)]
-    ledger = driver.state.books.ledger
+    ledger = driver.dispatcher.state.ledger
     assert (tokens(driver, "trained"), ledger.rolled_back.tokens) == (4, 4)
     driver.commit("b", "c", epoch=2, step=2)
     assert (tokens(driver, "trained"), driver.held) == (12, 0)
@@ -62,7 +62,7 @@ def test_a_checkpoint_the_broker_did_not_hear_of_counts_by_the_hello(driver):
     driver.commit("b", step=2)
     driver.learner(epoch=2, lineage=1, step=2)
     assert units(driver) == []
-    assert driver.state.books.store.aside_nbytes == 0
+    assert driver.dispatcher.state.store.aside_nbytes == 0
 
 
 def test_a_commit_that_was_lost_can_be_made_again(driver):
@@ -72,7 +72,7 @@ def test_a_commit_that_was_lost_can_be_made_again(driver):
     driver.commit("a", epoch=2, step=5)
     driver.commit("a", epoch=2, step=5)
     assert tokens(driver, "trained") == 4
-    assert "unknown_unit" not in driver.state.books.ledger.refused
+    assert "unknown_unit" not in driver.dispatcher.state.ledger.refused
 
 
 def test_another_lineage_leaves_nothing_of_the_one_before(driver):
@@ -85,7 +85,7 @@ def test_another_lineage_leaves_nothing_of_the_one_before(driver):
     driver.learner(epoch=2, lineage=2)
     assert len(driver.got("actor", CancelTask)) == 3
     assert held(driver) == ([], [])
-    assert (driver.held, driver.state.books.store.aside_nbytes) == (0, 0)
+    assert (driver.held, driver.dispatcher.state.store.aside_nbytes) == (0, 0)
     assert (tokens(driver, "trained"), tokens(driver, "superseded")) == (4, 8)
     assert driver.segment("actor", one, 1, offset=4).status == "refused"
     assert driver.balanced()
@@ -99,7 +99,7 @@ def test_evaluations_of_a_learner_that_is_gone_are_let_go(driver):
     assert units(driver) == ["ev1.0"]  # what had gone to the one before
     assert [c.lease_id for c in driver.got("actor", CancelTask)] == [two.lease_id]
     assert driver.held == 0
-    assert driver.state.books.tasks.live() == []
+    assert driver.dispatcher.state.tasks.live() == []
 
 
 def test_held_tasks_are_queued_running_stored_and_returned_ones(driver):
@@ -145,7 +145,7 @@ def test_the_learner_is_asked_for_a_checkpoint_when_the_store_is_crowded(driver,
     make(driver, "a")
     driver.wait(1.0)
     assert driver.got("learner", CheckpointWanted) == []
-    monkeypatch.setattr(type(driver.state.books.store), "crowded", True)
+    monkeypatch.setattr(type(driver.dispatcher.state.store), "crowded", True)
     driver.wait(1.0)
     assert driver.got("learner", CheckpointWanted) == []  # nothing is committed
     driver.commit("a")
@@ -157,11 +157,11 @@ def test_the_learner_is_asked_for_a_checkpoint_when_the_store_is_crowded(driver,
 def test_no_credit_while_the_store_is_low(driver, monkeypatch):
     driver.put(*group("g", 1))
     driver.leases()
-    monkeypatch.setattr(type(driver.state.books.store), "low", True)
+    monkeypatch.setattr(type(driver.dispatcher.state.store), "low", True)
     driver.say("late", Hello(role="actor", peer="late", incarnation=1))
     assert driver.credit("late") == 0
-    assert driver.state.books.full()
-    monkeypatch.setattr(type(driver.state.books.store), "low", False)
+    assert driver.dispatcher.state.full()
+    monkeypatch.setattr(type(driver.dispatcher.state.store), "low", False)
     driver.wait(0.5)
     assert driver.credit("late") > 0
 
@@ -171,7 +171,7 @@ def test_the_length_meter_sees_what_is_trained_against_all_that_ended(driver):
     for lease in driver.leases():
         long = lease.task.group_id == "long"
         driver.segment("actor", lease, tokens=40 if long else 10, action_tokens=30 if long else 6)
-    lengths = driver.state.books.ledger.lengths
+    lengths = driver.dispatcher.state.ledger.lengths
     assert lengths.all == {6: 2, 30: 2}
     assert (lengths.bias_tokens, lengths.distance_tokens) == (0.0, 0.0)  # nothing is trained yet
     driver.commit("short", step=1)
@@ -192,7 +192,7 @@ def test_windows_count_their_trajectory_when_the_last_is_trained():
     (lease,) = driver.leases()
     driver.segment("actor", lease, 0, status="unfinished")
     driver.segment("actor", lease, 1, offset=4)
-    lengths = driver.state.books.ledger.lengths
+    lengths = driver.dispatcher.state.ledger.lengths
     driver.commit("g.0.0/0")
     assert (lengths.all, lengths.of_trained) == ({4: 1}, {})
     driver.commit("g.0.0/1")

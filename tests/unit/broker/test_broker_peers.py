@@ -70,9 +70,9 @@ def test_five_missed_beats_are_death_and_any_message_is_life():
         driver.wait(4.0)
         driver.say("actor", TaskCredit(tasks=0))
     driver.wait(4.8)
-    assert driver.state.books.peers.get("actor") is not None
+    assert driver.dispatcher.state.peers.get("actor") is not None
     driver.wait(0.5)
-    assert driver.state.books.peers.get("actor") is None
+    assert driver.dispatcher.state.peers.get("actor") is None
     assert refusal(driver.say("actor", Heartbeat())) == ("unknown_peer", False)
 
 
@@ -130,10 +130,10 @@ def test_commit_and_weights_of_another_epoch_are_refused():
     assert refusal(driver.commit("d1", epoch=1)) == ("stale_epoch", True)
     stale = PublishWeights(epoch=1, version=9, manifest="m")
     assert refusal(driver.say("learner", stale)) == ("stale_epoch", True)
-    assert driver.state.learners.policy_version == 0
+    assert driver.dispatcher.learners.policy_version == 0
     driver.publish(5, epoch=2)
     assert refusal(driver.publish(4, epoch=2)) == ("stale_version", False)
-    assert driver.state.learners.policy_version == 5
+    assert driver.dispatcher.learners.policy_version == 5
 
 
 def test_a_version_with_a_line_that_cannot_be_is_refused():
@@ -142,12 +142,12 @@ def test_a_version_with_a_line_that_cannot_be_is_refused():
     driver.publish(3)
     for line in ([(4, 4)], [(2, 5)], [(1, 3), (0, 3)], [(1, 4), (1, 2)]):
         assert refusal(driver.publish(4, line=line)) == ("bad_line", False)
-    assert driver.state.learners.policy_version == 3
+    assert driver.dispatcher.learners.policy_version == 3
     assert driver.publish(5, line=[(2, 5)]) == []
     assert driver.publish(5, line=[(2, 5)]) == [], "told again after another join"
     assert driver.publish(6, line=[(2, 5)]) == []
-    assert driver.state.learners.policy_version == 6
-    assert driver.state.books.line.forks == ((2, 5),)
+    assert driver.dispatcher.learners.policy_version == 6
+    assert driver.dispatcher.state.line.forks == ((2, 5),)
 
 
 def test_of_one_epoch_only_one_learner_lives():
@@ -168,7 +168,7 @@ def test_a_silent_learner_that_comes_back_may_commit_what_it_held():
         driver.segment("actor", lease)
     (delivery,) = driver.deliveries()
     driver.wait(10.0)
-    assert driver.state.learners.learner is None
+    assert driver.dispatcher.learners.learner is None
     driver.learner()
     assert [d.unit_id for d in driver.deliveries()] == [delivery.unit_id]
     driver.commit(delivery.unit_id)
@@ -304,8 +304,8 @@ def test_statistics_reach_the_learner_each_second_with_gauges_put_together():
     assert stats[-1].gauges["actor/episodes_running"] == 7.0
     assert stats[-1].gauges["broker/tasks_queued"] == 0.0
     driver.say("g0", Goodbye())
-    assert driver.state.gauges()["generator/tokens_total"] == 15.0  # totals outlive their peer
-    assert driver.state.gauges()["generator/idle_share"] == 0.0
+    assert driver.dispatcher.gauges()["generator/tokens_total"] == 15.0  # totals outlive their peer
+    assert driver.dispatcher.gauges()["generator/idle_share"] == 0.0
 
 
 def test_totals_of_a_peer_that_was_only_silent_are_counted_once():
@@ -313,20 +313,20 @@ def test_totals_of_a_peer_that_was_only_silent_are_counted_once():
     driver.hello("generator", "g0", endpoint="x")
     driver.say("g0", Heartbeat(gauges={"tokens_total": 10.0}))
     driver.wait(10.0)
-    assert driver.state.gauges()["generator/tokens_total"] == 10.0
+    assert driver.dispatcher.gauges()["generator/tokens_total"] == 10.0
     driver.hello("generator", "g0", endpoint="x")
     driver.say("g0", Heartbeat(gauges={"tokens_total": 12.0}))
-    assert driver.state.gauges()["generator/tokens_total"] == 12.0
+    assert driver.dispatcher.gauges()["generator/tokens_total"] == 12.0
     driver.hello("generator", "g0", incarnation=2, endpoint="x")
     driver.say("g0", Heartbeat(gauges={"tokens_total": 1.0}))
-    assert driver.state.gauges()["generator/tokens_total"] == 13.0
+    assert driver.dispatcher.gauges()["generator/tokens_total"] == 13.0
 
 
 def test_gauges_of_a_heartbeat_are_bounded():
     driver = Driver()
     driver.actor()
     driver.say("actor", Heartbeat(gauges={"x" * 100: 1.0, **{f"g{i}": 1.0 for i in range(1000)}}))
-    assert len(driver.state.books.peers.get("actor").heartbeat.gauges) == 63
+    assert len(driver.dispatcher.state.peers.get("actor").heartbeat.gauges) == 63
 
 
 def test_drain_asks_everybody_waits_and_leases_nothing_more():
@@ -334,20 +334,20 @@ def test_drain_asks_everybody_waits_and_leases_nothing_more():
     driver.learner()
     driver.actor(tasks=0)
     driver.put(*group("g"))
-    driver.state.drain("SIGTERM", driver.now)
+    driver.dispatcher.drain("SIGTERM", driver.now)
     driver.say("actor", TaskCredit(tasks=5))
     assert driver.got("actor", LeaseTask) == []
-    assert not driver.state.drained(driver.now)
+    assert not driver.dispatcher.drained(driver.now)
     driver.say("actor", Goodbye())
     driver.say("learner", Goodbye())
-    assert driver.state.drained(driver.now)
+    assert driver.dispatcher.drained(driver.now)
 
 
 def test_drain_ends_after_five_seconds_whatever_peers_do():
     driver = Driver()
     driver.actor()
-    driver.state.drain("SIGTERM", driver.now)
-    assert not driver.state.drained(driver.now + 4.9)
-    assert driver.state.drained(driver.now + 5.1)
+    driver.dispatcher.drain("SIGTERM", driver.now)
+    assert not driver.dispatcher.drained(driver.now + 4.9)
+    assert driver.dispatcher.drained(driver.now + 5.1)
     joined = driver.hello("actor", "late")
     assert "Drain" in names(joined)

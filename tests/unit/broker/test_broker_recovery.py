@@ -23,9 +23,9 @@ def driver(tmp_path):
     return driver
 
 
-def picture(books: BrokerState) -> dict:
+def picture(state: BrokerState) -> dict:
     """What must outlive the process: a snapshot, without clocks and without counts of refusals."""
-    saved = msgspec.to_builtins(msgspec.msgpack.decode(snapshot(books, books.store), type=Snapshot))
+    saved = msgspec.to_builtins(msgspec.msgpack.decode(snapshot(state, state.store), type=Snapshot))
     for record in saved["tasks"]:
         record["retry_at"] = 0.0
         if record["lease"]:
@@ -57,13 +57,13 @@ def busy(driver):
 @pytest.mark.parametrize("rotate", [False, True])
 def test_everything_that_lasts_is_there_again(driver, rotate):
     busy(driver)
-    before = picture(driver.state.books)
+    before = picture(driver.dispatcher.state)
     driver.flush(rotate=rotate)
     assert driver.kill_broker() > 0
-    assert picture(driver.state.books) == before
+    assert picture(driver.dispatcher.state) == before
     assert driver.balanced()
     assert driver.kill_broker() > 0
-    assert picture(driver.state.books) == before
+    assert picture(driver.dispatcher.state) == before
 
 
 def test_what_follows_a_snapshot_is_read_on_top_of_it(driver):
@@ -71,10 +71,10 @@ def test_what_follows_a_snapshot_is_read_on_top_of_it(driver):
     driver.flush(rotate=True)
     driver.segment("actor", leases["half.1"])
     driver.learner(epoch=2, lineage=1, step=1)
-    before = picture(driver.state.books)
+    before = picture(driver.dispatcher.state)
     assert driver.kill_broker() < 12
-    assert picture(driver.state.books) == before
-    assert [unit.unit_id for unit in driver.state.books.deliveries.units()] == ["kept", "half"]
+    assert picture(driver.dispatcher.state) == before
+    assert [unit.unit_id for unit in driver.dispatcher.state.deliveries.units()] == ["kept", "half"]
 
 
 def test_an_episode_goes_on_after_the_broker_was_killed(driver):
@@ -96,7 +96,7 @@ def test_a_learner_goes_on_and_a_commit_to_the_one_before_counts_now(driver):
     driver.say("learner", DeliveryCredit(units=10))
     assert [d.unit_id for d in driver.deliveries()] == ["ev.0"]  # all else was committed
     driver.commit("kept", step=2)
-    assert "unknown_unit" not in driver.state.books.ledger.refused
+    assert "unknown_unit" not in driver.dispatcher.state.ledger.refused
 
 
 def test_leases_of_an_actor_that_does_not_come_back_are_given_to_another(driver):
@@ -124,9 +124,9 @@ def test_tasks_put_again_are_known(driver):
     busy(driver)
     driver.kill_broker()
     driver.learner(epoch=1, lineage=1)
-    before = len(driver.state.books.tasks.live())
+    before = len(driver.dispatcher.state.tasks.live())
     driver.say("learner", PutTasks(tasks=[*group("g", 3), *group("done", 1)]))
-    assert len(driver.state.books.tasks.live()) == before
+    assert len(driver.dispatcher.state.tasks.live()) == before
     assert [(notice.group_id, notice.reason) for notice in driver.dropped()] == [("done", "over")]
 
 
@@ -140,7 +140,7 @@ def test_the_newest_weights_are_announced_after_a_restart(driver):
 def test_segments_are_read_where_they_stand(driver):
     busy(driver)
     driver.flush(rotate=True)
-    store = driver.state.books.store
+    store = driver.dispatcher.state.store
     assert isinstance(store, JournalStore)
     driver.learner(epoch=2, lineage=1, step=1)
     (again,) = [d for d in driver.deliveries() if d.unit_id == "kept"]
@@ -199,7 +199,7 @@ def test_after_accepted_damage_what_rests_on_it_is_left_out(tmp_path):
     with pytest.raises(JournalError, match="damaged"):
         driver._recover()
     driver._recover(accept_loss=True)
-    held = {unit.unit_id for unit in driver.state.books.deliveries.units()}
+    held = {unit.unit_id for unit in driver.dispatcher.state.deliveries.units()}
     assert held == {"first", "kept"}
 
 

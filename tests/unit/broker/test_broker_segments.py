@@ -29,7 +29,7 @@ def test_segments_are_stored_in_order_and_each_once(driver):
     assert outcome(driver.segment("actor", lease, 0, status="unfinished")) == ("duplicate", "")
     assert outcome(driver.segment("actor", lease, 1, offset=4)) == ("stored", "")
     assert driver.held == 2
-    assert driver.state.books.ledger.duplicate_segments == 1
+    assert driver.dispatcher.state.ledger.duplicate_segments == 1
 
 
 def test_a_segment_of_a_closed_trajectory_is_a_duplicate_also_after_its_commit(driver):
@@ -60,7 +60,7 @@ def test_an_attempt_has_one_name_only(driver):
     driver.segment("actor", lease, 0, status="unfinished")
     ack = driver.segment("actor", lease, 0, trajectory_id="g.0.00")
     assert outcome(ack) == ("refused", "invalid")
-    assert list(driver.state.books.assembly.trajectories) == ["g.0.0"]
+    assert list(driver.dispatcher.state.assembly.trajectories) == ["g.0.0"]
 
 
 def test_an_unknown_task_and_a_foreign_lease_are_refused(driver):
@@ -169,7 +169,7 @@ def test_at_a_bound_credit_is_withheld_until_the_learner_makes_room(bound):
         credit += driver.credit() - 1
         leases += driver.leases()
     assert 8 <= stored < 400
-    assert driver.held <= 40 if bound == "segments" else driver.state.books.store.nbytes <= 1 << 20
+    assert driver.held <= 40 if bound == "segments" else driver.dispatcher.state.store.nbytes <= 1 << 20
     driver.wait(2.0)
     assert driver.credit() == 0
     driver.learner()
@@ -235,7 +235,7 @@ def test_leases_do_not_run_out_while_the_broker_withholds_credit():
         )
     driver.wait(60.0)
     assert driver.got("actor", CancelTask) == []
-    assert len(driver.state.books.assembly.groups) == 1
+    assert len(driver.dispatcher.state.assembly.groups) == 1
     driver.learner()
     driver.wait(0.5)
     assert driver.credit("actor") > 0
@@ -247,9 +247,9 @@ def test_a_second_actor_gets_credit_though_the_first_was_granted_some():
     for name in ("a", "b", "c", "d"):
         driver.actor(name)
         assert driver.credit(name) == 2
-    assert driver.state.books.flow.outstanding == 8
+    assert driver.dispatcher.state.flow.outstanding == 8
     driver.hello("actor", "a", incarnation=2)
-    assert driver.state.books.flow.outstanding == 8
+    assert driver.dispatcher.state.flow.outstanding == 8
 
 
 @pytest.mark.parametrize(
@@ -265,8 +265,8 @@ def test_a_commit_frees_memory_and_counts_tokens(driver):
     driver.segment("actor", two, status="failed", error="x")
     (delivery,) = driver.deliveries()
     driver.say("learner", Commit(epoch=1, step=1, trained=[delivery.unit_id, "nonsense"]))
-    books = driver.state.books
-    assert (len(books.store), books.store.nbytes, books.ledger.held_tokens) == (0, 0, 0)
-    assert books.ledger.outcomes["trained"].tokens == 8
-    assert books.ledger.outcomes["trained"].action_tokens == 4
-    assert books.ledger.refused == {"unknown_unit": 1}
+    state = driver.dispatcher.state
+    assert (len(state.store), state.store.nbytes, state.ledger.held_tokens) == (0, 0, 0)
+    assert state.ledger.outcomes["trained"].tokens == 8
+    assert state.ledger.outcomes["trained"].action_tokens == 4
+    assert state.ledger.refused == {"unknown_unit": 1}

@@ -8,7 +8,7 @@ from tests.broker_driver import Driver, group
 
 
 def said(driver):
-    return waits(driver.state, driver.now)
+    return waits(driver.dispatcher, driver.now)
 
 
 def test_without_a_learner_everybody_waits_for_one():
@@ -67,7 +67,7 @@ def test_the_pages_have_peers_queues_and_the_ledger():
     driver.hello("generator", "g0", endpoint="x")
     driver.say("g0", Heartbeat(gauges={"tokens per second!": 5.0}))
     driver.now += 0.5
-    page = json.loads(json.dumps(status(driver.state, driver.now)))
+    page = json.loads(json.dumps(status(driver.dispatcher, driver.now)))
     assert {peer["name"]: peer["silent_s"] for peer in page["peers"]} == {
         "learner": 0.5,
         "a0": 0.5,
@@ -77,7 +77,7 @@ def test_the_pages_have_peers_queues_and_the_ledger():
     assert (actor["leases"], actor["task_credit"]) == (["g.1.0"], 0)
     assert page["queues"]["segments_held"] == 1
     assert page["ledger"]["held_tokens"] == page["ledger"]["stored"]["tokens"] == 4
-    text = prometheus(driver.state, driver.now).decode()
+    text = prometheus(driver.dispatcher, driver.now).decode()
     assert 'offbeat_peer_silence_seconds{peer="a0",role="actor"} 0.5' in text
     assert "offbeat_generator_tokens_per_second_ 5.0" in text
     assert 'offbeat_tasks_total{event="leased"} 2.0' in text
@@ -92,10 +92,12 @@ def test_tokens_trained_again_are_told_apart_from_those_trained_once():
     driver.segment("actor", lease, status="finished")
     (delivery,) = driver.deliveries()
     driver.say("learner", Commit(epoch=1, step=1, trained=[delivery.unit_id], replayed_tokens=7))
-    ledger = status(driver.state, driver.now)["ledger"]
+    ledger = status(driver.dispatcher, driver.now)["ledger"]
     assert (ledger["outcomes"]["trained"]["tokens"], ledger["replayed_tokens"], ledger["held_tokens"]) == (
         4,
         7,
         0,
     )
-    assert 'offbeat_tokens_total{outcome="replayed"} 7.0' in prometheus(driver.state, driver.now).decode()
+    assert (
+        'offbeat_tokens_total{outcome="replayed"} 7.0' in prometheus(driver.dispatcher, driver.now).decode()
+    )

@@ -30,7 +30,7 @@ def test_tasks_are_leased_in_order_evaluation_first_and_no_more_than_the_credit(
     assert ids(driver.leases()) == ["ev", "g.0"]
     driver.say("actor", TaskCredit(tasks=1))
     assert ids(driver.leases()) == ["g.1"]
-    assert driver.state.books.tasks.queued == 1
+    assert driver.dispatcher.state.tasks.queued == 1
 
 
 def test_actors_take_turns(driver):
@@ -60,7 +60,7 @@ def test_a_full_queue_refuses_all_of_a_message_and_names_the_limit():
     (refused,) = [m for m in driver.put(*group("h", 2)) if isinstance(m, Refused)]
     assert refused.code == "queue_full"
     assert "max_queued_tasks" in refused.message
-    assert driver.state.books.tasks.queued == 2
+    assert driver.dispatcher.state.tasks.queued == 2
     assert driver.put(*group("i", 1)) == []
 
 
@@ -68,7 +68,7 @@ def test_a_group_takes_no_more_members_than_its_size(driver):
     driver.put(*group("g", 2))
     extra = group("g", 3)[2:]
     assert [m.code for m in driver.put(*extra)] == ["bad_task"]
-    assert driver.state.books.tasks.queued == 2
+    assert driver.dispatcher.state.tasks.queued == 2
 
 
 def test_without_progress_a_lease_ends_and_the_old_holder_is_told(driver):
@@ -137,7 +137,7 @@ def test_an_old_attempt_s_segments_are_refused_and_what_it_sent_is_let_go(driver
     assert driver.held == 0
     ack = driver.segment("a", lease, 1, offset=4)
     assert (ack.status, ack.reason.partition(":")[0]) == ("refused", "superseded")
-    assert driver.state.books.ledger.outcomes["superseded"].tokens == 4
+    assert driver.dispatcher.state.ledger.outcomes["superseded"].tokens == 4
     assert driver.balanced()
 
 
@@ -170,7 +170,7 @@ def test_a_draining_or_full_actor_costs_no_attempt_and_gets_nothing_more(driver,
         driver.say("a", TaskRejected(lease_id=lease.lease_id, reason=reason))
     driver.wait(5.0)
     assert driver.leases("a") == []
-    assert all(driver.state.books.tasks.get(f"g.{i}").losses == 0 for i in range(3))
+    assert all(driver.dispatcher.state.tasks.get(f"g.{i}").losses == 0 for i in range(3))
 
 
 def test_a_task_lost_too_often_is_given_up_and_its_group_dropped(driver):
@@ -182,8 +182,8 @@ def test_a_task_lost_too_often_is_given_up_and_its_group_dropped(driver):
         driver.say(f"a{attempt}", TaskRejected(lease_id=lease.lease_id, reason="broken"))
     (dropped,) = driver.dropped()
     assert (dropped.group_id, dropped.trajectories, dropped.reason) == ("g", 1, "given_up")
-    assert driver.state.books.tasks.queued == driver.state.books.tasks.leased == 0
-    assert driver.state.books.assembly.groups == {}
+    assert driver.dispatcher.state.tasks.queued == driver.dispatcher.state.tasks.leased == 0
+    assert driver.dispatcher.state.assembly.groups == {}
 
 
 def test_an_evaluation_task_that_is_given_up_is_reported(driver):
@@ -196,7 +196,7 @@ def test_an_evaluation_task_that_is_given_up_is_reported(driver):
 
 
 def test_memory_of_tasks_that_are_over_is_bounded(driver, monkeypatch):
-    driver.state.books.tasks.over._size = 10
+    driver.dispatcher.state.tasks.over._size = 10
     driver.actor()
     for number in range(40):
         driver.put(*group(f"g{number}", 1))
@@ -205,6 +205,6 @@ def test_memory_of_tasks_that_are_over_is_bounded(driver, monkeypatch):
         for delivery in driver.deliveries():
             driver.commit(delivery.unit_id)
         driver.say("actor", TaskCredit(tasks=1))
-    assert len(driver.state.books.tasks.over) == 10
-    assert driver.state.books.tasks._live == {}
-    assert driver.state.books.deliveries._units == {}
+    assert len(driver.dispatcher.state.tasks.over) == 10
+    assert driver.dispatcher.state.tasks._live == {}
+    assert driver.dispatcher.state.deliveries._units == {}

@@ -24,7 +24,7 @@ def deliver_one(driver, name):
 
 def test_a_commit_notices_a_segment_that_the_ledger_does_not_know(driver):
     deliver_one(driver, "g")
-    driver.state.books.ledger.stored.segments += 1
+    driver.dispatcher.state.ledger.stored.segments += 1
     driver.commit("g")
     (refused,) = driver.take("learner", Refused)
     assert (refused.code, refused.fatal) == ("ledger_violation", True)
@@ -33,7 +33,7 @@ def test_a_commit_notices_a_segment_that_the_ledger_does_not_know(driver):
 
 def test_within_a_second_or_so_a_token_is_noticed_that_the_ledger_does_not_know(driver):
     deliver_one(driver, "g")
-    driver.state.books.ledger.stored.tokens += 1
+    driver.dispatcher.state.ledger.stored.tokens += 1
     driver.wait(1.2, beating=("learner", "actor"))
     refused = driver.take("learner", Refused)
     assert {message.code for message in refused} == {"ledger_violation"}
@@ -61,7 +61,7 @@ def test_what_is_delivered_is_what_was_sent_from_memory_or_from_the_journal(tmp_
     driver.flush()
     driver.say("learner", DeliveryCredit(units=4))
     assert [message.unit_id for message in driver.deliveries()] == ["g0", "g1", "g2", "g3"]
-    store = driver.state.books.store
+    store = driver.dispatcher.state.store
     first = {name: frames for name, frames in driver.frames.items()}
     assert all(frames == [store_read(store, (f"{name}.0.0", 0))] for name, frames in first.items())
     assert driver.kill_broker() > 0

@@ -128,7 +128,7 @@ def test_a_snapshot_whose_units_are_not_of_its_segments_is_refused(tmp_path):
     driver.actor()
     driver.put(*group("g", 1))
     driver.segment("actor", driver.leases()[0])
-    tree = msgspec.msgpack.decode(snapshot(driver.state.books, driver.state.books.store))
+    tree = msgspec.msgpack.decode(snapshot(driver.dispatcher.state, driver.dispatcher.state.store))
     tree["segments"] = []
     driver.journal.rotate(msgspec.msgpack.encode(tree))
     with pytest.raises(JournalError, match="its units are not of its segments"):

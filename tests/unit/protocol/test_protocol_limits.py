@@ -148,7 +148,7 @@ def test_gauges_that_are_no_numbers_are_left_out():
     driver = Driver()
     driver.actor()
     driver.say("actor", Heartbeat(gauges={"a": float("nan"), "b": float("inf"), "ü": 1.0, "c": 2.0}))
-    assert driver.state.books.peers.get("actor").heartbeat.gauges == {"c": 2.0}
+    assert driver.dispatcher.state.peers.get("actor").heartbeat.gauges == {"c": 2.0}
 
 
 def test_a_trajectory_longer_than_its_task_allows_is_refused_and_the_task_run_again():
