@@ -34,7 +34,7 @@ class JournalStore(Counted):
 
     @property
     def crowded(self) -> bool:
-        return self.low or self.aside_nbytes > MAX_ASIDE_SHARE * self._max_bytes
+        return self.low or self.committed_nbytes > MAX_ASIDE_SHARE * self._max_bytes
 
     @property
     def files(self) -> set[int]:
@@ -48,9 +48,9 @@ class JournalStore(Counted):
         self._recent[key] = header, body
         self._recent_nbytes += nbytes
         while self._recent_nbytes > RECENT_BYTES:
-            self._forget(next(iter(self._recent)))
+            self._remove(next(iter(self._recent)))
 
-    def _forget(self, key: SegmentKey) -> None:
+    def _remove(self, key: SegmentKey) -> None:
         frames = self._recent.pop(key, None)
         if frames is not None:
             self._recent_nbytes -= sum(map(len, frames))
@@ -65,13 +65,13 @@ class JournalStore(Counted):
         frames = self._recent.get(key)
         return frames if frames is not None else unpack_segment(self.journal.read(self._places[key]))
 
-    def set_aside(self, key: SegmentKey) -> None:
-        super().set_aside(key)
-        self._forget(key)
+    def commit(self, key: SegmentKey) -> None:
+        super().commit(key)
+        self._remove(key)
 
     def drop(self, key: SegmentKey) -> None:
         super().drop(key)
-        self._forget(key)
+        self._remove(key)
         file = self._places.pop(key).file
         self._files[file] -= 1
         if not self._files[file]:

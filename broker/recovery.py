@@ -101,7 +101,7 @@ def recover(state: BrokerState, store: JournalStore, records: Iterable[Record], 
                 "look at it with `offbeat journal verify`"
             ) from error
         count += 1
-    state.deliveries.return_all(void=False)
+    state.deliveries.expire_all(void=False)
     state.take_actions()  # said before, as far as it mattered
     state.take_notices()  # a learner that puts its tasks again is told
     if count:
@@ -136,7 +136,7 @@ def _restore(state: BrokerState, store: JournalStore, saved: Snapshot, now: floa
     for key, place, nbytes, aside in saved.segments:
         store.adopt(key, place, nbytes)
         if aside:
-            store.set_aside(key)
+            store.commit(key)
     for part in fields(Ledger):
         setattr(state.ledger, part.name, getattr(saved.ledger, part.name))
     state.tasks.restore(saved.tasks, saved.over, now)

@@ -38,7 +38,7 @@ def status(dispatcher: Dispatcher, now: float) -> dict[str, Any]:
             "segments_in_units_ready": state.deliveries.ready_segments,
             "segments_in_units_leased": state.deliveries.leased_segments,
             "bytes_held": state.store.nbytes,
-            "bytes_committed": state.store.aside_nbytes,
+            "bytes_committed": state.store.committed_nbytes,
             "segment_credit_outstanding": state.flow.outstanding,
             "room_segments": state.room(),
         },
@@ -74,7 +74,7 @@ def _learner_waits(dispatcher: Dispatcher, now: float) -> Iterator[str]:
     elif learner.delivery_credit > 0 and not state.deliveries.ready:
         group = next(iter(state.assembly.groups.values()), None)
         if group is not None:
-            here = group.settled - group.lost
+            here = group.members_done - group.lost
             yield f"{learner.name} waits for: group {group.group_id} ({here}/{group.size} members)"
         elif state.tasks.queued + state.tasks.leased:
             yield f"{learner.name} waits for: {state.tasks.queued + state.tasks.leased} tasks under way"

@@ -60,7 +60,7 @@ class Learner(Trainer):
             self.checkpoint()
         if self.ended_by in ("all steps done", TIME_LIMIT):
             self.evaluate(AFTER)
-        self.exchange.settle(step=self.step)
+        self.exchange.confirm_commits(step=self.step)
 
     def after_step(self) -> None:
         """Write a checkpoint if one is due, or if the broker asks for one."""
@@ -113,10 +113,10 @@ class Learner(Trainer):
         published, continued = self.publisher.published, self.version
         before = max(self.exchange.version_before, published.version)
         if published.line:  # longer than that of a checkpoint, where a learner died before its first
-            self.exchange.inlet.line = VersionLine(published.line)
+            self.exchange.intake.line = VersionLine(published.line)
         if before > continued or self.unpublished:
             self.version = max(before, continued) + 1
-            self.exchange.inlet.line.fork(continued, self.version)
+            self.exchange.intake.line.fork(continued, self.version)
         elif not always:
             return
         self.publish()
@@ -129,8 +129,8 @@ class Learner(Trainer):
     @property
     def tokens_generated(self) -> int:
         """Action tokens sampled so far: what generators say, which is seconds old, and at least what arrived."""
-        inlet = self.exchange.inlet
-        return max(inlet.sampled_tokens, self.totals.trained_tokens + inlet.counts.arrived_tokens)
+        intake = self.exchange.intake
+        return max(intake.sampled_tokens, self.totals.trained_tokens + intake.counts.arrived_tokens)
 
     def checkpoint(self) -> None:
         """One cut of weights, optimizer, RNG, curriculum, committed units and totals; docs/exactly-once.md."""
@@ -142,7 +142,7 @@ class Learner(Trainer):
             "skipped_in_a_row": self.skipped_in_a_row,
             "unpublished": self.unpublished,
             "curriculum": self.exchange.curriculum.state(),
-            "inlet": self.exchange.inlet.state(),
+            "inlet": self.exchange.intake.state(),
             "totals": asdict(self.totals),
             "evaluations": self.evaluations,
             "wall_seconds": self.wall_seconds,
@@ -167,7 +167,7 @@ class Learner(Trainer):
         """Put the replay table and the open trajectories into a checkpoint."""
         if self.replay is not None:
             self.replay.save(folder / REPLAY_FILE)
-        write_whole(folder / OPEN_FILE, self.exchange.inlet.open.encode())
+        write_whole(folder / OPEN_FILE, self.exchange.intake.open.encode())
 
     def start_from(self, start: Start) -> None:
         """Continue from the newest checkpoint, or begin at step 0, and publish what is above earlier versions."""
@@ -184,19 +184,19 @@ class Learner(Trainer):
         folder = self.checkpoints / latest_name(self.checkpoints)
         if self.replay is not None:
             self.replay.load(folder / REPLAY_FILE)
-        inlet, curriculum = self.exchange.inlet, self.exchange.curriculum
+        intake, curriculum = self.exchange.intake, self.exchange.curriculum
         self.step, self.version = state["step"], state["version"]
         self.skipped_in_a_row, self.unpublished = state["skipped_in_a_row"], state.get("unpublished", 0)
         self.totals, self.evaluations = Totals(**state["totals"]), state["evaluations"]
         self.seconds_before = state["wall_seconds"]
-        inlet.restore(state["inlet"])
+        intake.restore(state["inlet"])
         self.saved = (self.step, len(self.evaluations))
         self.report.rewind(self.step)
         self.take_over(always=True)
         # in lockstep no token may be sampled by weights from before the restart
         tasks = curriculum.restore(state["curriculum"], self.version if self.exchange.lockstep else 0)
         if curriculum.lineage == state["curriculum"]["lineage"]:
-            inlet.open.restore((folder / OPEN_FILE).read_bytes())
+            intake.open.restore((folder / OPEN_FILE).read_bytes())
         else:  # those of another lineage have other names, and the broker lets go of them
             self.exchange.put(tasks)
         log.info("resumed at step %d, version %d, epoch %d", self.step, self.version, curriculum.epoch)

@@ -126,7 +126,7 @@ def wire(
     """A learner of its parts."""
     replay = replay_table(config)
     if replay is not None:
-        exchange.inlet.rescuable = partial(can_rescue, replay)
+        exchange.intake.rescuable = partial(can_rescue, replay)
     return Learner(config, run_dir, engine, exchange, publisher, Report(run_dir), replay=replay, seed=seed)
 
 
@@ -146,7 +146,7 @@ def train(learner: Learner, begin: Start) -> None:
 
 def write_result(learner: Learner) -> None:
     """``result.json``: what the learner knows of the run; docs/summary.md explains the fields."""
-    totals, inlet = learner.totals, learner.exchange.inlet
+    totals, intake = learner.totals, learner.exchange.intake
     lags = {int(lag): count for lag, count in totals.lag_counts.items()}
     tokens = sum(lags.values())
     result: dict[str, Any] = {
@@ -159,8 +159,8 @@ def write_result(learner: Learner) -> None:
         "tokens_replayed": totals.replayed_tokens,
         "tokens_generated": learner.tokens_generated,
         "trajectories_trained": totals.trained_trajectories,
-        "trajectories_by_outcome": inlet.counts.trajectories,
-        "tokens_by_outcome": inlet.counts.tokens,
+        "trajectories_by_outcome": intake.counts.trajectories,
+        "tokens_by_outcome": intake.counts.tokens,
         "policy_lag": {
             "mean_versions": sum(lag * n for lag, n in lags.items()) / max(1, tokens),
             "max_versions": max(lags, default=0),
@@ -217,7 +217,7 @@ class _Progress:
             return Progress()
         exchange = self.learner.exchange
         return Progress(
-            progress=self.learner.step + exchange.inlet.deliveries,
+            progress=self.learner.step + exchange.intake.deliveries,
             busy=not exchange.waiting,
             policy_version=self.learner.version,
             gauges=exchange.gauges(),

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 class Batches(Protocol):
     """Where batches come from and who hears of what was done with them: the broker, or a recording."""
 
-    inlet: Intake
+    intake: Intake
 
     @property
     def in_step(self) -> bool: ...
@@ -83,23 +83,23 @@ class Trainer:
         """One step."""
         started = time.monotonic()
         updated = self.version
-        groups = self.exchange.collect(step=self.step, version=updated)
+        units = self.exchange.collect(step=self.step, version=updated)
         waited = time.monotonic() - started
-        trajectories = self.batch(groups)
+        trajectories = self.batch(units)
         report = self.engine.update(trajectories, current_version=updated)
         self.step += 1
         if report.applied:
-            self.applied(report, groups)
+            self.applied(report, units)
         elif self.exchange.in_step:
             self.next_version()  # of the same weights: trajectories wait for one at the end of their windows
         if report.nonfinite:
             self.skipped(trajectories)
         else:
             self.skipped_in_a_row = 0
-        self.exchange.commit(groups, step=self.step, version=updated, replayed_tokens=report.replayed_tokens)
+        self.exchange.commit(units, step=self.step, version=updated, replayed_tokens=report.replayed_tokens)
         if self.step < self.config.steps:
             self.exchange.refill(step=self.step, version=self.version)
-        self.exchange.inlet.check()
+        self.exchange.intake.check()
         self.record(report, trajectories, updated, waited, time.monotonic() - started)
         self.after_step()
         self.totals.step_seconds += time.monotonic() - started
@@ -107,23 +107,23 @@ class Trainer:
     def after_step(self) -> None:
         """Do what is due after a step; it counts as part of the step's time."""
 
-    def batch(self, groups: Sequence[Unit]) -> list[Trajectory]:
+    def batch(self, units: Sequence[Unit]) -> list[Trajectory]:
         """What to train on: the groups, and what is replayed with them."""
-        fresh = [t for group in groups for t in group.trajectories]
+        fresh = [t for unit in units for t in unit.trajectories]
         if self.replay is None:
             return fresh
         weight = self_imitation_weight(self.step, warmup_steps=self.replay.config.warmup_steps)
         if not weight:
             return fresh
         rng = np.random.default_rng([self.seed, self.step])  # a restart draws the same again
-        return mix(self.replay, groups, step=self.step, version=self.version, rng=rng, weight=weight)
+        return mix(self.replay, units, step=self.step, version=self.version, rng=rng, weight=weight)
 
-    def applied(self, report: UpdateReport, groups: Sequence[Unit]) -> None:
+    def applied(self, report: UpdateReport, units: Sequence[Unit]) -> None:
         """The weights have changed: count, remember for replay, and publish the next version."""
         self.unpublished += 1
-        self.totals.add(report, sum(len(group.trajectories) for group in groups))
+        self.totals.add(report, sum(len(unit.trajectories) for unit in units))
         if self.replay is not None and not report.nonfinite:
-            remember(self.replay, groups, step=self.step - 1)
+            remember(self.replay, units, step=self.step - 1)
         if self.step % self.config.publish_every == 0:
             self.next_version()
 
@@ -134,7 +134,7 @@ class Trainer:
 
     def publish(self) -> None:
         """Write the current weights as the newest version and announce them, with the restarts behind them."""
-        line = self.exchange.inlet.line.forks
+        line = self.exchange.intake.line.forks
         self.exchange.announce(self.publisher.publish(self.version, *self.engine.weights(), line=line))
         self.unpublished = 0
         self.totals.publish_seconds += self.publisher.seconds
@@ -156,19 +156,19 @@ class Trainer:
         self, report: UpdateReport, trained: Sequence[Trajectory], updated: int, waited: float, wall: float
     ) -> None:
         """TensorBoard and metrics.jsonl, of a step that updated the policy of version ``updated``."""
-        inlet = self.exchange.inlet
+        intake = self.exchange.intake
         self.totals.wait_seconds += waited
         self.totals.update_seconds += report.metrics["learner/step_seconds"]
-        arrived = inlet.take_recent()
+        arrived = intake.take_recent()
         scalars = {
-            **{name: value for name, value in inlet.gauges.items() if name in SCALARS},
+            **{name: value for name, value in intake.gauges.items() if name in SCALARS},
             **report.metrics,
             **rollout_metrics(arrived, trained),
             **self.replay_metrics(trained, updated),
-            "rollout/failed_trajectories": float(inlet.counts.total("failed", "rejected", "broken")),
-            "rollout/uniform_trajectories": float(inlet.counts.total("uniform")),
-            "rollout/stale_trajectories": float(inlet.counts.total("stale", "dropped_stale")),
-            "rollout/recommitted_trajectories": float(inlet.counts.total(RECOMMITTED)),
+            "rollout/failed_trajectories": float(intake.counts.total("failed", "rejected", "broken")),
+            "rollout/uniform_trajectories": float(intake.counts.total("uniform")),
+            "rollout/stale_trajectories": float(intake.counts.total("stale", "dropped_stale")),
+            "rollout/recommitted_trajectories": float(intake.counts.total(RECOMMITTED)),
             "learner/wait_seconds": waited,
             "learner/publish_seconds": self.publisher.seconds,
             "learner/idle_share": waited / wall,

@@ -86,7 +86,7 @@ class RequestBook:
         >>> book = RequestBook(now=0.0)
         >>> book.add("a", min_version=2, version=1, now=0.0)
         False
-        >>> book.release(version=2, now=3.0), book.running, book.held
+        >>> book.start_held(version=2, now=3.0), book.running, book.held
         (['a'], 1, 0)
     """
 
@@ -126,7 +126,7 @@ class RequestBook:
         self._start(key, now)
         return True
 
-    def release(self, *, version: int, now: float) -> list[str]:
+    def start_held(self, *, version: int, now: float) -> list[str]:
         """Held requests that may run now that ``version`` is in service."""
         ready = [key for key, held in self._held.items() if max(held.min_version, self.gate) <= version]
         for key in ready:
@@ -154,7 +154,7 @@ class RequestBook:
         """Forget a request."""
         self._held.pop(key, None)
         if key in self._running:
-            self._settle(now)
+            self._account_idle_time(now)
             self._running.discard(key)
             self._moved = now
 
@@ -168,7 +168,7 @@ class RequestBook:
 
     def rates(self, now: float) -> RequestRates:
         """RequestRates since the last call."""
-        self._settle(now)
+        self._account_idle_time(now)
         since, tokens, idle = self._window
         self._window = (now, self.tokens_total, self._idle)
         seconds = now - since
@@ -178,16 +178,16 @@ class RequestBook:
 
     def seconds(self, now: float) -> tuple[float, float]:
         """Since the start: without a running request, and in all."""
-        self._settle(now)
+        self._account_idle_time(now)
         return self._idle, now - self._started
 
     def _start(self, key: str, now: float) -> None:
-        self._settle(now)
+        self._account_idle_time(now)
         if not self._running:
             self._moved = now
         self._running.add(key)
 
-    def _settle(self, now: float) -> None:
+    def _account_idle_time(self, now: float) -> None:
         if not self._running:
             self._idle += now - self._changed
         self._changed = now

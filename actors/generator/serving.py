@@ -98,7 +98,7 @@ class Serving:
     def updated(self) -> None:
         """Another version is in service: late joiners have caught up, held requests may run."""
         self.book.gate = 0
-        for key in self.book.release(version=self._engine.version, now=time.monotonic()):
+        for key in self.book.start_held(version=self._engine.version, now=time.monotonic()):
             self._start(self._entries[key])
 
     def expire(self, now: float) -> None:

@@ -90,13 +90,13 @@ class TimedLearner(Learner):
     def begin(self) -> None:
         """The clock starts: all roles are up, and the first weights have been evaluated."""
         self.totals, self.timed, self.kept = Totals(), list[Step](), list[tuple[float, int, Weights]]()
-        self.gauges, self.first_step = [self.exchange.inlet.gauges], self.step
+        self.gauges, self.first_step = [self.exchange.intake.gauges], self.step
         self.began = time.monotonic()
 
     def record(self, report: Any, trained: Any, updated: int, waited: float, wall: float) -> None:
         """As ever, and for us."""
         if hasattr(self, "began"):
-            arrived = [t.return_ for t in self.exchange.inlet.recent if t.status != "failed"]
+            arrived = [t.return_ for t in self.exchange.intake.recent if t.status != "failed"]
             now = time.monotonic() - self.began
             self.timed.append(
                 Step(
@@ -107,7 +107,7 @@ class TimedLearner(Learner):
                     reward=sum(arrived) / len(arrived) if arrived else None,
                 )
             )
-            self.gauges.append(self.exchange.inlet.gauges)
+            self.gauges.append(self.exchange.intake.gauges)
             done = self.step - self.first_step
             last = self.kept[-1] if self.kept else (0.0, 0)
             if now - last[0] >= self.keep_seconds or done - last[1] >= self.keep_steps:

@@ -80,7 +80,7 @@ class TimedLearner(Learner):
 
     def record(self, *args: Any) -> None:
         """As ever, and for the curve."""
-        for t in self.exchange.inlet.recent:
+        for t in self.exchange.intake.recent:
             if t.status != "failed" and self.ended is not None:
                 long = self._is_long(names.group_index(t.group_id))
                 self.ended.append(Ended(self.training_seconds, long, t.return_, t.action_tokens))

@@ -34,7 +34,7 @@ class TimedLearner(Learner):
         self.ends: list[tuple[float, int]] = []
         self.rewards: list[tuple[float, float]] = []
         self.before = self.totals.wait_seconds, self.totals.update_seconds, self.totals.publish_seconds
-        self.exchange.inlet.take_recent()
+        self.exchange.intake.take_recent()
 
     @property
     def clock(self) -> float:
@@ -45,7 +45,7 @@ class TimedLearner(Learner):
         """As ever, and for the comparison. A trajectory's reward is dated when its step ends, as the peer's is."""
         now = self.clock
         self.ends.append((now, int(report.metrics["learner/trained_tokens"])))
-        arrived = [t for t in self.exchange.inlet.recent if t.status != "failed"]
+        arrived = [t for t in self.exchange.intake.recent if t.status != "failed"]
         self.rewards += [(now, t.return_) for t in arrived]
         super().record(report, *args)
 

@@ -58,7 +58,7 @@ class Run:
 
 
 def tokens_per_second(steps: Sequence[tuple[float, int]], *, settle: int = 3) -> float | None:
-    """Trained tokens over time, from the end of step ``settle`` to the last one; None with too few steps.
+    """Trained tokens over time, from the end of step ``confirm_commits`` to the last one; None with too few steps.
 
     Example:
         >>> tokens_per_second([(5.0, 100), (6.0, 100), (7.0, 120), (8.0, 80)], settle=1)

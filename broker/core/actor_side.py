@@ -49,7 +49,7 @@ class ActorSide:
             if record.lease.incarnation == peer.hello.incarnation:
                 self._tell(record)
             else:
-                self.take_back(record, "", now)
+                self.end_lease(record, "", now)
 
     def joined(self, peer: Peer, *, trickle: bool) -> None:
         """A Hello, the first or a repeated one: both sides count credit from zero."""
@@ -62,7 +62,7 @@ class ActorSide:
         self._hungry.pop(peer.name, None)
         self._state.flow.leave(peer.name)
         for record in reversed(self._state.tasks.held_by(peer.name)):
-            self.take_back(record, "", now, fault=fault)
+            self.end_lease(record, "", now, fault=fault)
 
     def credited(self, peer: Peer, tasks: int) -> None:
         """The actor can run more tasks."""
@@ -83,7 +83,7 @@ class ActorSide:
                 actor=peer.hello.peer,
                 incarnation=peer.hello.incarnation,
             )
-            state.happen(leased, now)
+            state.record(leased, now)
             self._tell(record)
 
     def _tell(self, record: TaskRecord) -> None:
@@ -112,16 +112,16 @@ class ActorSide:
             peer.task_credit = 0
             self._hungry.pop(peer.name, None)
         if record is not None and record.lease is not None and record.lease.actor == peer.name:
-            self.take_back(record, "", now, fault=not wants_none, avoid=peer.name)
+            self.end_lease(record, "", now, fault=not wants_none, avoid=peer.name)
 
-    def take_back(
+    def end_lease(
         self, record: TaskRecord, reason: str, now: float, *, fault: bool = True, avoid: str = ""
     ) -> None:
         """End a lease; with a reason, the holder is told to stop."""
         assert record.lease is not None
         if reason:
             self._state.send(record.lease.actor, CancelTask(lease_id=record.lease.lease_id, reason=reason))
-        self._state.happen(LeaseEnded(task_id=record.task.task_id, fault=fault, avoid=avoid), now)
+        self._state.record(LeaseEnded(task_id=record.task.task_id, fault=fault, avoid=avoid), now)
 
     # --- segments in --------------------------------------------------------------------------------------
 
@@ -160,12 +160,12 @@ class ActorSide:
             return "duplicate", ""
         if segment.index > expected:
             # What is missing was lost on the way, and the actor ends the episode at this answer.
-            self.take_back(record, f"gap: segment {expected} did not arrive", now)
+            self.end_lease(record, f"gap: segment {expected} did not arrive", now)
             return "refused", f"gap: expected segment {expected}, got {segment.index}"
         header, body = bytes(frames[0]), frames[1] if len(frames) > 1 else b""
         wrong = why_invalid(segment, record.task, offset, body) if len(frames) <= 2 else "two body frames"
         if wrong:
-            self.take_back(record, f"invalid: {wrong}", now)
+            self.end_lease(record, f"invalid: {wrong}", now)
             return "refused", f"invalid: {wrong}"
         state.store_segment(segment, header, body, now)
         return "stored", ""
@@ -212,10 +212,10 @@ class ActorSide:
         if waiting:
             tasks.hold(waiting, elapsed, now)
         for record, reason in tasks.expired(self._grew_at, now):
-            self.take_back(record, reason, now)
+            self.end_lease(record, reason, now)
         for record, lease in tasks.leases():
             if self._state.peers.get(lease.actor) is None and now - lease.renewed > self._absent_s:
-                self.take_back(record, "", now)
+                self.end_lease(record, "", now)
 
     def _grew_at(self, actor: str) -> float:
         peer = self._state.peers.get(actor)

@@ -62,7 +62,7 @@ class Assembly:
             return (
                 f"task {task.task_id!r}: group {task.group_id!r} has size {group.size}, not {task.group_size}"
             )
-        if len(group.out) + group.settled >= group.size:
+        if len(group.out) + group.members_done >= group.size:
             return f"task {task.task_id!r}: group {task.group_id!r} has its {group.size} members already"
         group.out.add(task.task_id)
         return ""
@@ -113,11 +113,11 @@ class Assembly:
         for group in self.groups.values():
             group.since = now if group.since is not None else None
 
-    def abandon(self, trajectory_id: str, outcome: Outcome) -> None:
+    def drop_trajectory(self, trajectory_id: str, outcome: Outcome) -> None:
         """The attempt is over before its end: what is stored of it, and in no unit, is let go."""
         trajectory = self.trajectories.pop(trajectory_id, None)
         if trajectory is not None:
-            self._discard(trajectory.pieces, outcome)
+            self._drop(trajectory.pieces, outcome)
 
     def give_up(self, task: Task, now: float) -> None:
         """A task will never be done."""
@@ -128,7 +128,7 @@ class Assembly:
         if group is not None and task.purpose == "train":
             group.out.discard(task.task_id)
             group.lost += 1
-            self._settle(group, now)
+            self._conclude_if_complete(group, now)
 
     def pieces(self) -> Iterator[StoredSegment]:
         """All that is stored and in no unit."""
@@ -149,10 +149,10 @@ class Assembly:
         """A group that is overdue gets no more members."""
         self._conclude(self.groups[group_id], "deadline")
 
-    def clear(self) -> None:
+    def drop_all(self) -> None:
         """Nobody waits for any of it any more."""
         for trajectory in (*self.trajectories.values(), *(t for g in self.groups.values() for t in g.here)):
-            self._discard(trajectory.pieces, "superseded")
+            self._drop(trajectory.pieces, "superseded")
         self.trajectories, self.groups = {}, {}
 
     def postpone(self, seconds: float) -> None:
@@ -200,12 +200,12 @@ class Assembly:
             group.taken += 1  # delivered segment by segment
         if group is not None and task.purpose == "train":
             group.out.discard(task.task_id)
-            self._settle(group, now)
+            self._conclude_if_complete(group, now)
 
-    def _settle(self, group: GroupRecord, now: float) -> None:
+    def _conclude_if_complete(self, group: GroupRecord, now: float) -> None:
         if group.since is None:
             group.since = now
-        if group.settled >= group.size:
+        if group.members_done >= group.size:
             self._conclude(group, "given_up")
 
     def _conclude(self, group: GroupRecord, reason: str) -> None:
@@ -219,7 +219,7 @@ class Assembly:
             unit.lengths = [trajectory.length for trajectory in group.here if trajectory.length]
             self._emit(unit)
         elif group.here or (self.mode == "group" and not group.taken):
-            self._discard(pieces, "given_up")
+            self._drop(pieces, "given_up")
             self._dropped.append(
                 Dropped(
                     unit_id=group.group_id, group_id=group.group_id, trajectories=group.size, reason=reason
@@ -230,7 +230,7 @@ class Assembly:
         if unit.fits:
             self._ready.append(unit)
             return
-        self._discard(unit.pieces, "too_large")
+        self._drop(unit.pieces, "too_large")
         self._dropped.append(
             Dropped(
                 unit_id=unit.unit_id,
@@ -240,7 +240,7 @@ class Assembly:
             )
         )
 
-    def _discard(self, pieces: list[StoredSegment], outcome: Outcome) -> None:
+    def _drop(self, pieces: list[StoredSegment], outcome: Outcome) -> None:
         for piece in pieces:
             self._store.drop(piece.key)
-            self._ledger.settle(outcome, piece)
+            self._ledger.note_outcome(outcome, piece)

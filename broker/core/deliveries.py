@@ -116,13 +116,13 @@ class Deliveries:
         unit = self._units.get(unit_id)
         if unit is None:
             return
-        self._forget(unit)
+        self._remove(unit)
         self._count_lengths(unit, outcome, 1)
         unit.step, unit.outcome, unit.processes = step, outcome, 0
         self._committed[unit_id] = unit
         for piece in unit.pieces:
-            self._store.set_aside(piece.key)
-        self._ledger.settle(outcome, *unit.pieces)
+            self._store.commit(piece.key)
+        self._ledger.note_outcome(outcome, *unit.pieces)
 
     def release(self, step: int) -> None:
         """What was committed up to ``step`` goes for good."""
@@ -136,13 +136,13 @@ class Deliveries:
         for unit in self._units.values():
             unit.processes = 0
 
-    def give_back(self) -> None:
+    def uncommit_all(self) -> None:
         """What is committed still belongs to no checkpoint: all of it is ready again, at its old age."""
         for unit in self._committed.values():
             assert unit.outcome is not None
             for piece in unit.pieces:
-                self._store.bring_back(piece.key)
-                self._ledger.unsettle(unit.outcome, piece)
+                self._store.uncommit(piece.key)
+                self._ledger.undo_outcome(unit.outcome, piece)
             self._count_lengths(unit, unit.outcome, -1)
             unit.step, unit.outcome, unit.held = 0, None, False
             self._units[unit.unit_id] = unit
@@ -156,19 +156,19 @@ class Deliveries:
     def drop(self, unit_id: str, outcome: Outcome) -> Unit:
         """Let a unit go that is not committed."""
         unit = self._units[unit_id]
-        self._forget(unit)
+        self._remove(unit)
         for piece in unit.pieces:
             self._store.drop(piece.key)
-            self._ledger.settle(outcome, piece)
+            self._ledger.note_outcome(outcome, piece)
         return unit
 
     def expire(self, progress_at: float, now: float) -> None:
         """End leases that were not committed while the learner made no progress."""
         for unit_id, since in list(self._since.items()):
             if now - max(since, progress_at) > self._lease_s:
-                self._return(unit_id)
+                self._expire(unit_id)
 
-    def return_all(self, *, void: bool) -> None:
+    def expire_all(self, *, void: bool) -> None:
         """What is leased may have been lost on the way: it is ready again.
 
         ``void``: the learner that had it is gone for good.
@@ -197,11 +197,11 @@ class Deliveries:
         self._ready[unit.age] = unit
         heapq.heappush(self._order, (unit.purpose != "eval", unit.age))
 
-    def _return(self, unit_id: str) -> None:
+    def _expire(self, unit_id: str) -> None:
         del self._since[unit_id]
         self._queue(self._units[unit_id])
 
-    def _forget(self, unit: Unit) -> None:
+    def _remove(self, unit: Unit) -> None:
         del self._units[unit.unit_id]
         self._since.pop(unit.unit_id, None)
         self._ready.pop(unit.age, None)

@@ -154,7 +154,7 @@ class Dispatcher:
             "broker/units_ready": float(state.deliveries.ready),
             "broker/units_leased": float(state.deliveries.leased),
             "broker/units_committed": float(state.deliveries.committed),
-            "broker/journal_aside_bytes": float(state.store.aside_nbytes),
+            "broker/journal_aside_bytes": float(state.store.committed_nbytes),
             "broker/length_bias_tokens": state.ledger.lengths.bias_tokens,
             "broker/length_distance_tokens": state.ledger.lengths.distance_tokens,
             "broker/ledger_stored_tokens": float(state.ledger.stored.tokens),
@@ -287,7 +287,7 @@ class Dispatcher:
         if self.state.full():
             self.state.assembly.postpone(elapsed)
         for group_id in self.state.assembly.overdue(now):
-            self.state.happen(GroupClosed(group_id=group_id), now)
+            self.state.record(GroupClosed(group_id=group_id), now)
         self.learners.sweep(now)
 
     def _flush(self, now: float) -> list[Send]:

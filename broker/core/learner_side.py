@@ -89,9 +89,9 @@ class LearnerSide:
             state.refuse(self.learner.name, "stale_epoch", text, fatal=True)
             state.peers.remove(self.learner.name)
         self.learner = peer
-        state.deliveries.return_all(void=False)
+        state.deliveries.expire_all(void=False)
         if before is None or process(before) != process(peer.hello) or before.deliver != peer.hello.deliver:
-            state.happen(LearnerJoined(hello=peer.hello), now)
+            state.record(LearnerJoined(hello=peer.hello), now)
         self._told = Recent(MAX_NOTICES)
 
     def welcome(self, peer: Peer) -> None:
@@ -111,7 +111,7 @@ class LearnerSide:
             return
         self.learner = None
         if on_purpose:
-            self._state.deliveries.return_all(void=True)
+            self._state.deliveries.expire_all(void=True)
 
     # --- messages -----------------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class LearnerSide:
             state.refuse(peer.name, "queue_full", text)
             return
         if fresh:
-            for wrong in state.happen(TasksPut(tasks=fresh), now):
+            for wrong in state.record(TasksPut(tasks=fresh), now):
                 state.refuse(peer.name, "bad_task", wrong)
         self._tell_over(message.tasks)
 
@@ -175,7 +175,7 @@ class LearnerSide:
             replayed_tokens=message.replayed_tokens,
             version=message.version,
         )
-        self._state.happen(committed, now)
+        self._state.record(committed, now)
         self._complain(peer, self._state.miscount())
         return True
 
@@ -192,7 +192,7 @@ class LearnerSide:
     def checkpointed(self, peer: Peer, message: Checkpointed, now: float) -> None:
         """What is committed up to this step is in a checkpoint."""
         if self._of_this_epoch(peer, message.epoch, "Checkpointed"):
-            self._state.happen(Released(epoch=message.epoch, step=message.step), now)
+            self._state.record(Released(epoch=message.epoch, step=message.step), now)
 
     def publish(self, peer: Peer, message: PublishWeights, now: float) -> None:
         """Note the newest version and pass it on to generators."""
@@ -215,7 +215,7 @@ class LearnerSide:
             line=message.line,
         )
         if event != newest:
-            self._state.happen(event, now)
+            self._state.record(event, now)
         for generator in self._state.peers.of("generator"):
             self.announce(generator)
 
@@ -276,10 +276,10 @@ class LearnerSide:
             if unit is None:
                 return
             if state.deliveries.is_stale(unit, self.policy_version, state.line):
-                state.happen(UnitDropped(unit_id=unit.unit_id, outcome="stale"), now)
+                state.record(UnitDropped(unit_id=unit.unit_id, outcome="stale"), now)
                 continue
             if unit.processes >= state.config.max_deliveries and unit.epoch != learner.hello.epoch:
-                state.happen(UnitDropped(unit_id=unit.unit_id, outcome="poison"), now)
+                state.record(UnitDropped(unit_id=unit.unit_id, outcome="poison"), now)
                 continue
             try:
                 frames = state.deliveries.frames(unit)
@@ -290,7 +290,7 @@ class LearnerSide:
                 return
             except BrokerError as error:
                 log.error("unit %s cannot be delivered: %s", unit.unit_id, error)
-                state.happen(UnitDropped(unit_id=unit.unit_id, outcome="damaged"), now)
+                state.record(UnitDropped(unit_id=unit.unit_id, outcome="damaged"), now)
                 continue
             learner.delivery_credit -= 1
             deliver = Deliver(
@@ -299,7 +299,7 @@ class LearnerSide:
                 complete=unit.complete,
                 redelivered=unit.deliveries > 0,
             )
-            state.happen(Delivered(unit_id=unit.unit_id, epoch=learner.hello.epoch), now)
+            state.record(Delivered(unit_id=unit.unit_id, epoch=learner.hello.epoch), now)
             state.deliveries.leased_at(unit.unit_id, now)
             state.send(learner.name, deliver, frames)
 
@@ -314,7 +314,7 @@ class LearnerSide:
             and now - self._asked_at >= REMIND_S
         ):
             self._asked_at = now
-            reason = f"{state.store.aside_nbytes} bytes are kept until a checkpoint covers them"
+            reason = f"{state.store.committed_nbytes} bytes are kept until a checkpoint covers them"
             state.send(self.learner.name, CheckpointWanted(reason=reason))
 
 

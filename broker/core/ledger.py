@@ -119,7 +119,7 @@ class Ledger:
         >>> ledger.stored.add(StoredSegment(("t.0", 0), 5, 2, 1, 100))
         >>> ledger.held_tokens
         5
-        >>> ledger.settle("trained", StoredSegment(("t.0", 0), 5, 2, 1, 100)); ledger.held_tokens
+        >>> ledger.note_outcome("trained", StoredSegment(("t.0", 0), 5, 2, 1, 100)); ledger.held_tokens
         0
     """
 
@@ -146,11 +146,11 @@ class Ledger:
         """Segments that should be in the store now."""
         return self.stored.segments - sum(tally.segments for tally in self.outcomes.values())
 
-    def settle(self, outcome: Outcome, *pieces: StoredSegment) -> None:
+    def note_outcome(self, outcome: Outcome, *pieces: StoredSegment) -> None:
         """These pieces have left the broker for good."""
         self.outcomes[outcome].add_all(pieces)
 
-    def unsettle(self, outcome: Outcome, piece: StoredSegment) -> None:
+    def undo_outcome(self, outcome: Outcome, piece: StoredSegment) -> None:
         """It comes back: the step that had it is no part of the lineage any more."""
         self.outcomes[outcome].remove(piece)
         self.rolled_back.add(piece)

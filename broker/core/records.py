@@ -84,7 +84,7 @@ class GroupRecord(Struct):
     """When the first member was closed or lost."""
 
     @property
-    def settled(self) -> int:
+    def members_done(self) -> int:
         return len(self.here) + self.taken + self.lost
 
 

@@ -26,7 +26,7 @@ from broker.core.ledger import Ledger
 from broker.core.peers import Peers
 from broker.core.records import Outcome, StoredSegment, TaskRecord
 from broker.core.store import SegmentStore
-from broker.core.tasks import UNWANTED, TaskQueue
+from broker.core.tasks import TaskQueue
 from broker.errors import StateBroken
 from protocol import names
 from protocol.codec import Buffer
@@ -48,7 +48,7 @@ class Send(Struct, frozen=True):
 class BrokerState:
     """Shared by the parts of `broker.core.dispatch.Dispatcher`.
 
-    What lasts (tasks, trajectories, groups, units, ledger, lineage, weights) changes by `happen` and `store_segment`
+    What lasts (tasks, trajectories, groups, units, ledger, lineage, weights) changes by `record` and `store_segment`
     only, each of which leaves a record in the store; peers and credit change freely, and are lost with the process.
     """
 
@@ -85,7 +85,7 @@ class BrokerState:
 
     # --- what lasts ---------------------------------------------------------------------------------------
 
-    def happen(self, event: AnyEvent, now: float) -> list[str]:
+    def record(self, event: AnyEvent, now: float) -> list[str]:
         """Apply an event and record it; returns texts of what was wrong with it, to be told to who caused it.
 
         Raises:
@@ -99,7 +99,7 @@ class BrokerState:
         return wrong
 
     def store_segment(self, segment: Segment, header: bytes, body: Buffer, now: float) -> None:
-        """Let the next segment of a leased task in, and record it; `happen`'s twin.
+        """Let the next segment of a leased task in, and record it; `record`'s twin.
 
         Raises:
             StateBroken: see there.
@@ -116,7 +116,7 @@ class BrokerState:
         try:
             wrong = self._apply(event, now)
             if self.assembly.results:
-                self._settle()
+                self._take_results()
         except Exception as error:
             raise _broken(repr(event), error) from error
         return wrong
@@ -131,7 +131,7 @@ class BrokerState:
                 self.tasks.close(record)
             self.assembly.add(segment, record.task, nbytes, now)
             if self.assembly.results:
-                self._settle()
+                self._take_results()
         except Exception as error:
             raise _broken(f"segment {(segment.trajectory_id, segment.index)}", error) from error
 
@@ -143,8 +143,8 @@ class BrokerState:
                 return [wrong for task in tasks if (wrong := self._put(task))]
             case LeaseEnded(task_id=task_id, fault=fault, avoid=avoid):
                 record = self._record(task_id)
-                self.assembly.abandon(record.trajectory_id, "superseded")
-                if not self.tasks.release(record, now, fault=fault, avoid=avoid):
+                self.assembly.drop_trajectory(record.trajectory_id, "superseded")
+                if not self.tasks.end_lease(record, now, fault=fault, avoid=avoid):
                     self.assembly.give_up(record.task, now)
             case GroupClosed(group_id=group_id):
                 self.assembly.close_group(group_id)
@@ -202,29 +202,29 @@ class BrokerState:
         """A learner takes over: what its checkpoint does not cover comes back, what another lineage wanted goes."""
         before, self.lineage = self.lineage, hello
         if before is not None and process(before) != process(hello):
-            self.deliveries.return_all(void=True)
+            self.deliveries.expire_all(void=True)
             if before.lineage == hello.lineage:
                 self.deliveries.release(hello.step)
-                self.deliveries.give_back()
-                self._let_go("eval")
+                self.deliveries.uncommit_all()
+                self._cancel_all("eval")
             else:
                 self.deliveries.release(sys.maxsize)
-                self._let_go("eval", "train")
+                self._cancel_all("eval", "train")
         self.assembly.set_mode(hello.deliver, now)
 
-    def _let_go(self, *purposes: str) -> None:
+    def _cancel_all(self, *purposes: str) -> None:
         """Nobody waits any more for tasks of these purposes, done or not."""
         for record in self.tasks.live():
             if record.task.purpose in purposes:
                 self._cancel(record, "superseded", ENDED)
         if "train" in purposes:
-            self.assembly.clear()
-        self._settle()
+            self.assembly.drop_all()
+        self._take_results()
         for unit in self.deliveries.units():
             if unit.purpose in purposes:
                 self.deliveries.drop(unit.unit_id, "superseded")
 
-    def _settle(self) -> None:
+    def _take_results(self) -> None:
         """What has become ready or unwanted by an event, has by the same event been queued or cancelled."""
         for unit in self.assembly.take_ready():
             self.deliveries.add(unit)
@@ -237,8 +237,8 @@ class BrokerState:
     def _cancel(self, record: TaskRecord, outcome: Outcome, reason: str) -> None:
         if record.lease is not None:
             self.send(record.lease.actor, CancelTask(lease_id=record.lease.lease_id, reason=reason))
-        self.assembly.abandon(record.trajectory_id, outcome)
-        self.tasks.forget(record, UNWANTED)
+        self.assembly.drop_trajectory(record.trajectory_id, outcome)
+        self.tasks.cancel(record)
         self.ledger.task("cancelled")
 
     # --- views --------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ class SegmentStore(Protocol):
         ...
 
     @property
-    def aside_nbytes(self) -> int:
+    def committed_nbytes(self) -> int:
         """Bytes set aside."""
         ...
 
@@ -42,8 +42,8 @@ class SegmentStore(Protocol):
 
     def put(self, key: SegmentKey, header: bytes, body: Buffer) -> None: ...
     def get(self, key: SegmentKey) -> tuple[bytes, Buffer]: ...
-    def set_aside(self, key: SegmentKey) -> None: ...
-    def bring_back(self, key: SegmentKey) -> None: ...
+    def commit(self, key: SegmentKey) -> None: ...
+    def uncommit(self, key: SegmentKey) -> None: ...
     def drop(self, key: SegmentKey) -> None: ...
 
     def note(self, event: AnyEvent) -> None:
@@ -57,7 +57,7 @@ class Counted:
     def __init__(self) -> None:
         self._held: dict[SegmentKey, int] = {}
         self._aside: dict[SegmentKey, int] = {}
-        self.nbytes = self.aside_nbytes = 0
+        self.nbytes = self.committed_nbytes = 0
 
     def __len__(self) -> int:
         return len(self._held)
@@ -68,21 +68,21 @@ class Counted:
         self._held[key] = nbytes
         self.nbytes += nbytes
 
-    def set_aside(self, key: SegmentKey) -> None:
+    def commit(self, key: SegmentKey) -> None:
         nbytes = self._aside[key] = self._held.pop(key)
         self.nbytes -= nbytes
-        self.aside_nbytes += nbytes
+        self.committed_nbytes += nbytes
 
-    def bring_back(self, key: SegmentKey) -> None:
+    def uncommit(self, key: SegmentKey) -> None:
         nbytes = self._held[key] = self._aside.pop(key)
         self.nbytes += nbytes
-        self.aside_nbytes -= nbytes
+        self.committed_nbytes -= nbytes
 
     def drop(self, key: SegmentKey) -> None:
         if key in self._held:
             self.nbytes -= self._held.pop(key)
         else:
-            self.aside_nbytes -= self._aside.pop(key)
+            self.committed_nbytes -= self._aside.pop(key)
 
 
 class MemoryStore(Counted):
@@ -93,9 +93,9 @@ class MemoryStore(Counted):
         >>> store.put(("t.0", 0), b"header", b"body")
         >>> store.nbytes, len(store), store.get(("t.0", 0))
         (10, 1, (b'header', b'body'))
-        >>> store.set_aside(("t.0", 0)); store.nbytes, store.aside_nbytes
+        >>> store.commit(("t.0", 0)); store.nbytes, store.committed_nbytes
         (0, 10)
-        >>> store.drop(("t.0", 0)); store.aside_nbytes
+        >>> store.drop(("t.0", 0)); store.committed_nbytes
         0
     """
 

@@ -157,7 +157,7 @@ class TaskQueue:
                 record.lease.renewed = now
                 record.lease.limit += seconds
 
-    def release(self, record: TaskRecord, now: float, *, fault: bool, avoid: str = "") -> bool:
+    def end_lease(self, record: TaskRecord, now: float, *, fault: bool, avoid: str = "") -> bool:
         """Take a leased task back, to the front of the queue as a new attempt; False when it is given up.
 
         ``fault``: the loss counts towards ``max_attempts``; ``avoid``: an actor that does not want it.
@@ -168,7 +168,7 @@ class TaskQueue:
         record.losses += fault
         self._ledger.task("lost")
         if record.losses >= self._max_attempts:
-            self.forget(record, UNWANTED)
+            self.cancel(record)
             self._ledger.task("given_up")
             return False
         record.attempt += 1
@@ -180,11 +180,14 @@ class TaskQueue:
 
     def close(self, record: TaskRecord) -> None:
         """The trajectory of this attempt is whole."""
-        self.forget(record, record.attempt)
+        self._remove(record, record.attempt)
         self._ledger.task("closed")
 
-    def forget(self, record: TaskRecord, final_attempt: int) -> None:
-        """The task is over; ``final_attempt`` is the one that counts, UNWANTED if none does."""
+    def cancel(self, record: TaskRecord) -> None:
+        """End a task of which no attempt counts."""
+        self._remove(record, UNWANTED)
+
+    def _remove(self, record: TaskRecord, final_attempt: int) -> None:
         task_id = record.task.task_id
         del self._live[task_id]
         if record.lease is not None:

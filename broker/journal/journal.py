@@ -216,7 +216,7 @@ class Journal:
         self._release()
 
     def _release(self) -> None:
-        if self._writer.settled < self._releasable or self._writer.synced < self._release_at:
+        if self._writer.durable_file < self._releasable or self._writer.synced < self._release_at:
             return
         limit, self._releasable = self._releasable, 0
         try:

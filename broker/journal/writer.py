@@ -78,7 +78,7 @@ class Writer:
         self._count = self._written = self._synced = 0
         self._blocked, self._retry_at, self._failure = "", 0.0, ""
         self._requested = self._closing = False
-        self._at = self.settled = 0
+        self._at = self.durable_file = 0
         """The file of what was written last; the newest that the disk has from its beginning."""
         self._begin(newest)
         if header:
@@ -171,7 +171,7 @@ class Writer:
             return self._has(wanted, file)
 
     def _has(self, count: int, file: int) -> bool:
-        return self._synced >= count and self.settled >= file
+        return self._synced >= count and self.durable_file >= file
 
     def close(self, *, write: bool = True) -> None:
         """Write and sync what is left, as far as the disk takes it. Without ``write``: end as a killed process does."""
@@ -287,14 +287,14 @@ class Writer:
     def _sync_files(self) -> bool:
         with self._guard:
             reached, at, files = self._written, self._at, list(self._open)
-        if reached == self._synced and at == self.settled:
+        if reached == self._synced and at == self.durable_file:
             return False
         for _, fd in files:  # the older ones first: nothing is on the disk without what comes before it
             os.fdatasync(fd)
-        if at != self.settled:
+        if at != self.durable_file:
             sync_folder(self._folder)
             write_mark(self._lock, at)
-            self.settled = at
+            self.durable_file = at
         with self._guard:
             for _, fd in files[:-1]:
                 os.close(fd)

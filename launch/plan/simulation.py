@@ -218,14 +218,14 @@ class Simulation:
         while self._arrived:
             group = self._arrived.popleft()
             if random.Random(f"{setting.seed}/{group.index}").random() < self._rates.episode.filtered_groups:
-                self._settle(group)
+                self._conclude(group)
                 ledger.filtered += group.tokens
             else:
                 self._ready.append(group)
         oldest = self.version - setting.max_policy_lag
         for group in [g for g in self._ready if g.newest < oldest]:
             self._ready.remove(group)
-            self._settle(group)
+            self._conclude(group)
             ledger.stale += group.tokens
         self._refill()
         batches = setting.max_policy_lag + 1 if setting.sync else 1
@@ -262,7 +262,7 @@ class Simulation:
             self.version += 1
             self._announce()
         for group in self._training:
-            self._settle(group)
+            self._conclude(group)
         self._training = []
         self._refill()
         self._begin(self._rates.learner.after_seconds, self._wait)
@@ -295,7 +295,7 @@ class Simulation:
         then()
         self._share()
 
-    def _settle(self, group: SimulatedUnit) -> None:
+    def _conclude(self, group: SimulatedUnit) -> None:
         del self._outstanding[group.index]
 
     def _refill(self) -> None:

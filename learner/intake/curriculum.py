@@ -32,7 +32,7 @@ class Curriculum:
         >>> tasks = c.refill(version=0, lockstep=False)
         >>> len(tasks), tasks[0].group_id, tasks[0].task_id
         (8, '0g0', '0g0.0')
-        >>> c.settle("0g0"); len(c.refill(version=0, lockstep=False))
+        >>> c.free("0g0"); len(c.refill(version=0, lockstep=False))
         2
     """
 
@@ -89,17 +89,17 @@ class Curriculum:
     def _whole_groups(self) -> bool:
         return self.config.train_on == "groups"
 
-    def settle(self, group_id: str) -> None:
+    def free(self, group_id: str) -> None:
         """This group is trained or dropped; its room is free again."""
         self.outstanding.pop(group_id, None)
 
-    def settle_member(self, group_id: str, task_id: str) -> None:
+    def free_member(self, group_id: str, task_id: str) -> None:
         """This member is trained or dropped."""
         left = [task for task in self.outstanding.get(group_id, []) if task.task_id != task_id]
         if left:
             self.outstanding[group_id] = left
         else:
-            self.settle(group_id)
+            self.free(group_id)
 
     def owns(self, group_id: str) -> bool:
         """Whether this lineage asked for the group (tasks of an earlier epoch are not ours)."""

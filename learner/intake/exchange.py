@@ -33,7 +33,7 @@ TASKS_PER_MESSAGE = 512
 POLL_S = 0.2
 HELD_TIMEOUT_S = 180.0
 """Longer than a broker may take to start again, which it may be doing."""
-SETTLE_TIMEOUT_S = 15.0
+CONFIRM_TIMEOUT_S = 15.0
 TIME_LIMIT = "time limit"
 FATAL_CODES = ("queue_full", "bad_task", "malformed", "limit", "version")
 """Refusals after which we would wait for ever for what was never taken."""
@@ -56,7 +56,7 @@ class Exchange:
         self._link, self._config, self.lockstep, self._stop_reason = link, config, lockstep, stop_reason
         self._broker = f"the broker at {broker}" if broker else "the broker"
         self.curriculum = curriculum
-        self.inlet = Intake(curriculum, config.drops_uniform_groups, windows=config.train_on == "windows")
+        self.intake = Intake(curriculum, config.drops_uniform_groups, windows=config.train_on == "windows")
         self._drained = ""
         self._patience_s = config.start_timeout_s
         self._evaluating: list[Task] = []
@@ -68,7 +68,7 @@ class Exchange:
         self._owed_held = False
         self._held_tasks: list[str] = []
         self._held_units: list[str] = []
-        self._settling = False
+        self._confirming = False
         self.checkpoint_wanted = ""
         """Why the broker wants a checkpoint, if it does."""
         self.between: Callable[[], None] = lambda: None
@@ -94,16 +94,16 @@ class Exchange:
 
         def enough() -> bool:
             self.between()
-            self.inlet.drop_stale(oldest)
+            self.intake.drop_stale(oldest)
             self.refill(step=step, version=version)
-            return len(self.inlet.ready) >= wanted * batches
+            return len(self.intake.ready) >= wanted * batches
 
         def missing() -> str:
-            return f"{len(self.inlet.ready)} of {wanted * batches} {config.train_on} are here"
+            return f"{len(self.intake.ready)} of {wanted * batches} {config.train_on} are here"
 
         self._wanted = wanted * batches
         self._wait(enough, missing, limited=True)
-        return self.inlet.take(wanted, in_order=self.lockstep)
+        return self.intake.take(wanted, in_order=self.lockstep)
 
     def evaluate(self, tag: str, *, version: int) -> list[Trajectory | None]:
         """Greedy episodes on held-out tasks, sampled by ``version`` or a later one; None where one was given up.
@@ -114,7 +114,7 @@ class Exchange:
         self.put(tasks)
 
         def out() -> int:
-            return sum(task.group_id not in self.inlet.evaluated for task in tasks)
+            return sum(task.group_id not in self.intake.evaluated for task in tasks)
 
         def missing() -> str:
             return f"evaluation {tag!r}: {out()} of {len(tasks)} tasks are out"
@@ -127,7 +127,7 @@ class Exchange:
             self._wait(done, missing, limited=False)
         finally:
             self._evaluating = []
-        return [self.inlet.evaluated.pop(task.group_id) for task in tasks]
+        return [self.intake.evaluated.pop(task.group_id) for task in tasks]
 
     def inherit(self) -> None:
         """Wait for the broker to say what it holds of the lineage that this learner continues, and adopt it.
@@ -156,7 +156,7 @@ class Exchange:
             version=version,
             lockstep=self.lockstep,
             steps_left=left,
-            backlog=0 if self.lockstep else self.inlet.backlog,
+            backlog=0 if self.lockstep else self.intake.backlog,
         )
         self.put(tasks)
 
@@ -167,18 +167,18 @@ class Exchange:
         not let go of them: once there is one at ``step``, they belong to the next step.
         """
         self._recommit()
-        later = self.inlet.windows and self._config.checkpoint_every > 0 and self._covered == step
+        later = self.intake.windows and self._config.checkpoint_every > 0 and self._covered == step
         self.commit([], step=step + later)
 
     def _recommit(self) -> None:
-        for message in self.inlet.recommit(self.curriculum.epoch):
+        for message in self.intake.recommit(self.curriculum.epoch):
             self._link.send(message)
 
     def commit(
         self, trained: Sequence[Unit], *, step: int, version: int = -1, replayed_tokens: int = 0
     ) -> None:
         """These groups entered a gradient at ``step``, which updated ``version``, and so did replayed tokens."""
-        message = self.inlet.commit(self.curriculum.epoch, step, trained, replayed_tokens, version)
+        message = self.intake.commit(self.curriculum.epoch, step, trained, replayed_tokens, version)
         if message is None:
             return
         if message.trained:
@@ -198,16 +198,16 @@ class Exchange:
         self._announced = message
         self._link.send(message)
 
-    def settle(self, *, step: int) -> None:
+    def confirm_commits(self, *, step: int) -> None:
         """Before leaving: make sure that the broker knows of all that was committed.
 
         A commit may be lost with its connection, and nobody would say so: ask what the broker holds, and commit
-        again what we are done with, until it holds none of that. If it does not answer within `SETTLE_TIMEOUT_S`,
+        again what we are done with, until it holds none of that. If it does not answer within `CONFIRM_TIMEOUT_S`,
         it will hear of it from the learner that continues this lineage.
         """
-        self._settling, deadline = True, time.monotonic() + SETTLE_TIMEOUT_S
+        self._confirming, deadline = True, time.monotonic() + CONFIRM_TIMEOUT_S
         self.flush(step=step)
-        while self._settling:
+        while self._confirming:
             self._owed_held = True
             self._link.rejoin()
             while self._owed_held:
@@ -216,7 +216,7 @@ class Exchange:
                         "%s has not confirmed within %g s what was committed last; a learner that resumes this run "
                         "will tell it again",
                         self._broker,
-                        SETTLE_TIMEOUT_S,
+                        CONFIRM_TIMEOUT_S,
                     )
                     return
                 self._pump(POLL_S)
@@ -228,7 +228,7 @@ class Exchange:
     @property
     def in_step(self) -> bool:
         """Whether trajectories stand still at the end of each window until there is another version."""
-        return self.lockstep and self.inlet.windows
+        return self.lockstep and self.intake.windows
 
     @property
     def version_before(self) -> int:
@@ -253,7 +253,7 @@ class Exchange:
             self._link.send(self._checkpointed)
 
     def _ready_for_deliveries(self) -> None:
-        self.put([task for task in self._evaluating if task.group_id not in self.inlet.evaluated])
+        self.put([task for task in self._evaluating if task.group_id not in self.intake.evaluated])
         self._credit(CREDIT_UNITS)
 
     def _credit(self, units: int) -> None:
@@ -266,13 +266,13 @@ class Exchange:
         First it hears again of what we are done with, as those commits were lost: it would deliver that anew, or
         drop it as stale although it is trained. Then it may deliver.
         """
-        lost = self.inlet.commit_again(unit_ids)
+        lost = self.intake.commit_again(unit_ids)
         self._recommit()
         owed, self._owed_held = self._owed_held, False
-        if self._settling:
-            self._settling = lost > 0
+        if self._confirming:
+            self._confirming = lost > 0
             return
-        again = self.curriculum.adopt(task_ids) if owed else self.inlet.awaited()
+        again = self.curriculum.adopt(task_ids) if owed else self.intake.awaited()
         self.put(again)
         self._ready_for_deliveries()
         if owed:
@@ -306,7 +306,7 @@ class Exchange:
             return ()
         waits: list[tuple[str, float]] = [("waiting_seconds", time.monotonic() - self._since)]
         if wanted := self._wanted:
-            waits += [("units_here", float(len(self.inlet.ready))), ("units_wanted", float(wanted))]
+            waits += [("units_here", float(len(self.intake.ready))), ("units_wanted", float(wanted))]
         return tuple(waits)
 
     def _blame(self) -> str:
@@ -315,11 +315,13 @@ class Exchange:
             return (
                 f"{self._broker} is silent: start it again with its run folder, the learner goes on by itself"
             )
-        return f"{self._broker} answers, its /status says who waits for whom; its gauges: {self.inlet.gauges}"
+        return (
+            f"{self._broker} answers, its /status says who waits for whom; its gauges: {self.intake.gauges}"
+        )
 
     def _pump(self, timeout_s: float) -> bool:
         """Take in all that has arrived, waiting for the first message; True if a delivery was among it."""
-        before = self.inlet.deliveries
+        before = self.intake.deliveries
         try:
             item = self._link.inbox.get(timeout=timeout_s) if timeout_s else self._link.inbox.get_nowait()
             while True:
@@ -331,7 +333,7 @@ class Exchange:
                     self._take_in(*item)
                 item = self._link.inbox.get_nowait()
         except queue.Empty:
-            return self.inlet.deliveries > before
+            return self.intake.deliveries > before
 
     def _take_in(self, message: AnyMessage, rest: list[bytes]) -> None:
         match message:
@@ -352,6 +354,6 @@ class Exchange:
                     raise BrokerRefused(text)
                 log.warning("%s", text)
             case _:
-                self.inlet.received(message, rest)
+                self.intake.received(message, rest)
                 if isinstance(message, Deliver):
                     self._credit(1)

@@ -77,25 +77,25 @@ class Intake:
                 self.sampled_tokens += max(0, int(grown))  # less: a generator was started again
                 self.gauges = message.gauges
 
-    def take(self, groups: int, *, in_order: bool = False) -> list[Unit]:
+    def take(self, units: int, *, in_order: bool = False) -> list[Unit]:
         """The oldest groups: by arrival, or in the order they were dealt out."""
         if in_order:
-            order = sorted(self.ready, key=lambda group: names.group_index(group.group_id))
+            order = sorted(self.ready, key=lambda unit: names.group_index(unit.group_id))
             self.ready = deque(order)
-        return [self.ready.popleft() for _ in range(min(groups, len(self.ready)))]
+        return [self.ready.popleft() for _ in range(min(units, len(self.ready)))]
 
     def drop_stale(self, oldest: int) -> None:
         """Let go of groups without a single token of version ``oldest`` or later: they would train nothing."""
-        self.let_go([g for g in self.ready if newest_version(g.trajectories) < oldest], "stale")
+        self.drop([g for g in self.ready if newest_version(g.trajectories) < oldest], "stale")
 
-    def let_go(self, groups: Sequence[Unit], outcome: str) -> None:
+    def drop(self, units: Sequence[Unit], outcome: str) -> None:
         """Drop groups that are ready."""
-        for group in groups:
-            self.ready.remove(group)
-            self._settle(group)
-            del self._held[group.unit_id]
-            self._dropped.append(group.unit_id)
-            self.counts.add(outcome, group.trajectories)
+        for unit in units:
+            self.ready.remove(unit)
+            self._free_room(unit)
+            del self._held[unit.unit_id]
+            self._dropped.append(unit.unit_id)
+            self.counts.add(outcome, unit.trajectories)
 
     def take_recent(self) -> list[Trajectory]:
         """Training trajectories that arrived since the last call."""
@@ -109,10 +109,10 @@ class Intake:
 
         ``version`` is the one that ``step`` updated.
         """
-        for group in trained:
-            self._settle(group)
-            self.trained_tokens += self._held.pop(group.unit_id)
-            self.committed.add(group.unit_id, step=step, trained=True, version=version)
+        for unit in trained:
+            self._free_room(unit)
+            self.trained_tokens += self._held.pop(unit.unit_id)
+            self.committed.add(unit.unit_id, step=step, trained=True, version=version)
         dropped, self._dropped = self._dropped, []
         for unit_id in dropped:
             self.committed.add(unit_id, step=step, trained=False)
@@ -121,7 +121,7 @@ class Intake:
         return Commit(
             epoch=epoch,
             step=step,
-            trained=[group.unit_id for group in trained],
+            trained=[unit.unit_id for unit in trained],
             dropped=dropped,
             replayed_tokens=replayed_tokens,
             version=version if trained else -1,
@@ -163,7 +163,7 @@ class Intake:
             delivered=self.delivered_tokens,
             trained=self.trained_tokens,
             outcomes=self.counts.tokens,
-            ready=sum(group.tokens for group in self.ready),
+            ready=sum(unit.tokens for unit in self.ready),
         )
 
     def state(self) -> dict[str, Any]:
@@ -189,7 +189,7 @@ class Intake:
     @property
     def backlog(self) -> int:
         """Windows that wait and are not the last of their trajectory; for that one it still has its room."""
-        return sum(group.trajectories[0].status == "unfinished" for group in self.ready)
+        return sum(unit.trajectories[0].status == "unfinished" for unit in self.ready)
 
     def awaited(self) -> list[Task]:
         """Tasks that are out and whose end is not here: a broker that was restarted has to be told of them."""
@@ -237,7 +237,7 @@ class Intake:
         usable = [t for t in trajectories if t.status != "failed" and t.action_tokens]
         outcome = self._fault(usable)
         if outcome:
-            self._settle(Unit(deliver.unit_id, group_id, trajectories))
+            self._free_room(Unit(deliver.unit_id, group_id, trajectories))
             self._drop(outcome, deliver, usable)
             return
         self._hold(Unit(deliver.unit_id, group_id, usable))
@@ -260,9 +260,9 @@ class Intake:
         if deliver.complete or deliver.unit_id == group_id:
             self._will_not_come(group_id, deliver.unit_id)
 
-    def _hold(self, group: Unit) -> None:
-        self._held[group.unit_id] = group.tokens
-        self.ready.append(group)
+    def _hold(self, unit: Unit) -> None:
+        self._held[unit.unit_id] = unit.tokens
+        self.ready.append(unit)
 
     def _fault(self, usable: Sequence[Trajectory]) -> str:
         """Why a group would train nothing; empty if it would train something."""
@@ -294,30 +294,30 @@ class Intake:
             self.counts.note("broken", 0, tokens)
             self._drop("broken", deliver, [])
             if last.status != "unfinished":
-                self._settle_member(segment.group_id, segment.task_id)
+                self._free_member(segment.group_id, segment.task_id)
             return
         trajectory = self._placed(trajectory)
         if trajectory.status != "unfinished":
             self.recent.append(trajectory)
-        group = Unit(deliver.unit_id, segment.group_id, [trajectory])
+        unit = Unit(deliver.unit_id, segment.group_id, [trajectory])
         if trajectory.status == "failed" or not trajectory.window_tokens:
-            self._settle(group)
+            self._free_room(unit)
             self._drop("failed" if trajectory.status == "failed" else "context", deliver, [trajectory])
             return
-        self._hold(group)
+        self._hold(unit)
 
-    def _settle(self, group: Unit) -> None:
+    def _free_room(self, unit: Unit) -> None:
         """Its room is free again; that of an unfinished trajectory only when its last window is done with."""
-        if group.unit_id == group.group_id:
-            self.curriculum.settle(group.group_id)
+        if unit.unit_id == unit.group_id:
+            self.curriculum.free(unit.group_id)
             return
-        for trajectory in group.trajectories:
+        for trajectory in unit.trajectories:
             if trajectory.status != "unfinished":
-                self._settle_member(group.group_id, names.task_of(trajectory.trajectory_id))
+                self._free_member(unit.group_id, names.task_of(trajectory.trajectory_id))
 
-    def _settle_member(self, group_id: str, task_id: str) -> None:
+    def _free_member(self, group_id: str, task_id: str) -> None:
         self.open.forget(task_id)
-        self.curriculum.settle_member(group_id, task_id)
+        self.curriculum.free_member(group_id, task_id)
 
     def _will_not_come(self, group_id: str, unit_id: str) -> None:
         """Wait for this group, or this member of it, no more."""
@@ -327,11 +327,11 @@ class Intake:
         if unit_id in ("", group_id):
             for task in self.curriculum.outstanding.get(group_id, []):
                 self.open.forget(task.task_id)
-            self.curriculum.settle(group_id)
+            self.curriculum.free(group_id)
             return
         name = names.without_window(unit_id)  # of the task, or of its trajectory
         task_id = name if self.curriculum.awaits(group_id, name) else names.task_of(name)
-        self._settle_member(group_id, task_id)
+        self._free_member(group_id, task_id)
 
     def _assemble(self, segments: list[SegmentArrays]) -> list[Trajectory]:
         """The unit's trajectories; one that cannot be put together is counted and left out, not its group."""

@@ -1,9 +1,9 @@
 """What the learner does with its replay table: mix stored rollouts into a batch, and remember the batch.
 
     rng = np.random.default_rng([seed, step])           # a restart draws the same again
-    batch = mix(table, groups, step=step, version=version, rng=rng)
+    batch = mix(table, units, step=step, version=version, rng=rng)
     ... train on batch ...
-    remember(table, groups, step=step)
+    remember(table, units, step=step)
 
 Replayed tokens keep the log-probabilities and the versions they were sampled with, so that ratios, and the bound
 on policy lag, treat them as what they are.
@@ -26,7 +26,7 @@ from learner.units import Unit, newest_version
 
 def mix(
     table: ReplayTable[Any],
-    groups: Sequence[Unit],
+    units: Sequence[Unit],
     *,
     step: int,
     version: int,
@@ -46,10 +46,10 @@ def mix(
             `learner.algorithms.replay.self_imitation_weight`.
     """
     table.expire(step=step, version=version)
-    fresh = [t for group in groups for t in group.trajectories]
+    fresh = [t for unit in units for t in unit.trajectories]
     match table.config.rule:
         case "uniform" | "recent" | "difficulty":
-            entries = table.sample(table.quota(len(groups), step=step), step=step, version=version, rng=rng)
+            entries = table.sample(table.quota(len(units), step=step), step=step, version=version, rng=rng)
             return fresh + [replace(t, replayed=True) for e in entries for t in e.item.trajectories]
         case "advantage":
             entries = table.sample(table.quota(len(fresh), step=step), step=step, version=version, rng=rng)
@@ -57,23 +57,23 @@ def mix(
         case "success" | "per_prompt":
             return [
                 t
-                for group in groups
-                for t in rescue_group(table, group.trajectories, step=step, version=version, rng=rng)
+                for unit in units
+                for t in rescue_group(table, unit.trajectories, step=step, version=version, rng=rng)
             ]
         case _:
             assert_never(table.config.rule)
 
 
-def remember(table: ReplayTable[Any], groups: Sequence[Unit], *, step: int) -> None:
+def remember(table: ReplayTable[Any], units: Sequence[Unit], *, step: int) -> None:
     """Insert what the rule keeps of groups that were trained for the first time.
 
     Args:
-        groups: as they came, nothing replayed among them.
+        units: as they came, nothing replayed among them.
         step: learner steps done; nothing is kept once replay is over.
     """
     if table.stopped(step):
         return
-    for group in groups:
+    for group in units:
         match table.config.rule:
             case "uniform" | "recent" | "difficulty":
                 _remember_group(table, group)

@@ -40,7 +40,7 @@ class RecordedBatches:
     def __init__(self, config: LearnerConfig) -> None:
         curriculum = AllOurs("", config)
         # What was filtered out is not in the recording.
-        self.inlet = Intake(curriculum, filter_uniform=False, windows=config.train_on == "windows")
+        self.intake = Intake(curriculum, filter_uniform=False, windows=config.train_on == "windows")
         self._batch: Sequence[str] = ()
         self._step = 0
 
@@ -48,7 +48,7 @@ class RecordedBatches:
         """Take in what was delivered for a step."""
         self._batch, self._step = recorded.trained, recorded.step
         for unit in recorded.units:
-            self.inlet.received(unit.deliver, unit.frames)
+            self.intake.received(unit.deliver, unit.frames)
 
     def collect(self, *, step: int, version: int) -> list[Unit]:
         """Return the recorded batch.
@@ -56,23 +56,23 @@ class RecordedBatches:
         Raises:
             CannotRetrain: a unit of it cannot be trained.
         """
-        ready = {unit.unit_id: unit for unit in self.inlet.ready}
+        ready = {unit.unit_id: unit for unit in self.intake.ready}
         if missing := [unit_id for unit_id in self._batch if unit_id not in ready]:
             raise CannotRetrain(
                 f"step {self._step}: {len(missing)} of the {len(self._batch)} units that were trained cannot be, "
                 f"{missing[0]!r} is the first; with another version of the program, or other settings?"
             )
         batch = [ready.pop(unit_id) for unit_id in self._batch]
-        self.inlet.let_go(list(ready.values()), "not_trained")
+        self.intake.drop(list(ready.values()), "not_trained")
         for unit in batch:
-            self.inlet.ready.remove(unit)
+            self.intake.ready.remove(unit)
         return batch
 
     def commit(
         self, trained: Sequence[Unit], *, step: int, version: int = -1, replayed_tokens: int = 0
     ) -> None:
         """Note what was trained; there is no broker to tell."""
-        self.inlet.commit(0, step, trained, replayed_tokens, version)
+        self.intake.commit(0, step, trained, replayed_tokens, version)
 
     def refill(self, *, step: int, version: int) -> None:
         """Put no tasks: there are no more batches than were recorded."""
@@ -132,7 +132,7 @@ def again(trainer: Trainer, batches: RecordedBatches, recorded: RecordedStep) ->
         raise CannotRetrain(
             f"step {trainer.step + 1} is not recorded, the next one that is is {recorded.step}"
         )
-    batches.inlet.line = VersionLine(recorded.forks)
+    batches.intake.line = VersionLine(recorded.forks)
     batches.load(recorded)
     trainer.version = recorded.version
     trainer.learn()

@@ -81,7 +81,7 @@ class World:
 
     def settle(self, group, task):
         self.settled.append(task)
-        self.curriculum.settle_member(group, task)
+        self.curriculum.free_member(group, task)
 
     def checkpoint(self, _):
         self.held = {task: done for task, done in self.held.items() if not done}

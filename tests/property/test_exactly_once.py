@@ -56,11 +56,11 @@ class World(Supply):
         )
         if self.saved is not None:
             curriculum.restore(self.saved["curriculum"])
-            self.exchange.inlet.restore(self.saved["inlet"])
-            self.exchange.inlet.open.restore(self.saved["open"])
+            self.exchange.intake.restore(self.saved["inlet"])
+            self.exchange.intake.open.restore(self.saved["open"])
         if self.epoch > 1:
             if self.version > held:
-                self.exchange.inlet.line.fork(held, self.version + 1)
+                self.exchange.intake.line.fork(held, self.version + 1)
                 self.version += 1
             self.publish(self.version)
             self.exchange.inherit()
@@ -80,7 +80,7 @@ class World(Supply):
 
     def publish(self, version):
         self.version = version
-        self.driver.publish(version, epoch=self.epoch, line=self.exchange.inlet.line.forks)
+        self.driver.publish(version, epoch=self.epoch, line=self.exchange.intake.line.forks)
 
     def hear(self):
         before = len(self.queued)
@@ -106,11 +106,11 @@ class World(Supply):
         assert not before & set(units), "trained twice"
         self.trained[self.step] = units
         updated = self.version
-        self.lines[self.step] = updated, self.exchange.inlet.line.forks
+        self.lines[self.step] = updated, self.exchange.intake.line.forks
         self.publish(updated + 1)
         self.deaf = lost
         self.exchange.commit(groups, step=self.step, version=updated)
-        self.exchange.inlet.check()
+        self.exchange.intake.check()
 
     def train_slowly(self):
         """So slowly that the next batch is sampled meanwhile, and is stale after that."""
@@ -125,8 +125,8 @@ class World(Supply):
             "lines": dict(self.lines),
             "version": self.version,
             "curriculum": exchange.curriculum.state(),
-            "inlet": exchange.inlet.state(),
-            "open": exchange.inlet.open.encode(),
+            "inlet": exchange.intake.state(),
+            "open": exchange.intake.open.encode(),
         }
         exchange.checkpointed(step=self.step)
 
@@ -157,7 +157,7 @@ class World(Supply):
         """The connection is lost with the last commits, and the run is at its end."""
         self.train(lost=True)
         self.deaf = False
-        self.exchange.settle(step=self.step)
+        self.exchange.confirm_commits(step=self.step)
 
     def lose_connection_late(self):
         """The same, but what the broker has said meanwhile had come: it is read when we have joined again already."""

@@ -56,7 +56,7 @@ class NewestWins:
         (True, True, False)
         >>> queue.take().version
         6
-        >>> queue.settle(Announced(0, 6), applied=True)
+        >>> queue.finish(Announced(0, 6), applied=True)
         >>> queue.offer(Announced(0, 6))
         False
     """
@@ -87,7 +87,7 @@ class NewestWins:
         """The engine cannot take this version: it is in vain to announce it again."""
         self._never = (announced.epoch, announced.version)
 
-    def settle(self, announced: Announced, *, applied: bool) -> None:
+    def finish(self, announced: Announced, *, applied: bool) -> None:
         """What became of a version taken; one that was refused may be announced again."""
         self._taken = None
         if applied:

@@ -76,7 +76,7 @@ class WeightUpdater:
             self._offered.clear()
             while announced := self._queue.take():
                 applied = await self.update(announced)
-                self._queue.settle(announced, applied=applied)
+                self._queue.finish(announced, applied=applied)
                 if applied:
                     on_applied()
 

@@ -31,7 +31,9 @@ def recorded():
     driver.actor("actor-0", tasks=2)
     driver.hello("generator", "generator-0", endpoint="tcp://127.0.0.1:1")
     driver.say("generator-0", Heartbeat(policy_version=0, gauges={"running_requests": 0.0}))
-    return status(driver.state, driver.now) | {"journal": {"kind": "files", "blocked": "", "bytes": 4096}}
+    return status(driver.dispatcher, driver.now) | {
+        "journal": {"kind": "files", "blocked": "", "bytes": 4096}
+    }
 
 
 @pytest.fixture

@@ -97,9 +97,9 @@ class Rehearsed(Exchange):
         dealt = sorted(self.curriculum.outstanding, key=names.group_index)[:2]
         groups = [Unit(name, name, members(name)) for name in dealt]
         for group in groups:
-            self.inlet.delivered_tokens += group.tokens
-            self.inlet._hold(group)
-        return self.inlet.take(2)
+            self.intake.delivered_tokens += group.tokens
+            self.intake._hold(group)
+        return self.intake.take(2)
 
 
 def members(name) -> list[Trajectory]:
@@ -123,12 +123,12 @@ def learner(folder: Path, *, resume: bool, lockstep: bool = False) -> Learner:
 
 def picture(it: Learner):
     """All parts of the cut, each of which says by itself how many steps it covers."""
-    inlet = it.exchange.inlet
+    intake = it.exchange.intake
     return {
         "step": it.step,
         "weights": it.engine.updates,
-        "committed": len(inlet.committed) // 2,
-        "tokens": inlet.trained_tokens,
+        "committed": len(intake.committed) // 2,
+        "tokens": intake.trained_tokens,
         "trained": it.totals.trained_trajectories,
         "cursor": it.exchange.curriculum.next_index,
         "replay": it.replay.inserted,
@@ -184,7 +184,7 @@ def test_killed_before_any_change_to_a_file_it_goes_on_from_a_whole_checkpoint(t
             "cursor": 2 * steps + 2,  # those of the step to come are dealt out
             "replay": 2 * steps,
         }
-        again.exchange.inlet.check()
+        again.exchange.intake.check()
         again.report.close()
         lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in lines] == list(range(1, steps + 1))

@@ -276,7 +276,7 @@ def run(request, tmp_path, model):
             it = learn(system, folder, config, model, resume=True)
         system.end()
         assert it.step == config.steps
-        assert it.exchange.inlet.counts.total("stale") or it.exchange.inlet.counts.total("uniform")
+        assert it.exchange.intake.counts.total("stale") or it.exchange.intake.counts.total("uniform")
         assert request.param == "windows" or it.totals.replayed_tokens
         return folder, config
 

@@ -49,7 +49,7 @@ class Run:
         (folder / "counting.py").write_text(ENV_FILE)
         self.env = f"{folder / 'counting.py'}:Counting"
         self.curriculum = Curriculum(self.env, CONFIG)
-        self.inlet = Intake(self.curriculum, filter_uniform=False, windows=True)
+        self.intake = Intake(self.curriculum, filter_uniform=False, windows=True)
         self.units: list[tuple[str, int]] = []
         """Each unit that came, and how many turns the generator had been asked for by then."""
         self.processes, self.links = [], []
@@ -86,7 +86,7 @@ class Run:
     def received(self, message, rest):
         if isinstance(message, Deliver):
             self.units.append((message.unit_id, len(self.generator.requests)))
-        self.inlet.received(message, rest)
+        self.intake.received(message, rest)
 
     def refill(self):
         self.learner.send(PutTasks(tasks=self.curriculum.refill(version=0, lockstep=False)))
@@ -94,8 +94,8 @@ class Run:
 
     def train(self, step=1):
         """Take all that is ready, and say that it is trained."""
-        groups = self.inlet.take(1000)
-        commit = self.inlet.commit(0, step, groups)
+        groups = self.intake.take(1000)
+        commit = self.intake.commit(0, step, groups)
         if commit is not None:
             self.learner.send(commit)
         return [group.trajectories[0] for group in groups]
@@ -145,11 +145,11 @@ def check_cover(windows):
 def test_windows_come_in_order_while_the_trajectory_is_being_generated(run):
     async def scenario(run):
         trained = []
-        await until(lambda: run.inlet.ready, "the first windows are here")
+        await until(lambda: run.intake.ready, "the first windows are here")
         assert len(run.generator.requests) < 2 * TURNS, "most turns are still to be sampled"
         trained += run.train()
         run.generator.version = 1  # as if the weights changed in the middle
-        await until(lambda: len(run.inlet.recent) == 2, "both trajectories have ended")
+        await until(lambda: len(run.intake.recent) == 2, "both trajectories have ended")
         trained += run.train()
         for member in range(2):
             windows = windows_of(trained, f"0g0.{member}.0")
@@ -167,9 +167,9 @@ def test_windows_come_in_order_while_the_trajectory_is_being_generated(run):
             assert text == "<bos><user>0" + turns
         early = [unit for unit, requests in run.units if requests < 2 * TURNS]
         assert len(early) > len(run.units) // 2
-        assert (len(run.inlet.open), run.curriculum.outstanding) == (0, {})
+        assert (len(run.intake.open), run.curriculum.outstanding) == (0, {})
         run.refill()
-        await until(lambda: run.inlet.ready, "the next tasks take the room that became free")
+        await until(lambda: run.intake.ready, "the next tasks take the room that became free")
 
     run(scenario)
 
@@ -177,16 +177,16 @@ def test_windows_come_in_order_while_the_trajectory_is_being_generated(run):
 def test_an_actor_that_dies_leaves_no_prefix_behind(run):
     async def scenario(run):
         trained = []
-        await until(lambda: len(run.inlet.open) == 2, "both trajectories have begun")
+        await until(lambda: len(run.intake.open) == 2, "both trajectories have begun")
         run.actor.kill()
         run.actor.wait()
         run.start_actor()
-        await until(lambda: len(run.inlet.recent) == 2, "both tasks are done by another attempt")
+        await until(lambda: len(run.intake.recent) == 2, "both tasks are done by another attempt")
         trained += run.train()
-        assert {t.trajectory_id for t in run.inlet.take_recent()} == {"0g0.0.1", "0g0.1.1"}
-        assert run.inlet.counts.trajectories["broken"] == 2
+        assert {t.trajectory_id for t in run.intake.take_recent()} == {"0g0.0.1", "0g0.1.1"}
+        assert run.intake.counts.trajectories["broken"] == 2
         for member in range(2):
             check_cover(windows_of(trained, f"0g0.{member}.1"))
-        assert (len(run.inlet.open), run.inlet.open.tokens, run.curriculum.outstanding) == (0, 0, {})
+        assert (len(run.intake.open), run.intake.open.tokens, run.curriculum.outstanding) == (0, 0, {})
 
     run(scenario)

@@ -58,8 +58,8 @@ def test_a_request_waits_for_the_version_it_asks_for():
     assert book.add("now", min_version=1, version=1, now=0.0)
     assert not book.add("later", min_version=3, version=1, now=0.0)
     assert (book.running, book.held) == (1, 1)
-    assert book.release(version=2, now=1.0) == []
-    assert book.release(version=3, now=2.0) == ["later"]
+    assert book.start_held(version=2, now=1.0) == []
+    assert book.start_held(version=3, now=2.0) == ["later"]
     assert (book.running, book.held) == (2, 0)
 
 
@@ -67,8 +67,8 @@ def test_a_late_joiner_runs_nothing_before_it_has_caught_up():
     book = RequestBook(0.0)
     book.gate = 5
     assert not book.add("a", min_version=0, version=0, now=0.0)
-    assert book.release(version=4, now=1.0) == []
-    assert book.release(version=5, now=2.0) == ["a"]
+    assert book.start_held(version=4, now=1.0) == []
+    assert book.start_held(version=5, now=2.0) == ["a"]
 
 
 def test_a_held_request_expires_at_its_deadline_and_names_the_version():
@@ -77,7 +77,7 @@ def test_a_held_request_expires_at_its_deadline_and_names_the_version():
     assert book.expire(10.0 + HOLD_TIMEOUT_S - 0.01) == []
     assert book.expire(10.0 + HOLD_TIMEOUT_S) == [("a", 4)]
     assert "a" not in book
-    assert book.release(version=9, now=99.0) == []
+    assert book.start_held(version=9, now=99.0) == []
 
 
 def test_a_stall_is_time_without_a_token_while_requests_run():

@@ -52,7 +52,7 @@ def test_the_newest_announcement_wins_and_what_it_overtakes_is_skipped():
 
 def test_nothing_behind_what_is_in_service_is_taken():
     queue = NewestWins()
-    queue.settle(Announced(2, 10), applied=True)
+    queue.finish(Announced(2, 10), applied=True)
     assert not queue.offer(Announced(2, 10))
     assert not queue.offer(Announced(2, 9))
     assert not queue.offer(Announced(1, 99))
@@ -62,7 +62,7 @@ def test_nothing_behind_what_is_in_service_is_taken():
 def test_a_refused_version_may_be_announced_again():
     queue = NewestWins()
     assert queue.offer(Announced(0, 1))
-    queue.settle(queue.take(), applied=False)
+    queue.finish(queue.take(), applied=False)
     assert queue.offer(Announced(0, 1))
 
 
@@ -73,7 +73,7 @@ def test_what_is_being_loaded_is_not_taken_again():
     assert not queue.offer(Announced(0, 3))
     assert not queue.offer(Announced(0, 2))
     assert queue.offer(Announced(0, 4))
-    queue.settle(loading, applied=True)
+    queue.finish(loading, applied=True)
     assert queue.skipped == 0
     assert queue.take() == Announced(0, 4)
 

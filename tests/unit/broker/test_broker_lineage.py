@@ -62,7 +62,7 @@ def test_a_checkpoint_the_broker_did_not_hear_of_counts_by_the_hello(driver):
     driver.commit("b", step=2)
     driver.learner(epoch=2, lineage=1, step=2)
     assert units(driver) == []
-    assert driver.dispatcher.state.store.aside_nbytes == 0
+    assert driver.dispatcher.state.store.committed_nbytes == 0
 
 
 def test_a_commit_that_was_lost_can_be_made_again(driver):
@@ -85,7 +85,7 @@ def test_another_lineage_leaves_nothing_of_the_one_before(driver):
     driver.learner(epoch=2, lineage=2)
     assert len(driver.got("actor", CancelTask)) == 3
     assert held(driver) == ([], [])
-    assert (driver.held, driver.dispatcher.state.store.aside_nbytes) == (0, 0)
+    assert (driver.held, driver.dispatcher.state.store.committed_nbytes) == (0, 0)
     assert (tokens(driver, "trained"), tokens(driver, "superseded")) == (4, 8)
     assert driver.segment("actor", one, 1, offset=4).status == "refused"
     assert driver.balanced()

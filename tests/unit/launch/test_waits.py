@@ -153,13 +153,13 @@ def test_nobody_but_a_learner():
 def test_it_reads_what_a_broker_really_says():
     driver = Driver()
     driver.learner(credit=4)
-    assert who_waits(status(driver.state, driver.now)) == [
+    assert who_waits(status(driver.dispatcher, driver.now)) == [
         "learner waits for groups: no tasks are under way, and the learner has put no others"
     ]
     driver.put(*group("g", 2))
     driver.actor("a0", tasks=2)
     driver.say("a0", Heartbeat(busy=True))
-    assert who_waits(status(driver.state, driver.now)) == [
+    assert who_waits(status(driver.dispatcher, driver.now)) == [
         "learner waits for groups: actors run 2 tasks; they wait for a generator, none is well; "
         "of 1 group some members are still out",
         "a0 waits for a generator with 2 episodes: none is well",
@@ -168,6 +168,6 @@ def test_it_reads_what_a_broker_really_says():
         driver.segment("a0", lease)
         driver.say("a0", TaskCredit(tasks=1))
     driver.say("learner", Heartbeat(busy=True, progress=1.0))
-    assert who_waits(status(driver.state, driver.now)) == [
+    assert who_waits(status(driver.dispatcher, driver.now)) == [
         "a0 waits for tasks, it has room for 2 more episodes"
     ]

@@ -31,7 +31,7 @@ def test_a_settled_group_makes_room_for_one():
     c = curriculum()
     first = c.refill(version=0, lockstep=False)
     assert len(first) == 24
-    c.settle(first[0].group_id)
+    c.free(first[0].group_id)
     again = c.refill(version=0, lockstep=False)
     assert len({t.group_id for t in again}) == 1
     assert {t.data["index"] for t in again} == {6}
@@ -53,7 +53,7 @@ def test_evaluation_is_greedy_on_held_out_tasks_and_waits_for_its_version():
 def test_a_new_lineage_deals_out_again_what_was_under_way_under_new_names():
     c = curriculum()
     old = c.refill(version=0, lockstep=True)
-    c.settle(old[0].group_id)
+    c.free(old[0].group_id)
     fresh = curriculum(epoch=6)
     tasks = fresh.restore(c.state())
     assert {t.data["index"] for t in tasks} == {old[-1].data["index"]}
@@ -67,7 +67,7 @@ def test_capacity_is_never_exceeded(settles, lag, groups_per_batch):
     for choice in settles:
         c.refill(version=0, lockstep=False)
         assert sum(map(len, c.outstanding.values())) == (lag + 1) * 4 * groups_per_batch
-        c.settle(list(c.outstanding)[choice % len(c.outstanding)])
+        c.free(list(c.outstanding)[choice % len(c.outstanding)])
 
 
 @pytest.mark.parametrize("train_on", ["trajectories", "windows"])
@@ -81,7 +81,7 @@ def test_where_members_are_trained_alone_the_smallest_room_is_filled(train_on, s
         out = [task for tasks in c.outstanding.values() for task in tasks]
         assert len(out) == (lag + 1) * 8
         gone = out[choice % len(out)]
-        c.settle_member(gone.group_id, gone.task_id)
+        c.free_member(gone.group_id, gone.task_id)
         assert not c.awaits(gone.group_id, gone.task_id)
     assert [(task.data["index"], task.member) for task in dealt] == [divmod(i, 4) for i in range(len(dealt))]
 
@@ -89,12 +89,12 @@ def test_where_members_are_trained_alone_the_smallest_room_is_filled(train_on, s
 def test_a_group_dealt_out_in_part_is_dealt_out_to_the_end_after_a_restart():
     c = curriculum(train_on="trajectories", max_policy_lag=0)
     c.refill(version=0, lockstep=False)
-    c.settle_member("5g0", "5g0.2")
+    c.free_member("5g0", "5g0.2")
     assert [task.task_id for task in c.refill(version=0, lockstep=False)] == ["5g2.0"]
     fresh = curriculum(epoch=6, train_on="trajectories", max_policy_lag=0)
     again = fresh.restore(c.state())
     assert [task.task_id for task in again][:4] == ["6g0.0", "6g0.1", "6g0.3", "6g1.0"]
-    fresh.settle("6g0")
+    fresh.free("6g0")
     assert [task.task_id for task in fresh.refill(version=0, lockstep=False)] == ["6g2.1", "6g2.2", "6g2.3"]
 
 
@@ -115,7 +115,7 @@ def test_a_lineage_keeps_its_names_over_epochs_and_evaluation_does_not():
 def test_a_learner_that_continues_takes_over_what_the_broker_holds():
     c = curriculum()
     c.refill(version=0, lockstep=False)
-    c.settle("5g0")
+    c.free("5g0")
     c.refill(version=0, lockstep=False)
     fresh = curriculum(epoch=6, lineage=5)
     fresh.restore(c.state())
@@ -129,7 +129,7 @@ def test_a_learner_that_continues_takes_over_what_the_broker_holds():
     assert {int(group.rpartition("g")[2]) for group in fresh.outstanding} == {1, 2, 3, 4, 5, 6, 9}
     assert again == {f"5g{i}.{m}" for i in (1, 5, 6) for m in range(4)} | {"5g4.0", "5g4.2", "5g4.3"}
     for group in list(fresh.outstanding):
-        fresh.settle(group)
+        fresh.free(group)
     assert fresh.refill(version=0, lockstep=False)[0].task_id == "5g10.0"
 
 
@@ -141,7 +141,7 @@ def test_members_that_are_trained_alone_are_taken_over_alone():
     again = fresh.adopt(["5g1.3", "5g3.1"])
     assert {t.task_id for t in again} == {f"5g0.{m}" for m in range(4)} | {"5g1.0", "5g1.1", "5g1.2"}
     for group in list(fresh.outstanding):
-        fresh.settle(group)
+        fresh.free(group)
     assert [t.task_id for t in fresh.refill(version=0, lockstep=False)][:3] == ["5g3.2", "5g3.3", "5g4.0"]
 
 

@@ -143,7 +143,7 @@ def test_a_wait_that_ends_names_whom_it_waited_for(joined):
 
 def test_without_checkpoints_each_commit_is_final():
     it = an_exchange(checkpoint_every=0)
-    it.inlet._dropped.append("3g0")
+    it.intake._dropped.append("3g0")
     it.flush(step=7)
     assert [type(m) for m in it._link.sent] == [Commit, Checkpointed]
     assert it._link.sent[1] == Checkpointed(epoch=4, step=7)
@@ -151,7 +151,7 @@ def test_without_checkpoints_each_commit_is_final():
 
 def test_with_checkpoints_a_commit_is_final_when_one_covers_it_and_a_new_broker_is_told_again():
     it = an_exchange(step=5)
-    it.inlet._dropped.append("3g0")
+    it.intake._dropped.append("3g0")
     it.flush(step=7)
     assert it._link.of(Checkpointed) == []
     it.checkpointed(step=10)
@@ -167,7 +167,7 @@ def test_context_that_is_dropped_after_a_checkpoint_belongs_to_the_next_step(tra
     """Else a crash would restore a checkpoint without it, and the broker would have let it go."""
     it = an_exchange(train_on=train_on, step=5)
     for step in (5, 6):
-        it.inlet._dropped.append(f"3g0.0.0/{step}")
+        it.intake._dropped.append(f"3g0.0.0/{step}")
         it.flush(step=step)
     assert [message.step for message in it._link.of(Commit)] == [5 + later, 6]
 
@@ -186,7 +186,7 @@ def settling(*helds):
     it = an_exchange(None)
     it._link.helds += helds
     it.curriculum.restore({**STATE, "unfinished": []})
-    it.inlet.committed.add("3g0", step=7, trained=True)
+    it.intake.committed.add("3g0", step=7, trained=True)
     return it
 
 
@@ -216,12 +216,12 @@ def test_what_answers_a_hello_that_was_given_up_is_of_no_join():
 
 def test_who_leaves_commits_again_what_the_broker_still_holds_until_it_holds_it_no_more():
     it = settling(HELD, Held(task_ids=["3g1.0", "3g1.1"], unit_ids=["3g1"]))
-    it.settle(step=7)
+    it.confirm_commits(step=7)
     assert it._link.sent == ["Hello", Commit(epoch=4, step=7, trained=["3g0"], dropped=[]), "Hello"]
     assert not it._link.helds
 
 
 def test_who_leaves_does_not_wait_for_ever_for_a_broker_that_is_gone(monkeypatch, caplog):
-    monkeypatch.setattr(module, "SETTLE_TIMEOUT_S", 0.05)
-    settling().settle(step=7)
+    monkeypatch.setattr(module, "CONFIRM_TIMEOUT_S", 0.05)
+    settling().confirm_commits(step=7)
     assert "tcp://10.0.0.1:5755 has not confirmed within 0.05 s" in caplog.text

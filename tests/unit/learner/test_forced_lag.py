@@ -88,7 +88,7 @@ def test_every_batch_lags_exactly(lag, uniform_share):
             exchange.refill(step=step + 1, version=step + 1)
     assert trained == sorted(trained)
     assert not curriculum.outstanding, "no more was asked for than could be trained"
-    dropped = exchange.inlet.counts.total("uniform")
+    dropped = exchange.intake.counts.total("uniform")
     assert curriculum.next_index * 2 == config.steps * 4 + dropped
     assert (dropped > 0) == (uniform_share > 0)
 
@@ -100,7 +100,7 @@ def test_without_lockstep_the_lag_is_not_forced():
         system, Curriculum("calculator", config), config, lockstep=False, stop_reason=lambda: ""
     )
     assert len(exchange.collect(step=0, version=0)) == 2
-    assert not exchange.inlet.ready
+    assert not exchange.intake.ready
 
 
 def test_a_greedy_member_is_dealt_with_each_group():
@@ -117,5 +117,5 @@ def test_a_greedy_member_is_dealt_with_each_group():
     assert [task.sampling.temperature for task in tasks] == [1.0, 1.0, 0.0] * 2
     assert {task.group_size for task in tasks} == {3}
     assert {task.purpose for task in tasks} == {"train"}
-    curriculum.settle(tasks[0].group_id)
+    curriculum.free(tasks[0].group_id)
     assert len(curriculum.refill(version=0, lockstep=False)) == 3

@@ -41,7 +41,7 @@ class Exchange:
     """Hands out the same batch until the script says stop, and remembers what it was told."""
 
     def __init__(self, stop_at=None):
-        self.inlet, self.log, self.stop_at, self.replayed = Inlet(), [], stop_at, []
+        self.intake, self.log, self.stop_at, self.replayed = Inlet(), [], stop_at, []
 
     version_before = 0
     checkpoint_wanted = ""
@@ -53,8 +53,8 @@ class Exchange:
     def flush(self, *, step):
         self.log.append(("flush", step))
 
-    def settle(self, *, step):
-        self.log.append(("settle", step))
+    def confirm_commits(self, *, step):
+        self.log.append(("confirm_commits", step))
 
     def checkpointed(self, *, step):
         self.log.append(("checkpointed", step))
@@ -147,9 +147,9 @@ def test_each_applied_step_raises_the_version_and_is_committed(tmp_path):
 def test_generators_that_report_late_have_sampled_at_least_what_arrived(tmp_path):
     it = learner(tmp_path, ["applied"] * 2, evaluation_tasks=0)
     it.train()
-    it.exchange.inlet.counts.note("uniform", 1, 5)
+    it.exchange.intake.counts.note("uniform", 1, 5)
     assert it.tokens_generated == 2 * 4 + 5
-    it.exchange.inlet.sampled_tokens = 99
+    it.exchange.intake.sampled_tokens = 99
     assert it.tokens_generated == 99
 
 
@@ -225,7 +225,7 @@ def test_two_restarts_with_no_checkpoint_in_between_are_both_on_the_line(tmp_pat
     it.version, it.publisher.published, it.exchange.version_before = 10, PublishedVersion(25, ((10, 20),)), 25
     it.take_over(always=True)
     assert (it.version, it.exchange.line) == (26, [(10, 20), (10, 26)])
-    assert it.exchange.inlet.line.lag(22, 26) == 2
+    assert it.exchange.intake.line.lag(22, 26) == 2
 
 
 def test_weights_that_were_published_before_keep_their_number(tmp_path):
@@ -299,7 +299,7 @@ def test_a_commit_goes_out_before_the_state_is_taken_and_word_of_it_when_it_is_w
         *[("commit", 2), ("refill", 2, 2), *cut(2)],
         *[("commit", 3), ("refill", 3, 3)],
         *[("commit", 4), *cut(4)],
-        ("settle", 4),
+        ("confirm_commits", 4),
     ], "the last checkpoint is not written twice"
 
 

@@ -123,7 +123,7 @@ def test_batches_keep_coming(train_on, lag, trouble):
         exchange.commit(groups, step=step + 1)
         under_way = sum(map(len, exchange.curriculum.outstanding.values()))
         assert under_way <= (lag + 1) * 8
-        assert len(exchange.inlet.open) <= under_way
+        assert len(exchange.intake.open) <= under_way
         assert supply.driver.balanced()
     assert not [m for m in supply.driver.got("learner", Refused)]
 
@@ -147,7 +147,7 @@ def test_batches_keep_coming_in_lockstep_when_members_fail():
         assert versions == {max(0, step - 2)}
         supply.publish(step + 1)
         exchange.commit(groups, step=step + 1)
-    assert exchange.inlet.counts.total("failed") > 0
+    assert exchange.intake.counts.total("failed") > 0
 
 
 def test_a_learner_that_waits_says_for_what_and_how_long():

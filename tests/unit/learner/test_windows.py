@@ -22,7 +22,7 @@ ATTEMPTS = st.lists(
 
 
 @pytest.fixture
-def inlet():
+def intake():
     curriculum = Curriculum("calculator", CONFIG)
     assert len(curriculum.refill(version=0, lockstep=False)) == 4
     return Intake(curriculum, filter_uniform=False, windows=True)
@@ -56,7 +56,7 @@ def segment(index, *, task="0g0.0", attempt=0, status="unfinished", version=0, l
     return head, encode_arrays(head, arrays)[1:3]
 
 
-def deliver(inlet, index, **fields):
+def deliver(intake, index, **fields):
     head, frames = segment(index, **fields)
     unit = f"{head.trajectory_id}/{index}"
     message, rest = decode(
@@ -65,41 +65,41 @@ def deliver(inlet, index, **fields):
             [tuple(frames)],
         )
     )
-    inlet.received(message, rest)
+    intake.received(message, rest)
 
 
-def test_each_window_is_trained_once_with_all_before_as_context(inlet):
+def test_each_window_is_trained_once_with_all_before_as_context(intake):
     seen = []
     for index, status in enumerate(["unfinished", "unfinished", "finished"]):
-        deliver(inlet, index, status=status)
-        (group,) = inlet.take(1)
+        deliver(intake, index, status=status)
+        (group,) = intake.take(1)
         (t,) = group.trajectories
         assert t.status == status
         assert t.token_ids.tolist() == list(range(PROMPT + WINDOW * (index + 1)))
         seen += t.token_ids[t.window_start :][t.action_mask[t.window_start :]].tolist()
-        inlet.commit(1, index, [group])
-        assert inlet.curriculum.owns("0g0") == (status == "unfinished")
+        intake.commit(1, index, [group])
+        assert intake.curriculum.owns("0g0") == (status == "unfinished")
     assert seen == list(range(PROMPT, PROMPT + 3 * WINDOW))
-    assert len(inlet.open) == 0
-    assert [t.status for t in inlet.take_recent()] == ["finished"]
+    assert len(intake.open) == 0
+    assert [t.status for t in intake.take_recent()] == ["finished"]
 
 
-def test_room_is_freed_by_the_last_window_only(inlet):
-    deliver(inlet, 0)
-    inlet.commit(1, 0, inlet.take(1))
-    assert inlet.curriculum.refill(version=0, lockstep=False) == []
-    deliver(inlet, 1, status="finished")
-    inlet.commit(1, 1, inlet.take(1))
-    assert len(inlet.curriculum.refill(version=0, lockstep=False)) == 1
+def test_room_is_freed_by_the_last_window_only(intake):
+    deliver(intake, 0)
+    intake.commit(1, 0, intake.take(1))
+    assert intake.curriculum.refill(version=0, lockstep=False) == []
+    deliver(intake, 1, status="finished")
+    intake.commit(1, 1, intake.take(1))
+    assert len(intake.curriculum.refill(version=0, lockstep=False)) == 1
 
 
-def test_a_stale_window_is_not_trained_and_stays_as_context(inlet):
-    deliver(inlet, 0, version=0)
-    inlet.drop_stale(3)
-    assert not inlet.ready
-    assert inlet.counts.tokens == {"stale": WINDOW}
-    deliver(inlet, 1, version=4, status="finished")
-    (group,) = inlet.take(1)
+def test_a_stale_window_is_not_trained_and_stays_as_context(intake):
+    deliver(intake, 0, version=0)
+    intake.drop_stale(3)
+    assert not intake.ready
+    assert intake.counts.tokens == {"stale": WINDOW}
+    deliver(intake, 1, version=4, status="finished")
+    (group,) = intake.take(1)
     assert len(group.trajectories[0]) == PROMPT + 2 * WINDOW
 
 
@@ -109,103 +109,103 @@ def test_windows_that_wait_take_the_room_of_new_trajectories():
     assert curriculum.refill(version=0, lockstep=False, backlog=3) == []
 
 
-def test_a_gap_breaks_the_trajectory_and_leaves_nothing_behind(inlet):
-    deliver(inlet, 0)
-    deliver(inlet, 2)
-    deliver(inlet, 3, status="finished")
-    assert inlet.counts.trajectories == {"broken": 1}
-    assert inlet.counts.tokens == {"broken": 2 * WINDOW}
-    assert (len(inlet.open), inlet.open.tokens) == (0, 0)
-    assert not inlet.curriculum.owns("0g0")
-    assert len(inlet.commit(1, 0, inlet.take(5)).dropped) == 2
+def test_a_gap_breaks_the_trajectory_and_leaves_nothing_behind(intake):
+    deliver(intake, 0)
+    deliver(intake, 2)
+    deliver(intake, 3, status="finished")
+    assert intake.counts.trajectories == {"broken": 1}
+    assert intake.counts.tokens == {"broken": 2 * WINDOW}
+    assert (len(intake.open), intake.open.tokens) == (0, 0)
+    assert not intake.curriculum.owns("0g0")
+    assert len(intake.commit(1, 0, intake.take(5)).dropped) == 2
 
 
-def test_another_attempt_takes_the_place_of_the_first(inlet):
-    deliver(inlet, 0)
-    deliver(inlet, 0, attempt=1)
-    deliver(inlet, 1, attempt=1, status="finished")
-    assert len(inlet.open) == 0
-    assert [g.trajectories[0].trajectory_id for g in inlet.take(3)] == ["0g0.0.0", "0g0.0.1", "0g0.0.1"]
+def test_another_attempt_takes_the_place_of_the_first(intake):
+    deliver(intake, 0)
+    deliver(intake, 0, attempt=1)
+    deliver(intake, 1, attempt=1, status="finished")
+    assert len(intake.open) == 0
+    assert [g.trajectories[0].trajectory_id for g in intake.take(3)] == ["0g0.0.0", "0g0.0.1", "0g0.0.1"]
 
 
-def test_late_pieces_of_an_attempt_that_was_replaced_harm_the_next_one_not(inlet):
-    deliver(inlet, 0)
-    deliver(inlet, 0, attempt=1)
-    deliver(inlet, 1, attempt=0)
-    assert inlet.counts.trajectories == {"broken": 1}
-    assert inlet.counts.tokens == {"broken": WINDOW}
-    deliver(inlet, 1, attempt=1, status="finished")
-    assert [g.unit_id for g in inlet.take(5)] == ["0g0.0.0/0", "0g0.0.1/0", "0g0.0.1/1"]
+def test_late_pieces_of_an_attempt_that_was_replaced_harm_the_next_one_not(intake):
+    deliver(intake, 0)
+    deliver(intake, 0, attempt=1)
+    deliver(intake, 1, attempt=0)
+    assert intake.counts.trajectories == {"broken": 1}
+    assert intake.counts.tokens == {"broken": WINDOW}
+    deliver(intake, 1, attempt=1, status="finished")
+    assert [g.unit_id for g in intake.take(5)] == ["0g0.0.0/0", "0g0.0.1/0", "0g0.0.1/1"]
 
 
-def test_a_prompt_longer_than_a_segment_is_context_and_no_window(inlet):
-    deliver(inlet, 0, prompt_only=True)
-    assert not inlet.ready
-    assert inlet.counts.tokens == {}
-    assert inlet.open.tokens == PROMPT + WINDOW
-    deliver(inlet, 0, prompt_only=True)  # again, because our commit was lost
-    deliver(inlet, 1, status="finished")
-    (group,) = inlet.take(1)
+def test_a_prompt_longer_than_a_segment_is_context_and_no_window(intake):
+    deliver(intake, 0, prompt_only=True)
+    assert not intake.ready
+    assert intake.counts.tokens == {}
+    assert intake.open.tokens == PROMPT + WINDOW
+    deliver(intake, 0, prompt_only=True)  # again, because our commit was lost
+    deliver(intake, 1, status="finished")
+    (group,) = intake.take(1)
     assert group.trajectories[0].window_start == PROMPT + WINDOW
     assert group.trajectories[0].window_tokens == WINDOW
-    assert "broken" not in inlet.counts.trajectories
+    assert "broken" not in intake.counts.trajectories
 
 
-def test_an_attempt_that_begins_anew_after_a_restart_of_the_broker_is_another_one(inlet):
-    deliver(inlet, 0)
-    inlet.commit(1, 0, inlet.take(1))
-    deliver(inlet, 0, version=3)
-    assert inlet.counts.trajectories == {"broken": 1}
-    deliver(inlet, 1, version=3, status="finished")
-    *_, last = inlet.take(2)
+def test_an_attempt_that_begins_anew_after_a_restart_of_the_broker_is_another_one(intake):
+    deliver(intake, 0)
+    intake.commit(1, 0, intake.take(1))
+    deliver(intake, 0, version=3)
+    assert intake.counts.trajectories == {"broken": 1}
+    deliver(intake, 1, version=3, status="finished")
+    *_, last = intake.take(2)
     assert last.trajectories[0].policy_version.tolist() == [-1] * PROMPT + [3] * 2 * WINDOW
 
 
-def test_what_has_ended_here_is_not_asked_for_again(inlet):
-    deliver(inlet, 0, task="0g0.0")
-    deliver(inlet, 0, task="0g1.0", status="finished")
-    assert [task.task_id for task in inlet.awaited()] == ["0g0.0", "0g2.0", "0g3.0"]
+def test_what_has_ended_here_is_not_asked_for_again(intake):
+    deliver(intake, 0, task="0g0.0")
+    deliver(intake, 0, task="0g1.0", status="finished")
+    assert [task.task_id for task in intake.awaited()] == ["0g0.0", "0g2.0", "0g3.0"]
 
 
-def test_a_group_that_is_over_takes_its_prefixes_with_it(inlet):
-    deliver(inlet, 0)
-    inlet.received(Dropped(unit_id="0g0", group_id="0g0", trajectories=1, reason="over"), [])
-    assert len(inlet.open) == 0
-    assert not inlet.curriculum.owns("0g0")
+def test_a_group_that_is_over_takes_its_prefixes_with_it(intake):
+    deliver(intake, 0)
+    intake.received(Dropped(unit_id="0g0", group_id="0g0", trajectories=1, reason="over"), [])
+    assert len(intake.open) == 0
+    assert not intake.curriculum.owns("0g0")
 
 
-def test_a_last_window_the_broker_dropped_frees_prefix_and_room(inlet):
-    deliver(inlet, 0)
-    inlet.received(Dropped(unit_id="0g0.0.0/1", group_id="0g0", trajectories=1, reason="stale"), [])
-    assert len(inlet.open) == 0
-    assert not inlet.curriculum.owns("0g0")
+def test_a_last_window_the_broker_dropped_frees_prefix_and_room(intake):
+    deliver(intake, 0)
+    intake.received(Dropped(unit_id="0g0.0.0/1", group_id="0g0", trajectories=1, reason="stale"), [])
+    assert len(intake.open) == 0
+    assert not intake.curriculum.owns("0g0")
 
 
-def test_a_window_the_broker_dropped_in_the_middle_breaks_what_follows(inlet):
-    deliver(inlet, 0)
-    inlet.received(Dropped(unit_id="0g0.0.0/1", group_id="0g0", trajectories=0, reason="too_large"), [])
-    assert inlet.curriculum.owns("0g0"), "the actor is at it still"
-    deliver(inlet, 2)
-    assert inlet.counts.trajectories["broken"] == 1
-    assert len(inlet.open) == 0
-    deliver(inlet, 3, status="finished")
-    assert not inlet.curriculum.owns("0g0")
+def test_a_window_the_broker_dropped_in_the_middle_breaks_what_follows(intake):
+    deliver(intake, 0)
+    intake.received(Dropped(unit_id="0g0.0.0/1", group_id="0g0", trajectories=0, reason="too_large"), [])
+    assert intake.curriculum.owns("0g0"), "the actor is at it still"
+    deliver(intake, 2)
+    assert intake.counts.trajectories["broken"] == 1
+    assert len(intake.open) == 0
+    deliver(intake, 3, status="finished")
+    assert not intake.curriculum.owns("0g0")
 
 
-def test_a_last_window_that_cannot_be_read_frees_prefix_and_room(inlet):
-    deliver(inlet, 0)
+def test_a_last_window_that_cannot_be_read_frees_prefix_and_room(intake):
+    deliver(intake, 0)
     head = Deliver(unit_id="0g0.0.0/1", segments=1, complete=True)
-    inlet.received(head, [b"no segment", b""])
-    assert len(inlet.open) == 0
-    assert not inlet.curriculum.owns("0g0")
+    intake.received(head, [b"no segment", b""])
+    assert len(intake.open) == 0
+    assert not intake.curriculum.owns("0g0")
 
 
-def test_numbers_that_would_spoil_a_gradient_break_the_trajectory(inlet):
-    deliver(inlet, 0, logp=float("nan"))
-    assert inlet.counts.trajectories == {"broken": 1}
-    assert not inlet.ready
-    deliver(inlet, 1, status="finished")
-    assert not inlet.curriculum.owns("0g0")
+def test_numbers_that_would_spoil_a_gradient_break_the_trajectory(intake):
+    deliver(intake, 0, logp=float("nan"))
+    assert intake.counts.trajectories == {"broken": 1}
+    assert not intake.ready
+    deliver(intake, 1, status="finished")
+    assert not intake.curriculum.owns("0g0")
 
 
 @settings(max_examples=50, deadline=None)
@@ -213,24 +213,24 @@ def test_numbers_that_would_spoil_a_gradient_break_the_trajectory(inlet):
 def test_prefixes_are_bounded_and_none_is_left_whatever_is_lost(data):
     """Segments are lost or come twice, attempts are cut off; each task ends, or is given up."""
     curriculum = Curriculum("calculator", CONFIG)
-    inlet = Intake(curriculum, filter_uniform=False, windows=True)
+    intake = Intake(curriculum, filter_uniform=False, windows=True)
     tasks = [task.task_id for task in curriculum.refill(version=0, lockstep=False)]
     script = {task: list(unroll(data.draw(ATTEMPTS))) for task in tasks}
     while any(script.values()):
         task = data.draw(st.sampled_from([task for task in tasks if script[task]]))
         attempt, index, status, times = script[task].pop(0)
         for _ in range(times):
-            deliver(inlet, index, task=task, attempt=attempt, status=status)
+            deliver(intake, index, task=task, attempt=attempt, status=status)
         if status != "unfinished" and not times:
             group_id = task.partition(".")[0]
             notice = Dropped(unit_id=task, group_id=group_id, trajectories=1, reason="given_up")
-            inlet.received(notice, [])
-        assert inlet.open.tokens <= (PROMPT + WINDOW * LONGEST) * len(curriculum.outstanding)
-        inlet.commit(1, 0, inlet.take(data.draw(st.integers(0, 2))))
-    inlet.commit(1, 0, inlet.take(99))
-    assert (len(inlet.open), inlet.open.tokens) == (0, 0)
+            intake.received(notice, [])
+        assert intake.open.tokens <= (PROMPT + WINDOW * LONGEST) * len(curriculum.outstanding)
+        intake.commit(1, 0, intake.take(data.draw(st.integers(0, 2))))
+    intake.commit(1, 0, intake.take(99))
+    assert (len(intake.open), intake.open.tokens) == (0, 0)
     assert not curriculum.outstanding
-    assert not inlet._held
+    assert not intake._held
 
 
 def unroll(attempts):
@@ -241,63 +241,63 @@ def unroll(attempts):
             yield number, index, "finished" if ends else "unfinished", times
 
 
-def test_a_failed_end_frees_the_room_and_is_not_trained(inlet):
-    deliver(inlet, 0)
-    inlet.commit(1, 0, inlet.take(1))
-    deliver(inlet, 1, status="failed")
-    assert not inlet.ready
-    assert not inlet.curriculum.owns("0g0")
-    assert inlet.counts.trajectories["failed"] == 1
+def test_a_failed_end_frees_the_room_and_is_not_trained(intake):
+    deliver(intake, 0)
+    intake.commit(1, 0, intake.take(1))
+    deliver(intake, 1, status="failed")
+    assert not intake.ready
+    assert not intake.curriculum.owns("0g0")
+    assert intake.counts.trajectories["failed"] == 1
 
 
-def test_a_task_that_is_given_up_frees_its_room_and_its_prefix(inlet):
-    deliver(inlet, 0)
-    inlet.received(Dropped(unit_id="0g0.0", group_id="0g0", trajectories=1, reason="given_up"), [])
-    assert len(inlet.open) == 0
-    assert not inlet.curriculum.owns("0g0")
+def test_a_task_that_is_given_up_frees_its_room_and_its_prefix(intake):
+    deliver(intake, 0)
+    intake.received(Dropped(unit_id="0g0.0", group_id="0g0", trajectories=1, reason="given_up"), [])
+    assert len(intake.open) == 0
+    assert not intake.curriculum.owns("0g0")
 
 
-def test_windows_of_another_epoch_are_dropped(inlet):
-    deliver(inlet, 0, task="9g0.0")
-    assert not inlet.ready
-    assert len(inlet.open) == 0
+def test_windows_of_another_epoch_are_dropped(intake):
+    deliver(intake, 0, task="9g0.0")
+    assert not intake.ready
+    assert len(intake.open) == 0
 
 
 def test_a_group_of_several_is_free_when_its_last_member_is():
     config = CONFIG.model_copy(update={"group_size": 2})
     curriculum = Curriculum("calculator", config)
     curriculum.refill(version=0, lockstep=False)
-    inlet = Intake(curriculum, filter_uniform=False, windows=True)
-    deliver(inlet, 0, task="0g0.0", status="finished")
-    inlet.commit(1, 0, inlet.take(1))
+    intake = Intake(curriculum, filter_uniform=False, windows=True)
+    deliver(intake, 0, task="0g0.0", status="finished")
+    intake.commit(1, 0, intake.take(1))
     assert curriculum.owns("0g0")
     assert [task.member for task in curriculum.outstanding["0g0"]] == [1]
     restored = Curriculum("calculator", config, epoch=2)
     tasks = restored.restore(curriculum.state())
     assert [task.task_id for task in tasks] == ["2g0.1", "2g1.0", "2g1.1"]
-    deliver(inlet, 0, task="0g0.1", status="finished")
-    inlet.commit(1, 1, inlet.take(1))
+    deliver(intake, 0, task="0g0.1", status="finished")
+    intake.commit(1, 1, intake.take(1))
     assert not curriculum.owns("0g0")
 
 
 # --- over a restart of the learner --------------------------------------------------------------------------
 
 
-def continued(inlet):
+def continued(intake):
     """A process that goes on from a checkpoint of this inlet, while the broker holds all that is outstanding."""
     fresh = Curriculum("calculator", CONFIG, epoch=1, lineage=0)
-    fresh.restore(inlet.curriculum.state())
+    fresh.restore(intake.curriculum.state())
     again = Intake(fresh, filter_uniform=False, windows=True)
-    again.restore(inlet.state())
-    again.open.restore(inlet.open.encode())
+    again.restore(intake.state())
+    again.open.restore(intake.open.encode())
     fresh.adopt([task.task_id for tasks in fresh.outstanding.values() for task in tasks])
     return again
 
 
-def test_a_trajectory_goes_on_after_a_restart_with_its_context(inlet):
-    deliver(inlet, 0)
-    inlet.commit(1, 1, inlet.take(1))
-    again = continued(inlet)
+def test_a_trajectory_goes_on_after_a_restart_with_its_context(intake):
+    deliver(intake, 0)
+    intake.commit(1, 1, intake.take(1))
+    again = continued(intake)
     deliver(again, 1, status="finished")
     (group,) = again.take(1)
     assert group.trajectories[0].token_ids.tolist() == list(range(PROMPT + 2 * WINDOW))
@@ -307,13 +307,13 @@ def test_a_trajectory_goes_on_after_a_restart_with_its_context(inlet):
     again.check()
 
 
-def test_windows_that_waited_at_the_checkpoint_are_trained_when_they_come_again(inlet):
+def test_windows_that_waited_at_the_checkpoint_are_trained_when_they_come_again(intake):
     """Also those of a trajectory that had ended, and others of it are trained already."""
-    deliver(inlet, 0)
-    inlet.commit(1, 1, inlet.take(1))
-    deliver(inlet, 1)
-    deliver(inlet, 2, status="finished")
-    again = continued(inlet)
+    deliver(intake, 0)
+    intake.commit(1, 1, intake.take(1))
+    deliver(intake, 1)
+    deliver(intake, 2, status="finished")
+    again = continued(intake)
     for index, status in enumerate(["unfinished", "unfinished", "finished"]):
         deliver(again, index, status=status)
     windows = [group.trajectories[0] for group in again.take(5)]
@@ -322,30 +322,30 @@ def test_windows_that_waited_at_the_checkpoint_are_trained_when_they_come_again(
     assert again.curriculum.owns("0g0"), "its last window is in training"
 
 
-def test_context_that_is_committed_is_not_missing_after_a_restart(inlet):
-    deliver(inlet, 0, prompt_only=True)
-    inlet.commit(1, 1, [])
-    again = continued(inlet)
+def test_context_that_is_committed_is_not_missing_after_a_restart(intake):
+    deliver(intake, 0, prompt_only=True)
+    intake.commit(1, 1, [])
+    again = continued(intake)
     deliver(again, 1, status="finished")
     assert [group.trajectories[0].window_start for group in again.take(1)] == [PROMPT + WINDOW]
 
 
-def test_a_broken_attempt_stays_broken_after_a_restart(inlet):
-    deliver(inlet, 0)
-    deliver(inlet, 2)
-    again = continued(inlet)
+def test_a_broken_attempt_stays_broken_after_a_restart(intake):
+    deliver(intake, 0)
+    deliver(intake, 2)
+    again = continued(intake)
     deliver(again, 1)
     assert not again.ready
     assert again.counts.tokens["broken"] == 2 * WINDOW
 
 
-def test_stored_trajectories_that_cannot_be_read_name_the_cure(inlet):
-    deliver(inlet, 0)
-    whole = inlet.open.encode()
+def test_stored_trajectories_that_cannot_be_read_name_the_cure(intake):
+    deliver(intake, 0)
+    whole = intake.open.encode()
     for cut in range(len(whole)):
         with pytest.raises(OpenStateError, match="delete their file"):
-            inlet.open.restore(whole[:cut])
-    assert len(inlet.open) == 1
+            intake.open.restore(whole[:cut])
+    assert len(intake.open) == 1
 
 
 class World:
@@ -353,7 +353,7 @@ class World:
 
     def __init__(self, length):
         self.curriculum = Curriculum("calculator", CONFIG)
-        self.inlet = Intake(self.curriculum, filter_uniform=False, windows=True)
+        self.intake = Intake(self.curriculum, filter_uniform=False, windows=True)
         self.tasks = [task.task_id for task in self.curriculum.refill(version=0, lockstep=False)][:2]
         self.length = length
         self.unborn = [(task, index) for index in range(length) for task in self.tasks]
@@ -371,24 +371,24 @@ class World:
         if self.queue:
             task, index = self.queue.pop(0)
             status = "finished" if index == self.length - 1 else "unfinished"
-            deliver(self.inlet, index, task=task, status=status)
-            for message in self.inlet.recommit(1):
+            deliver(self.intake, index, task=task, status=status)
+            for message in self.intake.recommit(1):
                 self.committed |= dict.fromkeys(message.trained, message.step)
 
     def train(self, *, lost=False):
-        if self.inlet.ready:
+        if self.intake.ready:
             self.step += 1
-            units = self.inlet.commit(1, self.step, self.inlet.take(1)).trained
+            units = self.intake.commit(1, self.step, self.intake.take(1)).trained
             self.trained += units
             self.committed |= {} if lost else dict.fromkeys(units, self.step)
 
     def checkpoint(self):
-        self.saved = self.step, continued(self.inlet), list(self.trained)
+        self.saved = self.step, continued(self.intake), list(self.trained)
 
     def crash(self):
         """The process that comes next does the steps since its checkpoint again, with what comes back."""
-        self.step, inlet, trained = self.saved
-        self.inlet, self.trained = continued(inlet), list(trained)
+        self.step, intake, trained = self.saved
+        self.intake, self.trained = continued(intake), list(trained)
         self.committed = {unit: at for unit, at in self.committed.items() if at <= self.step}
         self.redeliver()
 
@@ -411,7 +411,7 @@ def test_over_crashes_each_window_is_trained_once_in_the_line_that_survives(leng
         else:
             getattr(world, action)()
         assert len(world.trained) == len(set(world.trained))
-        world.inlet.check()
+        world.intake.check()
     world.redeliver()
     for _ in whole:
         world.stream()
@@ -421,4 +421,4 @@ def test_over_crashes_each_window_is_trained_once_in_the_line_that_survives(leng
         world.train()
     assert sorted(world.trained) == whole
     assert sorted(world.committed) == whole
-    assert not any(task in world.inlet.open._attempts for task in world.tasks)
+    assert not any(task in world.intake.open._attempts for task in world.tasks)
