@@ -153,5 +153,5 @@ def _restore(state: BrokerState, store: JournalStore, saved: Snapshot, now: floa
 def _keys(state: BrokerState) -> set[tuple[SegmentKey, bool]]:
     """Of all segments that trajectories and units are made of, and whether they are committed."""
     units = state.deliveries.saved()
-    committed = {(piece.key, unit.outcome is not None) for unit in units for piece in unit.pieces}
-    return committed | {(piece.key, False) for piece in state.assembly.pieces()}
+    committed = {(stored.key, unit.outcome is not None) for unit in units for stored in unit.segments}
+    return committed | {(stored.key, False) for stored in state.assembly.segments()}

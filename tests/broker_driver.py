@@ -204,11 +204,11 @@ class Driver:
     def balanced(self):
         """The ledger closes: what is stored is what the sums say."""
         state = self.dispatcher.state
-        pieces = [p for t in state.assembly.trajectories.values() for p in t.pieces]
-        pieces += [p for g in state.assembly.groups.values() for t in g.here for p in t.pieces]
-        pieces += [p for u in state.deliveries.units() for p in u.pieces]
+        segments = [p for t in state.assembly.trajectories.values() for p in t.segments]
+        segments += [p for g in state.assembly.groups.values() for t in g.here for p in t.segments]
+        segments += [p for u in state.deliveries.units() for p in u.segments]
         assert state.violation() == ""
-        assert len(pieces) == len(state.store)
-        assert sum(p.tokens for p in pieces) == state.ledger.held_tokens
-        assert sum(p.nbytes for p in pieces) == state.store.nbytes
+        assert len(segments) == len(state.store)
+        assert sum(p.tokens for p in segments) == state.ledger.held_tokens
+        assert sum(p.nbytes for p in segments) == state.store.nbytes
         return True

@@ -138,8 +138,8 @@ class Replay:
                 units = {unit.unit_id: unit for unit in self.state.deliveries.units()}
                 for unit in (units[name] for name in trained if name in units):
                     self.audit.units[unit.unit_id] = step
-                    for piece in unit.pieces:
-                        self._trained(piece.key, step, piece.action_tokens)
+                    for stored in unit.segments:
+                        self._trained(stored.key, step, stored.action_tokens)
             case LearnerJoined(hello=hello):
                 before = self.state.lineage
                 if before is None or before.lineage != hello.lineage:
@@ -147,7 +147,7 @@ class Replay:
                     self._cut(0, kept=())
                 elif process(before) != process(hello):
                     committed = [unit for unit in self.state.deliveries.saved() if unit.outcome is not None]
-                    self._cut(hello.step, kept=(piece.key for unit in committed for piece in unit.pieces))
+                    self._cut(hello.step, kept=(stored.key for unit in committed for stored in unit.segments))
 
     def _trained(self, key: SegmentKey, step: int, tokens: int) -> None:
         audit = self.audit
@@ -207,7 +207,7 @@ def _picture(saved: Snapshot) -> dict[str, Any]:
         "trajectories": sorted((t.trajectory_id, t.next_index, t.closed) for t in saved.trajectories),
         "groups": sorted((g.group_id, sorted(g.out), len(g.here), g.taken, g.lost) for g in saved.groups),
         "units": sorted(
-            (u.unit_id, u.age, u.deliveries, u.epoch, u.step, u.outcome or "", [p.key for p in u.pieces])
+            (u.unit_id, u.age, u.deliveries, u.epoch, u.step, u.outcome or "", [p.key for p in u.segments])
             for u in saved.units
         ),
         "ledger": {"stored": ledger.stored, "rolled back": ledger.rolled_back, **ledger.outcomes},

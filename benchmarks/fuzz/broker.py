@@ -214,11 +214,11 @@ class Trial:
     def _check(self) -> None:
         state, store = self._state.state, self._store
         assert state.violation() == "", f"the ledger does not close: {state.violation()}"
-        pieces = list(state.pieces())
-        assert len(pieces) == len(store), "segments stored are not segments known"
-        assert sum(piece.nbytes for piece in pieces) == store.nbytes, "bytes stored are not bytes known"
-        keys = {piece.key for piece in pieces}
-        assert len(keys) == len(pieces), "a segment is in two places"
+        segments = list(state.segments())
+        assert len(segments) == len(store), "segments stored are not segments known"
+        assert sum(stored.nbytes for stored in segments) == store.nbytes, "bytes stored are not bytes known"
+        keys = {stored.key for stored in segments}
+        assert len(keys) == len(segments), "a segment is in two places"
         over = len(store) - MAX_QUEUED_SEGMENTS - self._extra
         assert over <= OVERDRAFT, (
             f"more is held than may be: {over} segments over the bound, {OVERDRAFT} allowed"
@@ -254,7 +254,7 @@ def _content(dispatcher: Dispatcher, store: JournalStore) -> dict[str, Any]:
         "groups": sorted(
             (g.group_id, sorted(g.out), len(g.here), g.taken, g.lost) for g in assembly.groups.values()
         ),
-        "units": [(u.unit_id, u.age, u.deliveries, u.outcome, u.step, len(u.pieces)) for u in units],
+        "units": [(u.unit_id, u.age, u.deliveries, u.outcome, u.step, len(u.segments)) for u in units],
         "lineage": state.lineage,
         "published": state.published,
     }

@@ -27,9 +27,9 @@ class Assembly:
         self._unwanted: list[str] = []
 
     @property
-    def segments(self) -> int:
+    def segment_count(self) -> int:
         """Stored segments that are in no unit."""
-        return sum(1 for _ in self.pieces())
+        return sum(1 for _ in self.segments())
 
     @property
     def results(self) -> bool:
@@ -73,11 +73,11 @@ class Assembly:
         trajectory = self.trajectories.get(trajectory_id)
         if trajectory is None:
             trajectory = self.trajectories[trajectory_id] = TrajectoryRecord(trajectory_id, task)
-        piece = StoredSegment(
+        stored = StoredSegment(
             (trajectory_id, segment.index), tokens, action_tokens, segment.version_max, nbytes
         )
-        self._ledger.stored.add(piece)
-        trajectory.pieces.append(piece)
+        self._ledger.stored.add(stored)
+        trajectory.segments.append(stored)
         trajectory.next_index += 1
         trajectory.tokens += tokens
         trajectory.action_tokens += action_tokens
@@ -117,7 +117,7 @@ class Assembly:
         """The attempt is over before its end: what is stored of it, and in no unit, is let go."""
         trajectory = self.trajectories.pop(trajectory_id, None)
         if trajectory is not None:
-            self._drop(trajectory.pieces, outcome)
+            self._drop(trajectory.segments, outcome)
 
     def give_up(self, task: Task, now: float) -> None:
         """A task will never be done."""
@@ -130,10 +130,10 @@ class Assembly:
             group.lost += 1
             self._conclude_if_complete(group, now)
 
-    def pieces(self) -> Iterator[StoredSegment]:
+    def segments(self) -> Iterator[StoredSegment]:
         """All that is stored and in no unit."""
         for trajectory in (*self.trajectories.values(), *(t for g in self.groups.values() for t in g.here)):
-            yield from trajectory.pieces
+            yield from trajectory.segments
 
     def overdue(self, now: float) -> list[str]:
         """Groups whose deadline has passed; members that are delivered singly wait for none."""
@@ -152,7 +152,7 @@ class Assembly:
     def drop_all(self) -> None:
         """Nobody waits for any of it any more."""
         for trajectory in (*self.trajectories.values(), *(t for g in self.groups.values() for t in g.here)):
-            self._drop(trajectory.pieces, "superseded")
+            self._drop(trajectory.segments, "superseded")
         self.trajectories, self.groups = {}, {}
 
     def postpone(self, seconds: float) -> None:
@@ -166,35 +166,35 @@ class Assembly:
         task = trajectory.task
         if (self.mode == "segment" or trajectory.split) and task.purpose == "train":
             trajectory.split = True
-            for piece in trajectory.pieces:
-                unit_id = names.window_id(*piece.key)
-                last = trajectory.closed and piece is trajectory.pieces[-1]
+            for stored in trajectory.segments:
+                unit_id = names.window_id(*stored.key)
+                last = trajectory.closed and stored is trajectory.segments[-1]
                 self._emit(
                     Unit(
                         unit_id,
                         task.group_id,
                         task.purpose,
-                        [piece],
+                        [stored],
                         int(last),
                         complete=last,
                         context=not last,
                         lengths=[trajectory.length] if last and trajectory.length else [],
                     )
                 )
-            trajectory.pieces = []
+            trajectory.segments = []
         if not trajectory.closed:
             return
         self.trajectories.pop(trajectory.trajectory_id, None)
         group = self.groups.get(task.group_id)
         if task.purpose == "eval" or group is None or self.mode != "group":
-            if trajectory.pieces:
-                pieces, trajectory.pieces = trajectory.pieces, []
-                unit = Unit(trajectory.trajectory_id, task.group_id, task.purpose, pieces, 1, complete=True)
+            if trajectory.segments:
+                segments, trajectory.segments = trajectory.segments, []
+                unit = Unit(trajectory.trajectory_id, task.group_id, task.purpose, segments, 1, complete=True)
                 unit.lengths = [trajectory.length] if trajectory.length and task.purpose == "train" else []
                 self._emit(unit)
             if group is not None and task.purpose == "train":
                 group.taken += 1
-        elif trajectory.pieces:
+        elif trajectory.segments:
             group.here.append(trajectory)
         else:
             group.taken += 1  # delivered segment by segment
@@ -212,14 +212,14 @@ class Assembly:
         """The group will get no more members: deliver it, or say that it is dropped."""
         del self.groups[group.group_id]
         self._unwanted += sorted(group.out)
-        pieces = [piece for trajectory in group.here for piece in trajectory.pieces]
+        segments = [stored for trajectory in group.here for stored in trajectory.segments]
         if len(group.here) >= min(self._min_members, group.size):
             whole = len(group.here) == group.size
-            unit = Unit(group.group_id, group.group_id, "train", pieces, len(group.here), complete=whole)
+            unit = Unit(group.group_id, group.group_id, "train", segments, len(group.here), complete=whole)
             unit.lengths = [trajectory.length for trajectory in group.here if trajectory.length]
             self._emit(unit)
         elif group.here or (self.mode == "group" and not group.taken):
-            self._drop(pieces, "given_up")
+            self._drop(segments, "given_up")
             self._dropped.append(
                 Dropped(
                     unit_id=group.group_id, group_id=group.group_id, trajectories=group.size, reason=reason
@@ -230,7 +230,7 @@ class Assembly:
         if unit.fits:
             self._ready.append(unit)
             return
-        self._drop(unit.pieces, "too_large")
+        self._drop(unit.segments, "too_large")
         self._dropped.append(
             Dropped(
                 unit_id=unit.unit_id,
@@ -240,7 +240,7 @@ class Assembly:
             )
         )
 
-    def _drop(self, pieces: list[StoredSegment], outcome: Outcome) -> None:
-        for piece in pieces:
-            self._store.drop(piece.key)
-            self._ledger.note_outcome(outcome, piece)
+    def _drop(self, segments: list[StoredSegment], outcome: Outcome) -> None:
+        for stored in segments:
+            self._store.drop(stored.key)
+            self._ledger.note_outcome(outcome, stored)

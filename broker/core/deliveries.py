@@ -47,20 +47,20 @@ class Deliveries:
 
     @property
     def ready_segments(self) -> int:
-        return sum(len(unit.pieces) for unit in self._ready.values())
+        return sum(len(unit.segments) for unit in self._ready.values())
 
     @property
     def leased_segments(self) -> int:
-        return sum(len(self._units[unit_id].pieces) for unit_id in self._since)
+        return sum(len(self._units[unit_id].segments) for unit_id in self._since)
 
     def units(self) -> list[Unit]:
         """All units that are not committed, in the order of becoming ready."""
         return sorted(self._units.values(), key=lambda unit: unit.age)
 
-    def pieces(self) -> Iterator[StoredSegment]:
+    def segments(self) -> Iterator[StoredSegment]:
         """Of all units that are not committed."""
         for unit in self._units.values():
-            yield from unit.pieces
+            yield from unit.segments
 
     def oldest_lease(self) -> float | None:
         """When the oldest live lease was given."""
@@ -91,9 +91,9 @@ class Deliveries:
         """A ready unit goes to the learner of this epoch."""
         unit = self._units[unit_id]
         self._ready.pop(unit.age, None)
-        self._ledger.delivered.add_all(unit.pieces)
+        self._ledger.delivered.add_all(unit.segments)
         if unit.deliveries:
-            self._ledger.redelivered.add_all(unit.pieces)
+            self._ledger.redelivered.add_all(unit.segments)
         if not unit.deliveries or unit.epoch != epoch:
             unit.processes += 1
         unit.deliveries += 1
@@ -105,7 +105,7 @@ class Deliveries:
 
     def frames(self, unit: Unit) -> list[tuple[bytes, Buffer]]:
         """Header and body of each segment, as they came."""
-        return [self._store.get(piece.key) for piece in unit.pieces]
+        return [self._store.get(stored.key) for stored in unit.segments]
 
     def knows(self, unit_id: str) -> bool:
         """Whether a commit of this unit has, or had, an effect."""
@@ -120,16 +120,16 @@ class Deliveries:
         self._count_lengths(unit, outcome, 1)
         unit.step, unit.outcome, unit.processes = step, outcome, 0
         self._committed[unit_id] = unit
-        for piece in unit.pieces:
-            self._store.commit(piece.key)
-        self._ledger.note_outcome(outcome, *unit.pieces)
+        for stored in unit.segments:
+            self._store.commit(stored.key)
+        self._ledger.note_outcome(outcome, *unit.segments)
 
     def release(self, step: int) -> None:
         """What was committed up to ``step`` goes for good."""
         for unit in [unit for unit in self._committed.values() if unit.step <= step]:
             del self._committed[unit.unit_id]
-            for piece in unit.pieces:
-                self._store.drop(piece.key)
+            for stored in unit.segments:
+                self._store.drop(stored.key)
 
     def survived(self) -> None:
         """The learner gets on with what it is given: no unit is to blame for processes that ended before."""
@@ -140,9 +140,9 @@ class Deliveries:
         """What is committed still belongs to no checkpoint: all of it is ready again, at its old age."""
         for unit in self._committed.values():
             assert unit.outcome is not None
-            for piece in unit.pieces:
-                self._store.uncommit(piece.key)
-                self._ledger.undo_outcome(unit.outcome, piece)
+            for stored in unit.segments:
+                self._store.uncommit(stored.key)
+                self._ledger.undo_outcome(unit.outcome, stored)
             self._count_lengths(unit, unit.outcome, -1)
             unit.step, unit.outcome, unit.held = 0, None, False
             self._units[unit.unit_id] = unit
@@ -157,9 +157,9 @@ class Deliveries:
         """Let a unit go that is not committed."""
         unit = self._units[unit_id]
         self._remove(unit)
-        for piece in unit.pieces:
-            self._store.drop(piece.key)
-            self._ledger.note_outcome(outcome, piece)
+        for stored in unit.segments:
+            self._store.drop(stored.key)
+            self._ledger.note_outcome(outcome, stored)
         return unit
 
     def expire(self, progress_at: float, now: float) -> None:

@@ -295,7 +295,7 @@ class LearnerSide:
             learner.delivery_credit -= 1
             deliver = Deliver(
                 unit_id=unit.unit_id,
-                segments=len(unit.pieces),
+                segments=len(unit.segments),
                 complete=unit.complete,
                 redelivered=unit.deliveries > 0,
             )

@@ -27,21 +27,21 @@ class Tally:
     tokens: int = 0
     action_tokens: int = 0
 
-    def add(self, piece: StoredSegment) -> None:
+    def add(self, stored: StoredSegment) -> None:
         self.segments += 1
-        self.tokens += piece.tokens
-        self.action_tokens += piece.action_tokens
+        self.tokens += stored.tokens
+        self.action_tokens += stored.action_tokens
 
-    def add_all(self, pieces: Sequence[StoredSegment]) -> None:
-        for piece in pieces:
-            self.tokens += piece.tokens
-            self.action_tokens += piece.action_tokens
-        self.segments += len(pieces)
+    def add_all(self, segments: Sequence[StoredSegment]) -> None:
+        for stored in segments:
+            self.tokens += stored.tokens
+            self.action_tokens += stored.action_tokens
+        self.segments += len(segments)
 
-    def remove(self, piece: StoredSegment) -> None:
+    def remove(self, stored: StoredSegment) -> None:
         self.segments -= 1
-        self.tokens -= piece.tokens
-        self.action_tokens -= piece.action_tokens
+        self.tokens -= stored.tokens
+        self.action_tokens -= stored.action_tokens
 
 
 @dataclass
@@ -146,18 +146,18 @@ class Ledger:
         """Segments that should be in the store now."""
         return self.stored.segments - sum(tally.segments for tally in self.outcomes.values())
 
-    def note_outcome(self, outcome: Outcome, *pieces: StoredSegment) -> None:
+    def note_outcome(self, outcome: Outcome, *segments: StoredSegment) -> None:
         """These pieces have left the broker for good."""
-        self.outcomes[outcome].add_all(pieces)
+        self.outcomes[outcome].add_all(segments)
 
-    def undo_outcome(self, outcome: Outcome, piece: StoredSegment) -> None:
+    def undo_outcome(self, outcome: Outcome, stored: StoredSegment) -> None:
         """It comes back: the step that had it is no part of the lineage any more."""
-        self.outcomes[outcome].remove(piece)
-        self.rolled_back.add(piece)
+        self.outcomes[outcome].remove(stored)
+        self.rolled_back.add(stored)
 
-    def difference(self, pieces: Iterable[StoredSegment]) -> str:
+    def difference(self, segments: Iterable[StoredSegment]) -> str:
         """What is wrong, if what is held are not the tokens that the sums say; "" if they are."""
-        tokens = sum(piece.tokens for piece in pieces)
+        tokens = sum(stored.tokens for stored in segments)
         if tokens == self.held_tokens:
             return ""
         outcomes = {name: tally.tokens for name, tally in self.outcomes.items() if tally.tokens}

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from protocol import names
 from protocol.codec import MAX_FRAMES, MAX_MESSAGE_BYTES
@@ -52,11 +52,11 @@ class TaskRecord(Struct):
 
 
 class TrajectoryRecord(Struct):
-    """A trajectory as it arrives. ``pieces`` are those not yet part of a unit."""
+    """A trajectory as it arrives. ``segments`` are those not yet part of a unit; snapshots call them pieces."""
 
     trajectory_id: str
     task: Task
-    pieces: list[StoredSegment] = []
+    segments: list[StoredSegment] = field(name="pieces", default_factory=list)
     next_index: int = 0
     tokens: int = 0
     action_tokens: int = 0
@@ -94,7 +94,7 @@ class Unit(Struct):
     unit_id: str
     group_id: str
     purpose: Purpose
-    pieces: list[StoredSegment]
+    segments: list[StoredSegment] = field(name="pieces")
     trajectories: int
     complete: bool
     context: bool = False
@@ -116,10 +116,10 @@ class Unit(Struct):
 
     @property
     def version_max(self) -> int:
-        return max((piece.version_max for piece in self.pieces), default=-1)
+        return max((stored.version_max for stored in self.segments), default=-1)
 
     @property
     def fits(self) -> bool:
         """Whether it fits into one message."""
-        nbytes = sum(piece.nbytes for piece in self.pieces)
-        return nbytes + ENVELOPE_BYTES <= MAX_MESSAGE_BYTES and 2 * len(self.pieces) + 2 <= MAX_FRAMES
+        nbytes = sum(stored.nbytes for stored in self.segments)
+        return nbytes + ENVELOPE_BYTES <= MAX_MESSAGE_BYTES and 2 * len(self.segments) + 2 <= MAX_FRAMES

@@ -243,10 +243,10 @@ class BrokerState:
 
     # --- views --------------------------------------------------------------------------------------------
 
-    def pieces(self) -> Iterator[StoredSegment]:
+    def segments(self) -> Iterator[StoredSegment]:
         """All segments that have no outcome yet."""
-        yield from self.assembly.pieces()
-        yield from self.deliveries.pieces()
+        yield from self.assembly.segments()
+        yield from self.deliveries.segments()
 
     def miscount(self) -> str:
         """By how many segments store and ledger differ; "" when they agree. Costs the same whatever is held."""
@@ -254,7 +254,7 @@ class BrokerState:
 
     def violation(self) -> str:
         """By what the ledger does not close; "" when it does. Walks through all that is held."""
-        return self.miscount() or self.ledger.difference(self.pieces())
+        return self.miscount() or self.ledger.difference(self.segments())
 
     def held_task_ids(self) -> list[str]:
         """Training tasks that are queued, leased, or done and not committed for good."""
@@ -264,7 +264,7 @@ class BrokerState:
     def done_task_ids(self, *purposes: str) -> list[str]:
         """Tasks that are done and whose end is here; of a trajectory in windows the last may be gone before others."""
         units = [unit for unit in self.deliveries.units() if unit.purpose in purposes and not unit.context]
-        done = [piece.key[0] for unit in units for piece in unit.pieces]
+        done = [stored.key[0] for unit in units for stored in unit.segments]
         if "train" in purposes:
             done += [t.trajectory_id for group in self.assembly.groups.values() for t in group.here]
         return [names.task_of(trajectory) for trajectory in done]

@@ -385,7 +385,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def no_segment_is_under_two_leases(self):
         if hasattr(self, "driver"):
             deliveries = self.driver.dispatcher.state.deliveries
-            keys = Counter(piece.key for unit in deliveries.saved() for piece in unit.pieces)
+            keys = Counter(stored.key for unit in deliveries.saved() for stored in unit.segments)
             assert all(count == 1 for count in keys.values())
             assert deliveries.leased_segments <= self.driver.held
 

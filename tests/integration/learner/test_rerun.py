@@ -151,30 +151,30 @@ class System:
                 self.queue.append((over, []))
             return
         self.known.add(task.task_id)
-        pieces = self.rollout(task)
+        segments = self.rollout(task)
         if self.deliver == "segment":
-            for index, piece in enumerate(pieces):
-                self.ready(f"{task.task_id}.0/{index}", [piece], [task.task_id], index + 1 == len(pieces))
+            for index, stored in enumerate(segments):
+                self.ready(f"{task.task_id}.0/{index}", [stored], [task.task_id], index + 1 == len(segments))
             return
         group = self.groups.setdefault(task.group_id, [])
-        group.append((task.task_id, pieces))
+        group.append((task.task_id, segments))
         if len(group) == task.group_size:
             order = self.rng.permutation(len(group))
-            members = [piece for place in order for piece in group[place][1]]
+            members = [stored for place in order for stored in group[place][1]]
             self.ready(task.group_id, members, [name for name, _ in group])
 
-    def ready(self, unit_id, pieces, tasks, complete=True):
-        for piece in pieces:
-            self.journal.append(Kind.SEGMENT, *pack_segment(*piece))
-        head = Deliver(unit_id=unit_id, segments=len(pieces), complete=complete)
-        self.units[unit_id] = decode(encode_delivery(head, pieces)), tasks
+    def ready(self, unit_id, segments, tasks, complete=True):
+        for stored in segments:
+            self.journal.append(Kind.SEGMENT, *pack_segment(*stored))
+        head = Deliver(unit_id=unit_id, segments=len(segments), complete=complete)
+        self.units[unit_id] = decode(encode_delivery(head, segments)), tasks
         self.queue.append(self.units[unit_id][0])
 
     def rollout(self, task):
         """Segments of one trajectory: a prompt and some windows of actions."""
         windows = int(self.rng.integers(1, 4))
         version = max(0, self.version - int(self.rng.integers(0, 4)))
-        pieces = []
+        segments = []
         for index in range(windows):
             begin = 0 if index == 0 else PROMPT + WINDOW * index
             end = PROMPT + WINDOW * (index + 1)
@@ -204,8 +204,8 @@ class System:
                 ),
                 "policy_version": np.where(actions, version, -1).astype(np.int32),
             }
-            pieces.append(tuple(bytes(frame) for frame in encode_arrays(head, arrays)[1:3]))
-        return pieces
+            segments.append(tuple(bytes(frame) for frame in encode_arrays(head, arrays)[1:3]))
+        return segments
 
     def get_nowait(self):
         if not self.queue:
