@@ -39,6 +39,6 @@ ratios: setup           ## codec, batching, objective: not dearer than benchmark
 staleness: setup        ## reward over exact policy lag, every recipe; hours, resumable
 	$(BIN)/python -m benchmarks.staleness --plot build/staleness.png
 
-docs: setup             ## docs/configuration.md and the API reference in build/docs
-	$(BIN)/python -m launch.run_file.reference docs/configuration.md
+docs: setup             ## generated pages of docs/, and the API reference in build/docs
+	$(BIN)/python -m launch.reference docs
 	$(BIN)/pdoc --output-directory build/docs protocol broker envs actors learner launch

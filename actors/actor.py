@@ -19,10 +19,11 @@ from actors.errors import ActorError
 from actors.generator_client import GeneratorPool
 from actors.render import Renderer
 from actors.uplink import LeaseBook, Outbox
-from envs.base import Suite
+from envs.base import HasGauges, Suite
 from envs.config import EnvConfig
 from envs.registry import make_suite
 from protocol.arrays import SegmentArrays
+from protocol.gauges import ENV
 from protocol.link import AsyncLink
 from protocol.messages import (
     AnyMessage,
@@ -339,7 +340,6 @@ class Actor:
             "segments_waiting": float(self._outbox.waiting),
             "segments_refused_total": float(self._outbox.acks["refused"]),
             "generator_interruptions_total": float(self._pool.interruptions),
-            "scorer_timeouts_total": 0.0,
         }
         gauges |= self._suite_gauges()
         # Episodes that wait for segment credit wait for the broker, not for us.
@@ -348,11 +348,10 @@ class Actor:
 
     def _suite_gauges(self) -> dict[str, float]:
         """Gauges of a suite that has some; they must not cost us the heartbeat."""
-        own = getattr(self._suite, "gauges", None)
-        if not callable(own):
+        if not isinstance(self._suite, HasGauges):
             return {}
         try:
-            return {str(name): float(value) for name, value in own().items()}
+            return {f"{ENV}{name}": float(value) for name, value in self._suite.gauges().items()}
         except Exception as error:
             log.warning("gauges of the environment: %r", error)
             return {}

@@ -11,6 +11,8 @@ from prometheus_client.registry import Collector
 from broker.core.dispatch import Dispatcher
 from broker.core.ledger import Tally
 from broker.core.peers import Peer
+from broker.gauges import BROKER
+from protocol.gauges import BY_ROLE
 
 
 def status(dispatcher: Dispatcher, now: float) -> dict[str, Any]:
@@ -169,10 +171,19 @@ class _Metrics(Collector):
         for peer in state.peers:
             silence.add_metric([peer.role, peer.name], self._now - peer.heard)
         yield silence
-        gauges = {_metric_name(name): value for name, value in self._state.gauges().items()}
-        gauges["offbeat_policy_version"] = float(self._state.learners.policy_version)
-        for name, value in gauges.items():
-            yield GaugeMetricFamily(name, "See docs/metrics.md", value=value)
+        version = GaugeMetricFamily("offbeat_policy_version", "Newest published policy version")
+        version.add_metric([], float(self._state.learners.policy_version))
+        yield version
+        for name, value in self._state.gauges().items():
+            yield GaugeMetricFamily(_metric_name(name), _meaning(name), value=value)
+
+
+def _meaning(name: str) -> str:
+    role, _, gauge = name.partition("/")
+    declared = (BROKER if role == "broker" else BY_ROLE.get(role, {})).get(gauge)
+    if declared is None:
+        return "Declared nowhere: an environment's own, or a foreign peer's"
+    return f"{declared.meaning} ({declared.unit})"
 
 
 def _metric_name(tag: str) -> str:

@@ -4,8 +4,9 @@ A `Suite` is made once per process from the run file and makes single-use `Env` 
 is no second reset, hence no state that leaks from one episode into the next.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
 
 Split = Literal["train", "heldout"]
 
@@ -64,4 +65,16 @@ class Suite(Protocol):
 
     async def close(self) -> None:
         """Free what the suite holds (scorer processes, connections)."""
+        ...
+
+
+@runtime_checkable
+class HasGauges(Protocol):
+    """What a suite may have beside the methods of `Suite`."""
+
+    def gauges(self) -> Mapping[str, float]:
+        """Return numbers of the suite's own, for TensorBoard and `/status`, which show them as ``env/NAME``.
+
+        A name that ends in ``_total`` is a counter, added up over actors; other numbers are averaged.
+        """
         ...

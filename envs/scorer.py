@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from envs.base import Split
 from envs.errors import EnvError, RefusedFamily, ScorerFailed
 from envs.scorer_process import START_DEADLINE_S, Family, ScorerProcess, Wrap
+from protocol.gauges import Gauge, table
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,21 @@ class ScorerCounters:
     scorer_timeouts: int = 0
     scorer_errors: int = 0
     scorer_restarts: int = 0
+
+
+GAUGES = table(
+    [
+        Gauge(
+            "scorer_timeouts_total",
+            "answers",
+            "answers whose scoring hit the time limit, and scored 0",
+            "total",
+        ),
+        Gauge("scorer_errors_total", "answers", "answers whose scoring failed, and scored 0", "total"),
+        Gauge("scorer_restarts_total", "restarts", "scorer processes that were started again", "total"),
+    ]
+)
+"""What a suite with a scorer reports; `ScorerCounters` counts it."""
 
 
 def choose_sandbox(family: str, sandbox: Sandbox) -> Literal["bwrap", "process"]:

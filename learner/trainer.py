@@ -13,7 +13,7 @@ from learner.algorithms.replay import self_imitation_weight
 from learner.config import LearnerConfig
 from learner.errors import Diverged
 from learner.intake.intake import Intake
-from learner.metrics import SCALARS, Report, rollout_metrics
+from learner.metrics import Report, rollout_metrics
 from learner.nonfinite import save_trajectories
 from learner.replay.batch import batch_metrics, mix, remember
 from learner.replay.table import ReplayTable
@@ -161,7 +161,6 @@ class Trainer:
         self.totals.update_seconds += report.metrics["learner/step_seconds"]
         arrived = intake.take_recent()
         scalars = {
-            **{name: value for name, value in intake.gauges.items() if name in SCALARS},
             **report.metrics,
             **rollout_metrics(arrived, trained),
             **self.replay_metrics(trained, updated),
@@ -180,7 +179,10 @@ class Trainer:
         }
         arrived_lengths = np.array([t.action_tokens for t in arrived])
         self.report.write(
-            self.step, scalars, {**report.histograms, "length_generated_tokens": arrived_lengths}
+            self.step,
+            scalars,
+            {**report.histograms, "length_generated_tokens": arrived_lengths},
+            passed_on=intake.gauges,
         )
 
     def replay_metrics(self, trained: Sequence[Trajectory], updated: int) -> dict[str, float]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from protocol.codec import MAX_HEADER_BYTES
+from protocol.gauges import merge_of, tag
 from protocol.messages import GeneratorInfo, Heartbeat, Hello, Role
 
 MAX_PEERS = 4_096
@@ -107,9 +108,9 @@ class Peers:
         peer = self._peers.pop(name)
         del self._of[peer.role][name]
         totals = {
-            f"{peer.role}/{gauge}": value
+            tag(peer.role, gauge): value
             for gauge, value in peer.heartbeat.gauges.items()
-            if gauge.endswith("_total")
+            if merge_of(peer.role, gauge) == "total"
         }
         known = self._retired
         totals = {k: v for k, v in totals.items() if k in known or len(known) + len(totals) <= MAX_TOTALS}
@@ -140,22 +141,21 @@ class Peers:
         return fit
 
     def gauges(self) -> dict[str, float]:
-        """Gauges of generators and actors put together.
-
-        Shares, durations and versions as means, others as sums. ``..._total`` counts on after a peer is gone.
-        """
+        """Return the gauges of generators and actors, those of one name put together as `protocol.gauges` says."""
         values: dict[str, list[float]] = {}
+        means = set[str]()
         for peer in self._peers.values():
             if peer.role == "learner":
                 continue
             for gauge, value in peer.heartbeat.gauges.items():
-                name = f"{peer.role}/{gauge}"
+                name = tag(peer.role, gauge)
                 if name in values or len(values) < MAX_MERGED:
                     values.setdefault(name, []).append(value)
+                    if merge_of(peer.role, gauge) == "mean":
+                        means.add(name)
         merged = dict(self._retired)
         for name, numbers in values.items():
-            gauge = name.partition("/")[2]
-            if gauge.endswith(("_share", "_seconds")) or gauge.startswith("policy_version"):
+            if name in means:
                 merged[name] = sum(numbers) / len(numbers)
             else:
                 merged[name] = merged.get(name, 0.0) + sum(numbers)

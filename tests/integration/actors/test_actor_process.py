@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from protocol.gauges import ACTOR, ENV
 from protocol.messages import CancelTask, Drain, Refused, Sampling, SegmentCredit
 from tests.integration.actors.actor_harness import (
     ENV_FILE,
@@ -109,7 +110,8 @@ def test_a_group_is_run_and_sigterm_drains(stage):
         await until(lambda: sum(broker.credits) == 8, "credit is given back")
         await until(lambda: broker.gauge("episodes_finished_total") == 4, "the heartbeat tells")
         gauges = broker.beats[-1].gauges
-        assert gauges["own_gauge"] == 1.0
+        assert gauges["env/own_gauge"] == 1.0
+        assert {name for name in gauges if not name.startswith(ENV)} == set(ACTOR)
         assert gauges["tokens_total"] == sum(s.tokens for s, _ in broker.segments)
         assert broker.beats[-1].progress == gauges["tokens_total"] + 4
         assert not broker.beats[-1].busy
@@ -345,7 +347,7 @@ def test_calculator_with_a_real_scorer_that_dies_with_its_actor(stage):
                 1.4
             )
         await until(
-            lambda: broker.gauge("scorer_timeouts_total") == 0, "the heartbeat has the scorer's counters"
+            lambda: broker.gauge("env/scorer_timeouts_total") == 0, "the heartbeat has the scorer's counters"
         )
         workers = children(actor.pid)
         assert len(workers) == 1

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from launch.errors import ConfigError
+from launch.reference.metrics import tags
 from launch.run_file.load import check, load, read, read_own
 from launch.run_file.recipes import FOLDER, Recipe, find, page, recipes, table
-from learner.metrics import SCALARS
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs" / "recipes"
@@ -77,7 +77,7 @@ def test_pages_name_metrics_that_exist(path):
         r"`((?:rollout|learner|critic|replay|generator|actor|broker|evaluation)/[a-z_]+)`", text
     )
     assert named
-    assert set(named) <= set(SCALARS)
+    assert set(named) <= set(tags())
 
 
 def test_pages_name_settings_that_exist(path):

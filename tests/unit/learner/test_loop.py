@@ -23,7 +23,7 @@ from tests.trajectories import make_trajectory
 
 class Inlet:
     def __init__(self):
-        self.gauges = {"broker/units_ready": 2.0, "someone_elses/number": 1.0}
+        self.gauges = {"broker/units_ready": 2.0, "env/number": 1.0}
         self.counts, self.sampled_tokens, self.open = Counts(), 0, OpenTrajectories()
         self.line = VersionLine()
 
@@ -113,8 +113,8 @@ class Report:
     def __init__(self):
         self.lines = []
 
-    def write(self, step, scalars, histograms=None):
-        self.lines.append((step, scalars))
+    def write(self, step, scalars, histograms=None, passed_on=None):
+        self.lines.append((step, {**(passed_on or {}), **scalars}))
 
 
 def learner(tmp_path, outcomes, *, stop_at=None, **settings):
@@ -193,12 +193,12 @@ def test_a_stop_ends_with_a_checkpoint_and_an_evaluation_unless_one_is_in_a_hurr
     assert (("evaluate", "after 2", 2) in it.exchange.log) is evaluated
 
 
-def test_gauges_nobody_has_documented_are_left_to_the_broker_s_status(tmp_path):
+def test_every_gauge_that_the_broker_passes_on_is_reported(tmp_path):
     it = learner(tmp_path, ["applied"], evaluation_tasks=0)
     it.train()
     (_, scalars), *_ = it.report.lines
     assert scalars["broker/units_ready"] == 2.0
-    assert "someone_elses/number" not in scalars
+    assert scalars["env/number"] == 1.0
 
 
 def test_a_learner_that_takes_over_publishes_above_what_generators_have(tmp_path):

@@ -1,7 +1,6 @@
 """Writes docs/configuration.md: every field of the run file, from the configuration classes themselves."""
 
 import json
-import sys
 import types
 import typing
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ This page is generated from the code by `make docs`.
 TABLE = ["| field | type | default | meaning |", "|---|---|---|---|"]
 
 
-def reference() -> str:
+def configuration_page() -> str:
     """The page as Markdown."""
     lines = [HEAD]
     forms_seen: dict[tuple[type[BaseModel], ...], str] = {}
@@ -133,7 +132,3 @@ def _doc(section: type[BaseModel]) -> str:
 def _text(words: str | None) -> str:
     """On one line, fit for a table."""
     return " ".join((words or "").split()).replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(reference(), encoding="utf-8")

@@ -1,0 +1,48 @@
+"""Fills the tables of docs/metrics.md from the gauges that the code declares."""
+
+import re
+from collections.abc import Mapping
+
+from broker.gauges import BROKER
+from envs.scorer import GAUGES as SCORER
+from learner.gauges import CRITIC, ENTROPY, EVALUATION, HISTOGRAMS, METHODS, REPLAY, ROLLOUT, UPDATE
+from protocol.gauges import ACTOR, ENV, GENERATOR, Gauge
+
+SECTIONS: dict[str, tuple[str, Mapping[str, Gauge]]] = {
+    "rollout": ("", ROLLOUT),
+    "update": ("", UPDATE),
+    "methods": ("", METHODS),
+    "entropy": ("", ENTROPY),
+    "critic": ("", CRITIC),
+    "replay": ("", REPLAY),
+    "generator": ("generator/", GENERATOR),
+    "actor": ("actor/", ACTOR),
+    "env": (ENV, SCORER),
+    "broker": ("broker/", BROKER),
+    "evaluation": ("", EVALUATION),
+    "histograms": ("histogram/", HISTOGRAMS),
+}
+"""For each section of the page, what stands before the names, and the gauges."""
+_PLACE = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
+
+
+def tags() -> list[str]:
+    """Return every tag that TensorBoard may show, but for those of environments of a user's own."""
+    return [prefix + name for prefix, gauges in SECTIONS.values() for name in gauges]
+
+
+def fill_tables(page: str) -> str:
+    """Return the page with each table between ``<!-- table: SECTION -->`` and ``<!-- end -->`` made anew.
+
+    Raises:
+        KeyError: the page names a section that does not exist.
+    """
+    return _PLACE.sub(lambda match: _table(match[1]), page)
+
+
+def _table(section: str) -> str:
+    prefix, gauges = SECTIONS[section]
+    rows = [f"| `{prefix}{gauge.name}` | {gauge.unit} | {gauge.meaning} |" for gauge in gauges.values()]
+    return "\n".join(
+        [f"<!-- table: {section} -->", "| tag | unit | meaning |", "|---|---|---|", *rows, "<!-- end -->"]
+    )

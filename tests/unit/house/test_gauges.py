@@ -1,0 +1,48 @@
+"""What is sent is declared, and what is declared is sent."""
+
+import time
+from types import SimpleNamespace
+
+from actors.generator.requests import RequestBook
+from actors.generator.serving import Serving
+from actors.generator.vllm_stats import SchedulerGauges
+from actors.generator.weights.staging import NewestWins
+from actors.generator.weights.updater import WeightUpdater
+from broker.gauges import BROKER
+from protocol.gauges import BY_ROLE, ENV, GENERATOR, merge_of, tag
+from protocol.messages import Goodbye, Heartbeat
+from tests.broker_driver import Driver
+
+
+def test_a_generator_sends_what_is_declared_of_generators():
+    serving = object.__new__(Serving)
+    serving.book, serving._engine = RequestBook(0.0), SimpleNamespace(version=3)
+    updater = object.__new__(WeightUpdater)
+    updater._pause_s, updater._applied, updater._refused, updater._queue = 0.0, 0, 0, NewestWins()
+    sent = serving.gauges(time.monotonic()) | updater.gauges() | SchedulerGauges().take()
+    assert set(sent) == set(GENERATOR)
+
+
+def test_the_broker_reports_what_is_declared_of_it():
+    own = {name for name in Driver().dispatcher.gauges() if name.startswith("broker/")}
+    assert own == {f"broker/{name}" for name in BROKER}
+
+
+def test_an_environments_gauges_have_no_role_and_are_averaged_or_counted():
+    driver = Driver()
+    for actor, solved in (("a0", 2.0), ("a1", 4.0)):
+        driver.actor(actor)
+        driver.say(actor, Heartbeat(gauges={f"{ENV}depth": solved, f"{ENV}games_total": solved}))
+    gauges = driver.dispatcher.gauges()
+    assert gauges["env/depth"] == 3.0
+    assert gauges["env/games_total"] == 6.0
+    driver.say("a0", Goodbye())
+    gauges = driver.dispatcher.gauges()
+    assert (gauges["env/depth"], gauges["env/games_total"]) == (4.0, 6.0), "counters outlive their actor"
+
+
+def test_every_total_is_a_counter():
+    for role, gauges in BY_ROLE.items():
+        for name in gauges:
+            assert (merge_of(role, name) == "total") == name.endswith("_total"), name
+            assert tag(role, name) == f"{role}/{name}"
