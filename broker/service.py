@@ -279,8 +279,8 @@ class Service:
         return app
 
     async def _status(self, _: web.Request) -> web.Response:
-        more = {"journal": self._desk.status(), "security": self._security()}
-        return web.json_response(status(self._state, time.monotonic()) | more)
+        page = status(self._state, time.monotonic(), journal=self._desk.status(), security=self._security())
+        return web.json_response(page)
 
     def _security(self) -> dict[str, Any]:
         if self._guard is None:

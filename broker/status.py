@@ -1,7 +1,7 @@
 """What `/status` and `/metrics` say: pure views of the state."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -12,20 +12,24 @@ from broker.core.dispatch import Dispatcher
 from broker.core.ledger import Tally
 from broker.core.peers import Peer
 from broker.gauges import BROKER
+from broker.waits import who_waits
 from protocol.gauges import BY_ROLE
 
 
-def status(dispatcher: Dispatcher, now: float) -> dict[str, Any]:
-    """Everything a person or a program may want to know, as JSON."""
+def status(dispatcher: Dispatcher, now: float, **more: dict[str, Any]) -> dict[str, Any]:
+    """Return everything a person or a program may want to know, as JSON.
+
+    Args:
+        more: what the process around the dispatcher has to add, by name: its journal, its security.
+    """
     state, learners = dispatcher.state, dispatcher.learners
     ledger = state.ledger
-    return {
+    page = {
         "run": dispatcher.run,
         "policy_version": learners.policy_version,
         "epoch": state.lineage.epoch if state.lineage else 0,
         "lineage": state.lineage.lineage if state.lineage else 0,
         "delivery_unit": state.assembly.mode,
-        "waits": waits(dispatcher, now),
         "peers": [_peer(dispatcher, peer, now) for peer in state.peers],
         "generators_offered": [info.peer for info in dispatcher.offered],
         "queues": {
@@ -60,53 +64,9 @@ def status(dispatcher: Dispatcher, now: float) -> dict[str, Any]:
             "tasks": dict(sorted(ledger.tasks.items())),
         },
         "gauges": dispatcher.gauges(),
+        **more,
     }
-
-
-def waits(dispatcher: Dispatcher, now: float) -> list[str]:
-    """Who waits for whom, one sentence each."""
-    return [*_learner_waits(dispatcher, now), *_others_wait(dispatcher, now)]
-
-
-def _learner_waits(dispatcher: Dispatcher, now: float) -> Iterator[str]:
-    state, learner = dispatcher.state, dispatcher.learners.learner
-    held = state.deliveries.ready + state.deliveries.leased
-    if learner is None:
-        yield "everybody waits for: a learner"
-    elif learner.delivery_credit > 0 and not state.deliveries.ready:
-        group = next(iter(state.assembly.groups.values()), None)
-        if group is not None:
-            here = group.members_done - group.lost
-            yield f"{learner.name} waits for: group {group.group_id} ({here}/{group.size} members)"
-        elif state.tasks.queued + state.tasks.leased:
-            yield f"{learner.name} waits for: {state.tasks.queued + state.tasks.leased} tasks under way"
-        elif not held:
-            yield f"{learner.name} waits for: tasks, which it has to put itself"
-    elif learner.delivery_credit == 0 and state.deliveries.ready:
-        yield f"{state.deliveries.ready} units wait for: credit of {learner.name}"
-    oldest = state.deliveries.oldest_lease()
-    if oldest is not None:
-        whom = learner.name if learner else "the learner that left"
-        count = state.deliveries.leased
-        yield f"{count} deliveries wait for: commits of {whom}, the oldest for {now - oldest:.1f} s"
-
-
-def _others_wait(dispatcher: Dispatcher, now: float) -> Iterator[str]:
-    state = dispatcher.state
-    actors = state.peers.of("actor")
-    if state.tasks.queued and not any(actor.task_credit > 0 for actor in actors):
-        yield f"{state.tasks.queued} tasks wait for: actors with free episodes"
-    for actor in actors:
-        if state.full() and state.flow.credit(actor.name) == 0:
-            yield f"{actor.name} waits for: room, the broker is full; the learner has to commit"
-        elif actor.task_credit > 0 and not state.tasks.queued:
-            yield f"{actor.name} waits for: tasks"
-        elif actor.heartbeat.busy and not dispatcher.offered:
-            yield f"{actor.name} waits for: a healthy generator"
-    for generator in state.peers.of("generator"):
-        stalled = generator.stalled_for(now)
-        if stalled > dispatcher.config.generator_stall_s:
-            yield f"everybody waits for: {generator.name}, with work and without progress for {stalled:.1f} s"
+    return page | {"waits": who_waits(page)}
 
 
 def _peer(dispatcher: Dispatcher, peer: Peer, now: float) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from launch.run_folder import CONFIG, load_config
 from launch.supervise.broker_status import fetch
 from launch.supervise.crew import STATE_FILE
 from launch.supervise.health import BROKER
-from launch.supervise.waits import who_waits
 
 WATCH_S = 1.0
 TIMEOUT_S = 3.0
@@ -122,7 +121,7 @@ def page(status: Mapping[str, Any], supervised: Mapping[str, Any]) -> str:
         *table(status["peers"], supervised),
         "",
         "waits",
-        *(f"  {line}" for line in who_waits(status) or ["nobody waits"]),
+        *(f"  {line}" for line in status["waits"] or ["nobody waits"]),
         "",
         "queues   " + ", ".join(f"{name} {value:,}" for name, value in status["queues"].items()),
         "ledger   " + ledger_line(status["ledger"]),

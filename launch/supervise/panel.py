@@ -13,7 +13,6 @@ from rich.table import Table
 from launch.run_file.sections import RunConfig
 from launch.supervise.broker_status import Answer
 from launch.supervise.summary import Summary
-from launch.supervise.waits import who_waits
 
 PLAIN_INTERVAL_S = 5.0
 STILL_S = 10.0
@@ -82,7 +81,8 @@ def trailer(restarts: Mapping[str, int], answer: Answer | None, still_s: float) 
     Example:
         >>> trailer({"broker": 0, "generator": 2}, Answer(0.0, None, "refused"), 1.0)
         ' | started again: generator 2 | the broker does not answer'
-        >>> trailer({"broker": 0}, Answer(0.0, {"peers": []}), STILL_S + 1)
+        >>> waits = ["everybody waits for a learner: none has joined"]
+        >>> trailer({"broker": 0}, Answer(0.0, {"waits": waits}), STILL_S + 1)
         ' | everybody waits for a learner: none has joined'
     """
     again = ", ".join(f"{role} {count}" for role, count in restarts.items() if count)
@@ -90,7 +90,7 @@ def trailer(restarts: Mapping[str, int], answer: Answer | None, still_s: float) 
     if answer is not None and answer.status is None:
         return f"{text} | the broker does not answer"
     if answer is not None and answer.status is not None and still_s > STILL_S:
-        text += "".join(f" | {line}" for line in who_waits(answer.status)[:1])
+        text += "".join(f" | {line}" for line in answer.status["waits"][:1])
     return text
 
 

@@ -228,7 +228,7 @@ def test_a_group_from_task_to_commit_and_what_status_says(broker, context):
     )
     assert status["ledger"]["outcomes"]["trained"] == {"segments": 2, "tokens": 8, "action_tokens": 4}
     assert names(broker) == {"learner", "actor-0"}
-    assert any("actor-0 waits for: tasks" in line for line in status["waits"])
+    assert any("actor-0 waits for tasks" in line for line in status["waits"])
     assert boss.expect(QueueStats).gauges.keys() >= {"broker/queue_depth_segments", "broker/queued_bytes"}
     metrics = broker.get("/metrics")
     assert 'offbeat_tokens_total{outcome="trained"} 8.0' in metrics

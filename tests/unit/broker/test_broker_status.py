@@ -2,44 +2,50 @@
 
 import json
 
-from broker.status import prometheus, status, waits
-from protocol.messages import Commit, DeliveryCredit, Heartbeat
+from broker.status import prometheus, status
+from protocol.messages import Commit, Heartbeat
 from tests.broker_driver import Driver, group
 
 
 def said(driver):
-    return waits(driver.dispatcher, driver.now)
+    return status(driver.dispatcher, driver.now)["waits"]
 
 
 def test_without_a_learner_everybody_waits_for_one():
     driver = Driver()
     driver.actor("a0")
-    assert said(driver) == ["everybody waits for: a learner", "a0 waits for: tasks"]
+    assert said(driver) == [
+        "everybody waits for a learner: none has joined",
+        "a0 waits for tasks, it has room for 100 more episodes",
+    ]
 
 
-def test_a_group_in_the_making_is_named_with_its_members():
+def test_a_group_in_the_making_is_counted():
     driver = Driver()
     driver.learner()
-    assert said(driver) == ["learner waits for: tasks, which it has to put itself"]
+    assert said(driver) == [
+        "learner waits for groups: no tasks are under way, and the learner has put no others"
+    ]
     driver.put(*group("g12", 3))
-    assert "3 tasks wait for: actors with free episodes" in said(driver)
+    assert said(driver) == ["learner waits for groups: 3 tasks wait for an actor, none has joined"]
     driver.actor("a0", tasks=3)
+    driver.hello("generator", "g0", endpoint="x")
     first, _, _ = driver.leases("a0")
     driver.segment("a0", first)
-    assert said(driver) == ["learner waits for: group g12 (1/3 members)"]
+    assert (
+        said(driver)[0]
+        == "learner waits for groups: actors run 2 tasks; of 1 group some members are still out"
+    )
 
 
-def test_units_wait_for_credit_and_deliveries_for_commits():
+def test_units_wait_for_credit():
     driver = Driver()
     driver.learner(credit=0)
     driver.put(*group("g", 1), *group("h", 1))
     driver.actor("a0", tasks=2)
     for lease in driver.leases("a0"):
         driver.segment("a0", lease)
-    assert said(driver) == ["2 units wait for: credit of learner"]
-    driver.say("learner", DeliveryCredit(units=1))
-    driver.now += 2.0
-    assert said(driver)[1] == "1 deliveries wait for: commits of learner, the oldest for 2.0 s"
+    assert said(driver) == ["2 groups wait for learner to ask for more"]
 
 
 def test_a_full_broker_and_a_standing_generator_are_named():
@@ -48,13 +54,18 @@ def test_a_full_broker_and_a_standing_generator_are_named():
     driver.put(*group("g", 1), *group("h", 1))
     driver.actor("a0", tasks=2)
     driver.hello("generator", "g0", endpoint="x")
-    driver.say("g0", Heartbeat(busy=True))
+    driver.say("g0", Heartbeat(busy=True, gauges={"running_requests": 3.0}))
     for lease in driver.leases("a0"):
         driver.segment("a0", lease)
-    driver.wait(4.0)
-    assert "a0 waits for: room, the broker is full; the learner has to commit" in said(driver)
+    driver.wait(4.0, beating=("a0", "g0", "learner"))
+    driver.say("a0", Heartbeat(gauges={"segments_waiting": 2.0}))
+    driver.say("g0", Heartbeat(busy=True, gauges={"running_requests": 3.0}))
+    assert any(
+        line.startswith("a0 waits for segment credit with 2 segments: the broker holds 2")
+        for line in said(driver)
+    )
     (standing,) = [line for line in said(driver) if "g0" in line]
-    assert standing.startswith("everybody waits for: g0, with work and without progress for 4")
+    assert standing.startswith("g0 has 3 requests without a token for 4")
 
 
 def test_the_pages_have_peers_queues_and_the_ledger():

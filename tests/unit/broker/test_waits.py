@@ -6,7 +6,7 @@ from copy import deepcopy
 import pytest
 
 from broker.status import status
-from launch.supervise.waits import who_waits
+from broker.waits import who_waits
 from protocol.messages import Heartbeat, TaskCredit
 from tests.broker_driver import Driver, group
 
@@ -79,18 +79,6 @@ def test_actors_wait_for_credit_of_a_full_broker():
     ]
 
 
-def test_what_a_peer_says_itself_counts_most():
-    said = changed(
-        learner={"waiting_on": "the evaluation, 3 of 64 tasks are out", "gauges": {"waiting_seconds": 2}},
-        generator_0={"waiting_on": "version 13 to be loaded"},
-    )
-    first, second = who_waits(said)
-    assert first.startswith(
-        "learner waits 2.0 s for the evaluation, 3 of 64 tasks are out: actors run 24 tasks"
-    )
-    assert second == "generator-0 waits for version 13 to be loaded"
-
-
 def test_idle_generators_and_actors_with_room():
     said = changed(
         learner={"busy": True},
@@ -153,13 +141,13 @@ def test_nobody_but_a_learner():
 def test_it_reads_what_a_broker_really_says():
     driver = Driver()
     driver.learner(credit=4)
-    assert who_waits(status(driver.dispatcher, driver.now)) == [
+    assert status(driver.dispatcher, driver.now)["waits"] == [
         "learner waits for groups: no tasks are under way, and the learner has put no others"
     ]
     driver.put(*group("g", 2))
     driver.actor("a0", tasks=2)
     driver.say("a0", Heartbeat(busy=True))
-    assert who_waits(status(driver.dispatcher, driver.now)) == [
+    assert status(driver.dispatcher, driver.now)["waits"] == [
         "learner waits for groups: actors run 2 tasks; they wait for a generator, none is well; "
         "of 1 group some members are still out",
         "a0 waits for a generator with 2 episodes: none is well",
@@ -168,6 +156,6 @@ def test_it_reads_what_a_broker_really_says():
         driver.segment("a0", lease)
         driver.say("a0", TaskCredit(tasks=1))
     driver.say("learner", Heartbeat(busy=True, progress=1.0))
-    assert who_waits(status(driver.dispatcher, driver.now)) == [
+    assert status(driver.dispatcher, driver.now)["waits"] == [
         "a0 waits for tasks, it has room for 2 more episodes"
     ]

@@ -1,4 +1,4 @@
-"""Who waits for whom, in words: a pure view of the broker's `/status`."""
+"""Who waits for whom, in words: a pure view of what `/status` shows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -53,8 +53,6 @@ def _learner(status: Status) -> Iterator[str]:
 
 
 def _wanted(learner: Status, unit: str) -> str:
-    if learner.get("waiting_on"):
-        return str(learner["waiting_on"])
     here, wanted = (learner.get("gauges", {}).get(name) for name in ("units_here", "units_wanted"))
     if here is None or wanted is None:
         return f"{unit}s"
@@ -88,8 +86,6 @@ def _actor(status: Status, actor: Status) -> Iterator[str]:
     if actor["silent_s"] > STILL_S:
         yield f"{name} is silent for {actor['silent_s']:.1f} s; its {_count(running, 'task')} wait for it"
         return
-    if actor.get("waiting_on"):
-        yield f"{name} waits{_since(actor)} for {actor['waiting_on']}"
     if gauges.get("segments_waiting") and not actor.get("segment_credit", 1):
         held, leased = queues.get("segments_held", 0), queues.get("segments_in_units_leased", 0)
         yield (
@@ -111,9 +107,7 @@ def _generator(status: Status, generator: Status) -> Iterator[str]:
     if generator["silent_s"] > STILL_S:
         yield f"{name} is silent for {generator['silent_s']:.1f} s"
         return
-    if generator.get("waiting_on"):
-        yield f"{name} waits{_since(generator)} for {generator['waiting_on']}"
-    elif generator["busy"] and generator["stalled_s"] > STILL_S:
+    if generator["busy"] and generator["stalled_s"] > STILL_S:
         yield f"{name} has {_count(running, 'request')} without a token for {generator['stalled_s']:.1f} s"
     elif held:
         yield f"{_count(held, 'request')} at {name} wait for a policy version it does not have yet"
@@ -132,7 +126,7 @@ def _still(peer: Status) -> str:
 
 
 def _since(peer: Status) -> str:
-    seconds = peer.get("waiting_s", peer.get("gauges", {}).get("waiting_seconds"))
+    seconds = peer.get("gauges", {}).get("waiting_seconds")
     return "" if seconds is None else f" {seconds:.1f} s"
 
 
