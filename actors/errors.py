@@ -7,7 +7,6 @@ ActorError
     └── NoGenerator    none was known within the deadline
 
 GeneratorError
-├── EndpointRefused    an address that a generator must not listen on (final)
 ├── RequestRefused     one request cannot be served; the engine is well
 ├── UpdateRefused      an engine cannot take these weights; it serves on
 ├── EngineFailed       nothing sampled from this engine may be used any more
@@ -16,11 +15,7 @@ GeneratorError
 ├── SourceFailed       this source of weights cannot be used now; another one may
 │   └── WrongBytes     it sends something else than its manifest says
 └── Cancelled          a fetch is given up because this process ends
-
-``final`` says that a new start of the process would only repeat the error, see `launch.exit_codes`.
 """
-
-from typing import ClassVar
 
 from protocol.errors import WeightsError
 
@@ -47,12 +42,6 @@ class NoGenerator(GenerationFailed):
 
 class GeneratorError(Exception):
     """Base of what goes wrong in a generator."""
-
-
-class EndpointRefused(GeneratorError, ValueError):
-    """An address that a generator must not listen on; the text names the cure."""
-
-    final: ClassVar[bool] = True
 
 
 class RequestRefused(GeneratorError, ValueError):

@@ -1,7 +1,7 @@
 """Errors of the broker process.
 
 BrokerError
-├── BindRefused    an address that cannot or must not be listened on
+├── BindRefused    an address that cannot be listened on
 ├── JournalError   the journal cannot be used (final)
 ├── NameInUse      a peer's name belongs to another process that is connected
 ├── WrongKey       a message came with a key that is not good for it
@@ -19,7 +19,7 @@ class BrokerError(Exception):
 
 
 class BindRefused(BrokerError, OSError):
-    """An address that cannot or must not be listened on; the text names the setting and the cure.
+    """An address that cannot be listened on, because it is taken or not of this host; the text names the cure.
 
     Not final, because a port may be free again.
     """

@@ -22,14 +22,14 @@ from broker.core.state import Send
 from broker.errors import BindRefused, BrokerError, NameInUse, StateBroken, WrongKey
 from broker.identities import REVOKED, Identities, unnamed
 from broker.journal.journal import JournalError
-from broker.listening import allow_many_connections, check_endpoint
+from broker.listening import allow_many_connections
 from broker.output_commit import OutputCommit
 from broker.status import prometheus, status
 from protocol.codec import Buffer, decode, encode, encode_delivery
 from protocol.envelopes import open_envelope
 from protocol.errors import LimitExceeded, LinkDown, ProtocolError
 from protocol.messages import AnyMessage, Deliver, Goodbye, Hello, Refused
-from protocol.security.addresses import split_address
+from protocol.security.addresses import check_endpoint, split_address
 from protocol.security.connections import Connection
 from protocol.security.guard import Guard, GuardedSocket
 from protocol.security.http_serving import serving
@@ -65,12 +65,13 @@ def serve(
         http_keys: the same where HTTP speaks TLS and asks for the token; None: it is open to all of this machine.
 
     Raises:
-        BindRefused: an address is not of this host alone, or is taken.
+        AddressRefused: other hosts can reach an address, and there are no keys.
+        BindRefused: an address is taken, or not of this host.
         JournalError: the journal is another run's, in use, or damaged.
         StateBroken: a fault of the broker; started again, it goes on from the journal.
         KeysUnusable: the folder lacks keys of the broker, or the certificate.
     """
-    check_endpoint(config.endpoint, keys)
+    check_endpoint("broker.endpoint", config.endpoint, keys)
     host, port = split_address("broker.http", config.http, http_keys)
     allow_many_connections()
     try:

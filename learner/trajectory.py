@@ -36,7 +36,6 @@ class Trajectory:
     correct: bool | None = None
     """Whether the task was solved exactly, where the environment says so."""
     error: str = ""
-    n_segments: int = 1
     window_start: int = 0
     """First token of the present window; what stands before is context, trained when it was the window itself."""
     replayed: bool = False
@@ -138,7 +137,6 @@ def assemble(segments: Sequence[SegmentArrays]) -> Trajectory:
         kv="kept" if any(segment.kv == "kept" for segment, _ in ordered) else "recomputed",
         correct=None if correct is None else bool(correct),
         error=last.error,
-        n_segments=len(ordered),
     )
     _check_trajectory(trajectory)
     _check_counts(ordered)

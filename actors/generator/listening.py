@@ -8,9 +8,8 @@ from pathlib import Path
 import zmq
 
 from actors.config import GeneratorConfig
-from actors.errors import EndpointRefused
 from protocol.codec import Frames
-from protocol.security.addresses import is_wildcard, split_endpoint, why_not_bound
+from protocol.security.addresses import is_wildcard, split_endpoint
 from protocol.security.guard import Guard, GuardedSocket
 from protocol.security.keys import Principal
 from protocol.sockets import AsyncSocket, router
@@ -67,20 +66,6 @@ class Listener:
     def _close_guard(self) -> None:
         if self._guard is not None:
             self._guard.close()
-
-
-def check_endpoint(endpoint: str, keys: Path | None = None) -> None:
-    """Refuse an endpoint that other hosts can reach, unless requests are encrypted and their senders authenticated.
-
-    Example:
-        >>> check_endpoint("tcp://127.0.0.1:0"); check_endpoint("ipc:///tmp/generator")
-        >>> check_endpoint("tcp://0.0.0.0:5557", Path("keys"))
-        >>> check_endpoint("tcp://*:5557")  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        actors.errors.EndpointRefused: generator.endpoint tcp://*:5557: only loopback and ipc may be bound...
-    """
-    if why := why_not_bound("generator.endpoint", endpoint, encrypted=keys is not None):
-        raise EndpointRefused(why)
 
 
 def endpoint_for_actors(bound: str, host: str, broker: str) -> str:

@@ -23,7 +23,7 @@ import zmq
 from actors.config import GeneratorConfig
 from actors.errors import GeneratorFailed
 from actors.generator.engine import SamplingEngine
-from actors.generator.listening import Listener, check_endpoint, endpoint_for_actors
+from actors.generator.listening import Listener, endpoint_for_actors
 from actors.generator.model_folder import ModelFacts, read_model_facts
 from actors.generator.serving import Serving
 from actors.generator.weights.cache import Cache, cache_folder
@@ -32,6 +32,7 @@ from actors.generator.weights.staging import Announced, NewestWins, Stage, share
 from actors.generator.weights.updater import WeightUpdater
 from protocol.link import AsyncLink
 from protocol.messages import AnyMessage, Drain, Hello, Refused, WeightsReady
+from protocol.security.addresses import check_endpoint
 from protocol.security.http_tls import access
 from protocol.session import Progress
 
@@ -65,12 +66,12 @@ def serve_generator(
         keys: folder of the keys; None: nothing is encrypted, and only this machine is listened to.
 
     Raises:
-        EndpointRefused: ``config.endpoint`` is not of this host alone, though nothing is encrypted; or it is taken.
+        AddressRefused: ``config.endpoint`` is not of this host alone, though nothing is encrypted; or it is taken.
         KeysUnusable: the folder lacks keys of a generator.
         GeneratorFailed: the engine is lost; start the process again.
         LinkDown: no broker answered.
     """
-    check_endpoint(config.endpoint, keys)
+    check_endpoint("generator.endpoint", config.endpoint, keys)
     sys.setswitchinterval(SWITCH_S)
     # Until the loop takes the signal over there is nothing to hand back.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

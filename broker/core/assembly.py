@@ -27,11 +27,6 @@ class Assembly:
         self._unwanted: list[str] = []
 
     @property
-    def segment_count(self) -> int:
-        """Stored segments that are in no unit."""
-        return sum(1 for _ in self.segments())
-
-    @property
     def results(self) -> bool:
         """Whether there is something to take."""
         return bool(self._ready or self._dropped or self._unwanted)

@@ -131,8 +131,9 @@ def _encode_trajectory(trajectory: Trajectory) -> StoredTrajectory:
 def _decode_trajectory(stored: StoredTrajectory) -> Trajectory:
     hints = _hints()
     views = unpack_arrays(stored.arrays, stored.body)
+    # A field that trajectories had in an earlier version of the program is left out.
     values: dict[str, Any] = {
-        name: msgspec.convert(value, hints[name]) for name, value in stored.fields.items()
+        name: msgspec.convert(value, hints[name]) for name, value in stored.fields.items() if name in hints
     }
     for name, view in views.items():
         values[name] = view.astype(np.bool_ if name in stored.masks else view.dtype)

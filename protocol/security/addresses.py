@@ -70,6 +70,27 @@ def why_not_bound(setting: str, endpoint: str, *, encrypted: bool) -> str:
     return f"{setting} {endpoint}: {LOOPBACK_ONLY}"
 
 
+def check_endpoint(setting: str, endpoint: str, keys: Path | None = None) -> None:
+    """Refuse an endpoint that other hosts can reach, unless messages are encrypted and senders authenticated.
+
+    Args:
+        setting: field of the run file, for the error.
+        keys: folder of the keys; None: messages travel as they are.
+
+    Raises:
+        AddressRefused: see `why_not_bound`.
+
+    Example:
+        >>> check_endpoint("broker.endpoint", "ipc:///tmp/broker")
+        >>> check_endpoint("broker.endpoint", "tcp://0.0.0.0:5555", Path("keys"))
+        >>> check_endpoint("broker.endpoint", "tcp://0.0.0.0:5555")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        protocol.errors.AddressRefused: broker.endpoint tcp://0.0.0.0:5555: only loopback and ipc may be bound...
+    """
+    if why := why_not_bound(setting, endpoint, encrypted=keys is not None):
+        raise AddressRefused(why)
+
+
 def split_address(setting: str, address: str, keys: Path | None) -> tuple[str, int]:
     """Take ``host:port`` of an HTTP server apart, and refuse one that strangers could reach.
 

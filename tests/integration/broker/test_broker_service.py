@@ -15,9 +15,9 @@ import pytest
 import zmq
 
 from broker.config import BrokerConfig
-from broker.errors import BindRefused
 from broker.service import serve
 from protocol.codec import PRELUDE, decode_delivery, encode, encode_delivery
+from protocol.errors import AddressRefused
 from protocol.link import ThreadLink
 from protocol.messages import (
     Commit,
@@ -340,7 +340,7 @@ def test_sigterm_ends_a_broker_whose_peers_do_not_answer(broker, context):
     ],
 )
 def test_addresses_that_others_can_reach_are_refused(endpoint, http, text):
-    with pytest.raises(BindRefused, match=text.replace("*", r"\*")):
+    with pytest.raises(AddressRefused, match=text.replace("*", r"\*")):
         serve(BrokerConfig(endpoint=endpoint, http=http), run="run", max_policy_lag=4)
 
 

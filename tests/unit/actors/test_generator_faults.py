@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from actors.config import GeneratorConfig
-from actors.errors import EndpointRefused
 from actors.generator.model_folder import ModelFacts
 from actors.generator.process import Generator, serve_generator
 from actors.generator.weights.staging import Announced
+from protocol.errors import AddressRefused
 from protocol.weights.format import Manifest
 
 
@@ -158,7 +158,7 @@ def test_updates_that_are_cancelled_are_no_failure():
     ],
 )
 def test_an_endpoint_that_others_can_reach_is_refused_before_anything_starts(endpoint, why):
-    with pytest.raises(EndpointRefused, match=why):
+    with pytest.raises(AddressRefused, match=why):
         serve_generator(
             GeneratorConfig(endpoint=endpoint), name="g", broker="tcp://b", model="none", run="r", seed=0
         )

@@ -22,7 +22,6 @@ FINAL = {
     "learner.errors.StaleTokens",
     "learner.errors.ReplayStateError",
     "learner.errors.ReplayConfigError",
-    "actors.errors.EndpointRefused",
     "protocol.errors.AddressRefused",
     "protocol.errors.KeysUnusable",
     "envs.errors.UnknownEnv",

@@ -2,14 +2,12 @@
 
 import pytest
 
-from broker.errors import BindRefused
-from broker.listening import check_endpoint
 from launch import cli
 from launch.errors import ConfigError
 from launch.run_file.keys_folder import http_keys, keys_folder, prepare_keys
 from launch.run_file.load import check
 from protocol.errors import AddressRefused, KeysUnusable
-from protocol.security.addresses import split_address
+from protocol.security.addresses import check_endpoint, split_address
 from protocol.security.keys import key_pair, public_key
 
 REST = {"model": {"path": "m"}, "env": {"name": "calculator"}}
@@ -57,9 +55,9 @@ def test_addresses_of_other_hosts_need_keys(tmp_path):
         "tcp://[::]:5755",
         "tcp://eth0:5755",
     ):
-        check_endpoint(endpoint, tmp_path)
-        with pytest.raises(BindRefused, match="offbeat keys make"):
-            check_endpoint(endpoint)
+        check_endpoint("broker.endpoint", endpoint, tmp_path)
+        with pytest.raises(AddressRefused, match="offbeat keys make"):
+            check_endpoint("broker.endpoint", endpoint)
         assert config(endpoint)
         with pytest.raises(ConfigError, match="offbeat keys make"):
             config(endpoint, encrypt=False)
@@ -72,8 +70,8 @@ def test_addresses_of_other_hosts_need_keys(tmp_path):
     "endpoint", ["udp://127.0.0.1:1", "tcp://127.0.0.1", "127.0.0.1:5755", "tcp://h:p", ""]
 )
 def test_what_is_no_endpoint_is_refused_with_keys_too(tmp_path, endpoint):
-    with pytest.raises(BindRefused, match="tcp://HOST:PORT"):
-        check_endpoint(endpoint, tmp_path)
+    with pytest.raises(AddressRefused, match="tcp://HOST:PORT"):
+        check_endpoint("broker.endpoint", endpoint, tmp_path)
 
 
 def test_a_key_of_a_name_says_whom_it_is_for(tmp_path):

@@ -57,7 +57,7 @@ def test_segments_are_joined_in_their_order(order):
     assert t.action_mask.tolist() == [False, False, True, True, True, False, True, True]
     assert t.policy_version.tolist() == [-1, -1, 4, 4, 5, -1, 5, 5]
     assert t.turns == [Turn(0, 0, 2, False), Turn(1, 2, 5, True), Turn(2, 5, 6, False), Turn(3, 6, 8, True)]
-    assert (t.status, t.temperature, t.kv, t.correct, t.n_segments) == ("finished", 0.9, "kept", True, 3)
+    assert (t.status, t.temperature, t.kv, t.correct) == ("finished", 0.9, "kept", True)
     assert (t.return_, t.turn_rewards) == (1.75, {1: 0.25, 3: 1.5})
     assert (len(t), t.prompt_tokens, t.action_tokens, t.action_turns) == (8, 2, 5, 2)
 
