@@ -29,7 +29,9 @@ COMMANDS = {
     "model": "make and warm-start the tiny model of a run file, unless it is cached",
 }
 
-NO_RUN_FILE = ("recipes", "status", "journal", "keys", "replay")
+OLD_NAMES = {"replay": "retrain"}
+"""Verbs of the release before, which still work."""
+NO_RUN_FILE = ("recipes", "status", "journal", "keys", "retrain")
 """Commands with nothing to override."""
 
 
@@ -43,10 +45,10 @@ def parser() -> argparse.ArgumentParser:
     recipes = commands.add_parser("recipes", help=text, description=text)
     recipes.add_argument("name", nargs="?", help="print this one; the output is a run file, too")
     text = "train again what a run was trained on, from its journal; publishes nothing"
-    replay = commands.add_parser("replay", help=text, description=text)
-    replay.add_argument("run", type=Path, help="run folder")
-    replay.add_argument("--steps", type=int, help="so many from the first one on; all where left out")
-    replay.add_argument("--out", type=Path, help="folder for the model; RUN/replay where left out")
+    retrain = commands.add_parser("retrain", help=text, description=text)
+    retrain.add_argument("run", type=Path, help="run folder")
+    retrain.add_argument("--steps", type=int, help="train only the first STEPS steps again; default: all")
+    retrain.add_argument("--out", type=Path, help="folder for the model; default: RUN/retrained")
     text = "show a run: its processes, who waits for whom and for how long, queues, ledger, journal"
     status = commands.add_parser("status", help=text, description=text)
     status.add_argument(
@@ -75,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
-    args, rest = parser().parse_known_args(arguments)
+    args, rest = parser().parse_known_args(_with_new_name(sys.argv[1:] if arguments is None else arguments))
     takes_overrides = args.command not in NO_RUN_FILE
     if unknown := [w for w in rest if not takes_overrides or w.startswith("-") or "=" not in w]:
         parser().error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -94,10 +96,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from launch.commands import keys as keys_command
 
             return keys_command.run(args)
-        if args.command == "replay":
-            from launch.commands.retrain import replay
+        if args.command == "retrain":
+            from launch.commands.retrain import retrain
 
-            replay(args.run, steps=args.steps, out=args.out)
+            retrain(args.run, steps=args.steps, out=args.out)
             return 0
         config = load(args.run_file, [*args.overrides, *rest])  # overrides may stand behind options, too
         return execute(args, config)
@@ -107,6 +109,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
+
+
+def _with_new_name(arguments: Sequence[str]) -> list[str]:
+    verb, *rest = [*arguments, ""]
+    if verb not in OLD_NAMES:
+        return list(arguments)
+    new = OLD_NAMES[verb]
+    sys.stderr.write(f"offbeat {verb} is called offbeat {new} now; the old name goes with the next release\n")
+    return [new, *rest[:-1]]
 
 
 def show_recipes(name: str | None) -> int:

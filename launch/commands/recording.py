@@ -165,7 +165,7 @@ def read(folder: Path) -> Recording:
         raise RecordingError(
             f"{folder}: {len(gone)} of {files[-1]} files are gone, {file_name(gone[0])} is the first, and with them "
             "what the first steps were trained on. The broker deletes files that it no longer needs once all are "
-            "larger than broker.journal.keep_bytes: raise that before a run that is to be replayed"
+            "larger than broker.journal.keep_bytes: raise that before a run that is to be trained again"
         )
     try:
         for record in records(folder):

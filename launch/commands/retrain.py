@@ -1,4 +1,4 @@
-"""`offbeat replay RUN`: trains a learner again on what the run's journal has recorded."""
+"""`offbeat retrain RUN`: trains a learner again on what the run's journal has recorded."""
 
 import filecmp
 import os
@@ -13,11 +13,11 @@ from launch.processes import role_environment
 from launch.run_file.sections import RunConfig
 from learner.retrain.recorded import RecordedStep
 
-DEFAULT_OUT = "replay"
+DEFAULT_OUT = "retrained"
 BY_HAND = "config-learner.json"
 
 
-def replay(run: Path, *, steps: int | None, out: Path | None) -> None:
+def retrain(run: Path, *, steps: int | None, out: Path | None) -> None:
     """Train again the first ``steps`` steps of a run, or all of them, and write the model to ``out``.
 
     Raises:
@@ -25,22 +25,20 @@ def replay(run: Path, *, steps: int | None, out: Path | None) -> None:
         RecordingError: the journal does not hold what was trained.
     """
     if steps is not None and steps < 1:
-        raise ConfigError(f"--steps {steps}: at least one step can be replayed; leave it out for all")
+        raise ConfigError(f"--steps {steps}: train at least one step again, or leave it out for all")
     config = configuration(run)
     out = out or run / DEFAULT_OUT
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} holds something already; name another folder with --out")
     env = role_environment(config.learner.threads, local_model=config.model.local)
     os.environ.update(env)  # before a library is loaded
-    logs.configure("replay")
+    logs.configure("retrain")
     recorded = recording.read(run / run_folder.JOURNAL)
     last = recorded.last if steps is None else min(steps, recorded.last)
     if not last:
-        raise ConfigError(
-            f"{run}: its journal says of no step that it was trained; there is nothing to replay"
-        )
+        raise ConfigError(f"{run}: its journal holds no trained step; there is nothing to train again")
     train(config, recorded.steps(last), out)
-    sys.stdout.write(f"replayed {last} of {recorded.last} steps, the model is in {out}\n")
+    sys.stdout.write(f"trained {last} of {recorded.last} steps again, the model is in {out}\n")
     if last == recorded.last and (run / "model").is_dir():
         same = (
             "equal to those of the run, bit for bit"
@@ -58,11 +56,11 @@ def train(config: RunConfig, steps: Iterable[RecordedStep], out: Path) -> None:
     """
     from launch.model import prepare
     from learner.errors import CannotRetrain
-    from learner.retrain.retrain import rerun
+    from learner.retrain.retrain import retrain as train_recorded
 
     settings = config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag})
     try:
-        rerun(settings, model=str(prepare(config)), seed=config.run.seed, steps=steps, out=out)
+        train_recorded(settings, model=str(prepare(config)), seed=config.run.seed, steps=steps, out=out)
     except CannotRetrain as error:
         raise ConfigError(str(error)) from None
 

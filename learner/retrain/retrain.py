@@ -99,7 +99,7 @@ class Unpublished:
         return PublishWeights(epoch=0, version=version, manifest="-", line=list(line))
 
 
-def rerun(config: LearnerConfig, *, model: str, seed: int, steps: Iterable[RecordedStep], out: Path) -> int:
+def retrain(config: LearnerConfig, *, model: str, seed: int, steps: Iterable[RecordedStep], out: Path) -> int:
     """Train a model on recorded steps; returns how many they were.
 
     On one process and fp32 the outcome depends on nothing but the arguments. ``out`` gets the model as a Hugging

@@ -86,3 +86,10 @@ def test_what_has_no_run_file_takes_no_overrides(command):
     done = offbeat(command, *(["bapo"] if command == "recipes" else ["a_run"] * (command == "status")), "a=1")
     assert (done.returncode, done.stdout) == (2, "")
     assert "unrecognized arguments: a=1" in done.stderr
+
+
+def test_a_verb_of_the_release_before_says_its_new_name_and_works(tmp_path):
+    done = offbeat("replay", str(tmp_path))
+    assert done.returncode == 1
+    assert "offbeat replay is called offbeat retrain now" in done.stderr
+    assert "is no run folder" in done.stderr

@@ -21,7 +21,7 @@ from learner.loop import Learner
 from learner.main import DELIVERY_UNITS
 from learner.metrics import Report
 from learner.replay.table import replay_table
-from learner.retrain.retrain import Unpublished, rerun
+from learner.retrain.retrain import Unpublished, retrain
 from learner.update.engine import TrainingEngine
 from protocol.codec import decode, encode_arrays, encode_delivery
 from protocol.messages import (
@@ -286,7 +286,7 @@ def run(request, tmp_path, model):
 def again(folder, config, model, out, last=None):
     recorded = recording.read(folder / "journal")
     steps = recorded.steps(last or recorded.last)
-    return rerun(config, model=model, seed=SEED, steps=steps, out=out)
+    return retrain(config, model=model, seed=SEED, steps=steps, out=out)
 
 
 def test_two_replays_and_the_run_itself_have_the_same_weights(run, model, tmp_path):
@@ -309,8 +309,8 @@ def test_other_settings_that_would_train_other_units_are_found(run, model, tmp_p
     recorded = recording.read(folder / "journal")
     steps = list(recorded.steps(2))
     with pytest.raises(CannotRetrain, match="step 1 is not recorded, the next one that is is 2"):
-        rerun(config, model=model, seed=SEED, steps=steps[1:], out=tmp_path / "gap")
+        retrain(config, model=model, seed=SEED, steps=steps[1:], out=tmp_path / "gap")
     units = [unit for unit in steps[0].units if unit.deliver.unit_id != steps[0].trained[0]]
     short = [dataclasses.replace(steps[0], units=units)]
     with pytest.raises(CannotRetrain, match=r"step 1: \d of the \d units that were trained cannot be"):
-        rerun(config, model=model, seed=SEED, steps=short, out=tmp_path / "short")
+        retrain(config, model=model, seed=SEED, steps=short, out=tmp_path / "short")
