@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import recipes as recipes_package
 from launch.errors import ConfigError
 from launch.run_file.load import load, read
 from launch.run_file.method_rules import compares_members
@@ -15,7 +16,7 @@ from launch.run_file.sections import RunConfig
 from learner.algorithm_config import KlConvex, KlPenalty
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "recipes"
+FOLDER = Path(recipes_package.__path__[0])
 DOCS = ROOT / "docs" / "recipes"
 
 
@@ -146,8 +147,7 @@ def _run_files(folder: Path) -> list[Path]:
     paths = sorted(folder.glob("*.toml"))
     if not paths:
         raise ConfigError(
-            f"{folder}: no run files there; recipes belong to the repository, not to the installed package: "
-            "run from a clone (pip install -e)"
+            f"{folder}: no run files there; the installation is not whole, install offbeat again"
         )
     return paths
 

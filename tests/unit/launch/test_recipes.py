@@ -170,5 +170,5 @@ def test_an_unknown_recipe_and_an_empty_folder_are_said_with_the_cure(tmp_path):
         find("zzz")
     with pytest.raises(ConfigError, match="no run files there"):
         recipes(tmp_path)
-    with pytest.raises(ConfigError, match=r"no run files there.*run from a clone"):
+    with pytest.raises(ConfigError, match=r"no run files there.*install offbeat again"):
         find("bapo", tmp_path / "none")
