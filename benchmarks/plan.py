@@ -1,7 +1,7 @@
 """Whether `offbeat plan` is right: rates are measured once, and real runs at other settings are held against it.
 
 Each arm is a run of the real system, without evaluations, as long as --seconds says after its start. What is measured
-begins after the warm-up that the plan has, too, or a third of the steps. docs/capacity.md has the results.
+begins after the warm-up that the plan has, too, or a third of the steps. docs/run/capacity.md has the results.
 
     python -m benchmarks.plan recipes/spell_backward.toml --calibrate 30 --json build/plan.json
 """

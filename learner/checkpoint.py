@@ -8,7 +8,7 @@ Layout below the folder::
     step00000012/offbeat-rank0.msgpack
 
 All of a checkpoint is on disk before the pointer is moved, and the pointer is moved by one rename: a crash at any
-moment leaves the checkpoint before in force, or this one. docs/exactly-once.md says what that is for.
+moment leaves the checkpoint before in force, or this one. docs/understand/exactly-once.md says what that is for.
 """
 
 import random

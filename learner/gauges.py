@@ -1,4 +1,4 @@
-"""Every number that the learner itself reports: tag, unit, meaning. docs/metrics.md is made from these tables."""
+"""Every number that the learner itself reports: tag, unit, meaning. docs/run/metrics.md is made from these tables."""
 
 from protocol.gauges import Gauge, table
 

@@ -133,7 +133,10 @@ class Learner(Trainer):
         return max(intake.sampled_tokens, self.totals.trained_tokens + intake.counts.arrived_tokens)
 
     def checkpoint(self) -> None:
-        """One cut of weights, optimizer, RNG, curriculum, committed units and totals; docs/exactly-once.md."""
+        """One cut of weights, optimizer, RNG, curriculum, committed units and totals;
+
+        See docs/understand/exactly-once.md.
+        """
         self.exchange.checkpoint_wanted = ""
         self.exchange.flush(step=self.step)  # a checkpoint knows of nothing that was never committed
         state = {

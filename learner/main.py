@@ -145,7 +145,7 @@ def train(learner: Learner, begin: Start) -> None:
 
 
 def write_result(learner: Learner) -> None:
-    """``result.json``: what the learner knows of the run; docs/summary.md explains the fields."""
+    """``result.json``: what the learner knows of the run; docs/run/summary.md explains the fields."""
     totals, intake = learner.totals, learner.exchange.intake
     lags = {int(lag): count for lag, count in totals.lag_counts.items()}
     tokens = sum(lags.values())

@@ -1,7 +1,7 @@
 """The gauges of heartbeats: name, unit, how the broker puts those of several peers together, and meaning.
 
 Actors, generators and learners send them, the broker merges them, and the learner's TensorBoard, `/metrics`, `/status`
-and docs/metrics.md show them under ``role/name``. They stand here because four rooms read them. A peer may send
+and docs/run/metrics.md show them under ``role/name``. They stand here because four rooms read them. A peer may send
 gauges that are declared nowhere; they are merged by `merge_of`.
 """
 

@@ -1,4 +1,4 @@
-"""What a campaign has found, as files and as the table of docs/reliability.md."""
+"""What a campaign has found, as files and as the table of docs/run/reliability.md."""
 
 import json
 from collections.abc import Iterable
@@ -79,7 +79,7 @@ def failures(found: dict[str, Any]) -> list[str]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """As docs/reliability.md shows it."""
+    """As docs/run/reliability.md shows it."""
     results, proof = found["results"], found.get("proof", {})
     rows = [HEAD, ["---"] * len(HEAD), *summary(results, proof.get("by_fault", {}))]
     injected, recovered = len(results), sum(result["recovered"] for result in results)

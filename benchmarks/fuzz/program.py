@@ -1,4 +1,6 @@
-"""Fuzzes what reads bytes and messages of others. docs/fuzzing.md has the targets, what must hold, and what was found.
+"""Fuzzes what reads bytes and messages of others.
+
+docs/run/fuzzing.md has the targets, what must hold, and what was found.
 
     python -m benchmarks.fuzz --target decoder|broker|journal|manifest|session|all --inputs N [--seed S] [--start I]
                               [--out FILE.json] [--findings FOLDER]

@@ -1,6 +1,6 @@
 """The journal's folder as it lies on disk: which files there are, what they hold, whether all of it is whole.
 
-Read-only, and without a lock: the journal may be in use. docs/journal.md says what each file is for.
+Read-only, and without a lock: the journal may be in use. docs/understand/journal.md says what each file is for.
 """
 
 from collections.abc import Iterator

@@ -3,7 +3,7 @@
 What is appended is buffered; `flush` has it written, and `durable` says up to which record it is safe: when the system
 has it ("written"), or when the disk has it ("synced"). A file that has grown large is followed by another, which begins
 with a snapshot; files that nothing needs any more are kept as a flight record while there is room for them.
-docs/journal.md has the format, and says what survives what.
+docs/understand/journal.md has the format, and says what survives what.
 """
 
 import errno

@@ -1,4 +1,6 @@
-"""Bytes of the journal: file headers, records, and what stands in them. Pure; docs/journal.md has the format."""
+"""Bytes of the journal: file headers, records, and what stands in them. Pure.
+
+The format is in docs/understand/journal.md."""
 
 import struct
 from collections.abc import Iterator

@@ -23,7 +23,7 @@ DAY_S = 86_400.0
 
 def add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Arguments of `offbeat keys`."""
-    text = "make, show, replace, revoke and hand out the keys of a run; see docs/security.md"
+    text = "make, show, replace, revoke and hand out the keys of a run; see docs/run/security.md"
     group = commands.add_parser("keys", help=text, description=text)
     actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in COMMANDS.items():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 TEXT = (
     "predict throughput, policy lag and idle shares for numbers of generators and actors, from measured rates, on a "
-    "virtual clock; see docs/capacity.md"
+    "virtual clock; see docs/run/capacity.md"
 )
 
 

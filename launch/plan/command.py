@@ -76,9 +76,7 @@ def calibrate_to(path: Path, seconds: float, config: RunConfig) -> None:
         ) from None
     with contextlib.redirect_stdout(sys.stderr), Panel() as panel:  # stdout is for the plan
         rates = calibrate(config, seconds, panel)
-    heading = [
-        "MeasuredRates for `offbeat plan`, measured by --calibrate; docs/capacity.md explains the fields."
-    ]
+    heading = ["Rates for `offbeat plan`, measured by --calibrate; docs/run/capacity.md explains the fields."]
     path.write_text(format_rates(rates, heading), encoding="utf-8")
 
 

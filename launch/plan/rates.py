@@ -1,6 +1,6 @@
 """Measured rates that `offbeat plan` works with, and the laws that lengths are drawn from.
 
-docs/capacity.md explains every field.
+docs/run/capacity.md explains every field.
 """
 
 import random

@@ -20,9 +20,7 @@ def load_rates(path: Path, overrides: Sequence[str] = ()) -> MeasuredRates:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        cure = (
-            "measure one with `offbeat plan RUN_FILE --calibrate 30`, or write one as docs/capacity.md shows"
-        )
+        cure = "measure one with `offbeat plan RUN_FILE --calibrate 30`, or write one as docs/run/capacity.md shows"
         raise ConfigError(f"--rates {path}: cannot be read ({error.strerror}); {cure}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--rates {path}: not valid TOML: {error}") from None
@@ -81,7 +79,7 @@ def _explain(error: Any, source: str) -> str:
             )
             return f"{source}: {place}: unknown key (value {error['input']!r}); {known}"
         case "missing":
-            return f"{source}: {place}: missing; measure it with --calibrate, or write it as docs/capacity.md shows"
+            return f"{source}: {place}: missing; measure it with --calibrate, or write it as docs/run/capacity.md shows"
         case _:
             return f"{source}: {place}: {error['msg'].removeprefix('Value error, ')}, got {error['input']!r}"
 

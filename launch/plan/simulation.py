@@ -4,7 +4,7 @@ The rules are those of the system. The learner keeps ``(max_policy_lag + 1) * ba
 (`learner.intake.curriculum`), takes the oldest groups first, drops groups without a token within the lag bound, masks
 older tokens in others, and deals out new tasks while it waits and after each step, not during one. Actors take tasks in
 turn; an episode stays with its generator. A generator pauses for each version. In lockstep no token is sampled before
-the version of its step is in service. docs/capacity.md says what is left out.
+the version of its step is in service. docs/run/capacity.md says what is left out.
 """
 
 import heapq

@@ -8,6 +8,6 @@ from launch.reference.metrics import fill_tables
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    (folder / "configuration.md").write_text(configuration_page(), encoding="utf-8")
-    metrics = folder / "metrics.md"
+    (folder / "run" / "configuration.md").write_text(configuration_page(), encoding="utf-8")
+    metrics = folder / "run" / "metrics.md"
     metrics.write_text(fill_tables(metrics.read_text(encoding="utf-8")), encoding="utf-8")

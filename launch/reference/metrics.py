@@ -1,4 +1,4 @@
-"""Fills the tables of docs/metrics.md from the gauges that the code declares."""
+"""Fills the tables of docs/run/metrics.md from the gauges that the code declares."""
 
 import re
 from collections.abc import Mapping

@@ -98,7 +98,7 @@ class RecipeSection(Section):
 
 
 class WeightsSection(Section):
-    """`[weights]`: how versions reach generators on other hosts; docs/weights.md explains it."""
+    """`[weights]`: how versions reach generators on other hosts; docs/understand/weights.md explains it."""
 
     http: str = Field("", pattern=r"^$|:\d+$")
     """HOST:PORT, on the learner's host, where a process of its own serves versions, for example 0.0.0.0:5757. Empty:
@@ -109,7 +109,7 @@ class WeightsSection(Section):
 
 
 class SecurityConfig(Section):
-    """`[security]` of the run file; docs/security.md says who is kept from what."""
+    """`[security]` of the run file; docs/run/security.md says who is kept from what."""
 
     encrypt: bool = True
     """Encrypt and authenticate every connection between processes. False: this machine only, open to all its users."""

@@ -1,4 +1,4 @@
-"""``summary.json`` and the learning curve of a finished run. docs/summary.md explains the fields."""
+"""``summary.json`` and the learning curve of a finished run. docs/run/summary.md explains the fields."""
 
 import json
 from itertools import pairwise

@@ -1,4 +1,5 @@
-"""Strangers, junk, floods and bombs at the broker's port; OFFBEAT_JUNK=10000 runs the numbers of docs/security.md."""
+"""Strangers, junk, floods and bombs at the broker's port;
+OFFBEAT_JUNK=10000 runs the numbers of docs/run/security.md."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""A few hundred inputs of each fuzzing target, always the same ones; docs/fuzzing.md has the long runs."""
+"""A few hundred inputs of each fuzzing target, always the same ones; docs/run/fuzzing.md has the long runs."""
 
 import json
 

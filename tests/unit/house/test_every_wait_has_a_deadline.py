@@ -1,7 +1,7 @@
 """No call in these packages waits without a deadline, but for those listed here with the reason.
 
 It reads the source: a call that can block and is given no timeout, and that stands neither in ``asyncio.wait_for(...)``
-nor below ``async with asyncio.timeout(...)``. docs/operations.md has the table of all waits.
+nor below ``async with asyncio.timeout(...)``. docs/run/operations.md has the table of all waits.
 """
 
 import ast

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from launch.reference.metrics import SECTIONS, fill_tables, tags
 
-PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[3] / "docs" / "run" / "metrics.md"
 
 
 def test_the_tables_are_those_of_the_code():

@@ -252,7 +252,7 @@ def test_lockstep_has_no_lag():
 
 
 def test_the_reference_page_is_up_to_date():
-    assert (ROOT / "docs" / "configuration.md").read_text() == configuration_page(), "run `make docs`"
+    assert (ROOT / "docs" / "run" / "configuration.md").read_text() == configuration_page(), "run `make docs`"
 
 
 def test_the_command_line_starts_without_heavy_libraries():

@@ -1,0 +1,27 @@
+"""Every link between the project's own pages leads somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "protocol" / "SPEC.md"]
+LINK = re.compile(r"\]\(([^)#\s]*)(#[^)]*)?\)")
+
+
+def anchors(page):
+    """Anchors that a renderer makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for target, fragment in LINK.findall(page.read_text()):
+        if ":" in target:
+            continue
+        file = (page.parent / target).resolve() if target else page
+        assert file.exists(), f"{page}: {target}"
+        if fragment and file.suffix == ".md":
+            assert fragment[1:] in anchors(file), f"{page}: {target}{fragment}"
