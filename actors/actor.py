@@ -1,4 +1,4 @@
-"""The actor process: many episodes in one event loop, between broker and generators."""
+"""The actor process: runs many episodes in one event loop, connected to the broker and to generators."""
 
 import asyncio
 import contextlib
@@ -48,9 +48,9 @@ GIVE_UP_S = 10.0
 SUITE_CLOSE_S = 10.0
 WATCH_S = 1.0
 BROKER_LOST_S = 600.0
-"""Without a word from the broker for so long, this process ends: whoever starts it may know another."""
+"""Longest silence of the broker. Then this process ends, because its supervisor may know a different one."""
 WAITING_SEGMENTS = 64
-"""With so many segments waiting for credit, episodes wait too."""
+"""Segments that may wait for credit. With more, episodes wait before they go on."""
 
 
 def run_actor(
@@ -64,23 +64,25 @@ def run_actor(
     keys: Path | None = None,
     in_step: bool = False,
 ) -> None:
-    """Run episodes until SIGTERM, then drain; blocks.
+    """Run episodes until SIGTERM or a Drain message, then drain. Blocks until the actor has ended.
 
     Args:
         config: ``[actor]`` of the run file.
         name: peer name, unique in the run.
         broker: endpoint of the broker.
-        model: folder with the model's tokenizer files; no weights are read.
+        model: folder with the model's tokenizer files. The actor reads no weights.
         env: ``[env]`` of the run file.
-        run: name of the run; a broker of another run is refused.
-        keys: folder of the keys; None: nothing is encrypted.
-        in_step: windows in lockstep, see `actors.episode.Bounds`.
+        run: name of the run. The actor ends if the broker serves a different one.
+        keys: folder of the keys. None means that nothing is encrypted.
+        in_step: run windows in lockstep, see `actors.episode.Bounds`.
 
     Raises:
-        EnvError, ActorError: the environment or the tokenizer cannot be used.
+        EnvError: the environment cannot be used.
+        ActorError: the tokenizer cannot be used, or the broker refuses this actor or is lost.
         LinkDown: no broker answers.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the loop has its own handler
+    # This handler works until the event loop installs its own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     suite = make_suite(env.name, env.params)
     try:
         renderer = Renderer(Path(model))
@@ -88,7 +90,8 @@ def run_actor(
         asyncio.run(suite.close())
         raise
     asyncio.run(_serve(config, name, broker, env.name, run, suite, renderer, keys, in_step))
-    zmq.Context.instance().destroy(linger=1_000)  # lets the Goodbye out
+    # The linger time lets the Goodbye leave.
+    zmq.Context.instance().destroy(linger=1_000)
 
 
 async def _serve(
@@ -117,7 +120,7 @@ async def _serve(
 
 
 class Actor:
-    """State of the actor process; lives on one event loop."""
+    """State of the actor process. All of it is used on one event loop."""
 
     def __init__(
         self,
@@ -161,12 +164,18 @@ class Actor:
         )
 
     def stop(self) -> None:
-        """Take no new tasks, let the running ones end, then return from `run`."""
-        self._book.draining = True  # at once: a lease may be the next message
+        """Take no new tasks, let the running episodes end, then return from `run`."""
+        # Set the flag at once, because the next message may be a lease.
+        self._book.draining = True
         self._stop.set()
 
     async def run(self) -> None:
-        """Until `stop` or a Drain; raises ActorError when the broker refuses us, LinkDown without one."""
+        """Serve until `stop` is called or the broker sends a Drain, then drain.
+
+        Raises:
+            ActorError: the broker refuses this actor, serves a different run, or has been silent too long.
+            LinkDown: no broker answers.
+        """
         try:
             await self._wait_for_broker()
             while not self._stop.is_set():
@@ -236,35 +245,38 @@ class Actor:
 
     def _leased(self, lease: LeaseTask) -> None:
         trajectory_id = lease.trajectory_id
-        if self._book.knows(lease.lease_id):  # told again before a Welcome
+        # Before a Welcome the broker repeats the leases that it believes to run here.
+        if self._book.knows(lease.lease_id):
             if self._book.is_over(lease.lease_id) and not self._outbox.holds(trajectory_id):
-                # Nothing of it is on its way: the broker has missed our word that it came to nothing.
+                # The lease has ended and no segment of it is on its way, so the broker missed its end.
                 self._link.send(TaskRejected(lease_id=lease.lease_id, reason="it has ended here"))
             return
         if lease.task.env != self._env_name:
             self._reject(lease, f"this actor runs environment {self._env_name!r}, not {lease.task.env!r}")
         elif (running := self._book.lease_of(trajectory_id)) or self._outbox.holds(trajectory_id):
-            # Leased by a broker that has been restarted since. Segments of the old episode may be on their
-            # way under this very id, so nothing new may be sent under it: the next attempt has another.
+            # A broker that was restarted leases the attempt again. Segments of the old episode may be on
+            # their way under this trajectory id, so no new episode may use it. The next attempt has a new id.
             self._cancel(running or "", "leased again by another broker")
             self._outbox.forget(trajectory_id)
             self._reject(lease, "this attempt is under way already, under another lease")
         elif why := self._book.why_not():
-            self._link.send(TaskRejected(lease_id=lease.lease_id, reason=why))  # asks for nothing else either
+            # Unlike `_reject`, this announces no credit for a replacement.
+            self._link.send(TaskRejected(lease_id=lease.lease_id, reason=why))
         else:
             self._book.leased(lease)
             task = asyncio.create_task(self._run_episode(lease), name=f"episode {lease.task.task_id}")
             self._episodes[lease.lease_id] = task
-            # Not in the coroutine: a task that is cancelled before its first step never enters it.
+            # A callback, because a task that is cancelled before its first step never enters the coroutine.
             task.add_done_callback(lambda done: self._ended(lease, done))
 
     def _reject(self, lease: LeaseTask, reason: str) -> None:
-        """Refuse one task, and ask for another in its place."""
+        """Reject one task, and announce credit for one more."""
         self._link.send(TaskRejected(lease_id=lease.lease_id, reason=reason))
         self._give_back(self._book.unused())
 
     def _give_back(self, credit: TaskCredit | None) -> None:
-        if credit is not None and self._link.session.joined:  # else the next join announces it
+        # Without a connection nothing is sent, because the next join announces all the credit.
+        if credit is not None and self._link.session.joined:
             self._link.send(credit)
 
     def _acked(self, ack: SegmentAck) -> None:
@@ -273,7 +285,8 @@ class Actor:
         if ack.status == "refused":
             log.warning("segment %d of %s refused: %s", ack.index, ack.trajectory_id, ack.reason)
             lease_id = self._book.lease_of(ack.trajectory_id)
-            if lease_id is not None:  # without this segment the rest of the trajectory is worth nothing
+            # Without this segment the rest of the trajectory is useless.
+            if lease_id is not None:
                 self._cancel(lease_id, ack.reason)
         self._flush()
 
@@ -295,7 +308,8 @@ class Actor:
             await episode.run()
             self._finished += episode.status != "failed"
             self._failed += episode.status == "failed"
-            self._give_back(self._book.ended(lease.lease_id))  # leaves with the last segment
+            # Send the credit now, so that it leaves together with the last segment.
+            self._give_back(self._book.ended(lease.lease_id))
         except asyncio.CancelledError:
             self._outbox.forget(episode.trajectory_id)
             raise
@@ -307,13 +321,14 @@ class Actor:
         credit = self._book.ended(lease.lease_id)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("episode of %s could not be recorded", lease.task.task_id, exc_info=error)
-            # Else a segment on its way would look like the end of it, should this word be lost (`_leased`).
+            # If this rejection is lost, the broker repeats the lease, and `_leased` rejects it once more. It
+            # does so only while the outbox holds no segment of the trajectory.
             self._outbox.forget(lease.trajectory_id)
             self._link.send(TaskRejected(lease_id=lease.lease_id, reason=f"not recordable: {error!r}"[:500]))
         self._give_back(credit)
 
     async def _emit(self, cuts: Sequence[SegmentArrays]) -> None:
-        """Take segments over, all of them before the first wait; then wait for room."""
+        """Put all segments into the outbox before the first wait, then wait until the outbox has room."""
         for cut in cuts:
             self._tokens += cut.segment.tokens
             self._outbox.offer(cut)
@@ -323,7 +338,7 @@ class Actor:
             await self._room.wait()
 
     def _flush(self) -> None:
-        # Between Hello and Welcome the broker's count of our credit is about to start anew.
+        # Between Hello and Welcome nothing is sent, because the broker is about to count the credit anew.
         if self._link.session.joined:
             for frames in self._outbox.due():
                 self._link.send_frames(frames)
@@ -342,12 +357,12 @@ class Actor:
             "generator_interruptions_total": float(self._pool.interruptions),
         }
         gauges |= self._suite_gauges()
-        # Episodes that wait for segment credit wait for the broker, not for us.
+        # Episodes that wait for segment credit wait for the broker, so this actor does not count as busy.
         busy = len(self._book) > 0 and self._outbox.waiting == 0
         return Progress(float(self._tokens + ended), busy, 0, tuple(gauges.items()))
 
     def _suite_gauges(self) -> dict[str, float]:
-        """Gauges of a suite that has some; they must not cost us the heartbeat."""
+        """Return the gauges of the suite, if it has some. An error in them must not stop the heartbeat."""
         if not isinstance(self._suite, HasGauges):
             return {}
         try:
@@ -359,7 +374,7 @@ class Actor:
     # --- the end ------------------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        """Let episodes end, then give them up; wait a little until the broker has what they sent."""
+        """Let episodes end, give up the rest, then wait briefly for the broker's acknowledgements."""
         running = list(self._episodes.values())
         log.info("draining: %d episodes run", len(running))
         if running and not self._fatal:
@@ -369,7 +384,8 @@ class Actor:
             task.cancel()
         if left:
             log.warning("%d episodes given up", len(left))
-            await asyncio.wait(left, timeout=GIVE_UP_S)  # an environment may not mind being cancelled
+            # The wait has a deadline, because an environment may ignore its cancellation.
+            await asyncio.wait(left, timeout=GIVE_UP_S)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0 if self._fatal else ACK_TIMEOUT_S):
                 while not self._outbox.empty:

@@ -8,65 +8,67 @@ from protocol.section import Section
 
 
 class ActorConfig(Section):
-    """`[actor]` of the run file."""
+    """Section `[actor]` of the run file."""
 
     count: int = Field(2, ge=1)
     """Actor processes that `offbeat train` starts."""
     concurrent_episodes: int = Field(32, ge=1)
-    """Episodes one actor runs at a time in its event loop."""
+    """Episodes that one actor runs at the same time, in one event loop."""
     segment_tokens: int = Field(512, ge=1)
-    """A segment is cut after so many tokens, or at the end of a turn, whichever comes first."""
+    """Tokens after which a segment is cut. The end of an action turn cuts it earlier."""
     max_turns: int = Field(32, ge=1)
     """Action turns after which an episode is truncated."""
     generator_timeout_s: float = Field(30.0, gt=0)
-    """Without a token for so long, a request is aborted and sent to another generator."""
+    """Longest wait for a token. Then the actor aborts the request and sends it to a different generator."""
     env_timeout_s: float = Field(30.0, gt=0)
-    """An environment's reset or step that takes longer fails its episode."""
+    """Longest time that an environment's reset or step may take. A longer one fails its episode."""
     drain_timeout_s: float = Field(10.0, gt=0)
-    """After SIGTERM, running episodes get so long to end; then they are given up."""
+    """Longest time that running episodes may take to end after SIGTERM. Then the actor gives them up."""
 
 
 class GeneratorConfig(Section):
-    """`[generator]` of the run file."""
+    """Section `[generator]` of the run file."""
 
     count: int = Field(1, ge=1)
     """Generator processes that `offbeat train` starts."""
     backend: Literal["vllm", "http"] = "vllm"
-    """"vllm": an engine inside the generator process. "http": a vLLM server run by others, at `url`."""
+    """Inference engine. "vllm" runs inside the generator; "http" is a vLLM server run by others, at `url`."""
     url: str = ""
     """Base URL of the server for backend = "http"."""
     endpoint: str = "tcp://127.0.0.1:0"
-    """Where it listens for actors, for example tcp://0.0.0.0:0 to be reached from other hosts. Port 0: a free port is
-    chosen at start."""
+    """ZeroMQ address on which the generator listens for actors. Port 0 takes a free port at start. Use
+    tcp://0.0.0.0:0, for example, so that other hosts reach it."""
     advertised_host: str = ""
-    """Name or address of this host, as actors are told it. Empty: where it listens on all addresses, the one from which
-    it reaches the broker; else the one it listens on."""
+    """Name or address of this host that actors connect to. Empty means the address that the generator listens
+    on or, if it listens on all addresses, the one from which it reaches the broker."""
     weights_http: str = Field("", pattern=r"^$|:\d+$")
-    """HOST:PORT where it serves other hosts the versions that its own has fetched, for example 0.0.0.0:0. Port 0: a
-    free port is chosen at start. Empty: it serves none."""
+    """HOST:PORT at which the generator serves the weight versions that its host has fetched to other hosts,
+    for example 0.0.0.0:0. Port 0 takes a free port at start. Empty means that it serves none."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     max_model_len: int = Field(1024, ge=8)
     """Longest prompt plus continuation, in tokens."""
     max_num_seqs: int = Field(128, ge=1)
-    """Requests the engine runs at a time."""
+    """Requests that the engine runs at the same time."""
     kv_cache_mb: int = Field(128, ge=16)
-    """Memory of the KV cache (CPU), in MiB."""
+    """Memory of the KV cache, in MiB (CPU only)."""
     gpu_memory_utilization: float = Field(0.5, gt=0, le=1)
-    """Share of GPU memory (GPU only)."""
+    """Share of the GPU memory that vLLM may use (GPU only)."""
     block_size: int | None = None
-    """Tokens per KV block; None leaves it to vLLM (32 is used on CPU)."""
+    """Tokens per KV block. None means 32 on a CPU and vLLM's default on a GPU."""
     enforce_eager: bool = True
-    """False compiles the model: slower start, faster decoding on GPUs."""
+    """True runs the model without compiling it. False compiles it: slower start, faster decoding on GPUs."""
     kv_on_update: Literal["recomputed", "kept"] = "recomputed"
-    """What happens to running requests' KV at a weight update. "kept" is faster, but one forward pass cannot
-    reproduce the behaviour probabilities; it is recorded in every segment."""
+    """Treatment of running requests' KV cache at a weight update. "recomputed" drops it. "kept" is faster,
+    but one forward pass cannot reproduce the behaviour probabilities. Every segment records the choice."""
     stream_interval: int = Field(16, ge=1)
-    """Tokens per chunk on the way to the actor."""
+    """Tokens per chunk that the generator sends to an actor."""
     stall_timeout_s: float = Field(8.0, gt=0)
-    """With work and without a token for so long, the generator ends with an error and is replaced."""
+    """Longest time without a token while requests run. Then the generator fails, and is replaced."""
     warm_up_s: float = Field(60.0, gt=0)
-    """The same until its first token: an engine may compile or allocate for its first requests."""
+    """Limit that replaces a smaller `stall_timeout_s` until the generator's first token, because an engine
+    may compile or allocate for its first requests."""
     load_timeout_s: float = Field(300.0, gt=0)
-    """Longest pause for loading a version; for a small model it is `stall_timeout_s` and a second per 50 MB."""
+    """Longest time that loading a version may take. For a small model it is `stall_timeout_s` plus 1 s per
+    50 MB."""
     threads: int = Field(1, ge=1)
-    """OpenMP threads of the engine (CPU)."""
+    """OpenMP threads of the engine (CPU only)."""

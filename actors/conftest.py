@@ -1,4 +1,4 @@
-"""What the collection of doctests must not import."""
+"""Files that pytest must not import when it collects doctests."""
 
-# These live in vLLM's worker process; importing them takes vLLM and seconds.
+# These files run in vLLM's worker process. Importing them needs vLLM and takes seconds.
 collect_ignore = ["vllm_worker.py", "generator/vllm_worker.py"]

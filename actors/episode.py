@@ -1,4 +1,4 @@
-"""One episode: an environment and a policy talk until one of them, or a limit, ends it."""
+"""One episode: an environment and a policy take turns until the environment or a limit ends it."""
 
 import asyncio
 import logging
@@ -29,13 +29,13 @@ T = TypeVar("T")
 
 
 class Policy(Protocol):
-    """Where action turns come from: a `GeneratorPool`, or a script in a test."""
+    """Source of action turns: a `GeneratorPool`, or a script in a test."""
 
     def turn(self, request: TurnRequest) -> AsyncGenerator[Sampled, None]: ...
 
 
 class Text(Protocol):
-    """Between text and tokens: a `Renderer`, or a toy in a test."""
+    """Converter between text and tokens: a `Renderer`, or a toy in a test."""
 
     @property
     def eos_ids(self) -> tuple[int, ...]: ...
@@ -47,13 +47,13 @@ class Text(Protocol):
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits of an episode that come from the actor's settings (the task has others)."""
+    """Limits of an episode that come from the actor's settings. The task sets further limits."""
 
     segment_tokens: int = 512
     max_turns: int = 32
     env_timeout_s: float = 30.0
     in_step: bool = False
-    """After each segment with sampled tokens, a training task waits for the next version: lockstep in windows."""
+    """Lockstep in windows: after each segment, a training task waits for a version newer than any in it."""
 
 
 Emit = Callable[[Sequence[SegmentArrays]], Awaitable[None]]
@@ -62,8 +62,8 @@ Emit = Callable[[Sequence[SegmentArrays]], Awaitable[None]]
 class Episode:
     """Runs one leased task and emits its segments as they are cut.
 
-    Whatever goes wrong in the environment or with generators ends the trajectory with status "failed" and the
-    error's text: that is recorded data, not a crash. Only cancellation passes through.
+    An error in the environment or in generators ends the trajectory with status "failed" and the error's
+    text. It is recorded as data and does not end the actor. Only a cancellation passes through.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class Episode:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the trajectory so far."""
+        """Number of tokens of the trajectory so far."""
         return len(self._tokens)
 
     async def run(self) -> None:
-        """Run to the end; the trajectory is closed afterwards, unless this was cancelled."""
+        """Run the episode to its end. Afterwards the trajectory is closed, unless this call was cancelled."""
         env: Env | None = None
         try:
             async with asyncio.timeout(self._task.deadline_s) as deadline:
@@ -124,7 +124,7 @@ class Episode:
             await self._observe(observation)
 
     async def _act(self, turn: int) -> tuple[list[int], str]:
-        """Sample one action turn; its tokens and why it ended."""
+        """Sample one action turn. Return its tokens and its finish reason."""
         sampling, start = self._task.sampling, len(self._tokens)
         end = min(start + sampling.max_turn_tokens, sampling.max_trajectory_tokens)
         prompt, reason = tuple(self._tokens), ""
@@ -134,7 +134,11 @@ class Episode:
         return self._tokens[start:], reason
 
     async def _sample(self, turn: int, start: int, end: int) -> str:
-        """Sample to the end of the turn, or in step with the learner to that of the segment; "" if the turn goes on."""
+        """Sample up to token ``end`` of the trajectory, or in lockstep to the end of the segment.
+
+        Returns:
+            The finish reason, or "" if the turn goes on in the next segment.
+        """
         before, until = len(self._tokens), end
         if self._in_step:
             await self._emit(self._cutter.cut_full())
@@ -176,7 +180,7 @@ class Episode:
         return self._text.observation(result.observation, sampled)
 
     def _end(self, result: StepResult, turn: int, reason: str, observed: int) -> Closing | None:
-        """How the trajectory ends after this turn, None if it goes on."""
+        """Return how the trajectory ends after this turn, or None if it goes on."""
         extra = {"correct": result.correct, "info": bounded(result.info)}
         if result.done:
             return Closing("finished", reason, extra=extra)
@@ -195,11 +199,15 @@ class Episode:
             return
         if self._in_step:
             self._min_version = max(self._min_version, *(cut.segment.version_max + 1 for cut in cuts))
-        # Together: the deadline may end any wait, and no index must be missing then.
+        # Emit all cuts in one call: the deadline may end any wait, and a missing cut would leave a gap.
         await self._emit_cuts(cuts)
 
     async def _ask(self, answer: Awaitable[T], what: str) -> T:
-        """Wait for the environment, at most ``env_timeout_s``."""
+        """Wait for the environment's answer, at most ``env_timeout_s``.
+
+        Raises:
+            ActorError: the environment took longer.
+        """
         begun = time.monotonic()
         try:
             async with asyncio.timeout(self._bounds.env_timeout_s) as limit:
@@ -229,7 +237,10 @@ class Episode:
 
 
 def finite_rewards(result: StepResult) -> dict[str, float]:
-    """The rewards of a step as floats; raises ActorError when one is not a finite number.
+    """Return the rewards of a step as floats.
+
+    Raises:
+        ActorError: a reward is not a finite number, a name is too long, or there are too many rewards.
 
     Example:
         >>> finite_rewards(StepResult(rewards={"score": 1}))
@@ -251,7 +262,7 @@ def finite_rewards(result: StepResult) -> dict[str, float]:
 
 
 def bounded(info: dict[str, Any]) -> dict[str, Any]:
-    """``info`` if it can travel, else a note why not."""
+    """Return ``info`` if it can be encoded and is small enough, else a note that says why it was left out."""
     try:
         size = len(msgspec.msgpack.encode(info))
     except (TypeError, ValueError, RecursionError) as error:

@@ -1,55 +1,55 @@
 """Errors of actors and generators.
 
 ActorError
-├── PrefixBroken       the tokens of the next prompt do not begin with the tokens so far
+├── PrefixBroken       the next prompt does not begin with the tokens of the trajectory so far
 ├── TemplateUnusable   the model folder has no usable tokenizer or chat template
 └── GenerationFailed   no generator continued the turn
-    └── NoGenerator    none was known within the deadline
+    └── NoGenerator    the broker listed no generator within the deadline
 
 GeneratorError
-├── RequestRefused     one request cannot be served; the engine is well
-├── UpdateRefused      an engine cannot take these weights; it serves on
+├── RequestRefused     the engine cannot serve one request, but still works
+├── UpdateRefused      the engine cannot take these weights, and goes on with the old ones
 ├── EngineFailed       nothing sampled from this engine may be used any more
-├── GeneratorFailed    this process must not go on; its successor may
-├── NoRoom             there is no memory for a version
-├── SourceFailed       this source of weights cannot be used now; another one may
-│   └── WrongBytes     it sends something else than its manifest says
-└── Cancelled          a fetch is given up because this process ends
+├── GeneratorFailed    this process has to end; a new one may work
+├── NoRoom             this host has no memory for a version
+├── SourceFailed       this source of weights cannot be used now; a different one may work
+│   └── WrongBytes     a source sends bytes that do not match what was asked for
+└── Cancelled          a fetch stops because this process ends
 """
 
 from protocol.errors import WeightsError
 
 
 class ActorError(Exception):
-    """Base of what goes wrong in an actor."""
+    """Base of the errors of actors."""
 
 
 class PrefixBroken(ActorError, ValueError):
-    """The tokens of the next prompt do not begin with the tokens so far; the text shows where they part."""
+    """The next prompt does not begin with the tokens so far; the message shows the first difference."""
 
 
 class TemplateUnusable(ActorError, ValueError):
-    """The model folder has no usable tokenizer or chat template; the text names the file."""
+    """The model folder has no usable tokenizer or chat template; the message names the file."""
 
 
 class GenerationFailed(ActorError, RuntimeError):
-    """No generator continued the turn; the text says what each attempt met."""
+    """No generator continued the turn; the message says how each attempt failed."""
 
 
 class NoGenerator(GenerationFailed):
-    """No generator was known within the deadline."""
+    """The broker listed no generator within the deadline."""
 
 
 class GeneratorError(Exception):
-    """Base of what goes wrong in a generator."""
+    """Base of the errors of generators."""
 
 
 class RequestRefused(GeneratorError, ValueError):
-    """One request cannot be served; the text says what is wrong with it. The engine is well."""
+    """The engine cannot serve one request, but still works; the message says what is wrong with it."""
 
 
 class UpdateRefused(GeneratorError, ValueError):
-    """An engine cannot take these weights; it is untouched and serves on."""
+    """An engine cannot take these weights; it is unchanged and goes on with the old ones."""
 
 
 class EngineFailed(GeneratorError, RuntimeError):
@@ -57,20 +57,20 @@ class EngineFailed(GeneratorError, RuntimeError):
 
 
 class GeneratorFailed(GeneratorError, RuntimeError):
-    """This process must not go on; its successor may."""
+    """This generator process has to end; a new one may work."""
 
 
 class NoRoom(GeneratorError, WeightsError):
-    """The memory for a version cannot be had."""
+    """This host has no memory for a version."""
 
 
 class SourceFailed(GeneratorError):
-    """A source of weights cannot be used now; another one may."""
+    """A source of weights cannot be used now; a different one may work."""
 
 
 class WrongBytes(SourceFailed):
-    """A source of weights sends something else than its manifest says."""
+    """A source of weights sends bytes that do not match what was asked for, or their hash."""
 
 
 class Cancelled(GeneratorError):
-    """A fetch is given up because this process ends."""
+    """A fetch stops because this process ends."""

@@ -1,4 +1,4 @@
-"""An actor's connections to the generators: which one to ask, and what to do when it stops answering."""
+"""An actor's connections to the generators: chooses one for each turn, and moves on if it fails."""
 
 import asyncio
 import itertools
@@ -25,22 +25,25 @@ from protocol.sockets import AsyncSocket, dealer
 log = logging.getLogger(__name__)
 
 VERSION_WAIT_S = 70.0
-"""A generator may hold a request for 60 s until it has the policy version that was asked for."""
+"""Extra patience for the first token of a request that asks for a version newer than the generator's.
+
+A generator may hold such a request for `actors.generator.requests.HOLD_TIMEOUT_S` = 60 s.
+"""
 LEAVING_S = 2.0
-"""Patience with a generator that the broker no longer lists."""
+"""Longest wait for a token of a generator that the broker no longer lists."""
 SUSPECT_S = 10.0
-"""For so long after a failure others are preferred."""
+"""Time after a generator's failure during which `GeneratorPool` prefers others."""
 NO_GENERATOR_S = 120.0
-"""Longest wait for any generator at all."""
+"""Longest wait for the broker to list any generator."""
 MAX_ATTEMPTS = 5
 RETRY_S = 0.25
 FAILURES = ("error", "abort")
-"""Reasons for which a generator ends an answer that is not over."""
+"""Finish reasons with which a generator ends an answer before the turn is complete."""
 
 
 @dataclass(frozen=True)
 class TurnRequest:
-    """One action turn: continue ``prompt``, at most ``max_tokens`` tokens."""
+    """One action turn: continue ``prompt`` by at most ``max_tokens`` tokens."""
 
     trajectory_id: str
     turn: int
@@ -51,7 +54,7 @@ class TurnRequest:
     stop_token_ids: tuple[int, ...] = ()
     preferred: str = ""
     begun: int = 0
-    """So many tokens at the end of ``prompt`` are of this turn already."""
+    """Tokens at the end of ``prompt`` that belong to this turn already. They change the seed."""
 
 
 @dataclass
@@ -71,17 +74,17 @@ class _Arrived:
 
 
 class _Interrupted(Exception):
-    """A generator did not bring the turn to its end."""
+    """A generator did not complete the turn."""
 
 
 class GeneratorPool:
-    """The generators that the broker lists as healthy.
+    """Connections to the generators that the broker lists as healthy.
 
     Args:
-        name: this actor, as generators see it.
-        timeout_s: without a token for so long, a request goes to another generator.
-        clock: monotonic seconds.
-        keys: folder of the keys; None: nothing is encrypted.
+        name: peer name of this actor.
+        timeout_s: longest wait for a token. Then the request goes to a different generator.
+        clock: returns monotonic seconds.
+        keys: folder of the keys. None means that nothing is encrypted.
     """
 
     def __init__(
@@ -99,7 +102,7 @@ class GeneratorPool:
         self.interruptions = 0
 
     def update(self, infos: Sequence[GeneratorInfo]) -> None:
-        """Take over a new list of generators; running requests of one that has left get a little longer."""
+        """Replace the list of generators. Running requests of one that has left go on, with less patience."""
         listed = {info.peer: info for info in infos}
         for peer, generator in list(self._generators.items()):
             info = listed.get(peer)
@@ -118,10 +121,11 @@ class GeneratorPool:
         self._changed = asyncio.Event()
 
     async def turn(self, request: TurnRequest) -> AsyncGenerator[Sampled, None]:
-        """Sample one action turn, on several generators if need be; tokens once received are kept.
+        """Sample one action turn, on several generators if some fail. Tokens once received are kept.
 
         Raises:
-            GenerationFailed: `MAX_ATTEMPTS` attempts failed, or no generator is known (NoGenerator).
+            GenerationFailed: `MAX_ATTEMPTS` attempts failed.
+            NoGenerator: the broker listed no generator within `NO_GENERATOR_S`.
         """
         received: list[Sampled] = []
         preferred, failures = request.preferred, list[str]()
@@ -166,7 +170,8 @@ class GeneratorPool:
     def _leave(self, generator: _Generator) -> None:
         generator.leaving = True
         for inbox in generator.streams.values():
-            inbox.put_nowait(None)  # wakes the reader, whose patience has changed
+            # None wakes the reader, so that it waits with the new, shorter patience.
+            inbox.put_nowait(None)
         self._forget_if_idle(generator)
 
     def _forget_if_idle(self, generator: _Generator) -> None:
@@ -191,13 +196,18 @@ class GeneratorPool:
         now = self._clock()
         chosen = min(usable, key=lambda g: (g.suspect_until > now, g.info.peer != preferred, len(g.streams)))
         if after_failure and chosen.suspect_until > now:
-            await asyncio.sleep(RETRY_S)  # it is the only one, and it has just failed
+            # All usable generators have failed lately: pause instead of trying again at once.
+            await asyncio.sleep(RETRY_S)
         return chosen
 
     async def _stream(
         self, generator: _Generator, request: TurnRequest, received: Sequence[Sampled]
     ) -> AsyncGenerator[Sampled, None]:
-        """One request to one generator; raises _Interrupted unless it comes to its end."""
+        """Send one request to one generator, and yield its tokens.
+
+        Raises:
+            _Interrupted: the answer stopped before its end.
+        """
         request_id = f"{request.trajectory_id[-200:]}#{request.turn}.{next(self._counter)}"
         inbox: asyncio.Queue[_Arrived | None] = asyncio.Queue()
         generator.streams[request_id] = inbox
@@ -229,7 +239,8 @@ class GeneratorPool:
         while True:
             patience = min(LEAVING_S, self._timeout_s) if generator.leaving else self._timeout_s + extra_s
             try:
-                async with asyncio.timeout(patience):  # not wait_for: that costs a task per chunk
+                # asyncio.timeout, because wait_for would make a task for each chunk.
+                async with asyncio.timeout(patience):
                     arrived = await inbox.get()
             except TimeoutError:
                 gone = ", and the broker no longer lists it" if generator.leaving else ""
@@ -240,7 +251,7 @@ class GeneratorPool:
 
 
 def _why_complete(request: TurnRequest, received: Sequence[Sampled]) -> FinishReason:
-    """Why nothing is missing of a turn whose last chunk was lost; "" if something is."""
+    """Return the finish reason of a turn that is complete although its last chunk was lost, else ""."""
     last = next((sampled for sampled in reversed(received) if len(sampled)), None)
     if last is not None and last.token_ids[-1] in request.stop_token_ids:
         return "stop"
@@ -256,7 +267,7 @@ def _generate(request_id: str, request: TurnRequest, received: Sequence[Sampled]
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
-        # Each turn, and each continuation of a turn, draws from a stream of its own.
+        # Each turn, and each continuation of a turn, draws from a separate random stream.
         seed=None if seed is None else (seed + 1_000_003 * request.turn + 7_919 * begun) % 2**31,
         stop_token_ids=list(request.stop_token_ids),
         min_policy_version=request.min_policy_version,
@@ -267,12 +278,19 @@ def _generate(request_id: str, request: TurnRequest, received: Sequence[Sampled]
 
 def _received(streams: dict[str, "asyncio.Queue[_Arrived | None]"], frames: list[bytes]) -> None:
     for message, rest in messages_in(frames, "a generator"):
-        if isinstance(message, Chunk) and message.request_id in streams:  # others were given up earlier
+        # Chunks with other ids belong to requests that have ended here.
+        if isinstance(message, Chunk) and message.request_id in streams:
             streams[message.request_id].put_nowait(_Arrived(message, rest))
 
 
 def _check_offset(chunk: Chunk, have: int, count: int) -> None:
-    """Tokens behind a gap belong to another text than the one we have; what fails without any may say so."""
+    """Check that a chunk continues the tokens received so far.
+
+    An empty chunk that reports a failure always passes.
+
+    Raises:
+        _Interrupted: there is a gap or an overlap, so the tokens do not continue this text.
+    """
     if chunk.offset == have or (count == 0 and chunk.finish_reason in FAILURES):
         return
     if chunk.offset > have:

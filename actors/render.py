@@ -1,8 +1,9 @@
-"""Conversations to token ids, the way the model's own chat template writes them, without transformers.
+"""Turns conversations into token ids with the model's own chat template, without transformers.
 
-Only the first prompt is the encoding of a rendered conversation. After that, tokens are never made from text
-again: what the policy sampled stays as it was sampled, and an observation is encoded as the *new text* that
-the template adds behind an assistant turn. So the tokens of turn n + 1 begin with the tokens of turns 1 to n.
+Only the first prompt is the encoding of a whole rendered conversation. Later turns never encode earlier text
+again. The tokens that the policy sampled stay as they are, and an observation is encoded as the *new text*
+that the template adds after an assistant turn. So the tokens of turn n + 1 begin with the tokens of turns 1
+to n.
 """
 
 import json
@@ -20,7 +21,8 @@ from actors.errors import PrefixBroken, TemplateUnusable
 from envs.base import ChatMessage
 
 _MARK = "ANSWER"
-# Templates of reasoning models write an empty thought into an assistant turn without one, and drop it later.
+# Templates of reasoning models add an empty thought to an assistant turn that has none, and drop it again
+# once a message follows. A thought with content may stay, so the second stand-in has one.
 _STAND_INS = (_MARK, f"<think>\nthought\n</think>\n\n{_MARK}")
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
@@ -29,18 +31,19 @@ class Renderer:
     """Tokenizer and chat template of a model folder.
 
     Args:
-        folder: has tokenizer.json, tokenizer_config.json and a chat template (chat_template.jinja, or in
+        folder: holds tokenizer.json, tokenizer_config.json and a chat template (in chat_template.jinja or in
             tokenizer_config.json).
 
     Raises:
-        TemplateUnusable: something is missing or the template does not compile.
+        TemplateUnusable: a file or the end token is missing, or the template does not compile.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
         try:
             self._tokenizer = Tokenizer.from_file(str(self._folder / "tokenizer.json"))
-        except Exception as error:  # the library raises bare Exception
+        except Exception as error:
+            # The tokenizers library raises bare Exception.
             raise TemplateUnusable(f"{self._folder / 'tokenizer.json'}: {error}") from None
         config = _json(self._folder / "tokenizer_config.json")
         self._special = _special_tokens(config, _json(self._folder / "special_tokens_map.json"))
@@ -48,11 +51,15 @@ class Renderer:
         self.eos_ids = self._find_eos_ids(_json(self._folder / "generation_config.json"))
 
     def prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """Token ids of the first observation, ready for the policy's first action."""
+        """Return the token ids of the first observation, up to where the policy's first action begins."""
         return self.encode(self.text(messages, add_generation_prompt=True))
 
     def text(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = False) -> str:
-        """The conversation as the template writes it; raises TemplateUnusable when it refuses."""
+        """Return the conversation as the template renders it.
+
+        Raises:
+            TemplateUnusable: the template rejects the conversation.
+        """
         try:
             return self._template.render(
                 messages=[dict(m) for m in messages],
@@ -66,14 +73,15 @@ class Renderer:
             raise TemplateUnusable(f"chat template of {self._folder}: {error} (roles {roles})") from None
 
     def observation(self, message: ChatMessage, sampled: Sequence[int]) -> list[int]:
-        """Token ids between the end of an action and the next one.
+        """Return the token ids between the end of one action and the start of the next.
 
-        They are what the template writes behind the assistant's text: the part of the turn's end that the
-        policy did not sample itself (all of it when ``sampled`` does not end with the template's end token),
-        the observation, and the opening of the next assistant turn.
+        The template writes three parts after the assistant's text: the end of the turn, the observation, and
+        the opening of the next assistant turn. The result leaves out the part of the turn's end that the
+        policy sampled itself: everything up to the end token, if ``sampled`` ends with one.
 
         Raises:
             PrefixBroken: the template changes earlier turns when a message is added.
+            TemplateUnusable: the template rejects the conversation.
         """
         closing, added = self._behind_answer(message)
         if sampled and sampled[-1] in self.eos_ids:
@@ -83,12 +91,12 @@ class Renderer:
         return self.encode(closing + added)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of an action for the environment, without special tokens."""
+        """Return the text of an action for the environment, without special tokens."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
 
     def _behind_answer(self, message: ChatMessage) -> tuple[str, str]:
-        """End of an assistant turn, and what is added when ``message`` follows it."""
+        """Return the text that ends an assistant turn, and the text that ``message`` after it adds."""
         broken: PrefixBroken | None = None
         for stand_in in _STAND_INS:
             talk: list[ChatMessage] = [{"role": "user", "content": "Question"}]
@@ -106,7 +114,7 @@ class Renderer:
         raise broken
 
     def check_prefix(self, known: Sequence[int], prompt: Sequence[int]) -> None:
-        """Raise PrefixBroken, with the place, unless ``prompt`` begins with ``known``."""
+        """Raise PrefixBroken, which names the first difference, unless ``prompt`` begins with ``known``."""
         if list(prompt[: len(known)]) != list(known):
             raise PrefixBroken(
                 f"the next prompt does not begin with the {len(known)} tokens so far: "
@@ -114,7 +122,7 @@ class Renderer:
             )
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text as it stands, without special tokens added."""
+        """Return the token ids of a text, without adding special tokens."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -133,7 +141,7 @@ class Renderer:
 
 
 def _parting(known: Sequence[int], new: Sequence[int], tokenizer: Any) -> str:
-    """Where two token sequences part, with a few tokens around it."""
+    """Return where two token sequences differ first, with a few tokens around that place."""
     at = next(
         (i for i, (a, b) in enumerate(zip(known, new, strict=False)) if a != b), min(len(known), len(new))
     )
@@ -158,7 +166,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _special_tokens(config: dict[str, Any], special_map: dict[str, Any]) -> dict[str, str]:
-    """Special tokens by role; a value is a string or an added token with its content."""
+    """Return the special tokens by role. A file gives each as a string, or as an object with its content."""
     tokens: dict[str, str] = {}
     for name in _SPECIAL:
         value = config.get(name) or special_map.get(name)
@@ -174,7 +182,8 @@ def _template_text(folder: Path, config: dict[str, Any]) -> str:
     if file.is_file():
         return file.read_text(encoding="utf-8")
     template = config.get("chat_template")
-    if isinstance(template, list):  # several by name, an older form
+    # An older form of the file holds a list of named templates.
+    if isinstance(template, list):
         template = next((t.get("template") for t in template if t.get("name") == "default"), None)
     if not isinstance(template, str):
         raise TemplateUnusable(
@@ -184,7 +193,7 @@ def _template_text(folder: Path, config: dict[str, Any]) -> str:
 
 
 def _compile(text: str) -> jinja2.Template:
-    """The same environment as `transformers` renders with."""
+    """Compile a chat template in an environment like the one that `transformers` renders with."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
     )
@@ -198,7 +207,7 @@ def _compile(text: str) -> jinja2.Template:
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """``{% generation %}``: some templates mark assistant text with it; it has no effect on the text."""
+    """Tag ``{% generation %}``: some templates mark assistant text with it; it does not change the text."""
 
     tags = {"generation"}  # noqa: RUF012  (the attribute's type is fixed by jinja2)
 

@@ -1,4 +1,4 @@
-"""Tokens that a generator has sampled, from the engine to the segment they end up in."""
+"""Tokens that a generator has sampled. They stay in this form from the engine to the segment."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,12 +9,12 @@ from protocol.arrays import Arrays, Float32s, Int32s
 from protocol.messages import KvPolicy
 
 FinishReason = Literal["", "stop", "length", "abort"]
-"""Why an answer ended; "" while it goes on."""
+"""Reason why an answer ended; "" while it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Newly sampled tokens, in order. The three arrays are equally long; they may be empty.
+    """Newly sampled tokens, in order. The three arrays have the same length, which may be 0.
 
     Example:
         >>> some = Sampled(np.array([5, 7], "i4"), np.array([-0.5, -1.0], "f4"), np.array([3, 3], "i4"))
@@ -24,15 +24,15 @@ class Sampled:
 
     token_ids: Int32s
     logp_behaviour: Float32s
-    """Natural-log probability of each token under the distribution sampled from: after temperature, top_p, top_k."""
+    """Natural log of each token's behaviour probability, after temperature, top_p and top_k."""
     policy_version: Int32s
     """Policy version that sampled each token."""
     finish_reason: FinishReason = ""
-    """An end token is among the ids."""
+    """Reason why the answer ended with these tokens. An end token, if one was sampled, is among the ids."""
     kv: KvPolicy = "recomputed"
-    """What became of cached keys and values at the last weight update."""
+    """Treatment of cached keys and values at a weight update."""
     generator: str = ""
-    """Peer that sampled them."""
+    """Name of the generator that sampled the tokens."""
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.logp_behaviour) == len(self.policy_version):
@@ -46,7 +46,7 @@ class Sampled:
 
     @property
     def arrays(self) -> Arrays:
-        """The arrays by the names that they have on the wire."""
+        """Arrays by their names on the wire."""
         return {
             "token_ids": self.token_ids,
             "logp_behaviour": self.logp_behaviour,
@@ -55,7 +55,7 @@ class Sampled:
 
 
 def nothing(*, finish_reason: FinishReason = "", generator: str = "") -> Sampled:
-    """Return no tokens, with a reason why there are none."""
+    """Return a `Sampled` without tokens."""
     return Sampled(
         np.empty(0, np.int32),
         np.empty(0, np.float32),

@@ -1,11 +1,12 @@
-"""Cutting a growing trajectory into segments. Pure: no clock, no socket.
+"""Cuts a growing trajectory into segments. Pure: no clock, no socket.
 
     turn     0 observation      1 action       2 observation   3 action
     tokens   ################## ############## ############### #########
     segments |---- 0 ----|---- 1 ----|- 2 ----|---------- 3 -----------|
 
-A segment ends after ``segment_tokens`` tokens or at the end of an action turn. The last piece of an action
-turn is held back until the turn is closed, because it carries the turn's rewards, and perhaps the end.
+A segment ends after ``segment_tokens`` tokens or at the end of an action turn. The cutter holds the last
+piece of an action turn back until the turn is closed, because that piece carries the turn's rewards, and
+perhaps the trajectory's end.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from protocol.messages import KvPolicy, Reward, Segment, Task, TrajectoryStatus,
 
 @dataclass(frozen=True)
 class Closing:
-    """The end of a trajectory."""
+    """End of a trajectory: its status and the reason."""
 
     status: TrajectoryStatus
     stop_reason: str = ""
@@ -29,10 +30,10 @@ class Closing:
 
 
 class SegmentCutter:
-    """The tokens of one trajectory that are not in a segment yet.
+    """Holds the tokens of one trajectory that are not in a segment yet.
 
-    Call `observe` and `act` as tokens come, `close_turn` after each action turn (with the trajectory's end if
-    it was the last one), and `abandon` when the episode broke down at any other place.
+    Call `observe` and `act` as tokens come. Call `close_turn` after each action turn, with the trajectory's
+    end if it was the last turn. Call `abandon` when the episode fails at any other place.
 
     Example:
         >>> task = Task(task_id="t", env="e", group_id="g", group_size=1)
@@ -56,21 +57,22 @@ class SegmentCutter:
         self._pending_tokens = 0
         self._kv: KvPolicy = "recomputed"
         self._generator = ""
-        self.offset = 0  # of the first pending token
+        # Position of the first pending token in the trajectory.
+        self.offset = 0
         self.closed = False
 
     @property
     def tokens(self) -> int:
-        """Tokens of the trajectory so far."""
+        """Number of tokens of the trajectory so far."""
         return self.offset + self._pending_tokens
 
     @property
     def room(self) -> int:
-        """Tokens that the present segment has room for."""
+        """Number of tokens that still fit into the current segment."""
         return self._limit - self._pending_tokens
 
     def cut_full(self) -> list[SegmentArrays]:
-        """End the segment if it is full. More tokens of its turn, or a turn, have to follow."""
+        """End the segment if it is full. More tokens have to follow, in this turn or in a new one."""
         return [] if self.room else [self._cut(self._limit, [], Closing("unfinished"))]
 
     def observe(self, token_ids: list[int]) -> list[SegmentArrays]:
@@ -87,7 +89,7 @@ class SegmentCutter:
         )
 
     def act(self, sampled: Sampled) -> list[SegmentArrays]:
-        """Append a piece of the current action turn, or begin one."""
+        """Append tokens to the current action turn, or begin one with them."""
         self._generator = sampled.generator or self._generator
         self._kv = "kept" if sampled.kv == "kept" else self._kv
         return self._append({**sampled.arrays, "action_mask": np.ones(len(sampled), np.uint8)}, action=True)
@@ -95,7 +97,7 @@ class SegmentCutter:
     def close_turn(
         self, rewards: dict[str, float], stop_reason: str = "", closing: Closing | None = None
     ) -> list[SegmentArrays]:
-        """End the action turn: its last piece with its rewards, and the trajectory's end if there is one."""
+        """End the action turn. Return its last piece, with its rewards and the trajectory's end if any."""
         assert self._turn_is_action, "only an action turn is closed"
         named = [Reward(name, self._turn, value) for name, value in rewards.items()]
         cut = self._cut(self._pending_tokens, named, closing or Closing("unfinished", stop_reason))
@@ -103,7 +105,7 @@ class SegmentCutter:
         return [cut]
 
     def abandon(self, closing: Closing) -> list[SegmentArrays]:
-        """End the trajectory where it is; the segment may be empty."""
+        """End the trajectory at its last token. The segment returned may be empty."""
         return [self._cut(self._pending_tokens, [], closing)]
 
     def _append(self, arrays: Arrays, *, action: bool) -> list[SegmentArrays]:
@@ -118,7 +120,8 @@ class SegmentCutter:
         self._pending.append(arrays)
         self._pending_tokens += n
         cuts = []
-        while self._pending_tokens > self._limit:  # strictly: the last piece of a turn is never empty
+        # A full segment waits until more tokens come, so that the last piece of a turn is never empty.
+        while self._pending_tokens > self._limit:
             cuts.append(self._cut(self._limit, [], Closing("unfinished")))
         return cuts
 
@@ -172,7 +175,7 @@ class SegmentCutter:
         return {name: array[:n] for name, array in whole.items()}
 
     def _take_turns(self, end: int) -> list[Turn]:
-        """Turns of the tokens before ``end``; a turn that goes on is split there."""
+        """Remove and return the turns before token ``end``. A turn that goes on is split there."""
         taken = [Turn(t.index, t.start, min(t.end, end), t.action) for t in self._turns if t.start < end]
         self._turns = [Turn(t.index, max(t.start, end), t.end, t.action) for t in self._turns if t.end > end]
         return taken

@@ -1,4 +1,4 @@
-"""What an actor owes the broker: unacknowledged segments and task credit. Pure: no socket, no clock."""
+"""An actor's state towards the broker: unacknowledged segments and task credit. Pure: no socket, no clock."""
 
 from collections import Counter, OrderedDict, deque
 
@@ -11,10 +11,10 @@ REMEMBERED_LEASES = 1_024
 
 
 class Outbox:
-    """Segments on their way: sent as far as the broker's credit reaches, kept until acknowledged.
+    """Segments on their way to the broker: sent as far as its credit reaches, kept until acknowledged.
 
-    After a (re)join the broker's view starts anew: it grants segment credit again, and every segment without
-    an acknowledgement is sent again, in order. The broker drops those it has.
+    After a (re)join the broker grants segment credit anew, and the outbox sends every unacknowledged segment
+    again, in order. The broker drops the copies of segments that it has already.
 
     Example:
         >>> outbox = Outbox()
@@ -36,7 +36,7 @@ class Outbox:
 
     @property
     def waiting(self) -> int:
-        """Segments for which there is no credit."""
+        """Number of segments that wait to be sent, because there is no credit for them."""
         return len(self._waiting)
 
     @property
@@ -45,7 +45,7 @@ class Outbox:
         return not self._waiting and not self._unacked
 
     def offer(self, cut: SegmentArrays) -> None:
-        """Take a segment over."""
+        """Encode a segment and queue it for sending."""
         segment, arrays = cut
         self.offer_frames((segment.trajectory_id, segment.index), encode_arrays(segment, arrays))
 
@@ -53,7 +53,7 @@ class Outbox:
         self._waiting[key] = frames
 
     def due(self) -> list[Frames]:
-        """What may be sent now; it counts as sent."""
+        """Return the frames of the segments that may be sent now, and count them as sent."""
         sent: list[Frames] = []
         while self._credit > 0 and self._waiting:
             key, frames = self._waiting.popitem(last=False)
@@ -63,39 +63,41 @@ class Outbox:
         return sent
 
     def granted(self, segments: int) -> None:
-        """The broker takes ``segments`` more."""
+        """Add the broker's credit for ``segments`` more segments."""
         self._credit += segments
 
     def acked(self, ack: SegmentAck) -> None:
-        """Forget an acknowledged segment, whatever the broker did with it."""
+        """Drop an acknowledged segment, whatever status the broker gave it."""
         self.acks[ack.status] += 1
         key = (ack.trajectory_id, ack.index)
         self._unacked.pop(key, None)
-        self._waiting.pop(key, None)  # acknowledged before a rejoin, heard after it
+        # A rejoin moves unacknowledged segments here, and an ack sent before it may arrive after it.
+        self._waiting.pop(key, None)
 
     def rejoined(self) -> None:
-        """The connection is new: credit is void, and what is not acknowledged waits again, in order."""
+        """Start anew on a new connection: no credit, and all unacknowledged segments wait, in order."""
         self._credit = 0
         self.resent += len(self._unacked)
         self._unacked.update(self._waiting)
         self._waiting, self._unacked = self._unacked, OrderedDict()
 
     def holds(self, trajectory_id: str) -> bool:
-        """Whether a segment of a trajectory is not acknowledged yet."""
+        """Return whether a segment of the trajectory is not acknowledged yet."""
         return any(key[0] == trajectory_id for kept in (self._waiting, self._unacked) for key in kept)
 
     def forget(self, trajectory_id: str) -> None:
-        """Drop what is left of a trajectory that nobody wants any more."""
+        """Drop the remaining segments of a trajectory that is no longer wanted."""
         for kept in (self._waiting, self._unacked):
             for key in [key for key in kept if key[0] == trajectory_id]:
                 del kept[key]
 
 
 class LeaseBook:
-    """Leases that are being run, and how many more the broker may send.
+    """Leases that run, and the task credit that the actor announces to the broker.
 
-    ``capacity`` is what the actor can run at a time. At each (re)join the broker counts from zero, so the
-    credit sent then is capacity minus what runs; afterwards each ended lease gives one back.
+    ``capacity`` is the number of episodes that the actor runs at the same time. At each (re)join the broker
+    counts credit from zero, so the actor announces capacity minus the running leases. Afterwards each lease
+    that ends frees one more.
 
     Example:
         >>> book = LeaseBook(capacity=2)
@@ -115,42 +117,42 @@ class LeaseBook:
         return len(self._running)
 
     def joined(self) -> TaskCredit | None:
-        """Credit to announce after a Welcome."""
+        """Return the credit to announce after a Welcome, if there is any."""
         free = self._capacity - len(self._running)
         return TaskCredit(tasks=free) if free > 0 and not self.draining else None
 
     def why_not(self) -> str:
-        """Reason to reject any lease now: "draining", "full" (more came than there was credit), or ""."""
+        """Return why any lease is rejected now: "draining", "full" (more leases than credit), or ""."""
         if self.draining:
             return "draining"
         return "full" if len(self._running) >= self._capacity else ""
 
     def leased(self, lease: LeaseTask) -> bool:
-        """Note a lease; False if it is not to be started: it runs already, or there is a reason not to."""
+        """Record a lease. Return False if it must not start: it is known, or `why_not` gives a reason."""
         if self.why_not() or self.knows(lease.lease_id):
             return False
         self._running[lease.lease_id] = lease.trajectory_id
         return True
 
     def knows(self, lease_id: str) -> bool:
-        """Whether it is being run, or was: the end of it may be on its way."""
+        """Return whether a lease runs, or has run: the message of its end may be on its way."""
         return lease_id in self._running or lease_id in self._over
 
     def is_over(self, lease_id: str) -> bool:
-        """Whether it was run, and has ended here."""
+        """Return whether a lease has run and ended here."""
         return lease_id in self._over
 
     def lease_of(self, trajectory_id: str) -> str | None:
-        """Lease under which a trajectory is being run."""
+        """Return the lease under which a trajectory runs, if it does."""
         return next((lease for lease, running in self._running.items() if running == trajectory_id), None)
 
     def ended(self, lease_id: str) -> TaskCredit | None:
-        """Note the end of a lease, and give its credit back."""
+        """Record the end of a lease. Return the credit that it frees, if any."""
         if self._running.pop(lease_id, None) is None:
             return None
         self._over.append(lease_id)
         return self.unused()
 
     def unused(self) -> TaskCredit | None:
-        """Credit for a lease that has come to nothing."""
+        """Return credit for one more lease, or None while draining."""
         return None if self.draining else TaskCredit(tasks=1)

@@ -1,4 +1,4 @@
-"""Import path of Offbeat's worker extension for vLLM servers that others run: `actors.vllm_worker.WeightWorker`."""
+"""Import path of `actors.vllm_worker.WeightWorker`, the worker extension for vLLM servers run by others."""
 
 from actors.generator.vllm_worker import WeightWorker
 

@@ -1,6 +1,7 @@
-"""Programs that print ratios beside a peer or a limit: `python -m benchmarks.NAME`, each with `--help`.
+"""Programs that compare Offbeat with a peer or a limit: `python -m benchmarks.NAME`, each with `--help`.
 
 - Speed: `broker`, `generation`, `learner`, `weights`, `scaling`, `endtoend`, `ratios`, `versus_trl`, `plan`.
-- Learning: `async_vs_sync`, `staleness`, `truncation`, `seeds`. Campaigns: `faults`, `fuzz`.
-- `envs/`: the toy tasks of benchmarks.
+- Learning: `async_vs_sync`, `staleness`, `truncation`, `seeds`.
+- Campaigns against the real system and its parsers: `faults`, `fuzz`.
+- `envs/`: the toy tasks of the benchmarks.
 """

@@ -1,14 +1,15 @@
-"""How long does the busier side of a shipped recipe stand idle?
+"""Measure how long the busier side of a shipped recipe stands idle.
 
     python -m benchmarks.endtoend [RECIPE] [--seeds 0 1 2] [--minutes M] [--set section.field=value ...]
                                   [--out FILE.jsonl]
 
-`offbeat train` on the recipe, once per seed; it ends after its steps, or after M minutes of training. The share
-printed is that of the side, learner or generator, that was idle less. The learner is idle while it waits for a batch,
-the generator while no request runs; both as shares of the wall time of learner steps, checkpoints included and
-evaluations not.
+The benchmark runs `offbeat train` on the recipe once per seed. A run ends after its steps, or after M minutes
+of training. The printed share belongs to the side (learner or generator) that was idle less. The learner is
+idle while it waits for a batch, the generator while no request runs. Both are shares of the wall time of
+learner steps, which includes checkpoints but not evaluations.
 
-A finished run is a line of FILE.jsonl; what is there is not run again, unless settings have changed since.
+Each finished run is one line of FILE.jsonl. The benchmark does not repeat it unless settings have changed
+since.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import save_results
 from launch.supervise.summary import read_metrics
 
 ROOT = Path(__file__).parents[1]
@@ -30,7 +32,7 @@ Result = dict[str, Any]
 
 
 def run(recipe: Path, seed: int, overrides: Sequence[str]) -> Result:
-    """One whole run; gives what the table needs of its summary."""
+    """Run the recipe once and return the figures that the table needs."""
     with tempfile.TemporaryDirectory() as folder:
         own = [f"run.dir={folder}", "run.name=run", f"run.seed={seed}"]
         command = [sys.executable, "-m", "launch.cli", "train", str(recipe), *overrides, *own]
@@ -42,7 +44,7 @@ def run(recipe: Path, seed: int, overrides: Sequence[str]) -> Result:
 
 
 def digest(summary: Result, result: Result, lines: Sequence[dict[str, float]]) -> Result:
-    """The figures of one run, from its summary, the learner's result and its lines of metrics."""
+    """Return the figures of one run, from its summary, the learner's result and its lines of metrics."""
     seconds = result["step_seconds"]
     idle = summary["idle_share"]
     updates = result["update_seconds"] / seconds
@@ -64,13 +66,13 @@ def digest(summary: Result, result: Result, lines: Sequence[dict[str, float]]) -
 
 
 def fingerprint(recipe: Path, overrides: Sequence[str]) -> str:
-    """Of all that a run depends on but for its seed."""
+    """Return a hash of everything that a run depends on, except its seed."""
     text = json.dumps([recipe.read_text(encoding="utf-8"), list(overrides)])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def table(results: Sequence[Result]) -> str:
-    """Markdown, a line a seed, and the median."""
+    """Return a Markdown table with one line per seed, and the median."""
     rows = [
         "| seed | idle: busier side | learner | generator | update / publish / rest | steps | trained tokens/s "
         "| lag mean | accuracy after |",
@@ -91,7 +93,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def run_all(args: argparse.Namespace) -> list[Result]:
-    """Run what is missing; gives all that was asked for."""
+    """Run the seeds that have no result yet. Return the results of all requested seeds."""
     recipe = Path(args.recipe) if args.recipe.endswith(".toml") else ROOT / "recipes" / f"{args.recipe}.toml"
     overrides = [*args.set, *([f"run.max_minutes={args.minutes}"] if args.minutes else [])]
     settings = fingerprint(recipe, overrides)
@@ -122,11 +124,16 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--set", nargs="+", default=[], metavar="section.field=value")
     parser.add_argument("--out", type=Path, default=Path("build/endtoend.jsonl"))
+    parser.add_argument("--json", type=Path)
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    sys.stdout.write(table(run_all(parse(arguments))) + "\n")
+    args = parse(arguments)
+    runs = run_all(args)
+    sys.stdout.write(table(runs) + "\n")
+    if args.json is not None:
+        save_results(args.json, {"idle": table(runs)}, runs)
 
 
 if __name__ == "__main__":

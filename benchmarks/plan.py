@@ -1,9 +1,10 @@
-"""Whether `offbeat plan` is right: rates are measured once, and real runs at other settings are held against it.
-
-Each arm is a run of the real system, without evaluations, as long as --seconds says after its start. What is measured
-begins after the warm-up that the plan has, too, or a third of the steps. docs/run/capacity.md has the results.
+"""Check `offbeat plan`: measure the rates once, then compare its forecasts for other settings with real runs.
 
     python -m benchmarks.plan recipes/spell_backward.toml --calibrate 30 --json build/plan.json
+
+Each arm is a run of the real system without evaluations, for --seconds after its start. The measurement
+leaves out the same warm-up steps as the plan, but at most a third of the steps. docs/run/capacity.md has the
+results.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import save_results
 from launch.plan.command import COMPARED
 from launch.plan.model import WARM_UP_STEPS, setting_of, simulate
 from launch.plan.rates_file import load_rates
@@ -31,12 +33,12 @@ LEAST_STEPS = 3
 
 
 def command(*arguments: str) -> None:
-    """A command of offbeat; its error ends the benchmark."""
+    """Run an `offbeat` command. An error of the command ends the benchmark."""
     subprocess.run([sys.executable, "-m", "launch.cli", *arguments], check=True)
 
 
 def measured(run: Path, warm_up: int) -> dict[str, float]:
-    """A run in numbers, without the steps of its warm-up; of a short run, without a third of its steps."""
+    """Return a run's figures without its first ``warm_up`` steps, or a third of the steps if that is less."""
     result = json.loads((run / "result.json").read_text())
     steps = [line for line in read_metrics(run) if "learner/step_seconds" in line]
     if len(steps) < LEAST_STEPS:
@@ -45,7 +47,7 @@ def measured(run: Path, warm_up: int) -> dict[str, float]:
         )
     walls = [line["learner/trained_tokens"] / line["learner/trained_tokens_per_second"] for line in steps]
     skipped = max(1, min(warm_up, len(steps) // 3))
-    # A line does not know of what comes after it was written: a checkpoint, mostly.
+    # A metrics line leaves out the time between its writing and the next step: mostly a checkpoint.
     after = (result["step_seconds"] - sum(walls)) / len(steps)
     lines, seconds = steps[skipped:], sum(walls[skipped:]) + after * len(steps[skipped:])
     tokens = sum(line["learner/trained_tokens"] for line in lines)
@@ -64,7 +66,7 @@ def measured(run: Path, warm_up: int) -> dict[str, float]:
 
 
 def arm(recipe: Path, rates: Path, name: str, folder: Path, seconds: float) -> dict[str, Any]:
-    """One real run, and what the plan says of it."""
+    """Run one arm. Return the measured figures and the plan's forecast."""
     label = f"{recipe.stem}-{name.replace(' ', '-')}"
     overrides = [
         *ARMS[name],
@@ -83,7 +85,7 @@ def arm(recipe: Path, rates: Path, name: str, folder: Path, seconds: float) -> d
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """Markdown: measured, predicted and, of rates, their ratio."""
+    """Return a Markdown table as lines: measured and predicted values and, for rates, their difference."""
     lines = ["| recipe | arm | " + " | ".join(COMPARED.values()) + " |", "|" + "---|" * (2 + len(COMPARED))]
     for row in rows:
         cells = []
@@ -100,7 +102,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    """Calibrate, run, compare."""
+    """Calibrate, run all arms, and print the comparison."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -130,7 +132,7 @@ def main() -> None:
     for name in arguments.arms:
         rows.append(arm(arguments.recipe, rates, name, arguments.folder, arguments.seconds))
         if arguments.json:
-            arguments.json.write_text(json.dumps(rows, indent=1))
+            save_results(arguments.json, {"arms": "\n".join(table(rows))}, rows)
     sys.stdout.write("\n".join(table(rows)) + "\n")
 
 

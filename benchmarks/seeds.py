@@ -1,9 +1,9 @@
-"""Does a shipped recipe learn on every seed? Runs it whole, once per seed, and prints all results.
+"""Run a whole shipped recipe once per seed and print all results, to see whether it learns on every seed.
 
     python -m benchmarks.seeds [RECIPE] [--seeds 0 1 2] [--models] [--out FILE.json]
 
-All seeds start from the recipe's warm-started model; with --models each one makes a model of its own.
-Accuracy is greedy, on held-out tasks.
+All seeds start from the recipe's warm-started model. With --models each seed makes its own model.
+Accuracy is measured on held-out tasks with greedy sampling.
 """
 
 import argparse
@@ -15,11 +15,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import save_results
+
 ROOT = Path(__file__).parents[1]
 
 
 def run(recipe: str, seed: int, folder: Path, *, models: bool) -> dict[str, Any]:
-    """One whole run; returns its summary."""
+    """Run the recipe once and return the summary of the run."""
     overrides = [f"run.dir={folder}", f"run.name=seed{seed}", f"run.seed={seed}"]
     overrides += [f"model.tiny.seed={seed}"] if models else []
     command = [
@@ -35,7 +37,7 @@ def run(recipe: str, seed: int, folder: Path, *, models: bool) -> dict[str, Any]
 
 
 def table(summaries: list[dict[str, Any]]) -> str:
-    """Markdown, one line per seed and the median."""
+    """Return a Markdown table with one line per seed, and the median."""
     lines = [
         "| seed | before | after | steps | minutes | tokens sampled | lag mean / max | idle (learner / generator) |",
         "|---|---|---|---|---|---|---|---|",
@@ -65,7 +67,7 @@ def main() -> None:
         summaries = [run(args.recipe, seed, Path(folder), models=args.models) for seed in args.seeds]
     sys.stdout.write(table(summaries) + "\n")
     if args.out:
-        args.out.write_text(json.dumps(summaries, indent=1))
+        save_results(args.out, {"seeds": table(summaries)}, summaries)
 
 
 if __name__ == "__main__":

@@ -10,32 +10,34 @@ class BrokerConfig(Section):
     """`[broker]` of the run file."""
 
     endpoint: str = "tcp://127.0.0.1:0"
-    """Where peers connect. Port 0: a free port is chosen at launch."""
+    """Address where peers connect. Port 0: a free port is chosen at launch."""
     http: str = "127.0.0.1:0"
-    """host:port of `/status` and `/metrics`."""
+    """Address (host:port) of `/status` and `/metrics`."""
     heartbeat_s: float = Field(1.0, gt=0)
-    """Rhythm asked of all peers; five missed beats mean dead."""
+    """Seconds between the heartbeats of a peer. A peer is lost after five missed heartbeats."""
     task_lease_s: float = Field(60.0, gt=0)
-    """An actor that shows no progress on a task for so long loses it to another."""
+    """Seconds without progress after which an actor loses a task, and the task is leased again."""
     delivery_lease_s: float = Field(300.0, gt=0)
-    """A learner that does not commit a delivery for so long gets it again."""
+    """Seconds without progress of the learner after which a unit it has not committed is delivered again."""
     group_deadline_s: float = Field(120.0, gt=0)
-    """A rollout group waits so long after its first finished member; then it is delivered as it is."""
+    """Seconds a rollout group waits for other members after the first one. Then it is delivered as it is."""
     min_group_members: int = Field(2, ge=1)
-    """A group with fewer finished members at its deadline is dropped."""
+    """Finished members that a rollout group needs for delivery. A group with fewer is dropped."""
     max_attempts: int = Field(3, ge=1)
-    """A task that failed or was lost so often is given up."""
+    """Lost attempts after which a task is given up. An attempt is lost when its actor is lost, makes no
+    progress, misses the deadline, rejects the task, or sends an invalid segment."""
     max_queued_tasks: int = Field(65_536, ge=1)
-    """Tasks waiting for an actor; more are refused."""
+    """Upper limit of the tasks that wait for an actor. The broker refuses more."""
     max_queued_segments: int = Field(65_536, ge=1)
-    """Segments held for the learner. When full, no segment credit is granted and actors wait."""
+    """Upper limit of the segments held for the learner. At the limit, actors get no credit and wait."""
     max_queued_bytes: int = Field(1 << 30, ge=1 << 20)
-    """Bytes held for the learner; the same rule."""
+    """Upper limit of the bytes held for the learner. At the limit, actors get no credit and wait."""
     segment_credit: int = Field(256, ge=1)
-    """Unacknowledged segments one actor may have under way."""
+    """Upper limit of the unacknowledged segments that one actor may have under way."""
     max_deliveries: int = Field(5, ge=1)
-    """A unit that so many learner processes in a row were given, none of which wrote a checkpoint, is dropped."""
+    """Learner processes in a row that may get a unit and write no checkpoint. Then the unit is dropped."""
     journal: JournalConfig = JournalConfig()
-    """What makes a killed broker go on where it stopped."""
+    """Settings of the journal, from which a restarted broker recovers its state."""
     generator_stall_s: float = Field(8.0, gt=0)
-    """A generator with work and without a token for so long is not offered to actors meanwhile."""
+    """Seconds a generator with work may go without a token. After that it is not offered to actors until it
+    makes progress."""

@@ -1,47 +1,47 @@
 """Errors of the broker process.
 
 BrokerError
-├── BindRefused    an address that cannot be listened on
+├── BindRefused    the broker cannot listen on an address
 ├── JournalError   the journal cannot be used (final)
-├── NameInUse      a peer's name belongs to another process that is connected
-├── WrongKey       a message came with a key that is not good for it
-├── TryLater       something is there, and cannot be read just now
-└── StateBroken    an event could not be applied; the process has to start again from its journal
+├── NameInUse      a peer's name belongs to another connected process
+├── WrongKey       the key of a message does not permit the message
+├── TryLater       something exists, but cannot be read now
+└── StateBroken    an event could not be applied; the process must restart from its journal
 
-``final`` says that a new start of the process would only repeat the error, see `launch.exit_codes`.
+``final`` marks an error that a restart of the process would only repeat, see `launch.exit_codes`.
 """
 
 from typing import ClassVar
 
 
 class BrokerError(Exception):
-    """Base of what can go wrong in the broker."""
+    """Base class of the broker's errors."""
 
 
 class BindRefused(BrokerError, OSError):
-    """An address that cannot be listened on, because it is taken or not of this host; the text names the cure.
+    """The broker cannot listen on an address, because it is taken or does not belong to this host.
 
-    Not final, because a port may be free again.
+    The text names the cure. Not final, because the port may become free.
     """
 
 
 class JournalError(BrokerError):
-    """The journal cannot be used; the text names file, place and cure."""
+    """The journal cannot be used; the text names the file, the place and the cure."""
 
     final: ClassVar[bool] = True
 
 
 class NameInUse(BrokerError):
-    """A name is not given away while the process that has it is connected and heard; the text says so."""
+    """A peer asks for a name whose holder is connected and still heard; the text says so."""
 
 
 class WrongKey(BrokerError):
-    """A message must not be handled because of the key it came with; the text says why."""
+    """The key of a message does not permit the message; the text says why."""
 
 
 class TryLater(BrokerError):
-    """The machine has no descriptors or memory for it now; nothing is lost."""
+    """The machine lacks file descriptors or memory for a read now; nothing is lost."""
 
 
 class StateBroken(BrokerError):
-    """A fault of the broker in the middle of a change; the text names the event."""
+    """A fault of the broker interrupted a change of its state; the text names the event."""

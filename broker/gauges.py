@@ -1,23 +1,7 @@
-"""The broker's own gauges: what is held, what is under way, and what became of every token."""
+"""The broker's own gauges: what is held, what is under way, and the outcome of every token."""
 
-from typing import get_args
-
-from broker.core.records import Outcome
+from broker.core.ledger import OUTCOMES
 from protocol.gauges import Gauge, table
-
-OUTCOMES: dict[Outcome, str] = {
-    "trained": "tokens that entered a gradient",
-    "dropped": "tokens that the learner filtered out or evaluated",
-    "stale": "tokens that were too old when their delivery was due",
-    "superseded": "tokens of attempts, or lineages, whose place others took",
-    "late": "tokens of trajectories that missed their group's deadline",
-    "given_up": "tokens of groups of which too few members ended",
-    "too_large": "tokens of units too large for a message",
-    "poison": "tokens of units that several learner processes did not survive",
-    "damaged": "tokens of units whose bytes in the journal cannot be read any more",
-}
-"""What each outcome of a token means."""
-assert set(OUTCOMES) == set(get_args(Outcome))
 
 BROKER = table(
     [
@@ -51,4 +35,4 @@ BROKER = table(
         ),
     ]
 )
-"""Shown as ``broker/name``."""
+"""Gauges of the broker; metrics show them as ``broker/name``."""

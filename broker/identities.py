@@ -1,4 +1,4 @@
-"""Which connection speaks for which peer, and whether its key may. Pure."""
+"""Identities of peers: which connection speaks for which peer, and whether its key permits that. Pure."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -10,9 +10,9 @@ from protocol.security.connections import Connection
 from protocol.security.handshakes import Admission
 from protocol.security.keys import Principal
 
-MAX_CALLERS = 8_192
+MAX_IDENTITIES = 8_192
 UNNAMED = "?"
-"""Begins the name of a connection that has not said Hello yet; no peer may be called so."""
+"""Prefix of the name of a connection that has not said Hello yet. No peer's name may begin with it."""
 REVOKED = "this key is not in the broker's keys folder any more; bring the keys of this role from there anew"
 
 
@@ -24,34 +24,34 @@ class _Identity:
 
 
 def unnamed(route: bytes) -> str:
-    """A name for a connection without one; `Identities.route` knows it again."""
+    """Return a name for a connection that has none; `Identities.route` maps it back."""
     return UNNAMED + route.hex()
 
 
 class Identities:
-    """Peers by connection and back, in a broker that checks keys.
+    """Peers by connection and connections by peer, in a broker that checks keys.
 
-    A connection gets its name with its Hello. A newer connection under the same name, if its key is good for that
-    name, takes it over once the one before is closed or has fallen silent; what that says from then on is
-    that of a stranger, until it says Hello again. Learners need not wait: their epochs say who is the newer.
+    A connection gets its name with its Hello. A newer connection takes the name over if its key permits that
+    name, once the older connection is closed or silent. From then on the older connection is a stranger,
+    until it says Hello again. Learners need not wait, because their epochs say which one is newer.
 
     Args:
-        admission: whose allow-list says which key is good for which name.
-        heard: whether a peer of this name has been heard lately.
+        admission: its allow-list says which key permits which name.
+        heard: returns whether the broker has heard a peer of this name lately.
     """
 
     def __init__(self, admission: Admission, heard: Callable[[str], bool] = lambda peer: False) -> None:
         self._admission, self._heard = admission, heard
-        self._callers: OrderedDict[bytes, _Identity] = OrderedDict()
+        self._by_route: OrderedDict[bytes, _Identity] = OrderedDict()
         self._routes: dict[str, bytes] = {}
 
     def name(self, route: bytes) -> str:
-        """Name of the peer at the end of this connection."""
-        caller = self._callers.get(route)
+        """Return the name of the peer at the end of this connection."""
+        caller = self._by_route.get(route)
         return caller.peer if caller is not None else unnamed(route)
 
     def route(self, peer: str) -> bytes | None:
-        """Connection of a peer, by the name that `name` or `check` gave it; None: it has none."""
+        """Return the connection of a peer, by a name that `name` or `check` returned; None if it has none."""
         return bytes.fromhex(peer[len(UNNAMED) :]) if peer.startswith(UNNAMED) else self._routes.get(peer)
 
     def check(
@@ -61,18 +61,18 @@ class Identities:
         message: AnyMessage,
         connection: Callable[[], Connection | None] = lambda: None,
     ) -> str:
-        """Name of the peer that sends this message.
+        """Return the name of the peer that sends this message. A Hello gives its connection the name.
 
         Args:
-            connection: by which it came; asked for with a Hello only.
+            connection: returns the connection that the message came by; called for a Hello only.
 
         Raises:
-            WrongKey: its key is not good for that.
-            NameInUse: its name belongs to another process just now.
+            WrongKey: the key does not permit this message.
+            NameInUse: the name belongs to another process now.
         """
         if who is None:
             raise WrongKey(REVOKED)
-        caller = self._callers.get(route)
+        caller = self._by_route.get(route)
         if caller is not None and caller.who is not who and caller.who != who:
             raise WrongKey("this connection belongs to another key")
         if not isinstance(message, Hello):
@@ -85,7 +85,7 @@ class Identities:
             raise WrongKey(f"a peer's name must not begin with {UNNAMED!r}")
         if why := self._admission.allowed.objection(who, message.peer):
             raise WrongKey(why)
-        holder = self._callers.get(self._routes.get(message.peer, b""))
+        holder = self._by_route.get(self._routes.get(message.peer, b""))
         if holder is not None and holder.who.role != who.role:
             raise WrongKey(f"the name {message.peer} belongs to the role {holder.who.role} now")
         if holder is not None and caller is None and who.role != "learner" and self._in_use(holder):
@@ -96,8 +96,9 @@ class Identities:
         if caller is None:
             self._bind(route, _Identity(message.peer, who, connection()))
         else:
-            self._callers[route] = replace(caller, connection=connection())  # it may have connected anew
-            self._callers.move_to_end(route)
+            # The peer may have connected anew.
+            self._by_route[route] = replace(caller, connection=connection())
+            self._by_route.move_to_end(route)
         return self.name(route)
 
     def _in_use(self, holder: _Identity) -> bool:
@@ -106,11 +107,10 @@ class Identities:
     def _bind(self, route: bytes, caller: _Identity) -> None:
         before = self._routes.get(caller.peer)
         if before is not None:
-            del self._callers[before]
-        self._callers[route] = caller
+            del self._by_route[before]
+        self._by_route[route] = caller
         self._routes[caller.peer] = route
-        if (
-            len(self._callers) > MAX_CALLERS
-        ):  # the one that has not said Hello for longest; it will be asked to
-            _, forgotten = self._callers.popitem(last=False)
+        # Remove the peer whose last Hello is the oldest. The broker asks it for a Hello when it sends again.
+        if len(self._by_route) > MAX_IDENTITIES:
+            _, forgotten = self._by_route.popitem(last=False)
             del self._routes[forgotten.peer]

@@ -1,4 +1,4 @@
-"""Segments and events in the journal; in memory where they stand."""
+"""Store that keeps segments and events in the journal, and the places of segments in memory."""
 
 from collections import Counter, OrderedDict
 
@@ -8,16 +8,19 @@ from broker.journal.journal import Journal, Kind, Place, pack_segment, unpack_se
 from protocol.codec import Buffer
 from protocol.names import SegmentKey
 
-MAX_ASIDE_SHARE = 0.5
-"""Of the journal's bytes, for what is committed and in no checkpoint yet; the rest is for what waits."""
+MAX_COMMITTED_SHARE = 0.5
+"""Share of the journal's `max_bytes` that committed segments may take before the store is crowded.
+
+The rest is for segments that wait for the learner.
+"""
 RECENT_BYTES = 64 << 20
-"""Of the latest segments, kept in memory."""
+"""Bytes of the latest segments that are kept in memory."""
 
 
 class JournalStore(Counted):
-    """Segments in the journal; in memory where they stand, and the latest of them too.
+    """Segments in the journal. Memory holds their places, and the bytes of the latest ones.
 
-    Most are delivered before they are pushed out of there, and so need not be read.
+    The broker delivers most segments while memory still has them, so it need not read them from the disk.
     """
 
     def __init__(self, journal: Journal, max_bytes: int) -> None:
@@ -34,11 +37,11 @@ class JournalStore(Counted):
 
     @property
     def crowded(self) -> bool:
-        return self.low or self.committed_nbytes > MAX_ASIDE_SHARE * self._max_bytes
+        return self.low or self.committed_nbytes > MAX_COMMITTED_SHARE * self._max_bytes
 
     @property
     def files(self) -> set[int]:
-        """Journal files in which something needed stands."""
+        """Numbers of the journal files that hold a needed segment."""
         return set(self._files)
 
     def put(self, key: SegmentKey, header: bytes, body: Buffer) -> None:
@@ -56,7 +59,7 @@ class JournalStore(Counted):
             self._recent_nbytes -= sum(map(len, frames))
 
     def adopt(self, key: SegmentKey, place: Place, nbytes: int) -> None:
-        """A segment that stands in the journal already."""
+        """Add a segment that the journal has already."""
         self.add(key, nbytes)
         self._places[key] = place
         self._files[place.file] += 1
@@ -77,10 +80,10 @@ class JournalStore(Counted):
         if not self._files[file]:
             del self._files[file]
 
-    def note(self, event: AnyEvent) -> None:
+    def record_event(self, event: AnyEvent) -> None:
         self.journal.append(Kind.EVENT, encode_event(event))
 
     def index(self) -> list[tuple[SegmentKey, Place, int, bool]]:
-        """Key, place, bytes and whether set aside, of all segments."""
+        """Return key, place, bytes and whether committed, for every segment."""
         held = [(key, self._places[key], nbytes, False) for key, nbytes in self._held.items()]
-        return held + [(key, self._places[key], nbytes, True) for key, nbytes in self._aside.items()]
+        return held + [(key, self._places[key], nbytes, True) for key, nbytes in self._committed.items()]

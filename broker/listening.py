@@ -1,12 +1,13 @@
-"""What the broker asks of the kernel before it listens."""
+"""Limit of the kernel that the broker raises before it listens."""
 
 import contextlib
 import resource
 
 
 def allow_many_connections() -> None:
-    """Raise the limit of open files as far as it may be raised: each connection is one."""
+    """Raise the limit of open files as far as allowed, because each connection is an open file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
-        with contextlib.suppress(ValueError, OSError):  # the kernel has a limit of its own
+        # The kernel may have a lower limit of its own, which it enforces with an error.
+        with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,4 @@
-"""A `Dispatcher` and the journal under it: messages in, and out what may be said by now."""
+"""The `Dispatcher` with its journal: answers leave once the journal has the records they rest on."""
 
 import hashlib
 import logging
@@ -29,15 +29,18 @@ from protocol.messages import AnyMessage, Heartbeat, QueueStats, Refused
 
 log = logging.getLogger(__name__)
 
-FREE = (Heartbeat, QueueStats, Refused)
-"""Messages that promise nothing: they need not wait for the journal."""
+NEED_NOT_WAIT = (Heartbeat, QueueStats, Refused)
+"""Messages that promise nothing, so they need not wait for the journal."""
 MAX_DEAD_LETTERS = 1_000
 MAX_DEAD_BYTES = 64 * 1024
 POISON = "broker_fault"
 
 
 class Bell:
-    """Rung by the journal's thread when something has become durable; ``heard`` is who comes."""
+    """A bell that the journal's thread rings when more records are durable.
+
+    Invariant: ``heard`` runs on the thread of the journal.
+    """
 
     def __init__(self) -> None:
         self.heard: Callable[[], object] = lambda: None
@@ -47,9 +50,9 @@ class Bell:
 
 
 class OutputCommit:
-    """Holds back every message until the journal has what it rests on.
+    """Holds back every message until the journal has the records it rests on.
 
-    ``bell`` is rung, from any thread, when `release` may have something.
+    ``bell`` rings, from any thread, when `release` may have messages to send.
     """
 
     def __init__(self, dispatcher: Dispatcher, journal: Journal | None, store: JournalStore | None) -> None:
@@ -72,10 +75,10 @@ class OutputCommit:
         folder: Path | None,
         accept_loss: bool = False,
     ) -> "OutputCommit":
-        """The state as the journal has it, or an empty one.
+        """Open the journal and recover the state from it. Without a ``folder`` the state is empty.
 
         Raises:
-            JournalError: the journal is another run's, in use, or damaged.
+            JournalError: the journal belongs to another run, is in use, or is damaged.
         """
         now, boot = time.monotonic(), format(time.time_ns(), "x")
         if folder is None:
@@ -89,28 +92,27 @@ class OutputCommit:
         dispatcher = Dispatcher(
             config, run=run, max_policy_lag=max_policy_lag, now=now, store=store, boot=boot
         )
-        desk = cls(dispatcher, journal, store)
-        desk._reopen = reopen
-        desk.bell = bell
+        output_commit = cls(dispatcher, journal, store)
+        output_commit._reopen = reopen
+        output_commit.bell = bell
         try:
-            recover(dispatcher.state, store, map(desk._note_dead, journal.recovered()), now)
+            recover(dispatcher.state, store, map(output_commit._note_dead, journal.recovered()), now)
         except BaseException:
             journal.abandon()
             raise
-        return desk
+        return output_commit
 
     # --- messages in --------------------------------------------------------------------------------------
 
     def handle(self, name: str, message: AnyMessage, frames: Sequence[Buffer], now: float) -> list[Send]:
-        """One message of a peer; returns what may be said at once.
+        """Handle one message of a peer; return the messages that may leave at once.
 
         Raises:
-            StateBroken: the process has to end, and to start again from its journal, where this message is noted
-                as poison.
+            StateBroken: the process must end and restart from its journal, which notes the message as poison.
+            JournalError: the state is broken, and the journal cannot be opened again.
         """
-        if (
-            self._broken
-        ):  # half of a change is in the books: whoever speaks now is not to blame for what follows
+        # Half of a change is applied, so no message that comes now is to blame.
+        if self._broken:
             return []
         if self._poison and _digest(name, frames) in self._poison:
             return self._may_leave(
@@ -121,27 +123,29 @@ class OutputCommit:
         except StateBroken as error:
             self._start_over(name, str(error), frames)
             raise
-        except Exception as error:  # one message must not end the run
+        except Exception as error:
+            # One message must not end the run.
             log.exception("%s from %r could not be handled", type(message).__name__, name)
-            self.bury(name, POISON, repr(error), frames)
+            self.keep_dead_letter(name, POISON, repr(error), frames)
             return self.refuse(name, POISON, "a fault of the broker; its log has the details")
 
     def _start_over(self, name: str, reason: str, frames: Sequence[Buffer]) -> None:
-        """Let go of what was not told to anybody yet, which the journal has not, and note who is to blame."""
+        """Abandon unwritten records, on which no sent message rests, and note this message as poison."""
         self._broken = True
         if self.journal is not None:
             self.journal.abandon()
             self.journal = self._reopen()
-            self._dead = 0  # however many others there were: without this one the next process breaks, too
-            self.bury(name, POISON, reason, frames)
+            # Start counting again, because without this dead letter the next process would break, too.
+            self._dead = 0
+            self.keep_dead_letter(name, POISON, reason, frames)
             self.journal.close()
 
     def tick(self, now: float) -> list[Send]:
-        """What time alone brings about."""
+        """Do what is due at this time; return the messages that may leave at once."""
         return self._may_leave(self.dispatcher.tick(now))
 
     def refuse(self, name: str, code: str, text: str) -> list[Send]:
-        """The answer to frames that are no message."""
+        """Refuse a message of a peer; return the messages that may leave at once."""
         return self._may_leave(self.dispatcher.refuse(name, code, text))
 
     def drain(self, reason: str, now: float) -> list[Send]:
@@ -154,17 +158,17 @@ class OutputCommit:
             return actions
         at_once, sequence = list[Send](), self.journal.sequence
         for action in actions:
-            if isinstance(action.message, FREE):
+            if isinstance(action.message, NEED_NOT_WAIT):
                 at_once.append(action)
             else:
                 self._waiting.append((sequence, action))
         return at_once
 
     def flush(self) -> list[Send]:
-        """Have the journal written as far as it is; returns what may be said by now.
+        """Have the journal write what is buffered; return the messages that may leave now.
 
         Raises:
-            JournalError: the process has to end, and to start again from its journal.
+            JournalError: the process must end, and restart from its journal.
         """
         if self.journal is None:
             return []
@@ -176,9 +180,8 @@ class OutputCommit:
             self._look_after_files(self.journal)
         except BrokerError:
             raise
-        except (
-            Exception
-        ) as error:  # with no snapshot nothing would be released any more, and nobody would know
+        except Exception as error:
+            # Without snapshots no file would ever be deleted again, and nobody would notice.
             raise JournalError(f"the journal cannot go on in another file: {error!r}") from error
         return self.release()
 
@@ -191,7 +194,7 @@ class OutputCommit:
             journal.retain(self._store.files)
 
     def release(self) -> list[Send]:
-        """What waited for the journal, and may be said by now."""
+        """Return the messages that waited for the journal and may leave now."""
         out, waiting = list[Send](), self._waiting
         durable = self.journal.durable if self.journal is not None else -1
         while waiting and waiting[0][0] <= durable:
@@ -199,7 +202,7 @@ class OutputCommit:
         return out
 
     def status(self) -> dict[str, Any]:
-        """Of the journal, for `/status`."""
+        """Return the state of the journal, for `/status`."""
         if self.journal is None:
             return {"kind": "memory: all is lost with the process"}
         return {
@@ -219,8 +222,11 @@ class OutputCommit:
 
     # --- dead letters -------------------------------------------------------------------------------------
 
-    def bury(self, name: str, code: str, reason: str, frames: Sequence[Buffer]) -> None:
-        """Keep a message that could not be handled, with the reason; the first `MAX_DEAD_LETTERS` of a process."""
+    def keep_dead_letter(self, name: str, code: str, reason: str, frames: Sequence[Buffer]) -> None:
+        """Keep a message that could not be handled, with the reason, as a dead letter.
+
+        A process keeps its first `MAX_DEAD_LETTERS`.
+        """
         if code == POISON:
             self._poison.add(_digest(name, frames))
         if self.journal is None or self._dead >= MAX_DEAD_LETTERS:

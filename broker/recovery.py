@@ -1,4 +1,4 @@
-"""BrokerState that outlive the process: snapshots, and the way back from them and the records behind."""
+"""Snapshots of the `BrokerState`, and recovery from a snapshot and the records after it."""
 
 import logging
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Snapshot(Struct, tag_field="type", tag="snapshot", frozen=True, kw_only=True):
-    """The books at one moment: what a new file of the journal begins with, so that older ones are not read again."""
+    """The lasting state at one moment. A journal file begins with it, and recovery skips older records."""
 
     segments: list[tuple[SegmentKey, Place, int, bool]]
     tasks: list[TaskRecord]
@@ -45,7 +45,7 @@ _decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
 def snapshot(state: BrokerState, store: JournalStore, poison: Iterable[bytes] = ()) -> bytes:
-    """The books as they are now."""
+    """Encode the state as it is now."""
     return _encoder.encode(
         Snapshot(
             segments=store.index(),
@@ -65,7 +65,7 @@ def snapshot(state: BrokerState, store: JournalStore, poison: Iterable[bytes] = 
 
 
 def poison_of(record: Record) -> list[bytes]:
-    """What a SNAPSHOT says of messages that broke the broker; nothing if it is no snapshot of ours."""
+    """Return the digests of messages that broke the broker, from a SNAPSHOT; none if it cannot be decoded."""
     try:
         return decode_payload(_decoder, record.payload).poison
     except msgspec.MsgspecError:
@@ -73,13 +73,13 @@ def poison_of(record: Record) -> list[bytes]:
 
 
 def recover(state: BrokerState, store: JournalStore, records: Iterable[Record], now: float) -> int:
-    """Bring empty books to where the journal ends; returns how many records there were.
+    """Bring an empty state to where the journal ends; return the number of records applied.
 
-    Leases of tasks are live, renewed as of ``now``; units that were on their way to the learner are ready again. Where
-    damage was accepted, what rests on what is lost is left out.
+    Tasks keep their leases, which are renewed at ``now``. Units that were leased to the learner are ready
+    again. Where damage was accepted, records that rest on lost ones are left out.
 
     Raises:
-        JournalError: a record cannot be applied: it was written by another version, or the journal was altered.
+        JournalError: a record cannot be applied, because another version wrote it or the journal was altered.
     """
     count = 0
     for record in records:
@@ -102,8 +102,10 @@ def recover(state: BrokerState, store: JournalStore, records: Iterable[Record], 
             ) from error
         count += 1
     state.deliveries.expire_all(void=False)
-    state.take_actions()  # said before, as far as it mattered
-    state.take_notices()  # a learner that puts its tasks again is told
+    # Ignore the messages: the process before sent them, as far as they mattered.
+    state.take_actions()
+    # Ignore the notices: a learner that puts its tasks again gets new ones.
+    state.take_notices()
     if count:
         log.info(
             "recovered %d records: %d tasks, %d segments, %d units",
@@ -133,9 +135,9 @@ def _apply(state: BrokerState, store: JournalStore, record: Record, now: float) 
 
 
 def _restore(state: BrokerState, store: JournalStore, saved: Snapshot, now: float) -> None:
-    for key, place, nbytes, aside in saved.segments:
+    for key, place, nbytes, committed in saved.segments:
         store.adopt(key, place, nbytes)
-        if aside:
+        if committed:
             store.commit(key)
     for part in fields(Ledger):
         setattr(state.ledger, part.name, getattr(saved.ledger, part.name))
@@ -145,13 +147,13 @@ def _restore(state: BrokerState, store: JournalStore, saved: Snapshot, now: floa
     state.lineage = saved.lineage
     if saved.published is not None:
         state.now_published(saved.published)
-    assert _keys(state) == {(key, aside) for key, _, _, aside in saved.segments}, (
+    assert _keys(state) == {(key, committed) for key, _, _, committed in saved.segments}, (
         "its units are not of its segments"
     )
 
 
 def _keys(state: BrokerState) -> set[tuple[SegmentKey, bool]]:
-    """Of all segments that trajectories and units are made of, and whether they are committed."""
+    """Return the keys of all segments in trajectories and units, each with whether it is committed."""
     units = state.deliveries.saved()
     committed = {(stored.key, unit.outcome is not None) for unit in units for stored in unit.segments}
     return committed | {(stored.key, False) for stored in state.assembly.segments()}

@@ -1,7 +1,7 @@
-"""The broker process: frames to messages to the state, its actions to frames; a journal under it, HTTP beside it.
+"""The broker process: decodes frames, hands messages to the `Dispatcher`, sends its actions, and serves HTTP.
 
-No message leaves before what it rests on stands in the journal (output commit): what anybody was ever told is
-still true after the process was killed.
+No message leaves before the journal has the records it rests on (output commit). So everything that a peer
+was ever told is still true after the process is killed.
 """
 
 import asyncio
@@ -59,47 +59,50 @@ def serve(
     """Serve until SIGTERM, then drain: peers get `broker.core.dispatch.DRAIN_S` seconds to say Goodbye.
 
     Args:
-        journal: folder of the journal; what it holds is taken up again. None: everything is lost with the process.
-        accept_loss: go on although the journal is damaged.
-        keys: folder of the keys; None: nothing is encrypted, and only this machine is listened to.
-        http_keys: the same where HTTP speaks TLS and asks for the token; None: it is open to all of this machine.
+        journal: folder of the journal, from which the state is recovered. None: there is no journal, and the
+            state is lost with the process.
+        accept_loss: start although the journal is damaged.
+        keys: folder of the keys. None: nothing is encrypted, and the broker listens to this machine only.
+        http_keys: folder of the keys for HTTP with TLS and a token. None: HTTP is open to this machine.
 
     Raises:
         AddressRefused: other hosts can reach an address, and there are no keys.
-        BindRefused: an address is taken, or not of this host.
-        JournalError: the journal is another run's, in use, or damaged.
-        StateBroken: a fault of the broker; started again, it goes on from the journal.
-        KeysUnusable: the folder lacks keys of the broker, or the certificate.
+        BindRefused: an address is taken, or does not belong to this host.
+        JournalError: the journal belongs to another run, is in use, or is damaged.
+        BrokerError: the journal failed while the broker ran; a restart may help.
+        StateBroken: a fault of the broker; after a restart it goes on from the journal.
+        KeysUnusable: the folder lacks the broker's keys, or the certificate.
     """
     check_endpoint("broker.endpoint", config.endpoint, keys)
     host, port = split_address("broker.http", config.http, http_keys)
     allow_many_connections()
     try:
-        desk = OutputCommit.open(config, run, max_policy_lag, journal, accept_loss)
-        asyncio.run(Service(config, desk, keys, http_keys).run(host, port))
+        output_commit = OutputCommit.open(config, run, max_policy_lag, journal, accept_loss)
+        asyncio.run(Service(config, output_commit, keys, http_keys).run(host, port))
     finally:
-        zmq.Context.instance().destroy(linger=1_000)  # lets the last answers out
+        # The linger lets the last answers leave.
+        zmq.Context.instance().destroy(linger=1_000)
 
 
 class Service:
-    """Sockets and clock around a `OutputCommit`."""
+    """Sockets and clock around an `OutputCommit`."""
 
     def __init__(
-        self, config: BrokerConfig, desk: OutputCommit, keys: Path | None, http_keys: Path | None
+        self, config: BrokerConfig, output_commit: OutputCommit, keys: Path | None, http_keys: Path | None
     ) -> None:
-        self._config, self._desk, self._state = config, desk, desk.dispatcher
+        self._config, self._output_commit, self._dispatcher = config, output_commit, output_commit.dispatcher
         self._keys, self._http_keys = keys, http_keys
         self._guard: Guard | None = None
-        self._callers: Identities | None = None
+        self._identities: Identities | None = None
         self._socket: AsyncSocket | None = None
         self._stop = asyncio.Event()
         self._flushing = False
         self._broken: BrokerError | None = None
 
     async def run(self, host: str, port: int) -> None:
-        """Bind, serve until SIGTERM or SIGINT, drain."""
+        """Bind, serve until SIGTERM or SIGINT, then drain."""
         loop = asyncio.get_running_loop()
-        self._desk.bell.heard = partial(loop.call_soon_threadsafe, self._release)
+        self._output_commit.bell.heard = partial(loop.call_soon_threadsafe, self._release)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         self._bind()
@@ -107,26 +110,26 @@ class Service:
             async with contextlib.AsyncExitStack() as stack:
                 await self._bind_http(stack, host, port)
                 while not self._stop.is_set():
-                    self._act(self._desk.tick(time.monotonic()))
+                    self._act(self._output_commit.tick(time.monotonic()))
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._stop.wait(), TICK_S)
                 if self._broken is not None:
                     raise self._broken
                 await self._drain()
         finally:
-            self._desk.bell.heard = lambda: None
+            self._output_commit.bell.heard = lambda: None
             if self._socket is not None:
                 self._socket.close()
             if self._guard is not None:
                 self._guard.close()
-            self._desk.close()
+            self._output_commit.close()
 
     def _bind(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         if self._keys is not None:
             self._guard = Guard(context, self._keys, "broker")
-            self._callers = Identities(
-                self._guard.admission, lambda peer: self._state.state.peers.get(peer) is not None
+            self._identities = Identities(
+                self._guard.admission, lambda peer: self._dispatcher.state.peers.get(peer) is not None
             )
         socket = router(context) if self._guard is None else self._guard.router(context)
         try:
@@ -152,19 +155,23 @@ class Service:
         log.info("%s://%s:%d/status", scheme(self._http_keys), host, bound)
 
     async def _drain(self) -> None:
-        log.info("draining: %d peers are connected", len(self._state.state.peers))
-        self._act(self._desk.drain("the broker is ending", time.monotonic()))
-        while not self._state.drained(time.monotonic()):
-            self._act(self._desk.tick(time.monotonic()))
+        log.info("draining: %d peers are connected", len(self._dispatcher.state.peers))
+        self._act(self._output_commit.drain("the broker is ending", time.monotonic()))
+        while not self._dispatcher.drained(time.monotonic()):
+            self._act(self._output_commit.tick(time.monotonic()))
             await asyncio.sleep(TICK_S)
-        log.info("ended, peers left: %s", [peer.name for peer in self._state.state.peers])
+        log.info("ended, peers left: %s", [peer.name for peer in self._dispatcher.state.peers])
 
     # --- messages -----------------------------------------------------------------------------------------
 
     def _received(self, frames: list[Buffer], sender: Principal | None = None) -> None:
-        """One multipart message, the routing id of its sender first; ``sender``: whom its key stands for."""
+        """Handle one multipart message, whose first frame is the routing id of its sender.
+
+        ``sender`` is the owner of the key that the message came with. In a broker with keys, None means that
+        the key is not admitted (any more).
+        """
         route, raw = bytes(frames[0]), frames[1:]
-        if self._callers is not None and sender is None:
+        if self._identities is not None and sender is None:
             self._refuse_key(route, "message", REVOKED)
             return
         try:
@@ -175,7 +182,8 @@ class Service:
         for one in messages:
             try:
                 self._take(route, one, sender)
-            except Exception:  # what else came with it counts all the same
+            except Exception:
+                # The other messages of the envelope count all the same.
                 log.exception("a message from %r could not be handled", self._name(route))
 
     def _take(self, route: bytes, frames: Sequence[Buffer], sender: Principal | None) -> None:
@@ -185,20 +193,21 @@ class Service:
         except ProtocolError as error:
             self._malformed(name, frames, error)
             return
-        if self._callers is not None:
+        if self._identities is not None:
             try:
-                name = self._callers.check(route, sender, message, self._connection)
+                name = self._identities.check(route, sender, message, self._connection)
             except WrongKey as error:
                 self._refuse_key(route, type(message).__name__, str(error))
                 return
             except NameInUse as error:
-                self._act(self._desk.refuse(name, "name_in_use", str(error)))
+                self._act(self._output_commit.refuse(name, "name_in_use", str(error)))
                 return
         if isinstance(message, COMING_AND_GOING):
             log.info("%s from %r", type(message).__name__, name)
         try:
-            self._act(self._desk.handle(name, message, frames[1:], time.monotonic()))
-        except BrokerError as error:  # the books are broken, or their journal cannot be begun again
+            self._act(self._output_commit.handle(name, message, frames[1:], time.monotonic()))
+        except BrokerError as error:
+            # The state is broken, or its journal cannot be opened again.
             log.critical("%s from %r", type(message).__name__, name, exc_info=True)
             self._broken = error if isinstance(error, StateBroken) else BrokerError(str(error))
             self._stop.set()
@@ -206,8 +215,8 @@ class Service:
     def _malformed(self, name: str, frames: Sequence[Buffer], error: ProtocolError) -> None:
         if self._may_log(error.code):
             log.warning("message from %r refused: %s", name, error)
-        self._desk.bury(name, error.code, str(error), frames)
-        self._act(self._desk.refuse(name, error.code, str(error)))
+        self._output_commit.keep_dead_letter(name, error.code, str(error), frames)
+        self._act(self._output_commit.refuse(name, error.code, str(error)))
 
     def _connection(self) -> Connection | None:
         return self._socket.connection() if isinstance(self._socket, GuardedSocket) else None
@@ -215,24 +224,30 @@ class Service:
     def _refuse_key(self, route: bytes, what: str, why: str) -> None:
         if self._may_log("wrong_key"):
             log.warning("%s from %r refused: %s", what, self._name(route), why)
-        self._state.state.ledger.refuse("wrong_key")
-        # By its connection: the name may be another's when this leaves.
+        self._dispatcher.state.ledger.refuse("wrong_key")
+        # Address the connection, because the name may belong to another peer when this leaves.
         self._act([Send(unnamed(route), Refused(code="wrong_key", message=why, fatal=True))])
 
     def _may_log(self, code: str) -> bool:
-        """Whether what is refused by this code is still worth a line: no disk is filled by it."""
-        return self._state.state.ledger.refused.get(code, 0) < MAX_WARNINGS
+        """Return whether a refusal with this code is still logged. The limit keeps the log small."""
+        return self._dispatcher.state.ledger.refused.get(code, 0) < MAX_WARNINGS
 
     def _name(self, route: bytes) -> str:
         return (
-            route.decode("utf-8", "surrogateescape") if self._callers is None else self._callers.name(route)
+            route.decode("utf-8", "surrogateescape")
+            if self._identities is None
+            else self._identities.name(route)
         )
 
     def _route(self, name: str) -> bytes | None:
-        return name.encode("utf-8", "surrogateescape") if self._callers is None else self._callers.route(name)
+        return (
+            name.encode("utf-8", "surrogateescape")
+            if self._identities is None
+            else self._identities.route(name)
+        )
 
     def _act(self, actions: list[Send]) -> None:
-        """Say what may be said at once; soon, with all that has been said meanwhile, have the journal written."""
+        """Send these messages, and schedule one flush of the journal for all messages handled until then."""
         self._say(actions)
         if not self._flushing:
             self._flushing = True
@@ -248,20 +263,24 @@ class Service:
         if self._broken is not None:
             return
         try:
-            self._say(self._desk.flush())
-        except JournalError as error:  # the disk lost what it had taken: nothing more may be answered for
+            self._say(self._output_commit.flush())
+        except JournalError as error:
+            # The journal cannot be relied on, so the broker must not confirm anything more.
             log.critical("the journal has failed", exc_info=True)
-            self._broken = BrokerError(str(error))  # another start may help
+            # Not a JournalError, which is final: a restart may help.
+            self._broken = BrokerError(str(error))
             self._stop.set()
 
     def _release(self) -> None:
         if self._broken is None:
-            self._say(self._desk.release())
+            self._say(self._output_commit.release())
 
     def _say(self, actions: list[Send]) -> None:
         for action in actions:
             route, message = self._route(action.peer), action.message
-            if route is None:  # it has never been here since our start, and ZeroMQ would drop it, too
+            # No connection of this peer is known, for example since a restart of the broker. ZeroMQ would
+            # drop the message, too.
+            if route is None:
                 continue
             assert self._socket is not None
             try:
@@ -269,7 +288,7 @@ class Service:
             except (LimitExceeded, LinkDown) as error:
                 if self._may_log("not_sent"):
                     log.error("%s to %s not sent: %s", type(message).__name__, action.peer, error)
-                self._state.state.ledger.refuse("not_sent")
+                self._dispatcher.state.ledger.refuse("not_sent")
 
     # --- HTTP ---------------------------------------------------------------------------------------------
 
@@ -280,7 +299,12 @@ class Service:
         return app
 
     async def _status(self, _: web.Request) -> web.Response:
-        page = status(self._state, time.monotonic(), journal=self._desk.status(), security=self._security())
+        page = status(
+            self._dispatcher,
+            time.monotonic(),
+            journal=self._output_commit.status(),
+            security=self._security(),
+        )
         return web.json_response(page)
 
     def _security(self) -> dict[str, Any]:
@@ -295,7 +319,7 @@ class Service:
         }
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        text = prometheus(self._state, time.monotonic())
+        text = prometheus(self._dispatcher, time.monotonic())
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
 

@@ -1,4 +1,4 @@
-"""What `/status` and `/metrics` say: pure views of the state."""
+"""The pages `/status` and `/metrics`: pure views of the state."""
 
 import re
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ def status(dispatcher: Dispatcher, now: float, **more: dict[str, Any]) -> dict[s
     """Return everything a person or a program may want to know, as JSON.
 
     Args:
-        more: what the process around the dispatcher has to add, by name: its journal, its security.
+        more: sections that the process around the dispatcher adds, by name: its journal, its security.
     """
     state, learners = dispatcher.state, dispatcher.learners
     ledger = state.ledger
@@ -151,7 +151,7 @@ def _metric_name(tag: str) -> str:
 
 
 def prometheus(dispatcher: Dispatcher, now: float) -> bytes:
-    """`/metrics` in Prometheus' text format."""
+    """Return the page `/metrics` in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(_Metrics(dispatcher, now))
     return generate_latest(registry)

@@ -1,4 +1,4 @@
-"""Who waits for whom, in words: a pure view of what `/status` shows."""
+"""Sentences that say who waits for whom: a pure view of `/status`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 Status = Mapping[str, Any]
 
 STILL_S = 3.0
-"""Shorter silence or standstill is the rhythm of heartbeats."""
+"""Seconds of silence or standstill that are reported. Shorter ones are normal between heartbeats."""
 
 
 def who_waits(status: Status) -> list[str]:
-    """One sentence for each wait, the learner's first, as it is what the run is about.
+    """Return one sentence for each wait: faults first, then the learner, the actors and the generators.
 
     Example:
         >>> who_waits({"peers": [], "queues": {}})
@@ -60,7 +60,7 @@ def _wanted(learner: Status, unit: str) -> str:
 
 
 def _why_no_units(status: Status) -> str:
-    """What stands between the learner and its next batch."""
+    """Return what stands between the learner and its next batch."""
     queues, actors = status.get("queues", {}), _of(status, "actor")
     leased, queued = queues.get("tasks_leased", 0), queues.get("tasks_queued", 0)
     if not leased + queued:
@@ -131,7 +131,8 @@ def _since(peer: Status) -> str:
 
 
 def _count(number: float, what: str) -> str:
-    """
+    """Return a number with its noun, in the plural where needed.
+
     Example:
         >>> _count(1, "task"), _count(3.0, "group")
         ('1 task', '3 groups')

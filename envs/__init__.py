@@ -1,1 +1,1 @@
-"""Tasks: environments know neither the model nor the wire."""
+"""Environments: suites of tasks and their scoring. They know neither the model nor the wire format."""

@@ -1,7 +1,7 @@
-"""What an environment is.
+"""Interfaces of an environment.
 
-A `Suite` is made once per process from the run file and makes single-use `Env` objects, one an episode: there
-is no second reset, hence no state that leaks from one episode into the next.
+Each process makes one `Suite` from the run file. The suite makes a new `Env` for each episode, which is reset
+only once, so no state leaks from one episode into the next.
 """
 
 from collections.abc import Mapping
@@ -20,11 +20,14 @@ class ChatMessage(TypedDict):
 
 @dataclass(frozen=True)
 class StepResult:
-    """Answer to one action.
+    """Answer of an environment to one action.
 
-    ``observation`` is appended to the conversation (None or empty when the episode is over); ``rewards`` are
-    for this turn, by name, each finite; ``done`` ends the episode; ``correct`` (only at the end) says whether
-    the task was solved exactly, for evaluation.
+    Attributes:
+        observation: message appended to the conversation; None or empty when the episode is over.
+        rewards: finite rewards of this turn, by name.
+        done: whether the episode is over.
+        correct: whether the task was solved exactly, for evaluation. It is set only at the end.
+        info: further data. The trajectory records only the info of the last step.
     """
 
     observation: ChatMessage | None = None
@@ -35,18 +38,18 @@ class StepResult:
 
 
 class Env(Protocol):
-    """One episode."""
+    """Environment of one episode."""
 
     async def reset(self, data: dict[str, Any]) -> list[ChatMessage]:
-        """First observation. ``data`` is the task's, usually ``{"index": int, "split": Split}``."""
+        """Return the first observation. ``data`` is usually the task's ``{"index": int, "split": Split}``."""
         ...
 
     async def step(self, action: str) -> StepResult:
-        """Take the text of one assistant turn (without its end token)."""
+        """Answer one action: the text of one assistant turn, without its end token."""
         ...
 
     async def close(self) -> None:
-        """Free what the episode holds; called once, also after an error."""
+        """Free the resources of the episode. The actor calls this once, also after an error."""
         ...
 
 
@@ -56,7 +59,9 @@ class Suite(Protocol):
     def episode(self) -> Env: ...
 
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
-        """A solved episode as a conversation (assistant turns are the solution); blocking. For warm starts.
+        """Return a solved episode as a conversation, for warm starts. Blocks.
+
+        The assistant turns are the solution.
 
         Raises:
             LookupError: the library gives no solution for this task.
@@ -64,17 +69,17 @@ class Suite(Protocol):
         ...
 
     async def close(self) -> None:
-        """Free what the suite holds (scorer processes, connections)."""
+        """Free the resources of the suite, such as scorer processes and connections."""
         ...
 
 
 @runtime_checkable
 class HasGauges(Protocol):
-    """What a suite may have beside the methods of `Suite`."""
+    """Optional method of a suite, in addition to the methods of `Suite`."""
 
     def gauges(self) -> Mapping[str, float]:
         """Return numbers of the suite's own, for TensorBoard and `/status`, which show them as ``env/NAME``.
 
-        A name that ends in ``_total`` is a counter, added up over actors; other numbers are averaged.
+        A name that ends in ``_total`` is a counter, which is summed over actors. Other numbers are averaged.
         """
         ...

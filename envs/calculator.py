@@ -1,8 +1,8 @@
-"""A sum that is solved turn by turn with a tool.
+"""Suite of sums that are solved turn by turn with a calculator tool.
 
-The question is one of reasoning_gym's `chain_sum`. An action such as ``12+7`` is answered by a tool message
-``19``; the action ``=14`` ends the episode with an answer. Solved step by step, a sum of n terms takes n
-turns.
+The question comes from reasoning_gym's `chain_sum`. The environment answers an action such as ``12+7`` with a
+tool message ``19``. The action ``=14`` ends the episode with an answer. Solved step by step, a sum of n terms
+takes n turns.
 """
 
 import re
@@ -24,7 +24,7 @@ _QUESTION = re.compile(rf"problem: ({_NUMBER}(?: [+-] {_NUMBER})*) =")
 
 @dataclass(frozen=True)
 class Rules:
-    """How actions are rewarded; see `CalculatorSuite`."""
+    """Rules by which actions are rewarded; see `CalculatorSuite`."""
 
     step_reward: float = 0.2
     answer_reward: float = 1.0
@@ -34,19 +34,19 @@ class Rules:
 
 
 class CalculatorSuite:
-    """Sums with a calculator.
+    """Suite of sums with a calculator tool.
 
     Args:
-        min_terms, max_terms, min_digits, max_digits: of the sums.
-        seed, heldout_share, sandbox, instruction: as for `envs.reasoning_gym_suite.ReasoningGymSuite`.
+        min_terms, max_terms, min_digits, max_digits: bounds of a sum's terms, and of the digits of each term.
+        seed, heldout_share, sandbox, instruction: see `envs.reasoning_gym_suite.ReasoningGymSuite`.
         step_reward: reward "step" for each next partial sum, computed in order from the left.
         answer_reward: reward "answer" for the right final answer.
-        max_turns: actions an episode may take; the last one ends it.
+        max_turns: actions that an episode may take. The last one ends it.
         end_on_wrong_step: end the episode at a call that is not the next partial sum.
         answer_needs_steps: reward an answer only after all partial sums.
 
     Raises:
-        EnvError: settings that cannot be, e.g. fewer turns than a sum needs.
+        EnvError: the settings contradict each other, e.g. fewer turns than a sum needs.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class CalculatorSuite:
         return _CalculatorEpisode(self.scorer, self._rules, self._instruction)
 
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
-        """The sum solved from the left, a call a turn; blocking."""
+        """Return the sum solved from the left, with one tool call per turn. Blocks."""
         question = self.scorer.entry_now(index, split).question
         messages = opening(question, self._instruction)
         steps = partial_sums(question)
@@ -99,7 +99,7 @@ class CalculatorSuite:
         return messages
 
     def gauges(self) -> dict[str, float]:
-        """Numbers for the actor's heartbeat."""
+        """Return the scorer's counters, for the actor's heartbeat."""
         return self.scorer.gauges()
 
     async def close(self) -> None:
@@ -125,7 +125,7 @@ class _CalculatorEpisode:
 
 
 class Game:
-    """State of one sum: how many partial sums are done and how many turns are left. Pure.
+    """State of one sum: the number of partial sums done and of turns taken. Pure.
 
     Example:
         >>> game = Game("State the final answer to the following arithmetic problem: 4 + 3 - 9 =", Rules())
@@ -143,7 +143,7 @@ class Game:
         self._turns = 0
 
     def step(self, action: str) -> StepResult:
-        """Reward and answer of one action; anything but a call or an answer ends the episode, reward 0."""
+        """Answer and reward one action. Anything but a call or an answer ends the episode with reward 0."""
         self._turns += 1
         if answered := _ANSWER.fullmatch(action):
             return self._answered(int(answered[1]))
@@ -159,7 +159,7 @@ class Game:
         return StepResult(observation={"role": "tool", "content": str(result)}, rewards=rewards)
 
     def _reward_step(self, action: str) -> float | None:
-        """The step's reward if it is the next partial sum, else None."""
+        """Return the step's reward if the action is the next partial sum, else None."""
         if self._done == len(self._steps):
             return None
         call, _ = self._steps[self._done]
@@ -182,7 +182,7 @@ class Game:
 
 
 def calculate(action: str) -> int | None:
-    """Sum or difference of two integers, written as a call of the tool; None for any other text.
+    """Return the result of a tool call, the sum or difference of two integers; None for any other text.
 
     Example:
         >>> calculate("12+7"), calculate("3--4"), calculate("2**9"), calculate("1+2+3")
@@ -196,7 +196,7 @@ def calculate(action: str) -> int | None:
 
 
 def partial_sums(question: str) -> list[tuple[str, int]]:
-    """The calls that solve a sum from the left, with their results.
+    """Return the tool calls that solve a sum from the left, with their results.
 
     Example:
         >>> partial_sums("State the final answer to the following arithmetic problem: 4 + 3 - 9 =")
@@ -212,7 +212,7 @@ def partial_sums(question: str) -> list[tuple[str, int]]:
 
 
 def solution(question: str) -> int:
-    """The value of the sum."""
+    """Return the value of the sum."""
     steps = partial_sums(question)
     return steps[-1][1] if steps else int(_terms(question)[0])
 

@@ -1,4 +1,4 @@
-"""Settings of the task."""
+"""Settings of the environment."""
 
 from typing import Any
 
@@ -8,10 +8,11 @@ from protocol.section import Section
 
 
 class EnvConfig(Section):
-    """`[env]` of the run file."""
+    """Section `[env]` of the run file."""
 
     name: str
-    """`reasoning_gym`, `calculator`, or your own as `module:attribute` or `path/to/file.py:attribute`: a
-    callable that takes `params` as keyword arguments and returns a `envs.base.Suite`."""
+    """Environment: `reasoning_gym`, `calculator`, or your own as `module:attribute` or
+    `path/to/file.py:attribute`. Your own is a callable that takes `params` as keyword arguments and returns
+    an `envs.base.Suite`."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the suite."""

@@ -1,4 +1,4 @@
-"""Single questions from the reasoning_gym library: one user message, one answer, one score."""
+"""Suite of single questions from the reasoning_gym library: one user message, one answer, one score."""
 
 from typing import Any
 
@@ -9,20 +9,20 @@ from envs.scorer_process import Family
 
 
 class ReasoningGymSuite:
-    """A family of the library.
+    """Suite of one family of reasoning_gym.
 
     Args:
         family: name of the dataset, e.g. "spell_backward".
-        config: its settings, as for ``reasoning_gym.create_dataset``.
-        seed: of the generated questions.
-        exact_bonus: weight in [0, 1] given to exactly right answers, see `blend`. Some scorers give nearly 1
-            to a right answer with junk behind it (spell_backward: 0.9999...); this makes junk expensive.
-        heldout_share: part of the questions kept for evaluation, by a hash of the question's text.
+        config: settings of the dataset, as for ``reasoning_gym.create_dataset``.
+        seed: seed of the generated questions.
+        exact_bonus: weight in [0, 1] that only exactly right answers earn, see `blend`. It makes junk
+            expensive: some scorers give nearly 1 to a right answer plus junk (spell_backward: 0.9999...).
+        heldout_share: share of the questions kept for evaluation, chosen by a hash of the question's text.
         sandbox: "bwrap" (required for families whose scorer runs the answer), "process", or "auto".
-        instruction: text of a system message; none if empty.
+        instruction: text of a system message. If it is empty, there is no system message.
 
     Raises:
-        EnvError: unknown or refused family, or wrong settings.
+        EnvError: the family is unknown or refused, or a setting is wrong.
     """
 
     def __init__(
@@ -45,14 +45,18 @@ class ReasoningGymSuite:
         return _QuestionEpisode(self.scorer, self._exact_bonus, self._instruction)
 
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
-        """Question and solution; raises LookupError where the library gives no solution."""
+        """Return a question and its solution.
+
+        Raises:
+            LookupError: the library gives no solution for this family.
+        """
         entry = self.scorer.entry_now(index, split)
         if entry.answer is None:
             raise LookupError(f"task {index} of {split}: the library gives no solution for this family")
         return [*opening(entry.question, self._instruction), {"role": "assistant", "content": entry.answer}]
 
     def gauges(self) -> dict[str, float]:
-        """Numbers for the actor's heartbeat."""
+        """Return the scorer's counters, for the actor's heartbeat."""
         return self.scorer.gauges()
 
     async def close(self) -> None:
@@ -79,7 +83,9 @@ class _QuestionEpisode:
 
 
 def blend(score: float, exact_bonus: float) -> float:
-    """Reward ``(1 - w) * score + w * [score = 1]``: w moves weight from nearly right to exactly right.
+    """Return the reward ``(1 - w) * score + w * [score = 1]``, with w = ``exact_bonus``.
+
+    A larger w moves weight from nearly right answers to exactly right ones.
 
     Example:
         >>> blend(0.5, 0.5), blend(1.0, 0.5), blend(0.5, 0.0)
@@ -89,7 +95,11 @@ def blend(score: float, exact_bonus: float) -> float:
 
 
 def task_of(data: dict[str, Any]) -> tuple[int, Split]:
-    """Index and split of a task; raises EnvError when ``data`` is something else."""
+    """Return the index and split of a task.
+
+    Raises:
+        EnvError: ``data`` holds no valid index or split.
+    """
     index, split = data.get("index"), data.get("split", "train")
     if type(index) is not int or index < 0 or split not in ("train", "heldout"):
         raise EnvError(f'task data {data!r}: expected {{"index": int >= 0, "split": "train" | "heldout"}}')
@@ -97,6 +107,6 @@ def task_of(data: dict[str, Any]) -> tuple[int, Split]:
 
 
 def opening(question: str, instruction: str) -> list[ChatMessage]:
-    """First messages of an episode."""
+    """Return the first messages of an episode."""
     user: ChatMessage = {"role": "user", "content": question}
     return [{"role": "system", "content": instruction}, user] if instruction else [user]

@@ -1,4 +1,4 @@
-"""From the name of an environment in the run file to its suite."""
+"""Finds and makes the suite that the run file names."""
 
 import difflib
 import importlib
@@ -22,7 +22,7 @@ def make_suite(name: str, params: dict[str, Any]) -> Suite:
     """Make the suite called ``name``: a built-in, ``module:attribute`` or ``path/to/file.py:attribute``.
 
     Raises:
-        UnknownEnv: nothing of that name; the text names the nearest one.
+        UnknownEnv: there is no suite of this name; the message names the nearest one.
         EnvError: the suite does not take these ``params``.
 
     Example:
@@ -39,7 +39,11 @@ def make_suite(name: str, params: dict[str, Any]) -> Suite:
 
 
 def find_factory(name: str) -> Callable[..., Suite]:
-    """The callable behind a name; see `make_suite`."""
+    """Return the callable that makes the suite of a name; see `make_suite`.
+
+    Raises:
+        UnknownEnv: there is no such module, file or callable.
+    """
     path, colon, attribute = BUILT_IN.get(name, name).rpartition(":")
     if not colon:
         raise UnknownEnv(
@@ -65,7 +69,8 @@ def _load_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise UnknownEnv(f"environment file {path} cannot be imported")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickling look the module up by name
+    # dataclasses and pickling look the module up by name.
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
@@ -75,7 +80,8 @@ def _load_module(path: str, name: str) -> ModuleType:
         return importlib.import_module(path)
     except ModuleNotFoundError as error:
         if error.name is None or not (path == error.name or path.startswith(error.name + ".")):
-            raise  # the module exists, something that it imports does not
+            # The module exists, but a module that it imports does not.
+            raise
         raise UnknownEnv(f"environment {name!r}: no module {error.name!r}; is it on PYTHONPATH?") from None
 
 

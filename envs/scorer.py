@@ -1,7 +1,7 @@
-"""Questions and scores from a process that a wrong answer cannot hurt.
+"""Questions and scores from a separate process, so that a bad answer cannot harm the actor.
 
-A `Scorer` owns one worker process (`envs.scorer_worker`) and puts one request at a time to it. A request that
-takes too long costs its score, never the actor: the worker is killed and a new one is started.
+A `Scorer` owns one worker process (`envs.scorer_worker`) and sends it one request at a time. If a request
+takes too long, the answer scores 0, and the scorer kills the worker and starts a new one. The actor goes on.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ Sandbox = Literal["auto", "bwrap", "process"]
 ENTRY_DEADLINE_S = 20.0
 SCORE_DEADLINE_S = 2.0
 OPEN_DEADLINE_S = 3 * START_DEADLINE_S + 10.0
-"""There are three ways to start a worker."""
+"""Longest time to open a scorer. It may try three ways to start a worker, see `envs.scorer_process.Wrap`."""
 MAX_ANSWER_CHARS = 65_536
 
 RUNS_ANSWERS = frozenset(
@@ -45,7 +45,7 @@ ACCEPTS_JUNK = frozenset({"game_of_life_halting", "complex_arithmetic", "coin_fl
 
 
 class Question(NamedTuple):
-    """A question, its solution (None if the library has none) and its place in the library's numbering."""
+    """A question, its solution (None if the library has none), and its position in the library."""
 
     question: str
     answer: str | None
@@ -54,7 +54,7 @@ class Question(NamedTuple):
 
 @dataclass
 class ScorerCounters:
-    """What went wrong, for `/status`: each of these scored 0."""
+    """Counts of scoring failures and of restarts, for `/status`. An answer whose scoring fails scores 0."""
 
     scorer_timeouts: int = 0
     scorer_errors: int = 0
@@ -73,15 +73,16 @@ GAUGES = table(
         Gauge("scorer_restarts_total", "restarts", "scorer processes that were started again", "total"),
     ]
 )
-"""What a suite with a scorer reports; `ScorerCounters` counts it."""
+"""Gauges that a suite with a scorer reports; `ScorerCounters` counts them."""
 
 
 def choose_sandbox(family: str, sandbox: Sandbox) -> Literal["bwrap", "process"]:
-    """Decide how the worker is confined.
+    """Choose how the worker is confined.
 
     Raises:
         EnvError: there is no such sandbox.
-        RefusedFamily: the scorer accepts junk, or it runs answers as Python and bubblewrap is not to be had.
+        RefusedFamily: the family's scorer accepts junk. Or bubblewrap is not installed although ``sandbox``
+            asks for it, or not used although the scorer runs answers as Python.
 
     Example:
         >>> choose_sandbox("coin_flip", "process")
@@ -106,26 +107,28 @@ def choose_sandbox(family: str, sandbox: Sandbox) -> Literal["bwrap", "process"]
 
 
 class Scorer:
-    """Questions and scores of one family, from threads and from an event loop.
+    """Questions and scores of one family, for use from threads and from an event loop.
 
-    Opening is blocking (about 3 s, the library's import) and raises at once what is wrong with the settings.
+    The constructor blocks while the worker imports the library (about 3 s), and raises if a setting is wrong.
 
     Raises:
+        EnvError: there is no such sandbox.
         RefusedFamily: see `choose_sandbox`.
-        ScorerFailed: the worker cannot be started with these settings; the text says why.
+        ScorerFailed: the worker cannot be started with these settings; the message says why.
     """
 
     def __init__(self, family: Family, sandbox: Sandbox = "auto") -> None:
         self.counters = ScorerCounters()
         self._family = family
-        # One thread: it outlives every worker it starts, and a worker dies with the thread that started it.
+        # Invariant: this one thread starts every worker and sends every request. It outlives all workers,
+        # because a worker dies with the thread that started it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._wraps = _wraps(choose_sandbox(family.name, sandbox), sandbox, family.name)
         self._process: ScorerProcess | None = self._thread.submit(self._open).result(OPEN_DEADLINE_S)
 
     @property
     def sandbox(self) -> str:
-        """How the worker is confined: "bwrap", "bwrap-userns" or "process"."""
+        """Confinement of the worker: "bwrap", "bwrap-userns" or "process"."""
         return self._wraps[0]
 
     @property
@@ -133,21 +136,21 @@ class Scorer:
         return self._process.pid if self._process else None
 
     async def entry(self, index: int, split: Split) -> Question:
-        """Task ``index`` of a split; see `envs.scorer_worker.Questions` for what that is."""
+        """Return the question of task ``index`` of a split; see `envs.scorer_worker.Questions`."""
         found: Question = await self._elsewhere(self._entry, index, split)
         return found
 
     def entry_now(self, index: int, split: Split) -> Question:
-        """The same, blocking."""
+        """Return the question of task ``index`` of a split, like `entry`, but block."""
         return self._thread.submit(self._entry, index, split).result(OPEN_DEADLINE_S + ENTRY_DEADLINE_S)
 
     async def score(self, position: int, answer: str) -> float:
-        """Score in [0, 1]; 0 with a counter when the scorer fails or takes longer than 2 s."""
+        """Return the score of an answer, in [0, 1]. It is 0, and counted, if scoring fails or exceeds 2 s."""
         score: float = await self._elsewhere(self._score, position, answer)
         return score
 
     def gauges(self) -> dict[str, float]:
-        """The counters, for a heartbeat."""
+        """Return the counters, for a heartbeat."""
         return {f"{name}_total": float(count) for name, count in asdict(self.counters).items()}
 
     async def close(self) -> None:
@@ -217,7 +220,7 @@ class Scorer:
 
 
 def _wraps(chosen: Literal["bwrap", "process"], wanted: Sandbox, family: str) -> list[Wrap]:
-    """Ways to start the worker, strongest first; the plain process only where that was not excluded."""
+    """Return the ways to start the worker, strongest first. A plain process comes last, if it is allowed."""
     if chosen == "process":
         return ["process"]
     wraps: list[Wrap] = ["bwrap-userns"]

@@ -1,4 +1,4 @@
-"""The worker process of a scorer: how it is confined, and the requests put to it."""
+"""The worker process of a scorer: starts it in confinement, and sends it requests."""
 
 import contextlib
 import os
@@ -23,10 +23,10 @@ KILL_DEADLINE_S = 5.0
 
 @dataclass(frozen=True)
 class Family:
-    """What a worker is opened with.
+    """A family of reasoning_gym, its settings and the share held out: what a worker opens first.
 
     Raises:
-        EnvError: there would be nothing to train on, or nothing held out.
+        EnvError: no question would be left to train on, or none would be held out.
     """
 
     name: str
@@ -43,10 +43,11 @@ class Family:
 
 
 def bubblewrap_command(command: list[str], *, user_namespace: bool) -> list[str]:
-    """Wrap a command: read-only system and Python, no network, own processes, an empty /tmp, nothing else.
+    """Wrap a command in bubblewrap: it sees only the system, Python and this package, all read-only.
 
-    As root the worker changes to an unprivileged user itself, which needs two capabilities and is stronger
-    (limits on processes do not hold for root); otherwise bubblewrap needs a user namespace.
+    It has no network, its own processes and an empty /tmp. Without ``user_namespace`` the caller has to be
+    root, and the worker changes to an unprivileged user itself. That needs two capabilities and is stronger,
+    because limits on processes do not hold for root. Any other user needs a user namespace.
     """
     roots = [Path(p) for p in ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache")]
     python = {Path(p) for p in (sys.prefix, sys.base_prefix, *sys.path) if p and Path(p).is_dir()}
@@ -74,7 +75,12 @@ def bubblewrap_command(command: list[str], *, user_namespace: bool) -> list[str]
 
 
 class ScorerProcess:
-    """One worker process and its pipes; blocking, one request at a time."""
+    """One worker process and its pipes. Calls block, and there is one request at a time.
+
+    Raises:
+        TimeoutError: the worker did not answer within `START_DEADLINE_S`.
+        ScorerFailed: the worker ended or sent nonsense.
+    """
 
     def __init__(self, family: Family, wrap: Wrap) -> None:
         command = [sys.executable, "-m", "envs.scorer_worker"]
@@ -84,11 +90,12 @@ class ScorerProcess:
             "PATH": os.defpath,
             "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
             "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONHASHSEED": "0",  # families that iterate over sets must give the same entry everywhere
+            # Families that iterate over sets must give equal entries in every process.
+            "PYTHONHASHSEED": "0",
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
         }
-        # Inside bubblewrap the library's imports complain about missing font caches, at every start.
+        # Inside bubblewrap the library's imports print warnings about missing font caches at every start.
         noise = None if wrap == "process" else subprocess.DEVNULL
         self._process = subprocess.Popen(
             command,
@@ -115,10 +122,10 @@ class ScorerProcess:
         return self._process.poll() is None
 
     def request(self, message: dict[str, Any], deadline_s: float) -> dict[str, Any]:
-        """Put a request and wait for the reply.
+        """Send a request and wait for the reply.
 
         Raises:
-            TimeoutError: no reply within ``deadline_s``.
+            TimeoutError: no reply came within ``deadline_s``.
             ScorerFailed: the process ended or sent nonsense.
         """
         until = time.monotonic() + deadline_s
@@ -136,9 +143,8 @@ class ScorerProcess:
 
     def close(self) -> None:
         self._process.kill()
-        with contextlib.suppress(
-            subprocess.TimeoutExpired
-        ):  # the kernel holds it; nothing is to be had from it
+        # If even a killed process does not end, the kernel holds it, and there is nothing more to do.
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(KILL_DEADLINE_S)
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
@@ -152,7 +158,7 @@ class ScorerProcess:
         return ScorerFailed(f"scorer process {self.pid} has ended (exit code {code})")
 
     def _write(self, data: bytes, until: float) -> None:
-        """All of it; a worker that does not read must not hold up who writes."""
+        """Write all of the data, but not longer than ``until``, because the worker may not read."""
         assert self._process.stdin is not None
         descriptor = self._process.stdin.fileno()
         poll = select.poll()
@@ -161,7 +167,8 @@ class ScorerProcess:
         while left:
             if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
                 raise TimeoutError(f"scorer process {self.pid} did not read a request in time")
-            left = left[os.write(descriptor, left[: select.PIPE_BUF]) :]  # so much fits once there is room
+            # A pipe that polls as writable takes at least PIPE_BUF bytes without blocking.
+            left = left[os.write(descriptor, left[: select.PIPE_BUF]) :]
 
     def _read(self, size: int, until: float) -> bytes:
         assert self._process.stdout is not None

@@ -1,9 +1,10 @@
 """Process that generates and scores questions of reasoning_gym, with as few rights as possible.
 
-Started by `envs.scorer` as ``python -m envs.scorer_worker``. Messages on stdin and stdout are MessagePack
-maps behind a 4-byte little-endian length. The first one opens a family; then, before any answer of a model is
-looked at, the process gives up its rights: no new processes, no files written, no network where the kernel
-allows it, an unprivileged user if it was root. Some families *run* the answer as Python, so this is needed.
+`envs.scorer` starts it as ``python -m envs.scorer_worker``. Messages on stdin and stdout are MessagePack
+maps, each after its 4-byte little-endian length. The first message opens a family. Before the process reads
+any answer of a model, it gives up its rights: it starts no processes, writes no files, has no network where
+the kernel allows that, and becomes an unprivileged user if it was root. This is needed because some families
+*run* the answer as Python.
 """
 
 import ctypes
@@ -30,7 +31,7 @@ ENDLESS = 1 << 40
 CACHED_ENTRIES = 256
 ROUNDING = 1e-9
 
-# These draw a list of `size` entries when they are made, or refuse a large size.
+# These families draw a list of `size` entries when they are made, or refuse a large size.
 COUNTED_FAMILIES = {"list_functions", "gsm_symbolic", "acre", "word_ladder", "composite"}
 COUNTED_SIZE = 20_000
 
@@ -40,7 +41,11 @@ _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 
 
 def read_frame(stream: BinaryIO) -> dict[str, Any] | None:
-    """Next message, None at the end of the stream; raises ValueError when it is too large."""
+    """Read the next message. Return None at the end of the stream.
+
+    Raises:
+        ValueError: the message is too large.
+    """
     head = stream.read(4)
     if len(head) < 4:
         return None
@@ -51,7 +56,10 @@ def read_frame(stream: BinaryIO) -> dict[str, Any] | None:
 
 
 def frame(message: dict[str, Any]) -> bytes:
-    """Bytes of one message.
+    """Return the bytes of one message, with its length in front.
+
+    Raises:
+        ValueError: the message is too large.
 
     Example:
         >>> frame({"score": 1.0})[:4]
@@ -64,7 +72,7 @@ def frame(message: dict[str, Any]) -> bytes:
 
 
 def split_of(question: str, heldout_share: float) -> str:
-    """Split a question belongs to: a hash of its text, so that equal questions never stand on both sides.
+    """Return the split of a question. A hash of its text decides, so equal questions are in one split.
 
     Example:
         >>> split_of("1 + 1 =", 0.0), split_of("1 + 1 =", 1.0)
@@ -78,8 +86,8 @@ class Questions:
     """Entries of one family, found by (index, split).
 
     Task ``index`` of a split is the first entry of that split among the library's entries ``64 * index``,
-    ``64 * index + 1``, ... So the two splits of one index start from the same place and never meet, and two
-    indices give different entries unless 64 in a row are all of the other split.
+    ``64 * index + 1``, and so on. Both splits of one index start at the same place and never share an entry.
+    Two indices give different entries, unless 64 entries in a row all belong to the other split.
     """
 
     def __init__(self, dataset: Any, size: int, heldout_share: float) -> None:
@@ -87,7 +95,7 @@ class Questions:
         self._cache: OrderedDict[int, dict[str, Any]] = OrderedDict()
 
     def at(self, position: int) -> dict[str, Any]:
-        """Entry at a position of the library's own numbering."""
+        """Return the entry at a position of the library's numbering."""
         if position not in self._cache:
             self._cache[position] = self._dataset[position]
             if len(self._cache) > CACHED_ENTRIES:
@@ -95,7 +103,11 @@ class Questions:
         return self._cache[position]
 
     def find(self, index: int, split: str) -> tuple[int, dict[str, Any]]:
-        """Position and entry of a task; raises LookupError when the walk finds none."""
+        """Return the position and entry of a task.
+
+        Raises:
+            LookupError: none of `WALK_LIMIT` entries is in the split.
+        """
         for step in range(WALK_LIMIT):
             position = (index * WALK_STRIDE + step) % self._size
             entry = self.at(position)
@@ -104,17 +116,27 @@ class Questions:
         raise LookupError(f"no {split} question among {WALK_LIMIT} from {index}; is heldout_share 0 or 1?")
 
     def score(self, position: int, answer: str) -> float:
-        """Score in [0, 1] of an answer to the entry at ``position``; raises ValueError for anything else."""
+        """Return the score of an answer to the entry at ``position``, in [0, 1].
+
+        Raises:
+            ValueError: the scorer returned anything else.
+        """
         score = float(self._dataset.score_answer(answer, self.at(position)))
         if 1.0 < score <= 1.0 + ROUNDING:
-            score = math.nextafter(1.0, 0.0)  # a sum of parts; what is exactly right is returned as 1
+            # A sum of parts was rounded up. Return just below 1, because only an exactly right answer gets 1.
+            score = math.nextafter(1.0, 0.0)
         if not (math.isfinite(score) and 0.0 <= score <= 1.0):
             raise ValueError(f"scorer returned {score!r}, not a number in [0, 1]")
         return score
 
 
 def open_family(request: dict[str, Any]) -> Questions:
-    """Make the dataset; raises LookupError for an unknown family, TypeError for a wrong setting."""
+    """Make the dataset of a family.
+
+    Raises:
+        LookupError: the family is unknown.
+        TypeError: a setting is wrong.
+    """
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
 
@@ -133,7 +155,10 @@ def family_names() -> list[str]:
 
 
 def give_up_rights() -> None:
-    """No processes, no file contents, bounded memory, no network if possible, user nobody if we were root."""
+    """Give up rights: no new processes, no writing to files, bounded memory, no network if possible, no root.
+
+    A process of root becomes the user nobody.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     _leave_network(libc)
     for limit, value in (
@@ -148,30 +173,32 @@ def give_up_rights() -> None:
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # again: a change of user clears it
+    # Set this again, because a change of user clears it.
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.chdir("/")
 
 
 def _leave_network(libc: ctypes.CDLL) -> None:
     if libc.unshare(_CLONE_NEWNET) != 0 and os.geteuid() != 0:
-        libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET)  # may be forbidden; the process is still unprivileged
+        # The kernel may forbid this. The process is still unprivileged then.
+        libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
 
 
 def inside_bubblewrap() -> bool:
-    """Whether this process really is in a namespace of its own: first process, no network, no host files."""
+    """Return whether this process is really isolated: a first process, no network, no /sys."""
     network = {name for _, name in socket.if_nameindex()}
     return os.getpid() <= 3 and network <= {"lo"} and not os.path.exists("/sys")
 
 
 def allow_cpu(seconds: int) -> None:
-    """Computing time for the next request; beyond it the kernel kills us, whatever our parent does."""
+    """Limit the CPU time of the next request. The kernel kills a process that exceeds it."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     soft = math.ceil(used.ru_utime + used.ru_stime) + seconds
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
 def answer(questions: Questions, request: dict[str, Any]) -> dict[str, Any]:
-    """Reply to one request; raises whatever the library raises."""
+    """Return the reply to one request. Raises whatever the library raises."""
     allow_cpu(SCORE_CPU_S if request["op"] == "score" else CPU_S)
     match request["op"]:
         case "entry":
@@ -184,7 +211,7 @@ def answer(questions: Questions, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _private_streams() -> tuple[BinaryIO, BinaryIO]:
-    """Our pipes under new numbers: what a scorer prints must not end up between our messages."""
+    """Move the pipes to new file descriptors, so that a scorer's prints do not mix with the messages."""
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
@@ -207,13 +234,15 @@ def main() -> None:
         if request["bubblewrap"] and not inside_bubblewrap():
             raise PermissionError("the process was to run inside bubblewrap, but it sees the host")
         questions = open_family(request)
-        questions.find(0, "train")  # slow, and what it imports must be imported while files are readable
+        # The first question imports modules, which is slow and must happen while files are readable.
+        questions.find(0, "train")
     except Exception as error:
         unknown = isinstance(error, LookupError)
         names = family_names() if unknown and "family" in str(error) else []
         _reply(sink, {"error": f"{type(error).__name__}: {error}", "names": names})
         return
-    os.dup2(1, 2)  # from here on, what is written may come from a model
+    # From here on stderr goes to /dev/null, because a model may control what is written to it.
+    os.dup2(1, 2)
     give_up_rights()
     _reply(sink, {"opened": True})
     while (request := read_frame(source)) is not None:

@@ -1,8 +1,8 @@
-"""One run file for all roles: command line, supervisor, roles as processes. Holds no logic of a role.
+"""Command line, run file, supervisor, and the start of each role's process. Holds no logic of a role.
 
-- `cli`: the command `offbeat`; `commands/`: its verbs that look into a run; `plan/`: `offbeat plan`.
-- `reference/`: pages of docs/ that are made from the code.
-- `run_file/`: sections, loading, rules. `run_folder`, `model`, `tokenizer`: what a run starts from.
-- `role`, `by_hand`, `weights_role`: one role in one process. `supervise/`: `offbeat train`.
-- `processes`: child processes that die with their parent. `logs`, `errors`, `exit_codes`: of every process.
+- `cli`: the command `offbeat`. `commands/`: its verbs on an existing run. `plan/`: `offbeat plan`.
+- `reference/`: writes the pages of docs/ that are generated from the code.
+- `run_file/`: sections, loading, rules. `run_folder`, `model`, `tokenizer`: a run's folder and model.
+- `role`, `by_hand`, `weights_role`: run one role in one process. `supervise/`: `offbeat train`.
+- `processes`: child processes that die with their parent. `logs`, `errors`, `exit_codes`: for all roles.
 """

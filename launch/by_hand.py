@@ -1,4 +1,4 @@
-"""A role in a terminal of its own: this process becomes the role, with the supervisor's environment."""
+"""Runs a role in a terminal: this process becomes the role, with the environment of a supervised role."""
 
 import os
 
@@ -9,7 +9,11 @@ from launch.run_file.sections import RunConfig
 
 
 def run_by_hand(role: str, config: RunConfig, *, name: str, resume: bool) -> None:
-    """Replace this process by the role; threads are pinned before any library is loaded."""
+    """Replace this process by the role. Threads are pinned before any library is loaded.
+
+    Raises:
+        ConfigError: the run folder holds another run, or the run file leaves a port open.
+    """
     folder = run_folder.join(config)
     if role == "learner" and not resume and (folder / "metrics.jsonl").exists():
         raise ConfigError(f"{folder} holds a run already; go on with --resume, or choose another run.name")

@@ -30,13 +30,13 @@ COMMANDS = {
 }
 
 OLD_NAMES = {"replay": "retrain"}
-"""Verbs of the release before, which still work."""
+"""Old names of verbs, which still work in this release, each with its new name."""
 NO_RUN_FILE = ("recipes", "status", "journal", "keys", "retrain")
-"""Commands with nothing to override."""
+"""Commands that read no run file, and so take no overrides."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """Arguments of all commands."""
+    """Return the parser of all commands' arguments."""
     main_parser = argparse.ArgumentParser(
         prog="offbeat", epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
+    """Run the command line and return the exit code."""
     args, rest = parser().parse_known_args(_with_new_name(sys.argv[1:] if arguments is None else arguments))
     takes_overrides = args.command not in NO_RUN_FILE
     if unknown := [w for w in rest if not takes_overrides or w.startswith("-") or "=" not in w]:
@@ -101,7 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             retrain(args.run, steps=args.steps, out=args.out)
             return 0
-        config = load(args.run_file, [*args.overrides, *rest])  # overrides may stand behind options, too
+        # Overrides may also stand behind options, where argparse does not recognise them.
+        config = load(args.run_file, [*args.overrides, *rest])
         return execute(args, config)
     except LaunchError as error:
         sys.stderr.write(f"offbeat {args.command}: {error}\n")
@@ -121,7 +122,7 @@ def _with_new_name(arguments: Sequence[str]) -> list[str]:
 
 
 def show_recipes(name: str | None) -> int:
-    """Print all recipes, or one."""
+    """Print the table of all recipes, or one recipe. Return the exit code."""
     from launch.run_file.recipes import find, page, recipes, table
 
     sys.stdout.write(page(find(name)) if name else table(recipes()))
@@ -129,7 +130,7 @@ def show_recipes(name: str | None) -> int:
 
 
 def execute(args: argparse.Namespace, config: RunConfig) -> int:
-    """Run one command."""
+    """Run one command that takes a run file. Return the exit code."""
     match args.command:
         case "check":
             verify_environment(config)
@@ -164,7 +165,7 @@ def verify_environment(config: RunConfig) -> None:
     """Open the task suite once, so that a wrong name, family or parameter is found before any role starts.
 
     Raises:
-        ConfigError: with what the suite says.
+        ConfigError: the suite cannot be made; the text is the suite's error.
     """
     from envs.errors import EnvError
     from envs.registry import make_suite

@@ -2,10 +2,10 @@
 
 LaunchError
 ├── ConfigError      the run file, or a combination in it, is wrong; nothing was started (final)
-├── RoleFailed       a process that the run cannot do without has ended
+├── RoleFailed       a process that the run needs has ended
 ├── RecordingError   a journal does not hold what was trained
 ├── TooSlow          too little happened to measure anything
-└── NoAnswer         the broker did not tell its status
+└── NoAnswer         the broker did not return its status
 
 Stuck                a fault of the simulation behind `offbeat plan`
 
@@ -16,7 +16,7 @@ from typing import ClassVar
 
 
 class LaunchError(Exception):
-    """Base of what ends the command line with a message and exit code 1."""
+    """Base of the errors that end the command line with a message and exit code 1."""
 
 
 class ConfigError(LaunchError, ValueError):
@@ -26,7 +26,7 @@ class ConfigError(LaunchError, ValueError):
 
 
 class RoleFailed(LaunchError, RuntimeError):
-    """A process that the run cannot do without has ended; the text holds the end of its log."""
+    """A process that the run needs has ended; the text holds the end of its log."""
 
 
 class RecordingError(LaunchError):
@@ -38,8 +38,8 @@ class TooSlow(LaunchError):
 
 
 class NoAnswer(LaunchError, ConnectionError):
-    """The broker did not tell its status; the text says what was tried and what came of it."""
+    """The broker did not return its status; the text has the address that was asked, and the error."""
 
 
 class Stuck(RuntimeError):
-    """Nothing is left to happen before the last step; a fault of the simulation."""
+    """The simulation ran out of events before its last step, which is a fault of the simulation."""

@@ -1,16 +1,16 @@
-"""What a role's exit code tells the supervisor: whether another start could help."""
+"""Exit codes of the roles, which tell the supervisor whether another start could help."""
 
 from pathlib import Path
 
 DONE = 0
 FAILED = 1
-"""An error that may not come again: a lost connection, memory, a library. Python's own code for an exception."""
+"""Error that another start may not repeat, such as a lost connection. Python's own code for an exception."""
 FINAL = 65
-"""An error that a new start would only repeat: a wrong setting, a diverged run, books that do not add up."""
+"""Error that another start would only repeat: a wrong setting, a diverged run, an unusable journal."""
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the code with which a role ends because of ``error``: its class says whether it is final.
+    """Return the exit code of a role that ends because of ``error``, whose class says whether it is final.
 
     Example:
         >>> from launch.errors import ConfigError
@@ -21,12 +21,12 @@ def exit_code(error: BaseException) -> int:
 
 
 def leave_note(folder: Path, name: str, code: int) -> None:
-    """Keep the code where `read_note` finds it: torchrun ends with 1, whatever its ranks ended with."""
+    """Write the code for `read_note`, because torchrun exits with 1 whatever its ranks exited with."""
     (folder / f"{name}.exit").write_text(str(code))
 
 
 def read_note(folder: Path, name: str) -> int | None:
-    """Code that a role has left, if it got so far."""
+    """Return the code that a role wrote before it ended, or None if it wrote none."""
     try:
         return int((folder / f"{name}.exit").read_text())
     except (OSError, ValueError):
@@ -34,5 +34,5 @@ def read_note(folder: Path, name: str) -> int | None:
 
 
 def clear_note(folder: Path, name: str) -> None:
-    """Forget the code of the process before."""
+    """Remove the code that the previous process wrote."""
     (folder / f"{name}.exit").unlink(missing_ok=True)

@@ -1,22 +1,22 @@
-"""One logging set-up for every process."""
+"""Set-up of logging, the same for every process."""
 
 import logging
 import os
 import sys
 
 LEVEL = "OFFBEAT_LOG_LEVEL"
-"""Environment variable: `debug` tells of every acknowledgement, too."""
+"""Environment variable with the log level. `debug` also logs every acknowledgement."""
 
 
 class OneRecord(logging.Formatter):
-    """Text of peers and models in a message cannot pass for other lines of the log, nor command a terminal."""
+    """Formatter that keeps text of peers and models from faking log lines or controlling the terminal."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return plain(super().formatMessage(record)).replace("\n", "\n    ")
 
 
 def plain(text: str) -> str:
-    """Text without control characters, but for the ends of lines.
+    """Return the text with "?" for each control character except line ends.
 
     Example:
         >>> plain("a\\x1b[2Jb\\nc")
@@ -26,7 +26,7 @@ def plain(text: str) -> str:
 
 
 def configure(role: str) -> None:
-    """Lines with time, level, role, module; to standard error, which the supervisor keeps in a file per process."""
+    """Log lines with time, level, role and module to standard error, which the supervisor keeps in a file."""
     level = logging.getLevelNamesMapping().get(os.environ.get(LEVEL, "info").upper(), logging.INFO)
     logging.basicConfig(
         stream=sys.stderr,

@@ -1,4 +1,4 @@
-"""The model a run starts from: a Hugging Face name or folder, or a tiny one made and warm-started here."""
+"""The model a run starts from: a Hugging Face name or folder, or a tiny model made and warm-started here."""
 
 import asyncio
 import fcntl
@@ -20,16 +20,21 @@ from launch.tokenizer import make_tokenizer, save_tokenizer
 log = logging.getLogger(__name__)
 
 RECIPE_VERSION = 2
-"""Raise it when the making of models changes, so that cached ones are not taken for new ones."""
+"""Version of the way tiny models are made. Raise it with each change, so that no older model is used."""
 VALIDATION_SHARE = 0.1
+"""Share of the demonstrations that the warm start does not train on."""
 OTHER_MAKER_S = 7200.0
+"""Longest wait for another process that makes the same model."""
 
 
 def prepare(config: RunConfig) -> Path:
-    """Folder of the model in Hugging Face format, made first if need be; roles that start together wait for one.
+    """Return the folder of the model in Hugging Face format. Make the model first if it is not cached.
+
+    Of several roles that start together, one makes the model and the others wait for it.
 
     Raises:
-        ConfigError: the model cannot be found.
+        ConfigError: the model cannot be found, or the environment has no solutions for the warm start.
+        LaunchError: another process has been making the same model for `OTHER_MAKER_S`.
     """
     if config.model.path or config.model.tiny is None:
         return _find(config.model.path)
@@ -49,7 +54,7 @@ def prepare(config: RunConfig) -> Path:
 
 
 def make(config: RunConfig, tiny: TinyModel, folder: Path) -> None:
-    """Tokenizer from the questions, random weights, supervised steps on solutions."""
+    """Make a tiny model: a tokenizer from the questions, random weights, supervised steps on solutions."""
     from learner.warmstart import make_tiny_model, warm_start
 
     started = time.monotonic()
@@ -96,10 +101,10 @@ def make(config: RunConfig, tiny: TinyModel, folder: Path) -> None:
 
 
 def demonstrations(suite: Suite, count: int) -> list[list[ChatMessage]]:
-    """Solved training tasks, each question once.
+    """Return the solutions of the first ``count`` training tasks, each question once.
 
     Raises:
-        ConfigError: the suite gives none.
+        ConfigError: the suite gives no solutions.
     """
     talks: dict[str, list[ChatMessage]] = {}
     for index in range(count):
@@ -114,9 +119,9 @@ def demonstrations(suite: Suite, count: int) -> list[list[ChatMessage]]:
 
 
 def example(renderer: Renderer, talk: Sequence[ChatMessage]) -> tuple[list[int], list[bool]]:
-    """Token ids of a conversation, and which of them the assistant wrote (its end tokens included).
+    """Return a conversation's token ids, and for each whether the assistant wrote it (end tokens included).
 
-    Built as an actor builds a trajectory: the first prompt, then actions and observations in turn.
+    The ids are built as an actor builds a trajectory: the prompt, then actions and observations in turn.
     """
     opening = next(i for i, message in enumerate(talk) if message["role"] == "assistant")
     ids = renderer.prompt(talk[:opening])

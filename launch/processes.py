@@ -1,4 +1,4 @@
-"""Child processes: threads pinned, own process group, dead with their parent, stopped by pid."""
+"""Child processes with pinned threads and their own group, killed with their parent, and stopped by pid."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ from launch.supervise.health import Vitals
 from protocol.orphans import die_with_parent
 
 KILL_S = 10.0
-"""A process that has been sent SIGKILL is gone by then, unless the kernel waits for a disk or a device."""
+"""Longest wait after SIGKILL. A process that lives longer waits in the kernel for a disk or a device."""
 TAIL_BYTES = 65_536
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -40,12 +40,12 @@ class Child:
         return self.process.poll() is None
 
     def tail(self) -> str:
-        """The last lines it wrote."""
+        """Return the last lines that the process wrote."""
         return tail(self.log)
 
 
 def tail(log: Path, lines: int = 15) -> str:
-    """The last lines of a log file; empty where there is none."""
+    """Return the last lines of a log file, or "" if it cannot be read."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, log.stat().st_size - TAIL_BYTES))
@@ -56,7 +56,7 @@ def tail(log: Path, lines: int = 15) -> str:
 
 
 def spawn(name: str, command: Sequence[str], *, log: Path, env: Mapping[str, str]) -> Child:
-    """Start a process in its own group; it is sent SIGKILL when the thread that calls this ends."""
+    """Start a process in its own group. The kernel sends it SIGKILL when the thread that calls this ends."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as out:
         process = subprocess.Popen(
@@ -72,11 +72,13 @@ def spawn(name: str, command: Sequence[str], *, log: Path, env: Mapping[str, str
 
 
 def role_environment(threads: int, *, local_model: bool, crowded: bool = False) -> dict[str, str]:
-    """Environment of a role: pinned threads, no hub look-ups for a model that is a folder, quiet libraries.
+    """Return the environment of a role: pinned threads, no hub look-ups for a local model, quiet libraries.
 
     Args:
-        crowded: more threads compute at a time than there are cores. Those that wait for others of their process
-            then sleep instead of spinning, which would keep the others from their core; a value of
+        threads: threads of OpenMP and MKL.
+        local_model: the model is a folder, so the Hugging Face hub is not asked for it.
+        crowded: more threads compute at a time than there are cores. Waiting threads then sleep instead of
+            spinning, because spinning would keep the working threads from their cores. A value of
             OMP_WAIT_POLICY that the user has set wins.
     """
     env = {
@@ -96,7 +98,7 @@ def role_environment(threads: int, *, local_model: bool, crowded: bool = False) 
 
 
 def role_command(role: str, run_dir: Path, *arguments: str, processes: int = 1) -> list[str]:
-    """Command line of one role process; several learner ranks are started by torchrun."""
+    """Return the command line of one role process. Torchrun starts several learner ranks."""
     module = ["launch.role", role, str(run_dir), *arguments]
     if processes == 1:
         return [sys.executable, "-m", *module]
@@ -105,7 +107,11 @@ def role_command(role: str, run_dir: Path, *arguments: str, processes: int = 1) 
 
 
 def stop(children: Sequence[Child], *, patience_s: float) -> list[str]:
-    """SIGTERM to all, wait, SIGKILL to the families of those that stay; returns the names of the latter."""
+    """Send SIGTERM to all, wait up to ``patience_s``, then kill the families of those that still run.
+
+    Returns:
+        The names of the processes that had to be killed.
+    """
     for child in children:
         if child.running:
             child.process.send_signal(signal.SIGTERM)
@@ -121,10 +127,15 @@ def stop(children: Sequence[Child], *, patience_s: float) -> list[str]:
 
 
 def kill(child: Child) -> bool:
-    """SIGKILL to a process, its group and all its descendants; whether it is gone within `KILL_S`."""
-    family = families([child.process.pid])[child.process.pid]  # ranks of torchrun have groups of their own
+    """Send SIGKILL to a process, its group and all its descendants.
+
+    Return whether it is gone within `KILL_S`.
+    """
+    # Killing the group is not enough, because torchrun's ranks have their own groups.
+    family = families([child.process.pid])[child.process.pid]
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.process.pid, signal.SIGKILL)  # its own group: start_new_session
+        # `spawn` made the process the leader of its group, so its pid names the group.
+        os.killpg(child.process.pid, signal.SIGKILL)
     for pid in family:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -143,7 +154,7 @@ class _Stat:
 
 
 def families(pids: Iterable[int]) -> dict[int, dict[int, _Stat]]:
-    """Each process of ``pids`` that lives, with its living descendants."""
+    """Return for each of ``pids`` the living processes among it and its descendants."""
     table = _process_table()
     children: dict[int, list[int]] = {}
     for pid, stat in table.items():
@@ -160,7 +171,7 @@ def families(pids: Iterable[int]) -> dict[int, dict[int, _Stat]]:
 
 
 def vitals(children: Sequence[Child]) -> dict[str, Vitals]:
-    """What the kernel says of each process and its descendants, by name."""
+    """Return the kernel's findings about each process and its descendants, by name."""
     known = families([child.process.pid for child in children])
     return {
         child.name: Vitals(
@@ -176,7 +187,8 @@ def _process_table() -> dict[int, _Stat]:
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
-        with contextlib.suppress(OSError, IndexError):  # it has ended meanwhile
+        # A process may end after /proc was listed.
+        with contextlib.suppress(OSError, IndexError):
             fields = Path(entry.path, "stat").read_text(errors="replace").rpartition(")")[2].split()
             if fields[0] not in "ZX":
                 cpu_s = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
@@ -185,10 +197,11 @@ def _process_table() -> dict[int, _Stat]:
 
 
 def free_port() -> int:
-    """A TCP port on loopback that nothing listens on now.
+    """Return a TCP port on loopback that nothing listens on now.
 
-    From below the range out of which the kernel gives ports to clients: a peer that tries again and again to
-    reach a broker that is being restarted could else be given that very port, and the broker would find it taken.
+    The port lies below the range from which the kernel assigns ports to clients. Otherwise a peer that keeps
+    trying to reach a broker that is being restarted could be assigned that very port, and the broker would
+    find it taken. If no such port is found, the kernel chooses one.
     """
     highest = _lowest_client_port() - 1
     for _ in range(PORT_TRIES if highest > LOWEST_PORT else 0):

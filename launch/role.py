@@ -1,6 +1,6 @@
 """Entry point of one role process: ``python -m launch.role ROLE RUN_FOLDER [--name NAME] [--resume]``.
 
-Each branch imports its role only, so that a broker never loads torch.
+Each branch imports only its own role, so that a broker never loads torch.
 """
 
 import argparse
@@ -28,7 +28,8 @@ def run(role: str, config: RunConfig, folder: Path, *, name: str = "", resume: b
     logs.configure(name or role)
     keys = None if role == "model" else prepare_keys(config, folder, role)
     if keys is not None and role in ("learner", "generator", "actor"):
-        key_pair(keys, principal(role).role, name or role)  # before a model is made for nothing
+        # Fail on missing keys now, before time is spent on making a model.
+        key_pair(keys, principal(role).role, name or role)
     match role:
         case "broker":
             from broker.service import serve
@@ -111,7 +112,7 @@ def _model(config: RunConfig) -> str:
 
 
 def main() -> None:
-    """Parse the arguments that the supervisor (or torchrun) passes."""
+    """Run the role that the arguments of the supervisor (or torchrun) name."""
     parser = argparse.ArgumentParser()
     parser.add_argument("role", choices=ROLES)
     parser.add_argument("folder", type=Path)
@@ -121,7 +122,8 @@ def main() -> None:
     parser.add_argument("--config", default=run_folder.CONFIG, help="file in the run folder")
     args = parser.parse_args()
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        die_with_parent()  # torchrun stands between whoever started us and the learner's ranks
+        # A learner rank's parent is torchrun, not the supervisor, so each rank asks to die with torchrun.
+        die_with_parent()
     config = run_folder.load_config(args.folder / args.config)
     if args.minutes is not None:
         limited = config.run.model_copy(update={"max_minutes": args.minutes})
@@ -129,14 +131,15 @@ def main() -> None:
     try:
         run(args.role, config, args.folder, name=args.name, resume=args.resume)
     except Exception as error:
-        end(error, args.folder, args.name or args.role)
+        exit_with_code(error, args.folder, args.name or args.role)
 
 
-def end(error: Exception, folder: Path, name: str) -> NoReturn:
-    """Leave with a code that says whether another start could help, and with a trace where it may be needed."""
+def exit_with_code(error: Exception, folder: Path, name: str) -> NoReturn:
+    """Exit with a code that says whether another start could help. Log a traceback if it may be needed."""
     code = exit_code(error)
     if code == FINAL:
-        with contextlib.suppress(OSError):  # the note is for torchrun's sake; the code itself tells it, too
+        # Only torchrun needs the note, because it hides the code; without torchrun the exit code is enough.
+        with contextlib.suppress(OSError):
             leave_note(folder, name, code)
     if isinstance(error, LaunchError | LinkDown | KeysUnusable):
         sys.stderr.write(f"{name}: {error}\n")

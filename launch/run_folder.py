@@ -15,10 +15,12 @@ JOURNAL = "journal"
 
 
 def create(config: RunConfig, *, resume: bool) -> Path:
-    """A fresh folder ``dir/name`` (or ``name-2``, ...); with ``resume`` the newest one in which a learner has begun.
+    """Make and return a fresh folder ``dir/name`` (or ``name-2``, ...).
+
+    With ``resume``, return instead the newest of these folders in which a learner has begun.
 
     Raises:
-        ConfigError: there is none to resume.
+        ConfigError: there is no folder to resume.
     """
     base = config.run.dir / config.run.name
     if resume:
@@ -38,7 +40,13 @@ def create(config: RunConfig, *, resume: bool) -> Path:
 
 
 def join(config: RunConfig) -> Path:
-    """Folder shared by roles that are started by hand; ports must be fixed, for nobody hands them round."""
+    """Return the folder shared by roles that are started by hand; make it if it is missing.
+
+    Ports must be fixed, because no supervisor tells these roles which free ports were chosen.
+
+    Raises:
+        ConfigError: a port is 0.
+    """
     for field, value, port in (
         ("broker.endpoint", config.broker.endpoint, 5755),
         ("broker.http", config.broker.http, 5756),
@@ -55,7 +63,7 @@ def join(config: RunConfig) -> Path:
 
 
 def with_ports(config: RunConfig) -> RunConfig:
-    """Choose free ports where the run file says 0."""
+    """Return the configuration with a free port wherever the run file says 0."""
     broker = config.broker.model_copy(
         update={
             "endpoint": re.sub(r":0$", lambda _: f":{free_port()}", config.broker.endpoint),
@@ -68,17 +76,17 @@ def with_ports(config: RunConfig) -> RunConfig:
 
 
 def save_config(config: RunConfig, path: Path) -> None:
-    """Write the configuration in force; whole or not at all."""
+    """Write the configuration in force, whole or not at all."""
     write_whole(path, config.model_dump_json(indent=1), shared=True)
 
 
 def load_config(path: Path) -> RunConfig:
-    """The configuration in force."""
+    """Read the configuration that `save_config` wrote."""
     return RunConfig.model_validate_json(path.read_text(encoding="utf-8"))
 
 
 def claim(folder: Path) -> IO[str]:
-    """Take the folder for this process; the claim ends with it.
+    """Lock the folder for this process. The lock ends when the returned file is closed or the process ends.
 
     Raises:
         ConfigError: another run is using the folder.

@@ -1,8 +1,8 @@
-"""A small tokenizer of our own for tiny models: characters, plus what every question repeats.
+"""A small tokenizer for tiny models: one token per character, plus tokens for text that all questions repeat.
 
-Character level keeps spelling and digits visible to a model of a million parameters. The text that all questions
-begin with becomes one token, and so does each word that nearly all of them contain: prompts get several times
-shorter.
+Single characters keep spelling and digits visible to a model of a million parameters. The text that all
+questions begin with becomes one token, and so does each word that nearly all questions contain. This makes
+prompts several times shorter.
 """
 
 import json
@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<user>", "<assistant>", "<tool>", "<unk>")
 TEMPLATE_SHARE = 0.9
+"""Least share of the questions that contain a word which becomes a token."""
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}"
     "{% if m['role'] == 'assistant' %}<assistant>{{ m['content'] }}{{ eos_token }}"
@@ -27,7 +28,7 @@ _WORD = re.compile(r" ?[A-Za-z]{2,}")
 
 
 def template_words(questions: Sequence[str]) -> list[str]:
-    """Words (with the space before them) that stand in nearly every question, longest first.
+    """Return the words (with the space before them) that stand in nearly every question, longest first.
 
     Example:
         >>> template_words(["Spell it: cat", "Spell it: horse"])
@@ -39,19 +40,20 @@ def template_words(questions: Sequence[str]) -> list[str]:
 
 
 def common_opening(questions: Sequence[str]) -> str:
-    """What all questions begin with, up to the end of a word.
+    """Return the text that all questions begin with, without a word that is cut off at its end.
 
     Example:
         >>> common_opening(["Spell it: cat", "Spell it: cow"])
         'Spell it: '
     """
-    pairs = zip(min(questions), max(questions), strict=False)  # all others lie between these two
+    # All other questions sort between these two, so they share the beginning of these two.
+    pairs = zip(min(questions), max(questions), strict=False)
     same = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     return re.sub(r"[A-Za-z0-9]+$", "", same)
 
 
 def make_tokenizer(questions: Sequence[str]) -> Tokenizer:
-    """Tokenizer whose decoding is plain concatenation, hence lossless on printable ASCII.
+    """Return a tokenizer whose decoding is plain concatenation, hence lossless on printable ASCII.
 
     A template word counts as one token only where a space or punctuation follows, so that the same letters
     inside a longer word, or as an answer, are spelled out.
@@ -73,7 +75,7 @@ def make_tokenizer(questions: Sequence[str]) -> Tokenizer:
 
 
 def _literal(text: str) -> str:
-    """Regular expression that matches the text itself."""
+    """Return a regular expression that matches exactly this text."""
     return "".join("\\" + c if c in r"\.+*?()|[]{}^$#&~-" else c for c in text)
 
 

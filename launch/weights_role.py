@@ -1,4 +1,4 @@
-"""The process that serves a run's versions to other hosts: beside the learner, so that no client can slow it down."""
+"""The process that serves policy versions to other hosts. Its clients cannot slow the learner down."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ WEIGHTS = "weights"
 
 
 def weights_url(config: RunConfig, keys: Path | None) -> str:
-    """Where the learner's versions can be had; empty: on its host only."""
+    """Return the URL of the learner's versions, or "" if only the learner's host has them."""
     if not config.weights.http:
         return ""
     host, _, port = config.weights.http.rpartition(":")
@@ -27,10 +27,10 @@ def weights_url(config: RunConfig, keys: Path | None) -> str:
 
 
 def serve_weights(config: RunConfig, folder: Path, keys: Path | None) -> None:
-    """Serve the learner's folder until SIGTERM.
+    """Serve the learner's folder of versions until SIGTERM or SIGINT.
 
     Raises:
-        AddressRefused: other hosts could reach it, and there is no token to ask for.
+        AddressRefused: other hosts could reach the address, and there is no token to ask for.
     """
     host, port = split_address("weights.http", config.weights.http, keys)
     versions = weights_folder(folder)

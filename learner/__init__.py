@@ -1,8 +1,11 @@
-"""Learns from what has arrived. The only folder with torch and DeepSpeed.
+"""The learner role: trains on what the broker delivers. The only folder with torch and DeepSpeed.
 
-- `main`: wires the role; `loop`: the training loop. `config`, `algorithm_config`, `surrogate_config`: its settings.
-- `trajectory`, `units`: what is trained. `intake/`: from the broker to units. `update/`: from units to new weights.
-- `replay/`: the replay table. `publisher`: new versions out. `algorithms/`: pure functions of tensors.
-- `checkpoint`, `lineage`, `run_files`: what outlives the process. `metrics`, `totals`, `nonfinite`: what is reported.
-- `retrain/`: training again from a journal. `warmstart`: a small model to begin with.
+- `main`: wires the role; `loop`: the training loop; `trainer`: one step of it.
+- `config`, `algorithm_config`, `surrogate_config`: the settings.
+- `trajectory`, `units`: the data that is trained. `intake/`: turns the broker's messages into units.
+- `update/`: turns units into new weights. `algorithms/`: pure functions of tensors.
+- `replay/`: the replay table. `publisher`: writes and announces new versions.
+- `checkpoint`, `lineage`, `run_files`: files that outlive the process.
+- `metrics`, `gauges`, `totals`, `nonfinite`: what is reported. `errors`: the exceptions.
+- `retrain/`: training again from a journal. `warmstart`: makes a small model to begin with.
 """

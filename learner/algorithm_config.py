@@ -1,4 +1,4 @@
-"""`[learner.algorithm]`: the objective, put together from parts. docs/recipes says which parts make which method.
+"""`[learner.algorithm]`: the objective, composed of parts. docs/recipes says which parts make which method.
 
 A part with several forms is a table with a `kind`; every form has its own fields and defaults.
 """
@@ -15,68 +15,79 @@ from protocol.section import Section
 
 
 class GroupAdvantage(Section):
-    """Return against the mean of the rollout group (GRPO, arXiv:2402.03300)."""
+    """Return minus the mean return of the rollout group (GRPO, arXiv:2402.03300)."""
 
     kind: Literal["group"] = "group"
     scale: Literal["std", "sample_std", "none"] = "std"
-    """"std" divides by the group's standard deviation ("sample_std": by that with G - 1); "none" is the Dr.
-    GRPO form (arXiv:2503.20783)."""
+    """Divisor of the difference. "std": the group's standard deviation, with divisor G, the number of
+    members; "sample_std": the standard deviation with divisor G - 1; "none": 1, the Dr. GRPO form
+    (arXiv:2503.20783)."""
 
 
 class LeaveOneOutAdvantage(Section):
-    """Return against the mean of the group's other members (RLOO, arXiv:2402.14740; LOOP, arXiv:2502.01600)."""
+    """Return minus the mean return of the group's other members (RLOO, arXiv:2402.14740; LOOP,
+    arXiv:2502.01600)."""
 
     kind: Literal["leave_one_out"] = "leave_one_out"
 
 
 class TokenGroupAdvantage(Section):
-    """Group mean and deviation taken over tokens, long responses counting more (HAPO, arXiv:2509.16591)."""
+    """Return minus the group mean, over the group's standard deviation, both taken over tokens, so that long
+    responses count more (HAPO, arXiv:2509.16591)."""
 
     kind: Literal["token_group"] = "token_group"
     ceiling: float = Field(5.0, gt=0)
-    """A group in which an advantage would reach this falls back to means over trajectories."""
+    """A group with an absolute advantage of at least this falls back to mean and deviation over
+    trajectories. Above 0."""
 
 
 class BatchMeanAdvantage(Section):
-    """Return against the mean of the whole batch (REINFORCE with a batch baseline)."""
+    """Return minus the mean return of the whole batch (REINFORCE with a batch baseline)."""
 
     kind: Literal["batch_mean"] = "batch_mean"
     scale: Literal["std", "none"] = "std"
+    """Divisor of the difference. "std": the standard deviation of the batch's returns; "none": 1."""
 
 
 class GreedyAdvantage(Section):
-    """Return against that of the greedy response (ReMax, arXiv:2310.10505): one more trajectory per task."""
+    """Return minus the return of the greedy response to the same task (ReMax, arXiv:2310.10505). It needs one
+    more trajectory per task."""
 
     kind: Literal["greedy"] = "greedy"
 
 
 class TurnReturnAdvantage(Section):
-    """Discounted return from each turn on, the same for all tokens of the turn (IPA, arXiv:2512.24873)."""
+    """Discounted return from each turn on; all tokens of a turn have the same advantage (IPA,
+    arXiv:2512.24873)."""
 
     kind: Literal["turn_return"] = "turn_return"
     discount: float = Field(1.0, gt=0, le=1)
+    """Discount per turn. Above 0, at most 1."""
     baseline: Literal["none", "group"] = "group"
-    """"group": mean over the group's members at the same turn."""
+    """Baseline that is subtracted. "group": the group's mean at the same turn; "none": nothing."""
 
 
 class GaeAdvantage(Section):
     """Generalised advantage estimation over tokens (arXiv:1506.02438); needs `[learner.algorithm.critic]`.
 
-    On unfinished trajectories it is T-PPO's extended form (arXiv:2506.15050).
+    Unfinished trajectories use T-PPO's extended form (arXiv:2506.15050).
     """
 
     kind: Literal["gae"] = "gae"
     discount: float = Field(1.0, gt=0, le=1)
+    """Discount per token. Above 0, at most 1."""
     trace: float = Field(0.95, ge=0, le=1)
-    """Lambda; with `adaptive_alpha` the smallest one."""
+    """Lambda of the estimate; with `adaptive_alpha` the smallest lambda. 0 to 1."""
     adaptive_alpha: float = Field(0.0, ge=0)
-    """Length-adaptive lambda = max(trace, 1 - 1 / (alpha * length)); 0: off. T-PPO uses 0.05."""
+    """Alpha of the length-adaptive lambda = max(trace, 1 - 1 / (alpha * length)). 0: lambda is `trace`. T-PPO
+    uses 0.05. At least 0."""
     ignored_tail: int = Field(8, ge=0)
-    """Last tokens of an unfinished window without policy gradient; their advantages are the most biased."""
+    """Number of last tokens of an unfinished window that carry no policy gradient, because their advantages
+    are the most biased. At least 0."""
     whiten: bool = True
-    """Scale advantages of the batch's trained tokens to mean 0 and variance 1."""
+    """Shift and scale the advantages of the batch's trained tokens to mean 0 and variance 1."""
     ceiling: float = Field(10.0, gt=0)
-    """Of the absolute advantage."""
+    """Bound of the absolute advantage; larger ones are clipped to it. Above 0."""
 
 
 AdvantageConfig = Annotated[
@@ -90,7 +101,7 @@ AdvantageConfig = Annotated[
     Field(discriminator="kind"),
 ]
 GROUP_RELATIVE = ("group", "leave_one_out", "token_group")
-"""Kinds that form an advantage for a whole trajectory by comparison with the group's other members."""
+"""Kinds of advantage that compare a whole trajectory with the other members of its group."""
 
 
 # --- correction: weight of a token from the ratio proximal / behaviour -------------------------------------
@@ -100,25 +111,30 @@ CorrectionLevel = Level | Literal["group"]
 
 
 class TruncatedCorrection(Section):
-    """Weight min(ceiling, proximal / behaviour), detached (truncated importance sampling)."""
+    """Weight min(ceiling, proximal / behaviour), without gradient (truncated importance sampling)."""
 
     kind: Literal["truncated"] = "truncated"
     ceiling: float = Field(2.0, gt=0)
+    """Largest weight. Above 0."""
     level: CorrectionLevel = "token"
-    """Above "token": the geometric mean over the turn, the trajectory, or all answers of a rollout group, which leaves
-    group-relative advantages balanced."""
+    """Tokens that share one ratio. "token": each has its own; else the geometric mean over the tokens of
+    "turn": the turn, "sequence": the trajectory, "group": all trajectories of the rollout group, which keeps
+    the sum of group-relative advantages at zero."""
 
 
 class IntervalCorrection(Section):
-    """Tokens whose ratio proximal / behaviour is outside [low, high] get no gradient (IcePop); at level
-    "sequence" whole trajectories are rejected by their geometric mean, at "group" whole rollout groups."""
+    """Tokens whose ratio proximal / behaviour is outside [low, high] get no gradient (IcePop). At level
+    "sequence" or "group" the geometric mean decides for the whole trajectory or rollout group."""
 
     kind: Literal["interval"] = "interval"
     low: float = Field(0.5, ge=0)
+    """Smallest ratio that is kept. At least 0, below `high`."""
     high: float = Field(2.0, gt=0)
+    """Largest ratio that is kept. Above 0."""
     level: CorrectionLevel = "token"
+    """Tokens that share one ratio: see `level` of kind "truncated"."""
     weight: bool = True
-    """Inside the interval: the ratio itself as weight, or 1."""
+    """Weight of a token inside the interval. True: the ratio itself; false: 1."""
 
 
 CorrectionConfig = Annotated[TruncatedCorrection | IntervalCorrection, Field(discriminator="kind")]
@@ -128,52 +144,68 @@ CorrectionConfig = Annotated[TruncatedCorrection | IntervalCorrection, Field(dis
 
 
 class KlPenalty(Section):
-    """Penalty on KL(current || another policy), estimated per token."""
+    """Penalty on KL(current || other policy), estimated per token."""
 
     kind: Literal["penalty"] = "penalty"
     coefficient: float = Field(0.001, gt=0)
+    """Factor of the penalty in the loss. Above 0."""
     to: Literal["proximal", "reference"] = "reference"
-    """"reference": the model that training began with; costs memory for a copy and a forward pass."""
+    """The other policy. "reference": the model that training began with, which costs memory for a copy and a
+    forward pass; "proximal": the proximal policy, which needs several optimizer steps per batch to act."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the KL, with d = log other - log current. "k1": -d, whose gradient is zero on average, so
+    it regularises nothing; "k2": d^2 / 2, whose gradient is that of the KL; "k3": exp(d) - 1 - d, the one of
+    GRPO."""
 
 
 class KlConvex(Section):
-    """Penalty on a convex mixture of the KL to the base policy and to the predecessor, the policy before the
-    last update; the share of the base falls (ReMix, arXiv:2507.06892). Costs two copies of the model."""
+    """Penalty on a convex mixture of the KL to the base policy and the KL to the predecessor, the policy
+    before the last update. The share of the base policy falls during training (ReMix, arXiv:2507.06892). It
+    costs two copies of the model."""
 
     kind: Literal["convex"] = "convex"
     coefficient: float = Field(0.001, gt=0)
+    """Factor of the penalty in the loss. Above 0."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of both KLs: see `estimator` of kind "penalty"."""
     hold: int = Field(50, ge=0)
-    """Learner steps with the base alone."""
+    """Learner steps in which the share of the base policy is 1. At least 0."""
     every: int = Field(10, ge=1)
-    """Steps between two drops."""
+    """Learner steps between two drops of that share. At least 1."""
     drop: float = Field(0.1, ge=0, le=1)
+    """Amount by which the share falls at each drop. 0 to 1."""
     floor: float = Field(0.5, ge=0, le=1)
+    """Smallest share of the base policy. 0 to 1."""
 
 
 KlConfig = Annotated[KlPenalty | KlConvex, Field(discriminator="kind")]
 
 
 class EntropyBonus(Section):
-    """Coefficient of the entropy, fixed, or steered to a target (arXiv:2505.22312)."""
+    """Entropy bonus in the loss; its coefficient is fixed, or steered towards a target entropy
+    (arXiv:2505.22312)."""
 
     coefficient: float = Field(0.0, ge=0)
+    """Factor of the entropy at the first step. At least 0; 0 without a `target`: no bonus."""
     target: float = Field(0.0, ge=0)
-    """Nats; 0: the coefficient stays as it is. Otherwise it is raised while the entropy is below."""
+    """Mean entropy per token, in nats, that the coefficient is steered to: it rises while the entropy is
+    below the target, else it falls. 0: the coefficient is fixed."""
     change: float = Field(1e-4, gt=0)
-    """Per learner step."""
+    """Amount by which the coefficient rises or falls per learner step. Above 0."""
     maximum: float = Field(0.02, gt=0)
+    """Largest coefficient when it is steered. Above 0."""
 
 
 # --- aggregation --------------------------------------------------------------------------------------------
 
 
 class FixedAggregation(Section):
-    """Every trajectory's tokens are summed and divided by one constant (Dr. GRPO, arXiv:2503.20783)."""
+    """The losses of a trajectory's tokens are summed and divided by one constant (Dr. GRPO,
+    arXiv:2503.20783)."""
 
     kind: Literal["fixed"] = "fixed"
     tokens: int = Field(ge=1)
+    """The constant, in tokens; Dr. GRPO takes the most tokens that a response may have. At least 1."""
 
 
 AggregationConfig = Literal["token_mean", "sequence_mean"] | FixedAggregation
@@ -183,56 +215,78 @@ AggregationConfig = Literal["token_mean", "sequence_mean"] | FixedAggregation
 
 
 class CriticConfig(Section):
-    """`[learner.algorithm.critic]`: a value of every token, learned from returns."""
+    """`[learner.algorithm.critic]`: the critic, which estimates the value of every action token and learns
+    from returns."""
 
     model: Literal["head", "separate"] = "head"
-    """A second head on the policy, or a model of its own with its own optimizer."""
+    """Form of the critic. "head": a second head on the policy; "separate": a model with its own optimizer."""
     coefficient: float = Field(0.5, gt=0)
-    """Of the value loss; matters for "head" only."""
+    """Factor of the value loss in the policy's loss. It has an effect with model = "head" only. Above 0."""
     lr: float = Field(1e-3, gt=0)
-    """Learning rate of a separate critic, and of the head itself."""
+    """Learning rate of the separate critic, or of the value head. Above 0."""
     target: Literal["monte_carlo", "lambda", "vtrace"] = "monte_carlo"
-    """"monte_carlo" trains on finished trajectories only, all of their tokens (T-PPO)."""
+    """Targets of the values. "monte_carlo": returns of finished trajectories, on all of their
+    action tokens (T-PPO); "lambda": lambda-returns (advantage plus value), on the tokens of the window;
+    "vtrace": lambda-returns corrected for the behaviour policy (IMPALA, arXiv:1802.01561), on the tokens of
+    the window."""
     clip_low: float = Field(0.5, ge=0)
+    """How far below its earlier estimate a value may move in one update, in units of the return. The earlier
+    estimate is from when the token was first trained. At least 0; 0 here and in `clip_high`: no clip."""
     clip_high: float = Field(0.6, ge=0)
-    """How far a value may move from what it was when its token was trained, per update; both 0: no clip."""
+    """How far above its earlier estimate a value may move in one update, in units of the return. At least 0.
+    """
     warmup_steps: int = Field(0, ge=0)
-    """First learner steps that train the critic only."""
+    """Learner steps at the start that train the critic only. At least 0."""
 
 
 class Reincarnation(Section):
-    """From a learner step on: the base policy becomes the policy of that moment, replay ends, and the
-    objective changes (ReMix, arXiv:2507.06892)."""
+    """A change of the objective at a learner step: the current policy becomes the reference policy, replay
+    ends, and the settings below replace those of `[learner.algorithm]` (ReMix, arXiv:2507.06892)."""
 
     step: int = Field(50, ge=1)
+    """Learner step at which the objective changes. At least 1; with replay equal to
+    `learner.replay.stop_at_step`."""
     surrogate: SurrogateConfig = ClipSurrogate()
+    """Surrogate from that step on."""
     corrections: tuple[CorrectionConfig, ...] = Field((TruncatedCorrection(),), strict=False)
+    """Corrections from that step on."""
     updates_per_batch: int = Field(1, ge=1)
+    """Optimizer steps on one batch and pass from then on. At least 1."""
 
 
 class AlgorithmConfig(Section):
-    """`[learner.algorithm]`: the objective, put together from parts."""
+    """`[learner.algorithm]`: the objective, composed of parts."""
 
     advantage: AdvantageConfig = GroupAdvantage()
+    """How much better than expected a trajectory, turn or token was."""
     proximal: Literal["recomputed", "interpolated", "behaviour"] = "recomputed"
-    """Proximal policy: the learner's weights before the update; between behaviour and current, by lag (no
-    forward pass; A-3PO, arXiv:2512.06547); or the behaviour policy itself."""
+    """Proximal policy. "recomputed": the learner's weights before the update. "interpolated": between
+    behaviour policy and current policy, by policy lag, without a forward pass (A-3PO, arXiv:2512.06547).
+    "behaviour": the behaviour policy itself."""
     corrections: tuple[CorrectionConfig, ...] = Field((TruncatedCorrection(),), strict=False)
-    """Weights from proximal / behaviour, multiplied; empty: the staleness of a token is ignored."""
+    """Weights of a token from its ratio proximal / behaviour; all of them are multiplied. Empty: staleness is
+    not corrected."""
     surrogate: SurrogateConfig = ClipSurrogate()
+    """Objective of a token, from the ratio of current to older probability."""
     entropy: EntropyBonus = EntropyBonus()
     kl: KlConfig | None = None
+    """Penalty on the KL divergence from other policies."""
     aggregation: AggregationConfig = "token_mean"
+    """How token losses become one number. "token_mean": all tokens of the mini-batch have equal weight;
+    "sequence_mean": all trajectories have equal weight; or the table of kind "fixed"."""
     updates_per_batch: int = Field(1, ge=1)
-    """Optimizer steps on one batch: its trajectories are dealt to that many mini-batches, `passes` times."""
+    """Mini-batches, one optimizer step each, into which the trajectories of a batch are dealt in each pass.
+    At least 1."""
     passes: int = Field(1, ge=1)
-    """How often each trajectory of a batch is trained on."""
+    """How often each trajectory of a batch is trained on. At least 1."""
     lr_by_ess: Literal["none", "linear", "sqrt"] = "none"
-    """Multiply the learning rate by the effective sample size of the proximal / behaviour weights (0 to 1), or by
-    its root (VCPO, arXiv:2602.17616)."""
+    """Scale the learning rate of a step by the effective sample size of its proximal / behaviour weights, a
+    share from 0 to 1 (VCPO, arXiv:2602.17616). "linear": by the share; "sqrt": by its square root."""
     scale_by_informative: bool = False
-    """Multiply advantages by the number of groups over those with unequal returns (RAPO, arXiv:2509.24107)."""
+    """Multiply advantages by the number of groups over the number of groups with unequal returns (RAPO,
+    arXiv:2509.24107)."""
     imitation_coefficient: float = Field(0.0, ge=0)
-    """Of the negative log-likelihood of finished trajectories with a return above 0 (T-PPO uses 0.1)."""
+    """Factor of the negative log-likelihood of finished trajectories with a return above 0, which is added to
+    the loss (T-PPO uses 0.1). 0: no imitation."""
     critic: CriticConfig | None = None
     reincarnation: Reincarnation | None = None

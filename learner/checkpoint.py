@@ -1,14 +1,15 @@
-"""Checkpoints: DeepSpeed's shards, with our counters and random states beside them, and a pointer to the
-newest.
+"""Checkpoints: DeepSpeed's shards, our counters and random states in files beside them, and a pointer to the
+newest checkpoint.
 
 Layout below the folder::
 
-    latest                    name of the newest whole checkpoint; replaced at once, by rename
+    latest                    name of the newest whole checkpoint; replaced by one rename
     step00000012/...          DeepSpeed's files
     step00000012/offbeat-rank0.msgpack
 
-All of a checkpoint is on disk before the pointer is moved, and the pointer is moved by one rename: a crash at any
-moment leaves the checkpoint before in force, or this one. docs/understand/exactly-once.md says what that is for.
+All files of a checkpoint are on disk before one rename moves the pointer. So after a crash at any moment,
+either the previous checkpoint or this one is in force. docs/understand/exactly-once.md explains why that
+matters.
 """
 
 import random
@@ -31,7 +32,7 @@ LATEST = "latest"
 
 
 class RankState(Struct, frozen=True, kw_only=True):
-    """What DeepSpeed does not keep."""
+    """State of one rank that DeepSpeed does not save."""
 
     ranks: int
     zero_stage: int
@@ -55,7 +56,7 @@ def capture(
     adaptive: AdaptiveState,
     client: dict[str, Any],
 ) -> RankState:
-    """State of this rank now, the random generators included."""
+    """Return the state of this rank now, the states of its random generators included."""
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     version, internal, gauss = random.getstate()
     return RankState(
@@ -73,7 +74,7 @@ def capture(
 
 
 def restore_random(state: RankState) -> None:
-    """Set the random generators of this process as they were."""
+    """Set the random generators of this process to the stored states."""
     torch.set_rng_state(torch.frombuffer(bytearray(state.torch_rng), dtype=torch.uint8))
     kind, keys, position, has_gauss, cached = state.numpy_rng
     np.random.set_state((kind, np.frombuffer(keys, dtype=np.uint32), position, has_gauss, cached))
@@ -82,22 +83,24 @@ def restore_random(state: RankState) -> None:
 
 
 def write_state(folder: Path, name: str, rank: int, state: RankState) -> None:
-    """Put a rank's state beside DeepSpeed's files."""
+    """Write a rank's state beside DeepSpeed's files."""
     (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / name / f"offbeat-rank{rank}.msgpack").write_bytes(msgspec.msgpack.encode(state))
 
 
 def read_state(folder: Path, name: str, rank: int, *, ranks: int, zero_stage: int, dtype: str) -> RankState:
-    """State of a rank.
+    """Return the stored state of a rank.
 
     Raises:
-        CheckpointError: it is unreadable, or of another number of ranks, ZeRO stage or dtype.
+        CheckpointError: the file is unreadable, or was written with a different number of ranks, ZeRO stage
+            or dtype.
     """
     path = folder / name / f"offbeat-rank{rank}.msgpack"
     try:
         state = msgspec.msgpack.decode(path.read_bytes(), type=RankState)
     except (OSError, msgspec.MsgspecError) as error:
-        # a rank without a file was not there before: let rank 0's file say so
+        # This rank has no file, probably because there were fewer ranks. Rank 0's file names their number, and
+        # the check below reports the difference.
         fallback = folder / name / "offbeat-rank0.msgpack"
         if rank == 0 or not fallback.exists():
             raise CheckpointError(f"{path}: {error}; resume from another checkpoint or start anew") from None
@@ -112,18 +115,18 @@ def read_state(folder: Path, name: str, rank: int, *, ranks: int, zero_stage: in
 
 
 class Standing(NamedTuple):
-    """How far a checkpoint goes."""
+    """Step and lineage of a checkpoint."""
 
     step: int
-    """Learner steps it covers."""
+    """Learner steps that the checkpoint covers."""
     lineage: int
 
 
 def standing(folder: Path) -> Standing | None:
-    """How far the newest whole checkpoint goes, from rank 0's file alone; None if there is none.
+    """Return step and lineage of the newest whole checkpoint, from rank 0's file; None if there is none.
 
     Raises:
-        CheckpointError: there is one that cannot be read.
+        CheckpointError: the newest checkpoint cannot be read.
     """
     if not (folder / LATEST).exists():
         return None
@@ -137,12 +140,15 @@ def standing(folder: Path) -> Standing | None:
 
 
 def write_whole(folder: Path, optimizer_steps: int, write: Callable[[str], None]) -> None:
-    """Write a checkpoint and, once all of it is on disk, put it in force. What was begun and failed is removed:
-    on a full disk it would take the room that the broker's journal needs.
+    """Write a checkpoint and, once all of it is on disk, put it in force.
+
+    If writing fails, the incomplete folder is removed: on a full disk it would take space that the broker's
+    journal needs.
 
     Args:
-        optimizer_steps: after which its folder is called.
-        write: puts everything into the folder of this name.
+        folder: folder of all checkpoints.
+        optimizer_steps: number that names the checkpoint's folder.
+        write: writes all files into the folder of the name that it is given.
     """
     name = next_name(folder, optimizer_steps)
     try:
@@ -155,13 +161,13 @@ def write_whole(folder: Path, optimizer_steps: int, write: Callable[[str], None]
 
 
 def sync(folder: Path) -> None:
-    """Wait until every file below is on disk, and their names with them."""
+    """Sync every file below the folder to disk, and the directory entries too."""
     for path in [*folder.rglob("*"), folder, folder.parent]:
         sync_file(path)
 
 
 def next_name(folder: Path, optimizer_steps: int) -> str:
-    """Name for a new checkpoint; never that of one that exists, which may be the newest whole one."""
+    """Return an unused name for a new checkpoint, because an existing folder may be the newest whole one."""
     base = f"step{optimizer_steps:08d}"
     name, again = base, 0
     while (folder / name).exists():
@@ -171,7 +177,7 @@ def next_name(folder: Path, optimizer_steps: int) -> str:
 
 
 def latest_name(folder: Path) -> str:
-    """Name of the newest whole checkpoint.
+    """Return the name of the newest whole checkpoint.
 
     Raises:
         CheckpointError: there is none.
@@ -185,7 +191,7 @@ def latest_name(folder: Path) -> str:
 
 
 def mark_latest(folder: Path, name: str) -> None:
-    """All of it is written: point to it, and delete all but it and the one before."""
+    """Point to a checkpoint that is completely written, and delete all others except the previous one."""
     previous = (folder / LATEST).read_text(encoding="utf-8").strip() if (folder / LATEST).exists() else ""
     whole_files.write_whole(folder / LATEST, name)
     for other in folder.glob("step*"):

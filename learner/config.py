@@ -1,4 +1,4 @@
-"""Settings of the learner."""
+"""Settings of the learner: `[learner]` of the run file and the tables inside it."""
 
 from typing import Annotated, Literal
 
@@ -11,26 +11,36 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class SamplingConfig(Section):
-    """How training trajectories are sampled. Nucleus and top-k sampling are left out on purpose: they would make
-    the behaviour probabilities of tokens outside the nucleus zero and the importance ratio undefined."""
+    """How training trajectories are sampled. There is no nucleus and no top-k sampling, on purpose: they give
+    the tokens that they cut off a behaviour probability of zero, and the importance ratio of those tokens
+    would be undefined."""
 
     temperature: float = Field(1.0, gt=0)
+    """Sampling temperature. Above 0."""
     max_turn_tokens: int = Field(64, ge=1)
-    """Action tokens per turn."""
+    """Most action tokens in one turn. At least 1, and less than `max_trajectory_tokens`."""
     max_trajectory_tokens: int = Field(256, ge=2)
-    """Prompt, observations and actions together."""
+    """Most tokens of a trajectory: prompt, observations and actions together. At least 2."""
 
 
 class OptimizerConfig(Section):
-    """AdamW and its schedule."""
+    """AdamW and the schedule of its learning rate."""
 
     lr: float = Field(3e-4, gt=0)
+    """Learning rate after the warm-up. Above 0."""
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), strict=False)
+    """Decay rates of AdamW's averages of the gradient and of its square. Each at least 0 and below 1."""
     eps: float = Field(1e-8, gt=0)
+    """Term that AdamW adds to its denominator. Above 0."""
     weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay of AdamW. At least 0; 0 turns it off."""
     warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps in which the learning rate rises linearly to `lr`. 0: no warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up: constant, or falling to zero at the end of the run, linearly or as
+    half a cosine."""
     max_grad_norm: float = Field(1.0, gt=0)
+    """Norm to which a larger gradient is clipped. Above 0."""
 
 
 RESCUE_RULES = ("success", "per_prompt")
@@ -38,112 +48,139 @@ RESCUE_RULES = ("success", "per_prompt")
 
 
 class ReplayConfig(Section):
-    """`[learner.replay]`: part of each batch are trajectories that were trained before."""
+    """`[learner.replay]`: the replay table. A part of each batch is trajectories that were trained before.
+    With the rules "uniform", "recent" and "difficulty", an item of the table is a rollout group (a single
+    trajectory with learner.train_on = "trajectories"); with the other rules it is a trajectory."""
 
     rule: Literal["uniform", "recent", "success", "per_prompt", "advantage", "difficulty"] = "recent"
-    """What is kept and drawn: groups at random; groups, the newest likelier (ReMix, arXiv:2507.06892); groups
-    whose success rate is near `target_success` (DOTS, arXiv:2506.05316); trajectories that succeeded, to
-    rescue a group that failed completely (ARPO, arXiv:2505.16282), the last one per prompt only (RAPO,
-    arXiv:2509.24107); trajectories that were better than the present baseline (SPEAR, arXiv:2509.22601)."""
+    """Items that are kept and drawn. "uniform": any group, with equal probability. "recent": any group,
+    newer groups with higher probability (ReMix, arXiv:2507.06892). "difficulty": groups whose success rate is
+    near `target_success` (DOTS, arXiv:2506.05316). "success": successful trajectories, each of which replaces
+    a member of a group that failed completely (ARPO, arXiv:2505.16282). "per_prompt": the same replacement,
+    with only the last successful trajectory of each prompt (RAPO, arXiv:2509.24107). "advantage":
+    trajectories whose return is above the present baseline (SPEAR, arXiv:2509.22601)."""
     share: float = Field(0.4, gt=0, lt=1)
-    """Of each batch. Rescue rules replace failed members instead, whatever the share."""
+    """Share of each batch that is replayed. Above 0 and below 1. The rules "success" and "per_prompt" ignore
+    it: they replace one member of each failed group."""
     capacity_groups: int = Field(512, ge=1)
+    """Most items in the table; the oldest is evicted first. At least 1."""
     max_policy_lag: int = Field(2, ge=1)
-    """Versions; what is older is thrown away."""
+    """Largest policy lag of an item, and of a replayed token that carries gradient, in versions; older items
+    are evicted. The lag of an item is the lag of its newest token. At least 1."""
     max_uses: int = Field(4, ge=1)
-    """How often one item is replayed."""
+    """How often an item is replayed before it is evicted. At least 1."""
     min_size: int = Field(1, ge=1)
-    """Items held before the first is drawn."""
+    """Items that the table must hold before the first is drawn. At least 1, at most `capacity_groups`."""
     samples_per_insert: float | None = Field(None, gt=0)
-    """Most samples per item inserted, in the long run."""
+    """Upper limit, in the long run, of items drawn per item inserted. Above 0, at most `max_uses`. Absent: no
+    limit."""
     target_success: float = Field(0.5, ge=0, le=1)
+    """Rule "difficulty": the success rate that is preferred. 0 to 1."""
     temperature: float = Field(0.1, gt=0)
+    """Rule "difficulty": an item with success rate p has the weight
+    exp(-|p - target_success| / temperature). Above 0."""
     per_prompt_capacity: int = Field(8, ge=1)
+    """Rule "success": most trajectories kept of one prompt; the newest stay. At least 1."""
     warmup_steps: int = Field(0, ge=0)
-    """Rule "advantage": learner steps over which the weight of what is replayed rises to 1."""
+    """Rule "advantage": learner steps in which the weight of replayed trajectories rises from 0 to 1. 0: the
+    weight is always 1."""
     stop_at_step: int = Field(0, ge=0)
-    """No replay from this learner step on; 0: never stops."""
+    """Learner step from which on nothing is replayed. 0: replay never ends."""
 
 
 class LearnerConfig(Section):
     """`[learner]` of the run file."""
 
     steps: int = Field(100, ge=1)
-    """Learner steps (batches trained)."""
+    """Learner steps of the run; one step trains one batch. At least 1."""
     group_size: int = Field(8, ge=1)
-    """Trajectories per task."""
+    """Trajectories of one rollout group that are trained, all of the same task. At least 1."""
     batch_trajectories: int = Field(128, ge=1)
-    """Trajectories per learner step; a multiple of group_size."""
+    """Trajectories (or windows, see `train_on`) of one learner step. At least 1; with train_on = "groups" a
+    multiple of `group_size`."""
     max_policy_lag: int = Field(4, ge=0)
-    """Oldest token that may carry gradient, in versions."""
+    """Largest policy lag of a token that carries gradient, in versions. It also bounds how many trajectories
+    are under way. At least 0."""
     forced_lag: int = Field(0, ge=0)
-    """With run.mode = "sync": train on batches that lag exactly so many versions. For experiments on staleness."""
+    """Policy lag, in versions, that every batch has exactly; for experiments on staleness. At least 0; above
+    0 only with run.mode = "sync" and train_on = "groups"."""
     train_on: Literal["groups", "trajectories", "windows"] = "groups"
-    """What a batch is made of: whole rollout groups; finished trajectories as they come, for methods with a
-    critic; or windows (segments, see actor.segment_tokens) of trajectories that are still being generated
-    (T-PPO)."""
+    """Units of a batch. "groups": whole rollout groups. "trajectories": finished trajectories in the
+    order of their arrival, for methods with a critic. "windows": segments (see actor.segment_tokens) of
+    trajectories that are still being generated (T-PPO)."""
     filter_uniform_groups: bool = True
-    """Leave out groups whose returns are all equal: their group-relative advantage is zero. Such groups count as
-    dropped by a filter, and the batch is filled with others."""
+    """Drop groups whose returns are all equal, because their group-relative advantage is zero. They count as
+    dropped by a filter, and other groups fill the batch. Groups that a replay rule can rescue are kept. The
+    filter acts only with train_on = "groups" and an advantage of kind "group", "leave_one_out" or
+    "token_group"."""
     sampling: SamplingConfig = SamplingConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     replay: ReplayConfig | None = None
     optimizer: OptimizerConfig = OptimizerConfig()
     processes: int = Field(1, ge=1)
-    """Learner ranks on this machine."""
+    """Learner processes (ranks) on this machine. At least 1."""
     zero_stage: Literal["auto", 0, 1, 2, 3] = "auto"
-    """What DeepSpeed shards over the ranks: 1 the optimizer's state, 2 gradients too, 3 weights too. "auto": 0 for one
-    float32 rank, which has nothing to share and is spared the copies of gradients and weights; else 1."""
+    """ZeRO stage: what DeepSpeed shards over the ranks. 0: nothing; 1: the optimizer's state; 2: gradients
+    too; 3: weights too. "auto": 0 for a single float32 rank, which has nothing to shard and so avoids copies
+    of gradients and weights; else 1."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Float type of the model that is trained."""
     micro_batch_tokens: int = Field(8192, ge=16)
-    """Tokens in one forward and backward pass, padding included."""
+    """Most tokens in one forward and backward pass, padding included. At least 16, and enough for one
+    trajectory."""
     gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of storing them: less memory, more time."""
     threads: int = Field(1, ge=1)
-    """OpenMP threads per rank (CPU). `offbeat train` lets waiting threads sleep where those of learner and generators
-    exceed the cores."""
+    """OpenMP threads per rank, on CPU. At least 1. If the threads of learner and generators together exceed
+    the cores, `offbeat train` makes waiting threads sleep instead of spin."""
     publish_every: int = Field(1, ge=1)
-    """Learner steps between two published versions."""
+    """Learner steps between two published versions. At least 1; must be 1 with run.mode = "sync"."""
     publish_dtype: Literal["trained", "bfloat16"] = "trained"
-    """Float type of published versions: the one that is trained, or bfloat16, which halves what travels. The policy
-    that samples is then the rounded one, as its probabilities tell."""
+    """Float type of published versions: that of the trained weights, or bfloat16, which halves the bytes of
+    float32 weights. Generators then sample from the rounded policy, and report its probabilities as behaviour
+    probabilities."""
     keep_versions: int = Field(3, ge=2)
-    """Published versions kept for generators that are late."""
+    """Published versions that are kept for slow generators. At least 2."""
     checkpoint_every: int = Field(10, ge=0)
-    """Learner steps between checkpoints: a learner that is killed does so many again at most. One takes 12 bytes per
-    parameter on disk, and two are kept. 0: at the end only; a learner that is killed begins anew then, without
-    what it has trained on."""
+    """Learner steps between two checkpoints, and so the most steps that a killed learner repeats. A
+    checkpoint takes 12 bytes per parameter on disk; the newest two are kept. 0: one checkpoint at the end
+    only; a learner that is killed earlier restarts at step 0, and does not get the trained data back."""
     max_nonfinite_steps: int = Field(5, ge=1)
-    """Skipped steps in a row after which the run stops."""
+    """Consecutive steps with a loss or gradient that is not finite after which the run stops. Such steps are
+    skipped. At least 1."""
     start_timeout_s: float = Field(600.0, gt=0)
-    """Time for generators and actors to start: until the first trajectory has arrived, this is the deadline."""
+    """Seconds that generators and actors have to start: if no data arrives within them, the run stops with an
+    error. Above 0."""
     data_timeout_s: float = Field(300.0, gt=0)
-    """Without a trajectory for so long the run stops with the reason."""
+    """Seconds without new data, after the first has arrived, after which the run stops with an error that
+    says what is missing. Above 0, and longer than broker.group_deadline_s."""
     evaluation_tasks: int = Field(256, ge=0)
-    """Held-out tasks of the greedy evaluation before and after."""
+    """Held-out tasks of each greedy evaluation; there is one before the first step and one at the end. 0: no
+    evaluations."""
     evaluation_every: int = Field(0, ge=0)
-    """Learner steps between evaluations in between; 0: none."""
+    """Learner steps between further evaluations during training. 0: none."""
 
     @property
     def lag_bound(self) -> int:
-        """Oldest token that may carry gradient the first time it is trained, in versions."""
+        """Largest policy lag, in versions, of a token that is trained for the first time."""
         return max(self.max_policy_lag, self.forced_lag)
 
     @property
     def zero_stage_used(self) -> Literal[0, 1, 2, 3]:
-        """The ZeRO stage, with "auto" resolved."""
+        """ZeRO stage, with "auto" resolved."""
         if self.zero_stage != "auto":
             return self.zero_stage
         return 0 if self.processes == 1 and self.dtype == "float32" else 1
 
     @property
     def drops_uniform_groups(self) -> bool:
-        """Whether groups without a signal are filtered out: only where advantages come from the group alone."""
+        """Whether groups without a signal are dropped: only where advantages come from the group alone."""
         relative = self.algorithm.advantage.kind in GROUP_RELATIVE
         return self.filter_uniform_groups and self.train_on == "groups" and relative
 
     @property
     def group_members(self) -> int:
-        """Trajectories per task: one more than trained where a greedy one serves as baseline."""
+        """Trajectories per task: one more than are trained if a greedy one serves as baseline."""
         return self.group_size + (self.algorithm.advantage.kind == "greedy")
 
     @property
@@ -155,7 +192,7 @@ class LearnerConfig(Section):
 
     @property
     def fresh_trajectories(self) -> int:
-        """Trajectories of a batch that are trained for the first time: whole groups."""
+        """Trajectories of a batch that are trained for the first time; always whole groups."""
         replay = self.replay
         if replay is None or replay.rule in RESCUE_RULES:
             return self.batch_trajectories

@@ -1,4 +1,4 @@
-"""Every number that the learner itself reports: tag, unit, meaning. docs/run/metrics.md is made from these tables."""
+"""Every metric that the learner reports: tag, unit, meaning. These tables make docs/run/metrics.md."""
 
 from protocol.gauges import Gauge, table
 
@@ -45,7 +45,7 @@ ROLLOUT = table(
         Gauge("rollout/turns_mean", "turns", "mean action turns of the trajectories that arrived"),
     ]
 )
-"""The trajectories as they arrive, before filtering."""
+"""Metrics of the trajectories as they arrive, before filtering."""
 
 UPDATE = table(
     [
@@ -133,7 +133,7 @@ UPDATE = table(
         ),
     ]
 )
-"""The update."""
+"""Metrics of the update."""
 
 METHODS = table(
     [
@@ -159,7 +159,7 @@ METHODS = table(
         Gauge("learner/entropy_coefficient", "factor", "coefficient of the entropy bonus"),
     ]
 )
-"""What single methods are watched by."""
+"""Metrics that only some methods report."""
 
 ENTROPY = table(
     [
@@ -190,7 +190,7 @@ ENTROPY = table(
         ),
     ]
 )
-"""To first order, what the update does to the entropy."""
+"""First-order effect of the update on the entropy."""
 
 CRITIC = table(
     [
@@ -209,7 +209,7 @@ CRITIC = table(
         Gauge("critic/gradient_norm", "norm", "norm of a separate critic's gradient before clipping"),
     ]
 )
-"""The critic, in steps that train values."""
+"""Metrics of the critic, in steps that train values."""
 
 REPLAY = table(
     [
@@ -221,7 +221,7 @@ REPLAY = table(
         Gauge("replay/age_mean_versions", "versions", "mean lag of replayed tokens"),
     ]
 )
-"""The replay table."""
+"""Metrics of the replay table."""
 
 EVALUATION = table(
     [
@@ -229,7 +229,7 @@ EVALUATION = table(
         Gauge("evaluation/return_mean", "reward", "mean return on held-out tasks, greedy"),
     ]
 )
-"""Evaluations."""
+"""Metrics of evaluations."""
 
 HISTOGRAMS = table(
     [
@@ -240,7 +240,7 @@ HISTOGRAMS = table(
         Gauge("ratio_current_proximal", "ratio", "importance ratio current/proximal of trained tokens"),
     ]
 )
-"""Shown as ``histogram/name``."""
+"""Histograms, shown as ``histogram/name``."""
 
 SCALARS = table(
     [
@@ -249,4 +249,4 @@ SCALARS = table(
         for gauge in part.values()
     ]
 )
-"""All of them but the histograms."""
+"""All metrics except the histograms."""

@@ -1,4 +1,4 @@
-"""Where a learner process begins: its epoch, the line of checkpoints it continues, the steps that are done."""
+"""The starting point of a learner process: its epoch, its lineage of checkpoints, the steps already done."""
 
 import logging
 from dataclasses import dataclass
@@ -10,36 +10,36 @@ from learner.run_files import CHECKPOINTS, next_epoch, read_number, write_number
 log = logging.getLogger(__name__)
 
 LINEAGE_FILE = "lineage"
-"""In the run folder, beside the epoch: the lineage of the last learner."""
+"""File in the run folder that holds the lineage of the last learner."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a learner says of itself to the broker, before its model is loaded."""
+    """Where a learner process starts; known before its model is loaded, and sent to the broker on joining."""
 
     epoch: int
-    """Number of this process in the run."""
+    """Number of this learner process in the run."""
     lineage: int
-    """Epoch with which the line of checkpoints began."""
+    """Epoch of the learner that began this line of checkpoints."""
     step: int = 0
-    """Learner steps done, as far as they are in a checkpoint."""
+    """Learner steps that the checkpoint covers; 0 without one."""
     restores: bool = False
-    """Whether there is a checkpoint to continue from."""
+    """True if there is a checkpoint to continue from."""
     again: bool = False
-    """Whether an earlier learner of this run has left something."""
+    """True if the run is resumed: an earlier learner may have left files."""
 
     @property
     def continues(self) -> bool:
-        """Whether the broker may hold tasks of this lineage, put by the process before this one."""
+        """Whether the broker may hold tasks of this lineage that an earlier process put."""
         return self.lineage != self.epoch
 
 
 def start(run_dir: Path, *, resume: bool, lockstep: bool) -> Start:
-    """Count this process, and find what it continues.
+    """Count up the epoch, and find the checkpoint and the lineage that this process continues.
 
-    In lockstep, tasks that were sampled before the restart must not be trained: a new lineage begins with it,
-    and the broker lets go of those of the former. So it does where a checkpoint belongs to another
-    lineage than the last learner did.
+    In lockstep, tasks that were sampled before the restart must not be trained. So a restart begins a new
+    lineage, and the broker cancels the tasks of the former one. A new lineage also begins if the checkpoint
+    belongs to a different lineage than the last learner did.
 
     Raises:
         CheckpointError: the newest checkpoint cannot be read.

@@ -1,4 +1,4 @@
-"""A training run: start or resume, step after step, evaluations, checkpoints."""
+"""A training run: start or resume, learner steps, evaluations, checkpoints."""
 
 import logging
 import time
@@ -21,31 +21,35 @@ from protocol.whole_files import write_whole
 log = logging.getLogger(__name__)
 
 AFTER = "after"
+"""Tag of the evaluation at the end."""
 REPLAY_FILE = "replay.msgpack"
 OPEN_FILE = "open.msgpack"
 
 
 @dataclass
 class Learner(Trainer):
-    """A whole run, wired in `learner.main`: from its start or a checkpoint to its last evaluation."""
+    """A whole run, from its start or a checkpoint to its last evaluation; `learner.main` wires it."""
 
     exchange: Exchange
     publisher: Publisher
     evaluations: list[dict[str, float | str]] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
     seconds_before: float = 0.0
-    """Wall time of this run's earlier learners, in seconds."""
+    """Wall time, in seconds, of earlier learner processes of this run."""
     ended_by: str = "all steps done"
     saved: tuple[int, int] = (-1, -1)
     """Step and number of evaluations in the newest checkpoint."""
 
     def train(self, *, continues: bool = False) -> None:
-        """Run to the last step, or until asked to end; then checkpoint and evaluate.
+        """Train to the last step, or until the run is asked to end; then write a checkpoint and evaluate.
 
         Args:
-            continues: the broker may hold tasks of this lineage, put by the process before this one.
+            continues: whether the broker may hold tasks of this lineage that an earlier process put.
+
+        Raises:
+            NoData: nothing arrived within the deadline.
         """
-        self.exchange.between = self.checkpoint_if_wanted
+        self.exchange.while_waiting = self.checkpoint_if_wanted
         try:
             if continues:
                 self.exchange.inherit()
@@ -69,7 +73,10 @@ class Learner(Trainer):
         self.checkpoint_if_wanted()
 
     def evaluate_what_is_due(self) -> None:
-        """Before the first step, and every so many; also what a crash has left out after a checkpoint."""
+        """Evaluate before the first step and every `evaluation_every` steps.
+
+        It also makes up for an evaluation that a crash prevented after the checkpoint of its step.
+        """
         every = self.config.evaluation_every
         if not self.evaluations:
             self.evaluate("before")
@@ -77,7 +84,7 @@ class Learner(Trainer):
             self.evaluate(f"step {self.step}")
 
     def evaluate(self, tag: str) -> None:
-        """Greedy accuracy on held-out tasks under the newest version."""
+        """Measure the greedy accuracy of the newest version on held-out tasks, and record it."""
         if not self.config.evaluation_tasks:
             return
         try:
@@ -105,14 +112,18 @@ class Learner(Trainer):
         log.info("evaluation %s: accuracy %.3f on %d held-out tasks", tag, accuracy, len(episodes))
 
     def take_over(self, *, always: bool) -> None:
-        """Publish what we hold, under a version above all that an earlier learner published.
+        """Publish the present weights under a version above all that an earlier learner published.
 
-        It continues the version of our checkpoint; also where our weights are some updates ahead of that one, which is
-        published already.
+        The line of versions records that the new version continues the version of the checkpoint. That holds
+        even if the weights are some unpublished updates ahead of it.
+
+        Args:
+            always: whether to publish also where no higher number is needed.
         """
         published, continued = self.publisher.published, self.version
         before = max(self.exchange.version_before, published.version)
-        if published.line:  # longer than that of a checkpoint, where a learner died before its first
+        # If a learner died before its first checkpoint, the published line is longer than that of our checkpoint.
+        if published.line:
             self.exchange.intake.line = VersionLine(published.line)
         if before > continued or self.unpublished:
             self.version = max(before, continued) + 1
@@ -123,22 +134,26 @@ class Learner(Trainer):
 
     @property
     def wall_seconds(self) -> float:
-        """Wall time of the run so far."""
+        """Wall time of the run so far, in seconds."""
         return self.seconds_before + time.monotonic() - self.started
 
     @property
     def tokens_generated(self) -> int:
-        """Action tokens sampled so far: what generators say, which is seconds old, and at least what arrived."""
+        """Action tokens sampled so far.
+
+        The generators' count is some seconds old; the result is at least the number of arrived tokens.
+        """
         intake = self.exchange.intake
         return max(intake.sampled_tokens, self.totals.trained_tokens + intake.counts.arrived_tokens)
 
     def checkpoint(self) -> None:
-        """One cut of weights, optimizer, RNG, curriculum, committed units and totals;
+        """Write a consistent checkpoint: weights, optimizer, RNG, curriculum, committed units and totals.
 
         See docs/understand/exactly-once.md.
         """
         self.exchange.checkpoint_wanted = ""
-        self.exchange.flush(step=self.step)  # a checkpoint knows of nothing that was never committed
+        # Commit first, so that a checkpoint never knows of a unit that was not committed.
+        self.exchange.flush(step=self.step)
         state = {
             "step": self.step,
             "version": self.version,
@@ -156,7 +171,7 @@ class Learner(Trainer):
         log.info("checkpoint at step %d", self.step)
 
     def checkpoint_if_wanted(self) -> None:
-        """A checkpoint out of turn, because the broker's journal is filling."""
+        """Write a checkpoint if the broker wants one because its journal is filling."""
         if self.exchange.checkpoint_wanted:
             log.info("checkpoint out of turn: %s", self.exchange.checkpoint_wanted)
             self.checkpoint()
@@ -167,13 +182,13 @@ class Learner(Trainer):
         return self.run_dir / CHECKPOINTS
 
     def save_beside(self, folder: Path) -> None:
-        """Put the replay table and the open trajectories into a checkpoint."""
+        """Write the replay table and the open trajectories into a checkpoint's folder."""
         if self.replay is not None:
             self.replay.save(folder / REPLAY_FILE)
         write_whole(folder / OPEN_FILE, self.exchange.intake.open.encode())
 
     def start_from(self, start: Start) -> None:
-        """Continue from the newest checkpoint, or begin at step 0, and publish what is above earlier versions."""
+        """Continue from the newest checkpoint, or begin at step 0 with a version above all earlier ones."""
         if start.restores:
             self.restore()
             return
@@ -182,7 +197,10 @@ class Learner(Trainer):
         self.take_over(always=False)
 
     def restore(self) -> None:
-        """Continue from the newest checkpoint: publish what we hold, put again what was under way."""
+        """Load the newest checkpoint and publish its weights.
+
+        If this process began a new lineage, it also puts the checkpoint's unfinished tasks again.
+        """
         state = self.engine.load(self.checkpoints)
         folder = self.checkpoints / latest_name(self.checkpoints)
         if self.replay is not None:
@@ -196,10 +214,11 @@ class Learner(Trainer):
         self.saved = (self.step, len(self.evaluations))
         self.report.rewind(self.step)
         self.take_over(always=True)
-        # in lockstep no token may be sampled by weights from before the restart
+        # In lockstep no token may be sampled by weights from before the restart.
         tasks = curriculum.restore(state["curriculum"], self.version if self.exchange.lockstep else 0)
         if curriculum.lineage == state["curriculum"]["lineage"]:
             intake.open.restore((folder / OPEN_FILE).read_bytes())
-        else:  # those of another lineage have other names, and the broker lets go of them
+        else:
+            # The broker cancels the tasks of the other lineage; these have new names.
             self.exchange.put(tasks)
         log.info("resumed at step %d, version %d, epoch %d", self.step, self.version, curriculum.epoch)

@@ -1,4 +1,4 @@
-"""The learner role: wires its parts and runs the loop. Ranks above 0 follow rank 0's commands."""
+"""Entry point of the learner role: wires its parts and runs the loop. Ranks above 0 follow rank 0."""
 
 import json
 import logging
@@ -60,14 +60,15 @@ def run_learner(
 
     Args:
         keys: folder of the keys; None: nothing is encrypted.
-        weights_url: where others can fetch what is published here; empty: on this host only.
+        weights_url: URL from which other hosts can fetch versions; empty: only this host can.
 
     Raises:
         LinkDown: no broker answered, or it serves another run.
     """
     stop = _Stop()
     engine = lead(config, stop, model=model, seed=seed)
-    (run_dir / PID_FILE).write_text(str(os.getpid()))  # torchrun kills what it is asked to end; ask rank 0
+    # A process that wants to end the learner must signal rank 0: torchrun would kill the ranks.
+    (run_dir / PID_FILE).write_text(str(os.getpid()))
     lockstep = mode == "sync"
     begin = start(run_dir, resume=resume, lockstep=lockstep)
     progress = _Progress()
@@ -101,12 +102,13 @@ def run_learner(
 
 
 def lead(config: LearnerConfig, stop: "_Stop", *, model: str, seed: int) -> "TrainingEngine":
-    """The engine, on rank 0; the other ranks follow it until the end, and do not return."""
+    """Return the engine on rank 0. Other ranks follow rank 0 until the end and do not return."""
     from learner.update.engine import TrainingEngine
 
     rank = int(os.environ.get("RANK", "0"))
     if rank > 0:
-        stop.ignore()  # rank 0 says when to end
+        # Only rank 0 decides when to end.
+        stop.ignore()
     engine = TrainingEngine(config, model=model, total_steps=config.steps, seed=seed)
     if rank > 0:
         engine.follow()
@@ -123,7 +125,7 @@ def wire(
     *,
     seed: int,
 ) -> Learner:
-    """A learner of its parts."""
+    """Assemble a learner from its parts."""
     replay = replay_table(config)
     if replay is not None:
         exchange.intake.rescuable = partial(can_rescue, replay)
@@ -131,7 +133,7 @@ def wire(
 
 
 def train(learner: Learner, begin: Start) -> None:
-    """From where it begins to the end; then the model and the result are written, and all is closed."""
+    """Train from the starting point to the end, write the model and the result, and close everything."""
     try:
         learner.start_from(begin)
         learner.train(continues=begin.continues)
@@ -145,7 +147,7 @@ def train(learner: Learner, begin: Start) -> None:
 
 
 def write_result(learner: Learner) -> None:
-    """``result.json``: what the learner knows of the run; docs/run/summary.md explains the fields."""
+    """Write ``result.json``, the learner's part of the summary; docs/run/summary.md explains the fields."""
     totals, intake = learner.totals, learner.exchange.intake
     lags = {int(lag): count for lag, count in totals.lag_counts.items()}
     tokens = sum(lags.values())
@@ -176,13 +178,14 @@ def write_result(learner: Learner) -> None:
 
 
 def _leave() -> NoReturn:
-    """End one of several ranks at once: torch's threads can abort an orderly exit after a process group."""
+    """End this process at once: after the use of a process group, torch's threads can abort an orderly
+    exit."""
     logging.shutdown()
     os._exit(0)
 
 
 class _Stop:
-    """Why training should end, if it should: a signal or the time limit."""
+    """The reason why training should end, if there is one: a signal or the time limit."""
 
     def __init__(self) -> None:
         self._deadline, self._signalled = float("inf"), False
@@ -193,7 +196,7 @@ class _Stop:
         self._signalled = True
 
     def ignore(self) -> None:
-        """Leave the decision to rank 0."""
+        """Ignore the signals and leave the decision to rank 0."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
 
@@ -202,14 +205,16 @@ class _Stop:
         self._deadline = time.monotonic() + minutes * 60
 
     def reason(self) -> str:
+        """Return why training should end, or ""."""
         if self._signalled:
             return "SIGTERM"
         return TIME_LIMIT if time.monotonic() > self._deadline else ""
 
 
 class _Progress:
-    """What the learner's heartbeat says; read from the link's thread."""
+    """The learner's progress for its heartbeat."""
 
+    # Invariant: the link's thread calls this while the main thread trains; it only reads.
     learner: Learner | None = None
 
     def __call__(self) -> Progress:
@@ -238,8 +243,9 @@ def join(
     """Connect to the broker as this epoch's learner.
 
     Args:
-        lineage: epoch with which the line of checkpoints began; it begins with this one where None is given.
-        step: learner steps that are in a checkpoint.
+        progress: called from the link's thread for each heartbeat.
+        lineage: epoch that began the line of checkpoints; None: this one.
+        step: learner steps that the checkpoint covers.
         keys: folder of the keys; None: nothing is encrypted.
 
     Raises:
@@ -265,10 +271,10 @@ def join(
 
 
 def await_broker(link: ThreadLink, broker: str) -> None:
-    """Until it has answered.
+    """Wait until the broker has answered.
 
     Raises:
-        LinkDown: it does not within `JOIN_TIMEOUT_S`.
+        LinkDown: the broker did not answer within `JOIN_TIMEOUT_S`.
     """
     deadline = time.monotonic() + JOIN_TIMEOUT_S
     while not link.session.joined:

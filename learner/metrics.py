@@ -1,4 +1,4 @@
-"""What the learner reports of a step: TensorBoard events, and a line of JSON. `learner.gauges` declares the names."""
+"""Reports each learner step as TensorBoard events and a line of JSON; `learner.gauges` declares the names."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from protocol.whole_files import write_whole
 
 
 def rollout_metrics(arrived: Sequence[Trajectory], trained: Sequence[Trajectory]) -> dict[str, float]:
-    """Scalars of the trajectories that arrived since the last step, and of those trained in it."""
+    """Return scalars of the trajectories that arrived since the last step and of those trained in it."""
     finished = [t for t in arrived if t.status != "failed"]
     if not finished:
         return {}
@@ -35,8 +35,7 @@ class Report:
     """Writes TensorBoard events below ``run_dir/tb`` and lines of ``run_dir/metrics.jsonl``.
 
     Raises:
-        KeyError: for a name of the learner's own that `learner.gauges` does not declare, so that no metric goes
-            undocumented.
+        KeyError: a metric of the learner is not declared in `learner.gauges`; so no metric goes undocumented.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -45,10 +44,10 @@ class Report:
         self._open(purge_step=None)
 
     def rewind(self, step: int) -> None:
-        """Forget what was reported after ``step``: a run that goes on from a checkpoint reports it again."""
+        """Delete the reports after ``step``; a run that continues from a checkpoint reports them again."""
         self.close()
         kept = [line for line in self._path.read_text(encoding="utf-8").splitlines() if _step(line) <= step]
-        # Whole, because a crash in the middle must not lose the lines before.
+        # The file is replaced as a whole, because a crash in the middle must not lose the kept lines.
         write_whole(self._path, "".join(line + "\n" for line in kept))
         self._open(purge_step=step + 1)
 
@@ -56,7 +55,8 @@ class Report:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer: Any = SummaryWriter(str(self._folder), purge_step=purge_step)
-        self._lines = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 (closed in close)
+        # The file stays open until close.
+        self._lines = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
 
     def write(
         self,
@@ -68,8 +68,9 @@ class Report:
         """Record one step.
 
         Args:
-            scalars: the learner's own numbers.
-            passed_on: what the broker says of itself, of generators, actors and environments.
+            scalars: the learner's own metrics.
+            histograms: values by name; values that are not finite are left out.
+            passed_on: metrics of broker, generators, actors and environments, as the broker sent them.
         """
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -77,7 +78,7 @@ class Report:
             SCALARS[name]
         everything = {**(passed_on or {}), **scalars}
         row = [Summary.Value(tag=name, simple_value=value) for name, value in everything.items()]
-        # One event for all of them, because an event a scalar takes six times as long.
+        # All scalars go into one event, because one event for each takes six times as long.
         self._writer.file_writer.add_summary(Summary(value=row), step)
         for name, values in (histograms or {}).items():
             HISTOGRAMS[name]
@@ -89,12 +90,13 @@ class Report:
         self._lines.flush()
 
     def close(self) -> None:
+        """Close both files."""
         self._writer.close()
         self._lines.close()
 
 
 def _step(line: str) -> float:
-    """Step of a line of metrics.jsonl; infinite if the line was cut by a crash."""
+    """Return the step of a line of metrics.jsonl; infinity if a crash cut the line."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError):

@@ -1,4 +1,4 @@
-"""What is kept of a step whose loss or gradient was not finite."""
+"""Saves the trajectories of a step whose loss or gradient was not finite."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,11 @@ from protocol.arrays import TOKEN_ARRAYS
 
 
 def save_trajectories(folder: Path, step: int, trajectories: Sequence[Trajectory]) -> Path:
-    """Write the trajectories of a step: arrays as ``step-N.npz``, the rest as ``step-N.json``; returns the former."""
+    """Write a step's trajectories, arrays to ``step-N.npz`` and the rest to ``step-N.json``.
+
+    Returns:
+        Path of the npz file.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {}
     for i, t in enumerate(trajectories):

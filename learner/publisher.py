@@ -1,4 +1,4 @@
-"""New policy versions out: written whole into shared memory, then announced through the broker."""
+"""Publishes policy versions: writes each whole into shared memory; the broker then announces it."""
 
 import logging
 import shutil
@@ -12,21 +12,22 @@ from learner.run_files import PublishedVersion, newest_epoch, read_published, we
 from protocol.messages import PublishWeights
 from protocol.weights.files import write_version
 from protocol.weights.format import Shapes, read_manifest, retire
-from protocol.weights.preallocated import Blank
+from protocol.weights.preallocated import PreallocatedFile
 
 log = logging.getLogger(__name__)
 
 GENERATORS_BYTES_PER_S = 500e6
-"""About: what generators of this host verify and load in a second, with all its cores."""
+"""Approximate bytes that the generators of this host verify and load in a second, using all its cores."""
 
 
 class Publisher:
-    """Writes versions, keeps the newest few, and says what to announce.
+    """Writes versions, deletes old ones, and returns the announcement of each.
 
     Args:
-        keep: versions.
-        dtype: "trained", or "bfloat16" for what is float32.
-        url: where other hosts can fetch them; empty: nowhere.
+        epoch: number of this learner process in the run.
+        keep: number of versions that stay in the folder.
+        dtype: "trained", or "bfloat16" to round float32 tensors.
+        url: address from which other hosts can fetch versions; empty: only this host can.
     """
 
     def __init__(
@@ -35,16 +36,17 @@ class Publisher:
         self.folder = weights_folder(run_dir)
         self._run_dir = run_dir
         self.published = read_published(run_dir)
-        """What learners of this run published last."""
+        """Newest version that any learner of this run published."""
         self._run, self._epoch, self._keep = run, epoch, keep
         self._dtype, self._url = dtype, url
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True, mode=0o700)
         self.seconds = 0.0
         self._tidying: threading.Thread | None = None
-        self._hurry = threading.Event()
-        self._blank: Blank | None = None
-        self._aside = ThreadPoolExecutor(1, "published")
+        self._next_version_due = threading.Event()
+        # Invariant: the tidying thread writes `_blank`; other threads read it after they have joined that thread.
+        self._preallocated: PreallocatedFile | None = None
+        self._note_writer = ThreadPoolExecutor(1, "published")
 
     def publish(
         self,
@@ -54,13 +56,20 @@ class Publisher:
         *,
         line: Sequence[tuple[int, int]] = (),
     ) -> PublishWeights:
-        """Write ``version``, with the line of weights that led to it, and return its announcement."""
+        """Write ``version`` and return its announcement.
+
+        Args:
+            version: number of the version.
+            shapes: dtype and shape of each tensor by name.
+            tensors: names and bytes; each memoryview is valid until the next.
+            line: forks of the line of weights that led to this version.
+        """
         started = time.perf_counter()
         if self._dtype == "bfloat16":
             shapes, tensors = rounded_shapes(shapes), rounded(shapes, tensors)
         self.published = PublishedVersion(version, tuple(line))
-        noted = self._aside.submit(write_published, self._run_dir, self.published)
-        blank = self._take_blank()
+        noted = self._note_writer.submit(write_published, self._run_dir, self.published)
+        preallocated = self._take_preallocated()
         try:
             manifest = write_version(
                 self.folder,
@@ -69,15 +78,16 @@ class Publisher:
                 version=version,
                 shapes=shapes,
                 tensors=tensors,
-                blank=blank,
+                preallocated=preallocated,
             )
         finally:
-            noted.result()  # nobody hears of this version before it is on the disk that there was one
+            # The number must be on disk before anybody hears of this version: see `write_published`.
+            noted.result()
         self.seconds = time.perf_counter() - started
         read = read_manifest(manifest)
-        self._hurry.clear()
+        self._next_version_due.clear()
         self._tidying = threading.Thread(
-            target=self._tidy, args=(read.nbytes, blank), name="tidying", daemon=True
+            target=self._tidy, args=(read.nbytes, preallocated), name="tidying", daemon=True
         )
         self._tidying.start()
         return PublishWeights(
@@ -89,45 +99,47 @@ class Publisher:
             line=list(line),
         )
 
-    def _tidy(self, nbytes: int, filled: Blank | None) -> None:
-        """Delete what is old, and make room for the next version once generators have this one, while we go on.
+    def _tidy(self, nbytes: int, filled: PreallocatedFile | None) -> None:
+        """Delete old versions, wait until generators have loaded this one, and allocate memory for the next.
 
-        Each takes about as long as to write a version. If the next one comes before room is begun, it makes its own.
-        ``filled`` is unmapped with the end of this thread, for the same reason.
+        This runs in a thread of its own, because deleting and allocating each take about as long as writing a
+        version. If the next version comes before the allocation begins, it allocates its own memory.
+        ``filled`` is an argument so that its memory is unmapped when this thread ends, which takes time too.
         """
         retire(self.folder, self._keep)
-        if self._hurry.wait(nbytes / GENERATORS_BYTES_PER_S):
+        if self._next_version_due.wait(nbytes / GENERATORS_BYTES_PER_S):
             return
         try:
-            blank = Blank(self.folder, nbytes)
-        except OSError as error:  # the next publication will say so, if it still is so
+            preallocated = PreallocatedFile(self.folder, nbytes)
+        except OSError as error:
+            # If there is still no room, the next publication reports it.
             log.debug("no room ahead for the next version: %s", error)
             return
-        blank.touch()
-        self._blank = blank
+        preallocated.touch()
+        self._preallocated = preallocated
 
-    def _take_blank(self) -> Blank | None:
-        self._hurry.set()
+    def _take_preallocated(self) -> PreallocatedFile | None:
+        self._next_version_due.set()
         self.tidied()
-        blank, self._blank = self._blank, None
-        return blank
+        preallocated, self._preallocated = self._preallocated, None
+        return preallocated
 
     def tidied(self) -> None:
-        """Wait until what is old is deleted and there is room for the next version, unless that is wanted at once."""
+        """Wait until the thread that deletes old versions and allocates memory has ended."""
         if self._tidying is not None:
             self._tidying.join()
 
     def close(self) -> None:
-        """Free the shared memory, unless a later learner of this run has it."""
-        if (blank := self._take_blank()) is not None:
-            blank.discard()
-        self._aside.shutdown()
+        """Free the shared memory, unless a later learner of this run uses it."""
+        if (preallocated := self._take_preallocated()) is not None:
+            preallocated.discard()
+        self._note_writer.shutdown()
         if newest_epoch(self._run_dir) <= self._epoch:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def rounded_shapes(shapes: Shapes) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Of tensors in bfloat16 where they were in float32.
+    """Return the shapes with dtype bfloat16 in place of float32.
 
     Example:
         >>> rounded_shapes({"a": ("F32", (2,)), "b": ("I64", (1,))})
@@ -137,7 +149,7 @@ def rounded_shapes(shapes: Shapes) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def rounded(shapes: Shapes, tensors: Iterable[tuple[str, memoryview]]) -> Iterator[tuple[str, memoryview]]:
-    """The tensors' bytes with float32 rounded to the nearest bfloat16; each is valid until the next."""
+    """Yield the tensors, float32 rounded to bfloat16; each memoryview is valid until the next."""
     import torch
 
     for name, data in tensors:

@@ -1,4 +1,4 @@
-"""Where a learner keeps what others look for: its pid, its epoch, its newest version, its checkpoints, its weights."""
+"""Places of the learner's files that others read: pid, epoch, newest version, checkpoints, weights."""
 
 import hashlib
 from pathlib import Path
@@ -9,25 +9,28 @@ from msgspec import Struct
 from protocol.whole_files import write_whole
 
 PID_FILE = "learner.pid"
-"""In the run folder: pid of rank 0, for whoever wants to end the learner."""
+"""File in the run folder: pid of rank 0, for a process that wants to end the learner."""
 PUBLISHED_FILE = "published.json"
-"""In the run folder: see `PublishedVersion`."""
+"""File in the run folder that holds a `PublishedVersion`."""
 CHECKPOINTS = "checkpoints"
-"""In the run folder."""
+"""Folder of checkpoints in the run folder."""
 SHARED_MEMORY = Path("/dev/shm")
 
 
 class PublishedVersion(Struct, frozen=True):
-    """What a broker that loses its journal no longer knows, and generators may still serve."""
+    """The newest published version and its history, which a broker that lost its journal does not know.
+
+    Generators may still serve that version.
+    """
 
     version: int = 0
-    """Newest policy version that was written to be announced."""
+    """Newest policy version that was published; it is written here before it is announced."""
     line: tuple[tuple[int, int], ...] = ()
-    """`protocol.version_line.VersionLine.forks` of it: each time a learner was set back."""
+    """Its `protocol.version_line.VersionLine.forks`: one pair for each time a learner was set back."""
 
 
 def weights_folder(run_dir: Path) -> Path:
-    """Where this run's versions live: shared memory when there is some, else the run folder."""
+    """Return the folder of this run's versions: in shared memory if there is some, else in the run folder."""
     if SHARED_MEMORY.is_dir():
         digest = hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:12]
         return SHARED_MEMORY / f"offbeat-{run_dir.name}-{digest}"
@@ -35,32 +38,33 @@ def weights_folder(run_dir: Path) -> Path:
 
 
 def next_epoch(run_dir: Path) -> int:
-    """Epoch of this learner: one more than the last learner of this run folder had."""
+    """Count up the epoch of this run folder and return it: the number of this learner process."""
     epoch = newest_epoch(run_dir) + 1
     write_number(run_dir / "epoch", epoch)
     return epoch
 
 
 def newest_epoch(run_dir: Path) -> int:
-    """Epoch of the last learner of this run folder; 0 where there was none."""
+    """Return the epoch of the last learner of this run folder; 0 if there was none."""
     return read_number(run_dir / "epoch") or 0
 
 
 def read_number(path: Path) -> int | None:
-    """What `write_number` wrote; None where there is no file."""
+    """Return what `write_number` wrote; None if there is no file."""
     return int(path.read_text()) if path.exists() else None
 
 
 def write_number(path: Path, number: int) -> None:
-    """Put a number into a file.
+    """Write a number to a file, with one atomic rename.
 
-    An epoch that was given twice would make two processes one to the broker.
+    The epoch must not be lost in a crash: the broker would take two processes with one epoch for the same
+    one.
     """
     write_whole(path, str(number))
 
 
 def read_published(run_dir: Path) -> PublishedVersion:
-    """What was written last; nothing where there is no file."""
+    """Return what was written last; the default `PublishedVersion` if there is no file."""
     path = run_dir / PUBLISHED_FILE
     return (
         msgspec.json.decode(path.read_bytes(), type=PublishedVersion) if path.exists() else PublishedVersion()
@@ -68,5 +72,8 @@ def read_published(run_dir: Path) -> PublishedVersion:
 
 
 def write_published(run_dir: Path, published: PublishedVersion) -> None:
-    """Before anybody can serve it: a version given twice would be two sets of weights."""
+    """Write the newest version, before any generator can serve it.
+
+    A learner that did not know of it could give its number to other weights.
+    """
     write_whole(run_dir / PUBLISHED_FILE, msgspec.json.encode(published))

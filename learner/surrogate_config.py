@@ -1,4 +1,4 @@
-"""`[learner.algorithm.surrogate]`: what is maximised, from the ratio of current to older probabilities.
+"""`[learner.algorithm.surrogate]`: the objective of a token, from the ratio of current to older probability.
 
 Each form has its own fields and defaults; docs/recipes says which method each belongs to.
 """
@@ -20,134 +20,187 @@ class ClipSurrogate(Section):
 
     kind: Literal["clip"] = "clip"
     low: LowHalfWidth = 0.2
+    """Distance of the lower bound from 1. 0 to 1."""
     high: HalfWidth = 0.28
+    """Distance of the upper bound from 1. At least 0."""
     dual: float = Field(0.0, ge=0)
-    """Dual clip: for negative advantages the ratio counts at most so much; 0: off. Larger than 1 + high."""
+    """Dual clip: largest ratio that counts where the advantage is negative. 0: no dual clip; else above
+    1 + high."""
     level: Level = "token"
-    """"sequence": geometric mean over the trajectory (GSPO, arXiv:2507.18071); "turn": over each turn."""
+    """Tokens that share one ratio. "token": each has its own; else the geometric mean over the tokens of
+    "turn": the turn, "sequence": the trajectory (GSPO, arXiv:2507.18071)."""
     centre: Centre = "proximal"
+    """Policy in the denominator of the ratio."""
 
 
 class WeightedSurrogate(Section):
-    """REINFORCE with the detached ratio current / centre, bounded to [low, high], as weight (CISPO,
-    arXiv:2506.13585; AIPO, arXiv:2505.24034). No token loses its gradient."""
+    """REINFORCE weighted by the ratio current / centre, which is bounded to [low, high] and carries no
+    gradient (CISPO, arXiv:2506.13585; AIPO, arXiv:2505.24034). No token loses its gradient."""
 
     kind: Literal["weighted"] = "weighted"
     low: float = Field(0.0, ge=0)
+    """Smallest weight. At least 0, at most `high`."""
     high: float = Field(2.0, gt=0)
+    """Largest weight. Above 0."""
     centre: Centre = "behaviour"
+    """Policy in the denominator of the ratio."""
 
 
 class MiniRlSurrogate(Section):
-    """Mask by current / proximal, weight min(ceiling, current / behaviour) (MiniRL, arXiv:2512.01374)."""
+    """REINFORCE with weight min(ceiling, current / behaviour), where PPO would not clip the ratio
+    current / proximal; other tokens are masked out (MiniRL, arXiv:2512.01374)."""
 
     kind: Literal["minirl"] = "minirl"
     low: LowHalfWidth = 0.2
+    """Distance of the lower bound of current / proximal from 1. 0 to 1."""
     high: HalfWidth = 0.27
+    """Distance of the upper bound of current / proximal from 1. At least 0."""
     ceiling: float = Field(5.0, gt=0)
+    """Largest weight. Above 0."""
 
 
 class TripletSurrogate(Section):
-    """Asymmetric clip of current / behaviour with three bounds (HisPO, arXiv:2603.21065). Its two-level mask
-    is two corrections of kind "interval"."""
+    """Asymmetric clip of the ratio current / behaviour with three bounds (HisPO, arXiv:2603.21065). Two
+    corrections of kind "interval" give HisPO's two-level mask."""
 
     kind: Literal["triplet"] = "triplet"
     negative_low: float = Field(0.8, ge=0)
+    """Smallest ratio where the advantage is negative. At least 0, below `negative_high`."""
     negative_high: float = Field(5.0, gt=0)
+    """Largest ratio where the advantage is negative. Above 0."""
     positive_high: float = Field(1.28, gt=0)
+    """Largest ratio where the advantage is positive. Above 0."""
 
 
 class ChunkSurrogate(Section):
-    """Weighted imitation where the advantage is positive, ratio of the whole turn bounded by 1 where it is
-    negative (IPA, arXiv:2512.24873)."""
+    """Imitation, weighted by the advantage, where the advantage is positive. Where it is negative, REINFORCE
+    weighted by the ratio current / proximal of the whole turn, at most 1 (IPA, arXiv:2512.24873)."""
 
     kind: Literal["chunk"] = "chunk"
 
 
 class BalancedSurrogate(Section):
-    """Clip bounds moved at each update until positive advantages hold a given share (BAPO, arXiv:2510.18927)."""
+    """Clip whose bounds move at each optimizer step until tokens with positive advantage hold a given share
+    of the surrogate (BAPO, arXiv:2510.18927). The bounds apply to the ratio itself:
+    low_start <= low_stop < 1 < high_start <= high_stop."""
 
     kind: Literal["balanced"] = "balanced"
     target: float = Field(0.4, ge=0, le=1)
-    """Least share of the tokens with positive advantage in the surrogate."""
+    """Share of the surrogate that tokens with positive advantage must hold. 0 to 1."""
     low_start: float = Field(0.6, ge=0)
+    """Lower bound at which the search starts. At least 0."""
     low_stop: float = Field(0.9, ge=0)
+    """Largest lower bound. Below 1."""
     low_step: float = Field(0.02, gt=0)
+    """Step by which the lower bound rises. Above 0."""
     high_start: float = Field(1.2, gt=0)
+    """Upper bound at which the search starts. Above 1."""
     high_stop: float = Field(3.0, gt=0)
+    """Largest upper bound."""
     high_step: float = Field(0.05, gt=0)
+    """Step by which the upper bound rises. Above 0."""
     measure: Literal["value", "gradient"] = "gradient"
-    """"value": clipped values, as published; "gradient": only tokens that still carry gradient, which is what
-    the argument for moving the lower bound needs."""
+    """How the share is measured. "value": on clipped values, as published; "gradient": on tokens that still
+    carry gradient, because the argument for raising the lower bound is about gradients."""
     order: Literal["paper", "code"] = "paper"
-    """"paper" raises the upper bound first, "code" the lower one, as the released program does."""
+    """Bound that is raised first. "paper": the upper one; "code": the lower one, as in the released
+    program."""
     weight: Literal["one", "behaviour_probability"] = "one"
+    """Weight of a token in the share. "one": 1; "behaviour_probability": its probability under the behaviour
+    policy, as published."""
     dual: float = Field(0.0, ge=0)
+    """Dual clip: largest ratio that counts where the advantage is negative. 0: no dual clip; else above
+    `high_stop`."""
     centre: Centre = "behaviour"
+    """Policy in the denominator of the ratio."""
 
 
 class EntropySurrogate(Section):
-    """Clip bounds and advantages by the token's entropy (HAPO, arXiv:2509.16591)."""
+    """Clip of the ratio current / proximal whose bounds, and advantages, depend on the token's entropy (HAPO,
+    arXiv:2509.16591)."""
 
     kind: Literal["entropy"] = "entropy"
     low: LowHalfWidth = 0.2
+    """Smallest distance of the lower bound from 1; the most certain token has twice as much. 0 to 1."""
     high: HalfWidth = 0.28
+    """Smallest distance of the upper bound from 1; the most uncertain token has twice as much. At least 0."""
     quantile: float = Field(0.8, gt=0, lt=1)
-    """Of the log entropy over the batch; tokens above it count as uncertain."""
+    """Quantile of the entropy over the batch's tokens; tokens above it are uncertain. Above 0, below 1."""
     redistribute: bool = True
+    """Scale advantages too: up for uncertain tokens whose ratio has moved, down for certain tokens whose
+    ratio has not."""
     dual: float = Field(10.0, ge=0)
+    """Dual clip: largest ratio that counts where the advantage is negative. 0: no dual clip; else above
+    1 + 2 * high."""
 
 
 class LagSurrogate(Section):
-    """Clip range that contracts with the token's policy lag; plain PPO at lag 0."""
+    """Clip of the ratio current / proximal to a range that contracts with the token's policy lag; plain PPO
+    at lag 0."""
 
     kind: Literal["lag"] = "lag"
     low: LowHalfWidth = 0.2
+    """Distance of the lower bound from 1 at lag 0. 0 to 1."""
     high: HalfWidth = 0.28
+    """Distance of the upper bound from 1 at lag 0. At least 0."""
     contraction: float = Field(0.25, ge=0)
-    """Half widths are divided by 1 + contraction * lag."""
+    """Contraction per version: both distances are divided by 1 + contraction * lag. At least 0."""
     dual: float = Field(0.0, ge=0)
+    """Dual clip: largest ratio that counts where the advantage is negative. 0: no dual clip; else above
+    1 + high."""
 
 
 class WindowSurrogate(Section):
-    """Clip of current / behaviour to an interval around proximal / behaviour (Mix-PPG of ReMix,
-    arXiv:2507.06892)."""
+    """Clip of the ratio current / behaviour to an interval around the ratio proximal / behaviour (Mix-PPG of
+    ReMix, arXiv:2507.06892)."""
 
     kind: Literal["window"] = "window"
     epsilon: float = Field(0.2, gt=0)
+    """Distance of both bounds from the centre of the interval. Above 0."""
     centre_ceiling: float = Field(0.0, ge=0)
-    """Ceiling of proximal / behaviour, the centre, which is also the weight of a token; 0: none, as
-    published."""
+    """Largest weight of a token: where the ratio proximal / behaviour, which is the weight, is larger, the
+    objective is scaled down to this. 0: no ceiling, as published."""
 
 
 class RatioVarianceSurrogate(Section):
-    """Penalty on the squared distance of current / behaviour from 1, its factor a dual variable (R2VPO,
-    arXiv:2601.03320)."""
+    """Penalty on the squared distance of the ratio current / centre from 1; its factor is a dual variable
+    (R2VPO, arXiv:2601.03320)."""
 
     kind: Literal["ratio_variance"] = "ratio_variance"
     bound: float = Field(0.05, gt=0)
-    """Of the mean of (ratio - 1)²."""
+    """Bound of the mean of (ratio - 1)²: above it the dual variable rises, below it falls. Above 0."""
     dual_start: float = Field(1.0, ge=0)
+    """Dual variable at the first step. At least 0."""
     dual_rate: float = Field(0.5, ge=0)
-    """Step of the dual variable per optimizer step."""
+    """Change of the dual variable per optimizer step, for each unit by which the mean of (ratio - 1)² exceeds
+    the bound. At least 0."""
     dual_ceiling: float = Field(10.0, gt=0)
-    """One token with a huge ratio would otherwise raise it for the rest of the run."""
+    """Largest dual variable. Without a ceiling one token with a huge ratio would keep it large for the rest
+    of the run. Above 0."""
     centre: Centre = "behaviour"
+    """Policy in the denominator of the ratio."""
 
 
 class BoundedSurrogate(Section):
-    """Distance of the ratio to a target at one of two bounds (BPO and GBPO, arXiv:2604.18578)."""
+    """Penalty on the distance of the ratio current / centre from a target: the upper bound for trajectories
+    better than their group's median, else the lower bound (BPO and GBPO, arXiv:2604.18578)."""
 
     kind: Literal["bounded"] = "bounded"
     low: LowHalfWidth = 0.3
+    """Distance of the lower bound from 1. 0 to 1."""
     high: HalfWidth = 0.3
+    """Distance of the upper bound from 1. At least 0."""
     temperature: float = Field(1e-4, gt=0)
+    """Softness of the change from one bound to the other around the median, in units of the advantage.
+    Above 0."""
     centre: Centre = "proximal"
+    """Policy in the denominator of the ratio."""
 
 
 class MirrorDescentSurrogate(Section):
-    """Ratio times advantage minus KL(current || proximal) over a step size that falls (MDPO,
-    arXiv:2005.09814). Needs several updates per batch: the first has no KL gradient."""
+    """Ratio times advantage, minus KL(current || proximal) divided by a step size that falls during the run
+    (MDPO, arXiv:2005.09814). It needs several optimizer steps per batch, because the KL has no gradient in
+    the first."""
 
     kind: Literal["mirror_descent"] = "mirror_descent"
 

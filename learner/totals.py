@@ -1,4 +1,4 @@
-"""What a run has trained so far."""
+"""Running totals of what a run has trained."""
 
 from dataclasses import dataclass, field
 
@@ -9,13 +9,13 @@ from learner.update.report import UpdateReport
 
 @dataclass
 class Totals:
-    """Running totals, for the summary and the checkpoint. What is replayed counts apart."""
+    """Running totals, for the summary and the checkpoint. Replayed tokens are counted separately."""
 
     trained_tokens: int = 0
     replayed_tokens: int = 0
     trained_trajectories: int = 0
     step_seconds: float = 0.0
-    """Wall time of learner steps, with what was waited and what checkpoints took; evaluations are no part of it."""
+    """Wall time of learner steps, waiting and checkpoints included, evaluations excluded."""
     wait_seconds: float = 0.0
     update_seconds: float = 0.0
     publish_seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""One step of training: a batch in, an update, a new version out, a commit, a report."""
+"""One learner step: take a batch, update, publish a version, commit, report."""
 
 import logging
 import time
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Batches(Protocol):
-    """Where batches come from and who hears of what was done with them: the broker, or a recording."""
+    """Source of batches, which also takes commits and announcements: the broker, or a recording."""
 
     intake: Intake
 
@@ -44,10 +44,10 @@ class Batches(Protocol):
 
 
 class Versions(Protocol):
-    """Where new policy versions go: to generators, or nowhere."""
+    """Destination of new policy versions: generators, or nowhere."""
 
     seconds: float
-    """What the newest one took to write."""
+    """Time to write the newest version, in seconds."""
     published: PublishedVersion
 
     def publish(
@@ -62,7 +62,7 @@ class Versions(Protocol):
 
 @dataclass
 class Trainer:
-    """What one step needs, and where training stands."""
+    """The parts that a learner step needs, and the position of training."""
 
     config: LearnerConfig
     run_dir: Path
@@ -76,11 +76,11 @@ class Trainer:
     version: int = 0
     skipped_in_a_row: int = 0
     unpublished: int = 0
-    """Updates since weights were published."""
+    """Updates since the last publication."""
     totals: Totals = field(default_factory=Totals)
 
     def learn(self) -> None:
-        """One step."""
+        """Do one learner step."""
         started = time.monotonic()
         updated = self.version
         units = self.exchange.collect(step=self.step, version=updated)
@@ -91,7 +91,8 @@ class Trainer:
         if report.applied:
             self.applied(report, units)
         elif self.exchange.in_step:
-            self.next_version()  # of the same weights: trajectories wait for one at the end of their windows
+            # Publish the same weights, because trajectories wait for a version at the end of their windows.
+            self.next_version()
         if report.nonfinite:
             self.skipped(trajectories)
         else:
@@ -105,21 +106,22 @@ class Trainer:
         self.totals.step_seconds += time.monotonic() - started
 
     def after_step(self) -> None:
-        """Do what is due after a step; it counts as part of the step's time."""
+        """Hook for work after a step; its time counts as part of the step."""
 
     def batch(self, units: Sequence[Unit]) -> list[Trajectory]:
-        """What to train on: the groups, and what is replayed with them."""
+        """Return the trajectories to train on: those of the units, and replayed ones."""
         fresh = [t for unit in units for t in unit.trajectories]
         if self.replay is None:
             return fresh
         weight = self_imitation_weight(self.step, warmup_steps=self.replay.config.warmup_steps)
         if not weight:
             return fresh
-        rng = np.random.default_rng([self.seed, self.step])  # a restart draws the same again
+        # Seeded by the step, so that a restart draws the same items.
+        rng = np.random.default_rng([self.seed, self.step])
         return mix(self.replay, units, step=self.step, version=self.version, rng=rng, weight=weight)
 
     def applied(self, report: UpdateReport, units: Sequence[Unit]) -> None:
-        """The weights have changed: count, remember for replay, and publish the next version."""
+        """After a change of the weights: count it, keep the batch for replay, and publish if due."""
         self.unpublished += 1
         self.totals.add(report, sum(len(unit.trajectories) for unit in units))
         if self.replay is not None and not report.nonfinite:
@@ -128,19 +130,25 @@ class Trainer:
             self.next_version()
 
     def next_version(self) -> None:
-        """The weights as they are get the next number."""
+        """Publish the current weights under the next version number."""
         self.version += 1
         self.publish()
 
     def publish(self) -> None:
-        """Write the current weights as the newest version and announce them, with the restarts behind them."""
+        """Write the current weights as the newest version, and announce it with its line of forks."""
         line = self.exchange.intake.line.forks
         self.exchange.announce(self.publisher.publish(self.version, *self.engine.weights(), line=line))
         self.unpublished = 0
         self.totals.publish_seconds += self.publisher.seconds
 
     def skipped(self, trajectories: Sequence[Trajectory]) -> None:
-        """Loss or gradient was not finite: the weights are untouched, the trajectories kept for inspection."""
+        """Count a step whose loss or gradient was not finite, and save its trajectories for inspection.
+
+        The engine skipped that optimizer step and the rest of the batch.
+
+        Raises:
+            Diverged: too many consecutive steps were skipped.
+        """
         self.totals.skipped_steps += 1
         self.skipped_in_a_row += 1
         path = save_trajectories(self.run_dir / "nonfinite", self.step, trajectories)
@@ -155,7 +163,15 @@ class Trainer:
     def record(
         self, report: UpdateReport, trained: Sequence[Trajectory], updated: int, waited: float, wall: float
     ) -> None:
-        """TensorBoard and metrics.jsonl, of a step that updated the policy of version ``updated``."""
+        """Report a step to TensorBoard and metrics.jsonl.
+
+        Args:
+            report: what the update did.
+            trained: trajectories of the batch.
+            updated: policy version that the step updated.
+            waited: seconds spent waiting for the batch.
+            wall: seconds of the whole step.
+        """
         intake = self.exchange.intake
         self.totals.wait_seconds += waited
         self.totals.update_seconds += report.metrics["learner/step_seconds"]
@@ -186,7 +202,7 @@ class Trainer:
         )
 
     def replay_metrics(self, trained: Sequence[Trajectory], updated: int) -> dict[str, float]:
-        """Of the replay table and the batch, if there is a table."""
+        """Return metrics of the replay table and of the replayed part of the batch; empty without a table."""
         if self.replay is None:
             return {}
         return self.replay.metrics() | batch_metrics(trained, version=updated)

@@ -1,4 +1,4 @@
-"""A whole trajectory as the learner sees it, put together from the segments an actor streamed."""
+"""Trajectories, assembled from the segments that an actor streamed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from protocol.messages import KvPolicy, Purpose, Reward, Segment, TrajectoryStat
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    """One episode, or the part of it that was streamed so far. Arrays have one element per token."""
+    """One episode, or the part of it that has been streamed. Arrays have one element per token."""
 
     trajectory_id: str
     group_id: str
@@ -23,25 +23,24 @@ class Trajectory:
     purpose: Purpose
     token_ids: NDArray[np.int32]
     action_mask: NDArray[np.bool_]
-    """True on tokens the policy sampled."""
+    """True on action tokens, which the policy sampled."""
     logp_behaviour: NDArray[np.float32]
-    """Natural-log probability under the distribution sampled from, temperature included; 0 on
-    observations."""
+    """Log-probability under the behaviour policy, in nats, temperature included; 0 on observation tokens."""
     policy_version: NDArray[np.int32]
-    """Version that sampled the token; -1 on observations."""
+    """Version that sampled the token; -1 on observation tokens."""
     turns: list[Turn] = field(default_factory=list)
     rewards: list[Reward] = field(default_factory=list)
     temperature: float = 1.0
     kv: KvPolicy = "recomputed"
     correct: bool | None = None
-    """Whether the task was solved exactly, where the environment says so."""
+    """True if the task was solved exactly; None if the environment does not tell."""
     error: str = ""
     window_start: int = 0
-    """First token of the present window; what stands before is context, trained when it was the window itself."""
+    """First token of the present window; tokens before it are context and were trained in earlier windows."""
     replayed: bool = False
-    """Whether it was trained before."""
+    """True if the trajectory comes from the replay table."""
     advantage: float | None = None
-    """Given with a replayed trajectory, in place of one formed from its group."""
+    """Advantage of a replayed trajectory; None: it is computed from the group."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -53,17 +52,17 @@ class Trajectory:
 
     @property
     def action_tokens(self) -> int:
-        """Number of tokens the policy sampled."""
+        """Number of action tokens."""
         return int(self.action_mask.sum())
 
     @property
     def window_tokens(self) -> int:
-        """Number of tokens the policy sampled in the present window."""
+        """Number of action tokens in the present window."""
         return int(self.action_mask[self.window_start :].sum())
 
     @property
     def baseline(self) -> bool:
-        """Whether it was sampled greedily for others to be compared with; it has no behaviour distribution."""
+        """Whether it is a greedy baseline for its group; it has no behaviour distribution."""
         return self.temperature == 0 and self.purpose == "train"
 
     @property
@@ -73,26 +72,29 @@ class Trajectory:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens before the first action token; all of them when the policy has not acted."""
+        """Number of tokens before the first action token, or of all tokens if there is none."""
         return int(self.action_mask.argmax()) if self.action_mask.any() else len(self)
 
     @property
     def turn_rewards(self) -> dict[int, float]:
-        """Sum of rewards by action turn index; turns without a reward are left out."""
+        """Sum of rewards by turn index; turns without a reward are left out."""
         totals: dict[int, float] = {}
         for reward in self.rewards:
             totals[reward.turn] = totals.get(reward.turn, 0.0) + reward.value
         return totals
 
     def action_turn_index(self) -> NDArray[np.int32]:
-        """Index of each token's turn, [T]; -1 where no turn is known."""
+        """Return the index of each token's turn, [T]; -1 for tokens outside every turn."""
         index = np.full(len(self), -1, dtype=np.int32)
         for turn in self.turns:
             index[turn.start : turn.end] = turn.index
         return index
 
     def reward_per_token(self) -> NDArray[np.float64]:
-        """Each reward on the last action token of its turn, or of the trajectory if the turn has none; [T]."""
+        """Return rewards by token, [T].
+
+        A reward is put on the last action token of its turn, or of the trajectory if the turn has none.
+        """
         rewards = np.zeros(len(self))
         places = np.flatnonzero(self.action_mask)
         if not len(places):
@@ -105,11 +107,11 @@ class Trajectory:
 
 
 def assemble(segments: Sequence[SegmentArrays]) -> Trajectory:
-    """Join the segments of one trajectory, in whatever order they come.
+    """Join the segments of one trajectory, given in any order.
 
     Raises:
-        BrokenTrajectory: a segment is missing, doubled, of another trajectory, of the wrong length, or
-            holds a number that is not finite.
+        BrokenTrajectory: a segment is missing, appears twice, belongs to a different trajectory, has the
+            wrong length, or holds an invalid number.
     """
     if not segments:
         raise BrokenTrajectory("no segments: nothing to assemble")
@@ -144,7 +146,7 @@ def assemble(segments: Sequence[SegmentArrays]) -> Trajectory:
 
 
 def _check_sequence(segments: Sequence[Segment]) -> None:
-    """Same trajectory, indices 0, 1, 2, ..., offsets without gap, closed at most by the last."""
+    """Check that the segments are of one trajectory, without gaps, and only the last may close it."""
     first = segments[0]
     offset = 0
     for expected, segment in enumerate(segments):
@@ -179,7 +181,7 @@ def _check_arrays(segment: Segment, arrays: Arrays) -> None:
 
 
 def _check_trajectory(trajectory: Trajectory) -> None:
-    """Numbers a gradient could be spoilt by."""
+    """Check the numbers that could spoil a gradient."""
     name = f"trajectory {trajectory.trajectory_id}"
     mask = trajectory.action_mask
     if len(mask) and mask[0]:
@@ -207,7 +209,7 @@ def _check_trajectory(trajectory: Trajectory) -> None:
 
 
 def _check_counts(segments: Sequence[SegmentArrays]) -> None:
-    """Broker and learner keep books by what headers say."""
+    """Check the headers' counts of action tokens, because the ledgers of broker and learner rely on them."""
     for segment, arrays in segments:
         if (actions := int(np.count_nonzero(arrays["action_mask"]))) != segment.action_tokens:
             raise BrokenTrajectory(
@@ -217,7 +219,7 @@ def _check_counts(segments: Sequence[SegmentArrays]) -> None:
 
 
 def _join_turns(segments: Sequence[Segment]) -> list[Turn]:
-    """Turns in order, the pieces of a turn that segment boundaries cut made whole again."""
+    """Return the turns in order; pieces of a turn that segment boundaries cut are joined."""
     turns: list[Turn] = []
     for segment in segments:
         for turn in segment.turns:

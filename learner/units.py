@@ -1,4 +1,4 @@
-"""What is trained together, and the count of what is not."""
+"""Units, the broker's deliveries to the learner, and counts of those that were not trained."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from learner.trajectory import Trajectory
 
 RECOMMITTED = "recommitted"
-"""Outcome of units that came again after they had been committed."""
+"""Outcome of units that the broker delivered again after they had been committed."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One delivery: the trajectories of a rollout group, a single one, or a window of one."""
+    """One delivery of the broker: a rollout group, a single trajectory, or one window of a trajectory."""
 
     unit_id: str
     group_id: str
@@ -19,46 +19,47 @@ class Unit:
 
     @property
     def tokens(self) -> int:
-        """Action tokens it was delivered for."""
+        """Action tokens of the unit; for a window, the tokens of the window only."""
         return sum(t.window_tokens for t in self.trajectories)
 
 
 @dataclass
 class Counts:
-    """What became of everything that arrived, in trajectories and in action tokens."""
+    """Numbers of trajectories and of action tokens by outcome, of everything that was not trained."""
 
     trajectories: dict[str, int] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
 
     def add(self, outcome: str, trajectories: Sequence[Trajectory]) -> None:
+        """Count trajectories, and the action tokens of their windows, under an outcome."""
         if trajectories:
             self.note(outcome, len(trajectories), sum(t.window_tokens for t in trajectories))
 
     def note(self, outcome: str, trajectories: int, tokens: int = 0) -> None:
-        """Count what never became a trajectory here; its tokens, where they reached us at all."""
+        """Count trajectories that were never assembled here, and the action tokens that did arrive."""
         if trajectories:
             self.trajectories[outcome] = self.trajectories.get(outcome, 0) + trajectories
         if tokens:
             self.tokens[outcome] = self.tokens.get(outcome, 0) + tokens
 
     def total(self, *outcomes: str) -> int:
-        """Trajectories with one of these outcomes."""
+        """Return the number of trajectories with one of these outcomes."""
         return sum(self.trajectories.get(outcome, 0) for outcome in outcomes)
 
     @property
     def arrived_tokens(self) -> int:
-        """Action tokens, those that came twice once."""
+        """Action tokens that arrived and were not trained; tokens that arrived twice count once."""
         return sum(self.tokens.values()) - self.tokens.get(RECOMMITTED, 0)
 
 
 def has_signal(trajectories: Sequence[Trajectory]) -> bool:
-    """Whether a group-relative advantage can be anything but zero: two members with different returns.
+    """Return whether a group-relative advantage can be other than zero: two members differ in return.
 
-    A greedy member serves as baseline and is no part of the comparison.
+    A greedy member serves as baseline and is not compared.
     """
     return len({t.return_ for t in trajectories if not t.baseline}) > 1
 
 
 def newest_version(trajectories: Sequence[Trajectory]) -> int:
-    """Version of the freshest token that would be trained."""
+    """Return the policy version of the newest token in the windows."""
     return max(int(t.policy_version[t.window_start :].max(initial=-1)) for t in trajectories)

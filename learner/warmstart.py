@@ -1,4 +1,4 @@
-"""A policy to begin with where no hub is at hand: a small random model, taught the form of the answers."""
+"""Makes an initial policy without a model hub: a small random model, trained on the form of the answers."""
 
 import shutil
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 Example = tuple[Sequence[int], Sequence[bool]]
-"""Token ids, and which of them are to be learnt. The first is never learnt: nothing predicts it."""
+"""Token ids, and a mask of the tokens to learn. The first is never learnt, because nothing predicts it."""
 
 VALIDATE_EVERY = 5
 VALIDATION_ROWS = 256
@@ -34,9 +34,11 @@ def make_tiny_model(
     """Write a random Qwen3 model, in float32, for a tokenizer.
 
     Args:
-        folder: where the model and the tokenizer's files are put.
-        tokenizer_files: files of a Hugging Face tokenizer; its size, end and padding tokens are taken over.
-        tied: one matrix is both input and output embedding.
+        folder: folder that the model and the tokenizer's files are written to.
+        tokenizer_files: files of a Hugging Face tokenizer; the model takes its vocabulary size and special
+            tokens.
+        max_positions: longest text, in tokens.
+        tied: whether one matrix is both input and output embedding.
     """
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
@@ -68,15 +70,16 @@ def make_tiny_model(
 
 @dataclass(frozen=True)
 class WarmStartReport:
-    """How a warm start went."""
+    """Result of a warm start."""
 
     losses: list[float]
-    """Of every step, in nats per token."""
+    """Loss of every step, in nats per token."""
     solved: float
-    """Share of the validation examples solved, as last measured; 0 without any."""
+    """Share of the validation examples that were solved at the last measurement; 0 without examples."""
 
     @property
     def steps(self) -> int:
+        """Number of optimizer steps."""
         return len(self.losses)
 
 
@@ -93,19 +96,20 @@ def warm_start(
     validation: Sequence[Example] = (),
     stop_at: float = 1.0,
 ) -> WarmStartReport:
-    """Supervised fine-tuning of a model folder, in place.
+    """Fine-tune the model in a folder on examples, in place.
 
-    Minimises the mean negative log-probability of the tokens to be learnt, with AdamW in float32.
+    The loss is the mean negative log-probability of the tokens to be learnt; AdamW in float32 minimises it.
 
     Args:
         folder: Hugging Face model folder.
-        examples: drawn from at random, without repeats until all have been seen.
-        steps, batch, warmup: optimizer steps at most, examples in each, and steps of linear warm-up.
-        validation: examples not trained on; every `VALIDATE_EVERY` steps it is measured how many are solved.
-        stop_at: share of them at which training ends.
+        examples: training examples, drawn at random, without repeats until all have been seen.
+        steps, batch, warmup: most optimizer steps, examples in each step, and steps of linear warm-up.
+        validation: examples that are not trained on; `share_solved` measures them every `VALIDATE_EVERY`
+            steps.
+        stop_at: share of solved validation examples at which training ends.
 
     Raises:
-        ValueError: no examples, or a loss that is not finite.
+        ValueError: there are no examples, or a loss is not finite.
     """
     from transformers import AutoModelForCausalLM
 
@@ -139,9 +143,9 @@ def warm_start(
 
 @torch.no_grad()
 def share_solved(model: Any, examples: Sequence[Example]) -> float:
-    """Share of examples a greedy policy would reproduce in full.
+    """Return the share of examples that greedy decoding would reproduce in full.
 
-    One forward pass tells: if every learnt token is the most probable one behind the true prefix, greedy
+    One forward pass is enough: if every learnt token is the most probable one after the true prefix, greedy
     decoding never leaves that prefix.
     """
     solved = 0
@@ -168,8 +172,10 @@ def _endless_order(examples: int, wanted: int, seed: int) -> list[int]:
 
 
 def _padded(examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
-    """Token ids [B, T] and which are learnt [B, T]; under causal attention padding on the right needs no
-    mask."""
+    """Return token ids [B, T] and the mask of learnt tokens [B, T], padded on the right.
+
+    The padding needs no attention mask, because attention is causal.
+    """
     width = max(len(ids) for ids, _ in examples)
     token_ids = torch.zeros(len(examples), width, dtype=torch.int64)
     learnt = torch.zeros(len(examples), width, dtype=torch.bool)

@@ -1,7 +1,7 @@
-"""The arrays of a segment: names, dtypes, and the types that the code gives them.
+"""The arrays of a segment: their names, dtypes and Python types.
 
-Every token of a trajectory has one element in each of `TOKEN_ARRAYS`. A generator sends those of
-`SAMPLED_ARRAYS`; the actor adds the mask. Other arrays may travel beside them under names of their own.
+Every token of a trajectory has one element in each of `TOKEN_ARRAYS`. A generator sends the arrays of
+`SAMPLED_ARRAYS`, and the actor adds the mask. Further arrays may travel in the body under other names.
 """
 
 from typing import Any, NamedTuple
@@ -24,12 +24,14 @@ TOKEN_ARRAYS: dict[str, type[np.generic]] = {
     "logp_behaviour": np.float32,
     "policy_version": np.int32,
 }
-"""What every segment has, with the dtype on the wire. On observations the mask is 0, the log-probability 0 and the
-version -1."""
+"""Arrays that every segment has, with the dtype on the wire.
+
+On observation tokens the mask is 0, the log-probability 0, and the version -1.
+"""
 SAMPLED_ARRAYS = ("token_ids", "logp_behaviour", "policy_version")
-"""What a generator sends for the tokens that it has sampled."""
+"""Arrays that a generator sends for the tokens it has sampled."""
 ITEM_BYTES = {"i4": 4, "i8": 8, "u1": 1, "f4": 4, "f8": 8}
-"""Bytes of one element, by the dtype's code on the wire."""
+"""Bytes of one element, by the dtype's name on the wire."""
 
 
 class SegmentArrays(NamedTuple):

@@ -1,4 +1,4 @@
-"""Messages to frames and back.
+"""Encode messages as frames, and decode them.
 
 Layout of a multipart message::
 
@@ -7,8 +7,8 @@ Layout of a multipart message::
     frame 2   body: the header's arrays, raw little-endian, 8-byte aligned  (only if the message has arrays)
     ...       Deliver only: (header, body) of each segment it carries
 
-The prelude is read before anything is decoded, so that an unknown major version is refused with a clear
-error; sizes are checked before decoding too.
+The prelude is read before anything is decoded, so that a different major version is refused with a clear
+error. Sizes are also checked before decoding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,13 @@ T = TypeVar("T")
 
 
 def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> tuple[list[ArraySpec], bytes]:
-    """Lay one-dimensional arrays one behind the other, each at a multiple of 8 bytes, and say where each is.
+    """Pack one-dimensional arrays into one body, each at a multiple of 8 bytes.
+
+    Returns:
+        The description of each array, and the body.
+
+    Raises:
+        ValueError: an array has a dtype or a number of dimensions that cannot travel.
 
     Example:
         >>> specs, body = pack_arrays({"token_ids": np.array([5, 7], dtype="<i4")})
@@ -62,14 +68,20 @@ def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> tuple[list[ArraySpec], by
             )
         piece = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes()
         specs.append(ArraySpec(name, code, len(array), offset))  # type: ignore[arg-type]
-        piece += bytes(-len(piece) % 8)  # keep every array aligned for zero-copy views
+        # Keep every array aligned for zero-copy views.
+        piece += bytes(-len(piece) % 8)
         pieces.append(piece)
         offset += len(piece)
     return specs, b"".join(pieces)
 
 
 def unpack_arrays(specs: Sequence[ArraySpec], body: Buffer) -> Arrays:
-    """Views (no copies) of the arrays in a body frame; raises Malformed when they do not fit in it."""
+    """Return views (no copies) of the arrays in a body frame.
+
+    Raises:
+        LimitExceeded: there are more than `MAX_ARRAYS`.
+        Malformed: an array does not fit into the body, or a name appears twice.
+    """
     if len(specs) > MAX_ARRAYS:
         raise LimitExceeded(f"$.arrays: {len(specs)} arrays, at most {MAX_ARRAYS}")
     arrays: Arrays = {}
@@ -87,7 +99,11 @@ def unpack_arrays(specs: Sequence[ArraySpec], body: Buffer) -> Arrays:
 
 
 def encode(message: AnyMessage, body: bytes | None = None) -> Frames:
-    """Frames of one message; ``body`` when its header describes arrays."""
+    """Return the frames of one message; ``body`` is needed if its header describes arrays.
+
+    Raises:
+        LimitExceeded: header or body is too large.
+    """
     header = _encoder.encode(message)
     if len(header) > MAX_HEADER_BYTES:
         raise LimitExceeded(
@@ -101,20 +117,24 @@ def encode(message: AnyMessage, body: bytes | None = None) -> Frames:
 
 
 def encode_delivery(deliver: Deliver, segments: Sequence[tuple[bytes, Buffer]]) -> list[Buffer]:
-    """Frames of a delivery: the segments' header and body bytes are passed on untouched."""
+    """Return the frames of a delivery; header and body bytes of the segments are passed on unchanged."""
     if len(segments) != deliver.segments:
         raise ValueError(f"Deliver announces {deliver.segments} segments, got {len(segments)}")
     return [PRELUDE, _encoder.encode(deliver), *(frame for pair in segments for frame in pair)]
 
 
 def encode_arrays(message: M, arrays: Mapping[str, NDArray[Any]]) -> Frames:
-    """Frames of a message that carries arrays; fills in its ``arrays`` field."""
+    """Return the frames of a message that carries arrays, with its ``arrays`` field filled in."""
     specs, body = pack_arrays(arrays)
     return encode(msgspec.structs.replace(message, arrays=specs), body)  # type: ignore[arg-type]
 
 
 def check_frames(frames: Sequence[Buffer]) -> None:
-    """Refuse what is too large or of another version, before decoding anything."""
+    """Refuse a message that is too large or of a different major version, before anything is decoded.
+
+    Raises:
+        VersionMismatch, LimitExceeded, Malformed: the text says what is wrong.
+    """
     count, total = len(frames), sum(map(len, frames))
     if (
         total <= MAX_HEADER_BYTES
@@ -122,7 +142,8 @@ def check_frames(frames: Sequence[Buffer]) -> None:
         and 2 <= count <= MAX_FRAMES
         and frames[0] == PRELUDE
     ):
-        return  # so no part of it is too large either
+        # The whole message is within the limits of a header and of a body, so each part of it is, too.
+        return
     if count > MAX_FRAMES:
         raise LimitExceeded(f"message of {count} frames, at most {MAX_FRAMES}")
     if total > MAX_MESSAGE_BYTES:
@@ -146,10 +167,10 @@ def check_frames(frames: Sequence[Buffer]) -> None:
 
 
 def decode(frames: Sequence[Buffer]) -> tuple[AnyMessage, Sequence[Buffer]]:
-    """Message in the header and the frames behind it.
+    """Return the message in the header and the frames behind it.
 
     Raises:
-        VersionMismatch, LimitExceeded, Malformed: before or while decoding; the text says where.
+        VersionMismatch, LimitExceeded, Malformed: the text says where the message is wrong.
 
     Example:
         >>> from protocol.messages import TaskCredit
@@ -160,27 +181,35 @@ def decode(frames: Sequence[Buffer]) -> tuple[AnyMessage, Sequence[Buffer]]:
     try:
         return _decoder.decode(frames[1]), frames[2:]
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise Malformed(f"header: {said(error)}") from None
+        raise Malformed(f"header: {short_error(error)}") from None
 
 
-def said(error: Exception) -> str:
-    """What a decoder says; it may quote a value of any length, which is for no log and no answer."""
+def short_error(error: Exception) -> str:
+    """Return a decoder's error text, shortened: it may quote a value too long for a log or an answer."""
     text = str(error)
     return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}... ({len(text)} characters)"
 
 
 def decode_segment(header: Buffer) -> Segment:
-    """A segment header as it travels inside a delivery."""
+    """Decode the header of a segment that travels inside a delivery.
+
+    Raises:
+        LimitExceeded, Malformed: the header is too large, or is not one.
+    """
     if len(header) > MAX_HEADER_BYTES:
         raise LimitExceeded(f"segment header of {len(header)} bytes, at most {MAX_HEADER_BYTES}")
     try:
         return _segment_decoder.decode(header)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise Malformed(f"segment header: {said(error)}") from None
+        raise Malformed(f"segment header: {short_error(error)}") from None
 
 
 def decode_delivery(deliver: Deliver, rest: Sequence[Buffer]) -> list[SegmentArrays]:
-    """The segments of a delivery, with their arrays as views."""
+    """Return the segments of a delivery, with their arrays as views.
+
+    Raises:
+        LimitExceeded, Malformed: the text says which part is wrong.
+    """
     if len(rest) != 2 * deliver.segments:
         raise Malformed(f"Deliver announces {deliver.segments} segments, {len(rest)} frames follow")
     pairs = zip(rest[::2], rest[1::2], strict=True)
@@ -189,7 +218,11 @@ def decode_delivery(deliver: Deliver, rest: Sequence[Buffer]) -> list[SegmentArr
 
 
 def decode_payload(decoder: msgspec.msgpack.Decoder[T], payload: bytes) -> T:
-    """Decode MessagePack that was written to a disk; raises msgspec.MsgspecError, and nothing else, if it cannot."""
+    """Decode MessagePack that was written to a disk.
+
+    Raises:
+        msgspec.MsgspecError: the payload cannot be decoded. No other exception is raised.
+    """
     try:
         return decoder.decode(payload)
     except (UnicodeDecodeError, RecursionError) as error:

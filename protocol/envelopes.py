@@ -1,12 +1,12 @@
-"""Envelopes: what is said to one peer in one turn of a loop travels as one message of ZeroMQ.
+"""Envelopes: messages to one peer in one turn of a loop travel as one ZeroMQ message.
 
-A message costs ZeroMQ, CURVE and the kernel more than its bytes, so several leave together where several wait::
+A message costs ZeroMQ, CURVE and the kernel more than its bytes do, so several that wait leave together::
 
     frame 0   prelude
-    frame 1   header: a MessagePack array of [frames behind its own header, message], one for each that is enclosed
-    ...       their frames, in order
+    frame 1   header: a MessagePack array with [frames behind the header, header] of each enclosed message
+    ...       the frames behind the headers, in order
 
-What waits alone leaves as it is, so nothing is slower where little is said.
+A message that waits alone leaves without an envelope, so nothing is slower where few messages are sent.
 """
 
 import logging
@@ -15,21 +15,21 @@ from typing import Annotated
 
 import msgspec
 
-from protocol.codec import MAX_FRAMES, MAX_HEADER_BYTES, PRELUDE, Buffer, check_frames, decode, said
+from protocol.codec import MAX_FRAMES, MAX_HEADER_BYTES, PRELUDE, Buffer, check_frames, decode, short_error
 from protocol.errors import Malformed, ProtocolError
 from protocol.messages import AnyMessage
 
 log = logging.getLogger(__name__)
 
 MAX_ENCLOSED = 32
-"""Messages in one envelope: what is handled at a time."""
+"""Upper limit of the messages in one envelope, which the receiver handles at a time."""
 MAX_ENVELOPE_BYTES = 1 << 20
-"""Of what is put together; a larger message travels alone."""
+"""Upper limit of the bytes in one envelope; a larger message travels alone."""
 ENVELOPE_HEADER_BYTES = 5
 ENTRY_BYTES = 6
 
 _ARRAYS = frozenset((*range(0x90, 0xA0), 0xDC, 0xDD))
-"""First bytes of MessagePack arrays."""
+"""First bytes of MessagePack arrays, with which the header of an envelope begins."""
 _MAPS = frozenset((*range(0x80, 0x90), 0xDE, 0xDF))
 _encoder = msgspec.msgpack.Encoder()
 _BEHIND = tuple(b"\x92" + _encoder.encode(behind) for behind in range(64))
@@ -42,13 +42,14 @@ _decoder = msgspec.msgpack.Decoder(
 
 
 class _Envelope:
-    """Messages to one peer, one behind the other."""
+    """The messages of one envelope, all to one peer, in order."""
 
     def __init__(self) -> None:
         self.messages: list[Sequence[Buffer]] = []
         self.nbytes = self.header_bytes = 0
 
     def takes(self, header: int, nbytes: int) -> bool:
+        """Return whether a message with a header and a total of these many bytes still fits."""
         return (
             len(self.messages) < MAX_ENCLOSED
             and self.nbytes + nbytes <= MAX_ENVELOPE_BYTES
@@ -61,7 +62,7 @@ class _Envelope:
         self.header_bytes += header + ENTRY_BYTES
 
     def frames(self, first: int) -> Sequence[Buffer]:
-        """As they leave; ``first``: frames before the prelude."""
+        """Return the frames to send; ``first`` is the number of frames before the prelude."""
         messages = self.messages
         if len(messages) == 1:
             return messages[0]
@@ -75,10 +76,10 @@ class _Envelope:
 
 
 def enclose(messages: Sequence[Sequence[Buffer]], *, addressed: bool = False) -> list[Sequence[Buffer]]:
-    """Frames of messages, put into envelopes, in the order of what is said to each peer.
+    """Put messages into envelopes, and return the frames to send. The order of messages to each peer is kept.
 
     Args:
-        addressed: the routing id of its receiver stands before each message.
+        addressed: each message has the routing id of its receiver as its first frame.
 
     Example:
         >>> from protocol.codec import decode, encode
@@ -87,7 +88,8 @@ def enclose(messages: Sequence[Sequence[Buffer]], *, addressed: bool = False) ->
         >>> [decode(one)[0] for one in open_envelope(envelope)]
         [TaskCredit(tasks=3), Drain(reason='')]
     """
-    if len(messages) < 2:  # the common case where little is said
+    # The common case where few messages are sent.
+    if len(messages) < 2:
         return list(messages)
     first = int(addressed)
     out: list[Sequence[Buffer]] = []
@@ -111,7 +113,7 @@ def enclose(messages: Sequence[Sequence[Buffer]], *, addressed: bool = False) ->
 
 
 def _may_be_enclosed(frames: Sequence[Buffer], first: int) -> bool:
-    """Whether these are the frames of one message of ours, and not too many."""
+    """Return whether these are the frames of one message of this protocol, and not too many."""
     return (
         2 <= len(frames) - first < 2 + len(_BEHIND)
         and frames[first] == PRELUDE
@@ -121,10 +123,10 @@ def _may_be_enclosed(frames: Sequence[Buffer], first: int) -> bool:
 
 
 def open_envelope(frames: Sequence[Buffer]) -> list[Sequence[Buffer]]:
-    """The frames of each message that came in one; without those of an envelope, what came.
+    """Return the frames of each message in an envelope; frames without an envelope are one message.
 
     Raises:
-        VersionMismatch, LimitExceeded, Malformed: the envelope is none, or its frames are not those it speaks of.
+        VersionMismatch, LimitExceeded, Malformed: the envelope is unusable, or its number of frames is wrong.
     """
     if len(frames) < 2 or not frames[1] or frames[1][0] not in _ARRAYS:
         return [frames]
@@ -132,7 +134,7 @@ def open_envelope(frames: Sequence[Buffer]) -> list[Sequence[Buffer]]:
     try:
         entries = _decoder.decode(frames[1])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise Malformed(f"envelope: {said(error)}") from None
+        raise Malformed(f"envelope: {short_error(error)}") from None
     messages: list[Sequence[Buffer]] = []
     at = 2
     for behind, header in entries:
@@ -144,7 +146,10 @@ def open_envelope(frames: Sequence[Buffer]) -> list[Sequence[Buffer]]:
 
 
 def messages_in(frames: Sequence[Buffer], sender: str) -> Iterator[tuple[AnyMessage, list[bytes]]]:
-    """What ``sender`` has said, each with the frames behind it; what cannot be decoded is logged and left out."""
+    """Yield each message from ``sender`` with the frames behind its header.
+
+    Messages that cannot be decoded are logged and left out.
+    """
     try:
         for one in open_envelope(frames):
             try:

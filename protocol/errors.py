@@ -1,29 +1,29 @@
 """Errors of the wire.
 
 ProtocolError
-├── VersionMismatch   the peer speaks another major version of the protocol
+├── VersionMismatch   the peer speaks a different major version of the protocol
 ├── LimitExceeded     a message is larger than the agreed limits (checked before decoding)
 ├── Malformed         bytes that are not a message of this protocol
 └── LinkDown          the other side did not answer within the deadline
 
-AddressRefused        an address that other hosts can reach, without a token or keys that keep strangers out (final)
-KeysUnusable          a keys folder lacks what is needed of it, or holds something else (final)
+AddressRefused        an address that other hosts can reach, without keys that keep strangers out (final)
+KeysUnusable          a keys folder lacks a file that is needed, or holds one that cannot be used (final)
 WeightsError          weights that must not be loaded
 
-``final`` says that a new start of the process would only repeat the error, see `launch.exit_codes`.
+``final`` means that the error would only come again if the process were restarted, see `launch.exit_codes`.
 """
 
 from typing import ClassVar
 
 
 class ProtocolError(Exception):
-    """Base of everything that can go wrong between two processes; ``code`` is what a refusal says of it."""
+    """Base of everything that can go wrong between two processes; ``code`` is the code of the refusal."""
 
     code = "malformed"
 
 
 class VersionMismatch(ProtocolError):
-    """The peer speaks another major version."""
+    """The peer speaks a different major version of the protocol."""
 
     code = "version"
 
@@ -35,7 +35,7 @@ class LimitExceeded(ProtocolError, ValueError):
 
 
 class Malformed(ProtocolError, ValueError):
-    """Bytes that are not a message of this protocol; the text carries the path to the culprit."""
+    """Bytes that are not a message of this protocol; the text has the path of the field that is wrong."""
 
 
 class LinkDown(ProtocolError, ConnectionError):
@@ -49,7 +49,7 @@ class AddressRefused(ValueError):
 
 
 class KeysUnusable(Exception):
-    """A keys folder lacks what is needed of it, or holds something else; the text names the file and the cure."""
+    """A keys folder lacks a file or holds one that cannot be used; the text names the file and the cure."""
 
     final: ClassVar[bool] = True
 

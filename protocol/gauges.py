@@ -1,21 +1,21 @@
-"""The gauges of heartbeats: name, unit, how the broker puts those of several peers together, and meaning.
+"""The gauges of heartbeats: name, unit, meaning, and how the broker merges the values of several peers.
 
-Actors, generators and learners send them, the broker merges them, and the learner's TensorBoard, `/metrics`, `/status`
-and docs/run/metrics.md show them under ``role/name``. They stand here because four rooms read them. A peer may send
-gauges that are declared nowhere; they are merged by `merge_of`.
+Actors, generators and learners send gauges, and the broker merges them. The learner's TensorBoard,
+`/metrics`, `/status` and docs/run/metrics.md show them under ``role/name``. They are declared here because
+four packages read them. A peer may send gauges that are not declared; `merge_of` says how they are merged.
 """
 
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 Merge = Literal["sum", "mean", "total"]
-"""How values of several peers become one. "total" is a sum that counts on after a peer is gone."""
+"""How the values of several peers are merged. "total" is a sum that still includes peers that are gone."""
 ENV = "env/"
-"""Begins the name of a gauge that an environment made. It has no role: actors pass it through."""
+"""Prefix of an environment's gauges. They are shown without a role, because actors only pass them through."""
 
 
 class Gauge(NamedTuple):
-    """One number that is reported again and again."""
+    """One number that a process reports repeatedly."""
 
     name: str
     unit: str
@@ -27,7 +27,7 @@ def table(gauges: Iterable[Gauge]) -> dict[str, Gauge]:
     """Return gauges by name.
 
     Raises:
-        ValueError: two have one name.
+        ValueError: two gauges have the same name.
 
     Example:
         >>> list(table([Gauge("idle_share", "share", "time without work")]))
@@ -80,7 +80,7 @@ GENERATOR = table(
         Gauge("policy_version", "version", "mean policy version in service"),
     ]
 )
-"""Of generators."""
+"""Gauges that generators report."""
 
 ACTOR = table(
     [
@@ -99,7 +99,7 @@ ACTOR = table(
         ),
     ]
 )
-"""Of actors."""
+"""Gauges that actors report."""
 
 LEARNER = table(
     [
@@ -110,16 +110,16 @@ LEARNER = table(
         Gauge("units_wanted", "units", "units that the learner waits for in all", "sum"),
     ]
 )
-"""Of learners; shown by `/status` only, because they stand still while the learner reports."""
+"""Gauges that learners report, only while they wait. Only `/status` shows them."""
 
 BY_ROLE = {"actor": ACTOR, "generator": GENERATOR, "learner": LEARNER}
 
 
 def merge_of(role: str, name: str) -> Merge:
-    """Return how a gauge of several peers becomes one.
+    """Return how the values of a gauge from several peers are merged.
 
-    A gauge that is declared nowhere, such as an environment's own, is averaged; if its name ends in ``_total`` it is a
-    counter, which is added up and counts on after the peer is gone.
+    A gauge that is declared nowhere, for example an environment's, is averaged. If its name ends in
+    ``_total`` it is a counter: values are added up, and peers that are gone still count.
 
     Example:
         >>> merge_of("generator", "running_requests"), merge_of("actor", "env/games_total"), merge_of("actor", "env/x")

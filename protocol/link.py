@@ -1,4 +1,4 @@
-"""A peer's connection to the broker: one for an asyncio loop, one with a thread of its own."""
+"""A peer's connection to the broker: `AsyncLink` for an asyncio loop, `ThreadLink` with its own thread."""
 
 import asyncio
 import contextlib
@@ -29,12 +29,16 @@ OnMessage = Callable[[AnyMessage, list[bytes]], None]
 
 
 class AsyncLink:
-    """A peer's connection to the broker on an asyncio loop: joins, beats, rejoins by itself.
+    """A peer's connection to the broker on an asyncio loop. It joins, sends heartbeats and rejoins by itself.
 
-    ``on_message`` gets every message but Welcome; ``on_join`` is called after each Welcome, so that the owner
-    can announce again what it has (credit, unacknowledged segments). ``on_failure`` is told, once, why the link
-    can go on no longer; without its heartbeats this peer will be taken for dead, so its role has to end.
-    ``keys`` is the keys folder of an encrypted run.
+    Args:
+        on_message: called with every message but Welcome and Heartbeat, and the frames behind its header.
+        on_join: called after each Welcome, so that the owner can announce again what it has (credit,
+            unacknowledged segments).
+        progress: called for the content of each heartbeat.
+        on_failure: called once, with the reason, if the link ends by an error. Without heartbeats the broker
+            will take this peer for dead, so its role has to end.
+        keys: keys folder of an encrypted run; None: nothing is encrypted.
     """
 
     def __init__(
@@ -64,10 +68,16 @@ class AsyncLink:
         self._socket.send(encode(message, body))
 
     def send_frames(self, frames: Frames) -> None:
+        """Send a message that is already encoded."""
         self._socket.send(frames)
 
     async def joined(self, timeout_s: float) -> None:
-        """Wait for the first Welcome; raises LinkDown naming the endpoint, or what has ended the link."""
+        """Wait for the first Welcome.
+
+        Raises:
+            LinkDown: no Welcome came in time, or the link has ended; the text names the endpoint or the
+                error.
+        """
         try:
             await asyncio.wait_for(self._joined.wait(), timeout_s)
         except TimeoutError:
@@ -77,7 +87,8 @@ class AsyncLink:
 
     async def close(self, reason: str = "") -> None:
         self._ticker.cancel()
-        with contextlib.suppress(LinkDown):  # too much is waiting; the broker will miss us
+        # If too many messages wait, the Goodbye is left out; the broker will find out by the silence.
+        with contextlib.suppress(LinkDown):
             self.send(Goodbye(reason=reason))
         self._socket.close()
 
@@ -85,7 +96,8 @@ class AsyncLink:
         for message, rest in messages_in(frames, "the broker"):
             try:
                 self._take(message, rest)
-            except Exception:  # what else was said at once counts all the same
+            except Exception:
+                # The other messages that came with it are still handled.
                 log.exception("%s could not be handled", type(message).__name__)
 
     def _take(self, message: AnyMessage, rest: list[bytes]) -> None:
@@ -94,7 +106,8 @@ class AsyncLink:
         if self.session.received(message, time.monotonic()):
             self._joined.set()
             self._on_join()
-        elif not isinstance(message, Heartbeat | Welcome):  # answers to ours; the session has noted them
+        # The session has noted the answers to Hello and Heartbeat; the owner needs neither.
+        elif not isinstance(message, Heartbeat | Welcome):
             self._on_message(message, rest)
 
     async def _tick(self) -> None:
@@ -113,11 +126,15 @@ class AsyncLink:
 
 
 class ThreadLink:
-    """A peer's connection to the broker in a thread of its own, for a role whose main thread computes.
+    """A peer's connection to the broker in its own thread, for a role whose main thread computes.
 
-    Messages arrive in ``inbox``, a queue of (message, frames behind the header); None marks each (re)join, and
-    an exception is the last item: the thread has ended by it, and whoever reads the inbox should raise it.
-    ``keys`` is the keys folder of an encrypted run; ``trouble`` says why the broker does not take us, if it said so.
+    Messages arrive in ``inbox``, a queue of (message, frames behind the header). None marks each join and
+    rejoin. An exception is the last item: it has ended the thread, and the reader of the inbox should raise
+    it. ``trouble`` says why the broker does not admit this peer, if it said so.
+
+    Args:
+        progress: called in the link's thread for the content of each heartbeat.
+        keys: keys folder of an encrypted run; None: nothing is encrypted.
     """
 
     def __init__(
@@ -135,10 +152,12 @@ class ThreadLink:
         self._endpoint, self._progress = endpoint, progress
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._wake_address = f"inproc://link-{id(self)}"
+        # Invariant: any thread appends to the outbox, and only the link's thread removes from it.
         self._outbox: deque[tuple[Frames, int | None]] = deque()
-        self._stop, self._again = threading.Event(), threading.Event()
+        self._stop, self._rejoin_asked = threading.Event(), threading.Event()
         self._wake_in = self._context.socket(zmq.PAIR)
         self._wake_in.bind(self._wake_address)
+        # Invariant: a ZeroMQ socket serves one thread at a time, so `_wake_in` sends under this lock only.
         self._wake_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="broker link", daemon=True)
         self._thread.start()
@@ -147,19 +166,20 @@ class ThreadLink:
         """Queue a message; may be called from any thread.
 
         Args:
-            join: it answers what came after the so many-th None of the inbox, and is left out when we have to join
-                again before it leaves: the broker would take it for a word of the next join.
+            join: number of the join that the message belongs to, counted by the None items of the inbox. If
+                the link joins again before the message leaves, the message is left out, because the broker
+                would count it for the later join.
         """
         self.send_frames(encode(message, body), join=join)
 
     def send_frames(self, frames: Frames, *, join: int | None = None) -> None:
-        """The same of a message that is encoded already."""
+        """Queue a message that is already encoded; see `send`."""
         self._outbox.append((frames, join))
         self._wake()
 
     def rejoin(self) -> None:
-        """Join once more, behind all that was sent: the broker then says anew what it knows."""
-        self._again.set()
+        """Join again, after all queued messages, so that the broker repeats what it knows."""
+        self._rejoin_asked.set()
         self._wake()
 
     def close(self, reason: str = "") -> None:
@@ -170,7 +190,8 @@ class ThreadLink:
         self._wake_in.close()
 
     def _wake(self) -> None:
-        with self._wake_lock, contextlib.suppress(zmq.Again):  # wake-ups are queued already
+        # A full queue of wake-ups wakes the thread just as well.
+        with self._wake_lock, contextlib.suppress(zmq.Again):
             self._wake_in.send(b"", zmq.DONTWAIT)
 
     def _run(self) -> None:
@@ -192,7 +213,7 @@ class ThreadLink:
     def _exchange(
         self, socket: "zmq.Socket[bytes]", wake: "zmq.Socket[bytes]", watch: HandshakeWatch
     ) -> None:
-        """Until told to stop."""
+        """Send and receive until `close` is called."""
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(wake, zmq.POLLIN)
@@ -204,8 +225,9 @@ class ThreadLink:
             if why := watch.look(time.monotonic()):
                 log.error("%s", why)
                 self.trouble = why
-            if watch.reconnected() or self._again.is_set():  # before what comes over it is read
-                self._again.clear()
+            # Rejoin before anything is read that came over the new connection.
+            if watch.reconnected() or self._rejoin_asked.is_set():
+                self._rejoin_asked.clear()
                 self.session.reconnected(time.monotonic())
             if socket in ready:
                 self._receive(socket)
@@ -254,7 +276,7 @@ def _drain(socket: "zmq.Socket[bytes]") -> None:
 
 
 def no_answer(endpoint: str, timeout_s: float, trouble: str) -> str:
-    """What to tell whoever waited in vain for a broker."""
+    """Return the error text for a caller that waited in vain for a broker."""
     return trouble or (
         f"no broker answered at {endpoint} within {timeout_s:g} s; is it started, and is the port right?"
     )

@@ -1,8 +1,13 @@
-"""Every message of the protocol, one Struct each; SPEC.md says who sends what, when.
+"""Every message of the protocol, one Struct each, and for every field who writes it, who reads it, and why.
 
-Structs are encoded as MessagePack maps whose key ``type`` names the message. Decoding ignores keys it does
-not know, and the broker forwards the *bytes* of a segment header, so unknown fields survive the journey.
+SPEC.md says when a message is sent and what follows.
+
+Structs are encoded as MessagePack maps whose key ``type`` names the message. A decoder ignores keys that
+it does not know, and the broker forwards the *bytes* of segment headers, so unknown fields reach the learner.
 All times on the wire are durations in seconds: clocks of two hosts are never compared.
+
+The broker writes tasks, segments, the learner's Hello, commits and publications to its journal.
+`offbeat journal` shows them, and `offbeat retrain` reads them.
 """
 
 from typing import Annotated, Any, Literal
@@ -24,28 +29,28 @@ LARGEST_COUNT, LARGEST_VERSION, LARGEST_DURATION_S = 2**63 - 1, 2**31 - 1, 1e9
 
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 Label = Annotated[str, Meta(max_length=MAX_NAME)]
-"""A name that may be missing, or a short code."""
+"""A name that may be empty, or a short code."""
 Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID)]
-"""Made of names: of a trajectory, unit, lease or request."""
+"""An identifier that is composed of names: a trajectory, unit, lease or request id."""
 Address = Annotated[str, Meta(max_length=MAX_ADDRESS)]
 FilePath = Annotated[str, Meta(max_length=MAX_PATH)]
 Prose = Annotated[str, Meta(max_length=MAX_TEXT)]
-"""For people."""
+"""Text for people."""
 Root = Annotated[str, Meta(max_length=MAX_ROOT)]
 Ids = Annotated[list[Id], Meta(max_length=MAX_IDS)]
 Free = Annotated[dict[Label, Any], Meta(max_length=MAX_KEYS)]
-"""What we do not look into; bounded as a whole by the header."""
+"""Free content that the protocol does not interpret; the header's size limit bounds it as a whole."""
 Gauges = Annotated[dict[Label, float], Meta(max_length=MAX_KEYS)]
 Count = Annotated[int, Meta(ge=0, le=LARGEST_COUNT)]
 Version = Annotated[int, Meta(ge=0, le=LARGEST_VERSION)]
 MaybeVersion = Annotated[int, Meta(ge=-1, le=LARGEST_VERSION)]
-"""-1: none."""
+"""A policy version, or -1 for none."""
 AtLeastOne = Annotated[int, Meta(ge=1, le=LARGEST_VERSION)]
 Int32 = Annotated[int, Meta(ge=-LARGEST_VERSION, le=LARGEST_VERSION)]
 Seed = Annotated[int, Meta(ge=-LARGEST_COUNT, le=LARGEST_COUNT)]
 Duration = Annotated[float, Meta(gt=0, le=LARGEST_DURATION_S)]
 Summand = Annotated[int, Meta(ge=0, le=2**40)]
-"""What is added up: sums stay within the 64 bits that MessagePack has."""
+"""A number that is added up. The bound keeps sums within the 64 bits of a MessagePack integer."""
 
 
 class Message(Struct, tag_field="type", frozen=True, kw_only=True, omit_defaults=True):
@@ -53,29 +58,55 @@ class Message(Struct, tag_field="type", frozen=True, kw_only=True, omit_defaults
 
 
 class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How tokens are drawn. ``temperature = 0`` is greedy; training needs top_p = 1 and top_k = 0."""
+    """How the actor has the tokens of an episode sampled. Training needs ``top_p = 1`` and ``top_k = 0``.
+
+    The learner writes it in each task. It leaves ``top_p``, ``top_k`` and ``seed`` at their defaults; other
+    programs that put tasks may set them.
+    """
 
     temperature: Annotated[float, Meta(ge=0)] = 1.0
+    """Read by the actor, which passes it to the generator and reports it in each Segment. 0 is greedy."""
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Read by the actor, which passes it to the generator."""
     top_k: Version = 0
+    """Read by the actor, which passes it to the generator. 0 means no bound."""
     max_turn_tokens: AtLeastOne = 64
+    """Read by the actor, which ends an action turn at this number of tokens."""
     max_trajectory_tokens: AtLeastOne = 256
+    """Read by the actor, which ends the trajectory there; the broker refuses segments beyond it."""
     seed: Seed | None = None
+    """Read by the actor, which derives the seed of each Generate from it."""
 
 
 class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One episode to be run: which environment, which instance of it, as a member of which rollout group."""
+    """One episode to run: which environment, which instance of it, as a member of which rollout group.
+
+    The learner writes it in PutTasks, and the broker leases it to an actor in LeaseTask.
+    """
 
     task_id: Name
+    """Read by the broker, which queues each id once, and by the actor, whose trajectory id begins with it."""
     env: Name
+    """Read by the actor, which rejects a task of an environment it does not run."""
     data: Free = field(default_factory=dict)
+    """Read by the actor, which resets the environment with it: the task instance, as index and split."""
     group_id: Name
+    """Read by the broker, which assembles rollout groups; copied by the actor into segments."""
     group_size: AtLeastOne
+    """Read by the broker, which waits for this number of members; copied by the actor into segments."""
     member: Count = 0
+    """Place in the rollout group. For programs of others; in Offbeat the learner reads only its own copy."""
     purpose: Purpose = "train"
+    """Read by the broker, which leases and delivers evaluation first; copied by the actor into segments."""
     sampling: Sampling = Sampling()
+    """Read by the actor for each request to a generator; the broker reads the length limit."""
     min_policy_version: Version = 0
+    """Read by the actor, which asks generators for this version or a later one (lockstep, evaluation)."""
     deadline_s: Duration = 120.0
+    """Read by the actor, which fails a longer episode, and by the broker for the end of the lease.
+
+    The learner of Offbeat leaves the default.
+    """
 
 
 class Turn(Struct, frozen=True, array_like=True):
@@ -83,164 +114,245 @@ class Turn(Struct, frozen=True, array_like=True):
 
     Turns are counted over actions and observations together, from 0 (the prompt, an observation). A turn that
     is cut by a segment boundary appears in both segments, with the same index.
+
+    The actor writes it. The broker refuses a segment with a turn outside its tokens.
     """
 
     index: Count
+    """Read by the learner, which joins the pieces of a cut turn and matches rewards with turns."""
     start: Count
+    """Read by the learner: first token of the turn, counted from the start of the trajectory."""
     end: Count
+    """Read by the learner: one past the last token of the turn."""
     action: bool
+    """Read by the learner for advantages per turn: whether the policy sampled this turn."""
 
 
 class Reward(Struct, frozen=True, array_like=True):
-    """A named reward for the action turn with index ``turn``."""
+    """A named reward for the action turn ``turn``; the actor writes what the environment returned."""
 
     name: Label
+    """Shown by `offbeat journal export` and in errors; the learner adds up rewards of all names."""
     turn: Count
+    """Read by the learner, which places the reward on the last token of this turn."""
     value: float
+    """Read by the learner, which rejects a trajectory with a reward that is not finite."""
 
 
 # --- any role -> broker -----------------------------------------------------------------------------------
 
 
 class Hello(Message, tag="hello", frozen=True):
-    """First message of a peer, and again after every reconnect; ``attempt`` counts them from 0.
-
-    Of a learner: ``epoch`` numbers its process in the run, ``lineage`` is the epoch with which its line of
-    checkpoints began, ``step`` the learner steps its own checkpoint covers. Of a generator: ``endpoint`` is for actors,
-    ``weights_url`` where it serves the policy versions it holds.
-    """
+    """First message of a peer, and again after every reconnect. The peer writes it, the broker reads it."""
 
     role: Role
+    """Tells the broker which messages it may accept. With encryption, the peer's key must have this role."""
     peer: Name
+    """Name of the peer, unique in the run. Without encryption it must be the routing id of the connection."""
     incarnation: Count
+    """Grows with each process of a name. The broker lets a newer process replace an older one only."""
     host: Label = ""
+    """Shown by `/status` and `offbeat status`."""
     pid: Count = 0
+    """Process id, shown by `/status` and `offbeat status`."""
     endpoint: Address = ""
+    """Written by a generator: where it listens. The broker passes it on to actors in Generators."""
     deliver: DeliveryUnit = "group"
+    """Written by the learner: what the broker delivers as one unit. `offbeat retrain` reads it, too."""
     epoch: Count = 0
+    """Written by the learner: number of its process in the run. The broker refuses one that is too low."""
     lineage: Count = 0
+    """Written by the learner: epoch in which its line of checkpoints began.
+
+    The broker keeps its tasks and segments if the lineage is unchanged, and drops them if it is not.
+    """
     step: Count = 0
+    """Written by the learner: steps that its own checkpoint covers.
+
+    The broker releases units committed up to this step, and delivers units again that were committed later.
+    """
     weights_url: Address = ""
+    """Written by a generator: where it serves versions. The broker lists it in WeightsReady.sources."""
     attempt: Count = 0
+    """Counts the Hellos of the process from 0; the broker returns it in the Welcome."""
 
 
 class Heartbeat(Message, tag="heartbeat", frozen=True):
-    """Sent every ``heartbeat_s``; carries progress, not only life.
+    """Sent every ``heartbeat_s``; it reports progress, not only life.
 
-    ``progress`` must grow while the peer has work (tokens, steps, episodes); ``busy`` says that it has work.
-    ``gauges`` are free numbers for ``/status`` and TensorBoard.
+    The broker answers with a Heartbeat that has only ``policy_version`` set. Its arrival tells the peer that
+    the broker lives.
     """
 
     progress: float = 0.0
+    """Written by the peer: a number that grows while it works. The broker renews leases by it."""
     busy: bool = False
+    """Written by the peer: it has work.
+
+    The broker does not offer a generator that is busy without progress, and grants no segment credit beyond
+    its bounds while the learner is busy and makes progress. `offbeat train` restarts a generator or learner
+    that is busy without progress.
+    """
     policy_version: Version = 0
+    """Written by a generator: the version in service.
+
+    The broker repeats WeightsReady to a generator that lacks the newest version, lists a generator that has
+    it as a source, and passes the number on in GeneratorInfo. The learner writes its own version, and the
+    broker the newest one; nothing in Offbeat reads these two.
+    """
     gauges: Gauges = field(default_factory=dict)
+    """Written by the peer, merged by the broker for `/status`, `/metrics` and QueueStats."""
 
 
 class Goodbye(Message, tag="goodbye", frozen=True):
-    """The peer leaves on purpose; what it held returns to the queue at once."""
+    """The peer leaves on purpose, so the broker returns what it held to the queues at once."""
 
     reason: Prose = ""
+    """Written by the peer. For programs of others; nothing in Offbeat reads it."""
 
 
 # --- learner -> broker ------------------------------------------------------------------------------------
 
 
 class PutTasks(Message, tag="put_tasks", frozen=True):
-    """New tasks for the queue. A task_id seen before is ignored, so the message may be repeated."""
+    """New tasks for the queue. The broker ignores a task_id that it knows, so the message may be repeated."""
 
     tasks: Annotated[list[Task], Meta(max_length=MAX_TASKS)]
+    """Written by the learner, read by the broker, which queues the new tasks or, if they do not fit, none."""
 
 
 class DeliveryCredit(Message, tag="delivery_credit", frozen=True):
-    """The learner can take ``units`` more deliveries (adds to what is left)."""
+    """Flow control of Deliver."""
 
     units: Count
+    """Written by the learner: units it can take, added to its unused credit. The broker delivers no more."""
 
 
 class Commit(Message, tag="commit", frozen=True):
-    """These units (by id) are done with: ``trained`` entered a gradient, ``dropped`` were filtered out.
+    """The learner has trained these units or dropped them.
 
-    Up to the next Checkpointed that covers ``step`` the broker can give them back. ``replayed_tokens`` entered a
-    gradient again, from the learner's own replay table; they were committed as trained before. ``version`` is the one
-    that this step updated; -1 where nothing was trained.
+    The broker keeps them until a Checkpointed covers ``step``, because a learner that restarts from a
+    checkpoint before that needs them again.
     """
 
     epoch: Count
+    """Written by the learner; the broker refuses an epoch that is not the one of its Hello."""
     step: Count
+    """Written by the learner: its step. The broker releases the units when a checkpoint covers it."""
     trained: Ids = field(default_factory=list)
+    """Unit ids that entered a gradient, in that order. The broker counts their tokens as trained."""
     dropped: Ids = field(default_factory=list)
+    """Unit ids that the learner filtered out or only evaluated. The broker counts their tokens as dropped."""
     replayed_tokens: Summand = 0
+    """Tokens trained again from the learner's replay buffer; they were committed as trained before.
+
+    The broker adds them up for `/status` and `/metrics`.
+    """
     version: MaybeVersion = -1
+    """Version that the step updated; -1 if nothing was trained. `offbeat retrain` reads it."""
 
 
 class Checkpointed(Message, tag="checkpointed", frozen=True):
-    """Steps up to ``step`` will never be done again: what they committed may be let go for good."""
+    """A checkpoint is on disk: no learner will repeat the steps up to ``step``."""
 
     epoch: Count
+    """Written by the learner; the broker refuses an epoch that is not the one of its Hello."""
     step: Count
+    """Written by the learner; the broker releases for good what was committed up to this step."""
 
 
 class PublishWeights(Message, tag="publish_weights", frozen=True):
-    """A new policy version exists; the broker passes the newest on to generators.
-
-    ``manifest`` is a path on the learner's host, ``url`` where that host serves versions, if it does. ``root`` is the
-    root hash of its tensors: who has it from the broker need not trust whom the bytes come from. ``line``: the restarts
-    behind these weights, as pairs (version continued, its new number), see `protocol.version_line`.
-    """
+    """A new policy version exists. The broker announces the newest one to generators in WeightsReady."""
 
     epoch: Count
+    """Written by the learner; the broker refuses an epoch that is not the one of its Hello."""
     version: Version
+    """Written by the learner, read by the broker for staleness; it refuses a lower one of the same epoch."""
     manifest: FilePath
+    """Written by the learner: path of the manifest on its host. The broker passes it on to generators."""
     url: Address = ""
+    """Written by the learner: URL where its host serves versions. The broker makes it the last source."""
     root: Root = ""
+    """Written by the learner: hash that determines every byte. The broker passes it on to generators."""
     line: Annotated[list[tuple[Version, Version]], Meta(max_length=MAX_FORKS)] = field(default_factory=list)
+    """Written by the learner: restarts behind these weights, as pairs (version continued, its new number).
+
+    The broker measures policy lag with it, see `protocol.version_line`; `offbeat retrain` reads it, too.
+    """
 
 
 # --- actor -> broker --------------------------------------------------------------------------------------
 
 
 class TaskCredit(Message, tag="task_credit", frozen=True):
-    """The actor can run ``tasks`` more episodes (adds to what is left)."""
+    """Flow control of LeaseTask."""
 
     tasks: Count
+    """Written by the actor: episodes it can run, added to its unused credit. The broker leases no more."""
 
 
 class Segment(Message, tag="segment", frozen=True):
-    """A contiguous, immutable piece of a trajectory. Its arrays follow in the body frame, see ``arrays``.
+    """A contiguous, immutable piece of a trajectory; its arrays follow in the body frame.
 
-    ``index`` counts the trajectory's segments from 0, ``offset`` is the position of its first token in the
-    trajectory. ``status`` other than "unfinished" closes the trajectory. Arrays (all as long as the number of
-    tokens): ``token_ids`` int32, ``action_mask`` uint8, ``logp_behaviour`` float32 (0 on observations),
-    ``policy_version`` int32 (-1 on observations); more may be added by name.
+    The actor writes it. The broker checks the header, writes header and body to its journal, and forwards
+    their bytes to the learner behind a Deliver. `offbeat journal show` and `export` print fields of it.
+
+    Arrays, each with one element per token: ``token_ids`` int32, ``action_mask`` uint8, ``logp_behaviour``
+    float32 (0 on observations), ``policy_version`` int32 (-1 on observations). Others may be added by name.
     """
 
     trajectory_id: Id
+    """Task id and attempt. The broker refuses one that is not leased; the learner joins segments by it."""
     task_id: Name
+    """Read by the broker to find the task, and by the learner to follow the attempts at it."""
     group_id: Name
+    """Read by the learner to form rollout groups; the broker compares it with the task's."""
     group_size: AtLeastOne
+    """Read by the broker, which compares it with the task's; the learner only copies it."""
     index: Count
+    """Number of the segment in its trajectory, from 0. Broker and learner find gaps and duplicates by it."""
     offset: Count
+    """Position of the first token in the trajectory. Broker and learner refuse one that does not fit."""
     tokens: Count
+    """Number of tokens. Read by the broker for its ledger; broker and learner compare the arrays with it."""
     action_tokens: Count
+    """Number of sampled tokens. Read by the broker for its ledger; the learner compares the mask with it."""
     status: TrajectoryStatus
+    """Anything but "unfinished" closes the trajectory for broker and learner. "failed" is not trained."""
     stop_reason: Label = ""
+    """Why the turn or the trajectory ended. Shown by `offbeat journal export` only."""
     env: Label = ""
+    """Environment. The learner's replay buffer recognises equal prompts by it; `offbeat journal` shows it."""
     purpose: Purpose = "train"
+    """Read by the learner to tell evaluation from training; the broker compares it with the task's."""
     version_min: MaybeVersion = -1
+    """Oldest version among the action tokens. The broker only checks that it is consistent."""
     version_max: MaybeVersion = -1
+    """Newest version among the action tokens. The broker drops a unit as stale by it."""
     turns: Annotated[list[Turn], Meta(max_length=MAX_ITEMS)] = field(default_factory=list)
+    """Turns with tokens in this segment. Read by the learner for advantages per turn."""
     rewards: Annotated[list[Reward], Meta(max_length=MAX_ITEMS)] = field(default_factory=list)
+    """Rewards of the action turn that ends here. Read by the learner."""
     temperature: float = 1.0
+    """Read by the learner for its log-probabilities; it refuses trajectories of mixed temperatures."""
     kv: KvPolicy = "recomputed"
+    """Effect of weight updates on the KV cache. The learner copies it; nothing in Offbeat acts on it."""
     generator: Label = ""
+    """Generator that sampled the last tokens. Shown by `offbeat journal export` only."""
     error: Prose = ""
+    """Why the episode failed. Shown by `offbeat journal export`; the learner only copies it."""
     extra: Free = field(default_factory=dict)
+    """Free content, shown by `offbeat journal export`. The learner reads ``correct`` of the last segment."""
     arrays: "ArraySpecs" = field(default_factory=list)
+    """Places of the arrays in the body. Read by the broker, which checks them, and by the learner."""
 
 
 class ArraySpec(Struct, frozen=True, array_like=True):
-    """One array of a body frame: little-endian ``dtype``, ``length`` elements, from byte ``offset`` on."""
+    """One array of a body frame: little-endian ``dtype``, ``length`` elements, from byte ``offset`` on.
+
+    `protocol.codec.pack_arrays` writes all fields at the sender, `unpack_arrays` reads them at the receiver.
+    The broker reads them to check that the arrays of a segment are complete and fit into the body.
+    """
 
     name: Label
     dtype: Literal["i4", "i8", "u1", "f4", "f8"]
@@ -252,182 +364,242 @@ ArraySpecs = Annotated[list[ArraySpec], Meta(max_length=MAX_ARRAYS)]
 
 
 class TaskRejected(Message, tag="task_rejected", frozen=True):
-    """The actor cannot run this task (unknown environment, draining); the broker leases it to another."""
+    """The actor cannot run this task (unknown environment, draining); the broker leases it again."""
 
     lease_id: Id
+    """Written by the actor; the broker ends this lease."""
     reason: Prose
+    """Written by the actor. At "draining" and "full" the broker voids its task credit and counts no loss."""
 
 
 # --- broker -> any role -----------------------------------------------------------------------------------
 
 
 class Welcome(Message, tag="welcome", frozen=True):
-    """Answer to the Hello of this ``attempt``: the run, the rhythm, the limits, the newest policy version."""
+    """Answer to a Hello; the broker writes all fields."""
 
     run: Label
+    """Read by every peer, which ends if it belongs to a different run."""
     epoch: Count
+    """Epoch of the newest learner. For programs of others; nothing in Offbeat reads it."""
     heartbeat_s: float
+    """Read by every peer: seconds between its heartbeats. After five in silence the peer says Hello again."""
     policy_version: Version
+    """Newest published version.
+
+    A learner that restarts gives its versions higher numbers. A generator that joins late runs no request
+    before it has this version.
+    """
     limits: Annotated[dict[Label, Count], Meta(max_length=MAX_KEYS)] = field(default_factory=dict)
+    """Size limits of the broker. For programs of others; nothing in Offbeat reads it."""
     attempt: Count = 0
+    """Hello.attempt of the Hello that this answers. The peer ignores a Welcome to an earlier Hello."""
 
 
 class Refused(Message, tag="refused", frozen=True):
-    """A request was not accepted: ``code`` for programs, ``message`` with the cure for people."""
+    """A message was not accepted; the broker writes all fields."""
 
     code: Label
+    """Read by programs: at "unknown_peer" a peer says Hello again, at "queue_full" the learner ends."""
     message: Prose
+    """Text for people, with the cure. The peer logs it."""
     fatal: bool = False
+    """Read by every peer, which ends when it is set."""
 
 
 class GeneratorInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A live generator an actor may use."""
+    """A live generator that actors may use. The broker writes it, actors read it."""
 
     peer: Name
+    """Name of the generator. Actors choose its public key by it and name it in their logs."""
     endpoint: Address
+    """Address that actors connect to."""
     policy_version: Version = 0
+    """Version in service. An actor that needs a later one waits longer for the first token."""
 
 
 class Generators(Message, tag="generators", frozen=True):
-    """To actors: the generators that are healthy now (sent on every change)."""
+    """List of the healthy generators, sent to an actor that joins and to all actors on every change."""
 
     generators: Annotated[list[GeneratorInfo], Meta(max_length=MAX_ITEMS)]
+    """Written by the broker; the actor asks these generators and no others."""
 
 
 class LeaseTask(Message, tag="lease_task", frozen=True):
-    """To an actor: run this task; the lease is renewed by segments and heartbeats, ``attempt`` counts from 0."""
+    """An actor is to run this task. Its segments and the progress in its heartbeats renew the lease."""
 
     lease_id: Id
+    """Written by the broker; TaskRejected and CancelTask name the lease by it."""
     attempt: Count
+    """Written by the broker, counted from 0; the actor makes it a part of the trajectory id."""
     task: Task
+    """Written by the learner; the actor runs it."""
 
     @property
     def trajectory_id(self) -> str:
-        """What its segments must have."""
+        """Trajectory id that the segments of this lease must have."""
         return names.trajectory_id(self.task.task_id, self.attempt)
 
 
 class CancelTask(Message, tag="cancel_task", frozen=True):
-    """To an actor: stop working on this lease (expired, or no longer wanted)."""
+    """An actor is to stop work on a lease that has expired or is no longer wanted."""
 
     lease_id: Id
+    """Written by the broker; the actor cancels the episode of this lease."""
     reason: Prose
+    """Written by the broker; the actor logs it."""
 
 
 class SegmentAck(Message, tag="segment_ack", frozen=True):
-    """To an actor: what happened to segment (trajectory_id, index)."""
+    """Answer to one Segment; the broker writes all fields. The actor keeps the segment until it comes."""
 
     trajectory_id: Id
+    """Names the segment together with ``index``; the actor frees it."""
     index: Count
+    """Number of the segment in its trajectory."""
     status: Literal["stored", "duplicate", "refused"]
+    """Written by the broker. At "refused" the actor ends the episode."""
     reason: Prose = ""
+    """Why the broker refused the segment; it begins with a code. The actor logs it."""
 
 
 class SegmentCredit(Message, tag="segment_credit", frozen=True):
-    """To an actor: it may have ``segments`` more segments unacknowledged (adds to what is left)."""
+    """Flow control of Segment."""
 
     segments: Count
+    """Written by the broker: segments that the actor may send, added to its unused credit."""
 
 
 class Held(Message, tag="held", frozen=True):
-    """To a learner that continues a lineage: training tasks the broker holds, done or not; it need not put them.
-
-    ``unit_ids``: what was delivered and is not committed; a unit among them that the learner is done with it commits
-    again.
-    ``more``: another message with the rest follows.
-    """
+    """List of what the broker holds, sent by it to the learner after each Welcome, maybe in parts."""
 
     task_ids: Ids = field(default_factory=list)
+    """Training tasks, done or not. A learner that continues the lineage adopts them, and puts only others."""
     unit_ids: Ids = field(default_factory=list)
+    """Units delivered and not committed. The learner repeats the commits among them, which were lost."""
     more: bool = False
+    """Tells the learner that another Held follows; it acts on the whole list only."""
 
 
 class CheckpointWanted(Message, tag="checkpoint_wanted", frozen=True):
-    """To the learner: what it has committed fills the journal; write a checkpoint after this step."""
+    """Committed units fill the journal; the learner is to write a checkpoint after this step."""
 
     reason: Prose = ""
+    """Written by the broker; the learner logs it."""
 
 
 class Deliver(Message, tag="deliver", frozen=True):
-    """To the learner: one delivery unit, leased until it is committed. Its segments' headers and bodies follow.
-
-    ``redelivered`` is set when it was delivered before.
-    """
+    """One unit, leased to the learner until it is committed. Headers and bodies of its segments follow."""
 
     unit_id: Id
+    """Written by the broker; the learner recognises a unit that it has, and names the unit in Commit."""
     segments: Count
+    """Written by the broker; the learner rejects a delivery with a different number of segments behind it."""
     complete: bool = True
+    """Written by the broker: no member is missing, or this is the last window of the trajectory.
+
+    Where the unit is unusable or committed already, the learner reads from it that nothing more will come.
+    """
     redelivered: bool = False
+    """Written by the broker: delivered before. For programs of others; nothing in Offbeat reads it."""
 
 
 class Dropped(Message, tag="dropped", frozen=True):
-    """To the learner: a unit will never be delivered (too stale, failed, expired); frees its capacity."""
+    """Notice to the learner that a unit will never be delivered (too stale, failed, expired)."""
 
     unit_id: Id
+    """Written by the broker; the learner frees the room of this group or of this member."""
     group_id: Name
+    """Written by the broker; the learner finds the rollout group, or the evaluation task, by it."""
     trajectories: Count
+    """Written by the broker, counted by the learner. 0 is a window before the last, which frees no room."""
     reason: Prose
+    """Written by the broker; the learner counts the trajectories under ``dropped_REASON``."""
 
 
 class WeightsReady(Message, tag="weights_ready", frozen=True):
-    """To generators: the newest policy version, the path of its manifest on the learner's host, and the URLs of
-    hosts that serve it, other generators' first, the learner's last."""
+    """The newest policy version, announced to a generator, which fetches, verifies and loads it."""
 
     epoch: Count
+    """Copied by the broker from PublishWeights; the generator orders versions by (epoch, version)."""
     version: Version
+    """Copied by the broker from PublishWeights; the generator takes a version newer than its own only."""
     manifest: FilePath
+    """Copied by the broker from PublishWeights; generators on the learner's host read the version there."""
     sources: Annotated[list[Address], Meta(max_length=MAX_SOURCES)] = field(default_factory=list)
+    """Written by the broker: URLs that serve the version, first of generators, last of the learner.
+
+    A generator on a different host fetches the version from one of them.
+    """
     root: Root = ""
+    """Copied by the broker from PublishWeights; the generator checks by it the bytes that a source sends."""
 
 
 class Drain(Message, tag="drain", frozen=True):
-    """To any peer: finish what you have, send it, say Goodbye and end."""
+    """The peer is to finish its work, send it, say Goodbye and end."""
 
     reason: Prose = ""
+    """Written by the broker; actors and generators log it, and the learner reports it as why it ended."""
 
 
 class QueueStats(Message, tag="queue_stats", frozen=True):
-    """To the learner, about once a second: the broker's gauges, for its TensorBoard."""
+    """The broker's gauges, sent to the learner about once a second."""
 
     gauges: Annotated[dict[Label, float], Meta(max_length=MAX_ITEMS)]
+    """Written by the broker; the learner shows them in TensorBoard, and counts sampled tokens with one."""
 
 
 # --- actor <-> generator ----------------------------------------------------------------------------------
 
 
 class Generate(Message, tag="generate", frozen=True):
-    """Sample a continuation of the token ids in the body (array ``token_ids``)."""
+    """Sample a continuation of the tokens in the body. The actor writes all fields for the generator."""
 
     request_id: Name
+    """Name of the request on its connection; Chunk and Abort repeat it. The generator refuses one in use."""
     max_tokens: AtLeastOne
+    """Number of tokens at which the generator ends the answer."""
     temperature: float = 1.0
+    """Temperature of sampling; the generator refuses a negative one."""
     top_p: float = 1.0
+    """Nucleus of sampling; the generator refuses one outside (0, 1]."""
     top_k: Int32 = 0
+    """Candidates of sampling, 0 for all; the generator refuses a negative number."""
     seed: Seed | None = None
+    """Seed of this request. The actor gives each turn, and each continuation of a turn, a different one."""
     stop_token_ids: Annotated[list[Int32], Meta(max_length=MAX_ITEMS)] = field(default_factory=list)
+    """Tokens that end the answer. If the list is empty, the generator uses the end tokens of its model."""
     min_policy_version: Version = 0
+    """The generator holds the request until it has this version, at most 60 s, then answers with an error."""
     arrays: ArraySpecs = field(default_factory=list)
+    """Place of the array ``token_ids`` in the body: the prompt."""
 
 
 class Abort(Message, tag="abort", frozen=True):
     """Stop this request; a last chunk with finish_reason "abort" follows."""
 
     request_id: Name
+    """Written by the actor; the generator stops this request of the same connection."""
 
 
 class Chunk(Message, tag="chunk", frozen=True):
-    """Newly sampled tokens: arrays ``token_ids``, ``logp_behaviour``, ``policy_version`` in the body.
-
-    ``finish_reason`` "" means that more follows. ``offset`` is the number of this request's tokens that were
-    sent before this chunk: another number than the receiver has means that some were lost on the way.
-    """
+    """Newly sampled tokens: arrays ``token_ids``, ``logp_behaviour``, ``policy_version`` in the body."""
 
     request_id: Name
+    """Written by the generator; the actor finds the turn by it, and ignores chunks of requests it gave up."""
     offset: Count = 0
+    """Written by the generator: tokens of this request that it sent before this chunk.
+
+    If the actor has a different number, tokens were lost: it gives the request up and asks again.
+    """
     finish_reason: Literal["", "stop", "length", "abort", "error"] = ""
+    """Written by the generator; "" means that more follows. At "abort" and "error" the actor asks again."""
     error: Prose = ""
+    """Written by the generator; the actor names it in its log and in the error of a failed episode."""
     kv: KvPolicy = "recomputed"
+    """Written by the generator: what weight updates do to the KV cache. The actor copies it to Segment.kv."""
     arrays: ArraySpecs = field(default_factory=list)
+    """Written by the generator: places of the arrays in the body. The actor reads the tokens with it."""
 
 
 AnyMessage = (

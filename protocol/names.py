@@ -1,13 +1,13 @@
-"""Names of tasks, trajectories and units: made and taken apart here, and nowhere else.
+"""Names of tasks, trajectories and units. They are composed and parsed here, and nowhere else.
 
     group         1g17            lineage 1, the group that was dealt out as number 17
-    task          1g17.3          its member 3
-    trajectory    1g17.3.0        attempt 0 at that task
-    window unit   1g17.3.0/2      segment 2 of that trajectory, delivered by itself
-    evaluation    1eval-before-5  of epoch 1; task and group have one name
+    task          1g17.3          member 3 of this group
+    trajectory    1g17.3.0        attempt 0 at this task
+    window unit   1g17.3.0/2      segment 2 of this trajectory, delivered as a unit
+    evaluation    1eval-before-5  evaluation "before" of epoch 1, task 5; its group has the same name
 
-A unit of a whole group has the group's name, a unit of one trajectory the trajectory's. To the broker all of them are
-text; only the forms with an attempt and with a segment index mean something to it.
+A unit of a whole group has the group's name, a unit of one trajectory the trajectory's name. To the
+broker names are text, except that it appends and reads the attempt, and appends the segment index.
 """
 
 import re
@@ -21,7 +21,7 @@ _LARGEST_ATTEMPT_DIGITS = 9
 
 
 class TrainingTask(NamedTuple):
-    """What the name of a training task says."""
+    """The parts of a training task's name."""
 
     lineage: int
     group_index: int
@@ -39,7 +39,7 @@ def group_id(lineage: int, group_index: int) -> str:
 
 
 def group_index(group: str) -> int:
-    """Return the place of a group in the order in which groups were dealt out.
+    """Return the number of a group: its place in the order in which groups were dealt out.
 
     Example:
         >>> group_index("3g17")
@@ -59,7 +59,7 @@ def task_id(group: str, member: int) -> str:
 
 
 def training_task(task: str) -> TrainingTask | None:
-    """Take the name of a training task apart; None if it is not one of ours.
+    """Parse the name of a training task; return None if the name has a different form.
 
     Example:
         >>> training_task("1g17.3")
@@ -114,7 +114,7 @@ def attempt_of(trajectory: str) -> int:
 
 
 def window_id(trajectory: str, index: int) -> str:
-    """Name the unit of one segment that is delivered by itself.
+    """Name the unit of a single segment, a window.
 
     Example:
         >>> window_id("1g17.3.0", 2)
@@ -124,7 +124,7 @@ def window_id(trajectory: str, index: int) -> str:
 
 
 def window(unit: str) -> SegmentKey | None:
-    """Return trajectory and index of a window; None for a unit of whole trajectories.
+    """Return trajectory and segment index of a window, or None for a unit of whole trajectories.
 
     Example:
         >>> window("1g17.3.0/2"), window("1g17")
@@ -135,7 +135,7 @@ def window(unit: str) -> SegmentKey | None:
 
 
 def without_window(unit: str) -> str:
-    """Return the group or trajectory that a unit belongs to.
+    """Return the group or trajectory that a unit is, or is a window of.
 
     Example:
         >>> without_window("1g17.3.0/2"), without_window("1g17")
@@ -145,7 +145,7 @@ def without_window(unit: str) -> str:
 
 
 def group_of_unit(unit: str) -> str:
-    """Return the group in a unit's name, of whichever form.
+    """Return the group in the name of a unit of any form.
 
     Example:
         >>> group_of_unit("1g17"), group_of_unit("1g17.3.0"), group_of_unit("1g17.3.0/2")
@@ -155,7 +155,7 @@ def group_of_unit(unit: str) -> str:
 
 
 def evaluation_id(epoch: int, tag: str, index: int) -> str:
-    """Name a task of an evaluation, and its group.
+    """Name a task of an evaluation; its group has the same name.
 
     Example:
         >>> evaluation_id(1, "before 0", 5)
@@ -165,7 +165,7 @@ def evaluation_id(epoch: int, tag: str, index: int) -> str:
 
 
 def is_evaluation(name: str, epoch: int) -> bool:
-    """Whether a name is that of an evaluation task of this epoch.
+    """Return whether a name belongs to an evaluation task of this epoch.
 
     Example:
         >>> is_evaluation("1eval-before 0-5", 1), is_evaluation("11eval-before 0-5", 1)

@@ -1,4 +1,4 @@
-"""No process may outlive the one that started it, not even when that one is killed."""
+"""A process must not outlive the process that started it, not even if that one is killed."""
 
 import ctypes
 import multiprocessing
@@ -7,18 +7,19 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
-# Loaded here, because between fork and exec nothing may be imported.
+# Loaded at import, because nothing may be imported between fork and exec.
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def die_with_parent(parent: int = 0) -> None:
-    """Ask Linux to SIGKILL this process when the thread that started it ends; does nothing elsewhere.
+    """Ask Linux to SIGKILL this process when the thread that started it ends; do nothing on other systems.
 
     Args:
-        parent: process id of the parent, which may be dead already; 0: that of `multiprocessing`, if there is one.
+        parent: process id of the parent, which may be dead already. 0 means the parent process that
+            `multiprocessing` knows, if there is one.
 
     Raises:
-        OSError: the kernel refused.
+        OSError: the kernel refused the request.
     """
     if _LIBC is None:
         return
@@ -27,6 +28,6 @@ def die_with_parent(parent: int = 0) -> None:
     if not parent:
         started_by = multiprocessing.parent_process()
         parent = (started_by.pid or 0) if started_by is not None else 0
-    # It may have died before we asked.
+    # The parent may have died before the request.
     if parent and os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,8 +1,9 @@
 """The peer's side of a connection to the broker, without sockets and clocks.
 
-A `Session` says what to send and when: Hello until a Welcome comes, heartbeats in the rhythm that the Welcome
-asks for, Hello again when the broker has been silent or does not know us (it was restarted), or when the connection
-is another than before. Whoever owns the socket passes ``now`` (monotonic seconds) in and sends what comes out.
+A `Session` decides what to send and when: Hello until a Welcome comes, then heartbeats in the rhythm that the
+Welcome asks for. It says Hello again when the broker has been silent, when the broker does not know this peer
+(it was restarted), or when the connection was replaced. The owner of the socket passes ``now`` (monotonic
+seconds) in and sends the messages that come out.
 """
 
 from dataclasses import dataclass
@@ -15,12 +16,12 @@ HELLO_RETRY_S = 1.0
 MISSED_BEATS = 5
 SLOW_BROKER_S = 5.0
 SHORTEST_BEAT_S, LONGEST_BEAT_S = 0.01, 600.0
-"""Whatever rhythm a Welcome asks for, a peer neither floods the broker nor forgets it."""
+"""Bounds of the time between heartbeats, so that no Welcome makes a peer flood or forget the broker."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a heartbeat reports; see `protocol.messages.Heartbeat`."""
+    """The content of a heartbeat; see `protocol.messages.Heartbeat`."""
 
     progress: float = 0.0
     busy: bool = False
@@ -29,7 +30,7 @@ class Progress:
 
 
 class Session:
-    """State of one peer's connection: joined or not, when to speak next, whether the broker still lives.
+    """State of one peer's connection: joined or not, when to send next, when the broker was last heard.
 
     Example:
         >>> session = Session(Hello(role="actor", peer="a0", incarnation=1), now=0.0)
@@ -50,7 +51,7 @@ class Session:
         self.welcome: Welcome | None = None
         self.joins = 0
         self.policy_version = 0
-        """Of the last Welcome, also while we are about to join again."""
+        """Policy version of the last Welcome; it stays while the session joins again."""
         self._attempts = self._void = 0
         self._beat_s = HELLO_RETRY_S
         self._heard = now
@@ -61,26 +62,27 @@ class Session:
         return self.welcome is not None
 
     def silent_for(self, now: float) -> float:
-        """Seconds since the broker was last heard."""
+        """Return the seconds since the last message from the broker."""
         return now - self._heard
 
     def received(self, message: AnyMessage, now: float) -> bool:
-        """Note a message from the broker; True when it made us join (again)."""
+        """Note a message from the broker; return True if it is a Welcome by which the session joins."""
         self._heard = now
         match message:
             case Welcome() if message.attempt < self._void:
-                pass  # the answer to a Hello of the connection before; the one of this connection is still to go
+                # The answer to a Hello over an earlier connection; the Hello of this one has yet to leave.
+                pass
             case Welcome() if message.attempt + 1 < self._attempts:
-                # The answer to a Hello that we have repeated since; joining by it would announce twice what
-                # the broker counts anew with each. The answer to the last one is on its way.
+                # The answer to a Hello that was repeated since. The broker counts credit from zero at each
+                # Hello, so joining now would announce the credit twice. The answer to the last Hello is on
+                # its way.
                 if self.welcome is None:
                     self._next = now + SLOW_BROKER_S
             case Welcome():
                 self.welcome, self.policy_version = message, message.policy_version
                 self.joins += 1
-                self._beat_s = min(
-                    LONGEST_BEAT_S, max(SHORTEST_BEAT_S, message.heartbeat_s)
-                )  # NaN: the shortest
+                # In this order of arguments NaN becomes the shortest time.
+                self._beat_s = min(LONGEST_BEAT_S, max(SHORTEST_BEAT_S, message.heartbeat_s))
                 self._next = now + self._beat_s
                 return True
             case Refused(code="unknown_peer"):
@@ -89,12 +91,12 @@ class Session:
         return False
 
     def reconnected(self, now: float) -> None:
-        """The connection is another: join again, so that both sides say again what may be lost with the one before."""
+        """Join again after the connection was replaced, so that both sides repeat what may be lost."""
         self.welcome, self._void = None, self._attempts
         self._next = now
 
     def due(self, now: float, progress: Progress) -> list[AnyMessage]:
-        """Messages to send now."""
+        """Return the messages to send now."""
         if self.welcome and self.silent_for(now) > MISSED_BEATS * self._beat_s:
             self.welcome = None
             self._next = now

@@ -1,7 +1,7 @@
-"""ZeroMQ sockets with our limits, and a driver for them on an asyncio loop.
+"""ZeroMQ sockets with the limits of this protocol, and a driver for them on an asyncio loop.
 
-Plain sockets drained in batches, not ``zmq.asyncio``: half the cost per small message, and no receive is ever
-cancelled. A socket belongs to one thread.
+The driver drains plain sockets in batches and does not use ``zmq.asyncio``: a small message costs half as
+much, and no receive is ever cancelled. A socket belongs to one thread.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 OUTBOX_LIMIT = 100_000
 COPIED_BYTES = 65_536
 KEPT_BYTES = 8_192
-"""From this size on ZeroMQ has a received frame in memory of its own, which may be kept without keeping more."""
+"""Size from which ZeroMQ gives a received frame its own memory, so that keeping it keeps nothing else."""
 BODIES = 3
-"""Frames before the first body: routing id, prelude, header."""
+"""Number of frames before the first body: routing id, prelude, header."""
 LOOK_S = 0.25
 PUMP_BATCH, PUMP_S = 64, 0.01
-SAID_LIMIT = 1_024
-"""Messages that are put into envelopes at a time."""
+UNSENT_LIMIT = 1_024
+"""Upper limit of the messages that wait to be put into envelopes."""
 LINGER_MS = 2_000
 
 _SNDMORE = int(zmq.SNDMORE)
@@ -39,15 +39,15 @@ _recv: Callable[..., "zmq.Frame"] = zmq.backend.Socket.recv
 _copied: Callable[..., bytes] = zmq.backend.Socket.recv
 
 OnFrames = Callable[[Any], None]
-"""Gets a list of bytes; of a ROUTER, large bodies are views."""
+"""Called with a list of bytes; large bodies from a ROUTER are views."""
 
 
 def dealer(
     context: "zmq.Context[zmq.Socket[bytes]]", identity: str, keys: ClientKeys | None = None
 ) -> "zmq.Socket[bytes]":
-    """A DEALER with our limits: bounded frames, quick reconnect, ZMTP heartbeats that find a frozen host.
+    """Create a DEALER with bounded frames, quick reconnects, and ZMTP heartbeats that detect a frozen host.
 
-    With keys it is encrypted, and its routing id is known to the other side alone.
+    With keys it is encrypted, and only the other side knows its routing id.
     """
     socket = context.socket(zmq.DEALER, LeanSocket)
     socket.setsockopt(zmq.ROUTING_ID, identity.encode() if keys is None else unguessable_id())
@@ -58,7 +58,7 @@ def dealer(
 
 
 def router(context: "zmq.Context[zmq.Socket[bytes]]") -> "LeanRouter":
-    """A ROUTER with our limits; a peer that comes back under its old name takes the name over."""
+    """Create a ROUTER with these limits; a peer that comes back under its old name takes the name over."""
     socket = cast("LeanRouter", context.socket(zmq.ROUTER, LeanRouter))
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     _limit(socket)
@@ -78,10 +78,10 @@ def _limit(socket: "zmq.Socket[bytes]") -> None:
 
 
 class LeanSocket(zmq.Socket[bytes]):
-    """The same socket, with half the work around each frame: plain integers for flags, no check of types.
+    """A ZeroMQ socket with half the work per frame: flags are plain integers, and types are not checked.
 
-    Large frames are handed over without a copy; they must be bytes, which nobody can change afterwards. What a
-    `LeanRouter` has kept is handed back to ZeroMQ as it is.
+    Large frames are passed to ZeroMQ without a copy; they must be bytes, which nobody can change afterwards.
+    A frame that a `LeanRouter` has kept is passed back to ZeroMQ as it is.
     """
 
     def send_multipart(  # type: ignore[override]
@@ -104,24 +104,24 @@ class LeanSocket(zmq.Socket[bytes]):
     ) -> list[bytes]:
         flags, parts = int(flags), []
         while True:
-            frame = _recv(
-                self, flags, False
-            )  # to ask a frame whether more follow is cheaper than to ask the socket
+            # Receive frames, because asking a frame whether more follow is cheaper than asking the socket.
+            frame = _recv(self, flags, False)
             parts.append(frame.bytes)
             if not frame.more:
                 return parts
 
 
 class LeanRouter(LeanSocket):
-    """A ROUTER whose large bodies stay where ZeroMQ has them: views of its frames, to be sent on without a copy."""
+    """A ROUTER that returns large bodies as views of ZeroMQ's frames, which can be sent on without a copy."""
 
     def recv_multipart(  # type: ignore[override]
         self, flags: int = 0, copy: bool = True, track: bool = False
     ) -> list[Buffer]:
-        return self.recv_behind([_copied(self, int(flags))])  # a routing id never comes alone
+        # A routing id never comes alone.
+        return self.recv_behind([_copied(self, int(flags))])
 
     def recv_behind(self, parts: list[Buffer]) -> list[Buffer]:
-        """The rest of a message whose first part has been received; parts of a message come together."""
+        """Receive the rest of a message whose first parts are given; the parts of a message come together."""
         while True:
             frame = _recv(self, _AGAIN, False)
             large = len(parts) >= BODIES and len(frame) >= KEPT_BYTES
@@ -131,16 +131,17 @@ class LeanRouter(LeanSocket):
 
 
 def _frame(part: Buffer) -> object:
-    """What ZeroMQ is given for a part that it is not to copy."""
+    """Return the object to pass to ZeroMQ for a part that it should not copy."""
     kept = part.obj if type(part) is memoryview else part
     return kept if isinstance(kept, zmq.Frame) and len(kept) == len(part) else bytes(part)
 
 
 class AsyncSocket:
-    """A ZeroMQ socket on an asyncio loop: ``on_frames`` is called for every multipart message.
+    """A ZeroMQ socket on an asyncio loop. Messages sent in one turn of the loop leave together, in envelopes.
 
-    What is sent in one turn of the loop leaves together (`protocol.envelopes`). ``watch`` looks after its handshakes,
-    if it connects.
+    Args:
+        on_frames: called with the frames of every multipart message.
+        watch: watch of the handshakes, for a socket that connects.
     """
 
     def __init__(
@@ -153,32 +154,36 @@ class AsyncSocket:
         self._handle: Callable[..., None] = on_frames
         self._watch = watch
         self._addressed = socket.type == zmq.ROUTER
-        self._said: list[Sequence[Buffer]] = []
-        """In this turn; of `_outbox` from the next look on."""
+        self._unsent: list[Sequence[Buffer]] = []
+        """Messages sent in this turn of the loop; the next `_flush` moves them to `_outbox`."""
         self._outbox: deque[Sequence[Buffer]] = deque()
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self._scheduled = False
         self.pumping = False
-        """Whether messages are being handled: `after_batch` will be called."""
+        """True while messages are being handled, after which `after_batch` is called."""
         self.after_batch: Callable[[], None] = lambda: None
-        """Called when all that has come is handled; what it sends leaves at once."""
+        """Called after each batch of messages is handled; messages that it sends leave at once."""
         self._loop.add_reader(socket.fileno(), self._pump)
         self._schedule()
-        self._look()
+        self._watch_handshakes()
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """Send, or keep until the socket takes it; raises LinkDown when too much is kept."""
-        if len(self._said) >= SAID_LIMIT:
+        """Queue a message, which leaves with others of this turn as soon as the socket takes it.
+
+        Raises:
+            LinkDown: too many messages wait.
+        """
+        if len(self._unsent) >= UNSENT_LIMIT:
             self._flush()
         if len(self._outbox) >= OUTBOX_LIMIT:
             raise LinkDown(f"{OUTBOX_LIMIT} messages wait for a peer that takes none")
-        self._said.append(frames)
+        self._unsent.append(frames)
         if not self._scheduled:
             self._schedule()
 
     def close(self) -> None:
-        """Hand what is left to ZeroMQ (it lingers shortly) and close."""
+        """Pass waiting messages to ZeroMQ, which lingers for `LINGER_MS`, and close."""
         if self._closed:
             return
         self._flush()
@@ -188,35 +193,38 @@ class AsyncSocket:
             self._watch.close()
         self._socket.close()
 
-    def _look(self) -> None:
+    def _watch_handshakes(self) -> None:
         if self._watch is None or self._closed:
             return
         if why := self._watch.look(time.monotonic()):
             log.error("%s", why)
-        self._loop.call_later(LOOK_S, self._look)
+        self._loop.call_later(LOOK_S, self._watch_handshakes)
 
     def _schedule(self) -> None:
-        if not self._scheduled:  # one look serves all that is sent meanwhile
+        # One call of `_pump` serves all messages that are sent until then.
+        if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._pump)
 
     def _flush(self) -> None:
-        if self._said:
-            said, self._said = self._said, []
+        if self._unsent:
+            said, self._unsent = self._unsent, []
             self._outbox.extend(enclose(said, addressed=self._addressed))
         while self._outbox:
             try:
                 self._socket.send_multipart(self._outbox[0], zmq.DONTWAIT)
             except zmq.Again:
                 return
-            except zmq.ZMQError as error:  # ROUTER_MANDATORY is off, so this is a closed context
+            except zmq.ZMQError as error:
+                # ROUTER_MANDATORY is off, so this is a closed context.
                 log.warning("send failed: %s", error)
             self._outbox.popleft()
 
     def _pump(self) -> None:
-        # The descriptor is edge-triggered: drain until empty, and look again after every send. A batch at a
-        # time, so that a flood of messages starves neither timers nor other sockets of the loop; the answers to a
-        # batch leave together, as each that leaves alone wakes ZeroMQ's thread, and before the loop goes round again.
+        # The descriptor is edge-triggered, so drain the socket until it is empty, and look again after every
+        # send. Work in batches, so that a flood of messages does not starve timers and other sockets of the
+        # loop. Answers to a batch leave together and before the loop goes on, because each send alone wakes
+        # ZeroMQ's thread.
         if self._closed:
             return
         self._scheduled = self.pumping = True
@@ -229,7 +237,7 @@ class AsyncSocket:
             self._schedule()
 
     def _receive(self) -> bool:
-        """Handle what has come and send the answers; False if there may be more."""
+        """Handle a batch of messages and send the answers; return False if there may be more messages."""
         full, until = False, time.monotonic() + PUMP_S
         for _ in range(PUMP_BATCH):
             if time.monotonic() > until:
@@ -238,10 +246,11 @@ class AsyncSocket:
                 message = self._take()
             except zmq.Again:
                 self._guarded(self.after_batch)
-                if self._closed or not (self._outbox or self._said):
+                if self._closed or not (self._outbox or self._unsent):
                     return True
                 if full:
-                    # The descriptor tells when it takes more, unless the look just now has taken its edge.
+                    # The descriptor signals when the socket takes more, unless the check just now used up its
+                    # edge.
                     return not self._socket.poll(0, zmq.POLLOUT)
                 self._flush()
                 full = bool(self._outbox)
@@ -255,9 +264,14 @@ class AsyncSocket:
     def _guarded(self, call: Callable[..., None], *arguments: Any) -> None:
         try:
             call(*arguments)
-        except Exception:  # the rest would stay unread until the next message comes
+        except Exception:
+            # Go on, because the remaining messages would stay unread until the next one comes.
             log.exception("a message could not be handled")
 
     def _take(self) -> tuple[Any, ...]:
-        """Receive a message; returns what is passed on of it, raises Again when there is none."""
+        """Receive a message, and return the arguments for the handler.
+
+        Raises:
+            zmq.Again: there is none.
+        """
         return (self._socket.recv_multipart(_AGAIN),)

@@ -1,13 +1,15 @@
-"""How far weights are from one another where a learner was set back to a checkpoint. Pure.
+"""Policy lag between versions where a learner went back to a checkpoint. Pure.
 
-Version numbers only grow. A learner that takes up a checkpoint publishes its weights under a number above all that
-were published before, and says which version they continue; so versions are a tree, and only one line of it is alive:
+Version numbers only grow. A learner that resumes from a checkpoint publishes its weights under a number above
+all that were published before, and says which version they continue. So versions form a tree, and only one
+line of it is alive:
 
     0 -- 1 -- ... -- 10 -- 11 -- ... -- 19      19 was the newest when the learner died
                       \\
                        20 -- 21 -- ...          20 has the weights of 10
 
-Policy lag is counted in versions along that tree: 10 lags nothing behind 20, and 17 lags seven, as if it were 13.
+Policy lag is counted in versions along that tree: 10 lags zero versions behind 20, and 17 lags seven,
+as 13 does.
 """
 
 from bisect import bisect_right
@@ -18,18 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_FORKS = 64
-"""What is older than so many restarts is counted by its number alone."""
+"""Restarts that are remembered. The lag of a version from before them is the difference of the numbers."""
 
 
 class VersionLine:
-    """The line of weights that is trained now, and where it left others.
+    """The line of weights that is trained now, and the places where it left older lines.
 
     Args:
-        forks: pairs (version continued, its new number), in the order in which they came about; the newest `MAX_FORKS`
-            count.
+        forks: pairs (version continued, its new number), oldest first; only the newest `MAX_FORKS` count.
 
     Raises:
-        ValueError: numbers do not grow.
+        ValueError: the numbers do not grow.
 
     Example:
         >>> line = VersionLine([(10, 20)])
@@ -45,36 +46,40 @@ class VersionLine:
         self._best: list[int] = []
         for continued, number in forks:
             self._add(continued, number)
-        self._look_ahead()
+        self._index_forks()
 
     @property
     def start(self) -> int:
-        """First number of the line that is alive; 0 as long as no learner was set back."""
+        """First version of the line that is alive; 0 if no learner has gone back to a checkpoint."""
         return self.forks[-1][1] if self.forks else 0
 
     def fork(self, continued: int, number: int) -> None:
-        """Version ``number`` has the weights of ``continued``."""
+        """Add a restart: version ``number`` has the weights of ``continued``.
+
+        Raises:
+            ValueError: the numbers do not grow.
+        """
         self._add(continued, number)
-        self._look_ahead()
+        self._index_forks()
 
     def place(self, version: int) -> int:
-        """The number on the newest line, or before it, that lags as far behind as this version does."""
+        """Return the number on the newest line, or below its start, that lags as far as this version."""
         start = self.start
         return version if version >= start or version < 0 else start - self._distance(version, start)
 
     def freshest(self, version: int) -> int:
-        """The latest place of any version up to this one."""
+        """Return the largest `place` of any version up to this one."""
         if version >= self.start or version < 0:
             return version
         best = bisect_right(self._continued, version)
         return max(self.place(version), self._best[best - 1] if best else 0)
 
     def lag(self, version: int, current: int) -> int:
-        """Versions between two sets of weights; ``current`` is on the newest line."""
+        """Return the policy lag of ``version`` behind ``current``, which is on the newest line."""
         return current - self.place(version)
 
     def placed(self, versions: NDArray[Any]) -> NDArray[Any]:
-        """`place` of each element, same shape and dtype; -1 (no version) stays as it is."""
+        """Return `place` of each element, with shape and dtype unchanged; -1 (no version) stays -1."""
         if not self.forks or not len(versions) or int(versions.min()) >= self.start:
             return versions
         numbers, where = np.unique(versions, return_inverse=True)
@@ -87,8 +92,11 @@ class VersionLine:
             )
         self.forks = (*self.forks, (continued, number))[-MAX_FORKS:]
 
-    def _look_ahead(self) -> None:
-        """Where lines were left is where the freshest of what is older by number lies."""
+    def _index_forks(self) -> None:
+        """Store the largest place up to each continued version, for `freshest`.
+
+        Up to any number below `start`, the freshest version is that number or one that was continued.
+        """
         self._continued = sorted(continued for continued, _ in self.forks)
         self._best, best = [], 0
         for continued in self._continued:
@@ -96,11 +104,13 @@ class VersionLine:
             self._best.append(best)
 
     def _distance(self, one: int, other: int) -> int:
+        """Return the number of versions on the way between two versions of the tree."""
         passed = 0
         starts = [number for _, number in self.forks]
         while (i := bisect_right(starts, one)) != (j := bisect_right(starts, other)):
             if i > j:
                 one, other, j = other, one, i
-            continued, number = self.forks[j - 1]  # the later branch, back to where it began
+            # Follow the later branch back to where it began.
+            continued, number = self.forks[j - 1]
             passed, other = passed + other - number, continued
         return passed + abs(one - other)

@@ -1,7 +1,7 @@
 """Files that are either there as a whole or not at all.
 
-A file is written beside its place, brought to the disk, and renamed. After a crash the old content is there, or the
-new one; with ``durable``, after a power failure, too.
+A file is written under a temporary name in the same folder, synced to the disk, and renamed. After a crash
+the file has the old content or the new content; with ``durable``, also after a power failure.
 """
 
 import os
@@ -19,11 +19,11 @@ def write_whole(
     Args:
         content: text is written as UTF-8.
         mode: permissions of the new file, less the process's umask.
-        durable: also have the disk take the content and the name.
+        durable: sync the content and the name to the disk.
         shared: several processes may write this file at the same time.
 
     Raises:
-        OSError: the file could not be written; what was there before is untouched.
+        OSError: the file could not be written; the old file is unchanged.
 
     Example:
         >>> import tempfile
@@ -33,7 +33,7 @@ def write_whole(
         ('3', ['epoch'])
     """
     with whole_file(path, durable=durable, shared=shared) as partial:
-        # O_EXCL: nobody else's file of that name, and no link, is written to.
+        # O_EXCL, so that an existing file or link of this name is never written to.
         partial.unlink(missing_ok=True)
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with open(descriptor, "wb") as file:
@@ -42,10 +42,12 @@ def write_whole(
 
 @contextmanager
 def whole_file(path: Path, *, durable: bool = True, shared: bool = False) -> Iterator[Path]:
-    """Yield the path to write to; the file gets its name when the block ends well, else it is removed.
+    """Yield a temporary path to write to, and rename it to the file's name when the block ends.
+
+    If the block ends with an exception, the temporary file is removed.
 
     Args:
-        durable: also have the disk take the content and the name.
+        durable: sync the content and the name to the disk.
         shared: several processes may write this file at the same time.
     """
     unique = f"-{os.getpid()}-{secrets.token_hex(4)}" if shared else ""
@@ -63,10 +65,7 @@ def whole_file(path: Path, *, durable: bool = True, shared: bool = False) -> Ite
 
 
 def sync_file(path: Path) -> None:
-    """Have the disk take a file's content.
-
-    A folder's content are the names in it.
-    """
+    """Sync the content of a file to the disk; the content of a folder is the names in it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -75,4 +74,4 @@ def sync_file(path: Path) -> None:
 
 
 sync_folder = sync_file
-"""Have the disk take names that were made or changed in a folder."""
+"""Sync names that were created or changed in a folder to the disk."""

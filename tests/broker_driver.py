@@ -1,4 +1,4 @@
-"""Drives a Dispatcher with a virtual clock: what the broker's tests share."""
+"""Driver that runs a Dispatcher on a virtual clock, shared by the broker's tests."""
 
 import numpy as np
 
@@ -32,7 +32,7 @@ def config(**settings):
 
 
 def group(name, size=2, **fields):
-    """Tasks of one rollout group."""
+    """Return the tasks of one rollout group."""
     return [
         Task(task_id=f"{name}.{i}", env="e", group_id=name, group_size=size, member=i, **fields)
         for i in range(size)
@@ -46,7 +46,7 @@ def evaluation(name):
 def segment_frames(
     lease, index=0, *, offset=0, tokens=4, action_tokens=2, status="finished", version=0, **changes
 ):
-    """Frames of a segment that keeps all rules, but for ``changes`` of its header."""
+    """Return the frames of a segment that keeps all rules, except for ``changes`` of its header."""
     task = lease.task
     fields = {
         "trajectory_id": f"{task.task_id}.{lease.attempt}",
@@ -72,7 +72,7 @@ def segment_frames(
 
 
 class Driver:
-    """A broker and what it has sent to whom."""
+    """A broker's Dispatcher, and the messages it has sent to each peer."""
 
     def __init__(self, lag=4, boot="", folder=None, **settings):
         self.config = config(**settings)
@@ -99,7 +99,7 @@ class Driver:
         return recover(self.dispatcher.state, store, self.journal.recovered(), self.now)
 
     def flush(self, *, rotate=False):
-        """Write the journal, in a new file if asked."""
+        """Flush the journal; with ``rotate``, also begin a new file."""
         self.journal.flush()
         if rotate:
             self.journal.rotate(snapshot(self.dispatcher.state, self.dispatcher.state.store))
@@ -107,7 +107,7 @@ class Driver:
             self.journal.retain(self.dispatcher.state.store.files)
 
     def kill_broker(self):
-        """And start it again from what was written; returns the number of records it read."""
+        """Kill the broker and recover it from its journal. Return the number of records applied."""
         self.flush()
         self.journal.abandon()
         return self._recover()
@@ -115,7 +115,7 @@ class Driver:
     # --- sending ------------------------------------------------------------------------------------------
 
     def say(self, peer, message):
-        """One message of a peer; returns what the broker answers to anybody."""
+        """Send one message as ``peer``. Return the messages that the broker sends in answer, to any peer."""
         return self.say_frames(peer, encode(message))
 
     def say_frames(self, peer, frames):
@@ -164,7 +164,7 @@ class Driver:
         return self.say("learner", weights)
 
     def segment(self, peer, lease, index=0, **fields):
-        """Send a segment; returns its acknowledgement."""
+        """Send a segment. Return its acknowledgement."""
         answers = self.say_frames(peer, segment_frames(lease, index, **fields))
         return next(message for message in answers if isinstance(message, SegmentAck))
 
@@ -174,13 +174,13 @@ class Driver:
     def checkpointed(self, step, epoch=1):
         return self.say("learner", Checkpointed(epoch=epoch, step=step))
 
-    # --- what was sent ------------------------------------------------------------------------------------
+    # --- messages sent by the broker ----------------------------------------------------------------------
 
     def got(self, peer, kind):
         return [message for message in self.sent.get(peer, []) if isinstance(message, kind)]
 
     def take(self, peer, kind):
-        """Messages of one kind, each returned once."""
+        """Return the messages of one kind and remove them, so that each is returned once."""
         got = self.got(peer, kind)
         self.sent[peer] = [message for message in self.sent.get(peer, []) if not isinstance(message, kind)]
         return got
@@ -202,7 +202,7 @@ class Driver:
         return len(self.dispatcher.state.store)
 
     def balanced(self):
-        """The ledger closes: what is stored is what the sums say."""
+        """Assert that the ledger closes: its sums equal what the broker holds. Return True."""
         state = self.dispatcher.state
         segments = [p for t in state.assembly.trajectories.values() for p in t.segments]
         segments += [p for g in state.assembly.groups.values() for t in g.here for p in t.segments]

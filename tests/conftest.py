@@ -1,4 +1,4 @@
-"""Settings shared by all tests: one thread per process, no hub."""
+"""Settings shared by all tests: one thread per process, no model hub, DeepSpeed on the CPU."""
 
 import os
 

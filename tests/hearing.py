@@ -1,10 +1,10 @@
-"""What a role says, for tests that are its peers."""
+"""Decoding of a role's messages, for tests that act as its peers."""
 
 from protocol.codec import decode
 from protocol.envelopes import open_envelope
 
 
 def heard(frames):
-    """The messages of one multipart message, and the frames behind them."""
+    """Return the messages in one multipart message, and the body frames of the last."""
     said = [decode(one) for one in open_envelope(frames)]
     return [message for message, _ in said], said[-1][1]

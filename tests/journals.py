@@ -1,4 +1,4 @@
-"""Journals for tests: small ones, and what they hold."""
+"""Small journals for tests, and functions that read them."""
 
 from contextlib import closing
 
@@ -9,7 +9,7 @@ DEADLINE_S = 20.0
 
 
 class Closing(closing):
-    """A journal that is closed at the end of a block, and can be used without one."""
+    """A journal that a `with` block closes; `close` closes it without a block."""
 
     def close(self):
         self.thing.close()
@@ -20,16 +20,16 @@ def small(**settings):
 
 
 def begin(folder, config=None, **settings):
-    """The journal of run "run" in that folder."""
+    """Open the journal of run "run" in ``folder``."""
     return Closing(Journal.open(folder, run="run", config=config or small(), **settings))
 
 
 def contents(folder, **settings):
-    """Payloads that are read again."""
+    """Return the payloads that a recovery reads."""
     with begin(folder, **settings) as journal:
         return [record.payload for record in journal.recovered()]
 
 
 def files(folder):
-    """Bytes of each file of the journal."""
+    """Return the size in bytes of each file of the journal."""
     return {path.name: path.stat().st_size for path in folder.glob("journal-*.log")}

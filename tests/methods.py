@@ -1,4 +1,4 @@
-"""One setting of every part of the objective, for tests that hold for all of them."""
+"""Settings for every part of the objective, for tests that must hold for each of them."""
 
 from learner.algorithm_config import AlgorithmConfig
 
@@ -52,5 +52,5 @@ METHODS = {
 
 
 def method(name: str) -> AlgorithmConfig:
-    """The objective of that name."""
+    """Return the algorithm settings with this name."""
     return AlgorithmConfig.model_validate(METHODS[name])

@@ -1,10 +1,10 @@
-"""Trajectories made up for tests of the learner."""
+"""Artificial trajectories for tests of the learner."""
 
 import numpy as np
 
 from learner.trajectory import Trajectory
 from learner.update.batching import Batch, make_batch
-from learner.update.credit_assignment import Credit
+from learner.update.credit_assignment import TokenAdvantages
 from protocol.messages import Reward, Turn
 
 VOCABULARY = 48
@@ -23,7 +23,7 @@ def make_trajectory(
     seed: int = 0,
     observation: tuple[int, int] | None = None,
 ) -> Trajectory:
-    """Prompt, then action tokens; ``observation`` = (start, end) turns some of them into an observation."""
+    """Return a prompt and action tokens; ``observation`` = (start, end) makes this range an observation."""
     rng = np.random.default_rng([seed, *name.encode()])
     total = prompt + actions
     mask = np.arange(total) >= prompt
@@ -58,7 +58,7 @@ def make_group(
     spread: float = 0.5,
     version: int = 0,
 ) -> list[Trajectory]:
-    """One trajectory for each reward, behaviour log-probabilities around -log V."""
+    """Return one trajectory for each reward, with behaviour log-probabilities around -log V."""
     rng = np.random.default_rng([7, *group.encode()])
     lengths = lengths or [int(rng.integers(3, 9)) for _ in rewards]
     return [
@@ -76,7 +76,7 @@ def make_group(
 
 
 def make_batch_of_groups(groups: int = 3, size: int = 4, version: int = 0) -> list[Trajectory]:
-    """Groups with different returns and unequal lengths."""
+    """Return groups with different returns and unequal lengths."""
     rng = np.random.default_rng(3)
     return [
         trajectory
@@ -86,7 +86,7 @@ def make_batch_of_groups(groups: int = 3, size: int = 4, version: int = 0) -> li
 
 
 def batch_of(trajectories: list[Trajectory], advantages: np.ndarray | None = None, **bounds: int) -> Batch:
-    """A batch in which all tokens of a trajectory have the same advantage; 0 unless given."""
+    """Return a batch in which all tokens of a trajectory share one advantage, 0 unless given."""
     values = np.zeros(len(trajectories)) if advantages is None else np.asarray(advantages, dtype=float)
-    credit = Credit.of_trajectories(values, values, trajectories)
+    credit = TokenAdvantages.of_trajectories(values, values, trajectories)
     return make_batch(trajectories, credit, **{"current_version": 0, "max_policy_lag": 0} | bounds)

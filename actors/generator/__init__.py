@@ -1,7 +1,8 @@
 """The generator process: token ids in; token ids, log-probabilities and a policy version per token out.
 
-- `process`: the role; `listening`, `serving`, `requests`: where actors ask, and what becomes of their requests.
-- `engine`: what an inference engine must do; `vllm_engine`, `vllm_worker`, `vllm_stats`: vLLM in a child process;
-  `http_engine`: a vLLM server run by others. `model_folder`: what is read of a model.
-- `weights/`: from an announced version to the engine.
+- `process`: the role. `model_folder`: the facts that it reads from a model folder.
+- `listening`: the socket for actors. `serving`, `requests`: the requests of actors and their state.
+- `engine`: interface of an inference engine. `http_engine`: a vLLM server run by others.
+- `vllm_engine`, `vllm_worker`, `vllm_stats`: vLLM in a child process.
+- `weights/`: brings an announced version into the engine.
 """

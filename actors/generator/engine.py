@@ -1,4 +1,4 @@
-"""What a generator asks of an inference engine; `vllm_engine` and `http_engine` fulfil it."""
+"""Interface of an inference engine for a generator. `vllm_engine` and `http_engine` implement it."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Request:
 
 
 class SamplingEngine(Protocol):
-    """Token ids in; token ids, log-probabilities and versions out; weights replaced in between."""
+    """Engine that continues token ids, reports log-probabilities and versions, and takes new weights."""
 
     kv: KvPolicy
 
@@ -34,30 +34,32 @@ class SamplingEngine(Protocol):
         """Policy version that samples now."""
 
     def generate(self, request: Request) -> AsyncIterator[Sampled]:
-        """Tokens of one request as they come; the last item has a finish reason.
+        """Yield the tokens of one request as they come. The last item has a finish reason.
 
         Raises:
-            RequestRefused: the request is at fault. EngineFailed: the engine is.
+            RequestRefused: the request is at fault.
+            EngineFailed: the engine is at fault.
         """
 
     async def abort(self, request_id: str) -> None:
-        """End a request; its iterator yields what is left with finish reason "abort"."""
+        """End a request. Its iterator yields the remaining tokens, with finish reason "abort"."""
 
     async def apply_weights(self, manifest: Manifest, data: Path) -> float:
-        """Replace the weights by those of a *verified* file, in the middle of running requests.
+        """Replace the weights by the tensors of a *verified* file, in the middle of running requests.
 
         Returns:
             Seconds for which sampling stood still.
 
         Raises:
-            UpdateRefused: nothing was touched. EngineFailed: something was, and the outcome is unknown.
+            UpdateRefused: the engine is unchanged.
+            EngineFailed: the update failed halfway, so the engine's state is unknown.
         """
 
     def health(self) -> str:
-        """Empty when the engine is well, else what is wrong."""
+        """Return what is wrong with the engine, or "" when it works."""
 
     def gauges(self) -> dict[str, float]:
-        """Numbers of its own since they were last asked for, for TensorBoard; empty if it knows none."""
+        """Return the engine's own gauges since the last call, for TensorBoard; empty if it has none."""
 
     async def close(self) -> None:
         """End the engine and its processes."""

@@ -1,9 +1,11 @@
-"""A vLLM server run by others, as an engine: token ids in and out over HTTP.
+"""Engine on a vLLM server run by others: token ids in and out over HTTP.
 
 The server needs ``--enable-scale-out`` (or ``--tokens-only``) and ``--generation-config vllm --logprobs-mode
-processed_logprobs``. It takes weights when it runs with ``VLLM_SERVER_DEV_MODE=1`` and with the two settings
-named in `actors.generator.vllm_worker`; without them its policy is frozen at version 0. The files are passed by path:
-server and generator share a host. One generator uses a server, and nobody else changes its weights.
+processed_logprobs``. To take new weights, it also needs ``VLLM_SERVER_DEV_MODE=1`` and the two settings named
+in `actors.generator.vllm_worker`. Without these its policy stays at version 0.
+
+The generator passes the path of a weight file, so server and generator have to share a host. Only one
+generator may use a server, and nobody else may change its weights.
 """
 
 import asyncio
@@ -68,7 +70,7 @@ _decode_event = msgspec.json.Decoder(_Event).decode
 
 @dataclass(slots=True)
 class _Stream:
-    """One running request: the version it started under, and tokens whose version is not known yet."""
+    """One running request: the version at its start, and the tokens whose version is not known yet."""
 
     version: int
     sent: int = 0
@@ -80,9 +82,9 @@ class _Stream:
 class HttpEngine:
     """`actors.generator.engine.SamplingEngine` on a vLLM server.
 
-    The server tells the versions of an answer with its last chunk only. Tokens that arrive before an update
-    begins were sampled before it. A request that lives through an update keeps back what arrives from then
-    on, until the last chunk tells; so versions stay exact, at the price of one late chunk.
+    The server sends the versions of an answer only with its last chunk. Tokens that arrive before an update
+    begins were sampled before it. If a request runs during an update, the engine holds back all later tokens
+    until the last chunk names their versions. So versions are exact, but the last chunk is late.
     """
 
     def __init__(self, session: aiohttp.ClientSession, config: GeneratorConfig) -> None:
@@ -100,7 +102,12 @@ class HttpEngine:
 
     @classmethod
     async def connect(cls, config: GeneratorConfig) -> "HttpEngine":
-        """Find out what the server at ``config.url`` can do."""
+        """Connect to the server at ``config.url``, and find out whether it takes weights.
+
+        Raises:
+            ValueError: ``config.url`` is empty.
+            EngineFailed: the server does not answer, or cannot be used.
+        """
         if not config.url:
             raise ValueError('[generator] backend = "http" needs url, the base URL of a vLLM server')
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=HEALTH_TIMEOUT_S)
@@ -143,8 +150,10 @@ class HttpEngine:
             del self._streams[request.id]
 
     async def abort(self, request_id: str) -> None:
-        ids = [f"generate-tokens-{self._prefix}-{request_id}"]  # the server puts the first part before our id
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError):  # `health` sees it
+        # The server puts "generate-tokens-" before the id that `_body` sends.
+        ids = [f"generate-tokens-{self._prefix}-{request_id}"]
+        # The health watch reports a server that does not answer.
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             async with asyncio.timeout(HEALTH_TIMEOUT_S):
                 await self._post("/inference/v1/abort_requests", {"request_ids": ids})
 
@@ -163,10 +172,12 @@ class HttpEngine:
             await self._post("/update_weights", {"update_info": info})
             await self._post("/finish_weight_update", {"weight_version": str(manifest.version)})
             await self._post("/resume")
-        except asyncio.CancelledError as error:  # the end of this process; the model is half replaced
+        except asyncio.CancelledError as error:
+            # This process is ending, and the model is half replaced.
             self._fail("weight update", error)
             raise
-        except Exception as error:  # the server stays paused: nobody shall sample from half an update
+        except Exception as error:
+            # The server stays paused, so that nobody samples from a model that is half replaced.
             raise self._fail("weight update", error) from error
         self._version = manifest.version
         self._open.set()
@@ -176,7 +187,8 @@ class HttpEngine:
         return self._failed
 
     def gauges(self) -> dict[str, float]:
-        return {}  # the server tells its own, at its /metrics
+        # The server publishes its own numbers at its /metrics.
+        return {}
 
     async def close(self) -> None:
         self._watch.cancel()

@@ -1,4 +1,4 @@
-"""Where a generator listens for actors, and the address that it tells them."""
+"""The socket on which a generator listens for actors, and the address that actors connect to."""
 
 import logging
 import socket
@@ -22,10 +22,10 @@ OnRequest = Callable[[list[bytes]], None]
 
 
 class Listener:
-    """The socket that actors connect to: encrypted, for those whose key is listed, where there are keys.
+    """Socket that actors connect to. With keys it is encrypted, and admits only actors whose key is listed.
 
     Raises:
-        OSError: the address cannot be bound, or not now.
+        OSError: the address cannot be bound.
         KeysUnusable: the folder lacks keys of a generator.
     """
 
@@ -47,11 +47,11 @@ class Listener:
             self._socket = GuardedSocket(plain, self._received, self._guard)
 
     def send(self, frames: Frames) -> None:
-        """To the actor whose routing id stands first."""
+        """Send frames to the actor whose routing id is the first frame."""
         self._socket.send(frames)
 
     def close(self) -> None:
-        """What is left to send still leaves."""
+        """Close the socket. Frames that are queued are still sent."""
         self._socket.close()
         self._close_guard()
 
@@ -69,12 +69,13 @@ class Listener:
 
 
 def endpoint_for_actors(bound: str, host: str, broker: str) -> str:
-    """What actors connect to: where this generator listens, under an address that they reach.
+    """Return the endpoint that actors connect to: the bound endpoint, with an address that they can reach.
 
     Args:
-        bound: as ZeroMQ reports it.
-        host: by which actors reach this machine; empty: where it listens on all addresses, the one from which this
-            machine reaches the broker.
+        bound: bound endpoint, as ZeroMQ reports it.
+        host: name or address by which actors reach this host. If it is empty and the socket listens on all
+            addresses, the result has the address from which this host reaches the broker.
+        broker: ZeroMQ endpoint of the broker.
 
     Example:
         >>> endpoint_for_actors("tcp://0.0.0.0:5557", "node-7", "tcp://127.0.0.1:5755")
@@ -96,6 +97,7 @@ def _address_towards(broker: str) -> str:
         host.strip("[]"), int(port), type=socket.SOCK_DGRAM
     )[0]
     with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)  # of a datagram socket: nothing is sent
+        # To connect a datagram socket sends nothing. It only chooses the local address.
+        probe.connect(address)
         own = str(probe.getsockname()[0])
     return f"[{own}]" if ":" in own else own

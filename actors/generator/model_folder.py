@@ -1,4 +1,4 @@
-"""What a generator reads in a Hugging Face model folder, without transformers."""
+"""Reads the facts that a generator needs from a Hugging Face model folder, without transformers."""
 
 import json
 from dataclasses import dataclass
@@ -19,7 +19,12 @@ class ModelFacts:
 
 
 def read_model_facts(folder: Path) -> ModelFacts:
-    """Facts of the model in ``folder``; raises FileNotFoundError or WeightsError with the cure."""
+    """Return the facts of the model in ``folder``.
+
+    Raises:
+        FileNotFoundError: there is no config.json. The message says what to do.
+        WeightsError: the vocabulary size or the tensors are missing. The message says what to do.
+    """
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder}: no config.json; give a Hugging Face model folder")
     config = json.loads((folder / "config.json").read_text())
@@ -35,7 +40,7 @@ def read_model_facts(folder: Path) -> ModelFacts:
 
 
 def _eos_ids(folder: Path, config: dict[str, Any]) -> list[int]:
-    # Several files may say it; the one meant for generation first, as transformers does.
+    # Several files may give it. The one meant for generation comes first, as in transformers.
     for eos in (_read(folder / "generation_config.json").get("eos_token_id"), config.get("eos_token_id")):
         if eos is not None:
             return [int(i) for i in (eos if isinstance(eos, list) else [eos])]

@@ -1,9 +1,9 @@
 """The generator process: actors ask for tokens, the broker announces weights, an engine samples.
 
-Requests and weight updates never wait for each other: an update is staged and verified while tokens flow, and
-only the load itself stops them. What cannot be trusted any more (an engine whose load has failed, that stands
-still or has died) is not repaired here: the process says so to everybody and ends with an error, for a fresh
-start.
+An update is staged and verified while requests run, and only the load itself pauses sampling. The process
+does not repair an engine that can no longer be trusted, because a load failed, or the engine stands still or
+has died. It reports the failure to actors and broker and ends with an error, so that its supervisor starts a
+new one.
 """
 
 import asyncio
@@ -42,9 +42,10 @@ TICK_S = 0.1
 JOIN_TIMEOUT_S = 60.0
 DRAIN_TIMEOUT_S = 5.0
 SWITCH_S = 0.0005
-"""Threads that fetch and hash a version wait so long for the event loop, each time; they do so per megabyte."""
+"""Switch interval of the interpreter. A thread that fetches or hashes a version waits up to this long for the
+event loop, about once per megabyte."""
 BROKER_LOST_S = 600.0
-"""Without a word from the broker for so long this process ends: whoever starts it may know another."""
+"""Longest silence of the broker. Then this process ends, because its supervisor may know a different one."""
 
 
 def serve_generator(
@@ -57,28 +58,30 @@ def serve_generator(
     seed: int,
     keys: Path | None = None,
 ) -> None:
-    """Serve until SIGTERM, or until the broker says Drain.
+    """Serve until SIGTERM, or until the broker sends Drain.
 
     Args:
-        name: of this peer, unique in the run.
+        name: peer name, unique in the run.
         broker: ZeroMQ endpoint of the broker.
-        model: Hugging Face model folder; its weights are policy version 0.
-        keys: folder of the keys; None: nothing is encrypted, and only this machine is listened to.
+        model: Hugging Face model folder. Its weights are policy version 0.
+        keys: folder of the keys. None means that nothing is encrypted, and only this host can connect.
 
     Raises:
-        AddressRefused: ``config.endpoint`` is not of this host alone, though nothing is encrypted; or it is taken.
+        AddressRefused: other hosts can reach ``config.endpoint``, but nothing is encrypted.
+        OSError: the address cannot be bound, for example because it is taken.
         KeysUnusable: the folder lacks keys of a generator.
-        GeneratorFailed: the engine is lost; start the process again.
+        GeneratorFailed: the engine or the broker is lost; start the process again.
         LinkDown: no broker answered.
     """
     check_endpoint("generator.endpoint", config.endpoint, keys)
     sys.setswitchinterval(SWITCH_S)
-    # Until the loop takes the signal over there is nothing to hand back.
+    # Until the event loop installs its own handler, there is nothing to clean up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         asyncio.run(_serve(config, name=name, broker=broker, model=model, run=run, seed=seed, keys=keys))
     finally:
-        zmq.Context.instance().destroy(linger=1_000)  # the last chunks and the Goodbye shall leave
+        # The linger time lets the last chunks and the Goodbye leave.
+        zmq.Context.instance().destroy(linger=1_000)
 
 
 async def _serve(
@@ -117,7 +120,7 @@ async def _engine(
 
 
 class Generator:
-    """Joins requests, updates and the broker link around one engine."""
+    """Connects requests, weight updates and the broker link to one engine."""
 
     def __init__(
         self,
@@ -150,7 +153,12 @@ class Generator:
         self.weights_url = ""
 
     async def serve(self, broker: str) -> None:
-        """Bind, join, and serve until told to stop; raises GeneratorFailed when the engine is lost."""
+        """Bind, join, and serve until a signal, a Drain message or a failure.
+
+        Raises:
+            GeneratorFailed: the engine or the broker is lost, or the broker refuses this generator.
+            LinkDown: no broker answered within `JOIN_TIMEOUT_S`.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
@@ -185,9 +193,10 @@ class Generator:
             raise GeneratorFailed(f"{self._name}: {self._failure}")
 
     def progress(self) -> Progress:
-        """What the next heartbeat says.
+        """Return what the next heartbeat reports.
 
-        Nothing is expected to move while an update is loaded, or before the first token: both have deadlines here.
+        The generator is not busy while it loads an update or before its first token, so the broker then
+        expects no progress. This process has its own deadlines for both.
         """
         book = self._serving.book
         return Progress(
@@ -201,7 +210,8 @@ class Generator:
         return Hello(
             role="generator",
             peer=self._name,
-            incarnation=time.time_ns() // 1_000_000,  # grows from one start to the next
+            # The incarnation grows from one start to the next.
+            incarnation=time.time_ns() // 1_000_000,
             host=socket.gethostname(),
             pid=os.getpid(),
             endpoint=endpoint,
@@ -215,7 +225,8 @@ class Generator:
         if welcome.run != self._run:
             self._fail(f"the broker serves run {welcome.run!r}, this generator belongs to {self._run!r}")
         elif self._link.session.joins == 1 and welcome.policy_version > self._engine.version:
-            self._serving.book.gate = welcome.policy_version  # catch up before the first token
+            # A generator that joins late samples no token before it has caught up with the run.
+            self._serving.book.gate = welcome.policy_version
 
     def _from_broker(self, message: AnyMessage, _: list[bytes]) -> None:
         match message:

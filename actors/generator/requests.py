@@ -1,7 +1,8 @@
-"""Book-keeping of a generator's requests, without sockets, engines and clocks.
+"""State of a generator's requests, without sockets, engines and clocks.
 
-A request is *held* until the policy version it asks for is in service, then *running* until its last token.
-The book counts tokens, knows when nothing has moved for too long, and how much of the time nothing was asked.
+A request is *held* until the policy version that it asks for is in service, then *running* until its last
+token. `RequestBook` also counts tokens, the time since the last token, and the time without a running
+request.
 """
 
 import math
@@ -17,10 +18,13 @@ HOLD_TIMEOUT_S = 60.0
 
 
 def stamp(starts: Sequence[tuple[int, int]], begin: int, end: int) -> Int32s:
-    """Policy version of each of the tokens ``[begin, end)`` of one answer.
+    """Return the policy version of each token in ``[begin, end)`` of one answer.
 
     Args:
-        starts: (version, position of the first token it sampled), positions ascending, the first one 0.
+        starts: pairs (version, position of the first token that it sampled), in ascending order of position.
+
+    Raises:
+        ValueError: no version is known for the token at ``begin``.
 
     Example:
         >>> stamp([(3, 0), (4, 5)], 3, 7)
@@ -35,7 +39,7 @@ def stamp(starts: Sequence[tuple[int, int]], begin: int, end: int) -> Int32s:
 
 
 def why_invalid(prompt: Sequence[int], request: Generate, *, vocab_size: int, max_model_len: int) -> str:
-    """What is wrong with a request, or "" if nothing is.
+    """Return what is wrong with a request, or "" if nothing is.
 
     Example:
         >>> why_invalid([1, 99], Generate(request_id="r", max_tokens=4), vocab_size=50, max_model_len=8)
@@ -51,7 +55,8 @@ def why_invalid(prompt: Sequence[int], request: Generate, *, vocab_size: int, ma
     if min(prompt) < 0 or max(prompt) >= vocab_size:
         at = next(i for i, token in enumerate(prompt) if not 0 <= token < vocab_size)
         return f"prompt[{at}] = {prompt[at]} is outside the vocabulary of {vocab_size}"
-    if any(token < 0 for token in request.stop_token_ids):  # one past the vocabulary just never comes
+    # An id past the vocabulary is harmless, because it is never sampled.
+    if any(token < 0 for token in request.stop_token_ids):
         return f"stop_token_ids {request.stop_token_ids}: ids are not negative"
     if not (0 < request.top_p <= 1 and request.top_k >= 0 and 0 <= request.temperature < math.inf):
         return (
@@ -69,7 +74,7 @@ class _Held:
 
 @dataclass(frozen=True)
 class RequestRates:
-    """What happened in the last window: tokens per second, share of the time without a running request."""
+    """Rates over the last window: tokens per second, and the share of the time without a running request."""
 
     tokens_per_second: float = 0.0
     idle_share: float = 1.0
@@ -79,8 +84,8 @@ class RequestBook:
     """Held and running requests by key.
 
     Args:
-        now: monotonic seconds at the start; every method that depends on time takes ``now``.
-        gate: no request starts below this version (that of the run when a late joiner joined).
+        now: monotonic seconds at the start. Every method that depends on time takes ``now``.
+        gate: no request starts below this version. A generator that joins late sets it to the run's version.
 
     Example:
         >>> book = RequestBook(now=0.0)
@@ -115,11 +120,11 @@ class RequestBook:
         return key in self._held
 
     def keys(self) -> list[str]:
-        """Held and running requests."""
+        """Return the keys of the held and running requests."""
         return [*self._held, *self._running]
 
     def add(self, key: str, *, min_version: int, version: int, now: float) -> bool:
-        """Enter a request; True when it may run at once."""
+        """Add a request. Return True if it may run at once."""
         if max(min_version, self.gate) > version:
             self._held[key] = _Held(min_version, now + HOLD_TIMEOUT_S)
             return False
@@ -127,7 +132,7 @@ class RequestBook:
         return True
 
     def start_held(self, *, version: int, now: float) -> list[str]:
-        """Held requests that may run now that ``version`` is in service."""
+        """Start the held requests that may run now that ``version`` is in service. Return their keys."""
         ready = [key for key, held in self._held.items() if max(held.min_version, self.gate) <= version]
         for key in ready:
             del self._held[key]
@@ -135,7 +140,7 @@ class RequestBook:
         return ready
 
     def expire(self, now: float) -> list[tuple[str, int]]:
-        """Held requests whose deadline has passed, with the version they waited for; they are forgotten."""
+        """Remove the held requests whose deadline has passed. Return each with the version it waited for."""
         late = [
             (key, max(held.min_version, self.gate))
             for key, held in self._held.items()
@@ -146,12 +151,12 @@ class RequestBook:
         return late
 
     def tokens(self, count: int, now: float) -> None:
-        """Note newly sampled tokens of any request."""
+        """Count newly sampled tokens of any request."""
         self.tokens_total += count
         self._moved = now
 
     def finish(self, key: str, now: float) -> None:
-        """Forget a request."""
+        """Remove a request."""
         self._held.pop(key, None)
         if key in self._running:
             self._account_idle_time(now)
@@ -159,15 +164,15 @@ class RequestBook:
             self._moved = now
 
     def pardon(self, now: float) -> None:
-        """Start the clock of `stalled_for` again: no token could come (a weight update)."""
+        """Restart the clock of `stalled_for`, because no token could come during a weight update."""
         self._moved = now
 
     def stalled_for(self, now: float) -> float:
-        """Seconds without a token although requests run; 0 when none runs."""
+        """Return the seconds without a token while requests run; 0 if none runs."""
         return now - self._moved if self._running else 0.0
 
     def rates(self, now: float) -> RequestRates:
-        """RequestRates since the last call."""
+        """Return the rates since the last call."""
         self._account_idle_time(now)
         since, tokens, idle = self._window
         self._window = (now, self.tokens_total, self._idle)
@@ -177,7 +182,7 @@ class RequestBook:
         return RequestRates((self.tokens_total - tokens) / seconds, min(1.0, (self._idle - idle) / seconds))
 
     def seconds(self, now: float) -> tuple[float, float]:
-        """Since the start: without a running request, and in all."""
+        """Return the seconds since the start: those without a running request, and all of them."""
         self._account_idle_time(now)
         return self._idle, now - self._started
 

@@ -1,4 +1,4 @@
-"""Requests of actors: from frames to the engine and back in chunks."""
+"""Takes the requests of actors from the socket to the engine, and sends the answers back in chunks."""
 
 import asyncio
 import logging
@@ -22,7 +22,8 @@ from protocol.messages import Abort, AnyMessage, Chunk, Generate
 log = logging.getLogger(__name__)
 
 MAX_REQUESTS, MAX_REQUESTS_OF_ACTOR = 65_536, 16_384
-"""Under way at a time; more are refused, and asked of another generator."""
+"""Upper limits of the requests under way, in all and of one actor. More are refused, and the actor asks a
+different generator."""
 MAX_WARNINGS = 100
 NOTHING = nothing()
 
@@ -34,14 +35,15 @@ class _RunningRequest:
     request_id: str
     request: Request
     sent: int = 0
-    """Tokens in the chunks so far."""
+    """Tokens sent in chunks so far."""
 
 
 class Serving:
     """All requests of one generator.
 
     Args:
-        on_failure: called with the reason when the engine turns out to be lost.
+        on_failure: called with the reason when the engine is lost.
+        send: sends frames to the actor whose routing id is the first frame.
     """
 
     def __init__(
@@ -60,13 +62,13 @@ class Serving:
         self._entries: dict[str, _RunningRequest] = {}
         self._keys: dict[tuple[bytes, str], str] = {}
         self._of_actor: Counter[bytes] = Counter()
-        """Requests of each connection."""
+        """Number of requests under way for each connection, by routing id."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._count = self._refused = 0
         self._closing = ""
 
     def received(self, frames: list[bytes]) -> None:
-        """What an actor says at one time, its routing id first."""
+        """Handle one envelope of an actor. The first frame is the actor's routing id."""
         actor = frames[0]
         try:
             messages = open_envelope(frames[1:])
@@ -78,7 +80,8 @@ class Serving:
                 self._take(actor, *decode(one))
             except ProtocolError as error:
                 self._refused_from(actor, error)
-            except Exception:  # what else came with it counts all the same
+            except Exception:
+                # The other messages of the envelope are still handled.
                 log.exception("a message from actor %r could not be handled", actor)
 
     def _take(self, actor: bytes, message: AnyMessage, rest: Sequence[Buffer]) -> None:
@@ -92,11 +95,12 @@ class Serving:
 
     def _refused_from(self, actor: bytes, error: ProtocolError) -> None:
         self._refused += 1
-        if self._refused <= MAX_WARNINGS:  # whoever sends nonsense fills no disk by it
+        # The limit keeps a peer that sends invalid messages from filling the disk with logs.
+        if self._refused <= MAX_WARNINGS:
             log.error("message from actor %r refused: %s", actor, error)
 
     def updated(self) -> None:
-        """Another version is in service: late joiners have caught up, held requests may run."""
+        """Start the held requests that the new version allows. A late joiner has caught up by now."""
         self.book.gate = 0
         for key in self.book.start_held(version=self._engine.version, now=time.monotonic()):
             self._start(self._entries[key])
@@ -112,7 +116,7 @@ class Serving:
             )
 
     async def drain(self, failure: str, timeout_s: float) -> None:
-        """End every request: with what it has if the engine is well, else with the failure."""
+        """End every request: with the tokens it has if the engine works, else with the failure."""
         self._closing = failure or "the generator is draining; send the request to another one"
         for key in self.book.keys():  # noqa: SIM118 (a method, not a mapping)
             entry = self._entries[key]
@@ -165,7 +169,7 @@ class Serving:
             top_p=message.top_p,
             top_k=message.top_k,
             seed=message.seed,
-            # Ids past the vocabulary never come; engines that mind them need not see them.
+            # Ids past the vocabulary are never sampled, and some engines reject them.
             stop=[i for i in message.stop_token_ids or self._facts.eos_ids if i < self._facts.vocab_size],
         )
         entry = self._entries[key] = _RunningRequest(key, actor, message.request_id, request)
@@ -177,7 +181,8 @@ class Serving:
 
     def _abort(self, actor: bytes, request_id: str) -> None:
         key = self._keys.get((actor, request_id))
-        if key is None:  # finished meanwhile, or asked of the process before this one
+        if key is None:
+            # The request has finished meanwhile, or it was sent to an earlier process of this generator.
             self._reply(actor, Chunk(request_id=request_id, finish_reason="abort"), NOTHING)
         elif self.book.is_held(key):
             self._abort_held(self._entries[key])
@@ -200,7 +205,8 @@ class Serving:
         try:
             async for sampled in self._engine.generate(entry.request):
                 if entry.key not in self._entries:
-                    return  # given up meanwhile
+                    # The request was ended meanwhile.
+                    return
                 self.book.tokens(len(sampled), time.monotonic())
                 if sampled.finish_reason:
                     self._forget(entry)
@@ -217,7 +223,8 @@ class Serving:
         except EngineFailed as error:
             self._end(entry, f"the generator has failed: {error}")
             self._on_failure(str(error))
-        except Exception as error:  # a fault of ours; the actor shall not have to find out by waiting
+        except Exception as error:
+            # A bug of this generator: tell the actor at once, so that it does not wait for its timeout.
             log.exception("request %s of actor %r ended by a fault", entry.request_id, entry.actor)
             self._end(entry, f"a fault of the generator: {error!r}")
 
@@ -242,7 +249,11 @@ class Serving:
 
 
 def unpack_prompt(message: Generate, frames: Sequence[Buffer]) -> list[int]:
-    """Prompt ids of a Generate; raises Malformed when there are none."""
+    """Return the prompt's token ids of a Generate message.
+
+    Raises:
+        Malformed: the body does not hold an integer array ``token_ids``.
+    """
     if len(frames) != 1:
         raise Malformed(f"Generate {message.request_id!r}: {len(frames)} body frames, expected 1")
     arrays = unpack_arrays(message.arrays, frames[0])

@@ -1,7 +1,7 @@
-"""vLLM inside the generator: AsyncLLM here, the engine in one child process.
+"""Engine on vLLM inside the generator: AsyncLLM runs in this process, vLLM's engine in one child process.
 
-`prepare_environment` must run before anything imports torch or vllm; this module imports them only inside
-functions, so it can itself be imported anywhere.
+`prepare_environment` must run before anything imports torch or vllm. This module imports them only inside
+functions, so any code can import it.
 """
 
 import asyncio
@@ -29,27 +29,36 @@ log = logging.getLogger(__name__)
 
 BACKEND = "offbeat_file"
 WORKER_EXTENSION = "actors.generator.vllm_worker.WeightWorker"
-CLOSE_TIMEOUT_S = 1.0  # then the engine process is killed; it holds nothing worth waiting for
-CPU_BLOCK_SIZE = 32  # vLLM's own 128 leaves short prompts without any prefix caching
+# After this time the engine process is killed. It holds nothing worth waiting for.
+CLOSE_TIMEOUT_S = 1.0
+# With vLLM's default of 128, short prompts get no prefix caching at all.
+CPU_BLOCK_SIZE = 32
 
 
 def prepare_environment(config: GeneratorConfig) -> None:
-    """Settings that vLLM and torch read when they are imported; a value the user has set wins."""
+    """Set environment variables that vLLM and torch read at import. A value that the user has set wins."""
     settings = {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one child process, not two
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several roles share the cores
+        # One child process instead of two.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        # Do not bind threads to cores, because several roles share them.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "OMP_NUM_THREADS": str(config.threads),
     }
     if config.enforce_eager:
-        settings["TORCHDYNAMO_DISABLE"] = "1"  # else the first request calls a C++ compiler even so
+        # Without this the first request would still call a C++ compiler.
+        settings["TORCHDYNAMO_DISABLE"] = "1"
     for name, value in settings.items():
         os.environ.setdefault(name, value)
 
 
 def import_vllm() -> Any:
-    """The vllm module, or an error that says how to repair the installation."""
+    """Return the vllm module.
+
+    Raises:
+        RuntimeError: vLLM cannot be imported. The message says how to repair the installation.
+    """
     try:
         import vllm
     except ImportError as error:
@@ -68,7 +77,7 @@ def import_vllm() -> Any:
 
 
 def engine_arguments(config: GeneratorConfig, *, model: str, seed: int, cpu: bool) -> dict[str, Any]:
-    """Arguments of AsyncEngineArgs."""
+    """Return the arguments for AsyncEngineArgs."""
     arguments: dict[str, Any] = {
         "model": model,
         "skip_tokenizer_init": True,
@@ -79,8 +88,10 @@ def engine_arguments(config: GeneratorConfig, *, model: str, seed: int, cpu: boo
         "enforce_eager": config.enforce_eager,
         "block_size": config.block_size or (CPU_BLOCK_SIZE if cpu else None),
         "enable_prefix_caching": True,
-        "generation_config": "vllm",  # sampling is what the request says, not what the model folder says
-        "logprobs_mode": "processed_logprobs",  # of the distribution sampled from; the default is the raw one
+        # Sampling parameters come from the request, not from the model folder.
+        "generation_config": "vllm",
+        # Log-probabilities under the distribution sampled from. vLLM's default is the raw distribution.
+        "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
         "worker_extension_cls": WORKER_EXTENSION,
         "weight_transfer_config": {"backend": BACKEND},
@@ -95,9 +106,9 @@ def engine_arguments(config: GeneratorConfig, *, model: str, seed: int, cpu: boo
 class VllmEngine:
     """`actors.generator.engine.SamplingEngine` on an AsyncLLM.
 
-    With kv = "recomputed" an update drops every cached key and value: running requests are computed again
-    under the next weights. With "kept" running requests go on with theirs, and a salt per version keeps
-    requests that start later from reading what earlier weights have cached.
+    With kv = "recomputed" an update drops all cached keys and values, and running requests are computed again
+    under the new weights. With "kept" running requests go on with their cached keys and values. A cache salt
+    per version then keeps requests that start later from reading entries of earlier weights.
     """
 
     def __init__(self, llm: Any, kv: KvPolicy, stream_interval: int, stats: SchedulerGauges) -> None:
@@ -106,7 +117,8 @@ class VllmEngine:
         self._stats = stats
         self._version = 0
         self._interval = stream_interval
-        self._open = asyncio.Event()  # closed while weights change, so that no request starts in between
+        # Cleared while weights change, so that no request starts in between.
+        self._open = asyncio.Event()
         self._open.set()
         self._failed = ""
         self._advised = False
@@ -128,7 +140,8 @@ class VllmEngine:
         stats = SchedulerGauges()
         llm = AsyncLLM.from_engine_args(vllm.AsyncEngineArgs(**arguments), stat_loggers=[stat_logger(stats)])
         engine = cls(llm, config.kv_on_update, config.stream_interval, stats)
-        del llm  # vLLM keeps this frame alive; `close` has to drop the last reference
+        # vLLM keeps this frame alive, but `close` has to drop the last reference.
+        del llm
         await engine._llm.update_weight_version("0")
         return engine
 
@@ -177,16 +190,19 @@ class VllmEngine:
         update = {"path": str(data), "tensors": tensor_table(manifest)}
         self._open.clear()
         try:
-            # Not pause_generation: that sleeps for 20 ms more, only so that outputs come before it returns. Ours
-            # carry their versions. Nor do we send images, whose cache it would clear.
+            # pause_generation would sleep 20 ms more, only so that outputs come before it returns. That is
+            # not needed, because outputs here carry their versions. It would also clear the cache of images,
+            # which are not used.
             await self._llm.engine_core.pause_scheduler_async(
                 mode="keep", clear_cache=self.kv == "recomputed"
             )
-            began = time.perf_counter()  # until now the step that was running has brought tokens
+            # The pause begins here: until now the step that was running has still produced tokens.
+            began = time.perf_counter()
             await self._llm.collective_rpc("load_version", args=(update,))
             await self._llm.update_weight_version(str(manifest.version))
             await self._llm.resume_generation()
-        except asyncio.CancelledError as error:  # the end of this process; the model is half replaced
+        except asyncio.CancelledError as error:
+            # This process is ending, and the model is half replaced.
             self._fail("weight update", error)
             raise
         except Exception as error:
@@ -210,7 +226,8 @@ class VllmEngine:
     async def close(self) -> None:
         self._llm.shutdown(timeout=CLOSE_TIMEOUT_S)
         self._llm = None
-        gc.collect()  # now, as AsyncLLM's finalizer fails noisily when the interpreter is being torn down
+        # Collect now, because AsyncLLM's finalizer prints errors when it runs during interpreter shutdown.
+        gc.collect()
 
     def _prompt(self, request: Request) -> dict[str, Any]:
         prompt: dict[str, Any] = {"type": "token", "prompt_token_ids": request.prompt}
@@ -228,9 +245,11 @@ class VllmEngine:
             top_p=request.top_p,
             top_k=request.top_k,
             seed=request.seed,
-            ignore_eos=True,  # the end tokens are in stop_token_ids, and only those end an answer
+            # Only the tokens in stop_token_ids end an answer; the end tokens are among them.
+            ignore_eos=True,
             stop_token_ids=request.stop,
-            logprobs=0,  # of the sampled token alone
+            # 0 returns the log-probability of the sampled token alone.
+            logprobs=0,
             flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
@@ -239,8 +258,8 @@ class VllmEngine:
         )
 
     def _starts(self, request_id: str) -> list[tuple[int, int]]:
-        # vLLM publishes the version spans with the last output only, but notes them at each step: reading the
-        # note stamps a chunk exactly that straddles an update.
+        # vLLM publishes the version spans only with the last output, but records them at each step. Reading
+        # that record gives exact versions for a chunk that spans an update.
         processor = self._llm.output_processor
         for internal in processor.external_req_ids.get(request_id, ()):
             starts = processor.request_states[internal].weight_version_starts

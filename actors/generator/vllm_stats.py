@@ -1,4 +1,4 @@
-"""What vLLM's scheduler says of each step, put together to gauges of a generator."""
+"""Sums the statistics of vLLM's scheduler over steps, as gauges of a generator."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ FULL_SHARE = 0.9
 
 @dataclass
 class SchedulerGauges:
-    """Sums since the gauges were last taken.
+    """Sums over the engine's steps since `take` was last called.
 
-    ``recomputed_total`` goes on: requests that were computed again from their beginning, because their keys and
-    values were dropped for new weights or because there was no room for them.
+    Only ``recomputed`` is never reset. It counts the requests that were computed again from their beginning,
+    because their keys and values were dropped for new weights or for lack of room.
     """
 
     steps: int = 0
@@ -23,7 +23,7 @@ class SchedulerGauges:
     recomputed: int = 0
 
     def record(self, stats: Any) -> None:
-        """One step.
+        """Add the statistics of one step.
 
         Args:
             stats: vLLM's ``SchedulerStats``.
@@ -37,8 +37,12 @@ class SchedulerGauges:
             self.recomputed += prefix.preempted_requests
 
     def take(self) -> dict[str, float]:
-        """Means over the steps since last time: share of the KV cache in use, requests waiting for a place in the
-        engine, share of new prompts' tokens whose keys and values were there already."""
+        """Return the gauges since the last call, and start the sums anew.
+
+        They are the mean share of the KV cache in use, the mean number of requests that wait for a place in
+        the engine, the share of new prompts' tokens whose keys and values were cached, and the total of
+        ``recomputed``.
+        """
         steps = max(1, self.steps)
         gauges = {
             "kv_cache_share": self.kv_cache / steps,
@@ -52,7 +56,7 @@ class SchedulerGauges:
 
 
 def why_crowded(gauges: Mapping[str, float]) -> str:
-    """Advice where requests wait because the KV cache is full; empty if none do.
+    """Return advice if requests wait because the KV cache is full, else "".
 
     >>> why_crowded({"kv_cache_share": 0.97, "waiting_requests": 12.0})[:52]
     'the KV cache is full (97 %), and 12 requests wait fo'
@@ -69,9 +73,9 @@ def why_crowded(gauges: Mapping[str, float]) -> str:
 
 
 def stat_logger(gauges: SchedulerGauges) -> type:
-    """A class for ``stat_loggers`` of AsyncLLM that records into ``gauges`` and does nothing else.
+    """Return a class for ``stat_loggers`` of AsyncLLM that records into ``gauges`` and does nothing else.
 
-    It passes for vLLM's Prometheus logger, which would otherwise be added and counts far more at each step.
+    It derives from vLLM's Prometheus logger. Otherwise vLLM would add that logger, which costs far more.
     """
     from vllm.v1.metrics.loggers import PrometheusStatLogger
 

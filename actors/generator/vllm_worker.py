@@ -1,8 +1,8 @@
-"""Runs inside vLLM's worker process: takes weights from a file, and dies with its parent.
+"""Code inside vLLM's worker process: takes weights from a file, and dies with its parent.
 
-vLLM imports this module because the engine's ``worker_extension_cls`` names a class in it, before the model
-is loaded; that is where a weight-transfer backend has to be registered. The same two settings make a stock
-vLLM server updatable: ``--worker-extension-cls actors.vllm_worker.WeightWorker
+vLLM imports this module before it loads the model, because the engine's ``worker_extension_cls`` names a
+class in it. A weight-transfer backend has to be registered by then. Two settings let a stock vLLM server take
+updates too: ``--worker-extension-cls actors.vllm_worker.WeightWorker
 --weight-transfer-config '{"backend": "offbeat_file"}'`` (with this package on its PYTHONPATH).
 """
 
@@ -32,34 +32,35 @@ from protocol.orphans import die_with_parent
 
 BACKEND = "offbeat_file"
 KEPT_BYTES = int(os.environ.get("OFFBEAT_KEPT_WEIGHTS_MB", "1024")) << 20
-"""Of a CPU model, see `keep_cpu_weights`."""
+"""Upper limit of the bytes of weights that `keep_cpu_weights` keeps for a CPU model."""
 
 THREADS = min(4, len(os.sched_getaffinity(0)))
-"""That write weights in place, at most."""
+"""Upper limit of the threads that write weights in place."""
 BYTES_OF_A_THREAD = 16 * 2**20
-"""For less another thread takes longer to come than it saves."""
+"""Bytes of weights for each further thread. For less, a thread takes longer to start than it saves."""
 
 
 @dataclass
 class FileInit(WeightTransferInitInfo):  # type: ignore[misc]
-    """The form of the updates that will come; a server with another backend refuses the word."""
+    """Format of the updates that will come. A server with a different backend refuses this message."""
 
     format: str = FILE_FORMAT
 
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """A file and its tensors: rows of (name, safetensors dtype, shape, offset, nbytes)."""
+    """Path of a file, and its tensors as rows of (name, safetensors dtype, shape, offset, nbytes)."""
 
     path: str = ""
     tensors: list[Any] = field(default_factory=list)
 
 
 class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[misc]
-    """Loads verified tensors from a local file: in place where that is all, else through vLLM's layerwise reload.
+    """Loads verified tensors from a file: in place if `may_be_written`, else by vLLM's layerwise reload.
 
-    The file is mapped, so every worker of a host shares one copy; `load_weights` moves the tensors to the
-    device and casts them. A failure leaves the model half replaced: the caller must not sample from it again.
+    The file is mapped, so all workers of a host share one copy. `load_weights` moves the tensors to the
+    device and casts them. A failure leaves the model half replaced, so the caller must not sample from it
+    again.
     """
 
     init_info_cls = FileInit
@@ -86,7 +87,7 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[m
 
         if self._in_place:
             self._mapped, self._threads = data, min(THREADS, 1 + size // BYTES_OF_A_THREAD)
-            # vLLM passes over a tied weight's second name only beside the first.
+            # vLLM skips the second name of a tied weight only if the same call loads the first name too.
             tied = getattr(self.model_config.hf_text_config, "tie_word_embeddings", False)
             together = self.model_config.get_vocab_size() if tied else None
             parts = shares(update_info.tensors, self._threads, together=together)
@@ -106,16 +107,20 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[m
         self._mapped = None
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because this engine holds no resources."""
 
 
 def may_be_written(model: torch.nn.Module) -> bool:
-    """Whether a CPU model has all its weights as they were loaded, and nothing is made of them but packed copies."""
+    """Return whether updates may be written into a CPU model's weights in place.
+
+    Every weight must still be there as it was loaded, and nothing but packed copies may be derived from it.
+    """
     modules: Iterator[Any] = model.modules()
     for module in modules:
         method = getattr(module, "quant_method", None)
         if isinstance(method, UnquantizedLinearMethod | UnquantizedEmbeddingMethod):
-            if module.weight.ndim != 2 or not module.weight.numel():  # let go of, or packed where it lies
+            # vLLM has released this weight, or packed it in place.
+            if module.weight.ndim != 2 or not module.weight.numel():
                 return False
         elif method is not None or (
             hasattr(module, "process_weights_after_loading") and not isinstance(module, Attention)
@@ -125,7 +130,7 @@ def may_be_written(model: torch.nn.Module) -> bool:
 
 
 def packers(model: torch.nn.Module) -> list[Callable[[], object]]:
-    """What makes the packed copies anew from which the CPU backend computes."""
+    """Return the calls that rebuild the packed copies from which the CPU backend computes."""
     modules: Iterator[Any] = model.modules()
     return [
         partial(module.quant_method.process_weights_after_loading, module)
@@ -135,7 +140,10 @@ def packers(model: torch.nn.Module) -> list[Callable[[], object]]:
 
 
 def in_threads(work: list[Callable[[], object]], count: int) -> None:
-    """All of it. Nothing is sampled meanwhile, so at least one core of this host is free for it."""
+    """Run all of the work in up to ``count`` threads, and wait for it.
+
+    Nothing is sampled meanwhile, so at least one core of this host is free.
+    """
     if count == 1:
         for part in work:
             part()
@@ -146,10 +154,11 @@ def in_threads(work: list[Callable[[], object]], count: int) -> None:
 
 
 def repack_tied(model: torch.nn.Module) -> None:
-    """Pack tied weights again, which vLLM's reload on CPU forgets.
+    """Pack tied weights again, because vLLM's reload on CPU does not.
 
-    The CPU backend computes a Linear from a packed copy of its weight. A module whose weight belongs to
-    another one (lm_head to the embedding) is not reloaded itself and would go on with the previous version.
+    The CPU backend computes a Linear from a packed copy of its weight. vLLM does not reload a module that
+    shares the weight of a different one (lm_head and the embedding), so it would still compute from the
+    previous version.
     """
     owners: dict[int, list[Any]] = {}
     for module in model.modules():
@@ -163,9 +172,10 @@ def repack_tied(model: torch.nn.Module) -> None:
 
 
 def keep_cpu_weights() -> None:
-    """Keep the weights of CPU models up to `KEPT_BYTES` beside their packed copies: updates are written into them.
+    """Make vLLM keep a CPU model's weights beside their packed copies, for updates in place.
 
-    vLLM lets go of a Linear's weight once it is packed, and its reload has to make all layers anew.
+    By default vLLM releases a Linear's weight once it is packed, and its reload has to build all layers anew.
+    A model whose weights take more than `KEPT_BYTES` keeps this default.
     """
     dispatch = utils.dispatch_cpu_unquantized_gemm
     kept: dict[Any, int] | None = {}
@@ -174,7 +184,8 @@ def keep_cpu_weights() -> None:
         nonlocal kept
         if remove_weight and kept is not None:
             kept[layer] = layer.weight.nbytes
-            if sum(kept.values()) > KEPT_BYTES:  # too large a model: as vLLM has it, for all layers
+            # The model is too large: release the weights of all layers, as vLLM does by default.
+            if sum(kept.values()) > KEPT_BYTES:
                 for other in kept.keys() - {layer}:
                     other.weight = torch.nn.Parameter(other.weight.new_empty(0), requires_grad=False)
                 kept = None
@@ -184,11 +195,11 @@ def keep_cpu_weights() -> None:
 
 
 def spare_cpu_generators() -> None:
-    """Keep seeded requests from killing the engine on CPU.
+    """Keep seeded requests from stopping the engine on CPU.
 
-    When vLLM throws away a token that it sampled in the middle of a prompt (as after an update that recomputes
-    running requests), it turns the request's random generator back. A CPU generator cannot be turned back and
-    raises. It is left where it is: the random numbers go on, the probabilities are right all the same.
+    vLLM drops a token that it sampled in the middle of a prompt, for example after an update that recomputes
+    running requests. It then rewinds the request's random generator. A CPU generator cannot be rewound and
+    raises, so this patch leaves it where it is. The random numbers go on, and the probabilities stay right.
     """
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -207,14 +218,14 @@ def spare_cpu_generators() -> None:
 
 
 class WeightWorker:
-    """Mixed into vLLM's worker class."""
+    """Extension that vLLM mixes into its worker class."""
 
     start_weight_update: Callable[[], None]
     update_weights: Callable[[dict[str, Any]], None]
     finish_weight_update: Callable[[], None]
 
     def load_version(self, update_info: dict[str, Any]) -> None:
-        """An update's three steps in one call of the engine: each call takes a millisecond of the pause."""
+        """Run an update's three steps in one call of the engine, because each call adds 1 ms to the pause."""
         self.start_weight_update()
         self.update_weights(update_info)
         self.finish_weight_update()

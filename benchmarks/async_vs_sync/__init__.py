@@ -1,1 +1,1 @@
-"""Wall time to equal tokens and equal reward, asynchronous over lockstep."""
+"""Wall time to equal tokens and to equal reward: asynchronous mode compared with lockstep."""

@@ -1,31 +1,34 @@
-"""Does asynchrony pay? Wall time to equal trained tokens and to equal held-out reward, async over lockstep.
+"""Compare asynchronous training with lockstep: wall time to equal trained tokens and equal held-out reward.
 
     python -m benchmarks.async_vs_sync [--arms uniform heavy ...] [--modes sync async] [--seeds 0 1]
                                        [--set section.field=value ...] [--out FILE.jsonl] [--plot FILE.png]
 
-The real system (vLLM, DeepSpeed, ZeroMQ, a process for each role), started afresh for every run. Model, task, batch,
-objective, learning rate, and how many episodes the actor may run at a time are the same in both modes
-(benchmarks/async_vs_sync/async_vs_sync.toml); `run.mode` is all that differs. An arm says what the work is like:
+Every run starts the real system afresh: vLLM, DeepSpeed, ZeroMQ, one process per role. Model, task, batch,
+objective, learning rate, and the number of episodes that the actor may run at a time are the same in both
+modes (benchmarks/async_vs_sync/async_vs_sync.toml). Only `run.mode` differs. An arm sets the kind of work:
 
 - uniform: all responses have the same length;
-- heavy: lengths of 8 to 256 characters, half of the tasks each time the length doubles; no response is given more
-  tokens than its task asks for;
-- tools: three turns, and after each a tool that takes 0.2 to 2 s, log-uniform, seeded;
-- tools-narrow: the same, with no more episodes at a time than a batch has: all that lockstep can use;
-- learner: three passes over each batch, with a clip around the recomputed proximal policy, so that the learner is the
-  bottleneck;
-- generation: an engine that runs four requests at a time, so that generation is.
+- heavy: lengths of 8 to 256 characters; each doubling of the length halves the number of tasks, except that
+  256 is as frequent as 128; no response gets more tokens than its task asks for;
+- tools: three turns, and after each a tool call of 0.2 to 2 s, log-uniform, seeded;
+- tools-narrow: as tools, but with only as many concurrent episodes as a batch has, which is all that lockstep
+  can use;
+- learner: three passes over each batch, with a clip around the recomputed proximal policy, so that the
+  learner is the bottleneck;
+- generation: an engine that runs four requests at a time, so that generation is the bottleneck.
 
-The lag bound is what keeps the slower side busy: one version where all responses take alike, four with tools. More
-would not be faster, and what is sampled would be staler. With heavy-tailed lengths it is eight, for a response of the
-tail takes as long as some updates, and few more episodes run at a time than a batch has.
+The bound on policy lag is just high enough to keep the slower side busy: one version where all responses take
+equally long, four versions with tools. A higher bound would not be faster, and the samples would be staler.
+With heavy-tailed lengths the bound is eight, because a response of the tail takes as long as several updates,
+and only a few more episodes run at a time than a batch has.
 
-The clock starts when all roles are up, the first weights are in service and have been evaluated; the pipeline is empty
-then, in both modes. It stops after the arm's number of steps or minutes, whichever comes first: times are compared at
-what both modes have reached. Weights are kept on the way, and evaluated after the clock was stopped by sampling
-held-out tasks (without tool latency).
+The clock starts when all roles are up and the first weights are in service and evaluated. The pipeline is
+empty then, in both modes. The clock stops after the arm's number of steps or minutes, whichever comes first.
+Times are compared at a level that both modes have reached. The learner keeps copies of its weights on the
+way. After the clock has stopped, it evaluates the copies on held-out tasks by sampling, without tool latency.
 
-A finished run is a line of FILE.jsonl; what is there is not run again, unless settings have changed since.
+Each finished run is one line of FILE.jsonl. The benchmark does not repeat it unless settings have changed
+since.
 """
 
 import argparse
@@ -40,6 +43,7 @@ from pathlib import Path
 
 from benchmarks.async_vs_sync.run import Run, read, train
 from benchmarks.async_vs_sync.table import plot, summary, tables
+from benchmarks.report import save_results
 from benchmarks.staleness.lag_system import running
 from launch.model import prepare
 from launch.run_file.load import load
@@ -75,7 +79,8 @@ ARMS: dict[str, tuple[int, tuple[str, ...]]] = {
         40,
         (
             *UNIFORM,
-            "learner.optimizer.lr=3e-4",  # a version is nine optimizer steps here
+            # The rate is lower because each version takes nine optimizer steps here.
+            "learner.optimizer.lr=3e-4",
             "learner.algorithm.passes=3",
             "learner.algorithm.updates_per_batch=3",
             "learner.algorithm.proximal=recomputed",
@@ -88,11 +93,11 @@ ARMS: dict[str, tuple[int, tuple[str, ...]]] = {
     ),
     "generation": (40, (*UNIFORM, "generator.max_num_seqs=4")),
 }
-"""Learner steps at most, and what differs from the common settings."""
+"""Upper limit of the learner steps of each arm, and its overrides of the common settings."""
 
 
 def configured(arm: str, mode: str, seed: int, model: str, overrides: Sequence[str]) -> RunConfig:
-    """The settings of one run."""
+    """Return the settings of one run."""
     base = load(SETTINGS)
     own = [f"run.seed={seed}", f"run.mode={mode}", f"model.path={model}"]
     config = load(SETTINGS, [*ARMS[arm][1], *overrides, *own])
@@ -104,13 +109,13 @@ def configured(arm: str, mode: str, seed: int, model: str, overrides: Sequence[s
 
 
 def fingerprint(arm: str, overrides: Sequence[str]) -> str:
-    """Of all that a run depends on but for its mode and seed."""
+    """Return a hash of everything that a run depends on, except its mode and seed."""
     text = json.dumps([SETTINGS.read_text(encoding="utf-8"), ARMS[arm], list(overrides)])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def run_all(args: argparse.Namespace) -> list[Run]:
-    """Run what is missing; gives all runs that were asked for."""
+    """Make the runs that have no result yet. Return all requested runs."""
     out: Path = args.out
     out.parent.mkdir(parents=True, exist_ok=True)
     known = read(out.read_text(encoding="utf-8").splitlines()) if out.exists() else []
@@ -141,7 +146,7 @@ def run_all(args: argparse.Namespace) -> list[Run]:
 
 
 def _turns(args: argparse.Namespace, seed: int) -> list[str]:
-    """Modes in another order with every other seed."""
+    """Return the modes, in reverse order for odd seeds."""
     return list(args.modes) if seed % 2 == 0 else list(reversed(args.modes))
 
 
@@ -156,6 +161,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--set", nargs="+", default=[], metavar="section.field=value")
     parser.add_argument("--out", type=Path, default=Path("build/async_vs_sync.jsonl"))
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--json", type=Path)
     return parser.parse_args(arguments)
 
 
@@ -164,5 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.WARNING)
     runs = run_all(args)
     sys.stdout.write(tables(runs, args.arms) + "\n")
+    if args.json is not None:
+        save_results(args.json, {"arms": tables(runs, args.arms)}, [asdict(run) for run in runs])
     if args.plot:
         plot(runs, args.arms, args.plot)

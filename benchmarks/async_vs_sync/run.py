@@ -1,4 +1,4 @@
-"""One learner of the real system on the clock, for `benchmarks.async_vs_sync`."""
+"""One timed learner of the real system, for `benchmarks.async_vs_sync`."""
 
 import json
 import os
@@ -29,12 +29,12 @@ Weights = tuple[dict[str, tuple[str, tuple[int, ...]]], list[tuple[str, memoryvi
 
 @dataclass(frozen=True)
 class Step:
-    """A learner step that is over."""
+    """Figures of one finished learner step."""
 
     time: float
     """Seconds since the clock was started."""
     tokens: int
-    """Action tokens trained since then."""
+    """Action tokens trained since the clock was started."""
     waited: float
     """Seconds of the step spent waiting for a batch."""
     updated: float
@@ -45,7 +45,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What held-out tasks say of the weights at one moment; evaluated after the clock was stopped."""
+    """Held-out reward of the weights at one moment, evaluated after the clock was stopped."""
 
     time: float
     step: int
@@ -54,47 +54,47 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Run:
-    """What one learner came to."""
+    """Results of one learner."""
 
     arm: str
     mode: str
     seed: int
     settings: str
-    """Fingerprint: runs under other settings do not belong in one table."""
+    """Fingerprint of the settings. A table holds only runs with equal fingerprints."""
     seconds: float
     steps: list[Step]
     snapshots: list[Snapshot]
     idle_learner: float
-    """Share of the seconds in which it waited for a batch."""
+    """Share of ``seconds`` in which the learner waited for a batch."""
     idle_generator: float
-    """Share of the seconds in which no request ran."""
+    """Share of the seconds in which the generator ran no request."""
     running_requests: float
     episodes_running: float
-    """Mean over the steps; the one before too."""
+    """Mean over the steps, like ``running_requests``."""
     tokens_per_trajectory: float
     lag_mean: float
     lag_max: int
     stale_tokens: float
-    """Share of the action tokens in batches that were too stale to be trained."""
+    """Share of the action tokens in batches that were too stale to train on."""
     cpu: dict[str, float] = field(default_factory=dict)
-    """Cores that each role kept busy, and others on the machine."""
+    """Cores that each role kept busy, and, as "others", those that other work on the machine kept busy."""
 
 
 class TimedLearner(Learner):
-    """Keeps times and weights from `begin` on."""
+    """A learner that keeps step times and copies of its weights from `begin` on."""
 
     keep_steps, keep_seconds = 1, 1.0
-    """Weights are kept after so many steps, or so many seconds, whichever comes first."""
+    """Steps and seconds between two copies of the weights, whichever comes first."""
     gauges: list[dict[str, float]]
 
     def begin(self) -> None:
-        """The clock starts: all roles are up, and the first weights have been evaluated."""
+        """Start the clock. All roles are up, and the first weights have been evaluated."""
         self.totals, self.timed, self.kept = Totals(), list[Step](), list[tuple[float, int, Weights]]()
         self.gauges, self.first_step = [self.exchange.intake.gauges], self.step
         self.began = time.monotonic()
 
     def record(self, report: Any, trained: Any, updated: int, waited: float, wall: float) -> None:
-        """As ever, and for us."""
+        """Note the step for the benchmark, then record it as every learner does."""
         if hasattr(self, "began"):
             arrived = [t.return_ for t in self.exchange.intake.recent if t.status != "failed"]
             now = time.monotonic() - self.began
@@ -115,12 +115,12 @@ class TimedLearner(Learner):
         super().record(report, trained, updated, waited, wall)
 
     def copy(self) -> Weights:
-        """The weights as they are now."""
+        """Return a copy of the current weights."""
         shapes, tensors = self.engine.weights()
         return shapes, [(name, memoryview(bytes(data))) for name, data in tensors]
 
     def judge(self) -> list[Snapshot]:
-        """Serve the weights that were kept, one after the other, and evaluate each."""
+        """Publish the kept weights one after the other, and evaluate each."""
         found = [Snapshot(0.0, 0, float(self.evaluations[0]["return_mean"]))]
         for moment, done, weights in self.kept:
             self.version += 1
@@ -131,7 +131,7 @@ class TimedLearner(Learner):
 
 
 def train(system: System, config: RunConfig, *, arm: str, settings: str, steps: int, kept: int) -> Run:
-    """One learner: evaluate, start the clock, train, stop it, evaluate what was kept on the way."""
+    """Run one learner: evaluate, start the clock, train, stop the clock, evaluate the kept weights."""
     mode, seed = config.run.mode, config.run.seed
     learner_config = config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag})
     engine = TrainingEngine(learner_config, model=system.model, total_steps=learner_config.steps, seed=seed)
@@ -214,7 +214,7 @@ def _outcome(
 
 
 def idle_share(before: dict[str, float], after: dict[str, float]) -> float:
-    """Of generators, between two reports of theirs: seconds without a running request over seconds served.
+    """Return the generators' idle share between two reports: seconds without a request over seconds served.
 
     Example:
         >>> a = {"generator/idle_seconds_total": 2.0, "generator/serving_seconds_total": 10.0}
@@ -230,7 +230,7 @@ def idle_share(before: dict[str, float], after: dict[str, float]) -> float:
 
 
 def cpu_seconds(system: System) -> dict[str, float]:
-    """By role: processor time used so far, that of its child processes too. The learner is this process."""
+    """Return the processor seconds of each role so far, with child processes. This process is the learner."""
     with urllib.request.urlopen(f"http://{system.config.broker.http}/status", timeout=5) as answer:
         peers = json.load(answer)["peers"]
     times = process_times()
@@ -249,26 +249,27 @@ def cpu_seconds(system: System) -> dict[str, float]:
 
 
 def machine_seconds() -> float:
-    """Processor time that all cores of the machine were busy, with what its host took from it."""
+    """Return the busy processor seconds of all cores, time stolen by the host included."""
     line = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0].split()
     user, nice, system, _, _, interrupts, soft, stolen = map(int, line[1:9])
     return (user + nice + system + interrupts + soft + stolen) / TICKS_PER_S
 
 
 def process_times() -> dict[int, tuple[int, float]]:
-    """By process: its parent, and the processor time it has used."""
+    """Return the parent and the processor seconds so far of each process, by process id."""
     found: dict[int, tuple[int, float]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # it has ended meanwhile
+            # The process has ended meanwhile.
+            continue
         found[int(path.parent.name)] = (int(fields[1]), (int(fields[11]) + int(fields[12])) / TICKS_PER_S)
     return found
 
 
 def read(lines: Sequence[str]) -> list[Run]:
-    """Runs from a JSON Lines file."""
+    """Return the runs of the lines of a JSON Lines file."""
     found = []
     for values in map(json.loads, lines):
         values["steps"] = [Step(**step) for step in values["steps"]]

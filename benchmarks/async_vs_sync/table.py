@@ -1,28 +1,34 @@
-"""What `benchmarks.async_vs_sync` concludes from its runs. Pure but for the plot."""
+"""Ratios, tables and a plot of the runs of `benchmarks.async_vs_sync`. All functions but `plot` are pure."""
 
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.async_vs_sync.run import Run
-from benchmarks.pictures import pyplot
+from benchmarks.report import pyplot
 
 SHARE = 0.9
-"""Of what the mode that gained less has gained: the reward to which times are compared."""
+"""Share of the smaller of both modes' reward gains. Times are compared at the reward that it gives."""
 
 
 def time_to_tokens(run: Run, tokens: float) -> float | None:
-    """Seconds until so many tokens were trained, steps being joined by straight lines; None if that never was."""
+    """Return the seconds until ``tokens`` were trained, interpolated linearly between steps.
+
+    None: never reached.
+    """
     return _first([(0.0, 0.0), *((step.time, float(step.tokens)) for step in run.steps)], tokens)
 
 
 def time_to_reward(run: Run, level: float) -> float | None:
-    """Seconds until held-out tasks earned so much, snapshots being joined by straight lines."""
+    """Return the seconds until the held-out reward was ``level``, interpolated linearly between snapshots.
+
+    None: never reached.
+    """
     return _first([(snapshot.time, snapshot.reward) for snapshot in run.snapshots], level)
 
 
 def _first(curve: Sequence[tuple[float, float]], level: float) -> float | None:
-    """When a curve first reaches a level."""
+    """Return the time at which a curve first reaches a level. None: never."""
     before: tuple[float, float] | None = None
     for time, value in curve:
         if value >= level:
@@ -34,13 +40,16 @@ def _first(curve: Sequence[tuple[float, float]], level: float) -> float | None:
 
 
 def token_ratio(sync: Run, async_: Run) -> float | None:
-    """Time of lockstep over that of the asynchronous run, to the tokens that both have trained."""
+    """Return the time of lockstep over the time of the asynchronous run, to the tokens that both trained."""
     tokens = min(run.steps[-1].tokens for run in (sync, async_))
     return _over(time_to_tokens(sync, tokens), time_to_tokens(async_, tokens))
 
 
 def reward_ratio(sync: Run, async_: Run) -> float | None:
-    """The same to a reward: `SHARE` of what the one that gained less has gained from the first weights on."""
+    """Return the time of lockstep over the time of the asynchronous run, to a common held-out reward.
+
+    That reward is the first weights' reward plus `SHARE` of the smaller gain of the two runs.
+    """
     start = statistics.mean(run.snapshots[0].reward for run in (sync, async_))
     best = min(max(snapshot.reward for snapshot in run.snapshots) for run in (sync, async_))
     level = start + SHARE * (best - start)
@@ -52,7 +61,7 @@ def _over(one: float | None, other: float | None) -> float | None:
 
 
 def pairs(runs: Sequence[Run], arm: str) -> list[tuple[Run, Run]]:
-    """Lockstep and asynchronous run of the same seed."""
+    """Return pairs of the lockstep run and the asynchronous run of the same seed."""
     of_arm = [run for run in runs if run.arm == arm]
     by = {(run.seed, run.mode): run for run in of_arm}
     seeds = sorted({run.seed for run in of_arm})
@@ -60,7 +69,7 @@ def pairs(runs: Sequence[Run], arm: str) -> list[tuple[Run, Run]]:
 
 
 def tables(runs: Sequence[Run], arms: Sequence[str]) -> str:
-    """Markdown: the ratios, and where the time went."""
+    """Return two Markdown tables: the ratios, and where the time went."""
     rows = [
         "| arm | repetitions | time to equal trained tokens: sync / async | to equal held-out reward |",
         "|---" * 4 + "|",
@@ -104,7 +113,7 @@ def _row(arm: str, mode: str, runs: Sequence[Run]) -> str:
 
 
 def summary(run: Run) -> str:
-    """One line of one run."""
+    """Return one line of text about one run."""
     return f"seed {run.seed}, {len(run.steps)} steps in {run.seconds:.1f} s {_row(run.arm, run.mode, [run])}"
 
 
@@ -117,7 +126,7 @@ def _spread(values: Sequence[float | None]) -> str:
 
 
 def plot(runs: Sequence[Run], arms: Sequence[str], path: Path) -> None:
-    """Held-out reward over wall time, a panel an arm."""
+    """Plot the held-out reward over wall time, with one panel per arm."""
     plt = pyplot()
     shown = [arm for arm in arms if pairs(runs, arm)]
     columns = min(3, len(shown))

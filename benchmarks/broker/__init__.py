@@ -1,1 +1,1 @@
-"""What a segment costs the broker, beside sockets that only forward and Redis Streams."""
+"""Cost of a segment in the broker, compared with sockets that only forward and with Redis Streams."""

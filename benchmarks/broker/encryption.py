@@ -1,9 +1,10 @@
-"""What encryption costs the broker: processor time per message, plain and with CURVE.
+"""Measure the cost of encryption in the broker: processor time per message, plain and with CURVE.
 
     python benchmarks/broker/encryption.py [--messages 20000] [--kilobytes 16] [--rounds 5]
 
-One peer sends heartbeats that carry a body, and gets an answer to each; 64 are under way at a time. The processor time
-is that of the whole broker process, with ZeroMQ's own thread. The lowest of all rounds counts.
+One peer sends heartbeats that carry a body, and gets an answer to each. It keeps 64 messages under way. The
+processor time is measured for the whole broker process, ZeroMQ's own thread included. The lowest value of all
+rounds counts.
 """
 
 import argparse
@@ -59,7 +60,7 @@ class Side:
         self.socket.recv_multipart()
 
     def round(self, messages: int, nbytes: int) -> tuple[float, float]:
-        """Processor time of the broker and wall time, both in microseconds a message."""
+        """Exchange all messages. Return the broker's processor time and the wall time in us per message."""
         frames = [*encode(Heartbeat()), bytes(nbytes)]
         assert self.process.pid is not None
         cpu, wall, under_way, sent, heard = cpu_s(self.process.pid), time.perf_counter(), 0, 0, 0

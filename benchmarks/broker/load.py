@@ -1,7 +1,7 @@
-"""Light peers that load a broker: actors and a learner that do nothing but keep the protocol, each in a process.
+"""Light peers that load a broker: one process of actors and one of a learner, which only speak the protocol.
 
-Arrays are made once; of a segment only the header is encoded. A trajectory of one segment is the dearest case: each
-segment comes with a lease, a task's credit and a share of a commit.
+The arrays are made once, so only the header of a segment is encoded. Trajectories of one segment cost the
+broker most: each segment then comes with a lease, a task's credit and a share of a commit.
 """
 
 import time
@@ -50,7 +50,7 @@ CHECKPOINT_EVERY = 16
 POLL_MS = 100
 TASKS_PER_MESSAGE = 1_024
 AGES = 4_096
-"""So many of the last ages are kept."""
+"""Number of ages that are kept, the last ones."""
 
 _decode = msgspec.msgpack.Decoder(AnyMessage).decode
 _decode_segment = msgspec.msgpack.Decoder(Segment).decode
@@ -59,10 +59,11 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked of a broker at ``endpoint``.
+    """The load on a broker at ``endpoint``.
 
-    ``window`` trajectories of so many ``segments`` at most are under way between actors and broker, ``outstanding``
-    tasks anywhere. With ``rate`` the actors send so many segments a second, and not as many as the broker takes.
+    At most ``window`` trajectories of ``segments`` segments each are under way between actors and broker, and
+    ``outstanding`` tasks in all. With ``rate`` the actors send that many segments per second. Without it they
+    send as many as the broker takes.
     """
 
     endpoint: str
@@ -73,13 +74,16 @@ class Load:
     segments: int = 1
     keys: Path | None = None
     connections: int = 1
-    """Of the producer in front of what only forwards; ours has one an actor."""
+    """Connections of the producer in front of a forwarder. With our broker each actor has one connection."""
     rate: float = 0.0
     samples: int = 0
 
 
 class Peer:
-    """One connection, which beats. What is said between two calls of `leave` leaves together, as that of all roles."""
+    """One connection to the broker, with heartbeats.
+
+    Messages that are sent between two calls of `leave` go out together, as in all roles.
+    """
 
     def __init__(self, load: Load, hello: Hello) -> None:
         keys = None if load.keys is None else ClientKeys.read(load.keys, hello.role, hello.peer, "broker")
@@ -98,7 +102,7 @@ class Peer:
         self._said.append(frames)
 
     def leave(self) -> None:
-        """Send what has been said."""
+        """Put the messages that were sent since the last call on the socket."""
         if self._said:
             said, self._said = self._said, []
             for frames in enclose(said):
@@ -111,7 +115,7 @@ class Peer:
             self.send(Heartbeat(progress=float(self._beats), busy=True))
 
     def received(self) -> list[tuple[Any, list[bytes]]]:
-        """What has come, with the frames behind the header."""
+        """Return the messages that have arrived, each with the frames after its header."""
         found: list[tuple[Any, list[bytes]]] = []
         while True:
             try:
@@ -123,7 +127,7 @@ class Peer:
 
 
 def make_body(nbytes: int) -> tuple[int, list[ArraySpec], bytes]:
-    """Tokens, array specs and body of a segment of about so many bytes."""
+    """Return the number of tokens, the array specs and the body of a segment of about ``nbytes`` bytes."""
     n = max(4, nbytes // BYTES_PER_TOKEN)
     arrays: dict[str, np.ndarray[Any, Any]] = {
         "token_ids": np.arange(n, dtype="<i4"),
@@ -135,9 +139,9 @@ def make_body(nbytes: int) -> tuple[int, list[ArraySpec], bytes]:
 
 
 class Actors:
-    """Several actors in one process; a lease is answered by the segments of its trajectory at once.
+    """Several actors in one process. They answer a lease at once with the segments of its trajectory.
 
-    As those of a real actor, its credit for the next task leaves with the last of them.
+    The credit for the next task leaves together with the last segment, as with a real actor.
     """
 
     def __init__(self, load: Load) -> None:
@@ -145,7 +149,7 @@ class Actors:
         self.tokens, self._specs, self._body = make_body(load.nbytes)
         self._poller = zmq.Poller()
         self._ready: deque[tuple[Peer, LeaseTask, int]] = deque()
-        """Segments to be sent, by index."""
+        """Segments to send: peer, lease, and index of the segment."""
         self._sent_at: dict[str, float] = {}
         self.latencies: list[float] = []
         self._peers: dict[Any, Peer] = {}
@@ -156,7 +160,7 @@ class Actors:
         self._credit = dict.fromkeys(self._peers, 0)
 
     def run(self, acked: Any, results: Connection) -> None:
-        """Until killed, or until there are as many latencies as wanted."""
+        """Run until killed, or until there are ``load.samples`` latencies. Then send them to ``results``."""
         load, due = self._load, time.monotonic()
         while not load.samples or len(self.latencies) < load.samples:
             now = time.monotonic()
@@ -189,7 +193,7 @@ class Actors:
         return acks
 
     def _answer(self) -> bool:
-        """Send the next segment; False if there is no credit for it."""
+        """Send the next segment. Return False if there is no credit for it."""
         peer, lease, index = self._ready[0]
         if self._credit[peer.socket] <= 0:
             return False
@@ -224,7 +228,7 @@ class Actors:
 
 
 class Learner:
-    """Puts a group for each it gets, commits each at once, and tells of a checkpoint now and then."""
+    """A learner that commits each group at once, puts a new one in its place, and reports checkpoints."""
 
     def __init__(self, load: Load) -> None:
         self._load = load
@@ -232,7 +236,7 @@ class Learner:
         self._groups = self._step = 0
 
     def run(self, committed: Any, ages: Any) -> None:
-        """Until killed; ``ages`` are the seconds from the end of a trajectory to its arrival here, the last `AGES`."""
+        """Run until killed. Keep in ``ages`` the last times from a trajectory's end to its arrival here."""
         while True:
             self._peer.socket.poll(POLL_MS)
             self._peer.beat(time.monotonic())
@@ -279,10 +283,10 @@ class Learner:
 
 
 def run_actors(load: Load, acked: Any, results: Connection) -> None:
-    """Body of the actors' process; ``acked`` is a shared number."""
+    """Run the actors' process. ``acked`` is a number shared with the benchmark's process."""
     Actors(load).run(acked, results)
 
 
 def run_learner(load: Load, committed: Any, ages: Any) -> None:
-    """Body of the learner's process; ``ages`` is a shared array."""
+    """Run the learner's process. ``committed`` and ``ages`` are shared with the benchmark's process."""
     Learner(load).run(committed, ages)

@@ -1,4 +1,4 @@
-"""Others in the broker's place: sockets that only forward, and Redis Streams."""
+"""Peers that take the broker's place: sockets that only forward, and Redis Streams."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from typing import Any
 import zmq
 
 HEADER = bytes(400)
-"""In place of a segment's header."""
+"""Bytes that stand for a segment's header."""
 WAIT_S = 10.0
 
 
@@ -20,7 +20,7 @@ WAIT_S = 10.0
 
 
 def forward(front: str, back: str, *, in_c: bool) -> None:
-    """DEALER -> ROUTER -> DEALER and back, without reading what is forwarded: a loop in Python, or in C."""
+    """Forward messages DEALER -> ROUTER -> DEALER and back without reading them, in a Python loop or in C."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     sockets = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
     for socket, endpoint in zip(sockets, (front, back), strict=True):
@@ -39,7 +39,7 @@ def forward(front: str, back: str, *, in_c: bool) -> None:
 
 
 def produce(endpoint: str, nbytes: int, window: int, acked: Any, connections: int = 1) -> None:
-    """Keeps ``window`` messages under way, over so many connections."""
+    """Keep ``window`` messages under way, spread over ``connections`` connections."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     body, poller = bytes(nbytes), zmq.Poller()
     for _ in range(connections):
@@ -58,7 +58,7 @@ def produce(endpoint: str, nbytes: int, window: int, acked: Any, connections: in
 
 
 def consume(endpoint: str) -> None:
-    """Acknowledges all it gets."""
+    """Acknowledge all messages."""
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     socket.connect(endpoint)
     while True:
@@ -69,7 +69,7 @@ def consume(endpoint: str) -> None:
 
 
 def why_no_redis(server: str) -> str:
-    """What is missing for the rows of Redis; "" if nothing is."""
+    """Return what is missing for the Redis rows of the table, or ""."""
     if shutil.which(server) is None:
         return "redis-server is not installed"
     try:
@@ -81,7 +81,7 @@ def why_no_redis(server: str) -> str:
 
 @contextlib.contextmanager
 def redis_server(server: str, port: int, folder: Path, *, persistent: bool) -> Iterator[int]:
-    """A server of its own for one run; yields its process id."""
+    """Run a Redis server for one run. Yield its process id."""
     import redis
 
     options = {
@@ -114,7 +114,7 @@ def redis_server(server: str, port: int, folder: Path, *, persistent: bool) -> I
 
 
 def redis_produce(port: int, nbytes: int, window: int, acked: Any) -> None:
-    """XADD, in batches; waits while four windows are not consumed yet."""
+    """Add messages with XADD in batches. Wait while more than four windows are not consumed yet."""
     import redis
 
     client, body, sent = redis.Redis(port=port), bytes(nbytes), 0
@@ -131,7 +131,7 @@ def redis_produce(port: int, nbytes: int, window: int, acked: Any) -> None:
 
 
 def redis_consume(port: int, window: int, acked: Any) -> None:
-    """XREADGROUP, then XACK and XDEL of what came."""
+    """Read messages with XREADGROUP, then acknowledge and delete them with XACK and XDEL."""
     import redis
 
     client = redis.Redis(port=port)

@@ -1,16 +1,17 @@
-"""What a segment costs the broker, against sockets that only forward and against Redis Streams.
+"""Measure the cost of a segment in the broker, compared with sockets that only forward and Redis Streams.
 
-    python -m benchmarks.broker [--redis redis-server] [--json build/broker.json] [--repetitions 3] [--seconds 1.5]
+    python -m benchmarks.broker [--redis redis-server] [--json build/broker.json] [--repetitions 3]
+                                [--seconds 1.5]
 
-One segment is: the segment in, its acknowledgement out, the lease before it, and its share of the delivery and the
-commit of its group. The figure to trust is the CPU time of the broker's process (all threads, user and system) over the
-segments of the same time; rates depend on how many cores there are for the other processes. Arms take turns, so that
-other work on the machine disturbs all alike; each run is a fresh process and a fresh journal.
+The cost of a segment covers the segment in, its acknowledgement out, the lease before it, and its share of
+the delivery and the commit of its group. The figure to trust is the CPU time of the broker's process (all
+threads, user and system) divided by the segments of the same time. Rates depend on how many cores the other
+processes have. Arms take turns, so that other work on the machine disturbs all of them alike. Each run has a
+fresh process and a fresh journal.
 """
 
 import argparse
 import contextlib
-import json
 import logging
 import multiprocessing
 import os
@@ -34,6 +35,7 @@ from benchmarks.broker.others import (
     redis_server,
     why_no_redis,
 )
+from benchmarks.report import save_results
 from broker.config import BrokerConfig
 from broker.service import serve
 from launch.processes import free_port
@@ -59,18 +61,23 @@ _spawn = multiprocessing.get_context("spawn")
 
 @dataclass
 class Run:
-    """A broker under load: its process, the segments that are done, and where latencies come from."""
+    """A broker under load: its process id, the shared count of finished segments, the pipe for latencies."""
 
     pid: int
     done: Any
     results: Any = None
     ages: Any = None
-    """Shared array of the seconds that the last trajectories took from the actor to the learner."""
+    """Shared array of seconds: how long each of the last trajectories took from the actor to the learner."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A broker in one setting. ``journal``: none, "written" or "synced"; ``segments``: of each trajectory."""
+    """A broker in one setting.
+
+    ``journal`` is "" (no journal), "written" or "synced". ``segments`` is the number of segments per
+    trajectory. ``other`` names what takes our broker's place: "loop", "proxy" or "redis", or "" for our
+    broker.
+    """
 
     name: str
     journal: str = ""
@@ -104,7 +111,7 @@ OTHERS = (
 
 
 def serve_ours(settings: dict[str, Any], journal: Path | None, keys: Path | None) -> None:
-    """Body of the broker's process."""
+    """Run the broker's process."""
     logging.basicConfig(level=logging.WARNING)
     config = BrokerConfig.model_validate(settings)
     serve(config, run="benchmark", max_policy_lag=4, journal=journal, keys=keys)
@@ -112,7 +119,7 @@ def serve_ours(settings: dict[str, Any], journal: Path | None, keys: Path | None
 
 @contextlib.contextmanager
 def processes() -> Iterator[Callable[..., Any]]:
-    """Yields what starts a process; all of them are killed at the end."""
+    """Yield a function that starts a process. Kill all started processes at the end."""
     started = []
 
     def start(target: Callable[..., None], *arguments: Any, **named: Any) -> Any:
@@ -132,7 +139,7 @@ def processes() -> Iterator[Callable[..., Any]]:
 
 @contextlib.contextmanager
 def ours(arm: Arm, folder: Path, load: Load) -> Iterator[Run]:
-    """Our broker, actors and a learner."""
+    """Run our broker with actors and a learner."""
     endpoint, http = f"tcp://127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     keys = folder / "keys" if arm.encrypted else None
     if keys is not None:
@@ -154,7 +161,7 @@ def ours(arm: Arm, folder: Path, load: Load) -> Iterator[Run]:
 
 @contextlib.contextmanager
 def forwarder(arm: Arm, load: Load) -> Iterator[Run]:
-    """Sockets that only forward, a producer and a consumer."""
+    """Run sockets that only forward, with a producer and a consumer."""
     front, back = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
     acked = _spawn.RawValue("Q", 0)
     with processes() as start:
@@ -166,7 +173,7 @@ def forwarder(arm: Arm, load: Load) -> Iterator[Run]:
 
 @contextlib.contextmanager
 def redis_streams(arm: Arm, folder: Path, load: Load, server: str) -> Iterator[Run]:
-    """Redis, a producer and a consumer."""
+    """Run Redis with a producer and a consumer."""
     port, acked = free_port(), _spawn.RawValue("Q", 0)
     with (
         redis_server(server, port, folder, persistent=arm.journal != "") as pid,
@@ -187,13 +194,13 @@ def running(arm: Arm, folder: Path, load: Load, server: str) -> contextlib.Abstr
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process, all its threads."""
+    """Return the user and system seconds of all threads of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def measure(run: Run, seconds: float, nbytes: int) -> dict[str, float]:
-    """Rates and CPU time per segment, once segments flow."""
+    """Wait until segments flow, then measure rates and CPU time per segment for ``seconds``."""
     until(lambda: run.done.value > 0, "segments flow")
     time.sleep(WARM_S)
     cpu, done, at = cpu_seconds(run.pid), run.done.value, time.perf_counter()
@@ -225,7 +232,11 @@ def throughput(arm: Arm, load: Load, arguments: argparse.Namespace) -> dict[str,
 
 
 def latency(arm: Arm, arguments: argparse.Namespace) -> dict[str, float]:
-    """Milliseconds from sending a segment of 16 KB to its acknowledgement, at 1,000 segments a second."""
+    """Measure the time in ms from sending a segment of 16 KB to its acknowledgement, at 1,000 segments/s.
+
+    Raises:
+        TimeoutError: the acknowledgements did not come within `WAIT_S`.
+    """
     load = replace(make_load(1 << 14), rate=LATENCY_RATE, samples=LATENCY_SAMPLES + LATENCY_WARM)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder, ours(arm, Path(folder), load) as run:
         if not run.results.poll(WAIT_S):
@@ -235,7 +246,7 @@ def latency(arm: Arm, arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def summary(rows: list[dict[str, float]]) -> dict[str, list[float]]:
-    """Median, least and most of each figure."""
+    """Return the median, minimum and maximum of each figure."""
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     return {name: [statistics.median(v), min(v), max(v)] for name, v in columns.items()}
 
@@ -246,7 +257,7 @@ Results = dict[str, dict[str, Any]]
 
 
 def sizes(arguments: argparse.Namespace) -> Results:
-    """Every arm at every size."""
+    """Measure every arm at every size."""
     missing = why_no_redis(arguments.redis)
     every = (*OURS, *LONG, *OTHERS)
     arms = [arm for arm in every if not (arm.other == "redis" and missing)]
@@ -265,17 +276,19 @@ def sizes(arguments: argparse.Namespace) -> Results:
 
 
 def _over_loop(rows: dict[tuple[str, Any], list[dict[str, float]]]) -> None:
-    """Adds the ratio to the loop in Python of the same round and column."""
+    """Add to each row its CPU time over the CPU time of the Python loop in the same round and column."""
     for (_, column), found in rows.items():
         for row, loop in zip(found, rows[LOOP, column], strict=True):
             row["over_loop"] = row["cpu_us"] / loop["cpu_us"]
 
 
 def peers(arguments: argparse.Namespace) -> Results:
-    """CPU time per segment of 16 KB over the number of actors connected.
+    """Measure the CPU time per segment of 16 KB for each number of connected actors.
 
-    As many as the broker takes, with as many trajectories under way by however many connections, beside the loop in
-    Python; of so many a second; and with so many under way an actor.
+    Each number of actors is measured in several ways. First the actors send as fast as the broker takes
+    segments, with the same number of trajectories under way for all numbers of connections; the Python loop
+    is measured in the same way. Then the actors send at each of `RATES`. Last, each actor has `AN_ACTOR`
+    trajectories under way.
     """
     rows: dict[tuple[str, int], list[dict[str, float]]] = {}
     arm = OURS[0]
@@ -300,20 +313,22 @@ def latencies(arguments: argparse.Namespace) -> Results:
     return {name: summary(found) for name, found in rows.items()}
 
 
-def tables(results: dict[str, Results], chosen: list[str]) -> str:
-    """The results as Markdown."""
-    lines = []
+def tables(results: dict[str, Results], chosen: list[str]) -> dict[str, str]:
+    """Return the results as Markdown tables, by name."""
+    found = dict[str, str]()
     if "sizes" in results:
         for figure, title in FIGURES.items():
-            lines += ["", f"**{title}** (median, in brackets least and most)", ""]
-            lines += _table(results["sizes"], chosen, figure)
+            rows = "\n".join(_table(results["sizes"], chosen, figure))
+            found[figure] = f"**{title}** (median, in brackets minimum and maximum)\n\n{rows}"
     if "latency" in results:
-        lines += ["", "**Milliseconds from sending a segment of 16 KB to its acknowledgement**", ""]
-        lines += _rows(results["latency"], {"p50_ms": 2, "p99_ms": 2})
+        rows = "\n".join(_rows(results["latency"], {"p50_ms": 2, "p99_ms": 2}))
+        found["latency"] = (
+            f"**Milliseconds from sending a segment of 16 KB to its acknowledgement**\n\n{rows}"
+        )
     if "peers" in results:
-        lines += ["", "**CPU microseconds per segment of 16 KB over connected actors**", ""]
-        lines += _rows(results["peers"], {"cpu_us": 0, "over_loop": 2, "per_s": 0})
-    return "\n".join(lines)
+        rows = "\n".join(_rows(results["peers"], {"cpu_us": 0, "over_loop": 2, "per_s": 0}))
+        found["peers"] = f"**CPU microseconds per segment of 16 KB over connected actors**\n\n{rows}"
+    return found
 
 
 def _table(rows: Results, columns: list[str], figure: str) -> list[str]:
@@ -328,7 +343,7 @@ def _table(rows: Results, columns: list[str], figure: str) -> list[str]:
 
 
 def _rows(rows: Results, columns: dict[str, int]) -> list[str]:
-    """A line a row, of columns with so many digits."""
+    """Return the lines of a table. ``columns`` gives the number of digits of each column."""
     lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for name, row in rows.items():
         cells = [_cell(row[column], digits) for column, digits in columns.items()]
@@ -355,7 +370,8 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # its processes end with it
+    # Exit through Python on SIGTERM, so that the processes of the benchmark end with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("broker").setLevel(logging.WARNING)
     parts: dict[str, Callable[[argparse.Namespace], Results]] = {
@@ -365,6 +381,5 @@ def main() -> None:
     }
     results = {part: parts[part](arguments) for part in arguments.parts}
     if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(results, indent=1))
-    logging.info("%s", tables(results, arguments.sizes))
+        save_results(arguments.json, tables(results, arguments.sizes), results)
+    logging.info("%s", "\n\n".join(tables(results, arguments.sizes).values()))

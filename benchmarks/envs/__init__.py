@@ -1,1 +1,1 @@
-"""Toy tasks whose cost or optimum is known, for benchmarks."""
+"""Toy tasks for benchmarks, with a known cost or a known optimum."""

@@ -1,4 +1,4 @@
-"""A suite that misbehaves when told to: for `benchmarks.faults`."""
+"""A suite for `benchmarks.faults` that misbehaves on command."""
 
 import asyncio
 from pathlib import Path
@@ -9,12 +9,12 @@ from envs.registry import make_suite
 
 
 class FaultySuite:
-    """Another suite, which does in its steps what a file says: ``nan``, ``raise``, ``hang``, or nothing.
+    """A wrapper around another suite, whose steps misbehave as a file says: ``nan``, ``raise`` or ``hang``.
 
     Args:
-        inner: name of the suite.
-        params: its params.
-        flag: the file; no file means nothing.
+        inner: name of the wrapped suite.
+        params: parameters of the wrapped suite.
+        flag: path of the file. Without the file the steps behave normally.
     """
 
     def __init__(self, inner: str, params: dict[str, Any], flag: str) -> None:

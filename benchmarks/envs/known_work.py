@@ -1,8 +1,9 @@
-"""Tasks whose work is known in advance: how long responses are, how many turns, how slow the tool is.
+"""Tasks whose work is known in advance: length of responses, number of turns, latency of the tool.
 
-A prompt names a length and a letter; the right response is that letter so many times, and the reward is dense. With
-several turns a tool answers each response, after a latency, with the next letter. Lengths and turns are the task's, so
-they are the same however well the policy has learned: benchmarks of speed need work that stays what it is.
+A prompt names a length and a letter. The right response repeats the letter for that length, and the reward is
+dense. In a task with several turns, a tool answers each response after a latency and names the next letter.
+The task fixes lengths and turns, so the work stays the same however well the policy has learned. Benchmarks
+of speed need that.
 """
 
 import asyncio
@@ -19,10 +20,10 @@ from envs.errors import EnvError
 
 LETTERS = "abcdefgh"
 NOISE = "stuvwxyz"
-"""Letters without a meaning: they make prompts differ, so that a warm start learns none by heart."""
+"""Letters without a meaning. They make prompts differ, so that the warm start cannot memorise a prompt."""
 NOISE_LETTERS = 4
 LENGTHS = (8, 12, 16, 32, 64, 128, 256)
-"""A prompt names a length by its place here."""
+"""Possible lengths of a response. A prompt names a length by its index in this tuple."""
 
 
 @dataclass(frozen=True)
@@ -32,28 +33,30 @@ class Work:
     length: int
     """Characters of each response."""
     letters: str
-    """One a turn."""
+    """The right letter of each turn."""
     noise: str
 
     def question(self, turn: int) -> str:
-        """What the user, or the tool, says before this turn."""
+        """Return the message of the user, or of the tool, before this turn."""
         return f"{LENGTHS.index(self.length)}{self.letters[turn]}{self.noise}"
 
 
 class WorkSuite:
-    """Tasks of stated lengths and turns.
+    """Tasks with given lengths and turns.
 
     Args:
-        kinds: rows of characters per response, turns, and share of the tasks; the shares sum to 1.
-        latency_s: least and most seconds of a tool call; log-uniform between them. Empty: at once. Held-out tasks
-            have none: what is measured is training.
-        budgeted: a response is given as many tokens as its task asks for, and one that ends it. What goes on beyond
-            that is worth nothing here, and would be work that one mode has and the other has not.
+        kinds: rows of (characters per response, turns, share of the tasks). The shares sum to 1.
+        latency_s: minimum and maximum seconds of a tool call; latencies are log-uniform between them. Empty:
+            the tool answers at once. Held-out tasks have no latency, because the benchmarks time training
+            only.
+        budgeted: limit each response to the tokens that its task asks for, plus the one that ends the
+            response. Further tokens earn nothing, and they would be work that one mode does and the other
+            does not.
         known: share of characters that demonstrations have right beyond chance, 0 to 1.
-        seed: of tasks, demonstrations and latencies.
+        seed: seed of tasks, demonstrations and latencies.
 
     Raises:
-        EnvError: settings that cannot be.
+        EnvError: a setting is invalid.
     """
 
     def __init__(
@@ -80,18 +83,18 @@ class WorkSuite:
         return WorkEpisode(self)
 
     def task(self, index: int, split: Split) -> Work:
-        """The task of an index, the same every time."""
+        """Return the task of an index. It is the same in every call."""
         rng = self._rng(index, split)
         length, turns, _ = self._kinds[rng.choice(len(self._kinds), p=[kind[2] for kind in self._kinds])]
         letters = "".join(rng.choice(list(LETTERS), size=int(turns)))
         return Work(int(length), letters, "".join(rng.choice(list(NOISE), size=NOISE_LETTERS)))
 
     def budget(self, index: int, split: Split) -> int:
-        """Tokens that each response of a task is given, if responses have a budget."""
+        """Return the token limit of each response of a task. It applies only if ``budgeted`` is set."""
         return self.task(index, split).length + 1
 
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
-        """Responses of the right length whose characters are mostly left to chance."""
+        """Return a conversation with responses of the right length and mostly random characters."""
         task, rng = self.task(index, split), self._rng(index, split, 1)
         talk: list[ChatMessage] = []
         for turn, letter in enumerate(task.letters):
@@ -102,7 +105,7 @@ class WorkSuite:
         return talk
 
     def latency(self) -> float:
-        """Seconds that the next tool call takes, drawn in the order of calls."""
+        """Return the seconds that the next tool call takes. Latencies are drawn in the order of calls."""
         if not self._latency_s:
             return 0.0
         low, high = map(math.log, self._latency_s)

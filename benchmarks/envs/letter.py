@@ -1,4 +1,4 @@
-"""A dense toy task: fill the response with one letter. The reward is the share of it, in [0, 1]."""
+"""A toy task with a dense reward: fill the response with one letter. The reward is its share, in [0, 1]."""
 
 from typing import Any
 
@@ -9,11 +9,12 @@ TARGET = "e"
 
 
 class LetterSuite:
-    """Prompts differ by a word, the target letter is always the same.
+    """Tasks whose prompt is one of a few letters. The target letter is always `TARGET`, whatever the prompt.
 
     Args:
-        length: characters of a response; what ends early lacks the rest.
-        prompts: how many different ones there are.
+        length: characters of a full response. A response that ends early earns nothing for the missing
+            characters.
+        prompts: number of different prompts.
     """
 
     def __init__(self, length: int = 32, prompts: int = 4) -> None:
@@ -27,7 +28,7 @@ class LetterSuite:
         return {"role": "user", "content": letter}
 
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
-        """A response of the right length with all letters: the warm start, if any, teaches no letter more."""
+        """Return a response of the right length that cycles through letters, so a warm start favours none."""
         text = "".join(LETTERS[(index + i * (1 + index % 5)) % len(LETTERS)] for i in range(self.length))
         return [self.question(index), {"role": "assistant", "content": text}]
 

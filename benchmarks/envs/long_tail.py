@@ -1,9 +1,10 @@
-"""A toy task whose responses are long-tailed: most have a few characters, a few have hundreds.
+"""A toy task with long-tailed responses: most have a few characters, a few have hundreds.
 
-The prompt says whether a short or a long response is asked for; the right one is one letter so many times, and that is
-also how many tokens the response is given. So lengths are the task's: no method looks fast by shortening its answers,
-and none can lose itself in long ones. What is to be learned is the letter. The reward comes when the response ends,
-and is dense: the right letters over the length asked for.
+The prompt asks for a short or a long response. The right response repeats one letter for the requested
+length, which is also the response's token limit. The task thus fixes the lengths: no method looks fast
+because it shortens its answers, and none loses time on answers that are too long. The policy has to learn the
+letter. The reward comes when the response ends, and is dense: the number of right letters over the requested
+length.
 """
 
 from dataclasses import dataclass
@@ -16,33 +17,33 @@ from envs.base import ChatMessage, Split, StepResult
 from envs.errors import EnvError
 
 KINDS = "01"
-"""How the prompt of a short and of a long task begins."""
+"""First character of the prompt of a short task, and of a long task."""
 NOISE = 6
-"""Letters of the prompt that say nothing, so that demonstrations differ."""
+"""Number of meaningless letters in the prompt, which make demonstrations differ."""
 
 
 @dataclass(frozen=True)
 class LongTailTask:
-    """What is asked for."""
+    """One task."""
 
     question: str
-    """The prompt's text."""
+    """Text of the prompt."""
     length: int
-    """Characters, and the tokens it is given."""
+    """Requested characters of the response, and also its token limit."""
     long: bool
-    """Whether it belongs to the tail."""
+    """True for a task of the long tail."""
 
 
 class LongTailSuite:
-    """Many short responses and a few long ones.
+    """Tasks with many short responses and a few long ones.
 
     Args:
-        short, long: lengths in characters.
-        long_share: of the tasks, 0 to 1.
-        seed: of tasks and demonstrations.
+        short, long: lengths of the responses in characters.
+        long_share: share of the tasks that are long, 0 to 1.
+        seed: seed of tasks and demonstrations.
 
     Raises:
-        EnvError: settings that cannot be.
+        EnvError: a setting is invalid.
     """
 
     def __init__(self, short: int = 16, long: int = 448, long_share: float = 0.05, seed: int = 0) -> None:
@@ -56,13 +57,13 @@ class LongTailSuite:
         return LongTailEpisode(self)
 
     def task(self, index: int, split: Split) -> LongTailTask:
-        """The task of an index, the same every time."""
+        """Return the task of an index. It is the same in every call."""
         rng = self._rng(index, split)
         long = bool(rng.random() < self._long_share)
         return LongTailTask(KINDS[long] + _letters(rng, NOISE), self._long if long else self._short, long)
 
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
-        """Letters left to chance, as many as for a long one, whatever was asked for: nothing ends by itself."""
+        """Return random letters, always as many as in a long response, so that no early end is learned."""
         text = _letters(self._rng(index, split, 1), self._long)
         question = self.task(index, split).question
         return [{"role": "user", "content": question}, {"role": "assistant", "content": text}]
@@ -95,7 +96,7 @@ class LongTailEpisode:
 
 
 def share_right(text: str, letter: str, length: int) -> float:
-    """Right characters among the first ``length``, over that or the text's length, whichever is more.
+    """Return the right characters among the first ``length``, over ``length`` or the length of a longer text.
 
     Example:
         >>> [share_right(text, "a", 4) for text in ("aaba", "aa", "aaaaa", "")]

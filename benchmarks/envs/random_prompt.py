@@ -1,4 +1,4 @@
-"""Single-turn episodes that cost nothing: a random prompt, one answer, no reward."""
+"""Single-turn episodes with almost no cost of their own: a random prompt, one answer, no reward."""
 
 import random
 from typing import Any
@@ -9,7 +9,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789+-*/=()., "
 
 
 class PromptSuite:
-    """A prompt for each index, of ``length`` characters, which are its tokens."""
+    """Tasks with one random prompt per index. A prompt has ``length`` characters, each of them one token."""
 
     def __init__(self, length: int = 30) -> None:
         self.length = length
@@ -26,7 +26,7 @@ class PromptSuite:
 
 
 class PromptEpisode:
-    """Asks once and is done."""
+    """An episode that asks once and then ends."""
 
     def __init__(self, suite: PromptSuite) -> None:
         self._suite = suite

@@ -1,1 +1,1 @@
-"""A campaign of faults against the real system."""
+"""A campaign that injects faults into the real system."""

@@ -1,9 +1,9 @@
-"""The journal of a campaign read again from its very first record, by books that never died.
+"""Audit of a campaign's journal: apply all of its records to one `BrokerState` that never dies.
 
-The broker that was killed took up its journal at the newest snapshot, again and again. Here all of its files are
-applied to one pair of books in one go, and what each snapshot says is compared with them: a broker that lost or doubled
-something over one of its deaths is found out. Then what the learner itself says it has trained (its metrics, its log,
-its newest checkpoint) is held against the commits in the journal.
+In the campaign, each killed broker recovered its state from the newest snapshot of the journal. The audit
+applies all files of the journal, from the first record on, to a single state. It compares that state with
+each snapshot, and so finds what a broker lost or doubled when it died. Then it compares the learner's own
+reports (metrics, log and newest checkpoint) with the commits in the journal.
 """
 
 import json
@@ -32,31 +32,35 @@ from protocol.names import SegmentKey
 
 @dataclass
 class Audit:
-    """What was found. Every list has to be empty."""
+    """Findings of an audit. Each list has to be empty.
+
+    The surviving line is the sequence of learner steps that leads to the newest state. Steps after a
+    checkpoint are cut from it when a later learner starts again from that checkpoint.
+    """
 
     segments: int = 0
-    """In the journal's files."""
+    """Segments in the journal's files."""
     trained: dict[SegmentKey, int] = field(default_factory=dict)
-    """Segments of the surviving line, and the step of each."""
+    """Segments that the surviving line trained, and the step of each."""
     units: dict[str, int] = field(default_factory=dict)
-    """The same of units."""
+    """Units that the surviving line trained, and the step of each."""
     tokens: dict[int, int] = field(default_factory=dict)
-    """Action tokens that the journal says were given to each of its steps."""
+    """Action tokens that the journal's commits give to each step of the surviving line."""
     trained_twice: list[str] = field(default_factory=list)
-    """Segments that stand at two steps of that line, and tasks of which two attempts do."""
+    """Segments trained at two steps of the surviving line, and tasks of which it trained two attempts."""
     segments_twice: set[SegmentKey] = field(default_factory=set)
     gone_with_a_learner: list[str] = field(default_factory=list)
-    """Units of steps that were undone, which the broker did not have any more."""
+    """Segments of undone steps that the broker no longer held."""
     differences: list[str] = field(default_factory=list)
-    """Between these books and what the broker, which had died, wrote into a snapshot."""
+    """Differences between the audit's state and a snapshot, which the campaign's broker wrote."""
     learner_differs: list[str] = field(default_factory=list)
-    """Between the journal's commits and what the learner says itself."""
+    """Differences between the journal's commits and the learner's own reports."""
     snapshots: int = 0
     lineages: int = 0
 
     @property
     def wrong(self) -> list[str]:
-        """All of it."""
+        """Everything that is wrong, as text."""
         return [
             *(f"trained twice: {text}" for text in self.trained_twice),
             *(f"gone with a learner: {text}" for text in self.gone_with_a_learner),
@@ -66,7 +70,7 @@ class Audit:
 
 
 class _Index(Counted):
-    """Which segments there are, without their bytes."""
+    """A store that knows which segments exist, without their bytes."""
 
     low = crowded = False
 
@@ -76,15 +80,15 @@ class _Index(Counted):
     def get(self, key: SegmentKey) -> tuple[bytes, bytes]:
         raise KeyError(key)
 
-    def note(self, event: AnyEvent) -> None:
+    def record_event(self, event: AnyEvent) -> None:
         pass
 
     def index(self) -> list[tuple[SegmentKey, bool]]:
-        return sorted([(key, False) for key in self._held] + [(key, True) for key in self._aside])
+        return sorted([(key, False) for key in self._held] + [(key, True) for key in self._committed])
 
 
 class Replay:
-    """BrokerState that have seen every record so far."""
+    """A `BrokerState` to which all records so far were applied, and the findings so far."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self.store = _Index()
@@ -110,7 +114,7 @@ class Replay:
         self.state.take_notices()
 
     def end(self) -> Audit:
-        """What is left to be found when all records were taken."""
+        """Make the final checks, after all records were applied. Return all findings."""
         audit, ledger = self.audit, self.state.ledger
         attempts: dict[str, set[str]] = defaultdict(set)
         for trajectory, _ in audit.trained:
@@ -132,7 +136,7 @@ class Replay:
         return audit
 
     def _before(self, event: AnyEvent) -> None:
-        """What an event says of the line of steps, with the books as it found them."""
+        """Update the line of steps for an event, before the event is applied to the state."""
         match event:
             case Committed(step=step, trained=trained):
                 units = {unit.unit_id: unit for unit in self.state.deliveries.units()}
@@ -157,7 +161,7 @@ class Replay:
         audit.tokens[step] = audit.tokens.get(step, 0) + tokens
 
     def _cut(self, step: int, kept: Iterable[SegmentKey]) -> None:
-        """The line goes on from this step; what was trained later has to be among what the broker kept."""
+        """Cut the line after ``step``. The broker must have kept the segments that were trained later."""
         audit, kept = self.audit, set(kept)
         undone = [key for key, at in audit.trained.items() if at > step]
         if audit.lineages == 1:
@@ -196,7 +200,11 @@ class Replay:
 
 
 def _picture(saved: Snapshot) -> dict[str, Any]:
-    """A snapshot without places in files, clocks, and counts of what was refused, which are no events."""
+    """Return the comparable parts of a snapshot.
+
+    They leave out file positions, clock times, and counts of refused messages, because no event records
+    these.
+    """
     ledger = saved.ledger
     return {
         "segments": sorted((key, aside) for key, _, _, aside in saved.segments),
@@ -226,7 +234,7 @@ def _difference(theirs: Any, ours: Any) -> str:
 
 
 def audit(folder: Path) -> Audit:
-    """Read all of a run that has ended."""
+    """Audit the journal of a run that has ended."""
     settings = json.loads((folder / "config.json").read_text())["broker"]
     replay = Replay(BrokerConfig.model_validate(settings))
     if numbers(folder / "journal", ".released"):

@@ -1,4 +1,4 @@
-"""Peers that do not behave, for `benchmarks.faults`: with no key, a wrong one, or one that they misuse."""
+"""Misbehaving peers for `benchmarks.faults`, with no key, an unknown key, or a valid key that they misuse."""
 
 import contextlib
 import math
@@ -35,7 +35,7 @@ PATIENCE_S = 10.0
 
 
 def record_segments(folder: Path, count: int) -> list[Frames]:
-    """Frames of segments as the journal has them."""
+    """Return the frames of up to ``count`` segments of a run, read from its journal."""
     frames: list[Frames] = []
     for number in reversed(numbers(folder / "journal")):
         contents = read_file(folder / "journal", number)
@@ -46,7 +46,7 @@ def record_segments(folder: Path, count: int) -> list[Frames]:
 
 
 class Intruder:
-    """A peer that has the key of ``role``; "" for none, "unknown" for one that nobody knows."""
+    """A peer with the key of ``role``: "" for no key, "unknown" for a key that the broker does not know."""
 
     def __init__(self, system: System, role: str) -> None:
         self._system = system
@@ -61,7 +61,7 @@ class Intruder:
         self._keys.cleanup()
 
     def _link(self, hello: Hello) -> ThreadLink:
-        """A link under the key we have, whatever role we say we are."""
+        """Open a link with the intruder's key, whatever role ``hello`` claims."""
         link = ThreadLink(self._endpoint, hello, keys=self._key_folder(hello.role))
         self._links.append(link)
         return link
@@ -92,7 +92,11 @@ class Intruder:
             time.sleep(0.02)
 
     def _next(self, link: ThreadLink, kind: type) -> object:
-        """The next message of a kind."""
+        """Return the next message of a kind.
+
+        Raises:
+            AssertionError: none came within `PATIENCE_S`.
+        """
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             with contextlib.suppress(queue.Empty):
@@ -104,20 +108,20 @@ class Intruder:
     # --- what they do -------------------------------------------------------------------------------------
 
     def hello_in_vain(self, _: object) -> None:
-        """Not one message may be answered."""
+        """Send Hello in vain: the broker must not let the intruder join."""
         link = self._link(Hello(role="actor", peer="intruder", incarnation=1))
         time.sleep(2.0)
         assert not link.session.joined, "a stranger was let in"
 
     def pose_as_learner(self, _: object) -> None:
-        """A learner's message under an actor's key."""
+        """Send a learner's Hello under another role's key: the broker must not let the intruder join."""
         epoch = self._epoch()
         link = self._link(Hello(role="learner", peer="learner", incarnation=1 << 40, epoch=epoch + 1))
         time.sleep(2.0)
         assert not link.session.joined, "an actor's key was taken for a learner's"
 
     def malformed(self, _: object) -> None:
-        """Frames that are no messages, too large headers, bombs."""
+        """Send invalid frames, oversized headers and deeply nested headers: the broker must refuse them."""
         link = self._join()
         body = bytes(1000)
         for frames in (
@@ -133,7 +137,7 @@ class Intruder:
         assert isinstance(self._next(link, Refused), Refused)
 
     def oversize(self, _: object) -> None:
-        """A frame longer than any may be: the connection is cut, and the next one is as good as new."""
+        """Send a frame above the size limit: the broker cuts the connection, and the next one works."""
         link = self._join()
         link.send_frames([PRELUDE, bytes(MAX_BODY_BYTES + (1 << 20))])
         time.sleep(1.5)
@@ -143,7 +147,7 @@ class Intruder:
         link.send(Goodbye())
 
     def send_segments(self, frames: list[Frames]) -> None:
-        """None of them may be stored a second time."""
+        """Send segments that the run already had: the broker must store none of them again."""
         link = self._join()
         for one in frames:
             link.send_frames(one)
@@ -153,7 +157,7 @@ class Intruder:
             assert ack.status != "stored", ack
 
     def zombie(self, _: object) -> None:
-        """A learner of an epoch that is over: it commits, lets go and publishes."""
+        """Act as a learner of an old epoch that commits, checkpoints and publishes: it must be refused."""
         epoch = self._epoch()
         link = self._link(
             Hello(role="learner", peer="learner", incarnation=max(0, epoch - 1), epoch=epoch - 1)
@@ -166,7 +170,7 @@ class Intruder:
         assert not link.session.joined, "a learner of an old epoch was let in"
 
     def not_finite(self, _: object) -> None:
-        """Episodes whose log-probabilities are NaN and infinite, under a lease."""
+        """Send trajectories with NaN and infinite log-probabilities, under valid leases."""
         link = self._join()
         link.send(TaskCredit(tasks=2))
         for bad in (math.nan, math.inf):

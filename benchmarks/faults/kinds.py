@@ -1,4 +1,4 @@
-"""The faults: each a function that breaks something, and mends what does not mend itself."""
+"""The kinds of faults. Each one breaks something, and repairs what the system cannot repair itself."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ REPLACED_S = 60.0
 
 
 def kill(role: str) -> Fault:
-    """kill -9 of a role's process."""
+    """Return a fault that kills a process of a role (kill -9)."""
 
     def inject(scene: Scene) -> float:
         name = scene.name(role)
@@ -39,14 +39,14 @@ def kill(role: str) -> Fault:
 
 
 def kill_engine(scene: Scene) -> float:
-    """kill -9 of vLLM's own process under a generator; of the generator, if that is only just starting."""
+    """Kill vLLM's own process under a generator (kill -9), or the generator if vLLM's has not started yet."""
     name = scene.name("generator")
     pids = scene.system.descendants(name) or [scene.system.pid(name)]
     return _killed(scene, name, pids[0])
 
 
 def _killed(scene: Scene, name: str, pid: int) -> float:
-    """Until the supervisor has another process under this name."""
+    """Kill a process and wait until the supervisor has replaced it. Return the time of the kill."""
     before, since = scene.system.pid(name), time.monotonic()
     os.kill(pid, signal.SIGKILL)
     scene.system.until(lambda: scene.system.pid(name) != before, REPLACED_S, f"{name} is replaced")
@@ -54,13 +54,13 @@ def _killed(scene: Scene, name: str, pid: int) -> float:
 
 
 def kill_scorer(scene: Scene) -> None:
-    """kill -9 of the processes that score an actor's answers: its environment."""
+    """Kill the child processes of an actor, in which its environment scores answers (kill -9)."""
     for pid in scene.system.descendants(scene.name("actor")):
         os.kill(pid, signal.SIGKILL)
 
 
 def kill_supervisor(scene: Scene) -> None:
-    """kill -9 of `offbeat train`, and `offbeat train --resume`."""
+    """Kill `offbeat train` (kill -9), then start `offbeat train --resume`."""
     supervisor = scene.system.supervisor
     assert supervisor is not None
     supervisor.kill()
@@ -69,7 +69,10 @@ def kill_supervisor(scene: Scene) -> None:
 
 
 def freeze(role: str, seconds: float = FROZEN_S) -> Fault:
-    """SIGSTOP: the supervisor has to find it. SIGCONT, should it still be there."""
+    """Return a fault that stops a process of a role (SIGSTOP): the supervisor has to find and replace it.
+
+    If the process is still there after ``seconds``, it continues (SIGCONT).
+    """
 
     def inject(scene: Scene) -> None:
         pid = scene.system.pid(scene.name(role))
@@ -82,7 +85,7 @@ def freeze(role: str, seconds: float = FROZEN_S) -> Fault:
 
 
 def freeze_supervisor(scene: Scene) -> None:
-    """SIGSTOP of `offbeat train`: nobody needs it as long as nobody dies, and nobody is killed when it wakes."""
+    """Stop `offbeat train` (SIGSTOP) for a while. The roles run on. It must replace none when it wakes."""
     system = scene.system
     before = {name: pid for name in system.names() if alive(pid := system.pid(name))}
     assert system.supervisor is not None
@@ -94,7 +97,7 @@ def freeze_supervisor(scene: Scene) -> None:
 
 
 def on_the_wire(act: Callable[[Wire, Scene], None]) -> Fault:
-    """Between the broker and an actor that is connected through a proxy."""
+    """Return a fault that disturbs the connection between the broker and the actor behind the proxy."""
 
     def inject(scene: Scene) -> None:
         assert scene.wire is not None
@@ -107,7 +110,7 @@ def on_the_wire(act: Callable[[Wire, Scene], None]) -> Fault:
 
 
 def fill_disk(leave: int, seconds: float = 5.0) -> Fault:
-    """All but ``leave`` bytes of the run folder's file system are taken for a while."""
+    """Return a fault that fills the run folder's file system for a while, except for ``leave`` bytes."""
 
     def inject(scene: Scene) -> None:
         with full(scene.system.dir / "ballast", leave):
@@ -117,14 +120,14 @@ def fill_disk(leave: int, seconds: float = 5.0) -> Fault:
 
 
 def jump_clock(scene: Scene) -> None:
-    """The wall clocks of all processes jump two hours ahead, or back."""
+    """Let the wall clocks of all processes jump two hours ahead or back, for four seconds."""
     scene.clock.write_text(scene.rng.choice(("7200", "-7200")))
     time.sleep(4.0)
     scene.clock.write_text("0")
 
 
 def misbehave(how: str, seconds: float = 3.0) -> Fault:
-    """The environment returns NaN as reward, raises or hangs, in every step for a while."""
+    """Return a fault in which each step of the environment misbehaves for a while: NaN, exception or hang."""
 
     def inject(scene: Scene) -> None:
         flag = Path(scene.system.config["env"]["params"]["flag"])
@@ -141,7 +144,7 @@ def misbehave(how: str, seconds: float = 3.0) -> Fault:
 
 
 def junk_connections(scene: Scene) -> None:
-    """Two hundred connections that speak no ZeroMQ."""
+    """Open two hundred connections that do not speak ZeroMQ."""
     host, _, port = scene.system.config["broker"]["endpoint"].removeprefix("tcp://").rpartition(":")
     for _ in range(200):
         with socket.socket() as raw:
@@ -154,7 +157,7 @@ def junk_connections(scene: Scene) -> None:
 
 
 def with_intruder(role: str, act: Callable[[Intruder, Scene], None]) -> Fault:
-    """Somebody with the key of a role, who does not behave."""
+    """Return a fault by an intruder that has the key of a role."""
 
     def inject(scene: Scene) -> None:
         intruder = Intruder(scene.system, role)
@@ -167,7 +170,7 @@ def with_intruder(role: str, act: Callable[[Intruder, Scene], None]) -> Fault:
 
 
 def replay_frames(intruder: Intruder, scene: Scene) -> None:
-    """Segments that the run has had, sent again in any order by an actor that does not run them."""
+    """Send old segments of the run again, in random order, from an actor that does not hold their leases."""
     frames = record_segments(scene.system.folder, 50)
     scene.rng.shuffle(frames)
     intruder.send_segments(frames)
@@ -221,4 +224,4 @@ KINDS: dict[str, tuple[int, Fault]] = {
     "zombie learner": (8, with_intruder("learner", Intruder.zombie)),
     "NaN log-probabilities": (6, with_intruder("actor", Intruder.not_finite)),
 }
-"""Weight in a campaign, and what is done."""
+"""The faults by name: weight in the schedule of a campaign, and the function."""

@@ -1,7 +1,8 @@
-"""What the learner of a campaign says it has trained, held against the commits in the broker's journal.
+"""Compare the learner's own reports of what it trained with the commits in the broker's journal.
 
-A unit that was trained twice because its first commit was lost with a broker stands at one step in the journal. It
-stands at two in the learner's log (`OFFBEAT_LOG_LEVEL=debug`), and its first step has more gradient than was committed.
+A broker that dies can lose a commit, and the learner may then train the unit again. The journal shows that
+unit at one step only. The learner's log (at `OFFBEAT_LOG_LEVEL=debug`) shows it at two steps, and the metrics
+of the first step count more trained tokens than were committed.
 """
 
 import json
@@ -18,9 +19,10 @@ SHOWN = 10
 
 
 def by_metrics(tokens: dict[int, int], path: Path) -> list[str]:
-    """Steps with more gradient than the journal has tokens for: something was trained whose commit is not there.
+    """Return the steps that trained more tokens than the journal committed: a commit is missing there.
 
-    Less is in order: failed members of a group, and tokens beyond the bound on lag, carry none.
+    Fewer tokens are in order, because failed members of a group and tokens beyond the lag bound carry no
+    gradient.
     """
     wrong = []
     for line in path.read_text().splitlines() if path.exists() else ():
@@ -36,9 +38,9 @@ def by_metrics(tokens: dict[int, int], path: Path) -> list[str]:
 
 
 def said_by_learner(log: Path) -> dict[str, list[int]]:
-    """Units by the steps at which the learner's log says they were trained, in the line that survived.
+    """Return the steps at which the learner's log says each unit was trained, in the surviving line.
 
-    A step that is done again undoes those from it on.
+    When a step appears again, it and all later steps of the log so far are undone.
     """
     steps: dict[int, list[str]] = {}
     for match in SAID.finditer(log.read_text(errors="replace") if log.exists() else ""):
@@ -53,7 +55,7 @@ def said_by_learner(log: Path) -> dict[str, list[int]]:
 
 
 def by_log(journal: dict[str, int], log: Path) -> list[str]:
-    """Units that the learner's own log has at two steps, or at another one than the journal."""
+    """Return the units that the learner's log shows at two steps, or at a different step than the journal."""
     said = said_by_learner(log)
     wrong = [
         f"the learner's log has {unit} at steps {steps}" for unit, steps in said.items() if len(steps) > 1
@@ -62,7 +64,7 @@ def by_log(journal: dict[str, int], log: Path) -> list[str]:
 
 
 def by_checkpoint(journal: dict[str, int], folder: Path) -> list[str]:
-    """Units that the newest checkpoint has at another step than the journal, or that it does not know."""
+    """Return the units that the newest checkpoint lacks, or has at a different step than the journal."""
     if not (folder / "latest").exists():
         return []
     state = msgspec.msgpack.decode((folder / latest_name(folder) / "offbeat-rank0.msgpack").read_bytes())

@@ -1,4 +1,4 @@
-"""A second network namespace with an actor in it, and what can happen to the wire between."""
+"""A second network namespace with an actor in it, and faults of the wire between the namespaces."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ def _ip(*arguments: str, check: bool = True) -> None:
 
 
 def make_network() -> None:
-    """Two network namespaces and a wire between them."""
+    """Create a second network namespace, and a wire between it and ours."""
     remove_network()
     _ip("netns", "add", SPACE)
     _ip("link", "add", LINK, "type", "veth", "peer", "name", "far", "netns", SPACE)
@@ -34,7 +34,7 @@ def remove_network() -> None:
 
 
 def far_actor(system: System) -> subprocess.Popen[bytes]:
-    """An actor in the other namespace, of the same run."""
+    """Start an actor of the same run in the other namespace."""
     role = [sys.executable, "-m", "launch.role", "actor", str(system.folder), "--name", "actor-far"]
     with open(system.folder / "logs" / "actor-far.log", "ab") as log:
         return subprocess.Popen(
@@ -46,7 +46,7 @@ def far_actor(system: System) -> subprocess.Popen[bytes]:
 
 
 def cut_network(scene: Scene) -> None:
-    """The wire is down for a while; then the far actor has to be back."""
+    """Take the wire down for `CUT_S` seconds. Then the far actor has to come back."""
     _ip("link", "set", LINK, "down")
     time.sleep(CUT_S)
     _ip("link", "set", LINK, "up")
@@ -54,7 +54,7 @@ def cut_network(scene: Scene) -> None:
 
 
 def cut_one_way(scene: Scene) -> None:
-    """What the far actor says arrives, and no answer does."""
+    """Drop all answers to the far actor for `CUT_S` seconds, while its own messages arrive."""
     _ip("route", "add", "blackhole", f"{FAR}/32")
     time.sleep(CUT_S)
     _ip("route", "del", "blackhole", f"{FAR}/32")
@@ -62,7 +62,7 @@ def cut_one_way(scene: Scene) -> None:
 
 
 def slow_network(scene: Scene) -> None:
-    """256 kbit/s."""
+    """Limit the wire to 256 kbit/s for `CUT_S` seconds."""
     limit = ["rate", "256kbit", "burst", "16kbit", "latency", "800ms"]
     subprocess.run(["tc", "qdisc", "add", "dev", LINK, "root", "tbf", *limit], check=True)
     time.sleep(CUT_S)

@@ -1,18 +1,21 @@
-"""A campaign of faults against the real system, and the proof that nothing was lost and nothing trained twice.
+"""Inject faults into the real system, and prove that nothing was lost and nothing was trained twice.
 
-    python -m benchmarks.faults [--faults 200] [--seed 0] [--kinds "kill broker" ...] [--dir DIR] [--out FILE.json]
-                                [--deadline 120] [--keep DIR] [--minutes 40] [--resume]
+    python -m benchmarks.faults [--faults 200] [--seed 0] [--kinds "kill broker" ...] [--dir DIR]
+                                [--out FILE.json] [--deadline 120] [--keep DIR] [--minutes 40] [--resume]
     python -m benchmarks.faults --table FILE.json
 
-Each fault that is over is a line in FILE.jsonl, from which `--table` makes a table too. `--minutes` ends the campaign
-early; `--resume` goes on behind the last line, in a run of its own, and adds up what is found.
+Each finished fault is one line of FILE.jsonl, from which `--table` can make a table too. `--minutes` ends the
+campaign early. `--resume` continues after the last line, in a new run, and adds up the findings of both.
 
-The main job runs throughout, on real vLLM, DeepSpeed and sockets, with an actor more in a network namespace of its own.
-Faults come one after the other from a schedule that the seed fixes, each kind at least once if there are enough. After
-each, broker, learner, actors and a generator have to be there, new processes where they were killed, and a further step
-has to be committed, within the deadline; at the end all of them have to be there. Then the run is stopped, and its
-actors' logs and its journal are read from outside. Needs root (namespaces, a tmpfs to fill); `--kinds` leaves out what
-needs it.
+The main job runs throughout on real vLLM, DeepSpeed and sockets, with an additional actor in its own network
+namespace and another one behind a proxy. Faults come one after the other. The seed fixes their schedule,
+which has each kind at least once if there are enough faults. After each fault, within the deadline, broker,
+learner, actors and one generator have to be up (new processes where some were killed), and a further step has
+to be committed. At the end all processes have to be up. Then the campaign stops the run and checks its
+actors' logs and its journal from outside.
+
+A full campaign needs root, for network namespaces and for a tmpfs to fill. `--kinds` can leave out the faults
+that need root.
 """
 
 import argparse
@@ -38,6 +41,7 @@ from benchmarks.faults.scene import Scene
 from benchmarks.faults.system import START_S, Deadlock, System
 from benchmarks.faults.table import failures, lines_of, load, merged, read_lines, table
 from benchmarks.faults.wire import Wire
+from benchmarks.report import save_results
 from launch.processes import free_port
 from learner.run_files import SHARED_MEMORY
 
@@ -50,7 +54,7 @@ CLONE_NEWNS = 0x0002_0000
 
 
 def schedule(kinds: list[str], count: int, seed: int) -> list[str]:
-    """Which fault when: each kind once if there is room, the rest by weight, in random order.
+    """Return the faults in random order: each kind once if there is room, the rest drawn by weight.
 
     Example:
         >>> first = schedule(["kill broker", "kill actor"], 5, seed=1)
@@ -67,7 +71,10 @@ def schedule(kinds: list[str], count: int, seed: int) -> list[str]:
 
 @contextmanager
 def stage(directory: Path, kinds: list[str]) -> Iterator[None]:
-    """A wire to another namespace, and file systems that can be filled; of this process and its children alone."""
+    """Set up what these kinds need: a wire to a second network namespace, and file systems to fill.
+
+    Only this process and its children see the mounted file systems.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     if needs(kinds, NEEDS_TMPFS + NEEDS_MEMORY):
         own_mounts()
@@ -85,12 +92,18 @@ def stage(directory: Path, kinds: list[str]) -> Iterator[None]:
 
 
 def needs(kinds: list[str], of: tuple[str, ...]) -> bool:
-    """Whether any of the kinds is one of these."""
+    """Return whether any of ``kinds`` is in ``of``."""
     return any(kind in of for kind in kinds)
 
 
 def own_mounts() -> None:
-    """What is mounted from now on is seen by this process and its children alone, and goes with them."""
+    """Enter a mount namespace of our own: only this process and its children see later mounts.
+
+    The mounts end with these processes.
+
+    Raises:
+        OSError: the process is not allowed to, for example because it does not run as root.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNS) != 0:
         raise OSError(
@@ -106,7 +119,7 @@ def _mount_tmpfs(folder: Path, nbytes: int) -> None:
 
 
 def campaign(args: argparse.Namespace) -> dict[str, Any]:
-    """Run it; returns what was found."""
+    """Run a campaign. Return its findings."""
     kinds = args.kinds or list(KINDS)
     network = needs(kinds, NEEDS_NETWORK)
     with stage(args.dir, kinds):
@@ -159,7 +172,7 @@ class Others:
         self.wire: Wire | None = None
 
     def start(self, kinds: list[str]) -> None:
-        """Those that these kinds of faults need."""
+        """Start the actors that these kinds of faults need."""
         if needs(kinds, NEEDS_NETWORK):
             self._far = far_actor(self._system)
         if needs(kinds, NEEDS_WIRE):
@@ -167,7 +180,7 @@ class Others:
             self.wire.start()
 
     def revive(self) -> None:
-        """Start again who has ended."""
+        """Start those actors again that have ended."""
         if self._far is not None and self._far.poll() is not None:
             self._far = far_actor(self._system)
         if self.wire is not None:
@@ -184,7 +197,7 @@ class Others:
 def inject(
     scene: Scene, planned: list[str], found: dict[str, Any], args: argparse.Namespace, others: Others
 ) -> None:
-    """One fault after the other, from the first that has no result yet."""
+    """Inject one fault after the other, beginning with the first that has no result yet."""
     end = time.monotonic() + 60.0 * args.minutes
     for number in range(len(found["results"]), len(planned)):
         if time.monotonic() > end:
@@ -197,14 +210,19 @@ def inject(
 
 
 def one(scene: Scene, number: int, kind: str, deadline_s: float) -> dict[str, Any]:
-    """Inject one fault and wait until the run goes on."""
+    """Inject one fault and wait until the run has recovered. Return the result.
+
+    Raises:
+        Deadlock: the run did not recover within the deadline.
+    """
     began, error = time.monotonic(), ""
     try:
         since = KINDS[kind][1](scene) or time.monotonic()
     except Deadlock:
         raise
     except (AssertionError, OSError, LookupError, ValueError, subprocess.CalledProcessError) as wrong:
-        since, error = time.monotonic(), repr(wrong)  # what the fault expects did not happen
+        # Something that the fault expects did not happen.
+        since, error = time.monotonic(), repr(wrong)
     scene.system.goes_on(deadline_s)
     seconds, in_all = time.monotonic() - since, time.monotonic() - began
     print(f"{number:4d} {kind:24s} {seconds:6.1f} s  (in all {in_all:.1f} s) {error}", flush=True)
@@ -213,12 +231,12 @@ def one(scene: Scene, number: int, kind: str, deadline_s: float) -> dict[str, An
 
 
 def log_bytes(folder: Path) -> dict[str, int]:
-    """How long actors' logs are now: what they were acknowledged under which fault."""
+    """Return the size of each actor's log, to tell later under which fault an acknowledgement was logged."""
     return {path.name: path.stat().st_size for path in sorted((folder / "logs").glob("actor*.log"))}
 
 
 def overrides(host: str, directory: Path) -> list[str]:
-    """Of the run file: addresses, and the file by which the environment is told to misbehave."""
+    """Return overrides of the run file: addresses, and the file that makes the environment misbehave."""
     flag = directory.resolve() / "faults.flag"
     return [
         f"broker.endpoint=tcp://{host}:{free_port()}",
@@ -229,7 +247,7 @@ def overrides(host: str, directory: Path) -> list[str]:
 
 
 def environment(clock: Path) -> dict[str, str]:
-    """Of all processes: their wall clocks are off by as much as the file says."""
+    """Return environment variables that shift a process's wall clock by the seconds in the file ``clock``."""
     clock.write_text("0")
     path = [str(Path(__file__).with_name("clock")), os.environ.get("PYTHONPATH", "")]
     return {"OFFBEAT_FAULT_CLOCK": str(clock), "PYTHONPATH": os.pathsep.join(filter(None, path))}
@@ -258,7 +276,7 @@ def main() -> None:
     if args.resume and args.out.exists():
         found = merged(load(args.out), found)
     if args.out:
-        args.out.write_text(json.dumps(found, indent=1))
+        save_results(args.out, {"campaign": table(found)}, found)
     print(table(found))
     for wrong in failures(found):
         print(f"WRONG: {wrong}")

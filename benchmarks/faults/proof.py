@@ -1,8 +1,9 @@
-"""What a campaign is judged by, read from outside: actors' logs, the journal's files, the books they lead to.
+"""Prove that a run lost nothing: read its actors' logs and its journal, and recover the broker's state.
 
     python -m benchmarks.faults.proof RUN_FOLDER
 
-does that for any run whose logs were written at `OFFBEAT_LOG_LEVEL=debug`. Exit code 1: something is wrong.
+The program works for any run whose logs were written at `OFFBEAT_LOG_LEVEL=debug`. Exit code 1 means that
+something is wrong.
 """
 
 import argparse
@@ -34,39 +35,39 @@ ACKNOWLEDGED = re.compile(rb"segment (\d+) of (\S+): stored")
 
 @dataclass
 class Proof:
-    """Counts over a whole campaign."""
+    """Counts and findings of a campaign. The surviving line has the learner steps that no restart undid."""
 
     acknowledged: int = 0
-    """Segments that an actor was told are stored."""
+    """Segments that the broker acknowledged to an actor as stored."""
     lost: list[tuple[str, int]] = field(default_factory=list)
-    """Of these, the ones the journal does not have."""
+    """Acknowledged segments that the journal does not have."""
     steps: int = 0
-    """Of the line of steps that survived."""
+    """Learner steps of the surviving line."""
     units_trained: int = 0
     trained_twice: list[str] = field(default_factory=list)
-    """Units that entered the gradient of two steps of that line."""
+    """Units that entered the gradient of two steps of the surviving line."""
     rolled_back: int = 0
-    """Units trained at steps that a killed learner took with it."""
+    """Units of steps that were undone because a learner died before a checkpoint covered them."""
     damaged_records: int = 0
     outcomes: dict[str, int] = field(default_factory=dict)
-    """Segments by what became of them."""
+    """Number of segments by their outcome."""
     held: int = 0
     violation: str = ""
     audit: list[str] = field(default_factory=list)
-    """What `benchmarks.faults.audit` found wrong."""
+    """Findings of `benchmarks.faults.audit`."""
     by_fault: dict[str, list[int]] = field(default_factory=dict)
-    """By kind: segments acknowledged while it was going on, of these lost, and trained twice."""
+    """Segments by kind of fault: acknowledged meanwhile, of these lost, and of these trained twice."""
 
 
 class Acknowledged(NamedTuple):
-    """Where an actor's log says first that a segment is stored."""
+    """Place in an actor's log that first says that a segment is stored."""
 
     log: str
     offset: int
 
 
 def acknowledged(logs: Path) -> dict[tuple[str, int], Acknowledged]:
-    """Segments that actors were told are stored."""
+    """Return the segments that actors logged as stored, with the place in the log."""
     found: dict[tuple[str, int], Acknowledged] = {}
     for path in logs.glob("actor*.log"):
         for match in ACKNOWLEDGED.finditer(path.read_bytes()):
@@ -81,7 +82,7 @@ def by_fault(
     lost: Collection[tuple[str, int]],
     twice: Collection[tuple[str, int]],
 ) -> dict[str, list[int]]:
-    """By kind of fault: segments acknowledged while one was going on, of these lost, and trained twice."""
+    """Return segment counts by kind of fault: acknowledged meanwhile, of these lost, and trained twice."""
     counts: dict[str, list[int]] = {result["kind"]: [0, 0, 0] for result in results}
     ends = {
         log: [result["log_bytes"].get(log, 0) for result in results]
@@ -98,7 +99,7 @@ def by_fault(
 
 
 class Line:
-    """The line of steps that leads to the newest checkpoint and on, as the journal's events tell it."""
+    """The surviving line of learner steps, rebuilt from the journal's events."""
 
     def __init__(self) -> None:
         self.steps: dict[str, int] = {}
@@ -122,7 +123,12 @@ class Line:
 
 
 def prove(folder: Path, results: Sequence[dict[str, Any]] = ()) -> Proof:
-    """Read all of a run that has ended; ``results`` of the faults say which of them was going on when."""
+    """Check a run that has ended.
+
+    Args:
+        folder: the run folder.
+        results: results of the faults in order. Their log sizes tell which fault was going on when.
+    """
     said, line, proof = acknowledged(folder / "logs"), Line(), Proof()
     stored: set[tuple[str, int]] = set()
     for record in records(folder / "journal"):
@@ -145,7 +151,7 @@ def prove(folder: Path, results: Sequence[dict[str, Any]] = ()) -> Proof:
 
 
 def _state(folder: Path, proof: Proof) -> None:
-    """Take the journal up as a broker would, in a copy."""
+    """Recover the state from a copy of the journal, as a broker would. Add its counts to ``proof``."""
     with tempfile.TemporaryDirectory() as copy:
         for path in (folder / "journal").iterdir():
             (Path(copy) / path.name).write_bytes(path.read_bytes())

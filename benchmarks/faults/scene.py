@@ -1,4 +1,4 @@
-"""What a fault is, and what it may touch."""
+"""The type of a fault, and everything that a fault may touch."""
 
 import random
 from collections.abc import Callable
@@ -11,21 +11,24 @@ from benchmarks.faults.wire import Wire
 
 @dataclass
 class Scene:
-    """What a fault may touch."""
+    """Everything that a fault may touch."""
 
     system: System
     rng: random.Random
     clock: Path
-    """File that says by how many seconds processes' wall clocks are off."""
+    """File with the number of seconds by which the processes' wall clocks are off."""
     wire: Wire | None = None
-    """To be tampered with, if the campaign has faults for it."""
+    """Connection to tamper with. None if the campaign has no faults that need it."""
 
     def name(self, role: str) -> str:
-        """Of one process of this role; a generator that has started, as the other may be on its way back."""
+        """Return the name of a process of this role; for generators, of one that is not restarting."""
         if role == "generator":
             return self.rng.choice(self.system.generators() or ["generator-0"])
         return role if role in ("broker", "learner") else f"{role}-{self.rng.randrange(2)}"
 
 
 Fault = Callable[[Scene], float | None]
-"""Breaks something, and mends what does not mend itself; returns since when the run has to recover (None: now)."""
+"""Function that breaks something, and repairs what the system cannot repair itself.
+
+It returns the moment from which the recovery time counts. None means the moment at which it returns.
+"""

@@ -1,4 +1,4 @@
-"""What is done to a run while it stands still: its journal is damaged, or ends in the middle of a record."""
+"""Faults of a run while it is stopped: its journal is damaged, or ends in the middle of a record."""
 
 import random
 import subprocess
@@ -15,7 +15,7 @@ REFUSED_S = 120.0
 
 
 def stop(scene: Scene) -> None:
-    """kill -9 of `offbeat train`: all others die with it."""
+    """Kill `offbeat train` (kill -9), and wait until all its processes have died with it."""
     system = scene.system
     pids = [system.pid(name) for name in system.names()]
     assert system.supervisor is not None
@@ -28,7 +28,7 @@ def stop(scene: Scene) -> None:
 
 
 def damage_journal(scene: Scene) -> None:
-    """A bit of the journal is flipped while nobody looks: `offbeat train --resume` has to refuse, until it is back."""
+    """Flip a bit of the stopped run's journal: `offbeat train --resume` must refuse until it is restored."""
     stop(scene)
     path, offset = somewhere_in_the_middle(scene.system.folder / "journal", scene.rng)
     _flip(path, offset)
@@ -46,7 +46,7 @@ def damage_journal(scene: Scene) -> None:
 
 
 def tear_journal(scene: Scene) -> None:
-    """A record is cut in the middle at the journal's end, as a power failure leaves it: nobody was told of it."""
+    """Append half a record to the journal, as a power failure would. Nobody was told that it is stored."""
     stop(scene)
     folder = scene.system.folder / "journal"
     newest = numbers(folder)[-1]
@@ -56,7 +56,7 @@ def tear_journal(scene: Scene) -> None:
 
 
 def half_a_record(contents: Contents, rng: random.Random) -> bytes:
-    """The beginning of the record that would come next."""
+    """Return the beginning of the record that would come next."""
     number = contents.entries[-1].number + 1
     payload = rng.randbytes(200)
     whole = record_head(Kind.EVENT, number, (payload,)) + payload
@@ -64,7 +64,7 @@ def half_a_record(contents: Contents, rng: random.Random) -> bytes:
 
 
 def somewhere_in_the_middle(folder: Path, rng: random.Random) -> tuple[Path, int]:
-    """A byte of a record behind which there are whole ones."""
+    """Return file and offset of a byte in the first half of a file's records: whole records follow it."""
     number = rng.choice(numbers(folder))
     entries = [item for item in read_file(folder, number).found if isinstance(item, FoundRecord)]
     place = rng.choice(entries[: max(1, len(entries) // 2)]).place

@@ -1,4 +1,4 @@
-"""The run under faults: `offbeat train` in a folder of its own, watched from outside."""
+"""The run that the campaign breaks: `offbeat train` in its own folder, watched from outside."""
 
 import json
 import os
@@ -18,7 +18,7 @@ SETTINGS = Path(__file__).with_name("faults.toml")
 START_S = 240.0
 POLL_S = 0.1
 FRESH_S = 1.5
-"""Three heartbeats."""
+"""Seconds after which a silent peer does not count as up: three heartbeats."""
 
 
 class Deadlock(AssertionError):
@@ -26,12 +26,12 @@ class Deadlock(AssertionError):
 
 
 class System:
-    """A run, its supervisor and what `/status` says.
+    """A run, its supervisor, and the broker's `/status`.
 
     Args:
-        dir: the run folder is made below it; a tmpfs, if disks are to be filled.
-        overrides: of the run file.
-        environment: variables of all processes.
+        dir: folder below which the run folder is made. It is a tmpfs if the campaign fills disks.
+        overrides: overrides of the run file.
+        environment: environment variables of all processes.
     """
 
     def __init__(self, dir: Path, overrides: list[str], environment: dict[str, str]) -> None:
@@ -40,7 +40,7 @@ class System:
         self.supervisor: subprocess.Popen[bytes] | None = None
 
     def start(self, *, resume: bool = False) -> "subprocess.Popen[bytes]":
-        """Start the supervisor, which starts the rest."""
+        """Start the supervisor, which starts all other processes."""
         command = [sys.executable, "-m", "launch.cli", "train", str(SETTINGS), f"run.dir={self.dir}"]
         with open(self.dir / "train.log", "ab") as log:
             self.supervisor = subprocess.Popen(
@@ -52,7 +52,7 @@ class System:
         return self.supervisor
 
     def end(self) -> int:
-        """Ask for an orderly end; returns the exit code."""
+        """Ask the run to end in order. Return its exit code."""
         assert self.supervisor is not None
         self.supervisor.send_signal(signal.SIGINT)
         return self.supervisor.wait(180.0)
@@ -63,25 +63,28 @@ class System:
         return loaded
 
     def status(self) -> dict[str, Any] | None:
-        """What the broker says, if it does."""
+        """Return the broker's status, or None if it does not answer."""
         try:
             return fetch(self.config["broker"]["http"], keys=self.folder / "keys")
         except (NoAnswer, OSError, ValueError, KeyError):
             return None
 
     def pid(self, name: str) -> int:
-        """Of a role's process, as the supervisor knows it."""
+        """Return the process id of a role's process, as the supervisor knows it."""
         state = json.loads((self.folder / "supervisor.json").read_text())
         return int(state["processes"][name]["pid"])
 
     def descendants(self, name: str) -> list[int]:
-        """Of a role's process, the one that has computed most first."""
+        """Return the descendants of a role's process. The one with the most processor time comes first."""
         head = self.pid(name)
         family = families([head])[head]
         return sorted((pid for pid in family if pid != head), key=lambda pid: -family[pid].cpu_s)
 
     def committed(self) -> int | None:
-        """Segments ever committed as trained, also those that were given back; it grows with each learner step."""
+        """Return the segments ever committed as trained, later roll-backs included, or None if unknown.
+
+        The number grows with each learner step.
+        """
         status = self.status()
         if status is None:
             return None
@@ -89,9 +92,14 @@ class System:
         return int(ledger["outcomes"]["trained"]["segments"] + ledger["rolled_back"]["segments"])
 
     def well(self, *, generators: int = 1) -> bool:
-        """The broker answers, and knows the very learner and actors that the supervisor has, all heard just now.
+        """Return whether the broker answers, has just heard all actors and the learner, and has generators.
 
-        And so many generators: one of several takes vLLM's time to come back, and the run does not wait for it.
+        The process ids of the learner and the actors must be those that the supervisor knows.
+
+        Args:
+            generators: how many generators the broker has to offer. A killed generator comes back slowly,
+                because vLLM takes long to start, and the run does not wait for it as long as another one is
+                up.
         """
         status = self.status()
         if status is None:
@@ -105,25 +113,29 @@ class System:
         )
 
     def names(self) -> list[str]:
-        """Of all processes under the supervisor."""
+        """Return the names of all processes under the supervisor."""
         return list(json.loads((self.folder / "supervisor.json").read_text())["processes"])
 
     def generators(self) -> list[str]:
-        """Those that are offered to actors now."""
+        """Return the names of the generators that the broker currently offers to actors."""
         return sorted((self.status() or {"generators_offered": []})["generators_offered"])
 
     def goes_on(self, deadline_s: float) -> None:
         """Wait until all roles are there and a further learner step is committed.
 
         Raises:
-            Deadlock: that took longer than the deadline, or the supervisor has ended.
+            Deadlock: either wait took longer than the deadline, or the supervisor has ended.
         """
         self.until(self.well, deadline_s, "all roles are there")
         before = self.committed() or 0
         self.until(lambda: (self.committed() or 0) > before, deadline_s, "a further step is committed")
 
     def until(self, condition: Callable[[], bool], deadline_s: float, what: str) -> None:
-        """Poll, with a deadline."""
+        """Wait until ``condition`` holds.
+
+        Raises:
+            Deadlock: it did not hold within the deadline, or the supervisor has ended.
+        """
         assert self.supervisor is not None
         deadline = time.monotonic() + deadline_s
         while not condition():
@@ -137,7 +149,7 @@ class System:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there, and no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

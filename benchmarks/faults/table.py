@@ -1,4 +1,4 @@
-"""What a campaign has found, as files and as the table of docs/run/reliability.md."""
+"""Findings of a campaign, as files and as the table of docs/run/reliability.md."""
 
 import json
 from collections.abc import Iterable
@@ -12,12 +12,12 @@ MUST_BE_EMPTY = ("lost", "trained_twice", "violation", "damaged_records", "audit
 
 
 def lines_of(out: Path) -> Path:
-    """Beside the JSON of a campaign: one line for each fault, written when it is over."""
+    """Return the file beside a campaign's JSON that gets one line for each finished fault."""
     return out.with_suffix(".jsonl")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Results so far; a line that was cut by the end of the program is left out."""
+    """Return the results so far. A line that was cut because the program ended is left out."""
     results = []
     for line in path.read_text().splitlines() if path.exists() else ():
         with suppress(json.JSONDecodeError):
@@ -26,15 +26,15 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A campaign's JSON, or as much of it as its lines tell."""
+    """Return a campaign's findings from its JSON, or only the results from its JSON Lines file."""
     if path.suffix == ".jsonl":
         return {"results": read_lines(path)}
-    found: dict[str, Any] = json.loads(path.read_text())
+    found: dict[str, Any] = json.loads(path.read_text())["results"]
     return found
 
 
 def merged(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """A campaign in two parts, each in a run of its own: ``after`` has the results of both.
+    """Merge the findings of a campaign in two parts with a run each. ``after`` has the results of both.
 
     Example:
         >>> parts = {"proof": {"lost": [1], "held": 2}}, {"proof": {"lost": [], "held": 3}, "results": []}
@@ -60,7 +60,7 @@ def _sum(a: Any, b: Any) -> Any:
 
 
 def failures(found: dict[str, Any]) -> list[str]:
-    """Why a campaign is no success.
+    """Return the reasons why a campaign has failed. An empty list means success.
 
     Example:
         >>> failures({"results": [{"kind": "no key", "error": "a stranger was let in"}], "proof": {"lost": []}})
@@ -79,7 +79,7 @@ def failures(found: dict[str, Any]) -> list[str]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """As docs/run/reliability.md shows it."""
+    """Return the Markdown tables that docs/run/reliability.md shows."""
     results, proof = found["results"], found.get("proof", {})
     rows = [HEAD, ["---"] * len(HEAD), *summary(results, proof.get("by_fault", {}))]
     injected, recovered = len(results), sum(result["recovered"] for result in results)
@@ -92,7 +92,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def summary(results: Iterable[dict[str, Any]], by_fault: dict[str, list[int]]) -> list[list[str]]:
-    """Rows of the table: kind, injected, recovered, seconds to recover (median, worst), and what came of segments.
+    """Return the table's rows: kind, injected, recovered, seconds to recover (median, worst), segment counts.
 
     Example:
         >>> summary([{"kind": "k", "seconds": 1.0, "recovered": True}], {"k": [70, 0, 0]})
@@ -112,7 +112,7 @@ def summary(results: Iterable[dict[str, Any]], by_fault: dict[str, list[int]]) -
 
 
 def totals(found: dict[str, Any]) -> dict[str, str]:
-    """What must be nothing, and of how much."""
+    """Return the totals of a campaign: counts that must be zero, and the counts they refer to."""
     proof = found["proof"]
     contradictions = {CONTRADICTIONS: str(len(proof["audit"]))} if "audit" in proof else {}
     return {

@@ -1,4 +1,4 @@
-"""Weights that are not what the learner published, and shared memory that has no room for them."""
+"""Faults of weights: data that the learner did not publish, and shared memory without room for a version."""
 
 import contextlib
 import os
@@ -17,18 +17,19 @@ from protocol.weights.format import DATA
 REFUSED = b"weight update refused"
 NEXT_VERSION_S = 60.0
 STILL_S, LOOKED_S = 2.0, 3.0
-"""Too short for the supervisor to find it."""
+"""Seconds that processes are stopped at most. The supervisor does not notice such short stops."""
 TRIES = 10
 PIECE = 1 << 20
 
 Damage = Callable[[Path, Path, random.Random], None]
-"""Of a version's folder, given that of the version before."""
+"""Function that damages a version's folder. It also gets the folder of the version before."""
 
 
 def damage_weights(damage: Damage) -> Fault:
-    """What the generators load next is damaged: they stand still until it is, and the learner until they have looked.
+    """Return a fault that damages the next version that the generators load.
 
-    It has to be refused, and sampling goes on with what they have.
+    The generators are stopped until the version is damaged, and the learner until the generators have checked
+    it. A generator has to refuse the version, and sample on with the weights it has.
     """
 
     def inject(scene: Scene) -> None:
@@ -45,7 +46,7 @@ def damage_weights(damage: Damage) -> Fault:
                             _replace(version, _before(version), damage, scene.rng)
                         wake(*generators)
                         _within(LOOKED_S, lambda: _refusals(system.folder) > before)
-            # Else the learner waits for what they sample.
+            # If no version came, the learner waits for samples. Let the generators run, and look once more.
             if _within(LOOKED_S, lambda: _refusals(system.folder) > before):
                 return
         raise AssertionError(f"in {TRIES} tries no generator refused anything")
@@ -64,7 +65,7 @@ def _within(seconds: float, condition: Callable[[], bool]) -> bool:
 
 @contextmanager
 def stopped(*pids: int) -> Iterator[None]:
-    """SIGSTOP, and SIGCONT at the end."""
+    """Stop processes (SIGSTOP) within the `with` block, and continue them (SIGCONT) at its end."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -74,7 +75,7 @@ def stopped(*pids: int) -> Iterator[None]:
 
 
 def wake(*pids: int) -> None:
-    """SIGCONT, to those that are there."""
+    """Continue processes (SIGCONT), if they still exist."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
@@ -93,14 +94,14 @@ def _newest(folder: Path) -> str:
 
 
 def _before(version: Path) -> Path:
-    """The version before, as long as it is kept."""
+    """Return the folder of the version before, which has to be kept still."""
     older = [name for name in _versions(version.parent) if name < version.name]
     assert older, f"{version.name} is the only version kept"
     return version.with_name(older[-1])
 
 
 def _replace(version: Path, older: Path, damage: Damage, rng: random.Random) -> None:
-    """By another folder under its name: nothing is changed in place."""
+    """Replace a version's folder by a damaged copy under the same name. The original files do not change."""
     copy, removed = version.with_name("damaged"), version.with_name("removed")
     try:
         shutil.copytree(version, copy)
@@ -113,12 +114,12 @@ def _replace(version: Path, older: Path, damage: Damage, rng: random.Random) -> 
 
 
 def truncated(version: Path, older: Path, rng: random.Random) -> None:
-    """Half of the data is missing."""
+    """Cut off half of the data."""
     os.truncate(version / DATA, (version / DATA).stat().st_size // 2)
 
 
 def flipped(version: Path, older: Path, rng: random.Random) -> None:
-    """One bit of the data."""
+    """Flip one bit of the data."""
     with open(version / DATA, "r+b") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(rng.randrange(size // 2, size))
@@ -128,18 +129,18 @@ def flipped(version: Path, older: Path, rng: random.Random) -> None:
 
 
 def replaced(version: Path, older: Path, rng: random.Random) -> None:
-    """By an older version, whole, under the name of this one."""
+    """Put a whole older version under the name of this one."""
     shutil.rmtree(version)
     shutil.copytree(older, version)
 
 
 def mixed(version: Path, older: Path, rng: random.Random) -> None:
-    """An older version's data under the manifest of this one."""
+    """Put an older version's data under the manifest of this one."""
     shutil.copyfile(older / DATA, version / DATA)
 
 
 def fill_memory(seconds: float = 5.0) -> Fault:
-    """Shared memory has not a byte left for a while; the campaign has one of its own."""
+    """Return a fault that fills shared memory for a while. The campaign has its own mount of it."""
 
     def inject(scene: Scene) -> None:
         with full(SHARED_MEMORY / "ballast", leave=0):
@@ -150,9 +151,10 @@ def fill_memory(seconds: float = 5.0) -> Fault:
 
 @contextmanager
 def full(ballast: Path, leave: int) -> Iterator[None]:
-    """All but ``leave`` bytes of a file system are taken."""
+    """Fill a file system within the `with` block, except for ``leave`` bytes."""
     try:
-        with open(ballast, "wb") as file, contextlib.suppress(OSError):  # others write meanwhile
+        # Other processes write meanwhile, so the last allocation may fail.
+        with open(ballast, "wb") as file, contextlib.suppress(OSError):
             while (free := _free(ballast.parent) - leave) > 0:
                 os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), min(free, PIECE))
         yield

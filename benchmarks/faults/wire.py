@@ -1,4 +1,4 @@
-"""A wire that can be tampered with: an actor of the run talks to the broker through a proxy of TCP connections."""
+"""A connection that faults can tamper with: an actor of the run talks to the broker through a TCP proxy."""
 
 import contextlib
 import json
@@ -24,18 +24,18 @@ Mangle = Callable[[bytes], bytes]
 
 
 class Proxy:
-    """Passes bytes on, one thread for each direction of each connection.
+    """A proxy that passes bytes on, with one thread per direction of each connection.
 
-    ``mangle`` sees all that passes, as it was read; ``delay_s`` holds up every read.
+    ``mangle`` transforms each read before it is sent on. ``delay_s`` delays each read.
     """
 
     def __init__(self, target: tuple[str, int]) -> None:
         self.mangle: Mangle = bytes
         self.only_back = False
-        """Whether it sees only what comes from the server."""
+        """True if ``mangle`` gets only the bytes that come from the server."""
         self.delay_s = 0.0
         self.recorded = b""
-        """What the newest client has sent, from its first byte on."""
+        """Bytes that the newest client has sent, from its first byte on; about `RECORDED_BYTES` at most."""
         self.connections = 0
         self._target = target
         self._open: set[socket.socket] = set()
@@ -44,15 +44,16 @@ class Proxy:
         threading.Thread(target=self._accept, name="proxy", daemon=True).start()
 
     def cut(self) -> None:
-        """Reset all connections; those that come are let in."""
+        """Reset all connections. New connections are still accepted."""
         for one in list(self._open):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Accept no more connections, and reset the open ones."""
         with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+            # This wakes the thread that accepts.
+            self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
         self.cut()
 
@@ -73,7 +74,7 @@ class Proxy:
             threading.Thread(target=self._serve, args=(client, broker), name="proxy", daemon=True).start()
 
     def _serve(self, client: socket.socket, broker: socket.socket) -> None:
-        """One connection, to its end."""
+        """Serve one connection until it ends."""
         with client, broker:
             self._open |= {client, broker}
             back = threading.Thread(target=self._pump, args=(broker, client, False), daemon=True)
@@ -96,7 +97,7 @@ class Proxy:
 
 
 class Flips:
-    """Flips one bit in some of the reads.
+    """A ``mangle`` function that flips one bit in some of the reads.
 
     Example:
         >>> flips = Flips(random.Random(0), share=1.0)
@@ -118,7 +119,7 @@ class Flips:
 
 
 class Swaps:
-    """Now and then the two halves of a read change places: all bytes arrive, in another order."""
+    """A ``mangle`` function that swaps the halves of some reads: all bytes arrive, in a different order."""
 
     def __init__(self, rng: random.Random, share: float) -> None:
         self._rng, self._share, self.count = rng, share, 0
@@ -141,7 +142,7 @@ class Wire:
         self._actor: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the actor, or start it again if it has ended: it is under no supervisor."""
+        """Start the actor if it does not run. No supervisor does that for it."""
         if self._actor is not None and self._actor.poll() is None:
             return
         folder = run_folder_with(self._system, self.proxy.endpoint)
@@ -163,7 +164,7 @@ class Wire:
         """Wait until the broker hears the actor.
 
         Raises:
-            Deadlock: it does not.
+            Deadlock: the broker does not hear the actor within `BACK_S`.
         """
         self.start()
 
@@ -176,7 +177,7 @@ class Wire:
     # --- what happens to it -------------------------------------------------------------------------------
 
     def mangled(self, mangle: "Flips | Swaps", seconds: float) -> None:
-        """For a while, bytes are not what was sent."""
+        """Change passing bytes for a while."""
         self.is_back()
         self.proxy.mangle = mangle
         try:
@@ -187,7 +188,7 @@ class Wire:
         self.is_back()
 
     def reset(self, times: int) -> None:
-        """Connections are reset, again and again."""
+        """Reset all connections several times."""
         self.is_back()
         before = self.proxy.connections
         for _ in range(times):
@@ -197,7 +198,7 @@ class Wire:
         assert self.proxy.connections > before, "no connection was there to be reset"
 
     def slow(self, delay_s: float, seconds: float) -> None:
-        """Every read is held up."""
+        """Delay every read for a while."""
         self.is_back()
         self.proxy.delay_s = delay_s
         try:
@@ -207,7 +208,7 @@ class Wire:
         self.is_back()
 
     def replay(self, times: int) -> None:
-        """All that the actor has sent on its connection is sent again, byte for byte, on others."""
+        """Send the recorded bytes of the actor's connection again on new connections, byte for byte."""
         self.is_back()
         before = _stored(self._system)
         recorded = self.proxy.recorded
@@ -226,13 +227,13 @@ class Wire:
 
 
 def _stored(system: System) -> tuple[int, int]:
-    """Segments stored, and segments that were known when they came."""
+    """Return the number of stored segments, and of segments that were known already when they came."""
     ledger = (system.status() or {})["ledger"]
     return int(ledger["stored"]["segments"]), int(ledger["duplicate_segments"])
 
 
 def run_folder_with(system: System, endpoint: str) -> Path:
-    """A folder like the run's, for a process that is to find the broker at another address."""
+    """Make a run folder for a process that has to reach the broker at another address. Return its path."""
     folder = system.dir / "wire" / system.folder.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

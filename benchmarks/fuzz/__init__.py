@@ -1,1 +1,1 @@
-"""Fuzzing of everything that reads bytes or messages of others."""
+"""Fuzzing of all code that reads bytes or messages from other processes."""

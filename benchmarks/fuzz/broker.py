@@ -1,7 +1,8 @@
-"""Fuzzing the broker: whatever peers say, in whatever order, it goes on, its sums close, and it stays small.
+"""Fuzz the broker: whatever peers send, it must go on, its ledger must close, and it must stay small.
 
-An input is a script for `benchmarks.fuzz.broker_peers.Peers`. After every message the broker's books are checked; now
-and then it is killed and comes back from its journal, which is kept in memory here, and must hold what it held.
+An input is a script for `benchmarks.fuzz.broker_peers.Peers`. After every message the target checks the
+broker's state. From time to time it kills the broker and recovers it from its journal, which is kept in
+memory here. The broker must then hold what it held before.
 """
 
 import random
@@ -30,14 +31,14 @@ WINDOW = 3
 MAX_QUEUED_TASKS = 16
 MAX_PEERS = 16
 OVERDRAFT = (WINDOW + 1) * len(ACTORS)
-"""Segments that actors may send unasked, beyond the bound."""
+"""Segments that the broker may hold beyond `MAX_QUEUED_SEGMENTS`, because actors can send without credit."""
 STATUS_EVERY = 64
 MESSAGE_S = 0.5
-"""Processor time that one message may take."""
+"""Upper limit of the processor seconds that one message may take."""
 
 
 class MemoryJournal:
-    """What `broker.journal_store.JournalStore` needs of a journal."""
+    """A journal in memory, with the parts of the interface that `broker.journal_store.JournalStore` needs."""
 
     low, blocked = False, ""
 
@@ -56,7 +57,7 @@ class MemoryJournal:
 
 
 class BrokerTarget:
-    """`broker.core.dispatch.Dispatcher` with `broker.core.state` under it, and `broker.recovery`."""
+    """Target for `broker.core.dispatch.Dispatcher`, its `broker.core.state`, and `broker.recovery`."""
 
     name, unit = "broker", "messages"
 
@@ -94,7 +95,7 @@ class Trial:
         self.peers = Peers(choices)
 
     def run(self) -> int:
-        """Returns the number of messages."""
+        """Run the script to its end. Return the number of messages."""
         while self._choices.left:
             match self._choices.below(32):
                 case 0 | 1 | 2 | 3:
@@ -121,7 +122,7 @@ class Trial:
         return dispatcher, store
 
     def _restart(self) -> None:
-        """Killed, and back from its journal: it holds what it held."""
+        """Kill the broker, recover it from its journal, and check that it holds what it held before."""
         before = _content(self._state, self._store)
         if self._choices.flag():
             self._journal.append(Kind.SNAPSHOT, snapshot(self._state.state, self._store))
@@ -136,7 +137,7 @@ class Trial:
         self._check()
 
     def _say(self, name: str, frames: Sequence[Buffer]) -> None:
-        """As `broker.service` does."""
+        """Open a peer's envelope and handle its messages, as `broker.service` does."""
         self._messages += 1
         try:
             messages = open_envelope(frames)
@@ -167,7 +168,7 @@ class Trial:
         self._act(lambda: self._state.handle(name, message, frames[1:], self._now), asked)
 
     def _pass_time(self, seconds: float) -> None:
-        """In steps, with heartbeats; or at once, so that all who are connected are lost."""
+        """Let time pass: in steps with heartbeats, or in one step, in which connected peers may expire."""
         beating = not self._choices.flag(8)
         step = max(1.0, seconds / 8) if beating else seconds
         end = self._now + seconds
@@ -196,12 +197,12 @@ class Trial:
             else:
                 encode(action.message)
             self.peers.hear(action.peer, action.message)
-        self._extra += (
-            state.ledger.rolled_back.segments - given_back
-        )  # not of actors: of a learner that fell behind
+        # Rolled-back segments do not count against the bound, because a learner that fell behind brings them.
+        self._extra += state.ledger.rolled_back.segments - given_back
         if len(self._store) <= MAX_QUEUED_SEGMENTS:
             self._extra = 0
-        elif trickle:  # one by one, so that what is begun can be finished
+        elif trickle:
+            # The learner starves, so actors get single credits over the bound to finish their groups.
             self._extra += state.ledger.stored.segments - stored
         self._check()
 
@@ -237,11 +238,12 @@ class Trial:
 
 
 def _content(dispatcher: Dispatcher, store: JournalStore) -> dict[str, Any]:
-    """What must outlive the process."""
+    """Return the part of the broker's state that must outlive its process."""
     state, assembly = dispatcher.state, dispatcher.state.assembly
     units = sorted(state.deliveries.saved(), key=lambda unit: unit.age)
     ledger = msgspec.to_builtins(state.ledger) | {"duplicate_segments": 0, "refused": {}}
-    ledger["tasks"].pop("peers_lost", None)  # of this process alone, as what was refused
+    # Only the running process counts lost peers, as it does refused messages.
+    ledger["tasks"].pop("peers_lost", None)
     return {
         "ledger": ledger,
         "tasks": sorted(

@@ -1,7 +1,7 @@
-"""Peers that know the protocol, and keep to it as far as their script says: the grammar of `benchmarks.fuzz.broker`.
+"""Peers that follow the protocol as far as their script says: the grammar of `benchmarks.fuzz.broker`.
 
-What they say is right for the moment (a segment of a lease they have, a commit of a unit they were given), or right but
-for one field, or said by somebody else, or said before, or damaged.
+A message is right for the moment (a segment of a lease that the peer holds, a commit of a unit that it was
+given). Or it has one wrong field, comes from another peer, is a repetition, or is damaged.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,7 +45,7 @@ Said = tuple[str, list[bytes]]
 
 
 class Run:
-    """A lease, and what was sent of it."""
+    """A lease, and how much of its trajectory was sent."""
 
     def __init__(self, lease: LeaseTask, actor: str) -> None:
         self.lease, self.actor = lease, actor
@@ -53,7 +53,7 @@ class Run:
 
 
 class Peers:
-    """All of them."""
+    """All peers of one script."""
 
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
@@ -74,7 +74,7 @@ class Peers:
             self._opening.append(("L", encode(PutTasks(tasks=self._new_group(2)))))
 
     def hear(self, name: str, message: AnyMessage) -> None:
-        """What the broker sends to a peer."""
+        """Take in a message of the broker to a peer."""
         match message:
             case LeaseTask():
                 known = self._runs.get(message.lease_id)
@@ -90,12 +90,12 @@ class Peers:
                 self._opening += self._join(name)
 
     def beat(self, now: float) -> list[Said]:
-        """A heartbeat of everybody."""
+        """Return heartbeats of the learners and actors."""
         beat = Heartbeat(progress=now, busy=True, policy_version=self._version)
         return [self._send(name, beat) for name in NAMES[:5]]
 
     def speak(self) -> Iterator[Said]:
-        """What is said next."""
+        """Yield the next messages of the script."""
         if self._opening:
             said, self._opening = self._opening, []
         else:
@@ -132,7 +132,7 @@ class Peers:
             yield from self._join(name, new=choices.flag(3))
 
     def _usual(self) -> tuple[str, AnyMessage]:
-        """Right for the moment, mostly."""
+        """Return a sender and a message that is mostly right for the moment."""
         choices = self._choices
         learner, actor = "L" if choices.below(8) else "M", choices.pick(ACTORS)
         match choices.below(12):
@@ -175,7 +175,7 @@ class Peers:
                 )
 
     def _join(self, name: str, *, new: bool = False) -> list[Said]:
-        """Hello, and credit."""
+        """Return a peer's Hello, and its first credit."""
         choices = self._choices
         match ROLES.get(name):
             case "learner":
@@ -237,7 +237,8 @@ class Peers:
             )
         if kind == 4:
             frames = [frames[0], self._mutated_header(frames[1]), *frames[2:]]
-        if kind != 5:  # said twice otherwise, by index
+        # With kind 5 the same index comes again.
+        if kind != 5:
             run.index += 1
             run.offset += tokens
         if status != "unfinished" and kind > 5:
@@ -245,7 +246,7 @@ class Peers:
         yield name, frames
 
     def _flood(self) -> Iterator[Said]:
-        """Many segments of one trajectory, whatever the credit; and as if the connection broke meanwhile."""
+        """Yield many segments of one trajectory, whatever the credit, half of the time with reconnects."""
         choices = self._choices
         runs = list(self._runs.values())[-8:]
         if not runs:
@@ -263,7 +264,7 @@ class Peers:
     # --- wrong in one place -----------------------------------------------------------------------------------
 
     def _mutated(self, message: Any) -> Any:
-        """One field is another."""
+        """Return the message with one field changed."""
         choices = self._choices
         name = choices.pick(message.__struct_fields__)
         value = getattr(message, name)
@@ -311,7 +312,7 @@ class Peers:
         return out
 
     def _send(self, name: str, message: Any) -> Said:
-        """Frames, also of what the protocol does not allow; what cannot be said at all becomes an empty message."""
+        """Encode a message, even one that the protocol forbids. If that fails, send the bare prelude."""
         try:
             return name, [PRELUDE, msgspec.msgpack.encode(message)]
         except (OverflowError, TypeError, UnicodeEncodeError, RecursionError, ValueError):

@@ -1,7 +1,7 @@
-"""Fuzzing the decoder: whatever frames arrive, they are a message or a ProtocolError.
+"""Fuzz the decoder: whatever frames arrive, the result must be a message or a ProtocolError.
 
-An input is frames one behind the other, each with its length (2 bytes) before it; the first byte says whether the
-right prelude is put before them.
+An input is a sequence of frames, each after its length (2 bytes). The first byte of the input says whether
+the right prelude is put before them.
 """
 
 import contextlib
@@ -32,11 +32,11 @@ MAX_SPECS = 200
 
 
 def join(frames: Sequence[bytes]) -> bytes:
-    """Frames as an input; the prelude is left out where it is the right one.
+    """Pack frames into an input. A right prelude is left out, because the first byte stands for it.
 
     Example:
-        >>> split(join([PRELUDE, b"header", b"body"]))
-        [b'OB\\x03\\x00', b'header', b'body']
+        >>> split(join([PRELUDE, b"header", b"body"])) == [PRELUDE, b"header", b"body"]
+        True
     """
     right = bool(frames) and frames[0] == PRELUDE
     rest = frames[1:] if right else frames
@@ -44,7 +44,7 @@ def join(frames: Sequence[bytes]) -> bytes:
 
 
 def split(data: bytes) -> list[bytes]:
-    """Frames of an input; the last one may be cut."""
+    """Return the frames of an input. The last one may be cut."""
     frames = [PRELUDE] if data[:1] != b"\x00" else []
     at = 1
     while at < len(data):
@@ -55,7 +55,7 @@ def split(data: bytes) -> list[bytes]:
 
 
 class DecoderTarget:
-    """`protocol`: decode, open_envelope, decode_segment, decode_delivery, unpack_arrays."""
+    """Target for `protocol`: decode, open_envelope, decode_segment, decode_delivery, unpack_arrays."""
 
     name, unit = "decoder", "decoded"
 

@@ -1,8 +1,9 @@
-"""Inputs for fuzzing, and the loop that feeds them: every input is bytes, made from a seed and a number alone.
+"""Inputs for fuzzing, and the loop that feeds them to a target.
 
-So a failing input can be made again from two numbers, kept in a file, or found by a coverage-guided engine: a target
-does not know where its bytes come from. `Choices` turns them into decisions; with the bytes at an end, all of them
-are 0, so that short inputs are small ones.
+An input is bytes, made only from a seed and a number. A failing input can therefore be made again from two
+numbers, or kept in a file. It can also come from a coverage-guided engine, because a target does not know
+where its bytes come from. `Choices` turns the bytes into decisions. After the last byte all decisions are 0,
+so short inputs mean short scripts.
 """
 
 import random
@@ -29,29 +30,32 @@ HOSTILE_TEXTS = (
     "a" * 256, "a" * 257, "\x00" * 300, "a" * 5000, "../../etc/passwd", "%s%n{}", "nan", "__class__",
 )  # fmt: skip
 INTERESTING = bytes.fromhex("00017f80909fa0bfc0c1c4c6c7c9cacbcfd3d6d9dbdcdddedfff")
-"""What begins something in MessagePack."""
+"""Bytes that begin a value in MessagePack."""
 
 
 class Target(Protocol):
-    """What is fuzzed."""
+    """Code that is fuzzed, with a generator of inputs for it."""
 
     name: str
     unit: str
-    """What `done` counts beside inputs; "" if nothing."""
+    """Name of the things that `done` counts in addition to inputs, or ""."""
     done: int
 
     def make(self, rng: random.Random) -> bytes:
-        """An input."""
+        """Make an input."""
         ...
 
     def run(self, data: bytes) -> None:
-        """Anything raised is a finding."""
+        """Run one input. Each exception that it raises is a finding."""
         ...
 
 
 @dataclass
 class Finding:
-    """A failure: the first input that had it, and how many did. Failures of one place count as one."""
+    """A failure, with the first input that caused it and the number of inputs that did.
+
+    Failures at the same place in the code count as one finding.
+    """
 
     place: str
     text: str
@@ -63,26 +67,26 @@ class Finding:
 
 @dataclass
 class Report:
-    """What a run has shown."""
+    """Figures and findings of a run."""
 
     target: str
     inputs: int = 0
     seconds: float = 0.0
     cpu_s: float = 0.0
     slowest_s: float = 0.0
-    """Processor time of the slowest input."""
+    """Processor seconds of the slowest input."""
     units: int = 0
     peak_rss: int = 0
-    """Bytes."""
+    """Peak resident memory in bytes."""
     findings: dict[str, Finding] = field(default_factory=dict)
 
 
 class Hang(BaseException):
-    """An input took longer than it may; nothing but the loop may catch it."""
+    """An input exceeded its time limit. Only the loop may catch this, so it is no `Exception`."""
 
 
 class Choices:
-    """Decisions out of bytes."""
+    """Decisions made from bytes."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
@@ -97,7 +101,7 @@ class Choices:
         return value
 
     def below(self, n: int) -> int:
-        """0 to n - 1."""
+        """Return a number from 0 to n - 1."""
         if n <= 256:
             return self.byte() % n
         return (self.byte() << 8 | self.byte()) % n
@@ -106,7 +110,7 @@ class Choices:
         return options[self.below(len(options))]
 
     def flag(self, one_in: int = 2) -> bool:
-        """True with a chance of 1 to ``one_in``; False at the end of the bytes."""
+        """Return True with probability 1 / ``one_in``, and False after the last byte."""
         return self.byte() % one_in == one_in - 1
 
     def bytes(self, n: int) -> bytes:
@@ -116,7 +120,7 @@ class Choices:
 
 
 def mutate_bytes(rng: random.Random, data: bytes) -> bytes:
-    """Flip, cut, repeat, overwrite: one to four times."""
+    """Change the bytes one to four times: flip a bit, cut, repeat, insert or overwrite."""
     out = bytearray(data)
     for _ in range(1 + (rng.getrandbits(8) & 3)):
         place = rng.randrange(len(out) + 1)
@@ -144,7 +148,7 @@ def mutate_bytes(rng: random.Random, data: bytes) -> bytes:
 
 
 def mutate_value(choose: Callable[[Sequence[Any]], Any], value: Any, *, depth: int = 0) -> Any:
-    """Another value in the place of this one: at the top, or anywhere below."""
+    """Return the value with one change: at the top, or anywhere below."""
     inside = isinstance(value, dict | list) and len(value) > 0
     if inside and depth < 12 and choose((0, 1, 1, 1)):
         if isinstance(value, dict):
@@ -176,7 +180,7 @@ def mutate_value(choose: Callable[[Sequence[Any]], Any], value: Any, *, depth: i
 
 
 def hostile_value(choose: Callable[[Sequence[Any]], Any], value: Any) -> Any:
-    """One that is no worse typed than ``value``, mostly."""
+    """Return a hostile value in place of ``value``, usually of the same type if that is a scalar."""
     kind = choose((0, 0, 0, 0, 0, 0, 1))
     if kind == 0:
         match value:
@@ -196,12 +200,13 @@ def hostile_value(choose: Callable[[Sequence[Any]], Any], value: Any) -> Any:
 
 
 class Loop:
-    """Feeds a target and keeps what fails.
+    """The loop that feeds a target and keeps the inputs that fail.
 
     Args:
-        folder: where failing inputs are written; None: they are not.
-        begun: told the number of each input before it is run.
-        limit_s: processor time that an input may take; 0: no limit. Only in a process's main thread.
+        target: the target to feed.
+        folder: folder for failing inputs. None: do not write them.
+        begun: called with the number of each input before the input is run.
+        limit_s: processor seconds that an input may take. 0: no limit. A limit works only in the main thread.
     """
 
     def __init__(
@@ -218,7 +223,7 @@ class Loop:
             signal.signal(signal.SIGPROF, _hang)
 
     def one(self, data: bytes, seed: int = 0, number: int = 0) -> None:
-        """Run one input."""
+        """Run one input and note its figures."""
         self._begun(number)
         started = time.process_time()
         try:
@@ -235,12 +240,12 @@ class Loop:
         self.report.units = self.target.done
 
     def make(self, seed: int, number: int) -> bytes:
-        """The input with this number."""
+        """Make the input with this number."""
         self._rng.seed(seed << 48 | number)
         return self.target.make(self._rng)
 
     def many(self, seed: int, inputs: int, start: int = 0, leave_out: Container[int] = ()) -> Report:
-        """Inputs ``start`` to ``start + inputs`` of a seed."""
+        """Run inputs ``start`` to ``start + inputs - 1`` of a seed, except those in ``leave_out``."""
         began, cpu = time.perf_counter(), time.process_time()
         for number in range(start, start + inputs):
             if number not in leave_out:
@@ -262,7 +267,7 @@ class Loop:
 
 
 def save(folder: Path, target: str, finding: Finding, data: bytes) -> str:
-    """Write an input and what it did; returns the path of the input."""
+    """Write a failing input and its traceback. Return the path of the input."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{target}-{finding.seed}-{finding.number}.bin"
     path.write_bytes(data)
@@ -273,8 +278,9 @@ def save(folder: Path, target: str, finding: Finding, data: bytes) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Where it failed: findings of one place are one."""
-    if isinstance(error, Hang):  # is interrupted anywhere
+    """Return the place of a failure. Failures at the same place count as one finding."""
+    # A hang is interrupted at a random line, so its place means nothing.
+    if isinstance(error, Hang):
         return "an input took too long"
     frames = traceback.extract_tb(error.__traceback__)
     last = ([f for f in frames if "/fuzz" not in f.filename] or [*frames])[-1]

@@ -1,10 +1,11 @@
-"""Fuzzes by coverage: an input that reaches something new is kept, and others are made of it. Needs offbeat[fuzz].
+"""Fuzz guided by coverage: keep inputs that reach new code, and make others from them. Needs offbeat[fuzz].
 
-    python -m benchmarks.fuzz.guided --target decoder [--inputs N] [--seed S] [--corpus FOLDER] [--findings FOLDER]
+    python -m benchmarks.fuzz.guided --target decoder [--inputs N] [--seed S] [--corpus FOLDER]
+                                     [--findings FOLDER]
 
-The targets are those of `benchmarks.fuzz`, which needs nothing else and says more of memory and hangs; this one finds
-what hides behind several conditions. Python code of ours is measured, no C extension. Files of the corpus and failing
-inputs are inputs of ``benchmarks.fuzz --replay``.
+The targets come from `benchmarks.fuzz`. That program needs no extra package and reports more about memory and
+hangs. This one finds failures that hide behind several conditions. It measures the coverage of our Python
+code, but of no C extension. ``benchmarks.fuzz --replay`` runs files of the corpus and failing inputs again.
 """
 
 import argparse
@@ -21,16 +22,17 @@ from typing import IO
 
 import atheris
 
-from benchmarks.memory import peak_rss
+from benchmarks.report import peak_rss
 
 MODULES = (
     "protocol.codec", "protocol.session", "protocol.weights.format", "protocol.weights.chunks",
     "protocol.weights.delta", "broker.core.dispatch", "broker.recovery", "broker.journal.journal", "broker.status",
 )  # fmt: skip
 GUIDED = ("decoder", "broker", "manifest", "session")
-"""Not the journal: an input of it says what was changed in it, which the engine would make untrue."""
+"""Targets for guided fuzzing. The journal is missing because its inputs carry flags that say how they were
+made, and the engine's mutations would make the flags false."""
 BEGINNING = 300
-"""Inputs of the random kind that the corpus begins with."""
+"""Number of random inputs with which the corpus begins."""
 MAX_INPUT_BYTES = 4096
 CPU_LIMIT_S = 5.0
 EDGES = re.compile(rb"cov: (\d+)")
@@ -49,16 +51,17 @@ def main() -> None:
     parser.add_argument("--findings", type=Path, default=Path("build/fuzz"))
     args = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    said = tempfile.TemporaryFile()  # noqa: SIM115 (what the engine says, until the process ends)
+    # The engine writes to stderr until the process ends. Catch its output here, to read the coverage from it.
+    said = tempfile.TemporaryFile()  # noqa: SIM115
     shown = os.fdopen(os.dup(sys.stderr.fileno()), "w")
     os.dup2(said.fileno(), sys.stderr.fileno())
     with atheris.instrument_imports(include=["protocol", "broker"]):
         for name in MODULES:
             import_module(name)
     from benchmarks.fuzz.engine import Loop
-    from benchmarks.fuzz.program import (
-        TARGETS,  # behind the instrumented modules, which it would import as they are
-    )
+
+    # Import this after the modules above: it imports the same modules, but without instrumentation.
+    from benchmarks.fuzz.program import TARGETS
 
     loop = Loop(TARGETS[args.target](), args.findings, limit_s=CPU_LIMIT_S)
     corpus = args.corpus or Path(tempfile.mkdtemp(prefix="fuzz-corpus-"))
@@ -84,7 +87,8 @@ def main() -> None:
         shown.flush()
         if args.corpus is None:
             shutil.rmtree(corpus)
-        os._exit(bool(report.findings))  # the engine never returns
+        # The engine never returns.
+        os._exit(bool(report.findings))
 
     arguments = [
         sys.argv[0],

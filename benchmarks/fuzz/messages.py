@@ -1,4 +1,4 @@
-"""One or more examples of every message of the protocol, for fuzzers to begin with."""
+"""One or more examples of every protocol message, with which the fuzzers begin."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -45,7 +45,7 @@ from protocol.messages import (
 
 
 def group(name: str, size: int = 2, **fields: Any) -> list[Task]:
-    """Tasks of one rollout group."""
+    """Return the tasks of one rollout group."""
     return [
         Task(task_id=f"{name}.{i}", env="e", group_id=name, group_size=size, member=i, **fields)
         for i in range(size)
@@ -53,12 +53,12 @@ def group(name: str, size: int = 2, **fields: Any) -> list[Task]:
 
 
 def evaluation(name: str) -> Task:
-    """A task of its own."""
+    """Return an evaluation task, alone in its group."""
     return Task(task_id=name, env="e", group_id=name, group_size=1, purpose="eval")
 
 
 def arrays(tokens: int, action_tokens: int, version: int = 0) -> dict[str, Any]:
-    """What a segment carries."""
+    """Return the arrays of a segment. The last ``action_tokens`` of its tokens are action tokens."""
     return {
         "token_ids": np.arange(tokens, dtype="<i4"),
         "action_mask": np.array([0] * (tokens - action_tokens) + [1] * action_tokens, "u1"),
@@ -68,7 +68,7 @@ def arrays(tokens: int, action_tokens: int, version: int = 0) -> dict[str, Any]:
 
 
 def segment(lease: LeaseTask, index: int, offset: int, *, tokens: int, status: str, version: int) -> Segment:
-    """The next one of a lease."""
+    """Return a segment of a lease's trajectory, at this index and offset."""
     task, acts = lease.task, min(2, tokens)
     return Segment(
         trajectory_id=lease.trajectory_id,
@@ -88,7 +88,7 @@ def segment(lease: LeaseTask, index: int, offset: int, *, tokens: int, status: s
 
 
 def plain() -> Sequence[AnyMessage]:
-    """Messages without arrays."""
+    """Return examples of the messages that carry no arrays."""
     tasks = group(
         "1g0", data={"x": [1, {"y": None}], "f": 0.5}, sampling=Sampling(seed=3, top_k=2), deadline_s=30.0
     )
@@ -124,7 +124,7 @@ def plain() -> Sequence[AnyMessage]:
 
 
 def samples() -> list[tuple[AnyMessage, Frames]]:
-    """All messages with their frames."""
+    """Return examples of all messages, with their frames."""
     lease = LeaseTask(lease_id="t.1", attempt=0, task=group("1g0")[0])
     one = segment(lease, 0, 0, tokens=5, status="finished", version=3)
     rich = segment(lease, 1, 5, tokens=3, status="unfinished", version=3)

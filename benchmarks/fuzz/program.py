@@ -1,17 +1,17 @@
-"""Fuzzes what reads bytes and messages of others.
+"""Fuzz all code that reads bytes or messages from other processes.
 
-docs/run/fuzzing.md has the targets, what must hold, and what was found.
+docs/run/fuzzing.md describes the targets, what must hold, and what was found.
 
-    python -m benchmarks.fuzz --target decoder|broker|journal|manifest|session|all --inputs N [--seed S] [--start I]
-                              [--out FILE.json] [--findings FOLDER]
+    python -m benchmarks.fuzz --target decoder|broker|journal|manifest|session|all --inputs N [--seed S]
+                              [--start I] [--out FILE.json] [--findings FOLDER]
     python -m benchmarks.fuzz --target T --replay FILE
 
-Each target runs in a process of its own, with bounds on memory and on the processor time of an input. An input is made
-from seed and number alone, so a run goes on from any number. What fails is written to a file, and the run goes on.
+Each target runs in its own process, with limits on memory and on the processor time of an input. An input is
+made only from the seed and its number, so a run can start at any number. A failing input is written to a
+file, and the run goes on.
 """
 
 import argparse
-import json
 import logging
 import multiprocessing
 import resource
@@ -29,7 +29,7 @@ from benchmarks.fuzz.engine import Finding, Loop, Report, Target, save
 from benchmarks.fuzz.records import JournalTarget
 from benchmarks.fuzz.session import SessionTarget
 from benchmarks.fuzz.weights import ManifestTarget
-from benchmarks.memory import peak_rss
+from benchmarks.report import peak_rss, save_results
 
 TARGETS: dict[str, Callable[[], Target]] = {
     "decoder": DecoderTarget,
@@ -39,9 +39,9 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "session": SessionTarget,
 }
 CPU_LIMIT_S = 5.0
-"""Processor time of one input."""
+"""Processor seconds that one input may take."""
 SILENCE_S = 300.0
-"""Without a new input for so long the process waits for something that does not come."""
+"""Seconds without a new input after which the supervisor kills a target's process as stuck."""
 MAX_ADDRESS_BYTES = 4 << 30
 MAX_RSS_BYTES = 512 << 20
 CHUNK = 2_000
@@ -58,7 +58,7 @@ def work(
     at: "Synchronized[int]",
     out: Connection,
 ) -> None:
-    """The process of one target: reports after each chunk."""
+    """Run the process of one target. Send a report after each chunk of inputs."""
     logging.disable(logging.CRITICAL)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_BYTES, MAX_ADDRESS_BYTES))
     raw = at.get_obj()
@@ -75,7 +75,11 @@ def work(
 
 
 class Supervisor:
-    """Runs a target's process, and where it dies another from the last report on, without what killed it."""
+    """A supervisor of a target's process.
+
+    If the process dies, the supervisor starts a new one that continues from the last report and leaves out
+    the input that killed it.
+    """
 
     def __init__(self, target: str, seed: int, start: int, inputs: int, folder: Path) -> None:
         self._target, self._seed, self._end, self._folder = target, seed, start + inputs, folder
@@ -84,7 +88,7 @@ class Supervisor:
         self._reports: list[Report] = []
 
     def run(self) -> Report:
-        """All inputs."""
+        """Run all inputs. Stop early after `MAX_DEATHS` deaths of the process. Return the merged report."""
         while self._next < self._end:
             self._attempt()
             if len(self._killers) >= MAX_DEATHS:
@@ -156,7 +160,7 @@ class Supervisor:
 
 
 def table(reports: list[Report]) -> str:
-    """Markdown."""
+    """Return the reports as a Markdown table."""
     lines = [
         "| target | inputs | of these | processor seconds | inputs/s | slowest | peak memory | findings |",
         "|---|---|---|---|---|---|---|---|",
@@ -171,7 +175,7 @@ def table(reports: list[Report]) -> str:
 
 
 def replay(target: str, path: Path) -> None:
-    """One input again; what it raises is shown."""
+    """Run one input again. An exception that it raises is shown."""
     TARGETS[target]().run(path.read_bytes())
     sys.stdout.write(f"{path}: nothing is wrong\n")
 
@@ -201,6 +205,6 @@ def main() -> None:
                 f"{name}: {finding.count} x {finding.place}: {finding.file}\n{finding.text[-600:]}\n"
             )
         if args.out is not None:
-            args.out.write_text(json.dumps([asdict(r) for r in reports], indent=1))
+            save_results(args.out, {"targets": table(reports)}, [asdict(r) for r in reports])
     sys.stdout.write(table(reports) + "\n")
     sys.exit(any(report.findings for report in reports))

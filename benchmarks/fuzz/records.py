@@ -1,7 +1,8 @@
-"""Fuzzing the journal's bytes: whatever a file or a payload is, it is read, or it is a loss or a JournalError.
+"""Fuzz the journal's bytes: a file or payload must be readable, or give a loss or a JournalError.
 
-An input is one byte for the kind, one of flags, and the bytes of what is read: a file, a payload, or records to recover
-from. A share are folders, of `benchmarks.fuzz.journal`. Forged files have checksums that fit what they hold.
+An input is one byte for the kind, one byte of flags, and the bytes to read: a file, a payload, or records to
+recover from. Some inputs are changes to a folder, for `benchmarks.fuzz.journal`. Forged files have checksums
+that fit their content.
 """
 
 import random
@@ -39,11 +40,11 @@ FILE_KIND, PAYLOAD_KIND, RECORDS_KIND, FOLDER_KIND = range(4)
 FORGED, LOST, ALTERED = 1, 2, 4
 KINDS = {int(kind): kind for kind in Kind}
 FIXED_BYTES = 32
-"""Of the head of a file, before the run's name and the checksum."""
+"""Bytes of a file's head before the run's name and the checksum."""
 
 
 class JournalTarget:
-    """`broker.journal.journal`, its files and records, and `broker.recovery` on what is read from them."""
+    """Target for `broker.journal.journal`, its files and records, and for `broker.recovery` from them."""
 
     name, unit = "journal", "read to the end"
 
@@ -78,7 +79,7 @@ class JournalTarget:
         return _forge(data) if flags & FORGED else data
 
     def _make_records(self, rng: random.Random, flags: int) -> bytes:
-        """Some lost; and with ALTERED some repeated, exchanged, or with another payload."""
+        """Return a journal's records without some. With ALTERED some are also repeated or changed."""
         written = rng.choice(self._series)
         series = [bytes([r.kind]) + r.payload for r in written]
         for _ in range(1 + rng.getrandbits(2)):
@@ -135,7 +136,7 @@ class JournalTarget:
 
 
 def _records(data: bytes) -> list[Record]:
-    """Of a file that is whole."""
+    """Return the records of an undamaged file."""
     head = unpack_header(data)
     assert head is not None
     found = [item for item in scan(data, 1, head[1], head[0].first) if isinstance(item, FoundRecord)]
@@ -173,7 +174,10 @@ def _read_payload(content: bytes) -> None:
 
 
 def _recover(series: list[bytes], flags: int) -> None:
-    """With LOST, as after damage that was accepted: what is left makes sums that close."""
+    """Recover a broker from records. With LOST the journal reports damage that was accepted.
+
+    Unless records were altered, the ledger must close.
+    """
     found = [
         Record(KINDS.get(item[0] if item else 0, Kind.DEAD), item[1:], Place(1, i, max(0, len(item) - 1)))
         for i, item in enumerate(series)
@@ -188,7 +192,7 @@ def _recover(series: list[bytes], flags: int) -> None:
 
 
 def _forge(data: bytes) -> bytes:
-    """Make the checksums fit, as far as lengths do."""
+    """Correct the checksums of the head and the records, where their lengths fit into the data."""
     out = bytearray(data)
     end = FIXED_BYTES + int.from_bytes(out[10:12], "little")
     if len(out) >= end + 4:

@@ -1,4 +1,4 @@
-"""Fuzzing the peer's side: whatever a broker says, and when, a session goes on, and never floods it."""
+"""Fuzz the peer's side: whatever a broker sends, a session must go on and must not flood the broker."""
 
 import random
 from typing import Any
@@ -18,7 +18,7 @@ HEARTBEATS_S = (1.0, 0.5, 0.1, 30.0, *HOSTILE_FLOATS)
 
 
 class SessionTarget:
-    """`protocol.session`."""
+    """Target for `protocol.session`."""
 
     name, unit = "session", "messages"
 
@@ -50,7 +50,7 @@ class SessionTarget:
         self._silence(session, now)
 
     def _silence(self, session: Session, now: float) -> None:
-        """A broker that is never heard again is asked, in time and in measure."""
+        """Check that the session sends Hello again to a broker that stays silent."""
         hellos = 0
         for step in range(400):
             hellos += sum(isinstance(m, Hello) for m in session.due(now + SILENT_S * step, Progress()))

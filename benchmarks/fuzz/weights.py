@@ -1,6 +1,6 @@
-"""Fuzzing what reads weights: whatever the manifest, the data file or the delta is, it is whole or a WeightsError.
+"""Fuzz the readers of weights: a manifest, data file or delta must be whole, or raise WeightsError.
 
-An input is one byte for the kind, and the bytes of what is read.
+An input is one byte for the kind, and the bytes to read.
 """
 
 import os
@@ -38,7 +38,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 class ManifestTarget:
-    """`protocol.weights.format`: manifest, data file; `protocol.weights.delta`: a delta."""
+    """Target for `protocol.weights.format` (manifest and data file) and `protocol.weights.delta`."""
 
     name, unit = "manifest", "accepted"
 
@@ -110,7 +110,8 @@ class ManifestTarget:
         if not rng.getrandbits(2):
             return mutate_bytes(rng, sample)
         tree: Any = mutate_value(rng.choice, msgspec.msgpack.decode(sample))
-        if isinstance(tree, dict) and rng.getrandbits(2):  # as somebody would who knows the format
+        # Compute the right root hash, as an attacker who knows the format would.
+        if isinstance(tree, dict) and rng.getrandbits(2):
             try:
                 listed = msgspec.convert(tree.get("tensors"), Manifest.__annotations__["tensors"])
                 tree["root"] = root_hash(listed, tree.get("chunk_bytes"), tree.get("chunks"))
@@ -122,7 +123,7 @@ class ManifestTarget:
             return sample[:-1]
 
     def _check_manifest(self, manifest: Manifest) -> None:
-        """What a reader does with it does not fail either, and asks for nothing outside the file."""
+        """Use an accepted manifest as a reader does: nothing may fail, or ask for bytes outside the file."""
         assert len(msgspec.msgpack.encode(manifest)) <= MAX_MANIFEST_BYTES, (
             "a manifest longer than manifests are"
         )

@@ -1,1 +1,1 @@
-"""Tokens per second through actor and generator, over a bare vLLM engine."""
+"""Tokens per second through actor and generator, compared with a bare vLLM engine."""

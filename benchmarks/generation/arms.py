@@ -1,6 +1,6 @@
 """The two sides of `benchmarks.generation`: our processes, and an AsyncLLM with a loop around it.
 
-Each side stays up for the whole benchmark and idles while the other is measured.
+Each side stays up for the whole benchmark and idles while the other side is measured.
 """
 
 import asyncio
@@ -42,7 +42,11 @@ _spawn = multiprocessing.get_context("spawn")
 
 @dataclass(frozen=True)
 class Work:
-    """``requests`` prompts of ``prompt`` characters, ``concurrent`` of them at a time, answers of ``answer`` tokens."""
+    """The work of one round.
+
+    ``requests`` prompts of ``prompt`` characters, at most ``concurrent`` at a time, answers of ``answer``
+    tokens.
+    """
 
     requests: int
     concurrent: int
@@ -52,7 +56,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one round: tokens sampled, seconds, and CPU seconds of each process."""
+    """Result of one round: tokens sampled, seconds, and CPU seconds of each process."""
 
     tokens: int
     seconds: float
@@ -65,7 +69,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def children(pid: int) -> list[int]:
-    """Processes below, however deep."""
+    """Return the ids of all descendants of a process."""
     found = [
         int(p) for path in Path(f"/proc/{pid}/task").glob("*/children") for p in path.read_text().split()
     ]
@@ -73,7 +77,7 @@ def children(pid: int) -> list[int]:
 
 
 class Meter:
-    """CPU time of named processes between two moments."""
+    """CPU time of named processes since the meter was created."""
 
     def __init__(self, processes: dict[str, list[int]]) -> None:
         self._processes = processes
@@ -87,7 +91,7 @@ class Meter:
 
 
 def profiled(profile: Path | None, body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
-    """Body of a process, with a profile of it if one is wanted."""
+    """Run the body of a process. If ``profile`` is a path, write a profile of it there."""
     if profile is None:
         body(*arguments, **named)
         return
@@ -118,7 +122,7 @@ def run_an_actor(profile: Path | None, *arguments: Any, **named: Any) -> None:
 
 
 class System:
-    """Broker, generator and actor as processes of their own; the learner is this process and only counts."""
+    """Broker, generator and actor, each in its own process. This process is the learner and counts tokens."""
 
     def __init__(
         self,
@@ -150,12 +154,13 @@ class System:
         for process in self._processes.values():
             process.start()
         hello = Hello(role="learner", peer="learner", incarnation=1, epoch=1, lineage=1)
-        self._link = ThreadLink(endpoint, hello, keys=keys)  # beats while the other side is measured
+        # The link's own thread keeps sending heartbeats while the other side is measured.
+        self._link = ThreadLink(endpoint, hello, keys=keys)
         self._until(None)
         self._link.send(DeliveryCredit(units=1_000))
 
     def round(self) -> Outcome:
-        """All requests, from the first task put until the last segment is delivered."""
+        """Run all requests, from putting the tasks until the last segment is delivered."""
         meter, began, tokens, groups = (
             Meter(self._pids()),
             time.perf_counter(),
@@ -190,7 +195,11 @@ class System:
         return pids | {"engine": children(pids["generator"][0]), "learner": [os.getpid()]}
 
     def _until(self, kind: type[Any] | None) -> tuple[Any, Sequence[Any]]:
-        """The next message of a kind; None: until the broker has let us in."""
+        """Return the next message of a kind. With None, wait until we have joined the broker.
+
+        Raises:
+            RuntimeError: no such message came within `WAIT_S`, or a process has ended.
+        """
         deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline and all(p.is_alive() for p in self._processes.values()):
             with contextlib.suppress(queue.Empty):
@@ -205,10 +214,10 @@ class System:
 
 
 class Bare:
-    """An AsyncLLM in a process of its own, with the engine settings of our generator.
+    """An AsyncLLM in its own process, with the engine settings of our generator.
 
-    Modes: "log-probs" has the sampling parameters of our generator; "plain" the same without log-probabilities; "final"
-    also asks for no output but the last.
+    Mode "log-probs" uses the sampling parameters of our generator. Mode "plain" leaves out the
+    log-probabilities. Mode "final" leaves them out too, and returns only the final output of each request.
     """
 
     def __init__(self, model: Path, generator: GeneratorConfig, work: Work) -> None:
@@ -237,7 +246,7 @@ def run_bare(model: Path, config: GeneratorConfig, work: Work, pipe: Any) -> Non
 
 
 async def bare(model: Path, config: GeneratorConfig, work: Work, pipe: Any) -> None:
-    """Rounds in the modes that come over the pipe, until an empty one."""
+    """Run one round for each mode that comes over the pipe, until an empty string comes."""
     from actors.generator.vllm_engine import VllmEngine
     from actors.render import Renderer
     from benchmarks.envs.random_prompt import PromptSuite
@@ -274,7 +283,7 @@ def parameters(engine: Any, mode: str, work: Work, stop: Sequence[int]) -> Any:
 async def ask(
     llm: Any, todo: Iterator[tuple[int, list[int]]], sampling: Any, prefix: str, counts: list[int]
 ) -> None:
-    """One request after the other, until there are none."""
+    """Run one request after the other until none is left. Append the tokens of each answer to ``counts``."""
     for number, prompt in todo:
         count = 0
         async for output in llm.generate(

@@ -13,7 +13,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def make_model(size: str, folder: Path) -> int:
-    """Write one; returns its parameters."""
+    """Write a model of this size and its tokenizer. Return the number of its parameters."""
     from safetensors import safe_open
 
     from launch.tokenizer import make_tokenizer, save_tokenizer

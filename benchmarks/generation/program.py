@@ -1,16 +1,16 @@
-"""Tokens per second through actor and generator, over a bare AsyncLLM on the same prompts.
+"""Compare the tokens per second through actor and generator with a bare AsyncLLM on the same prompts.
 
-    python -m benchmarks.generation [--size 1M] [--repetitions 7] [--json build/generation.json] [--profile FOLDER]
+    python -m benchmarks.generation [--size 1M] [--repetitions 7] [--json build/generation.json]
+                                    [--profile FOLDER]
 
-Our side is a broker with a journal, a generator and an actor, each a process as in `offbeat train`, encrypted as
-by default; log-probabilities and versions travel with every token, and a round ends when its last segment has
-reached the learner. The bare side is an AsyncLLM with the same engine settings and sampling parameters and a loop
-that keeps as many requests running. Both sides are up all the time and take turns; the first round of each warms
-up. On shared cores only ratios mean something.
+Our side is a broker with a journal, a generator and an actor. Each is a process as in `offbeat train`,
+encrypted by default. Log-probabilities and policy versions travel with every token, and a round ends when its
+last segment has reached the learner. The bare side is an AsyncLLM with the same engine settings and sampling
+parameters, and a loop that keeps the same number of requests running. Both sides stay up and take turns. The
+first round of each side is a warm-up. On shared cores only the ratios are meaningful.
 """
 
 import argparse
-import json
 import logging
 import signal
 import statistics
@@ -22,6 +22,7 @@ from typing import Any
 from actors.config import GeneratorConfig
 from benchmarks.generation.arms import Bare, Outcome, System, Work
 from benchmarks.generation.model import SIZES, make_model
+from benchmarks.report import save_results
 from protocol.security import key_files
 
 OURS, PLAIN = "ours", "ours, not encrypted"
@@ -36,7 +37,7 @@ Rounds = dict[str, list[Outcome]]
 
 
 def measure(arguments: argparse.Namespace, folder: Path, rounds: Rounds) -> None:
-    """All arms in turns; adds to ``rounds``."""
+    """Measure all arms in turns. Add their outcomes to ``rounds``."""
     work = Work(arguments.requests, arguments.concurrent, arguments.prompt, arguments.answer)
     config = GeneratorConfig(stream_interval=arguments.stream_interval)
     model = folder / "model"
@@ -54,7 +55,8 @@ def measure(arguments: argparse.Namespace, folder: Path, rounds: Rounds) -> None
             found = {name: side.round() for name, side in zip(systems, sides, strict=True)}
             found |= {name: bare.round(mode) for name, mode in BARE.items()}
             logging.info("%s", {name: round(rate(outcome)) for name, outcome in found.items()})
-            for name, outcome in found.items() if repetition else ():  # the first warms up
+            # The first round is a warm-up.
+            for name, outcome in found.items() if repetition else ():
                 rounds.setdefault(name, []).append(outcome)
         bare.close()
     finally:
@@ -67,7 +69,11 @@ def rate(outcome: Outcome) -> float:
 
 
 def summary(rounds: Rounds) -> dict[str, Any]:
-    """Median, least and most of each arm, and of its ratio to the bar round by round; CPU microseconds a token."""
+    """Return the figures of each arm.
+
+    They are the median, minimum and maximum of its rate and of its ratio to `BAR` in the same round, and the
+    CPU microseconds per token of each process.
+    """
     result: dict[str, Any] = {}
     for name, found in rounds.items():
         tokens = sum(outcome.tokens for outcome in found)
@@ -87,7 +93,7 @@ def spread(values: list[float]) -> list[float]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """The results as Markdown."""
+    """Return the results as a Markdown table."""
     lines = [
         "| | tokens/s | over the bare engine with log-probs | CPU us per token |", "|---|---|---|---|"
     ]  # fmt: skip
@@ -117,20 +123,21 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # its processes end with it
+    # Exit through Python on SIGTERM, so that the processes of the benchmark end with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     rounds: Rounds = {}
     try:
         with tempfile.TemporaryDirectory() as folder:
             measure(arguments, Path(folder), rounds)
-    finally:  # what there is by then, if it is cut short
+    finally:
+        # Report what was measured so far, even if the benchmark is cut short.
         if rounds:
             report(arguments, summary(rounds))
 
 
 def report(arguments: argparse.Namespace, results: dict[str, Any]) -> None:
     if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
         settings = {name: str(value) for name, value in vars(arguments).items()}
-        arguments.json.write_text(json.dumps({"settings": settings, "arms": results}, indent=1))
+        save_results(arguments.json, {"arms": table(results)}, {"settings": settings, "arms": results})
     logging.info("%s", table(results))

@@ -17,12 +17,12 @@ from learner.update.batching import MicroBatch
 from protocol.messages import Reward, Turn
 
 LONGEST = 400
-"""Tokens of the longest answer of the long-tailed arm."""
+"""Upper limit of the tokens of an answer in the long-tailed arm."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """Shape of a Qwen3 with tied embeddings, and how much work a round of it is."""
+    """Shape of a Qwen3 model with tied embeddings, and the number of trajectories per round."""
 
     vocabulary: int
     width: int
@@ -40,7 +40,7 @@ SIZES = {
 
 
 def make_model(folder: Path, size: Size) -> int:
-    """Write a Qwen3 with random weights; returns the number of its parameters."""
+    """Write a Qwen3 model with random weights. Return the number of its parameters."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
@@ -55,7 +55,7 @@ def make_model(folder: Path, size: Size) -> int:
 
 
 def answer_lengths(lengths: str, count: int) -> NDArray[np.int64]:
-    """Tokens of each answer: 6 to 14, or 8 and more with a tail of power 1.1 that is cut at LONGEST."""
+    """Return the tokens of each answer: 6 to 14, or 8 plus a Pareto tail (shape 1.1) cut at `LONGEST`."""
     rng = np.random.default_rng(1)
     if lengths == "uniform":
         return rng.integers(6, 15, count)
@@ -63,7 +63,7 @@ def answer_lengths(lengths: str, count: int) -> NDArray[np.int64]:
 
 
 def make_trajectories(lengths: str, size: Size) -> list[Trajectory]:
-    """Prompts of 22 to 28 tokens, and answers to them, in groups of 8; all tokens at random."""
+    """Return trajectories in groups of 8, with prompts of 22 to 28 tokens. All tokens are random."""
     rng = np.random.default_rng(0)
     result = []
     for i, answer in enumerate(answer_lengths(lengths, size.trajectories).tolist()):
@@ -90,13 +90,13 @@ def make_trajectories(lengths: str, size: Size) -> list[Trajectory]:
 
 
 class BareLoop:
-    """What one would write by hand for just this loss: no roles, no config, no records, no DeepSpeed.
+    """The loop that one would write by hand for just this loss: no roles, config, records or DeepSpeed.
 
-    It is given the learner's own micro-batches, as tensors and before the clock starts, so it pays nothing for
-    batching and computes the same tokens, padding included. The output layer is applied at the targets only,
-    log-probabilities come from the fused cross-entropy, and the step is the fused AdamW, all as in a loop that
-    someone has tuned. It computes no entropy, no metrics, and does not look whether the loss is finite. With
-    several optimizer steps a batch it makes the proximal pass as the learner does: once, before the first step,
+    The loop gets the learner's own micro-batches as tensors before the clock starts. It thus pays nothing for
+    batching and computes the same tokens, padding included. It is a tuned loop: it applies the output layer
+    at the targets only, takes log-probabilities from the fused cross-entropy, and steps with the fused AdamW.
+    It computes no entropy and no metrics, and does not check whether the loss is finite. With several
+    optimizer steps per batch it makes the proximal pass as the learner does: once, before the first step,
     without gradient.
     """
 
@@ -111,7 +111,7 @@ class BareLoop:
         self._mini_batches = [[_tensors(m) for m in part] for part in mini_batches]
 
     def update(self) -> None:
-        """One update: all optimizer steps on the batch."""
+        """Run one update: all optimizer steps on the batch."""
         proximal: list[list[Tensor | None]] = [[None] * len(part) for part in self._mini_batches]
         if len(self._mini_batches) > 1:
             with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A flame graph and a table of operators of what a function does; no tools beyond Python and torch are needed."""
+"""A flame graph of a function and a table of its torch operators. Needs only Python and torch."""
 
 import sys
 import threading
@@ -13,13 +13,13 @@ import torch
 INTERVAL = 0.002
 WIDTH, ROW = 1200, 17
 SHOWN = 0.003
-"""Share of the time from which a frame is drawn."""
+"""Minimum share of the time that a frame needs to be drawn."""
 
 Stack = tuple[str, ...]
 
 
 def write_profile(run: Callable[[], object], rounds: int, path: Path) -> None:
-    """Run it so many times; writes ``path.svg`` (flame graph) and ``path.txt`` (torch's operators)."""
+    """Profile ``run``: write ``path.svg`` (flame graph of ``rounds`` calls) and ``path.txt`` (operators)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     stacks = sample(lambda: [run() for _ in range(rounds)])
     Path(f"{path}.svg").write_text(flame_graph(stacks))
@@ -32,7 +32,10 @@ def write_profile(run: Callable[[], object], rounds: int, path: Path) -> None:
 
 
 def sample(run: Callable[[], object], interval: float = INTERVAL) -> Counter[Stack]:
-    """Stacks of the calling thread, outermost first, seen every ``interval`` seconds while ``run`` runs."""
+    """Sample the stack of the calling thread every ``interval`` seconds while ``run`` runs.
+
+    Return how often each stack was seen. A stack lists its outermost frame first.
+    """
     stacks: Counter[Stack] = Counter()
     done, ident = threading.Event(), threading.get_ident()
 
@@ -60,7 +63,7 @@ def sample(run: Callable[[], object], interval: float = INTERVAL) -> Counter[Sta
 
 
 def flame_graph(stacks: Counter[Stack]) -> str:
-    """An SVG picture: time goes to the right, callers lie below what they call, names show on hovering."""
+    """Return an SVG picture. Time runs to the right, callers lie below callees, names show on hovering."""
     common = _common(list(stacks))
     total = sum(stacks.values())
     boxes: list[str] = []
@@ -86,7 +89,7 @@ def flame_graph(stacks: Counter[Stack]) -> str:
 
 
 def _common(stacks: list[Stack]) -> int:
-    """Outermost frames that all stacks begin with."""
+    """Return the number of outermost frames that all stacks share."""
     shortest = min((len(stack) for stack in stacks), default=0)
     return next((i for i in range(shortest) if len({stack[i] for stack in stacks}) > 1), shortest)
 

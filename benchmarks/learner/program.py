@@ -1,16 +1,18 @@
-"""Trained tokens per second of a learner step, over a bare PyTorch loop with the same passes.
+"""Compare the trained tokens per second of a learner step with a bare PyTorch loop with the same passes.
 
     python -m benchmarks.learner [--sizes 1M 10M 50M] [--rounds 9] [--json build/learner.json]
 
-A step is `TrainingEngine.update`: credit, batching, proximal pass where needed, objective, DeepSpeed, metrics.
-What it is compared with stands at `benchmarks.learner.arms.BareLoop`. One thread, tied to one core; both sides take
-turns, who begins alternates, and the first round warms up. Ratios are formed round by round, of wall time and of CPU
-time; medians, in brackets least and most. Beside them the least CPU time of each side over that of the other, which
-other work on the machine disturbs least. `--profile FOLDER` writes where the learner's time goes instead.
+A step is `TrainingEngine.update`: credit assignment, batching, a proximal pass where needed, objective,
+DeepSpeed, metrics. `benchmarks.learner.arms.BareLoop` describes the bare loop. Both sides use one thread on
+one core. They take turns, the side that begins alternates, and the first round is a warm-up.
+
+Each round gives a ratio of wall times and a ratio of CPU times. The table has their medians, with minimum and
+maximum in brackets. Its last column is the ratio of the lowest CPU times of both sides, which other work on
+the machine disturbs least. `--profile FOLDER` instead writes profiles that show where the learner's time
+goes.
 """
 
 import argparse
-import json
 import logging
 import os
 import statistics
@@ -24,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.learner.arms import SIZES, BareLoop, make_model, make_trajectories
+from benchmarks.report import save_results
 from learner.config import LearnerConfig
 from learner.trajectory import Trajectory
 from learner.update.batching import Batch, MicroBatch, make_batch, make_micro_batches
@@ -36,21 +39,21 @@ SEED = 0
 
 
 class Time(NamedTuple):
-    """Seconds one update took."""
+    """Wall and CPU seconds of one update."""
 
     wall: float
     cpu: float
 
 
 def timed(update: Callable[[], object]) -> Time:
-    """Run it once."""
+    """Run an update once and return its time."""
     wall, cpu = time.perf_counter(), time.process_time()
     update()
     return Time(time.perf_counter() - wall, time.process_time() - cpu)
 
 
 def plan(batch: Batch, config: LearnerConfig) -> list[list[MicroBatch]]:
-    """The learner's own micro-batches of its first update, by optimizer step."""
+    """Return the micro-batches of the learner's first update, grouped by optimizer step."""
     return [
         make_micro_batches(
             batch,
@@ -78,12 +81,12 @@ class Arm:
         self.bare = BareLoop(folder, self.mini_batches)
 
     def ours(self) -> None:
-        """A step of the learner."""
+        """Run one step of the learner."""
         report = self.engine.update(self.trajectories, current_version=0)
         assert report.applied
 
     def rounds(self, count: int) -> list[tuple[Time, Time]]:
-        """Times of (ours, bare); they take turns."""
+        """Run both sides in turns. Return the times (ours, bare) of each round."""
         found = []
         for i in range(count + 1):
             if i % 2:
@@ -91,11 +94,12 @@ class Arm:
             else:
                 mine, theirs = timed(self.ours), timed(self.bare.update)
             found.append((mine, theirs))
-        return found[1:]  # the first warms up
+        # The first round is a warm-up.
+        return found[1:]
 
 
 def measure(size: str, lengths: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One row of the table."""
+    """Measure one row of the table."""
     with tempfile.TemporaryDirectory() as name:
         arm = Arm(Path(name), size, lengths, arguments.updates, arguments.zero_stage)
         found = arm.rounds(arguments.rounds)
@@ -129,12 +133,12 @@ def _stage(text: str) -> int | str:
 
 
 def spread(values: list[float]) -> list[float]:
-    """Median, least and most."""
+    """Return the median, minimum and maximum."""
     return [round(float(f(values)), 4) for f in (statistics.median, min, max)]
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as Markdown."""
+    """Return the rows as a Markdown table."""
     lines = [
         "| parameters | lengths | trained | computed | of it padding | trained tokens/s, ours | bare "
         "| speed over bare, wall | CPU | CPU, best of each |",
@@ -155,7 +159,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def pin() -> None:
-    """One thread on one core."""
+    """Limit this process to one thread on one core."""
     torch.set_num_threads(1)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -185,13 +189,12 @@ def main() -> None:
             rows.append(measure(size, lengths, arguments))
             logging.info("%s", {name: value for name, value in rows[-1].items() if name != "rounds"})
     if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1))
+        save_results(arguments.json, {"arms": table(rows)}, {"torch": torch.__version__, "rows": rows})
     sys.stdout.write(table(rows) + "\n")
 
 
 def profile(arguments: argparse.Namespace) -> None:
-    """Where the learner's step spends its time, for each row."""
+    """Write, for each row of the table, profiles of the learner's step."""
     from benchmarks.learner.profile import write_profile
 
     for size in arguments.sizes:

@@ -1,4 +1,4 @@
-"""What `benchmarks.ratios` compares: our way, and the least that would do the same."""
+"""The pairs that `benchmarks.ratios` compares: our implementation, and a minimal one that does the same."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ Functions = tuple[Callable[[], object], Callable[[], object], bool]
 
 
 def pairs() -> dict[str, Functions]:
-    """By name: (ours, plain, whether torch does it)."""
+    """Return the pairs by name: (ours, plain, True if the work is counted in torch operators)."""
     return {
         **codec(),
         "batching": batching(),
@@ -35,7 +35,7 @@ def pairs() -> dict[str, Functions]:
 
 
 def codec() -> dict[str, Functions]:
-    """A segment with its arrays to frames and back, against MessagePack of the same fields and bytes."""
+    """Return two pairs: a segment with its arrays to frames, and back, against plain MessagePack."""
     rng = np.random.default_rng(0)
     arrays: dict[str, NDArray[Any]] = {
         "token_ids": rng.integers(0, 1000, TOKENS).astype("<i4"),
@@ -72,7 +72,7 @@ def codec() -> dict[str, Functions]:
 
 
 def batching() -> Functions:
-    """Trajectories to micro-batches, against copying the same arrays into padded rows of one block."""
+    """Return a pair: trajectories to micro-batches, against copying the same arrays into one padded block."""
     config = AlgorithmConfig()
     trajectories = make_trajectories("long-tailed", SIZES["1M"])
     credit = assign_credit(config, trajectories)
@@ -99,7 +99,7 @@ def batching() -> Functions:
 
 
 def objective() -> Functions:
-    """The default objective with its gradient, against the bare formula of a truncated weight and a clip."""
+    """Return a pair: the default objective with its gradient, against the formula with weight and clip."""
     generator = torch.Generator().manual_seed(0)
     behaviour, advantage = -torch.rand(2, TOKENS, generator=generator)
     current = (behaviour + 0.1 * torch.randn(TOKENS, generator=generator)).requires_grad_()
@@ -122,7 +122,7 @@ def objective() -> Functions:
 
 
 def log_probabilities() -> Functions:
-    """Log-probabilities and entropies from hidden states, with gradient, against torch's fused cross-entropy."""
+    """Return a pair: log-probabilities and entropies with gradient, against torch's fused cross-entropy."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(TARGETS, WIDTH, generator=generator).requires_grad_()
     head = torch.randn(VOCABULARY, WIDTH, generator=generator).requires_grad_()

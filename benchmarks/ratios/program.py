@@ -1,12 +1,15 @@
-"""Codec, batching and objective against the least that would do: a check that none has become dearer.
+"""Check that codec, batching and objective have not become more expensive than a baseline allows.
 
     python -m benchmarks.ratios [--renew] [--json build/ratios.json]
 
-What is counted does not depend on how busy the machine is: Python and C functions called, bytes held at the peak,
-torch operators and the bytes of what they return. Each is divided into the same of a plain way, so that 1 is perfect
-and a drop is a loss. A ratio more than 20 % below `benchmarks/ratios/baseline.json` ends the program with 1. Times are
-measured too, as the ratio of the best of many short repetitions in turns; there the limit is half, since they depend on
-the processor. `--renew` writes the baseline, for a change that is worth its price or that has made something cheaper.
+Each is compared with a plain implementation that does only the minimum. The counts do not depend on how busy
+the machine is: Python and C functions called, peak bytes held, torch operators called, and bytes that the
+operators return. A ratio is the count of the plain implementation over the count of ours: 1 means no
+overhead, and a drop is a loss. If a ratio is more than 20 % below `benchmarks/ratios/baseline.json`, the
+program exits with code 1. The program also compares times: the best of many short repetitions in turns. The
+limit for times is 50 %, because they depend on the processor.
+
+`--renew` writes the baseline, for a change that is worth its cost or that has made something cheaper.
 """
 
 import argparse
@@ -25,24 +28,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.ratios.pairs import pairs
+from benchmarks.report import save_results
 
 BASELINE = Path(__file__).with_name("baseline.json")
 MOST_DROP = {"calls": 0.2, "peak bytes": 0.2, "operators": 0.2, "operators' bytes": 0.2, "time": 0.5}
-"""Of each quantity: share of the baseline's ratio."""
+"""Largest allowed drop of each quantity, as a share of the baseline's ratio."""
 TIMES, REPETITIONS = 5, 25
 
 
 class Pair(NamedTuple):
-    """Two ways to do the same."""
+    """Two implementations of the same work."""
 
     ours: Callable[[], object]
     plain: Callable[[], object]
     torch: bool
-    """Counted in torch's operators; otherwise in function calls and memory."""
+    """True if the work is counted in torch operators, False if in function calls and memory."""
 
 
 class Operators(TorchDispatchMode):
-    """Counts what reaches torch's dispatcher, in forward and backward passes."""
+    """Counter of the operators that reach torch's dispatcher, in forward and backward passes."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -56,7 +60,7 @@ class Operators(TorchDispatchMode):
 
 
 def calls(run: Callable[[], object]) -> int:
-    """Python and C functions called while it runs."""
+    """Return the number of Python and C functions called while ``run`` runs."""
     found = 0
 
     def note(frame: Any, event: str, argument: Any) -> None:
@@ -72,7 +76,7 @@ def calls(run: Callable[[], object]) -> int:
 
 
 def peak_bytes(run: Callable[[], object]) -> int:
-    """Most bytes held at once beyond what was held before, the result included."""
+    """Return the peak bytes that ``run`` holds beyond those held before it, its result included."""
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -83,10 +87,11 @@ def peak_bytes(run: Callable[[], object]) -> int:
 
 
 def counts(pair: Pair) -> dict[str, float]:
-    """Plain over ours, by quantity."""
+    """Return the ratio plain over ours of each quantity."""
     sides: list[dict[str, int]] = []
     for run in (pair.ours, pair.plain):
-        run()  # whatever is done only once
+        # Do the work that happens only once, such as imports and caches, before counting.
+        run()
         if pair.torch:
             with Operators() as operators:
                 run()
@@ -98,7 +103,7 @@ def counts(pair: Pair) -> dict[str, float]:
 
 
 def time_ratio(pair: Pair) -> float:
-    """Plain over ours: median of ratios of the best of short repetitions, taken in turns."""
+    """Return the time ratio plain over ours: the median of several ratios between the best repetitions."""
     ratios = []
     for _ in range(TIMES):
         best = [float("inf"), float("inf")]
@@ -112,7 +117,7 @@ def time_ratio(pair: Pair) -> float:
 
 
 def measure() -> dict[str, float]:
-    """Every ratio by its name."""
+    """Return every ratio by its name."""
     torch.set_num_threads(1)
     found: dict[str, float] = {}
     gc.disable()
@@ -128,7 +133,7 @@ def measure() -> dict[str, float]:
 
 
 def complaints(found: dict[str, float], baseline: dict[str, float]) -> list[str]:
-    """What is worse than the baseline allows, or is not in both."""
+    """Return what is worse than the baseline allows, and the names that are in only one of the two."""
     wrong = [
         f"{name}: in one of the two only; renew the baseline"
         for name in sorted(found.keys() ^ baseline.keys())
@@ -141,7 +146,7 @@ def complaints(found: dict[str, float], baseline: dict[str, float]) -> list[str]
 
 
 def table(found: dict[str, float], baseline: dict[str, float]) -> str:
-    """All of it as Markdown."""
+    """Return all ratios as a Markdown table."""
     lines = ["| plain over ours | now | baseline |", "|---|---|---|"]
     return "\n".join(
         [
@@ -163,8 +168,7 @@ def main() -> None:
         BASELINE.write_text(json.dumps(found, indent=1) + "\n")
     baseline: dict[str, float] = json.loads(BASELINE.read_text())
     if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps({"now": found, "baseline": baseline}, indent=1))
+        save_results(arguments.json, {"ratios": table(found, baseline)}, {"now": found, "baseline": baseline})
     sys.stdout.write(table(found, baseline) + "\n")
     wrong = complaints(found, baseline)
     if wrong:

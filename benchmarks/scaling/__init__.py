@@ -1,1 +1,1 @@
-"""What grows with actors and with the length of trajectories."""
+"""Costs that grow with the number of actors and with the length of trajectories."""

@@ -1,4 +1,4 @@
-"""One step of the learner on one trajectory of a given length, in a process of its own so that its memory is known."""
+"""One learner step on one trajectory of a given length, in its own process to measure its memory."""
 
 import multiprocessing
 import tempfile
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.memory import peak_rss
+from benchmarks.report import peak_rss
 
 LENGTHS = tuple(2**n for n in range(7, 16))
 VOCABULARY = 2_048
@@ -20,7 +20,11 @@ _spawn = multiprocessing.get_context("spawn")
 
 
 def step_times(length: int, repetitions: int) -> dict[str, Any]:
-    """Seconds of each step, after one that does not count, and the memory that the steps needed beyond the start."""
+    """Return the seconds of each step after one warm-up step, and the memory that the steps added (MiB).
+
+    Raises:
+        TimeoutError: the steps took longer than `WAIT_S`.
+    """
     receiver, sender = _spawn.Pipe(duplex=False)
     process = _spawn.Process(target=_measure, args=(length, repetitions, sender), daemon=True)
     process.start()
@@ -36,8 +40,10 @@ def step_times(length: int, repetitions: int) -> dict[str, Any]:
 
 
 def fit(seconds: dict[int, float]) -> dict[int, float]:
-    """Share of each step that grows with the square of the length: least squares of constant, linear and square,
-    each weighted by the step's own time and none below 0.
+    """Return the share of each step's time that grows with the square of the length.
+
+    Fits a constant, a linear and a quadratic term by least squares of the relative errors. A term with a
+    negative coefficient is left out.
 
     Example:
         >>> shares = fit({n: 1.0 + 2.0 * n + 0.5 * n * n for n in (1, 2, 4, 8)})
@@ -48,7 +54,8 @@ def fit(seconds: dict[int, float]) -> dict[int, float]:
     times = np.array([seconds[int(n)] for n in lengths])
     columns = np.stack([np.ones_like(lengths), lengths, lengths**2], axis=1) / times[:, None]
     kept = [0, 1, 2]
-    while True:  # what comes out below 0 is left out
+    # Leave out the terms with a negative coefficient, one at a time.
+    while True:
         weights, *_ = np.linalg.lstsq(columns[:, kept], np.ones_like(times), rcond=None)
         if weights.min() >= 0 or len(kept) == 1:
             break
@@ -81,7 +88,7 @@ def _peak_mb() -> float:
 
 
 def _make_model(folder: Path) -> None:
-    """A random Qwen3 of two narrow layers; what is measured is how its cost grows, not how large it is."""
+    """Write a random Qwen3 model with two narrow layers, because only the growth of the cost matters."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 

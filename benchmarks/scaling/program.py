@@ -1,19 +1,19 @@
-"""What grows with the number of actors, and with the length of trajectories.
+"""Measure what grows with the number of actors, and with the length of trajectories.
 
     python -m benchmarks.scaling [--parts actors learner] [--json build/scaling.json] [--repetitions 3]
 
-**actors**: 1, 2, 4, ... 256 actors that only keep the protocol load the broker with segments of 16 KB, as in
-`benchmarks.broker`; each count is a run of its own, and the counts take turns. Under way are as many trajectories as
-ever (`WINDOW` between actors and broker, `OUTSTANDING` anywhere), so what changes is by how many connections they come.
-CPU and rate are those of a broker that gets as much as it takes. The age is that of a group's last trajectory when it
-reaches the learner, counted from its sending, at `RATE` segments a second; the policy lag is how many updates of
-`BATCH` trajectories happen meanwhile.
+**actors**: 1, 2, 4, ... 256 actors that only speak the protocol load the broker with segments of 16 KB, as in
+`benchmarks.broker`. Each count is a separate run, and the counts take turns. The number of trajectories under
+way is constant (`WINDOW` between actors and broker, `OUTSTANDING` in all), so only the number of connections
+changes. CPU time and rate are measured while the actors send as fast as the broker takes segments. Age and
+policy lag are measured at `RATE` segments per second. The age of a rollout group is the time from sending its
+last trajectory to its arrival at the learner. The policy lag is the number of updates of `BATCH` trajectories
+in that time.
 
-**learner**: one step of the learner on one trajectory of 128 to 32,768 tokens (`benchmarks.scaling.learner`).
+**learner**: one learner step on one trajectory of 128 to 32,768 tokens (`benchmarks.scaling.learner`).
 """
 
 import argparse
-import json
 import logging
 import os
 import signal
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.broker.program import OURS, make_load, measure, ours
+from benchmarks.report import save_results
 from benchmarks.scaling.learner import LENGTHS, fit, step_times
 
 ACTORS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -35,7 +36,7 @@ Row = dict[str, float]
 
 
 def actors_row(count: int, seconds: float, folder: str | None) -> Row:
-    """Two runs with so many actors: as fast as the broker takes segments, and paced."""
+    """Make two runs with ``count`` actors: as fast as the broker takes segments, and at `RATE`."""
     load = replace(make_load(NBYTES), actors=count, window=WINDOW, outstanding=OUTSTANDING)
     with tempfile.TemporaryDirectory(dir=folder) as name, ours(OURS[0], Path(name), load) as run:
         row = measure(run, seconds, NBYTES)
@@ -49,7 +50,7 @@ def actors_row(count: int, seconds: float, folder: str | None) -> Row:
 
 
 def actors_part(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Every count in each repetition."""
+    """Measure every count of actors in each repetition."""
     rows: dict[int, list[Row]] = {count: [] for count in ACTORS}
     for _ in range(arguments.repetitions):
         for count in ACTORS:
@@ -64,7 +65,7 @@ def actors_part(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def learner_part(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Every length, in a process of its own."""
+    """Measure every length, each in its own process."""
     found = {length: step_times(length, arguments.repetitions) for length in arguments.lengths}
     seconds = {length: statistics.median(times["step_s"]) for length, times in found.items()}
     shares = fit(seconds)
@@ -79,7 +80,7 @@ def learner_part(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def summary(rows: list[Row]) -> dict[str, list[float]]:
-    """Median, least and most of each figure."""
+    """Return the median, minimum and maximum of each figure."""
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     return {name: [statistics.median(v), min(v), max(v)] for name, v in columns.items()}
 
@@ -107,7 +108,7 @@ COLUMNS: dict[str, dict[str, tuple[str, int, float]]] = {
 
 
 def table(part: str, rows: dict[str, dict[str, list[float]]]) -> str:
-    """As Markdown: median, in brackets least and most."""
+    """Return a Markdown table of medians, with minimum and maximum in brackets."""
     columns = COLUMNS[part]
     titles = [part if part == "actors" else "tokens", *(title for title, _, _ in columns.values())]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
@@ -133,13 +134,14 @@ def main() -> None:
     parser.add_argument("--folder", default=None, help="for temporary files")
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that are started
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # its processes end with it
+    # Limit each process that the benchmark starts to one thread.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    # Exit through Python on SIGTERM, so that the processes of the benchmark end with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     parts = {"actors": actors_part, "learner": learner_part}
     results = {part: parts[part](arguments) for part in arguments.parts}
     if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(results, indent=1))
+        save_results(arguments.json, {part: table(part, rows) for part, rows in results.items()}, results)
     for part, rows in results.items():
         logging.info("\n%s", table(part, rows))

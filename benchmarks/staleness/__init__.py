@@ -1,1 +1,1 @@
-"""Reward after equally many updates, with the lag forced to exact numbers."""
+"""Reward after the same number of updates, with the policy lag forced to exact numbers of versions."""

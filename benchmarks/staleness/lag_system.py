@@ -1,7 +1,7 @@
 """The real system for experiments on staleness: one broker, generator and actor, and many learners in turn.
 
-The roles are those of `offbeat train`, as processes; each learner, in this process, is a new epoch that publishes
-its own first weights and trains in lockstep with a forced lag.
+Broker, generator and actor are processes, as in `offbeat train`. The learners run in this process. Each
+learner is a new epoch that publishes its own first weights and trains in lockstep with a forced lag.
 """
 
 import gc
@@ -43,7 +43,7 @@ START_S = 120.0
 
 @dataclass(frozen=True)
 class System:
-    """Roles that are up, and where they are."""
+    """The running roles, their settings and their folder."""
 
     config: RunConfig
     folder: Path
@@ -51,10 +51,10 @@ class System:
     children: list[Child]
 
     def stop_reason(self, deadline: float = float("inf")) -> str:
-        """Why a learner has to end: its time is up; empty: go on.
+        """Return why a learner has to end (its time is up), or "" if it can go on.
 
         Raises:
-            RuntimeError: a role has ended, which nobody here starts again; who waits for it would wait for ever.
+            RuntimeError: a role has ended. Nobody starts it again, so a learner would wait for it forever.
         """
         for child in self.children:
             if not child.running:
@@ -64,23 +64,26 @@ class System:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one learner came to."""
+    """Results of one learner."""
 
     score: float
     """Mean return of sampled responses under the last version."""
     start: float
-    """The same under the first."""
+    """Mean return of sampled responses under the first version."""
     curve: list[float]
-    """Mean return of the trajectories that arrived, per step."""
+    """Mean return of the trajectories that arrived in each step."""
     tokens_by_lag: dict[int, int]
     exact: bool
-    """Every action token of the batch of step s lagged min(s, forced lag) versions when it was handed over."""
+    """True if each action token of the batch of step s lagged min(s, forced lag) versions at collection.
+
+    While only a critic learns, the number of versions counts instead of s (see `lag_is_exact`).
+    """
     diagnostics: dict[str, list[float]]
     seconds: float
 
 
 class SampledCurriculum(Curriculum):
-    """Evaluates by sampling as in training: the mean return is what is trained, not the greedy response."""
+    """A curriculum that evaluates by sampling, because training raises the mean return of samples."""
 
     def evaluation(self, tag: str, version: int) -> list[Task]:
         sampling = self._sampling(temperature=self.config.sampling.temperature)
@@ -89,10 +92,10 @@ class SampledCurriculum(Curriculum):
 
 
 class BudgetedCurriculum(SampledCurriculum):
-    """Gives each response as many tokens as its task has: lengths are the task's, whatever the policy has learned."""
+    """A curriculum with a token limit per task: the task fixes the lengths, whatever the policy learns."""
 
     budget: Callable[[int, Split], int] | None = None
-    """Tokens of a response, of a task's index and split; None: as in the settings."""
+    """Function from a task's index and split to a response's token limit. None: the limit of the settings."""
 
     def refill(self, **room: Any) -> list[Task]:
         return [self._budgeted(task) for task in super().refill(**room)]
@@ -109,9 +112,9 @@ class BudgetedCurriculum(SampledCurriculum):
 
 
 class CountingExchange(Exchange):
-    """Notes the lag of every action token of every batch: the proof that it was forced, token by token.
+    """An exchange that counts the lag of each action token of each batch, to prove that the lag was forced.
 
-    What is replayed comes later and from elsewhere; it is not in it.
+    Replayed tokens are not counted, because they do not come through the exchange.
     """
 
     def collect(self, *, step: int, version: int) -> list[Unit]:
@@ -129,12 +132,12 @@ class CountingExchange(Exchange):
 
 @contextmanager
 def running(config: RunConfig) -> Iterator[System]:
-    """Start broker, generator and actor; stop them at the end."""
+    """Start broker, generator and actor. Stop them at the end."""
     from launch.model import prepare
 
     folder = run_folder.create(config, resume=False)
     config = run_folder.with_ports(config)
-    # One host and one user; the learner of this process joins without keys.
+    # All roles run on one host as one user, and the learner in this process joins without keys.
     config = config.model_copy(update={"security": config.security.model_copy(update={"encrypt": False})})
     run_folder.save_config(config, folder / run_folder.CONFIG)
     model = str(prepare(config))
@@ -167,7 +170,7 @@ def _await_broker(config: RunConfig, broker: Child) -> None:
 
 
 def train(system: System, config: RunConfig, seed: int) -> Outcome:
-    """One learner from the first weights to the last step."""
+    """Run one learner from the first weights to the last step."""
     started = time.monotonic()
     learner_config = config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag})
     engine = TrainingEngine(learner_config, model=system.model, total_steps=learner_config.steps, seed=seed)
@@ -236,9 +239,9 @@ def _outcome(learner: Learner, folder: Path, exact: bool, seconds: float) -> Out
 def lag_is_exact(
     lags_by_step: Mapping[int, Counter[int]], lag: int, steps: int, *, warmup_steps: int = 0
 ) -> bool:
-    """Whether each step has tokens, and all of them lag what they must: the versions so far, up to ``lag``.
+    """Return whether each step has tokens, and each token lags by the versions so far, at most ``lag``.
 
-    While only a critic learns, in the first ``warmup_steps``, the version stands still.
+    In the first ``warmup_steps`` only a critic learns, and the version does not change.
 
     Example:
         >>> lag_is_exact({0: Counter({0: 9}), 1: Counter({1: 9}), 2: Counter({1: 9})}, lag=1, steps=3)

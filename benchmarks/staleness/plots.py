@@ -1,20 +1,20 @@
-"""Pictures of `benchmarks.staleness`: reward over lag, and each recipe's learning curves."""
+"""Plots of `benchmarks.staleness`: reward over lag, and the learning curves of each recipe."""
 
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pictures import pyplot
+from benchmarks.report import pyplot
 
 
 def cells(results: Sequence[dict[str, Any]], recipe: str, lag: int) -> dict[int, float]:
-    """Score by seed."""
+    """Return the score of each seed."""
     return {r["seed"]: r["score"] for r in results if r["recipe"] == recipe and r["lag"] == lag}
 
 
 def plot(results: Sequence[dict[str, Any]], recipes: Sequence[str], lags: Sequence[int], path: Path) -> None:
-    """Reward over lag, a line per recipe; plain GRPO in black."""
+    """Plot the reward over the lag, with one line per recipe. Plain GRPO is black."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(9, 5.5))
     colours = plt.get_cmap("tab20")
@@ -42,7 +42,7 @@ def plot(results: Sequence[dict[str, Any]], recipes: Sequence[str], lags: Sequen
 def curves(
     results: Sequence[dict[str, Any]], recipes: Sequence[str], lags: Sequence[int], folder: Path
 ) -> None:
-    """A picture of each recipe: mean return of each version's batch, a line per lag, the median over seeds."""
+    """Plot for each recipe the mean return of each version's batch: a line per lag, the median over seeds."""
     plt = pyplot()
     folder.mkdir(parents=True, exist_ok=True)
     colours = plt.get_cmap("viridis")

@@ -1,16 +1,17 @@
-"""What staleness costs each method: reward after equally many updates, with the lag forced to exact numbers.
+"""Measure the cost of staleness for each method: reward after equally many updates at an exact, forced lag.
 
     python -m benchmarks.staleness [--recipes grpo bapo ...] [--lags 0 1 ...] [--seeds 0 1 2] [--steps N]
                                    [--out FILE.jsonl] [--plot FILE.png] [--curves FOLDER] [--smoke]
 
-The real system runs in lockstep: vLLM samples, DeepSpeed trains, and the batch of step s was sampled by version
-s - lag, wholly (`learner.forced_lag`). One broker, generator and actor serve all learners, which run one after the
-other, each from the same first weights. Model, task, learning rate and number of updates are the same for all;
-of a recipe only `[learner.algorithm]` and `[learner.replay]` are taken. A recipe with a critic trains on whole groups
-here, too: finished trajectories or windows as they come cannot be held back by an exact number of versions.
+The real system runs in lockstep: vLLM samples, DeepSpeed trains, and version s - lag samples the whole batch
+of step s (`learner.forced_lag`). One broker, generator and actor serve all learners. The learners run one
+after the other, each from the same first weights. Model, task, learning rate and number of updates are the
+same for all of them. A recipe contributes only `[learner.algorithm]` and `[learner.replay]`. A recipe with a
+critic trains on whole groups here too, because finished trajectories or windows that are trained as they come
+cannot be held back by an exact number of versions.
 
-A finished run is a line of FILE.jsonl; those that are there are not run again, unless the recipe or the benchmark's
-settings have changed since. Recipes are read once, before anything starts.
+Each finished run is one line of FILE.jsonl. The benchmark does not repeat it unless the recipe or the
+benchmark's settings have changed since. Recipes are read once, before anything starts.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import save_results
 from benchmarks.staleness.lag_system import running, train
 from benchmarks.staleness.plots import cells, curves, plot
 from launch.run_file.load import check, load
@@ -67,31 +69,32 @@ BASE: dict[str, Any] = {
 
 
 def base(steps: int, lr: float) -> RunConfig:
-    """Settings common to all runs."""
+    """Return the settings that all runs share."""
     learner = BASE["learner"] | {"steps": steps, "optimizer": BASE["learner"]["optimizer"] | {"lr": lr}}
     return check(BASE | {"learner": learner}, "benchmarks/staleness/program.py")
 
 
 def with_recipe(config: RunConfig, recipe: str, lag: int) -> RunConfig:
-    """The recipe's objective and replay on the benchmark's task, with the lag forced."""
+    """Return the settings with the recipe's objective and replay, and with the lag forced."""
     file = Path(recipe) if recipe.endswith(".toml") else ROOT / "recipes" / f"{recipe}.toml"
     theirs = load(file).learner
     replay = theirs.replay
-    if replay is not None:  # what is replayed is older by the forced lag
+    # Replayed tokens are older by the forced lag.
+    if replay is not None:
         replay = replay.model_copy(update={"max_policy_lag": replay.max_policy_lag + lag})
     changes = {"algorithm": theirs.algorithm, "replay": replay, "forced_lag": lag, "train_on": "groups"}
     return config.model_copy(update={"learner": config.learner.model_copy(update=changes)})
 
 
 def fingerprint(config: RunConfig) -> str:
-    """Of all settings that a result depends on: results under different ones do not belong in one table."""
+    """Return a hash of all settings that a result depends on. Results in one table have equal hashes."""
     parts = (config.model, config.env, config.generator, config.learner)
     text = "".join(part.model_dump_json() for part in parts)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def run_all(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run what is missing; returns all results asked for."""
+    """Make the runs that have no result yet. Return all requested results."""
     out: Path = args.out
     out.parent.mkdir(parents=True, exist_ok=True)
     known = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
@@ -123,13 +126,13 @@ def run_all(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def shares(results: Sequence[dict[str, Any]], recipe: str, lag: int) -> list[float]:
-    """Score over that of lag 0 with the same seed."""
+    """Return the scores over the score at lag 0 with the same seed."""
     fresh = cells(results, recipe, 0)
     return [s / fresh[seed] for seed, s in cells(results, recipe, lag).items() if fresh.get(seed)]
 
 
 def tables(results: Sequence[dict[str, Any]], recipes: Sequence[str], lags: Sequence[int]) -> str:
-    """Two tables in Markdown: share of the lag-0 reward, and reward; median and spread over seeds."""
+    """Return two Markdown tables, share of the lag-0 reward and reward, with median and spread over seeds."""
     rule = "|---" * (len(lags) + 1) + "|"
     head = "| recipe | " + " | ".join(f"lag {lag}" for lag in lags) + " |"
     blocks = []
@@ -166,6 +169,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=BASE["learner"]["optimizer"]["lr"])
     parser.add_argument("--out", type=Path, default=Path("build/staleness.jsonl"))
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--json", type=Path)
     parser.add_argument("--curves", type=Path, help="folder for a picture of each recipe's learning curves")
     parser.add_argument("--smoke", action="store_true", help="two recipes, lags 0 and 2, six steps")
     args = parser.parse_args(arguments)
@@ -179,6 +183,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.WARNING)
     results = run_all(args)
     sys.stdout.write(tables(results, args.recipes, args.lags) + "\n")
+    if args.json is not None:
+        save_results(args.json, {"lags": tables(results, args.recipes, args.lags)}, results)
     if args.plot:
         plot(results, args.recipes, args.lags, args.plot)
     if args.curves:

@@ -1,1 +1,1 @@
-"""Wall time to the same reward: windows, finished responses, whole batches."""
+"""Wall time to the same reward when training on windows, on finished responses, or on whole batches."""

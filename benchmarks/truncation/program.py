@@ -1,25 +1,27 @@
-"""Wall time to the same reward: windows (T-PPO), finished responses as they come, and waiting for whole batches.
+"""Compare wall times to the same reward: windows (T-PPO), finished responses as they come, whole batches.
 
     python -m benchmarks.truncation [--seeds 0 1 2] [--minutes M] [--arms tppo streamed finished waiting]
                                     [--shares 0.5 0.9] [--set section.field=value ...]
                                     [--out FILE.json] [--plot FILE.png]
 
-The real system on a task whose responses are long-tailed (`benchmarks.envs.long_tail`), started afresh for every run.
-Model, critic, objective, batch and learning rate (truncation.toml beside this file) are the same in all arms; they
-differ in what is trained when:
+Every run starts the real system afresh, on a task with long-tailed responses (`benchmarks.envs.long_tail`).
+Model, critic, objective, batch and learning rate (truncation.toml beside this file) are the same in all arms.
+The arms differ in what they train on, and when:
 
-- tppo: lockstep in windows, as in the paper: sample `actor.segment_tokens` tokens of each trajectory, train on them,
-  go on with the same trajectories, and with new ones in the place of those that ended;
-- streamed: windows too, as they come, and nobody stands still; asynchronous;
-- finished: the same, but of finished trajectories, as they come;
+- tppo: lockstep in windows, as in the paper: sample `actor.segment_tokens` tokens of each trajectory, train
+  on them, go on with the same trajectories, and start new ones in place of those that ended;
+- streamed: asynchronous; train on windows as they come, so that neither side waits for the other;
+- finished: asynchronous; train on finished trajectories as they come;
 - waiting: lockstep, the paper's baseline: sample a batch, wait for its longest response, train on it.
 
-The arms take turns within a seed, and begin in another order in each. A run has its minutes, from when all roles are
-up, the first weights evaluated and the critic has had its steps alone. The level to be reached follows a rule fixed
-beforehand: a share of what the waiting arm gains from the first evaluation to its last, of the same seed. The reward
-over time is that of training trajectories as they end, a mean over short and long tasks weighted with their shares,
-in a window centred on the moment, so that smoothing delays no arm. Evaluations sample held-out tasks as in training;
-the clock does not run meanwhile.
+The arms take turns within a seed, in a different order for each seed. The time of a run counts from when all
+roles are up, the first weights are evaluated, and the critic's warm-up steps are done.
+
+The reward level that the arms have to reach follows a rule fixed beforehand: a share of the waiting arm's
+gain between its first and its last evaluation, for the same seed. The reward over time is the reward of
+training trajectories as they end. It is a mean over short and long tasks, weighted with their shares, in a
+window centred on each moment, so that smoothing delays no arm. Evaluations sample held-out tasks as in
+training. The clock stops during evaluations.
 """
 
 import argparse
@@ -36,6 +38,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.envs.long_tail import LongTailSuite
+from benchmarks.report import save_results
 from benchmarks.staleness.lag_system import BudgetedCurriculum, System, running
 from benchmarks.truncation.report import ARMS, Ended, Run, plot, row, smoothed, tables
 from launch.run_file.load import load
@@ -63,23 +66,23 @@ LOCKSTEP = ("tppo", "waiting")
 
 
 class TimedLearner(Learner):
-    """Remembers when each trajectory ended, from the start of the clock on."""
+    """A learner that remembers when each trajectory ended, from the start of the clock on."""
 
     ended: list[Ended] | None = None
 
     def begin(self, is_long: Callable[[int], bool]) -> None:
-        """The clock starts."""
+        """Start the clock."""
         self.ended, self.totals, self.steps_before = [], Totals(), self.step
         self.training_began = time.monotonic()
         self._is_long = is_long
 
     @property
     def training_seconds(self) -> float:
-        """Since `begin`."""
+        """Seconds since `begin`."""
         return time.monotonic() - self.training_began
 
     def record(self, *args: Any) -> None:
-        """As ever, and for the curve."""
+        """Note the trajectories of the step for the curve, then record the step as every learner does."""
         for t in self.exchange.intake.recent:
             if t.status != "failed" and self.ended is not None:
                 long = self._is_long(names.group_index(t.group_id))
@@ -88,7 +91,7 @@ class TimedLearner(Learner):
 
 
 def configured(arm: str, seed: int, minutes: float, overrides: Sequence[str]) -> RunConfig:
-    """The settings of one run."""
+    """Return the settings of one run."""
     mode = "sync" if arm in LOCKSTEP else "async"
     own = [
         f"run.seed={seed}",
@@ -100,7 +103,7 @@ def configured(arm: str, seed: int, minutes: float, overrides: Sequence[str]) ->
 
 
 def train(system: System, arm: str, config: RunConfig) -> Run:
-    """One learner from the first weights until its time is up."""
+    """Run one learner from the first weights until its time is up."""
     settings = config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag})
     engine = TrainingEngine(settings, model=system.model, total_steps=settings.steps, seed=config.run.seed)
     epoch = next_epoch(system.folder)
@@ -145,7 +148,7 @@ def _is_long(suite: LongTailSuite, index: int) -> bool:
 
 
 def _until_stopped(learner: TimedLearner) -> tuple[float, int]:
-    """Train; gives the seconds and the tokens generated in them."""
+    """Train until the time is up. Return the seconds, and the tokens generated in them."""
     before = learner.tokens_generated
     try:
         while True:
@@ -190,7 +193,7 @@ def _outcome(learner: TimedLearner, arm: str, config: RunConfig, seconds: float,
 
 
 def run_all(args: argparse.Namespace) -> list[Run]:
-    """All runs, written to the file after each; those that it has already are not made again."""
+    """Make all runs that the file does not have yet. Write the file after each. Return the runs."""
     settings = {"file": SETTINGS.read_text(encoding="utf-8"), "overrides": args.set}
     runs = earlier(args.out, settings)
     made = {(run.arm, run.seed, run.minutes) for run in runs}
@@ -211,7 +214,11 @@ def run_all(args: argparse.Namespace) -> list[Run]:
 
 
 def earlier(path: Path, settings: dict[str, Any]) -> list[Run]:
-    """What a file of results holds, if it was made with these settings."""
+    """Return the runs in a file of results.
+
+    Raises:
+        SystemExit: the file was made with other settings.
+    """
     if not path.exists():
         return []
     found = json.loads(path.read_text(encoding="utf-8"))
@@ -233,6 +240,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--set", nargs="+", default=[], metavar="section.field=value")
     parser.add_argument("--out", type=Path, default=Path("build/truncation.json"))
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--json", type=Path)
     return parser.parse_args(arguments)
 
 
@@ -241,5 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.WARNING)
     runs = run_all(args)
     sys.stdout.write(tables(runs, args.shares) + "\n")
+    if args.json is not None:
+        save_results(args.json, {"arms": tables(runs, args.shares)}, [asdict(run) for run in runs])
     if args.plot:
         plot(runs, args.plot)

@@ -1,4 +1,4 @@
-"""What the runs of `benchmarks.truncation` come to: reward over time, times to a level, tables and a picture."""
+"""Results of the runs of `benchmarks.truncation`: reward over time, times to a level, tables and a plot."""
 
 import statistics
 from collections.abc import Sequence
@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.pictures import pyplot
+from benchmarks.report import pyplot
 
 ARMS = ("tppo", "streamed", "finished", "waiting")
 SMOOTHED = {False: 96, True: 8}
-"""Short and long trajectories in the window of the reward curve."""
+"""Number of short (False) and of long (True) trajectories in the window of the reward curve."""
 POINTS = 200
-"""Of a curve, at most."""
+"""Number of points of a reward curve."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A training trajectory that ended, as the learner came to see it."""
+    """A training trajectory that ended, at the time at which the learner received it."""
 
     time: float
     """Seconds of training."""
@@ -30,19 +30,20 @@ class Ended:
 
 @dataclass(frozen=True)
 class Run:
-    """What one learner came to."""
+    """Results of one learner."""
 
     arm: str
     seed: int
     minutes: float
     start: float
-    """Mean reward on held-out tasks before, and below after training."""
+    """Mean reward on held-out tasks before training."""
     end: float
+    """Mean reward on held-out tasks after training."""
     curve: list[tuple[float, float]]
-    """Seconds of training, and mean reward then."""
+    """Points of the reward curve: seconds of training, and mean reward at that time."""
     steps: int
     tokens_per_second: float
-    """Trained."""
+    """Trained tokens per second."""
     generated_per_second: float
     idle_learner: float
     idle_generator: float
@@ -51,19 +52,22 @@ class Run:
     lag_mean: float
     lag_max: int
     stale_tokens: float
-    """Share of the action tokens in batches that were too stale to be trained."""
+    """Share of the action tokens in batches that were too stale to train on."""
     tokens_mean: float
-    """Per trajectory that ended; the next: in the long tail, and at the end of training."""
+    """Mean action tokens per finished trajectory."""
     tokens_99: float
+    """99 % quantile of the action tokens per finished trajectory."""
     tokens_mean_last: float
+    """Mean action tokens over the last fifth of the finished trajectories."""
     tail: float = field(default=0.0)
-    """Mean over batches of the longest trajectory over the mean one."""
+    """Length of the longest trajectory of a batch over the mean length, averaged over batches."""
 
 
 def smoothed(ended: Sequence[Ended], *, long_share: float) -> list[tuple[float, float]]:
-    """Mean reward over time: of each kind in a window centred on the moment, weighted with its share of tasks.
+    """Return the mean reward over time, in windows centred on each moment.
 
-    The moments are those at which the window of every kind lies wholly inside the run.
+    Short and long tasks have separate windows, and are weighted with their shares of the tasks. The curve
+    covers the moments at which the windows of both kinds lie wholly inside the run.
     """
     weights = {kind: share for kind, share in ((False, 1 - long_share), (True, long_share)) if share}
     series = {kind: _moving([e for e in ended if e.long == kind], SMOOTHED[kind]) for kind in weights}
@@ -81,7 +85,7 @@ def smoothed(ended: Sequence[Ended], *, long_share: float) -> list[tuple[float, 
 
 
 def _moving(ended: Sequence[Ended], size: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean times and mean rewards of all runs of ``size`` neighbours."""
+    """Return the mean times and the mean rewards of all sequences of ``size`` neighbours."""
     if len(ended) < size:
         return np.empty(0), np.empty(0)
     kernel = np.full(size, 1 / size)
@@ -90,12 +94,15 @@ def _moving(ended: Sequence[Ended], size: int) -> tuple[NDArray[np.float64], NDA
 
 
 def seconds_to(run: Run, level: float) -> float | None:
-    """When the curve first reaches a level; None if it never does."""
+    """Return the time at which the curve first reaches a level, or None if it never does."""
     return next((t for t, reward in run.curve if reward >= level), None)
 
 
 def ratios(runs: Sequence[Run], arm: str, share: float) -> list[float]:
-    """Per seed: the arm's time to a share of the waiting arm's gain, over that of tppo; where both got there."""
+    """Return for each seed the arm's time to a share of the waiting arm's gain, over the time of tppo.
+
+    Seeds in which one of the two never got there are left out.
+    """
     found = []
     for seed in sorted({run.seed for run in runs}):
         times = times_to(runs, seed, share)
@@ -106,7 +113,7 @@ def ratios(runs: Sequence[Run], arm: str, share: float) -> list[float]:
 
 
 def times_to(runs: Sequence[Run], seed: int, share: float) -> dict[str, float | None]:
-    """By arm: seconds to a share of what the waiting arm of the seed gained."""
+    """Return for each arm the seconds to a share of the gain of the waiting arm with the same seed."""
     of_seed = {run.arm: run for run in runs if run.seed == seed}
     waiting = of_seed.get("waiting")
     if waiting is None:
@@ -116,7 +123,7 @@ def times_to(runs: Sequence[Run], seed: int, share: float) -> dict[str, float | 
 
 
 def tables(runs: Sequence[Run], shares: Sequence[float]) -> str:
-    """Markdown: time to the levels, and what the arms did."""
+    """Return Markdown tables: the times to the levels, and the figures of each arm."""
     seeds = sorted({run.seed for run in runs})
     arms = [arm for arm in ARMS if any(run.arm == arm for run in runs)]
     blocks = []
@@ -168,7 +175,7 @@ def _spread(values: Sequence[float], wanted: int, digits: int = 2) -> str:
 
 
 def plot(runs: Sequence[Run], path: Path) -> None:
-    """Reward over wall time, an arm a colour, a seed a line."""
+    """Plot the reward over wall time, with one colour per arm and one line per seed."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     colours = dict(zip(ARMS, ("#d62728", "#ff9896", "#1f77b4", "#444444"), strict=True))

@@ -1,1 +1,1 @@
-"""The same training by Offbeat and by TRL."""
+"""The same training with Offbeat and with TRL."""

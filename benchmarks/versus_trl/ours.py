@@ -1,4 +1,7 @@
-"""Our side of `benchmarks.versus_trl`, as a process: `python -m benchmarks.versus_trl.ours SPEC.json OUT.json`."""
+"""Our side of `benchmarks.versus_trl`, run as a process.
+
+Usage: `python -m benchmarks.versus_trl.ours SPEC.json OUT.json`.
+"""
 
 import json
 import logging
@@ -24,12 +27,12 @@ from protocol.session import Progress
 
 
 class TimedLearner(Learner):
-    """Notes when each step ended and when each trajectory's reward was known."""
+    """A learner that notes when each step ended and when each trajectory's reward was known."""
 
     began: float | None = None
 
     def begin(self) -> None:
-        """The clock starts."""
+        """Start the clock."""
         self.began = time.monotonic()
         self.ends: list[tuple[float, int]] = []
         self.rewards: list[tuple[float, float]] = []
@@ -42,7 +45,10 @@ class TimedLearner(Learner):
         return time.monotonic() - self.began
 
     def record(self, report: Any, *args: Any) -> None:
-        """As ever, and for the comparison. A trajectory's reward is dated when its step ends, as the peer's is."""
+        """Note the step for the comparison, then record it as every learner does.
+
+        A trajectory's reward gets the time at which its step ends, as on TRL's side.
+        """
         now = self.clock
         self.ends.append((now, int(report.metrics["learner/trained_tokens"])))
         arrived = [t for t in self.exchange.intake.recent if t.status != "failed"]
@@ -51,7 +57,7 @@ class TimedLearner(Learner):
 
 
 def train(system: System, config: RunConfig, spec: Spec, started: float) -> Run:
-    """One learner from the first weights to the last step."""
+    """Run one learner from the first weights to the last step, or until its time is up."""
     settings = config.learner.model_copy(
         update={"max_policy_lag": config.max_policy_lag, "steps": spec.steps, "threads": spec.threads}
     )
@@ -91,7 +97,7 @@ def train(system: System, config: RunConfig, spec: Spec, started: float) -> Run:
 
 
 def outcome(learner: TimedLearner, startup: float) -> Run:
-    """What the learner noted."""
+    """Return the result of a run from the learner's notes and metrics."""
     lines = (learner.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     reported = [line for line in map(json.loads, lines) if "learner/step_seconds" in line]
 
@@ -127,7 +133,8 @@ def outcome(learner: TimedLearner, startup: float) -> Run:
 def main() -> None:
     started = time.monotonic()
     logging.basicConfig(level=logging.WARNING)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to end"))  # so that the roles are stopped
+    # Exit through Python on SIGTERM, so that the roles are stopped.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to end"))
     spec = Spec.read(Path(sys.argv[1]))
     config = check(spec.config, sys.argv[1])
     with running(config) as system:

@@ -1,13 +1,15 @@
-"""TRL's side of `benchmarks.versus_trl`, as a process: `python -m benchmarks.versus_trl.peer SPEC.json OUT.json`.
+"""TRL's side of `benchmarks.versus_trl`, run as a process.
 
-TRL's `GRPOTrainer` trains the same model on the same tasks, which stay those of our environment classes; only how they
-are attached differs by arm:
+Usage: `python -m benchmarks.versus_trl.peer SPEC.json OUT.json`.
 
-- trl: one turn; the reward function steps the environments of the batch, at the same time;
-- trl-environment: several turns through `environment_factory`, as TRL documents it for tasks with state. The tool is
-  an async method; the trainer awaits the calls of one trajectory after those of another;
-- trl-rollout: several turns through the experimental `rollout_func`, in which we await the tool calls of the whole
-  batch at once, turn by turn: the most that can be had without leaving the trainer's step.
+TRL's `GRPOTrainer` trains the same model on the same tasks. The tasks come from our environment classes in
+all arms. The arms differ in how they attach the environments:
+
+- trl: one turn; the reward function steps all environments of the batch concurrently;
+- trl-environment: several turns through `environment_factory`, as TRL documents it for tasks with state. The
+  tool is an async method, and the trainer awaits the calls of one trajectory after those of another;
+- trl-rollout: several turns through the experimental `rollout_func`. It awaits the tool calls of the whole
+  batch at once, turn by turn, which is the most concurrency possible within the trainer's step.
 """
 
 import asyncio
@@ -41,7 +43,7 @@ TOOL_TEMPLATE = (
     "{% else %}<user>{{ m['content'] }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-"""The model's own chat template, which also writes the calls of an assistant's message: TRL refuses tools without."""
+"""The model's own chat template, extended to write an assistant's tool calls. TRL refuses tools otherwise."""
 RESPONSE_TEMPLATE = {
     "defaults": {"role": "assistant"},
     "start_anchor": "<assistant>",
@@ -59,11 +61,12 @@ RESPONSE_TEMPLATE = {
         "content": {"close_pattern": r"<eos>|$", "content": "text"},
     },
 }
-"""Every response is a call of the one tool: our episodes hand each response to the environment, too."""
+"""Template that reads every response as a call of the one tool, because our episodes, too, step the
+environment with every response."""
 
 
 class Clock(transformers.TrainerCallback):  # type: ignore[misc]
-    """Notes when each step ended, and ends the run in time."""
+    """A callback that notes when each step ended, and ends the run when its time is up."""
 
     def __init__(self, spec: Spec, started: float) -> None:
         self._spec, self._started = spec, started
@@ -78,7 +81,7 @@ class Clock(transformers.TrainerCallback):  # type: ignore[misc]
         self.startup = self._began - self._started
 
     def _warm_up(self) -> None:
-        """What happens once is no part of the steps: memory, kernels. No weight changes."""
+        """Allocate memory and load kernels now, so that no step pays for it. No weight changes."""
         prompts = [[1, 3, 20, 4]] * self.trainer.args.per_device_train_batch_size
         answers, _ = self.trainer._generate_single_turn(prompts, None, {}, 1)
         width = max(map(len, answers))
@@ -102,7 +105,7 @@ class Clock(transformers.TrainerCallback):  # type: ignore[misc]
 
 
 def one_turn(suite: Suite, clock: Clock) -> dict[str, Any]:
-    """Arguments of the trainer for tasks of one turn."""
+    """Return the trainer's arguments for tasks of one turn."""
 
     async def reward(completions: list[Any], index: list[int], **columns: Any) -> list[float]:
         before = clock.now
@@ -122,7 +125,7 @@ async def _score(suite: Suite, index: int, text: str) -> float:
 
 
 def environment(suite: Suite, clock: Clock) -> dict[str, Any]:
-    """Arguments of the trainer for several turns, by `environment_factory`."""
+    """Return the trainer's arguments for several turns through `environment_factory`."""
 
     class Tool:
         """One conversation with the environment."""
@@ -165,7 +168,7 @@ def environment(suite: Suite, clock: Clock) -> dict[str, Any]:
 
 
 def rollout(suite: Suite, clock: Clock, questions: dict[str, int]) -> dict[str, Any]:
-    """Arguments of the trainer for several turns, by `rollout_func`."""
+    """Return the trainer's arguments for several turns through `rollout_func`."""
 
     def roll(prompts: list[Any], trainer: Any) -> dict[str, Any]:
         episodes = [suite.episode() for _ in prompts]
@@ -211,7 +214,7 @@ async def _all(steps: Any) -> list[Any]:
 
 
 def arguments(config: RunConfig, spec: Spec, turns: int) -> Any:
-    """Settings of the trainer that say the same as the run file."""
+    """Return the trainer's settings that correspond to the run file."""
     learner = config.learner
     optimizer, surrogate = learner.optimizer, learner.algorithm.surrogate
     assert surrogate.kind == "clip"
@@ -220,7 +223,8 @@ def arguments(config: RunConfig, spec: Spec, turns: int) -> Any:
     assert learner.algorithm.advantage.kind == "group"
     budget = learner.sampling.max_trajectory_tokens - 8 if turns > 1 else learner.sampling.max_turn_tokens
     vllm = (
-        # The correction for what engine and trainer differ in costs a forward pass; ours takes the engine's numbers.
+        # TRL's correction for differences between engine and trainer costs a forward pass. It is off, because
+        # our side makes no such pass and uses the engine's log-probabilities.
         {"use_vllm": True, "vllm_mode": "colocate", "vllm_importance_sampling_correction": False}
         if spec.arm == "trl-vllm"
         else {}
@@ -262,7 +266,7 @@ def arguments(config: RunConfig, spec: Spec, turns: int) -> Any:
 
 
 def train(spec: Spec, started: float) -> Run:
-    """Build the trainer, train, and tell."""
+    """Build the trainer, train, and return the result."""
     torch.set_num_threads(spec.threads)
     config = check(spec.config, spec.arm)
     suite = make_suite(config.env.name, config.env.params)

@@ -1,23 +1,35 @@
-"""The same training by us and by TRL's `GRPOTrainer`: trained tokens per second, and wall time to a reward.
+"""Compare the same training with Offbeat and TRL's `GRPOTrainer`: trained tokens/s, wall time to a reward.
 
     python -m benchmarks.versus_trl [--tasks letter tool ...] [--arms trl sync async ...] [--seeds 0 1 2]
                                     [--steps N] [--cores 0,1] [--out FILE.jsonl] [--plot FILE.png] [--table]
 
-Same first weights and tokenizer, tasks in the same order, prompts and generations per step, limits, optimizer and clip
-(benchmarks/versus_trl/versus_trl.toml); the same cores, to which all processes of a run are bound. The start-up is told
-apart; the clock starts with the first step. TRL is an optional dependency (the extra `bench`).
+Both sides have the same first weights and tokenizer, tasks in the same order, prompts and generations per
+step, limits, optimizer and clip (benchmarks/versus_trl/versus_trl.toml). All processes of a run are bound to
+the same cores. The clock starts with the first step, and the start-up time is reported separately. TRL is an
+optional dependency (the extra `bench`).
 
-Tasks: `letter`, one turn with a dense reward, a model of 0.1 million parameters; `letter-1m` and `letter-10m`, the same
-with 0.9 and 10 million; `tool`, three turns, each answered by a tool after 0.2 to 2 s (log-uniform), with 0.4 million.
+Tasks:
 
-Arms: `sync` and `async` are ours, a thread a process; `sync-2` has two in learner and generator, which take turns;
-`async-wide` samples more at a time, farther behind, and keeps the KV cache over updates. All asynchronous arms have
-the decoupled objective. `trl` has two threads, `trl-1` one. Those that end in `-bf16` compute in bfloat16, with master
-weights in float32 on both sides; all others in float32. `trl-batching` generates with transformers' continuous
-batching, `trl-vllm` with vLLM in its process. On `tool`, `trl-environment` uses `environment_factory` as documented,
-`trl-rollout` a `rollout_func` of ours, which awaits all tool calls of a turn together.
+- `letter`: one turn with a dense reward, a model of 0.1 million parameters;
+- `letter-1m`, `letter-10m`: the `letter` task with models of 0.9 and 10 million parameters;
+- `tool`: three turns, each answered by a tool after 0.2 to 2 s (log-uniform), a model of 0.4 million
+  parameters.
 
-A finished run is a line of FILE.jsonl; those that are there are not run again, unless settings have changed since.
+Arms:
+
+- `sync`, `async`: Offbeat with one thread per process. All asynchronous arms use the decoupled objective;
+- `sync-2`: two threads each in learner and generator, which work in turns;
+- `async-wide`: samples more at a time, with a higher lag bound, and keeps the KV cache over weight updates;
+- `trl`, `trl-1`: TRL with two threads and with one;
+- `trl-batching`, `trl-vllm`: generate with transformers' continuous batching, and with vLLM in the trainer's
+  process;
+- `trl-environment`, `trl-rollout` (on `tool`): use `environment_factory` as documented, and our own
+  `rollout_func`, which awaits all tool calls of a turn together;
+- arms that end in `-bf16` compute in bfloat16, with master weights in float32 on both sides. All others use
+  float32.
+
+Each finished run is one line of FILE.jsonl. The benchmark does not repeat it unless settings have changed
+since.
 """
 
 import argparse
@@ -33,6 +45,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import save_results
 from benchmarks.versus_trl.runs import Spec
 from benchmarks.versus_trl.table import brief, plot, tables
 from benchmarks.versus_trl.tasks import ARMS, TASKS, configured
@@ -40,12 +53,12 @@ from launch.run_file.sections import RunConfig
 
 ROOT = Path(__file__).parents[2]
 GRACE_S = 300.0
-"""For what a run does beside its steps."""
+"""Seconds that a run may take in addition to its steps, for example to start up."""
 STOP_S = 30.0
 
 
 def fingerprint(config: RunConfig, arm: str, steps: int, seconds: float) -> str:
-    """Of all settings that a result depends on."""
+    """Return a hash of all settings that a result depends on."""
     parts = [
         p.model_dump_json()
         for p in (config.model, config.env, config.generator, config.actor, config.learner)
@@ -55,10 +68,10 @@ def fingerprint(config: RunConfig, arm: str, steps: int, seconds: float) -> str:
 
 
 def run(task: str, arm: str, config: RunConfig, steps: int, seconds: float, cores: str) -> dict[str, Any]:
-    """One run, in a process of its own.
+    """Make one run in its own process. Return its result.
 
     Raises:
-        RuntimeError: it failed; with the end of what it said.
+        RuntimeError: the run failed. The message has the end of its log.
     """
     from launch.model import prepare
 
@@ -68,7 +81,7 @@ def run(task: str, arm: str, config: RunConfig, steps: int, seconds: float, core
         threads = ARMS[arm].threads
         Spec(arm, config.model_dump(mode="json"), model, folder, steps, seconds, threads).write(spec)
         side = "ours" if ARMS[arm].ours else "peer"
-        command = [sys.executable, "-m", f"benchmarks.versus_trl_{side}", str(spec), str(out)]
+        command = [sys.executable, "-m", f"benchmarks.versus_trl.{side}", str(spec), str(out)]
         if cores:
             command = ["taskset", "-c", cores, *command]
         with open(log, "w") as sink:
@@ -87,7 +100,7 @@ def run(task: str, arm: str, config: RunConfig, steps: int, seconds: float, core
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Ask a run that is not done to stop what it started, then kill it."""
+    """If a run has not ended, ask it to stop its processes (SIGTERM), then kill it."""
     if child.poll() is None:
         child.send_signal(signal.SIGTERM)
         try:
@@ -98,14 +111,14 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Threads pinned, no look-ups, quiet."""
+    """Return environment variables that fix the number of threads, forbid downloads, and silence warnings."""
     quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"}
     pinned = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return os.environ | quiet | pinned | {"PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
 
 
 def run_all(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run what is missing; returns all results asked for."""
+    """Make the runs that have no result yet, unless ``--table`` is given. Return all requested results."""
     out: Path = args.out
     out.parent.mkdir(parents=True, exist_ok=True)
     known = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
@@ -148,6 +161,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--set", nargs="+", default=[], metavar="section.field=value")
     parser.add_argument("--out", type=Path, default=Path("build/versus_trl.jsonl"))
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--json", type=Path)
     parser.add_argument("--table", action="store_true", help="run nothing, print what there is")
     return parser.parse_args(arguments)
 
@@ -157,5 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to end"))
     results = run_all(args)
     sys.stdout.write(tables(results) + "\n")
+    if args.json is not None:
+        save_results(args.json, {"tasks": tables(results)}, results)
     if args.plot:
         plot(results, args.plot)

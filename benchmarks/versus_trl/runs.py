@@ -1,7 +1,7 @@
-"""What a run of benchmarks/versus_trl/program.py is told and what it leaves behind, the same for both sides. Pure.
+"""Input and result of a run of benchmarks/versus_trl/program.py, in the same form for both sides. Pure.
 
-A side notes when each step ended with how many tokens, and when each trajectory's reward was known. Everything that is
-compared is made of these two lists, by the functions below.
+Each side notes when each step ended and how many tokens it trained, and when each trajectory's reward was
+known. The functions below compute every compared figure from these two lists.
 """
 
 import json
@@ -16,20 +16,20 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Spec:
-    """One run, for the process that does it."""
+    """Specification of one run, for the process that makes it."""
 
     arm: str
     config: dict[str, Any]
-    """The run file; the seed is in it."""
+    """The run file, seed included."""
     model: str
     """Folder of the first weights and the tokenizer."""
     folder: str
-    """For whatever the run writes."""
+    """Folder for everything that the run writes."""
     steps: int
     seconds: float
-    """After so long no step begins."""
+    """Seconds after which no further step begins."""
     threads: int
-    """OpenMP threads, of each process."""
+    """OpenMP threads of each process."""
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -41,16 +41,16 @@ class Spec:
 
 @dataclass(frozen=True)
 class Run:
-    """What came of it. Times are seconds from when the first step began."""
+    """Result of one run. Times are seconds since the first step began."""
 
     startup: float
-    """From the start of the process until the first step."""
+    """Seconds from the start of the process until the first step."""
     steps: list[tuple[float, int]]
     """End of each step, and the action tokens it trained."""
     rewards: list[tuple[float, float]]
-    """When a trajectory's reward was known to the trainer, and the reward."""
+    """Time at which the trainer knew a trajectory's reward, and the reward."""
     phases: dict[str, float]
-    """Seconds of the mean step spent on what, as far as the side says it."""
+    """Mean seconds per step of each phase that the side reports."""
     notes: dict[str, Any]
 
     def write(self, path: Path) -> None:
@@ -58,7 +58,7 @@ class Run:
 
 
 def tokens_per_second(steps: Sequence[tuple[float, int]], *, settle: int = 3) -> float | None:
-    """Trained tokens over time, from the end of step ``confirm_commits`` to the last one; None with too few steps.
+    """Return the trained tokens per second after the first ``settle`` steps, or None with too few steps.
 
     Example:
         >>> tokens_per_second([(5.0, 100), (6.0, 100), (7.0, 120), (8.0, 80)], settle=1)
@@ -71,7 +71,7 @@ def tokens_per_second(steps: Sequence[tuple[float, int]], *, settle: int = 3) ->
 
 
 def step_seconds(steps: Sequence[tuple[float, int]]) -> float | None:
-    """Median time from one step's end to the next one's.
+    """Return the median time from the end of one step to the end of the next.
 
     Example:
         >>> step_seconds([(5.0, 100), (6.0, 100), (7.5, 120), (8.5, 80)])
@@ -82,10 +82,10 @@ def step_seconds(steps: Sequence[tuple[float, int]]) -> float | None:
 
 
 def curve(rewards: Sequence[tuple[float, float]], window: int) -> list[tuple[float, float]]:
-    """Mean time and mean reward of each run of ``window`` trajectories that follow each other.
+    """Return the mean time and the mean reward of each window of ``window`` consecutive trajectories.
 
-    The mean of the times, not the last: what is compared is when a reward was earned, and smoothing is to delay
-    neither side.
+    A point has the mean of the times and not the last one. Otherwise smoothing would delay the time at which
+    a reward was earned, and these times are compared.
 
     Example:
         >>> curve([(1.0, 0.0), (1.0, 0.5), (3.0, 0.5), (3.0, 1.0)], 2)
@@ -100,7 +100,7 @@ def curve(rewards: Sequence[tuple[float, float]], window: int) -> list[tuple[flo
 
 
 def seconds_to(points: Sequence[tuple[float, float]], level: float) -> float | None:
-    """When a curve first reaches a level; None if it never does.
+    """Return the time at which a curve first reaches a level, or None if it never does.
 
     Example:
         >>> seconds_to([(1.0, 0.25), (2.0, 0.5), (3.0, 0.75)], 0.5)
@@ -110,7 +110,7 @@ def seconds_to(points: Sequence[tuple[float, float]], level: float) -> float | N
 
 
 def ratio(theirs: Sequence[float | None], ours: Sequence[float | None]) -> list[float]:
-    """Of two lists by seed, theirs over ours where both have a value.
+    """Return theirs over ours for each seed for which both have a value.
 
     Example:
         >>> ratio([4.0, None, 9.0], [2.0, 1.0, 3.0])
@@ -121,7 +121,7 @@ def ratio(theirs: Sequence[float | None], ours: Sequence[float | None]) -> list[
 
 
 def spread(values: Sequence[float | None], digits: int = 2, *, wanted: int = 0) -> str:
-    """Median, and least and most in brackets; says how many there are if they are fewer than ``wanted``.
+    """Return the median as text, with minimum and maximum in brackets, and the count if below ``wanted``.
 
     Example:
         >>> spread([1.0, 3.0, None, 2.0]), spread([1500.0], 0), spread([None]), spread([1.0], wanted=3)

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pictures import pyplot
+from benchmarks.report import pyplot
 from benchmarks.versus_trl.runs import curve, ratio, seconds_to, spread, step_seconds, tokens_per_second
 from benchmarks.versus_trl.tasks import ARMS, TASKS
 
 
 def measures(result: dict[str, Any]) -> dict[str, float | None]:
-    """What is compared."""
+    """Return the compared figures of one run."""
     settings = TASKS[result["task"]]
     return {
         "tokens": tokens_per_second(result["steps"]),
@@ -22,7 +22,7 @@ def measures(result: dict[str, Any]) -> dict[str, float | None]:
 
 
 def brief(result: dict[str, Any]) -> str:
-    """A line on one run."""
+    """Return one line of text about one run."""
     found = measures(result)
     points = curve(result["rewards"], TASKS[result["task"]].window) or [(0.0, 0.0)]
     phases = ", ".join(f"{name} {seconds:.3f}" for name, seconds in result["phases"].items())
@@ -31,7 +31,7 @@ def brief(result: dict[str, Any]) -> str:
 
 
 def tables(results: Sequence[dict[str, Any]]) -> str:
-    """Markdown: what each arm did, and ours over each of TRL's arms."""
+    """Return Markdown tables for each task: the figures of each arm, and ours over each of TRL's arms."""
     return "\n\n".join(
         block
         for task in TASKS
@@ -73,7 +73,7 @@ def _arms_table(task: str, results: Sequence[dict[str, Any]]) -> str:
 
 
 def _ratio_table(task: str, results: Sequence[dict[str, Any]]) -> str:
-    """Empty where one side is missing."""
+    """Return the table of our arms over TRL's arms, or "" if one side has no runs."""
     peers, ours = _present(results, ours=False), _present(results, ours=True)
     if not peers or not ours:
         return ""
@@ -94,7 +94,7 @@ def _ratio_table(task: str, results: Sequence[dict[str, Any]]) -> str:
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Reward over wall time, a panel per task, an arm a colour, a seed a line."""
+    """Plot the reward over wall time, with one panel per task, one colour per arm and one line per seed."""
     plt = pyplot()
     tasks = [task for task in TASKS if any(r["task"] == task for r in results)]
     figure, panels = plt.subplots(

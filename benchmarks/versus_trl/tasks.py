@@ -12,36 +12,37 @@ SETTINGS = Path(__file__).with_name("versus_trl.toml")
 
 @dataclass(frozen=True)
 class Arm:
-    """Who trains, and how."""
+    """A trainer and its settings."""
 
     ours: bool
     threads: int
-    """Of each process that computes."""
+    """Threads of each process that computes."""
     mode: str = "sync"
     overrides: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """What is trained, for how long, and the reward to be reached."""
+    """A task: its arms, its limits of steps and seconds, the reward level to reach, and its overrides."""
 
     arms: tuple[str, ...]
     steps: int
     seconds: float
     level: float
     window: int
-    """Trajectories in a point of the reward curve."""
+    """Number of trajectories in a point of the reward curve."""
     overrides: tuple[str, ...] = ()
     seconds_of: tuple[tuple[str, float], ...] = ()
-    """Of arms that get less or more time."""
+    """Seconds of the arms that get less or more time than ``seconds``."""
 
 
 DECOUPLED = (
     "learner.algorithm.surrogate.centre=proximal",
     "learner.algorithm.corrections=[{kind = 'truncated'}]",
 )
-"""Our default objective. Without lag its gradient is that of the others; under it a clip around the policy that
-sampled stops stale tokens as soon as the policy has moved by 20 %."""
+"""Our default objective. Without lag its gradient equals the gradient of the other arms' objective. With lag,
+a clip around the behaviour policy would stop the gradient of a stale token as soon as the policy has moved by
+20 %."""
 
 WIDE = (
     "generator.kv_on_update=kept",
@@ -49,10 +50,11 @@ WIDE = (
     "actor.concurrent_episodes=160",
     "learner.max_policy_lag=4",
 )
-"""More in the engine at a time, and nothing computed again."""
+"""Overrides for more requests in the engine at a time, and a KV cache that is kept and not computed again."""
 
 BF16 = ("learner.dtype=bfloat16", "generator.dtype=bfloat16")
-"""Master weights and AdamW stay float32: DeepSpeed's mixed precision here, autocast there, which is TRL's default."""
+"""Overrides for bfloat16. Master weights and AdamW stay in float32 on both sides: our side uses DeepSpeed's
+mixed precision, TRL's side uses autocast, which is TRL's default."""
 
 ARMS = {
     "sync": Arm(True, 1),
@@ -122,7 +124,7 @@ TASKS = {
 
 
 def configured(task: str, arm: str, seed: int, overrides: Sequence[str]) -> RunConfig:
-    """The run file of one run."""
+    """Return the run file of one run."""
     own = (
         f"run.seed={seed}",
         f"run.mode={ARMS[arm].mode}",

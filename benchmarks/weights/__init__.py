@@ -1,1 +1,1 @@
-"""The pause and the delay of a new policy version."""
+"""Pause of generation and delay until service for a new policy version."""

@@ -1,17 +1,18 @@
-"""What a new policy version costs: the pause of generation, and the time from publishing until it serves.
+"""Measure the cost of a new policy version: pause of generation, and time from publishing until it serves.
 
     python -m benchmarks.weights [--sizes 1M 10M 50M] [--repetitions 5] [--json build/weights.json]
 
-A learner (this process) publishes float32 weights into shared memory, as in `offbeat train`; a generator process
-takes them, with 64 requests running and with none: where they lie, or over HTTP (TLS, as in an encrypted run) from a
-server process on loopback as if it were another host. The clock starts when the learner has the tensors in memory and
-begins to write. Set against it: a plain copy of the file within shared memory, and the engine's own time to load
-(start, update, finish). Ways take turns; medians, in brackets least and most. The plain copy neither hashes nor
-verifies, pauses or loads.
+A learner (this process) publishes float32 weights into shared memory, as in `offbeat train`. A generator
+process loads them, with 64 requests running and with none. It reads them from the shared folder, or over HTTP
+(with TLS, as in an encrypted run) from a server process on loopback, as if that were another host. The ways
+take turns. The clock starts when the learner has the tensors in memory and begins to write.
+
+The results are compared with a plain copy of the file within shared memory, and with the engine's own time to
+load (start, update, finish). The plain copy does not hash, verify, pause or load. The table has medians, with
+minimum and maximum in brackets.
 """
 
 import argparse
-import json
 import logging
 import shutil
 import signal
@@ -25,6 +26,7 @@ from typing import Any
 
 from actors.config import GeneratorConfig
 from benchmarks.generation.model import SIZES, make_model
+from benchmarks.report import save_results
 from benchmarks.weights.sides import RUN, Side, Taken, Told, run_generator, run_server
 from learner.publisher import Publisher
 from learner.run_files import weights_folder
@@ -40,7 +42,7 @@ Results = dict[str, dict[str, Any]]
 
 
 class Learner:
-    """Weights in memory, which change a little with each version."""
+    """A learner with weights in memory, which change a little with each version."""
 
     def __init__(self, model: Path, folder: Path, url: str) -> None:
         import torch
@@ -52,11 +54,12 @@ class Learner:
         self._version = 0
 
     def publish(self, way: str) -> tuple[Told, float, float]:
-        """A version, when writing it began, and how long that took."""
+        """Publish a version. Return its announcement, the time when writing began, and its duration."""
         self._version += 1
         for tensor in self._tensors.values():
             tensor.mul_(1.0001)
-        self.publisher.tidied()  # a learner's step is longer than that
+        # Wait until the publisher has tidied up, before the clock starts. A real learner's step is longer.
+        self.publisher.tidied()
         began = time.perf_counter()
         message = self.publisher.publish(self._version, self._shapes, self._pieces())
         took = time.perf_counter() - began
@@ -69,12 +72,12 @@ class Learner:
             yield name, memoryview(self._tensors[name].numpy()).cast("B")
 
     def file(self) -> Path:
-        """Data of the newest version."""
+        """Return the data file of the newest version."""
         return max(self.publisher.folder.glob("v*")) / DATA
 
 
 def copy(source: Path, target: Path) -> float:
-    """Seconds of a plain copy."""
+    """Copy a file plainly. Return the seconds it took."""
     began = time.perf_counter()
     shutil.copyfile(source, target)
     took = time.perf_counter() - began
@@ -83,7 +86,7 @@ def copy(source: Path, target: Path) -> float:
 
 
 def measure(size: str, arguments: argparse.Namespace, folder: Path, shared: Path, results: Results) -> None:
-    """Rows of one model by way and number of requests; adds to ``results``."""
+    """Measure one model by way and number of requests. Add its rows to ``results``."""
     parameters = make_model(size, folder / size)
     nbytes = (folder / size / "model.safetensors").stat().st_size
     config = GeneratorConfig(max_num_seqs=64, kv_on_update=arguments.kv)
@@ -106,7 +109,8 @@ def measure(size: str, arguments: argparse.Namespace, folder: Path, shared: Path
                     row = once(learner, generator, way, shared)
                     name = f"{way}, {'sampling' if requests else 'idle'}"
                     logging.info("%s %s %.0f tokens/s: %s", size, name, rate, row)
-                    if repetition:  # the first warms up
+                    # The first repetition is a warm-up.
+                    if repetition:
                         rows.setdefault(name, []).append(row)
     finally:
         generator.close()
@@ -115,7 +119,11 @@ def measure(size: str, arguments: argparse.Namespace, folder: Path, shared: Path
 
 
 def once(learner: Learner, generator: Side, way: str, shared: Path) -> Row:
-    """One update, and one copy of its file."""
+    """Measure one update, and one plain copy of its file.
+
+    Raises:
+        RuntimeError: the generator did not accept the version.
+    """
     told, began, publish_s = learner.publish(way)
     taken: Taken = generator.ask(told)
     if taken.failure:
@@ -139,7 +147,7 @@ def once(learner: Learner, generator: Side, way: str, shared: Path) -> Row:
 
 
 def summary(rows: list[Row]) -> dict[str, list[float]]:
-    """Median, least and most of each figure."""
+    """Return the median, minimum and maximum of each figure."""
     return {
         name: [reduce([row[name] for row in rows]) for reduce in (statistics.median, min, max)]
         for name in rows[0]
@@ -163,7 +171,7 @@ COLUMNS = {
 
 
 def table(results: dict[str, Any]) -> str:
-    """The results as Markdown."""
+    """Return the results as a Markdown table."""
     lines = [f"| | {' | '.join(COLUMNS.values())} |", "|---" * (len(COLUMNS) + 1) + "|"]
     for size, result in results.items():
         for way, row in result["ways"].items():
@@ -188,14 +196,16 @@ def main() -> None:
     parser.add_argument("--kv", choices=["recomputed", "kept"], default="recomputed")
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # its processes end with it
+    # Exit through Python on SIGTERM, so that the processes of the benchmark end with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     results: Results = {}
     try:
         with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir=SHARED) as shared:
             for size in arguments.sizes:
                 measure(size, arguments, Path(folder), Path(shared), results)
-    finally:  # what there is by then, if it is cut short
+    finally:
+        # Report what was measured so far, even if the benchmark is cut short.
         report(arguments, results)
 
 
@@ -205,6 +215,5 @@ def report(arguments: argparse.Namespace, rows: Results) -> None:
         for size, found in rows.items()
     }
     if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(results, indent=1))
+        save_results(arguments.json, {"arms": table(results)}, results)
     logging.info("%s", table(results))

@@ -1,4 +1,4 @@
-"""Processes of `benchmarks.weights`: a generator that is told of versions, and a server that hands them out."""
+"""Processes of `benchmarks.weights`: a generator that loads announced versions, and a server of weights."""
 
 import asyncio
 import multiprocessing
@@ -26,7 +26,7 @@ _spawn = multiprocessing.get_context("spawn")
 
 @dataclass(frozen=True)
 class Told:
-    """A version to take."""
+    """Announcement of a version that the generator has to load."""
 
     version: int
     manifest: str
@@ -36,21 +36,21 @@ class Told:
 
 @dataclass
 class Taken:
-    """Moments in seconds of the machine's clock, and seconds of the parts of the pause."""
+    """Times of one update: moments on the machine's monotonic clock in seconds, and durations in seconds."""
 
     staged: float = 0.0
     serving: float = 0.0
     paused_s: float = 0.0
     load_s: float = 0.0
     step_s: float = 0.0
-    """From asking for the pause until the step that was running has ended."""
+    """Seconds from the request for the pause until the running step has ended."""
     lost_s: float = 0.0
-    """Seconds of generation missing at the end, for the pause and what had to be computed again."""
+    """Seconds of generation lost to the update, for the pause and for everything computed again."""
     failure: str = ""
 
 
 class Side:
-    """A process with a pipe."""
+    """A process of the benchmark, with a pipe to it."""
 
     def __init__(self, body: Any, *arguments: Any) -> None:
         self.pipe, theirs = _spawn.Pipe()
@@ -72,7 +72,7 @@ class Side:
 
 
 def run_server(folder: Path, keys: Path | None, pipe: Any) -> None:
-    """Body of the process that serves the learner's folder."""
+    """Run the process that serves the learner's folder."""
     from protocol.security.http_tls import scheme
     from protocol.weights.server import WeightsServer, serving
 
@@ -86,8 +86,9 @@ def run_server(folder: Path, keys: Path | None, pipe: Any) -> None:
 
 
 def run_generator(model: Path, config: GeneratorConfig, shared: Path, keys: Path | None, pipe: Any) -> None:
-    """Body of the generator's process."""
-    sys.setswitchinterval(SWITCH_S)  # as in a generator
+    """Run the generator's process."""
+    # A real generator sets this too.
+    sys.setswitchinterval(SWITCH_S)
     asyncio.run(_generate(model, config, shared, keys, pipe))
 
 
@@ -108,7 +109,7 @@ async def _generate(model: Path, config: GeneratorConfig, shared: Path, keys: Pa
 
 
 class _Taking:
-    """Samples, and takes versions as a generator does, with a stopwatch."""
+    """A sampler that loads versions as a generator does, and measures the time."""
 
     def __init__(self, engine: Any, stage: Any) -> None:
         self._engine, self._stage = engine, stage
@@ -122,7 +123,10 @@ class _Taking:
         core.pause_scheduler_async = self._timed(core.pause_scheduler_async, "_step_s")
 
     async def sample(self, requests: int) -> float:
-        """Keep so many requests running from now on; gives tokens per second."""
+        """Keep ``requests`` requests running from now on. Return the tokens per second.
+
+        Without requests, return the rate that was measured last.
+        """
         for loop in self._loops:
             loop.cancel()
         if self._loops:
@@ -131,7 +135,8 @@ class _Taking:
         if requests:
             self._rate = statistics.median([await self._measure() for _ in range(4)])
         else:
-            await self._one(1)  # a step that the requests have left behind is over then
+            # After one more request, the step that the cancelled requests left behind has ended.
+            await self._one(1)
         return self._rate
 
     async def take(self, told: Told) -> Taken:
@@ -157,7 +162,11 @@ class _Taking:
         return (self._tokens - before) / (time.perf_counter() - began)
 
     async def _lost(self, taken: Taken) -> float:
-        """What is missing three seconds later of the tokens that come without an update."""
+        """Return the seconds of generation lost to an update.
+
+        `AFTER_S` after the update, this is the time since the pause began, minus the time that the sampled
+        tokens would take without an update.
+        """
         before = self._tokens
         await asyncio.sleep(AFTER_S)
         sampling_s = (self._tokens - before) / self._rate
@@ -189,7 +198,7 @@ class _Taking:
 
 
 class _Watched:
-    """A stage that notes when a version lies ready."""
+    """A stage that notes when a version is ready to load."""
 
     def __init__(self, stage: Any, taken: Taken) -> None:
         self._stage, self._taken = stage, taken
@@ -202,9 +211,9 @@ class _Watched:
 
 
 class _NoQueue:
-    """Versions are taken in the order in which they are told."""
+    """A queue that skips nothing, because the benchmark announces one version at a time."""
 
     skipped = 0
 
     def never(self, announced: Any) -> None:
-        """Nothing is told twice."""
+        """Do nothing, because no version is announced twice."""

@@ -1,4 +1,4 @@
-"""The broker towards actors: leases out, segments in, credit. Pure."""
+"""The broker's side towards actors: leases out, segments in, credit. Pure."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -15,34 +15,35 @@ from protocol.messages import CancelTask, LeaseTask, Segment, SegmentAck, Segmen
 from protocol.session import MISSED_BEATS
 
 Judgement = tuple[Literal["stored", "duplicate", "refused"], str]
-"""Of a segment: what the actor is told."""
+"""Status and reason in the answer to a segment."""
 DRAINING = "draining"
 FULL = "full"
 MAX_CREDIT = 1 << 20
 ABSENT_BEATS = 3 * MISSED_BEATS
-"""After a restart of the broker, actors have so long to come back for their leases."""
+"""Heartbeats that an actor has to come back for its leases after a restart of the broker."""
 
 
 class ActorSide:
-    """Who runs which task, and what becomes of the segments that come back."""
+    """Leases of tasks to actors, and the segments that come back."""
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
         self._absent_s = ABSENT_BEATS * state.config.heartbeat_s
         self._hungry: OrderedDict[str, Peer] = OrderedDict()
-        """Actors with task credit, the next one to be served first."""
+        """Actors with task credit; the first one gets the next task."""
 
     @property
     def hungry(self) -> bool:
-        """Whether an actor could run a task that is queued."""
+        """Whether some task is queued and some actor has task credit."""
         return bool(self._hungry) and self._state.tasks.waiting
 
     # --- joining and leaving ------------------------------------------------------------------------------
 
     def tell_leases(self, peer: Peer, now: float) -> None:
-        """Before the Welcome: leases of this very process may have been lost on the way; those of another are over.
+        """Repeat the leases of this process, which may have been lost; end the leases of an earlier process.
 
-        So the task credit that the actor announces after the Welcome counts them in.
+        Call it before the Welcome, so that the task credit that the actor announces then counts these leases
+        in.
         """
         for record in reversed(self._state.tasks.held_by(peer.name)):
             assert record.lease is not None
@@ -52,20 +53,20 @@ class ActorSide:
                 self.end_lease(record, "", now)
 
     def joined(self, peer: Peer, *, trickle: bool) -> None:
-        """A Hello, the first or a repeated one: both sides count credit from zero."""
+        """Start the credit of an actor from zero, as the actor does with every Hello."""
         self._hungry.pop(peer.name, None)
         self._state.flow.join(peer.name)
         self.grant(peer.name, trickle=trickle)
 
     def left(self, peer: Peer, now: float, *, fault: bool) -> None:
-        """What the actor ran goes back to the front of the queue, in its old order."""
+        """End the actor's leases; its tasks return to the front of the queue, in their old order."""
         self._hungry.pop(peer.name, None)
         self._state.flow.leave(peer.name)
         for record in reversed(self._state.tasks.held_by(peer.name)):
             self.end_lease(record, "", now, fault=fault)
 
     def credited(self, peer: Peer, tasks: int) -> None:
-        """The actor can run more tasks."""
+        """Add task credit: the actor can run more tasks."""
         peer.task_credit = min(MAX_CREDIT, peer.task_credit + tasks)
         if peer.task_credit:
             self._hungry[peer.name] = peer
@@ -92,7 +93,7 @@ class ActorSide:
         self._state.send(record.lease.actor, lease)
 
     def _choose(self, record: TaskRecord, now: float) -> Peer | None:
-        """The next actor in turn; one that has rejected this task only if there is no other."""
+        """Return the next actor in turn. One that rejected this task gets it only if there is no other."""
         for name, peer in self._hungry.items():
             if name == record.avoid and (now < record.retry_at or len(self._state.peers.of("actor")) > 1):
                 continue
@@ -105,7 +106,7 @@ class ActorSide:
         return None
 
     def rejected(self, peer: Peer, message: TaskRejected, now: float) -> None:
-        """The actor does not want a task; with the reason "draining" or "full" it wants no other either."""
+        """End the lease of a task that an actor rejects; "draining" or "full" means that it wants no task."""
         record = self._state.tasks.by_lease(message.lease_id)
         wants_none = message.reason in (DRAINING, FULL)
         if wants_none:
@@ -117,7 +118,7 @@ class ActorSide:
     def end_lease(
         self, record: TaskRecord, reason: str, now: float, *, fault: bool = True, avoid: str = ""
     ) -> None:
-        """End a lease; with a reason, the holder is told to stop."""
+        """End a lease. With a reason, the actor gets a CancelTask."""
         assert record.lease is not None
         if reason:
             self._state.send(record.lease.actor, CancelTask(lease_id=record.lease.lease_id, reason=reason))
@@ -128,7 +129,7 @@ class ActorSide:
     def segment(
         self, peer: Peer, segment: Segment, frames: Sequence[Buffer], now: float, *, trickle: bool
     ) -> None:
-        """Keep a segment if it is the next of a trajectory that this actor runs; answer in any case."""
+        """Store a segment if it is the next one of a trajectory that this actor runs; answer in any case."""
         status, reason = self._judge(peer, segment, frames, now)
         state, name = self._state, peer.name
         if status == "duplicate":
@@ -159,7 +160,7 @@ class ActorSide:
         if segment.index < expected:
             return "duplicate", ""
         if segment.index > expected:
-            # What is missing was lost on the way, and the actor ends the episode at this answer.
+            # The missing segment was lost on the way. The actor ends the episode when it gets this answer.
             self.end_lease(record, f"gap: segment {expected} did not arrive", now)
             return "refused", f"gap: expected segment {expected}, got {segment.index}"
         header, body = bytes(frames[0]), frames[1] if len(frames) > 1 else b""
@@ -171,7 +172,7 @@ class ActorSide:
         return "stored", ""
 
     def _judge_other(self, segment: Segment, record: TaskRecord | None) -> Judgement:
-        """Of a segment that is not of the attempt under way."""
+        """Judge a segment that does not belong to the current attempt."""
         attempt, task_id = names.attempt_of(segment.trajectory_id), segment.task_id
         if attempt < 0 or names.task_of(segment.trajectory_id) != task_id:
             return "refused", f"invalid: trajectory id must be {task_id}.<attempt>"
@@ -189,7 +190,7 @@ class ActorSide:
     # --- credit and time ----------------------------------------------------------------------------------
 
     def grant(self, actor: str, *, trickle: bool) -> None:
-        """Grant segment credit, as far as the bounds allow; none while the store is low."""
+        """Grant segment credit as far as the bounds allow; none while the store is low."""
         store = self._state.store
         if not self._state.flow.is_due(actor) or store.low:
             return
@@ -198,16 +199,17 @@ class ActorSide:
             self._state.send(actor, SegmentCredit(segments=due))
 
     def grant_short(self, *, trickle: bool) -> None:
-        """Space has become free: credit for those who could not be given all that was due."""
+        """Grant credit to the actors that got less than was due, because room may have become free."""
         for name in self._state.flow.take_short():
             self.grant(name, trickle=trickle)
 
     def sweep(self, elapsed: float, now: float, *, trickle: bool) -> None:
-        """Credit again for those who wait; end leases without progress."""
+        """Grant credit to actors that wait; end leases without progress, or of actors that stay away."""
         tasks, waiting = self._state.tasks, set[str]()
         for peer in self._state.peers.of("actor"):
             self.grant(peer.name, trickle=trickle)
-            if self._state.flow.credit(peer.name) == 0:  # it waits for us
+            # An actor without credit waits for the broker, so its leases must not run out.
+            if self._state.flow.credit(peer.name) == 0:
                 waiting.add(peer.name)
         if waiting:
             tasks.hold(waiting, elapsed, now)

@@ -1,4 +1,4 @@
-"""What is let in, and what is too old to be handed on. Pure functions of headers and numbers."""
+"""Checks of segments, tasks and staleness, and segment credit. Pure functions of headers and numbers."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -14,13 +14,13 @@ _name = attrgetter("name")
 LEAST_SEGMENT_BYTES = 4_096
 SHARERS = 4
 MAX_TASK_BYTES = 240 * 1024
-"""Of one task, as MessagePack: a LeaseTask with it is still a message."""
+"""Upper limit of one task in MessagePack, so that a LeaseTask with the task fits into a message header."""
 
 
 def why_invalid(segment: Segment, task: Task, offset: int, body: Buffer) -> str:
-    """What contradicts itself in a segment's header, or the task or its place; "" if nothing does.
+    """Return where a segment's header contradicts itself, its task or its place in the trajectory, or "".
 
-    Only the header and the *length* of the body are looked at, never the tokens.
+    The check uses only the header and the *length* of the body, never the tokens.
     """
     if (segment.group_id, segment.group_size) != (task.group_id, task.group_size):
         said = f"group {segment.group_id!r} of {segment.group_size}"
@@ -59,9 +59,9 @@ def _why_arrays_invalid(segment: Segment, body: Buffer) -> str:
 
 
 def why_tasks_invalid(tasks: Sequence[Task], frames: Sequence[Buffer]) -> str:
-    """What is wrong with tasks before they are queued; "" if nothing is.
+    """Return what is wrong with tasks before they are queued, or "".
 
-    A task travels on in a LeaseTask, whose header has to hold it.
+    The broker sends a task on in a LeaseTask, whose header must have room for it.
     """
     if not frames or len(frames[0]) <= MAX_TASK_BYTES:
         return ""
@@ -72,7 +72,7 @@ def why_tasks_invalid(tasks: Sequence[Task], frames: Sequence[Buffer]) -> str:
 
 
 def is_stale(version_max: int, current_version: int, max_policy_lag: int) -> bool:
-    """Whether even the freshest token is older than the bound; -1 (no action token) never is.
+    """Return whether even the freshest token is older than the bound. -1 (no action token) is never stale.
 
     Example:
         >>> [is_stale(newest, 10, 4) for newest in (5, 6, -1)]
@@ -82,10 +82,10 @@ def is_stale(version_max: int, current_version: int, max_policy_lag: int) -> boo
 
 
 class SegmentFlow:
-    """Credit of actors for segments, so that what is held plus what may still come stays within the bounds.
+    """Segment credit of actors, so that what is held plus what may still come stays within the bounds.
 
-    With ``trickle`` (the learner waits, nothing is ready, all room is taken by unfinished groups) an actor
-    without credit gets a single one, over the bound: otherwise those groups could never be finished.
+    With ``trickle`` (the learner waits, no unit is ready, and unfinished groups take all room) an actor
+    without credit gets a credit of one, above the bound. Otherwise those groups could never be finished.
 
     Example:
         >>> flow = SegmentFlow(BrokerConfig(max_queued_segments=8, segment_credit=100))
@@ -102,16 +102,16 @@ class SegmentFlow:
         self._window = min(config.segment_credit, max(1, config.max_queued_segments // SHARERS))
         self._overdraft = config.segment_credit
         self._due_at = self._window - max(1, self._window // 4)
-        """An actor with so much credit or less is given more: not for every single segment."""
+        """Credit up to which an actor gets more, so that not every single segment causes a grant."""
         self._credit: dict[str, int] = {}
         self._largest = LEAST_SEGMENT_BYTES
         self._short: dict[str, None] = {}
-        """Actors that got less than was due, in the order of that."""
+        """Actors that got less credit than was due, in the order in which that happened."""
         self.outstanding = 0
-        """Credit that actors have and have not used."""
+        """Credit that actors have received and not used yet."""
 
     def join(self, actor: str) -> None:
-        """The actor starts without credit; what it sent beyond it before is not forgotten, or it could go on so."""
+        """Let an actor start without credit. Its overdraft stays, or it could reset that with every Hello."""
         beyond = min(0, self._credit.get(actor, 0))
         self.leave(actor)
         self._credit[actor] = beyond
@@ -124,7 +124,7 @@ class SegmentFlow:
         return max(0, self._credit.get(actor, 0))
 
     def used(self, actor: str, nbytes: int) -> bool:
-        """The actor has sent a segment; False if it is over its credit by more than a window."""
+        """Count a segment of an actor; return False if its overdraft has reached `segment_credit`."""
         if nbytes > self._largest:
             self._largest = nbytes
         credit = self._credit[actor]
@@ -135,22 +135,22 @@ class SegmentFlow:
         return True
 
     def room(self, held: int, nbytes: int) -> int:
-        """Segments that may still be granted, by number and by bytes (each as large as the largest seen)."""
+        """Return how many segments may still be granted, if each is as large as the largest seen so far."""
         by_bytes = (self._max_bytes - nbytes) // self._largest
         return min(self._max_segments - held, by_bytes) - self.outstanding
 
     def is_due(self, actor: str) -> bool:
-        """Whether there is reason to grant."""
+        """Return whether the actor's credit is so low that more is due."""
         credit = self._credit.get(actor, 0)
         return credit <= 0 or credit <= self._due_at
 
     def take_short(self) -> list[str]:
-        """Actors that got less than was due since the last call."""
+        """Return the actors that got less credit than was due since the last call."""
         taken, self._short = list(self._short), {}
         return taken
 
     def grant(self, actor: str, *, held: int, nbytes: int, trickle: bool) -> int:
-        """Credit to grant now (already noted), 0 if none is due."""
+        """Return the credit to grant now, which is already noted; 0 if none is due."""
         if not self.is_due(actor):
             return 0
         credit = self.credit(actor)

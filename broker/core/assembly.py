@@ -1,4 +1,4 @@
-"""From segments to delivery units: trajectories in the making, rollout groups, what is ready. Pure."""
+"""Assembly of segments into units: open trajectories, rollout groups, and what is ready. Pure."""
 
 from collections.abc import Iterable, Iterator
 
@@ -10,10 +10,10 @@ from protocol.messages import DeliveryUnit, Dropped, Segment, Task
 
 
 class Assembly:
-    """Everything stored that is not part of a unit yet.
+    """Stored segments that are not part of a unit yet.
 
     Results wait until the owner takes them: new units, notices for the learner, and the ids of tasks that
-    nobody waits for any more.
+    nobody needs any more.
     """
 
     def __init__(self, store: SegmentStore, ledger: Ledger, *, min_members: int, deadline_s: float) -> None:
@@ -28,26 +28,26 @@ class Assembly:
 
     @property
     def results(self) -> bool:
-        """Whether there is something to take."""
+        """Whether there are results to take."""
         return bool(self._ready or self._dropped or self._unwanted)
 
     def take_ready(self) -> list[Unit]:
-        """Units formed since the last call."""
+        """Return the units formed since the last call."""
         taken, self._ready = self._ready, []
         return taken
 
     def take_dropped(self) -> list[Dropped]:
-        """What the learner must be told since the last call."""
+        """Return the notices for the learner since the last call."""
         taken, self._dropped = self._dropped, []
         return taken
 
     def take_unwanted(self) -> list[str]:
-        """Tasks to be cancelled since the last call."""
+        """Return the ids of tasks to cancel since the last call."""
         taken, self._unwanted = self._unwanted, []
         return taken
 
     def expect(self, task: Task) -> str:
-        """A task was put: its group now waits for it; returns what is wrong, if anything is."""
+        """Make the group of a new task wait for it; return what is wrong with the task, or ""."""
         if task.purpose == "eval":
             return ""
         group = self.groups.get(task.group_id)
@@ -63,7 +63,7 @@ class Assembly:
         return ""
 
     def add(self, segment: Segment, task: Task, nbytes: int, now: float) -> None:
-        """The next segment of a trajectory is stored; the caller has checked that it is the next."""
+        """Add the next stored segment of a trajectory. The caller has checked that it is the next one."""
         trajectory_id, tokens, action_tokens = segment.trajectory_id, segment.tokens, segment.action_tokens
         trajectory = self.trajectories.get(trajectory_id)
         if trajectory is None:
@@ -84,7 +84,7 @@ class Assembly:
             self._form(trajectory, now)
 
     def set_mode(self, mode: DeliveryUnit, now: float) -> None:
-        """The learner wants other units from now on; what is here is cut accordingly."""
+        """Set the kind of unit that the learner wants; trajectories that wait form units of the new kind."""
         if mode == self.mode:
             return
         self.mode = mode
@@ -101,7 +101,7 @@ class Assembly:
         mode: DeliveryUnit,
         now: float,
     ) -> None:
-        """What was here in another process: deadlines begin anew, as its clock was another."""
+        """Restore what another process held. Deadlines begin anew, because the clock is a different one."""
         self.mode = mode
         self.trajectories = {trajectory.trajectory_id: trajectory for trajectory in trajectories}
         self.groups = {group.group_id: group for group in groups}
@@ -109,13 +109,13 @@ class Assembly:
             group.since = now if group.since is not None else None
 
     def drop_trajectory(self, trajectory_id: str, outcome: Outcome) -> None:
-        """The attempt is over before its end: what is stored of it, and in no unit, is let go."""
+        """Drop the segments of an attempt that ended early, as far as they are in no unit yet."""
         trajectory = self.trajectories.pop(trajectory_id, None)
         if trajectory is not None:
             self._drop(trajectory.segments, outcome)
 
     def give_up(self, task: Task, now: float) -> None:
-        """A task will never be done."""
+        """Note that a task was given up, so that its group does not wait for it."""
         group = self.groups.get(task.group_id)
         if task.purpose == "eval" or self.mode != "group" or group is None:
             notice = Dropped(unit_id=task.task_id, group_id=task.group_id, trajectories=1, reason="given_up")
@@ -126,12 +126,15 @@ class Assembly:
             self._conclude_if_complete(group, now)
 
     def segments(self) -> Iterator[StoredSegment]:
-        """All that is stored and in no unit."""
+        """Yield all stored segments that are in no unit."""
         for trajectory in (*self.trajectories.values(), *(t for g in self.groups.values() for t in g.here)):
             yield from trajectory.segments
 
     def overdue(self, now: float) -> list[str]:
-        """Groups whose deadline has passed; members that are delivered singly wait for none."""
+        """Return the groups whose deadline has passed.
+
+        Where members are delivered singly, no member waits, so a group with members still out is not overdue.
+        """
         return [
             group.group_id
             for group in self.groups.values()
@@ -141,23 +144,23 @@ class Assembly:
         ]
 
     def close_group(self, group_id: str) -> None:
-        """A group that is overdue gets no more members."""
+        """Close a group that is overdue: it gets no more members."""
         self._conclude(self.groups[group_id], "deadline")
 
     def drop_all(self) -> None:
-        """Nobody waits for any of it any more."""
+        """Drop all trajectories and groups, because nobody needs them any more."""
         for trajectory in (*self.trajectories.values(), *(t for g in self.groups.values() for t in g.here)):
             self._drop(trajectory.segments, "superseded")
         self.trajectories, self.groups = {}, {}
 
     def postpone(self, seconds: float) -> None:
-        """Deadlines do not run while the broker itself keeps actors waiting."""
+        """Postpone all deadlines by the time in which the broker itself kept actors waiting."""
         for group in self.groups.values():
             if group.since is not None:
                 group.since += seconds
 
     def _form(self, trajectory: TrajectoryRecord, now: float) -> None:
-        """Make units of a trajectory, as far as the mode allows."""
+        """Form units of a trajectory, as far as the mode allows."""
         task = trajectory.task
         if (self.mode == "segment" or trajectory.split) and task.purpose == "train":
             trajectory.split = True
@@ -192,7 +195,8 @@ class Assembly:
         elif trajectory.segments:
             group.here.append(trajectory)
         else:
-            group.taken += 1  # delivered segment by segment
+            # The member was delivered segment by segment.
+            group.taken += 1
         if group is not None and task.purpose == "train":
             group.out.discard(task.task_id)
             self._conclude_if_complete(group, now)
@@ -204,7 +208,7 @@ class Assembly:
             self._conclude(group, "given_up")
 
     def _conclude(self, group: GroupRecord, reason: str) -> None:
-        """The group will get no more members: deliver it, or say that it is dropped."""
+        """End a group that gets no more members: form its unit, or drop it and notify the learner."""
         del self.groups[group.group_id]
         self._unwanted += sorted(group.out)
         segments = [stored for trajectory in group.here for stored in trajectory.segments]

@@ -1,4 +1,4 @@
-"""Units on their way to the learner: ready, leased, committed, given back, released. Pure."""
+"""Units on their way to the learner: ready, leased, expired, committed, released. Pure."""
 
 import heapq
 from collections.abc import Iterable, Iterator
@@ -12,11 +12,12 @@ from protocol.version_line import VersionLine
 
 
 class Deliveries:
-    """Units that are whole. Oldest first, evaluation before training; a returned unit keeps its age.
+    """Whole units. Evaluation comes before training, then older units first; a unit keeps its age.
 
-    A unit is leased until it is committed. A lease that ends without that puts the unit among the ready ones, but a
-    commit counts all the same: one that comes late prevents a second training. What is committed is kept until a
-    checkpoint of the learner covers its step, and given back if the learner falls behind it.
+    A unit is leased until it is committed. If the lease expires before, the unit becomes ready again, but a
+    late commit still counts, because it prevents a second training. A committed unit is kept until a
+    checkpoint of the learner covers its step. If the learner goes back to a step before that, the unit
+    becomes ready again.
     """
 
     def __init__(self, store: SegmentStore, ledger: Ledger, *, lease_s: float, max_policy_lag: int) -> None:
@@ -24,11 +25,11 @@ class Deliveries:
         self._lease_s, self._max_policy_lag = lease_s, max_policy_lag
         self._order: list[tuple[bool, int]] = []
         self._ready: dict[int, Unit] = {}
-        """By age."""
+        """Ready units by age."""
         self._units: dict[str, Unit] = {}
-        """Not committed."""
+        """Units that are not committed, by id."""
         self._since: dict[str, float] = {}
-        """When a unit was leased."""
+        """Time when each leased unit was leased."""
         self._committed: dict[str, Unit] = {}
         self.count = 0
 
@@ -42,7 +43,7 @@ class Deliveries:
 
     @property
     def committed(self) -> int:
-        """Units that wait for a checkpoint."""
+        """Number of committed units that wait for a checkpoint."""
         return len(self._committed)
 
     @property
@@ -54,41 +55,40 @@ class Deliveries:
         return sum(len(self._units[unit_id].segments) for unit_id in self._since)
 
     def units(self) -> list[Unit]:
-        """All units that are not committed, in the order of becoming ready."""
+        """Return all units that are not committed, in the order in which they became ready."""
         return sorted(self._units.values(), key=lambda unit: unit.age)
 
     def segments(self) -> Iterator[StoredSegment]:
-        """Of all units that are not committed."""
+        """Yield the segments of all units that are not committed."""
         for unit in self._units.values():
             yield from unit.segments
 
-    def oldest_lease(self) -> float | None:
-        """When the oldest live lease was given."""
-        return min(self._since.values(), default=None)
-
     def add(self, unit: Unit) -> None:
-        """A new unit is ready."""
+        """Add a new unit, which is ready."""
         self.count += 1
         unit.age = self.count
-        while self.knows(unit.unit_id):  # a learner may name a group as another or as a trajectory
+        # A learner may give a group the name of another group or of a trajectory.
+        while self.knows(unit.unit_id):
             unit.unit_id += f"#{unit.age}"
         self._units[unit.unit_id] = unit
         self._queue(unit)
 
     def next(self) -> Unit | None:
-        """The ready unit that is delivered next."""
-        while self._order and self._order[0][1] not in self._ready:  # committed while it was ready again
+        """Return the ready unit that is delivered next; None if no unit is ready."""
+        # A unit may be committed or dropped while it is ready.
+        while self._order and self._order[0][1] not in self._ready:
             heapq.heappop(self._order)
         return self._ready[self._order[0][1]] if self._order else None
 
     def is_stale(self, unit: Unit, version: int, line: VersionLine) -> bool:
-        """Whether a ready unit is too old to be delivered under this policy version of this line."""
-        # The learner may hold it from before, and train it. Context: what follows needs it.
+        """Return whether a ready unit is too old to be delivered under this policy version of this line."""
+        # The learner may hold the unit from an earlier delivery, and train it.
+        # Later segments need a context unit.
         wanted = unit.held or unit.purpose == "eval" or unit.context
         return not wanted and is_stale(line.freshest(unit.version_max), version, self._max_policy_lag)
 
     def lease(self, unit_id: str, epoch: int) -> None:
-        """A ready unit goes to the learner of this epoch."""
+        """Lease a ready unit to the learner of this epoch."""
         unit = self._units[unit_id]
         self._ready.pop(unit.age, None)
         self._ledger.delivered.add_all(unit.segments)
@@ -100,19 +100,19 @@ class Deliveries:
         unit.epoch, unit.held = epoch, True
 
     def leased_at(self, unit_id: str, now: float) -> None:
-        """The lease begins."""
+        """Note the time at which the lease begins."""
         self._since[unit_id] = now
 
     def frames(self, unit: Unit) -> list[tuple[bytes, Buffer]]:
-        """Header and body of each segment, as they came."""
+        """Return header and body of each segment, as the actor sent them."""
         return [self._store.get(stored.key) for stored in unit.segments]
 
     def knows(self, unit_id: str) -> bool:
-        """Whether a commit of this unit has, or had, an effect."""
+        """Return whether the broker still has the unit, so that a commit of it has, or had, an effect."""
         return unit_id in self._units or unit_id in self._committed
 
     def commit(self, unit_id: str, outcome: Outcome, step: int) -> None:
-        """Set a unit aside until a checkpoint covers ``step``; of no effect for one that is not held."""
+        """Commit a unit, and keep it until a checkpoint covers ``step``. Ignore unknown or committed ones."""
         unit = self._units.get(unit_id)
         if unit is None:
             return
@@ -125,19 +125,19 @@ class Deliveries:
         self._ledger.note_outcome(outcome, *unit.segments)
 
     def release(self, step: int) -> None:
-        """What was committed up to ``step`` goes for good."""
+        """Release the units that were committed up to ``step``, for good."""
         for unit in [unit for unit in self._committed.values() if unit.step <= step]:
             del self._committed[unit.unit_id]
             for stored in unit.segments:
                 self._store.drop(stored.key)
 
     def survived(self) -> None:
-        """The learner gets on with what it is given: no unit is to blame for processes that ended before."""
+        """Reset the count of processes: the learner wrote a checkpoint, so no unit is to blame."""
         for unit in self._units.values():
             unit.processes = 0
 
     def uncommit_all(self) -> None:
-        """What is committed still belongs to no checkpoint: all of it is ready again, at its old age."""
+        """Make all committed units ready again, at their old age, because no checkpoint covers them."""
         for unit in self._committed.values():
             assert unit.outcome is not None
             for stored in unit.segments:
@@ -154,7 +154,7 @@ class Deliveries:
             self._ledger.lengths.trained(tokens, times)
 
     def drop(self, unit_id: str, outcome: Outcome) -> Unit:
-        """Let a unit go that is not committed."""
+        """Drop a unit that is not committed."""
         unit = self._units[unit_id]
         self._remove(unit)
         for stored in unit.segments:
@@ -163,15 +163,15 @@ class Deliveries:
         return unit
 
     def expire(self, progress_at: float, now: float) -> None:
-        """End leases that were not committed while the learner made no progress."""
+        """Expire the leases of units that were not committed while the learner made no progress."""
         for unit_id, since in list(self._since.items()):
             if now - max(since, progress_at) > self._lease_s:
                 self._expire(unit_id)
 
     def expire_all(self, *, void: bool) -> None:
-        """What is leased may have been lost on the way: it is ready again.
+        """Make all leased units ready again, because they may have been lost on the way.
 
-        ``void``: the learner that had it is gone for good.
+        ``void``: the learner that had them is gone for good, so it does not hold them any more.
         """
         self._since = {}
         for unit in self._units.values():
@@ -180,11 +180,11 @@ class Deliveries:
                 self._queue(unit)
 
     def saved(self) -> list[Unit]:
-        """All units, for a snapshot."""
+        """Return all units, for a snapshot."""
         return [*self._units.values(), *self._committed.values()]
 
     def restore(self, units: Iterable[Unit], count: int) -> None:
-        """What `saved` gave: those not committed are ready."""
+        """Restore the units that `saved` returned; those that are not committed are ready."""
         self.count = count
         for unit in units:
             if unit.outcome is None:

@@ -3,8 +3,8 @@
     peer, message, raw frames, now  ->  handle  ->  [Send(peer, message, frames), ...]
     now                             ->  tick    ->  [Send(peer, message, frames), ...]
 
-`Dispatcher` knows who is connected and who may say what; `ActorSide` and `LearnerSide` do the rest,
-on shared `BrokerState`.
+`Dispatcher` knows who is connected and who may send what. `ActorSide` and `LearnerSide` do the rest;
+all three share one `BrokerState`.
 """
 
 from collections.abc import Sequence
@@ -55,13 +55,13 @@ SENDERS: dict[type, str] = {
 
 
 class Dispatcher:
-    """The whole broker.
+    """The whole broker but its sockets, clock and disk.
 
     Args:
-        run: name of the run, told to every peer.
+        run: name of the run, which every peer receives in its Welcome.
         max_policy_lag: a unit whose freshest token is older than this, in versions, is not delivered.
         now: monotonic seconds; never compared with another host's.
-        boot: a part of lease ids, to be another one with each start of the process.
+        boot: part of the lease ids; it must differ with each start of the process.
 
     Example:
         >>> state = Dispatcher(BrokerConfig(), run="r", max_policy_lag=4, now=0.0)
@@ -87,7 +87,7 @@ class Dispatcher:
         self.actors = ActorSide(self.state)
         self.learners = LearnerSide(self.state)
         self.offered: list[GeneratorInfo] = []
-        """Generators as actors know them: the healthy ones that one message holds."""
+        """Generators as actors know them: as many healthy ones as one message holds."""
         self._healthy: list[GeneratorInfo] = []
         self._draining_since: float | None = None
         self._swept = self._stats_sent = now
@@ -95,7 +95,10 @@ class Dispatcher:
     # --- entry points -------------------------------------------------------------------------------------
 
     def handle(self, name: str, message: AnyMessage, frames: Sequence[Buffer], now: float) -> list[Send]:
-        """One message of the peer ``name``; ``frames`` are its raw header and what followed it."""
+        """Handle one message of the peer ``name``; return the actions.
+
+        ``frames``: the raw header of the message and the frames after it.
+        """
         peer = self.state.peers.get(name)
         if isinstance(message, Hello):
             self._hello(name, message, now)
@@ -114,7 +117,7 @@ class Dispatcher:
         return self._flush(now)
 
     def tick(self, now: float) -> list[Send]:
-        """What time alone brings about; to be called some twenty times a second."""
+        """Do what is due at this time; return the actions. Call it about twenty times a second."""
         if now - self._swept >= SWEEP_S:
             self._sweep(now)
         learner = self.learners.learner
@@ -125,25 +128,25 @@ class Dispatcher:
         return self._flush(now)
 
     def refuse(self, name: str, code: str, text: str) -> list[Send]:
-        """The answer to frames that are no message of this protocol."""
+        """Refuse frames of the peer ``name`` that are not to be handled; return the actions."""
         self.state.refuse(name, code, text)
         return self.state.take_actions()
 
     def drain(self, reason: str, now: float) -> list[Send]:
-        """Ask everybody to finish; nothing is leased or delivered from now on."""
+        """Ask every peer to finish; return the actions. From now on nothing is leased or delivered."""
         self._draining_since = now
         for peer in self.state.peers:
             self.state.send(peer.name, Drain(reason=reason))
         return self._flush(now)
 
     def drained(self, now: float) -> bool:
-        """Whether the process may end: all have said Goodbye, or had their time."""
+        """Return whether the process may end: all peers have said Goodbye, or `DRAIN_S` has passed."""
         if self._draining_since is None:
             return False
         return len(self.state.peers) == 0 or now - self._draining_since > DRAIN_S
 
     def gauges(self) -> dict[str, float]:
-        """The broker's gauges, and those of generators and actors put together."""
+        """Return the broker's gauges, and the merged gauges of generators and actors."""
         state = self.state
         return {
             **state.peers.gauges(),
@@ -221,7 +224,7 @@ class Dispatcher:
         )
 
     def _lose(self, peer: Peer, now: float, *, fault: bool) -> None:
-        """A peer is gone, by its fault or on purpose; what it held returns."""
+        """Remove a peer that was lost (``fault``) or left on purpose; its leases end as its role requires."""
         self.state.peers.remove(peer.name)
         if peer.role == "actor":
             self.actors.left(peer, now, fault=fault)
@@ -230,7 +233,8 @@ class Dispatcher:
         self._offer_generators(now)
 
     def _from_peer(self, peer: Peer, message: AnyMessage, frames: Sequence[Buffer], now: float) -> None:
-        match message:  # the most frequent ones first
+        # The most frequent messages come first.
+        match message:
             case Segment():
                 self.actors.segment(peer, message, frames, now, trickle=self.learners.starving(now))
             case TaskCredit():
@@ -263,7 +267,7 @@ class Dispatcher:
                 text = f"{type(message).__name__} is not for the broker"
                 self.state.refuse(peer.name, "unexpected", text)
 
-    # --- what follows -------------------------------------------------------------------------------------
+    # --- consequences -------------------------------------------------------------------------------------
 
     def _offer_generators(self, now: float) -> None:
         healthy = self.state.peers.healthy_generators(now, self.config.generator_stall_s)
@@ -291,7 +295,7 @@ class Dispatcher:
         self.learners.sweep(now)
 
     def _flush(self, now: float) -> list[Send]:
-        """Let everything follow that has become possible; returns what is to be sent."""
+        """Deliver units, lease tasks and send notices as far as possible now; return the actions."""
         if self._draining_since is None:
             if self.state.deliveries.ready:
                 self.learners.deliver(now)

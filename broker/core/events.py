@@ -1,10 +1,10 @@
-"""What changes the broker's books for good, one Struct each. The journal is a series of these and of segments.
+"""Events that change the broker's lasting state, one Struct each.
 
-Decisions (who gets a task, whether a segment is let in, which deadline has passed) are made by `broker.core.actor_side`
-and `broker.core.learner_side`, which know peers and clocks. What was decided is an event;
-`broker.core.state.BrokerState` applies it, and needs neither peers nor clock for that. So the same events, applied
-in the same order by the broker's next process, give the same state. Credit, liveness and deliveries on their way are
-no part of them: they begin anew.
+The journal is a series of events and segments. `broker.core.actor_side` and `broker.core.learner_side` decide
+who gets a task, whether a segment is accepted, and which deadline has passed. They know peers and clocks.
+Each decision is an event, and `broker.core.state.BrokerState` applies it without looking at peers or clocks.
+So the broker's next process reaches the same state by applying the same events in the same order. Credit,
+liveness and deliveries on their way are not part of events; they begin anew.
 """
 
 from typing import Literal
@@ -21,13 +21,13 @@ class Event(Struct, tag_field="type", frozen=True, kw_only=True, omit_defaults=T
 
 
 class TasksPut(Event, tag="tasks_put", frozen=True):
-    """New tasks of the learner; their groups wait for them."""
+    """The learner put new tasks; their rollout groups wait for them."""
 
     tasks: list[Task]
 
 
 class Leased(Event, tag="leased", frozen=True):
-    """A task went to an actor (process ``incarnation`` of that name)."""
+    """A task was leased to an actor (process ``incarnation`` of that name)."""
 
     task_id: str
     lease_id: str
@@ -36,7 +36,10 @@ class Leased(Event, tag="leased", frozen=True):
 
 
 class LeaseEnded(Event, tag="lease_ended", frozen=True):
-    """An attempt is over before its end. ``fault``: it counts towards max_attempts; ``avoid``: who does not want it."""
+    """An attempt ended early.
+
+    ``fault``: it counts towards max_attempts. ``avoid``: the actor that rejected the task.
+    """
 
     task_id: str
     fault: bool = True
@@ -64,7 +67,7 @@ class UnitDropped(Event, tag="unit_dropped", frozen=True):
 
 
 class Committed(Event, tag="committed", frozen=True):
-    """The learner is done with units: ``trained`` entered the gradient of ``step``, in this order."""
+    """The learner committed units: ``trained`` entered the gradient of ``step``, in this order."""
 
     epoch: int
     step: int
@@ -72,18 +75,18 @@ class Committed(Event, tag="committed", frozen=True):
     dropped: list[str] = []
     replayed_tokens: int = 0
     version: int = -1
-    """That the step updated; -1 where nothing was trained."""
+    """Version that the step updated; -1 where nothing was trained."""
 
 
 class Released(Event, tag="released", frozen=True):
-    """What was committed up to ``step`` will not be asked for again."""
+    """A checkpoint covers the commits up to ``step``, so the learner will not ask for these units again."""
 
     epoch: int
     step: int
 
 
 class LearnerJoined(Event, tag="learner_joined", frozen=True):
-    """A learner process took over, or wants other units than before."""
+    """A learner process took over, or wants another kind of unit than before."""
 
     hello: Hello
 
@@ -109,7 +112,7 @@ _decoder: msgspec.msgpack.Decoder[AnyEvent] = msgspec.msgpack.Decoder(AnyEvent)
 
 
 def encode_event(event: AnyEvent) -> bytes:
-    """As it stands in the journal.
+    """Encode an event for the journal.
 
     Example:
         >>> decode_event(encode_event(GroupClosed(group_id="1g7")))
@@ -119,5 +122,9 @@ def encode_event(event: AnyEvent) -> bytes:
 
 
 def decode_event(payload: bytes) -> AnyEvent:
-    """Raises msgspec.MsgspecError for what is no event."""
+    """Decode an event of the journal.
+
+    Raises:
+        msgspec.MsgspecError: the payload is no event.
+    """
     return decode_payload(_decoder, payload)

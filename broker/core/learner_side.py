@@ -1,4 +1,4 @@
-"""The broker towards the learner: tasks in, units out, commits, weights. Pure."""
+"""The broker's side towards the learner: tasks in, units out, commits, weights. Pure."""
 
 import logging
 import math
@@ -32,30 +32,30 @@ log = logging.getLogger(__name__)
 
 MAX_NOTICES = 65_536
 ID_OVERHEAD, MESSAGE_OVERHEAD = 3, 1_024
-"""Bytes of a string's head in MessagePack, and of all that is no id in a Held."""
+"""Bytes of a string's head in MessagePack, and bytes reserved in a Held for everything but ids."""
 MAX_CREDIT = 1 << 20
 REMIND_S = 5.0
 
 
 class LearnerSide:
-    """The one live learner, what it is owed, and the newest policy version."""
+    """The one live learner, its notices and deliveries, and the newest policy version."""
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
         self.learner: Peer | None = None
         self._asked_at = self._failed_at = -math.inf
         self._notices: deque[Dropped] = deque(maxlen=MAX_NOTICES)
-        self._told = Recent(MAX_NOTICES)
-        """Groups of the notices sent since the last Hello."""
+        self._noticed = Recent(MAX_NOTICES)
+        """Ids of groups and tasks that the learner got notices of since its last Hello."""
 
     @property
     def policy_version(self) -> int:
         return self._state.published.version if self._state.published else 0
 
     def starving(self, now: float) -> bool:
-        """Whether the learner wants more and there is nothing whole to give it.
+        """Return whether the learner waits for units while none is ready.
 
-        A learner that says it is busy is believed as long as it makes progress.
+        A learner that says it is busy does not wait, as long as it makes progress.
         """
         learner = self.learner
         if learner is None or learner.delivery_credit == 0 or self._state.deliveries.ready:
@@ -65,7 +65,10 @@ class LearnerSide:
     # --- joining and leaving ------------------------------------------------------------------------------
 
     def may_join(self, hello: Hello) -> bool:
-        """One lineage: a lower epoch is over, and of one epoch only one learner lives. Refuses otherwise."""
+        """Return whether a learner may join; refuse it otherwise.
+
+        A learner of a lower epoch is too late, and each epoch has only one live learner.
+        """
         if self._state.lineage is None or hello.epoch > self._state.lineage.epoch:
             return True
         if hello.epoch < self._state.lineage.epoch:
@@ -79,9 +82,10 @@ class LearnerSide:
         return True
 
     def joined(self, peer: Peer, now: float) -> None:
-        """Take over. What is leased goes out again: it may have been lost with a connection.
+        """Let a learner take over. Leased units become ready again, because they may have been lost.
 
-        A process that comes back after a silence may hold what it was given; what another had is not held any more.
+        A process that comes back after a silence may still hold units that were delivered to it. Units
+        delivered to another process do not count as held any more.
         """
         state, before = self._state, self._state.lineage
         if self.learner is not None and self.learner.name != peer.name:
@@ -92,10 +96,10 @@ class LearnerSide:
         state.deliveries.expire_all(void=False)
         if before is None or process(before) != process(peer.hello) or before.deliver != peer.hello.deliver:
             state.record(LearnerJoined(hello=peer.hello), now)
-        self._told = Recent(MAX_NOTICES)
+        self._noticed = Recent(MAX_NOTICES)
 
     def welcome(self, peer: Peer) -> None:
-        """What a learner that continues a lineage need not put, and what it may be done with already."""
+        """Send the learner the tasks that it need not put again, and the units that it may be done with."""
         tasks = self._state.held_task_ids()
         units = [unit.unit_id for unit in self._state.deliveries.units() if unit.deliveries]
         for part in _parts(tasks):
@@ -106,7 +110,7 @@ class LearnerSide:
         self._state.send(peer.name, Held(unit_ids=last))
 
     def left(self, peer: Peer, *, on_purpose: bool) -> None:
-        """One that is only silent keeps its deliveries: nobody else could take them meanwhile."""
+        """Note that the learner left. A silent one keeps its deliveries: nobody else could take them."""
         if peer is not self.learner:
             return
         self.learner = None
@@ -135,7 +139,7 @@ class LearnerSide:
         self._tell_over(message.tasks)
 
     def _tell_over(self, tasks: list[Task]) -> None:
-        """A learner that puts tasks again whose end is past and gone has missed the notice of it."""
+        """Repeat the notices of tasks that are over: a learner that puts such tasks again has missed them."""
         over = [task for task in tasks if task.task_id in self._state.tasks.over]
         if not over:
             return
@@ -144,17 +148,17 @@ class LearnerSide:
             over = [task for task in over if task.purpose == "eval"]
         done = set(self._state.done_task_ids("train", "eval"))
         for task in over:
-            if task.task_id not in done and task.task_id not in self._told:
-                self._told.add(task.task_id, 0)
+            if task.task_id not in done and task.task_id not in self._noticed:
+                self._noticed.add(task.task_id, 0)
                 notice = Dropped(unit_id=task.task_id, group_id=task.group_id, trajectories=1, reason="over")
                 self._notices.append(notice)
 
     def _tell_groups_over(self, tasks: list[Task]) -> None:
-        """The same where members come and go together."""
+        """Repeat the notices of whole groups that are over, where members are delivered together."""
         state = self._state
         over: dict[str, list[Task]] = {}
         for task in tasks:
-            if task.group_id not in self._told:
+            if task.group_id not in self._noticed:
                 over.setdefault(task.group_id, []).append(task)
         held = state.tasks.groups() | {unit.group_id for unit in state.deliveries.units()}
         for group_id in sorted(over.keys() - held - state.assembly.groups.keys()):
@@ -163,7 +167,7 @@ class LearnerSide:
             self._notices.append(notice)
 
     def commit(self, peer: Peer, message: Commit, now: float) -> bool:
-        """Set aside what the learner is done with; False when refused."""
+        """Commit the units that the learner is done with; return False if the Commit is refused."""
         if not self._of_this_epoch(peer, message.epoch, "Commit"):
             return False
         peer.grew_at = peer.progress_at = now
@@ -180,7 +184,7 @@ class LearnerSide:
         return True
 
     def check_ledger(self) -> None:
-        """Now and then, as it walks through all that is held: whether the ledger closes to the token."""
+        """Check that the ledger closes to the token. Call it at intervals: it walks over all that is held."""
         if self.learner is not None:
             self._complain(self.learner, self._state.violation())
 
@@ -190,12 +194,12 @@ class LearnerSide:
             self._state.refuse(peer.name, "ledger_violation", text, fatal=True)
 
     def checkpointed(self, peer: Peer, message: Checkpointed, now: float) -> None:
-        """What is committed up to this step is in a checkpoint."""
+        """Release what is committed up to this step, because a checkpoint covers it."""
         if self._of_this_epoch(peer, message.epoch, "Checkpointed"):
             self._state.record(Released(epoch=message.epoch, step=message.step), now)
 
     def publish(self, peer: Peer, message: PublishWeights, now: float) -> None:
-        """Note the newest version and pass it on to generators."""
+        """Note the newest policy version, and announce it to the generators."""
         if not self._of_this_epoch(peer, message.epoch, "PublishWeights"):
             return
         newest, offered = self._state.published, (message.epoch, message.version)
@@ -220,7 +224,7 @@ class LearnerSide:
             self.announce(generator)
 
     def announce(self, generator: Peer) -> None:
-        """Tell a generator of the newest weights, and of hosts that serve them: the learner's last."""
+        """Announce the newest weights to a generator, with the hosts that serve them, the learner's last."""
         newest = self._state.published
         if newest is None:
             return
@@ -243,7 +247,7 @@ class LearnerSide:
         self._state.send(generator.name, ready)
 
     def remind(self, generator: Peer, now: float) -> None:
-        """Repeat the announcement to a generator that serves another version: it may have been lost."""
+        """Repeat the announcement, which may have been lost, if a generator serves a different version."""
         if self._state.published is None or generator.heartbeat.policy_version == self.policy_version:
             return
         if now - generator.reminded_at >= REMIND_S:
@@ -260,16 +264,16 @@ class LearnerSide:
     # --- deliveries ---------------------------------------------------------------------------------------
 
     def send_notices(self) -> None:
-        """Tell the learner, now or when it is back, what it will never get."""
+        """Tell the learner which units it will never get; while it is away, the notices wait."""
         if self._state.notices:
             self._notices.extend(self._state.take_notices())
         while self.learner is not None and self._notices:
             notice = self._notices.popleft()
-            self._told.add(notice.group_id, 0)
+            self._noticed.add(notice.group_id, 0)
             self._state.send(self.learner.name, notice)
 
     def deliver(self, now: float) -> None:
-        """Lease ready units to the learner, oldest first, as far as its credit reaches."""
+        """Lease ready units to the learner, in the order of delivery, as far as its credit reaches."""
         state, learner = self._state, self.learner
         while learner is not None and learner.delivery_credit > 0:
             unit = state.deliveries.next()
@@ -283,7 +287,8 @@ class LearnerSide:
                 continue
             try:
                 frames = state.deliveries.frames(unit)
-            except TryLater as error:  # others may take descriptors; a unit is not lost by that
+            except TryLater as error:
+                # The machine lacks descriptors or memory for the moment, but the unit is not lost.
                 if now - self._failed_at >= REMIND_S:
                     log.error("unit %s cannot be delivered now: %s", unit.unit_id, error)
                     self._failed_at = now
@@ -304,7 +309,7 @@ class LearnerSide:
             state.send(learner.name, deliver, frames)
 
     def sweep(self, now: float) -> None:
-        """End leases of a learner that makes no progress, or stays away; ask for room in the journal."""
+        """End leases of a learner without progress; ask for a checkpoint if the store is crowded."""
         state = self._state
         state.deliveries.expire(self.learner.grew_at if self.learner else 0.0, now)
         if (
@@ -319,7 +324,7 @@ class LearnerSide:
 
 
 def _parts(ids: Iterable[str]) -> list[list[str]]:
-    """As many together as a message holds."""
+    """Split ids into lists, each as long as one message can hold."""
     parts, room = list[list[str]](), 0
     for one in ids:
         size = len(one.encode()) + ID_OVERHEAD
@@ -332,7 +337,7 @@ def _parts(ids: Iterable[str]) -> list[list[str]]:
 
 
 def _why_no_line(message: PublishWeights) -> str:
-    """What is wrong with the restarts behind a version; "" if nothing is."""
+    """Return what is wrong with the version line of the weights, or ""."""
     try:
         start = VersionLine(message.line).start
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What became of every segment and token that reached the broker."""
+"""The outcome of every segment and token that reached the broker."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -7,16 +7,17 @@ from functools import lru_cache
 from broker.core.records import Outcome, StoredSegment
 
 OUTCOMES: dict[Outcome, str] = {
-    "trained": "committed by the learner: entered a gradient",
-    "dropped": "committed by the learner: filtered out or evaluated",
-    "stale": "all tokens older than max_policy_lag when delivery was due",
-    "superseded": "of an attempt whose actor was lost before the trajectory was closed, or of a lineage that has ended",
-    "late": "of a trajectory that was open when its group's deadline passed",
-    "given_up": "of a group too few of whose members were ever closed",
-    "too_large": "of a unit that does not fit into one message",
-    "damaged": "of a unit whose bytes in the journal cannot be read any more",
-    "poison": "of a unit that several learner processes in a row were given and did not survive",
+    "trained": "tokens that entered a gradient",
+    "dropped": "tokens that the learner filtered out or evaluated",
+    "stale": "tokens of units that were older than max_policy_lag when their delivery was due",
+    "superseded": "tokens of attempts that were lost before their end, or of lineages that have ended",
+    "late": "tokens of trajectories that were open when their group's deadline passed",
+    "given_up": "tokens of groups of which too few members ended",
+    "too_large": "tokens of units that do not fit into one message",
+    "damaged": "tokens of units whose bytes in the journal cannot be read any more",
+    "poison": "tokens of units that several learner processes in a row did not survive",
 }
+"""What each outcome of a token means."""
 
 
 @dataclass
@@ -48,8 +49,9 @@ class Tally:
 class Lengths:
     """Lengths of closed training trajectories, in action tokens: of all, and of those that were trained.
 
-    What is dropped as stale, filtered or given up is seldom dropped blindly: when it is the long answers, the policy
-    learns to be short. Lengths from 1,000 on are kept to three digits, so that there are never many.
+    Trajectories that are dropped as stale, filtered or given up are seldom a random sample. If mostly long
+    answers are dropped, the policy learns to be short. Lengths from 1,000 on are rounded to three digits, so
+    that there are never many different ones.
 
     Example:
         >>> lengths = Lengths()
@@ -66,23 +68,23 @@ class Lengths:
     of_trained: dict[int, int] = field(default_factory=dict)
 
     def closed(self, tokens: int) -> None:
-        """A trajectory has ended."""
+        """Count a trajectory that has ended."""
         _count(self.all, tokens, 1)
 
     def trained(self, tokens: int, times: int = 1) -> None:
-        """A trajectory, or its last window, entered a gradient; -1: it did not, after all."""
+        """Count a trajectory that entered a gradient with its last window; ``times`` = -1 undoes that."""
         _count(self.of_trained, tokens, times)
 
     @property
     def bias_tokens(self) -> float:
-        """Mean length of what was trained minus that of all, in tokens; below 0: long ones are lost."""
+        """Mean length of trained trajectories minus mean of all, in tokens. Below 0: long ones are lost."""
         if not self.of_trained:
             return 0.0
         return _mean(self.of_trained) - _mean(self.all)
 
     @property
     def distance_tokens(self) -> float:
-        """Wasserstein-1 distance of the two distributions, in tokens."""
+        """Wasserstein-1 distance between the two distributions of lengths, in tokens."""
         if not self.of_trained:
             return 0.0
         total, trained = sum(self.all.values()), sum(self.of_trained.values())
@@ -112,7 +114,7 @@ def _mean(counts: dict[int, int]) -> float:
 
 @dataclass
 class Ledger:
-    """Sums that must close: what was stored is held or has exactly one outcome.
+    """Sums that must close: every stored segment is held or has exactly one outcome.
 
     Example:
         >>> ledger = Ledger()
@@ -127,10 +129,10 @@ class Ledger:
     delivered: Tally = field(default_factory=Tally)
     redelivered: Tally = field(default_factory=Tally)
     rolled_back: Tally = field(default_factory=Tally)
-    """Committed, and given back to a learner whose checkpoint was older; outside the sums."""
+    """Segments whose commit was undone, because the learner's checkpoint was older; outside the sums."""
     outcomes: dict[Outcome, Tally] = field(default_factory=lambda: {name: Tally() for name in OUTCOMES})
     replayed_tokens: int = 0
-    """Action tokens trained once more, after they were settled as trained; outside the sums."""
+    """Action tokens trained again after they were committed as trained; outside the sums."""
     lengths: Lengths = field(default_factory=Lengths)
     duplicate_segments: int = 0
     refused: dict[str, int] = field(default_factory=dict)
@@ -138,36 +140,36 @@ class Ledger:
 
     @property
     def held_tokens(self) -> int:
-        """Tokens that should be in the store now."""
+        """Tokens that should be held now, according to the sums."""
         return self.stored.tokens - sum(tally.tokens for tally in self.outcomes.values())
 
     @property
     def held_segments(self) -> int:
-        """Segments that should be in the store now."""
+        """Segments that should be held now, according to the sums."""
         return self.stored.segments - sum(tally.segments for tally in self.outcomes.values())
 
     def note_outcome(self, outcome: Outcome, *segments: StoredSegment) -> None:
-        """These pieces have left the broker for good."""
+        """Count the outcome of these segments."""
         self.outcomes[outcome].add_all(segments)
 
     def undo_outcome(self, outcome: Outcome, stored: StoredSegment) -> None:
-        """It comes back: the step that had it is no part of the lineage any more."""
+        """Undo the outcome of a segment, because the step that had it is not part of the lineage any more."""
         self.outcomes[outcome].remove(stored)
         self.rolled_back.add(stored)
 
     def difference(self, segments: Iterable[StoredSegment]) -> str:
-        """What is wrong, if what is held are not the tokens that the sums say; "" if they are."""
+        """Return how the tokens of the held segments differ from the sums, or ""."""
         tokens = sum(stored.tokens for stored in segments)
         if tokens == self.held_tokens:
             return ""
         outcomes = {name: tally.tokens for name, tally in self.outcomes.items() if tally.tokens}
         return (
-            f"{tokens} tokens are held, but {self.stored.tokens} were stored and {outcomes} settled, which leaves "
-            f"{self.held_tokens}: {tokens - self.held_tokens:+d}"
+            f"{tokens} tokens are held, but {self.stored.tokens} were stored and {outcomes} have an outcome, "
+            f"which leaves {self.held_tokens}: {tokens - self.held_tokens:+d}"
         )
 
     def miscount(self, held: int) -> str:
-        """What is wrong, if so many segments are not what the sums say; "" if they are."""
+        """Return how the number of held segments differs from the sums, or ""."""
         wanted = self.held_segments
         return "" if held == wanted else f"{held} segments are held, the sums leave {wanted}"
 
@@ -176,5 +178,5 @@ class Ledger:
         self.refused[code] = self.refused.get(code, 0) + 1
 
     def task(self, event: str, count: int = 1) -> None:
-        """Count what happened to tasks: put, leased, lost, given_up, closed, cancelled."""
+        """Count an event: a task was put, leased, lost, given_up, closed or cancelled, or a peer was lost."""
         self.tasks[event] = self.tasks.get(event, 0) + count

@@ -1,4 +1,4 @@
-"""Who is connected: liveness, progress, credit, and what peers report of themselves. Pure."""
+"""The connected peers: their liveness, progress and credit, and the gauges they report. Pure."""
 
 import math
 from collections import OrderedDict
@@ -11,12 +11,12 @@ from protocol.messages import GeneratorInfo, Heartbeat, Hello, Role
 
 MAX_PEERS = 4_096
 INFO_BYTES = 64
-"""Of a generator in Generators, beside its name and endpoint."""
+"""Bytes reserved for one generator in a Generators message, besides its name and endpoint."""
 MAX_GAUGES = 64
 MAX_GAUGE_NAME = 64
 MAX_TOTALS = 256
 MAX_MERGED = 1_024
-"""Names of gauges of all peers together; a message can hold so many."""
+"""Upper limit of the gauge names of all peers together; one message can hold this number."""
 
 
 @dataclass
@@ -27,11 +27,11 @@ class Peer:
     joined: float
     heard: float
     progress_at: float
-    """When progress was last seen to grow; kept up to now while a peer has no work."""
+    """Time when progress last grew; while a peer has no work, the time of its last heartbeat."""
     grew_at: float
-    """When progress was last seen to grow, work or not."""
+    """Time when progress last grew, whether the peer had work or not."""
     reminded_at: float
-    """When a generator was last told of the newest weights, the Hello included."""
+    """Time when a generator was last reminded of the newest weights, or said Hello."""
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     task_credit: int = 0
     delivery_credit: int = 0
@@ -45,7 +45,7 @@ class Peer:
         return self.hello.role
 
     def beat(self, heartbeat: Heartbeat, now: float) -> None:
-        """Note a heartbeat; gauges beyond the limits, and what is no number, are left out."""
+        """Note a heartbeat. Gauges beyond the limits, and values that are not finite, are left out."""
         if heartbeat.progress != self.heartbeat.progress:
             self.grew_at = self.progress_at = now
         elif not heartbeat.busy:
@@ -62,20 +62,20 @@ class Peer:
         )
 
     def stalled_for(self, now: float) -> float:
-        """Seconds that the peer has had work without progress."""
+        """Return the seconds that the peer has had work without progress."""
         return now - self.progress_at
 
 
 class Peers:
-    """The registry."""
+    """Registry of the connected peers."""
 
     def __init__(self) -> None:
         self._peers: dict[str, Peer] = {}
         self._of: dict[Role, dict[str, Peer]] = {"learner": {}, "actor": {}, "generator": {}}
-        """The same by role: generators are looked at with every heartbeat, however many actors there are."""
+        """Peers by role: every heartbeat looks at all generators, and need not walk over the actors."""
         self._retired: dict[str, float] = {}
         self._gone: OrderedDict[tuple[str, int], dict[str, float]] = OrderedDict()
-        """Totals of processes that are gone, by name and incarnation, should one turn out to live."""
+        """Totals of processes that are gone, by name and incarnation, in case one turns out to be alive."""
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -87,11 +87,11 @@ class Peers:
         return self._peers.get(name)
 
     def of(self, role: Role) -> list[Peer]:
-        """Peers of one role, in the order of joining."""
+        """Return the peers of one role, in the order of joining."""
         return list(self._of[role].values())
 
     def add(self, hello: Hello, now: float) -> Peer:
-        """Register a peer; what was known under its name is forgotten, credit first of all."""
+        """Register a peer without credit. The same process keeps its time of joining and its heartbeat."""
         known = self._peers.get(hello.peer)
         peer = Peer(hello, joined=now, heard=now, progress_at=now, grew_at=now, reminded_at=now)
         if known is not None and known.hello.incarnation == hello.incarnation:
@@ -104,7 +104,7 @@ class Peers:
         return peer
 
     def remove(self, name: str) -> None:
-        """Forget a peer; its totals stay in the sums."""
+        """Remove a peer; its totals stay in the sums."""
         peer = self._peers.pop(name)
         del self._of[peer.role][name]
         totals = {
@@ -121,7 +121,7 @@ class Peers:
             self._gone.popitem(last=False)
 
     def healthy_generators(self, now: float, stall_s: float) -> list[GeneratorInfo]:
-        """Generators that actors may use: alive, reachable, and not standing still with work."""
+        """Return the generators that actors may use: alive, with an endpoint, and not stalled with work."""
         return [
             GeneratorInfo(
                 peer=peer.name, endpoint=peer.hello.endpoint, policy_version=peer.heartbeat.policy_version
@@ -131,7 +131,7 @@ class Peers:
         ]
 
     def fitting(self, infos: list[GeneratorInfo]) -> list[GeneratorInfo]:
-        """As many of these as one message to actors holds, those first that have joined first."""
+        """Return as many of these generators as one message to actors holds, from the first one on."""
         fit, room = list[GeneratorInfo](), MAX_HEADER_BYTES - INFO_BYTES
         for info in infos:
             room -= len(info.peer.encode()) + len(info.endpoint.encode()) + INFO_BYTES
@@ -141,7 +141,7 @@ class Peers:
         return fit
 
     def gauges(self) -> dict[str, float]:
-        """Return the gauges of generators and actors, those of one name put together as `protocol.gauges` says."""
+        """Return the gauges of generators and actors, merged by name as `protocol.gauges` says."""
         values: dict[str, list[float]] = {}
         means = set[str]()
         for peer in self._peers.values():

@@ -1,10 +1,10 @@
-"""What is over, as far back as it may matter."""
+"""Bounded memory of what is over, as far back as it may matter."""
 
 from collections import OrderedDict
 
 
 class Recent:
-    """The last ``size`` keys with a number each: memory of what is over, bounded.
+    """The ``size`` keys that were added last, with a number each.
 
     Example:
         >>> recent = Recent(2)
@@ -34,5 +34,5 @@ class Recent:
         return self._numbers.get(key)
 
     def items(self) -> list[tuple[str, int]]:
-        """Oldest first."""
+        """Return keys and numbers, oldest first."""
         return list(self._numbers.items())

@@ -1,4 +1,4 @@
-"""What the broker keeps of tasks, segments, trajectories, groups and units: plain records, as the journal has them."""
+"""Plain records that the broker and its journal keep of tasks, segments, trajectories, groups and units."""
 
 from typing import Literal
 
@@ -17,7 +17,7 @@ Outcome = Literal[
 
 
 class StoredSegment(Struct, frozen=True, array_like=True):
-    """One stored segment, as far as the broker needs to know it."""
+    """One stored segment: the facts about it that the broker needs."""
 
     key: SegmentKey
     tokens: int
@@ -27,7 +27,7 @@ class StoredSegment(Struct, frozen=True, array_like=True):
 
 
 class TaskLease(Struct):
-    """A task in the hands of an actor; ``renewed`` moves with progress, ``limit`` is the latest end."""
+    """Lease of a task by an actor; ``renewed`` moves with progress, ``limit`` is the latest end."""
 
     lease_id: str
     actor: str
@@ -37,7 +37,7 @@ class TaskLease(Struct):
 
 
 class TaskRecord(Struct):
-    """A task that is queued (no lease) or being run."""
+    """A task that is queued (no lease) or leased."""
 
     task: Task
     attempt: int = 0
@@ -52,7 +52,7 @@ class TaskRecord(Struct):
 
 
 class TrajectoryRecord(Struct):
-    """A trajectory as it arrives. ``segments`` are those not yet part of a unit; snapshots call them pieces."""
+    """A trajectory whose segments arrive. ``segments`` are not yet in a unit; snapshots call them pieces."""
 
     trajectory_id: str
     task: Task
@@ -63,16 +63,19 @@ class TrajectoryRecord(Struct):
     closed: bool = False
     failed: bool = False
     split: bool = False
-    """Whether a part of it is delivered already; then the rest follows segment by segment."""
+    """True if a part of the trajectory is in units already; the rest then follows segment by segment."""
 
     @property
     def length(self) -> int:
-        """Action tokens, once it has ended well; 0 before."""
+        """Action tokens of the trajectory, once it has ended well; otherwise 0."""
         return self.action_tokens if self.closed and not self.failed else 0
 
 
 class GroupRecord(Struct):
-    """A rollout group: members still out, members here, and how many others there were."""
+    """A rollout group: tasks still ``out``, closed members ``here``.
+
+    ``taken`` counts the members delivered singly, ``lost`` the members given up.
+    """
 
     group_id: str
     size: int
@@ -81,7 +84,7 @@ class GroupRecord(Struct):
     taken: int = 0
     lost: int = 0
     since: float | None = None
-    """When the first member was closed or lost."""
+    """Time when the first member was closed or lost; None before."""
 
     @property
     def members_done(self) -> int:
@@ -89,7 +92,7 @@ class GroupRecord(Struct):
 
 
 class Unit(Struct):
-    """What is handed to the learner in one delivery."""
+    """Segments that the broker hands to the learner in one delivery."""
 
     unit_id: str
     group_id: str
@@ -98,20 +101,20 @@ class Unit(Struct):
     trajectories: int
     complete: bool
     context: bool = False
-    """Whether pieces that follow are of no use without it."""
+    """True if later segments of the trajectory are of no use without this unit."""
     lengths: list[int] = []
-    """Action tokens of the trajectories that end in it."""
+    """Action tokens of each trajectory that ends in the unit."""
     age: int = 0
-    """Order in which units became ready."""
+    """Position of the unit in the order in which units became ready."""
     deliveries: int = 0
     epoch: int = 0
-    """Of the learner it was delivered to last."""
+    """Epoch of the learner that the unit was delivered to last."""
     processes: int = 0
-    """Learner processes it was delivered to since the last checkpoint."""
+    """Number of learner processes that the unit was delivered to since the last checkpoint."""
     held: bool = False
-    """Whether the learner alive may have it, from whatever delivery."""
+    """True if the live learner may still have the unit from an earlier delivery."""
     step: int = 0
-    """Of its commit, with `outcome`."""
+    """Learner step of the commit, set together with `outcome`."""
     outcome: Outcome | None = None
 
     @property
@@ -120,6 +123,6 @@ class Unit(Struct):
 
     @property
     def fits(self) -> bool:
-        """Whether it fits into one message."""
+        """Whether the unit fits into one message."""
         nbytes = sum(stored.nbytes for stored in self.segments)
         return nbytes + ENVELOPE_BYTES <= MAX_MESSAGE_BYTES and 2 * len(self.segments) + 2 <= MAX_FRAMES

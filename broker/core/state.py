@@ -1,4 +1,4 @@
-"""Everything the broker keeps, in one place: events change it, actions leave it."""
+"""The whole state of the broker in one place. Events and segments change it; actions leave it."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ ENDED = "the learner that asked for it is gone"
 
 
 class Send(Struct, frozen=True):
-    """To be sent to ``peer``; ``frames`` are (header, body) pairs behind a Deliver."""
+    """Action: send ``message`` to ``peer``. ``frames`` are the (header, body) pairs that follow a Deliver."""
 
     peer: str
     message: AnyMessage
@@ -46,10 +46,11 @@ class Send(Struct, frozen=True):
 
 
 class BrokerState:
-    """Shared by the parts of `broker.core.dispatch.Dispatcher`.
+    """State that the parts of `broker.core.dispatch.Dispatcher` share.
 
-    What lasts (tasks, trajectories, groups, units, ledger, lineage, weights) changes by `record` and `store_segment`
-    only, each of which leaves a record in the store; peers and credit change freely, and are lost with the process.
+    The lasting state (tasks, trajectories, groups, units, ledger, lineage, weights) changes only by `record`
+    and `store_segment`, each of which leaves a record in the store. Peers, credit, the leases of units and
+    the counts of refusals change freely; the process may lose them when it ends.
     """
 
     def __init__(
@@ -74,45 +75,51 @@ class BrokerState:
             store, self.ledger, lease_s=config.delivery_lease_s, max_policy_lag=max_policy_lag
         )
         self.lineage: Hello | None = None
-        """The newest learner's Hello, also while it is away."""
+        """Hello of the newest learner, kept while it is away."""
         self.published: Published | None = None
-        """The newest policy version."""
+        """Newest policy version that was published."""
         self.line = VersionLine()
-        """Of its weights."""
+        """Version line of the published weights."""
         self.notices: list[Dropped] = []
-        """What the learner has to be told; `take_notices` empties it."""
+        """Notices for the learner; `take_notices` empties the list."""
         self._out: list[Send] = []
 
-    # --- what lasts ---------------------------------------------------------------------------------------
+    # --- lasting state ------------------------------------------------------------------------------------
 
     def record(self, event: AnyEvent, now: float) -> list[str]:
-        """Apply an event and record it; returns texts of what was wrong with it, to be told to who caused it.
+        """Apply an event and record it; return texts of what was wrong with it, for the peer that caused it.
 
         Raises:
-            StateBroken: the event could not be applied; the books are not to be trusted any more, the journal is.
+            StateBroken: the event could not be applied or recorded. The journal is right, the state is not.
         """
         wrong = self.apply(event, now)
         try:
-            self.store.note(event)
-        except Exception as error:  # the books are ahead of the journal
+            self.store.record_event(event)
+        except Exception as error:
+            # The state is ahead of the journal.
             raise _broken(repr(event), error) from error
         return wrong
 
     def store_segment(self, segment: Segment, header: bytes, body: Buffer, now: float) -> None:
-        """Let the next segment of a leased task in, and record it; `record`'s twin.
+        """Record the next segment of a leased task, and apply it.
 
         Raises:
-            StateBroken: see there.
+            StateBroken: the segment could not be recorded or applied, see `record`.
         """
         key = (segment.trajectory_id, segment.index)
         try:
             self.store.put(key, header, body)
-        except Exception as error:  # the journal may have it, and the books have not
+        except Exception as error:
+            # The journal may have the segment, but the state does not.
             raise _broken(f"segment {key}", error) from error
         self.apply_segment(segment, len(header) + len(body), now)
 
     def apply(self, event: AnyEvent, now: float) -> list[str]:
-        """What follows from an event, without recording it."""
+        """Apply an event without recording it; return texts of what was wrong with it.
+
+        Raises:
+            StateBroken: the event could not be applied.
+        """
         try:
             wrong = self._apply(event, now)
             if self.assembly.results:
@@ -122,7 +129,11 @@ class BrokerState:
         return wrong
 
     def apply_segment(self, segment: Segment, nbytes: int, now: float) -> None:
-        """What follows from a segment that is in the store."""
+        """Apply a segment that the store has already.
+
+        Raises:
+            StateBroken: the segment could not be applied.
+        """
         try:
             record = self._record(segment.task_id)
             assert record.lease is not None
@@ -136,7 +147,8 @@ class BrokerState:
             raise _broken(f"segment {(segment.trajectory_id, segment.index)}", error) from error
 
     def _apply(self, event: AnyEvent, now: float) -> list[str]:
-        match event:  # the most frequent ones first
+        # The most frequent events come first.
+        match event:
             case Leased():
                 self.tasks.lease(event.task_id, event.lease_id, event.actor, event.incarnation, now)
             case TasksPut(tasks=tasks):
@@ -164,7 +176,7 @@ class BrokerState:
         return []
 
     def now_published(self, event: Published) -> None:
-        """The newest version, and the line that its weights are on."""
+        """Set the newest policy version, and the version line of its weights."""
         self.published, self.line = event, VersionLine(event.line)
 
     def _put(self, task: Task) -> str:
@@ -199,7 +211,12 @@ class BrokerState:
         self.ledger.replayed_tokens += event.replayed_tokens
 
     def _join(self, hello: Hello, now: float) -> None:
-        """A learner takes over: what its checkpoint does not cover comes back, what another lineage wanted goes."""
+        """Let a learner take over.
+
+        A new process of the same lineage gets every unit again that its checkpoint does not cover, and
+        evaluation tasks are cancelled. In a new lineage, all tasks are cancelled and all units are dropped or
+        released.
+        """
         before, self.lineage = self.lineage, hello
         if before is not None and process(before) != process(hello):
             self.deliveries.expire_all(void=True)
@@ -213,7 +230,7 @@ class BrokerState:
         self.assembly.set_mode(hello.deliver, now)
 
     def _cancel_all(self, *purposes: str) -> None:
-        """Nobody waits any more for tasks of these purposes, done or not."""
+        """Cancel all tasks of these purposes, and drop their trajectories and units."""
         for record in self.tasks.live():
             if record.task.purpose in purposes:
                 self._cancel(record, "superseded", ENDED)
@@ -225,7 +242,7 @@ class BrokerState:
                 self.deliveries.drop(unit.unit_id, "superseded")
 
     def _take_results(self) -> None:
-        """What has become ready or unwanted by an event, has by the same event been queued or cancelled."""
+        """Queue the units that an event made ready, and cancel the tasks that it made unwanted."""
         for unit in self.assembly.take_ready():
             self.deliveries.add(unit)
         for task_id in self.assembly.take_unwanted():
@@ -244,25 +261,28 @@ class BrokerState:
     # --- views --------------------------------------------------------------------------------------------
 
     def segments(self) -> Iterator[StoredSegment]:
-        """All segments that have no outcome yet."""
+        """Yield all segments that have no outcome yet."""
         yield from self.assembly.segments()
         yield from self.deliveries.segments()
 
     def miscount(self) -> str:
-        """By how many segments store and ledger differ; "" when they agree. Costs the same whatever is held."""
+        """Return by how many segments store and ledger differ, or "". The cost is constant."""
         return self.ledger.miscount(len(self.store))
 
     def violation(self) -> str:
-        """By what the ledger does not close; "" when it does. Walks through all that is held."""
+        """Return by how much the ledger fails to close, or "". Walks over everything that is held."""
         return self.miscount() or self.ledger.difference(self.segments())
 
     def held_task_ids(self) -> list[str]:
-        """Training tasks that are queued, leased, or done and not committed for good."""
+        """Return the training tasks that are queued, leased, or done and not committed."""
         live = [record.task.task_id for record in self.tasks.live() if record.task.purpose == "train"]
         return list(dict.fromkeys([*live, *self.done_task_ids("train")]))
 
     def done_task_ids(self, *purposes: str) -> list[str]:
-        """Tasks that are done and whose end is here; of a trajectory in windows the last may be gone before others."""
+        """Return the tasks that are done and whose last segment is held.
+
+        The last window of a trajectory may be committed before others; then the task is left out.
+        """
         units = [unit for unit in self.deliveries.units() if unit.purpose in purposes and not unit.context]
         done = [stored.key[0] for unit in units for stored in unit.segments]
         if "train" in purposes:
@@ -270,11 +290,11 @@ class BrokerState:
         return [names.task_of(trajectory) for trajectory in done]
 
     def room(self) -> int:
-        """Segment credit that may still be granted to actors."""
+        """Return the segment credit that may still be granted to actors."""
         return 0 if self.store.low else self.flow.room(len(self.store), self.store.nbytes)
 
     def full(self) -> bool:
-        """Whether what is held has reached a bound."""
+        """Return whether what is held has reached a limit."""
         if self.store.low:
             return True
         return self.flow.room(len(self.store), self.store.nbytes) + self.flow.outstanding <= 0
@@ -282,21 +302,21 @@ class BrokerState:
     # --- actions ------------------------------------------------------------------------------------------
 
     def send(self, peer: str, message: AnyMessage, frames: Sequence[tuple[bytes, Buffer]] = ()) -> None:
-        """Queue an action."""
+        """Queue a message to a peer."""
         self._out.append(Send(peer, message, frames))
 
     def refuse(self, peer: str, code: str, text: str, *, fatal: bool = False) -> None:
-        """Refuse a message of a peer, and count it."""
+        """Refuse a message of a peer, and count the refusal."""
         self.ledger.refuse(code)
         self.send(peer, Refused(code=code, message=text, fatal=fatal))
 
     def take_actions(self) -> list[Send]:
-        """The actions queued since the last call."""
+        """Return the actions queued since the last call."""
         out, self._out = self._out, []
         return out
 
     def take_notices(self) -> list[Dropped]:
-        """What the learner has to be told since the last call."""
+        """Return the notices for the learner since the last call."""
         notices, self.notices = self.notices, []
         return notices
 
@@ -306,5 +326,5 @@ def _broken(what: str, error: Exception) -> StateBroken:
 
 
 def process(hello: Hello) -> tuple[str, int, int]:
-    """What tells a learner's process from another."""
+    """Return what identifies a learner process: name, incarnation and epoch."""
     return hello.peer, hello.incarnation, hello.epoch

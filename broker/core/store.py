@@ -1,4 +1,4 @@
-"""Where segments and events are kept: in memory, or in a journal that outlives the process (`broker.recovery`)."""
+"""Stores of segments and events: in memory, or in a journal that outlives it (`broker.journal_store`)."""
 
 from typing import Protocol
 
@@ -6,38 +6,36 @@ from broker.core.events import AnyEvent
 from protocol.codec import Buffer
 from protocol.names import SegmentKey
 
-"""Trajectory id and index of a segment."""
-
 
 class SegmentStore(Protocol):
-    """Raw header and body bytes by key; never decoded or changed, so that unknown fields survive.
+    """Raw header and body bytes by key. They are never decoded or changed, so that unknown fields survive.
 
-    A segment is held until the learner commits it, set aside until a checkpoint covers that, and then dropped.
-    Only what is held counts towards the broker's bounds.
+    A segment is held until the learner commits it. A committed segment is kept until a checkpoint covers its
+    commit. Only held segments count towards the broker's limits.
     """
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Bytes of held segments."""
         ...
 
     @property
     def committed_nbytes(self) -> int:
-        """Bytes set aside."""
+        """Bytes of committed segments that no checkpoint covers yet."""
         ...
 
     @property
     def low(self) -> bool:
-        """Whether there is no room for more."""
+        """Whether there is no room for more segments."""
         ...
 
     @property
     def crowded(self) -> bool:
-        """Whether what is set aside takes the room of what waits."""
+        """Whether committed segments take the room of waiting ones."""
         ...
 
     def __len__(self) -> int:
-        """Segments held."""
+        """Return the number of held segments."""
         ...
 
     def put(self, key: SegmentKey, header: bytes, body: Buffer) -> None: ...
@@ -46,35 +44,35 @@ class SegmentStore(Protocol):
     def uncommit(self, key: SegmentKey) -> None: ...
     def drop(self, key: SegmentKey) -> None: ...
 
-    def note(self, event: AnyEvent) -> None:
-        """Keep an event, in order with the segments."""
+    def record_event(self, event: AnyEvent) -> None:
+        """Record an event, in order with the segments."""
         ...
 
 
 class Counted:
-    """Numbers of what is held and set aside."""
+    """Numbers of bytes and segments that are held or committed."""
 
     def __init__(self) -> None:
         self._held: dict[SegmentKey, int] = {}
-        self._aside: dict[SegmentKey, int] = {}
+        self._committed: dict[SegmentKey, int] = {}
         self.nbytes = self.committed_nbytes = 0
 
     def __len__(self) -> int:
         return len(self._held)
 
     def add(self, key: SegmentKey, nbytes: int) -> None:
-        known = key in self._held or key in self._aside
+        known = key in self._held or key in self._committed
         assert not known, f"segment {key} is stored already"
         self._held[key] = nbytes
         self.nbytes += nbytes
 
     def commit(self, key: SegmentKey) -> None:
-        nbytes = self._aside[key] = self._held.pop(key)
+        nbytes = self._committed[key] = self._held.pop(key)
         self.nbytes -= nbytes
         self.committed_nbytes += nbytes
 
     def uncommit(self, key: SegmentKey) -> None:
-        nbytes = self._held[key] = self._aside.pop(key)
+        nbytes = self._held[key] = self._committed.pop(key)
         self.nbytes += nbytes
         self.committed_nbytes -= nbytes
 
@@ -82,11 +80,11 @@ class Counted:
         if key in self._held:
             self.nbytes -= self._held.pop(key)
         else:
-            self.committed_nbytes -= self._aside.pop(key)
+            self.committed_nbytes -= self._committed.pop(key)
 
 
 class MemoryStore(Counted):
-    """Segments in memory: lost with the process.
+    """Segments in memory, which are lost with the process.
 
     Example:
         >>> store = MemoryStore()
@@ -117,5 +115,5 @@ class MemoryStore(Counted):
         super().drop(key)
         del self._frames[key]
 
-    def note(self, event: AnyEvent) -> None:
+    def record_event(self, event: AnyEvent) -> None:
         pass

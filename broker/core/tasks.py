@@ -1,4 +1,4 @@
-"""The task queue: who runs what, until when, and what happens when it is lost. Pure."""
+"""The task queue: which actor runs which task, until when, and what happens when a task is lost. Pure."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Set
@@ -10,7 +10,7 @@ from broker.core.records import TaskLease, TaskRecord
 from protocol.messages import Task
 
 REMEMBERED_TASKS = 131_072
-"""Ids of tasks that are over and still recognised, for PutTasks and segments that come twice."""
+"""Number of tasks that are over whose ids are kept, to recognise PutTasks and segments that come twice."""
 REJECTED_WAIT_S = 1.0
 MAX_SKIPPED = 64
 UNWANTED = -1
@@ -22,10 +22,10 @@ class TaskQueue:
     """All tasks that are not over, and a bounded memory of those that are.
 
     Args:
-        lease_s: without progress for so long, a lease ends.
-        max_attempts: a task lost so often is given up.
-        max_queued: tasks waiting for an actor.
-        boot: a part of lease ids, other with each start of the broker.
+        lease_s: seconds without progress after which a lease ends.
+        max_attempts: number of losses after which a task is given up.
+        max_queued: upper limit of the tasks that wait for an actor.
+        boot: part of the lease ids; it must differ with each start of the broker.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class TaskQueue:
 
     @property
     def waiting(self) -> bool:
-        """Whether any is queued."""
+        """Whether any task is queued."""
         return any(self._queues.values())
 
     @property
@@ -70,12 +70,12 @@ class TaskQueue:
             yield record, record.lease
 
     def live(self) -> list[TaskRecord]:
-        """All that are not over: queued ones in their order, then leased ones."""
+        """Return all tasks that are not over: queued ones in their order, then leased ones."""
         queued = [record for queue in self._queues.values() for record in queue.values()]
         return queued + list(self._leases.values())
 
     def restore(self, records: Iterable[TaskRecord], over: Iterable[tuple[str, int]], now: float) -> None:
-        """What `live` and `over` gave, in a new process: leases are renewed, as its clock is another."""
+        """Restore what another process held. Leases are renewed, because the clock is a different one."""
         for task_id, attempt in over:
             self.over.add(task_id, attempt)
         for record in records:
@@ -88,11 +88,11 @@ class TaskQueue:
                 self._leases[record.lease.lease_id] = record
 
     def groups(self) -> set[str]:
-        """Groups with a task that is not over."""
+        """Return the groups that have a task that is not over."""
         return {record.task.group_id for record in self._live.values()}
 
     def unseen(self, tasks: list[Task]) -> list[Task]:
-        """Those not seen before, each once."""
+        """Return the tasks that were not seen before, each once."""
         fresh, live, over = dict[str, Task](), self._live, self.over
         for task in tasks:
             if task.task_id not in live and task.task_id not in over:
@@ -100,7 +100,7 @@ class TaskQueue:
         return list(fresh.values())
 
     def room(self) -> int:
-        """Tasks that may still be queued."""
+        """Return how many more tasks may be queued."""
         return max(0, self._max_queued - self.queued)
 
     def put(self, task: Task) -> None:
@@ -112,7 +112,10 @@ class TaskQueue:
     def next(
         self, choose: Callable[[TaskRecord, float], A | None], now: float
     ) -> tuple[TaskRecord, A] | None:
-        """The first queued task for which ``choose`` names an actor: evaluation first, then by age."""
+        """Return the first queued task for which ``choose`` names an actor, and the actor; evaluation first.
+
+        After `MAX_SKIPPED` tasks without an actor the search ends.
+        """
         skipped = 0
         for queue in self._queues.values():
             for record in queue.values():
@@ -125,12 +128,12 @@ class TaskQueue:
         return None
 
     def new_lease_id(self) -> str:
-        """Never used before, not even by a broker before this one."""
+        """Return a lease id that was never used before, not even by an earlier broker process."""
         self._lease_count += 1
         return f"t{self._boot}.{self._lease_count}"
 
     def lease(self, task_id: str, lease_id: str, actor: str, incarnation: int, now: float) -> TaskRecord:
-        """Hand a queued task to an actor."""
+        """Lease a queued task to an actor."""
         record = self._live[task_id]
         del self._queues[record.task.purpose][task_id]
         limit = now + record.task.deadline_s + self._lease_s
@@ -140,7 +143,7 @@ class TaskQueue:
         return record
 
     def expired(self, progress_at: Callable[[str], float], now: float) -> list[tuple[TaskRecord, str]]:
-        """Leases that have ended, with the reason."""
+        """Return the leases that have run out, each with the reason."""
         ended: list[tuple[TaskRecord, str]] = []
         for record, lease in self.leases():
             renewed = max(lease.renewed, progress_at(lease.actor))
@@ -151,16 +154,16 @@ class TaskQueue:
         return ended
 
     def hold(self, actors: Set[str], seconds: float, now: float) -> None:
-        """Leases of actors that have to wait for us do not run out."""
+        """Extend the leases of actors that had to wait for the broker during the last ``seconds``."""
         for record in self._leases.values():
             if record.lease is not None and record.lease.actor in actors:
                 record.lease.renewed = now
                 record.lease.limit += seconds
 
     def end_lease(self, record: TaskRecord, now: float, *, fault: bool, avoid: str = "") -> bool:
-        """Take a leased task back, to the front of the queue as a new attempt; False when it is given up.
+        """End a lease and queue its task in front as a new attempt; return False if the task is given up.
 
-        ``fault``: the loss counts towards ``max_attempts``; ``avoid``: an actor that does not want it.
+        ``fault``: the loss counts towards ``max_attempts``. ``avoid``: the actor that rejected the task.
         """
         assert record.lease is not None
         del self._leases[record.lease.lease_id]
@@ -179,7 +182,7 @@ class TaskQueue:
         return True
 
     def close(self, record: TaskRecord) -> None:
-        """The trajectory of this attempt is whole."""
+        """End a task, because the trajectory of its attempt is whole."""
         self._remove(record, record.attempt)
         self._ledger.task("closed")
 

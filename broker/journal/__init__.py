@@ -1,5 +1,7 @@
-"""The write-ahead journal: numbered records in files, durable before anybody hears of them. Knows no tasks.
+"""The write-ahead journal: numbered records in files, durable before any peer hears of them.
 
-- `journal`: the journal that is open; `writer`: its thread; `records`: the bytes of a record.
-- `opening`, `files`: takes a folder, checks and repairs it. `config`: `[broker.journal]`.
+It does not know tasks.
+
+- `journal`: the open journal. `writer`: its thread. `records`: the bytes of a record.
+- `opening`, `files`: claim, check and repair a folder. `config`: `[broker.journal]`.
 """

@@ -8,21 +8,22 @@ from protocol.section import Section
 
 
 class JournalConfig(Section):
-    """The broker's journal, in the run folder: what makes a killed broker go on where it stopped."""
+    """The broker's journal in the run folder, from which a restarted broker recovers its state."""
 
     durability: Literal["written", "synced"] = "written"
-    """When the broker answers for what it was given. "written": when the system has it, which survives the death of
-    the broker, and a power failure but for the last `sync_interval_s`. "synced": when the disk has it."""
+    """When the broker confirms what it receives. "written": when the operating system has it; a power failure
+    may then lose the last `sync_interval_s`, a killed broker nothing. "synced": when the disk has it."""
     sync_interval_s: float = Field(0.2, gt=0)
-    """With "written", the disk gets it at least so often: what a power failure may cost."""
+    """Seconds between two syncs to the disk with "written": what a power failure may cost."""
     file_bytes: int = Field(64 << 20, ge=4096, le=1 << 30)
-    """A file that has grown to so much is followed by the next, which begins with a snapshot."""
+    """Bytes of a file after which the journal goes on in a new one, which begins with a snapshot."""
     keep_bytes: int = Field(1 << 30, ge=0)
-    """Files no longer needed stay, as flight record, while the journal is no larger than this."""
+    """Bytes up to which the journal keeps files that are no longer needed, as a flight record."""
     max_bytes: int = Field(16 << 30, ge=4096)
-    """With more than this still needed, no segments are let in until a checkpoint of the learner frees some."""
+    """Upper limit of the bytes still needed. Above it, actors get no segment credit until a checkpoint of the
+    learner frees files."""
     min_free_bytes: int = Field(64 << 20, ge=0)
-    """With less than this free on the disk, no segments are let in; the rest is for commits."""
+    """Free bytes of the disk below which actors get no segment credit. The rest is for commits."""
 
     @model_validator(mode="after")
     def _room(self) -> Self:

@@ -1,6 +1,7 @@
-"""The journal's folder as it lies on disk: which files there are, what they hold, whether all of it is whole.
+"""The journal's folder on disk: which files it has, what they hold, and whether they are damaged.
 
-Read-only, and without a lock: the journal may be in use. docs/understand/journal.md says what each file is for.
+This module only reads, and takes no lock, because the journal may be in use. docs/understand/journal.md says
+what each file is for.
 """
 
 from collections.abc import Iterator
@@ -28,11 +29,11 @@ from broker.journal.records import (
 LOCK = "lock"
 ACCEPTED = "accepted-losses.json"
 MAX_DIGITS = 12
-"""Of the number of a file."""
+"""Upper limit of the digits in the number of a file."""
 
 
 class Contents(NamedTuple):
-    """One file, read: its head (None if that is cut or damaged), and what was found behind it."""
+    """Content of one file: its head (None if cut or damaged), and the records and losses found after it."""
 
     number: int
     header: Header | None
@@ -41,52 +42,52 @@ class Contents(NamedTuple):
 
     @property
     def entries(self) -> list[FoundRecord]:
-        """Whole records."""
+        """Whole records of the file."""
         return [item for item in self.found if isinstance(item, FoundRecord)]
 
     @property
     def losses(self) -> list[Loss]:
-        """What is not whole."""
+        """Damage in the file."""
         return [item for item in self.found if isinstance(item, Loss)]
 
     @property
     def torn(self) -> Loss | None:
-        """The end, if it is not whole and nothing whole follows."""
+        """The end of the file if it is not a whole record, and nothing whole follows; otherwise None."""
         last = self.found[-1] if self.found else None
         return last if isinstance(last, Loss) and last.torn else None
 
     def record(self, entry: FoundRecord) -> Record:
-        """A record with its payload."""
+        """Return a record with its payload."""
         place = entry.place
         return Record(entry.kind, self.data[place.offset : place.offset + place.nbytes], place)
 
 
 @dataclass
 class Survey:
-    """What a folder holds."""
+    """Summary of what a journal's folder holds."""
 
     files: dict[int, int] = field(default_factory=dict)
-    """Bytes of each file."""
+    """Bytes of each file, by number."""
     released: list[int] = field(default_factory=list)
-    """Files that were deleted because nothing needed them."""
+    """Numbers of the files that were deleted because nothing needed them."""
     mark: int = 0
-    """The newest file known to be on the disk from its beginning; 0: not known."""
+    """Number of the newest file that the disk is known to have from its beginning; 0: not known."""
     runs: set[str] = field(default_factory=set)
     losses: list[Loss] = field(default_factory=list)
-    """Damage, nobody has accepted yet."""
+    """Damage that nobody has accepted yet."""
     accepted: list[Loss] = field(default_factory=list)
     torn: Loss | None = None
-    """The end, as a killed writer leaves it; to be cut."""
+    """Torn end that a killed writer left; `repair` cuts it."""
     unbegun: list[int] = field(default_factory=list)
-    """Files behind that end, to be removed."""
+    """Numbers of files after a torn end, or not begun in full; `repair` removes them."""
     snapshot: Place | None = None
-    """The newest."""
+    """Place of the newest snapshot."""
     next_number: int = 0
-    """Of the record to come."""
+    """Number of the next record."""
 
 
 def numbers(folder: Path, suffix: str = ".log") -> list[int]:
-    """Numbers of the files in a journal's folder, in order; with the suffix ".released", of those deleted."""
+    """Return the numbers of the files in a journal's folder, in order; ".released" selects deleted ones."""
     stems = [path.stem for path in folder.glob(f"journal-*{suffix}")]
     digits = [stem[len("journal-") :] for stem in stems]
     found = [int(text) for text in digits if text.isdecimal() and len(text) <= MAX_DIGITS]
@@ -94,10 +95,10 @@ def numbers(folder: Path, suffix: str = ".log") -> list[int]:
 
 
 def read_file(folder: Path, number: int, first: int | None = None) -> Contents:
-    """All of a file; ``first`` is the number its first record must have, where the head does not say it.
+    """Read a whole file; ``first`` is the number of its first record, used if the head is damaged.
 
     Raises:
-        JournalError: it cannot be read, or another version of the program wrote it.
+        JournalError: the file cannot be read, or another version of the program wrote it.
     """
     path = folder / file_name(number)
     try:
@@ -115,7 +116,7 @@ def read_file(folder: Path, number: int, first: int | None = None) -> Contents:
 
 
 def each_file(folder: Path) -> Iterator[Contents]:
-    """All files, one after the other; for whoever looks at them.
+    """Yield all files in order, to inspect a journal. Files that are deleted meanwhile are left out.
 
     Raises:
         JournalError: there is no journal.
@@ -130,7 +131,7 @@ def each_file(folder: Path) -> Iterator[Contents]:
 
 
 def records(folder: Path) -> Iterator[Record | Loss]:
-    """Everything in the journal, losses where they are.
+    """Yield everything in the journal in order, records and losses.
 
     Raises:
         JournalError: there is no journal.
@@ -145,10 +146,10 @@ def records(folder: Path) -> Iterator[Record | Loss]:
 
 
 def read_place(folder: Path, place: Place) -> bytes:
-    """Payload of one record.
+    """Read the payload of one record.
 
     Raises:
-        JournalError: it is not there, or not what was written.
+        JournalError: the record is missing or damaged.
     """
     try:
         with open(folder / file_name(place.file), "rb") as file:
@@ -160,7 +161,7 @@ def read_place(folder: Path, place: Place) -> bytes:
 
 
 def _read(folder: Path, number: int, first: int | None = None) -> Contents | None:
-    """A file, unless it was released meanwhile."""
+    """Read a file; return None if it was released meanwhile."""
     try:
         return read_file(folder, number, first)
     except JournalError:
@@ -170,7 +171,7 @@ def _read(folder: Path, number: int, first: int | None = None) -> Contents | Non
 
 
 def survey(folder: Path) -> Survey:
-    """Read and check everything.
+    """Read and check all files of a journal.
 
     Raises:
         JournalError: a file cannot be read.
@@ -188,9 +189,8 @@ def survey(folder: Path) -> Survey:
         contents, gap = found
         if before is not None and before.number == number - 1:
             end = _end(before, contents, expected or 0)
-            if (
-                end is not None and 0 < here.mark < number
-            ):  # a power failure took what the disk did not have yet
+            # A power failure took what the disk did not have yet.
+            if end is not None and 0 < here.mark < number:
                 here.torn, here.unbegun = end, [n for n in logs if n >= number]
                 break
             losses += [end] if end is not None else []
@@ -211,8 +211,9 @@ def survey(folder: Path) -> Survey:
 def _next(
     folder: Path, here: Survey, number: int, before: Contents | None, expected: int | None
 ) -> tuple[Contents, Loss | None] | None:
-    """The file of that number, unless it was released, and what is missing between it and the file before."""
-    # Below the first that was released, all were. Names may be far apart: nothing here is as long as the gap.
+    """Read the file of this number; return it with what is missing before it, or None if it was released."""
+    # All files below the lowest released number were released, too.
+    # Numbers may be far apart, so no loop here runs over a gap.
     first = before.number + 1 if before else max(1, min(here.released, default=0))
     released = {n for n in here.released if first <= n < number}
     gone = number - first - len(released)
@@ -228,7 +229,7 @@ def _next(
 
 
 def _note(here: Survey, losses: list[Loss], contents: Contents, expected: int | None) -> int | None:
-    """Take one file into the survey; returns the number that the first record of the next one must have."""
+    """Add one file to the survey; return the number that the first record of the next file must have."""
     here.files[contents.number] = len(contents.data)
     if contents.header is not None:
         here.runs.add(contents.header.run)
@@ -243,7 +244,10 @@ def _note(here: Survey, losses: list[Loss], contents: Contents, expected: int | 
 
 
 def _last(here: Survey, contents: Contents) -> None:
-    """The end of the newest file is torn, unless it is known to have been on the disk."""
+    """Classify an incomplete end of the newest file.
+
+    It is torn, or the file was not begun in full. If the disk is known to have had the head, it is damage.
+    """
     if contents.torn is None:
         return
     if contents.header is not None:
@@ -255,7 +259,7 @@ def _last(here: Survey, contents: Contents) -> None:
 
 
 def _end(before: Contents, after: Contents, expected: int) -> Loss | None:
-    """What is missing at the end of a file that is not the newest, going by the head of the one behind it."""
+    """Return what is missing at the end of a file, according to the head of the file after it."""
     torn, size = before.torn, len(before.data)
     written = after.header.previous_nbytes if after.header is not None else size
     records = after.header.first - expected if after.header is not None else 0
@@ -278,7 +282,7 @@ def _mark(folder: Path) -> int:
 
 
 def _accepted(folder: Path) -> set[tuple[int, int]]:
-    """File and offset of losses that somebody has accepted."""
+    """Return file and offset of the losses that somebody has accepted."""
     try:
         listed = msgspec.json.decode((folder / ACCEPTED).read_bytes(), type=list[Loss])
     except FileNotFoundError:

@@ -1,9 +1,10 @@
-"""The broker's write-ahead journal: records appended to files, safe before anybody is told of what they say.
+"""The broker's write-ahead journal: records in files, safe before any peer hears of what they say.
 
-What is appended is buffered; `flush` has it written, and `durable` says up to which record it is safe: when the system
-has it ("written"), or when the disk has it ("synced"). A file that has grown large is followed by another, which begins
-with a snapshot; files that nothing needs any more are kept as a flight record while there is room for them.
-docs/understand/journal.md has the format, and says what survives what.
+`append` buffers a record, `flush` has it written, and `durable` says up to which record the journal is safe.
+A record is safe when the operating system has it ("written"), or when the disk has it ("synced"). After a
+file has grown large, the journal goes on in a new one, which begins with a snapshot. Files that nothing needs
+any more are kept as a flight record while there is room for them. docs/understand/journal.md has the format,
+and says what survives which failure.
 """
 
 import errno
@@ -46,12 +47,12 @@ log = logging.getLogger(__name__)
 
 SPACE_S = 0.2
 MAX_OPEN = 16
-PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
-"""Errors of reading that say nothing of what is read."""
+TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+"""Errors of reading that come from a lack of resources, and say nothing about the file."""
 
 
 class Journal:
-    """See the module. All methods belong to one thread, that of the broker."""
+    """An open journal, see the module. All methods belong to one thread, the broker's."""
 
     def __init__(
         self,
@@ -69,16 +70,19 @@ class Journal:
         self._recoverable, self._since = dict(here.files), here.snapshot
         self._readers: dict[int, int] = {}
         self._first = here.next_number
-        """Number of this process's first record, among all of the journal."""
+        """Number of this process's first record, among all records of the journal."""
         self._snapshot_file = here.snapshot.file if here.snapshot else min(self._files, default=1)
         self._needed: set[int] = set()
         self._releasable = self._release_at = 0
-        """Files below this one may be deleted if they are not needed; 0: nothing is to be deleted. And the record up
-        to which the disk must have all, for what says that they are not needed is among it."""
+        """Pending deletion of the files below `_releasable` that are not needed; 0: none is pending.
+
+        First the disk must have all records up to `_release_at`, which say that the files are not needed.
+        """
         self._low, self._looked_at = False, float("-inf")
         self._file, header = max([0, here.mark, *self._files]), b""
         damaged = any(loss.file >= self._file for loss in self.losses)
-        if damaged or self._file not in self._files:  # behind damage nothing is appended
+        # Nothing is appended after damage.
+        if damaged or self._file not in self._files:
             header = self._new_file(self._file + 1, self._first)
             self._files[self._file] = len(header)
         self._writer = Writer(folder, config, lock, self._file, header, on_durable)
@@ -93,15 +97,15 @@ class Journal:
         accept_loss: bool = False,
         on_durable: Callable[[], None] = lambda: None,
     ) -> "Journal":
-        """Take the journal of a run, or begin one. A torn end, as a killed writer leaves it, is cut.
+        """Open the journal of a run, or begin one. A torn end, which a killed writer leaves, is cut.
 
         Args:
-            accept_loss: go on without what is damaged or missing; `losses` lists it.
-            on_durable: called from another thread when `durable` has risen there, or the disk has failed.
+            accept_loss: go on without records that are damaged or missing; `losses` lists them.
+            on_durable: called from the writer's thread when `durable` rises there, or the disk fails.
 
         Raises:
-            JournalError: another process has it, it is another run's, it is damaged elsewhere than at its end, or
-                the disk is full.
+            JournalError: another process uses the journal, it belongs to another run, it is damaged elsewhere
+                than at its end, or the disk is full.
         """
         lock = claim(folder)
         try:
@@ -125,7 +129,7 @@ class Journal:
         return journal
 
     def recovered(self) -> Iterator[Record]:
-        """What the journal held when it was opened, from its newest snapshot on."""
+        """Yield the records that the journal held when it was opened, from its newest snapshot on."""
         since = self._since or Place(0, 0, 0)
         for number in sorted(n for n in self._recoverable if n >= since.file):
             contents = read_file(self._folder, number)
@@ -142,21 +146,21 @@ class Journal:
 
     @property
     def sequence(self) -> int:
-        """Records appended by this process."""
+        """Number of records appended by this process."""
         return self._writer.count
 
     @property
     def durable(self) -> int:
-        """Records of this process up to which all are safe."""
+        """Number of records of this process that are safe, counted from its first one without a gap."""
         return self._writer.durable
 
     @property
     def blocked(self) -> str:
-        """Why nothing can be written now; "" if it can."""
+        """Reason why nothing can be written now; "" if writing works."""
         return self._writer.blocked
 
     def append(self, kind: Kind, *parts: Buffer) -> Place:
-        """Buffer a record whose payload is ``parts`` one behind the other."""
+        """Buffer a record whose payload is ``parts``, joined; return the place of the payload."""
         return self._append(kind, parts)
 
     def _append(self, kind: Kind, parts: tuple[Buffer, ...], header: bytes = b"") -> Place:
@@ -170,28 +174,28 @@ class Journal:
         return Place(file, offset, nbytes)
 
     def flush(self) -> None:
-        """Write what is buffered, or have the sync thread do so; call it after each batch of messages and each tick.
+        """Write what is buffered, or have the writer's thread do so. Call it after each batch and each tick.
 
         Raises:
-            JournalError: the disk lost what it had taken; the broker has to end.
+            JournalError: the disk lost data that it had accepted; the broker must end.
         """
         self._writer.flush()
         if self._releasable:
             self._release()
 
     def sync(self, timeout_s: float = 30.0) -> bool:
-        """Wait until the disk has everything; False if that takes longer."""
+        """Wait until the disk has everything; return False if that takes longer than ``timeout_s``."""
         return self._writer.sync(timeout_s)
 
     # --- files --------------------------------------------------------------------------------------------
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether the current file is large enough, and the next can be begun."""
+        """Whether the current file is full, and a new one can be begun."""
         return self._files[self._file] > self._config.file_bytes and not self.blocked
 
     def rotate(self, snapshot: bytes) -> Place:
-        """Go on in a new file, which begins with ``snapshot``."""
+        """Go on in a new file, which begins with ``snapshot``; return the snapshot's place."""
         header = self._new_file(self._file + 1, self._first + self._writer.count)
         place = self._append(Kind.SNAPSHOT, (snapshot,), header)
         self._snapshot_file = self._file
@@ -205,10 +209,10 @@ class Journal:
         return pack_header(header)
 
     def retain(self, needed: Iterable[int]) -> None:
-        """Delete the oldest files that hold nothing needed, while there is more than is to be kept.
+        """Delete the oldest files that hold nothing needed, while the journal is larger than `keep_bytes`.
 
-        Only once the disk has a later snapshot, and all that was appended by now: until then nothing is deleted,
-        and `flush` comes back to it. What is asked for meanwhile would only put that off, and is passed over.
+        Deletion waits until the disk has the newest snapshot and all records appended by now; then `flush`
+        does it. A call while a deletion is pending does not change it, because that would only postpone it.
         """
         if not self._releasable:
             self._needed, self._releasable = set(needed), self._snapshot_file
@@ -226,7 +230,8 @@ class Journal:
                 if number not in self._needed:
                     self._delete(number)
             below = sorted(number for number in self._released if number < min(self._files))
-            for number in below[:-1]:  # the last one stands for all before it
+            # The empty file with the highest number stands for all deleted files before it.
+            for number in below[:-1]:
                 (self._folder / released_name(number)).unlink()
                 self._released.remove(number)
         except OSError as error:
@@ -241,12 +246,12 @@ class Journal:
 
     @property
     def nbytes(self) -> int:
-        """Of all files."""
+        """Bytes of all files together, buffered records included."""
         return sum(self._files.values())
 
     @property
     def low(self) -> bool:
-        """Whether segments must not be let in: little is free on the disk, or too much is needed already."""
+        """Whether no more segments may be accepted: the disk is nearly full, or the journal is too large."""
         now = time.monotonic()
         if now - self._looked_at >= SPACE_S:
             self._looked_at = now
@@ -262,7 +267,7 @@ class Journal:
     # --- reading ------------------------------------------------------------------------------------------
 
     def holds(self, place: Place) -> bool:
-        """Whether a record can be there: no accepted loss took it."""
+        """Return whether a record can be at this place: the file exists, and no accepted loss covers it."""
         end = place.offset + place.nbytes
         return place.file in self._files and not any(
             loss.file == place.file and loss.offset < end and place.offset < loss.offset + loss.nbytes
@@ -270,18 +275,18 @@ class Journal:
         )
 
     def read(self, place: Place) -> bytes:
-        """Payload of a record.
+        """Read the payload of a record.
 
         Raises:
-            JournalError: it is not there, or not what was written.
-            TryLater: it cannot be read now.
+            JournalError: the record is missing or damaged.
+            TryLater: the machine lacks the resources to read it now.
         """
         start, nbytes = place.offset - HEAD_BYTES, HEAD_BYTES + place.nbytes
         data = self._writer.find(place.file, start, nbytes)
         try:
             data = data or os.pread(self._reader(place.file), nbytes, start)
         except OSError as error:
-            kind = TryLater if error.errno in PASSING else JournalError
+            kind = TryLater if error.errno in TRANSIENT else JournalError
             raise kind(f"{self._folder / file_name(place.file)}: {error.strerror}") from None
         return payload_at(data, place)
 
@@ -289,19 +294,20 @@ class Journal:
         fd = self._readers.pop(number, None)
         if fd is None:
             fd = os.open(self._folder / file_name(number), os.O_RDONLY | os.O_CLOEXEC)
-        self._readers[number] = fd  # the most recent is the last
+        # Readers are in the order of their last use.
+        self._readers[number] = fd
         while len(self._readers) > MAX_OPEN:
             os.close(self._readers.pop(next(iter(self._readers))))
         return fd
 
-    # --- the end ------------------------------------------------------------------------------------------
+    # --- closing ------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Write and sync what is left, as far as the disk takes it; the journal is free for another process."""
+        """Write and sync what is left, as far as the disk takes it, and unlock the journal."""
         self._leave(write=True)
 
     def abandon(self) -> None:
-        """End as a killed process does: what is not written is lost."""
+        """End as a killed process does: records that are not written are lost."""
         self._leave(write=False)
 
     def _leave(self, *, write: bool) -> None:

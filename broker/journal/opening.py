@@ -1,4 +1,4 @@
-"""Takes a journal's folder for one process, and repairs what a killed one left half done."""
+"""Claim a journal's folder for one process, and repair what a killed process left half done."""
 
 import fcntl
 import logging
@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 
 
 def claim(folder: Path) -> int:
-    """Descriptor of the lock, held until it is closed.
+    """Lock the folder; return the descriptor of the lock, which is held until the descriptor is closed.
 
     Raises:
-        JournalError: another process has it, or the folder cannot be made.
+        JournalError: another process has the lock, or the folder cannot be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -36,10 +36,10 @@ def claim(folder: Path) -> int:
 
 
 def check(folder: Path, here: Survey, *, run: str, accept_loss: bool) -> None:
-    """Refuse a journal of another run, and one that is damaged unless that is accepted.
+    """Refuse a journal of another run, and a damaged one unless ``accept_loss`` is set.
 
     Raises:
-        JournalError: with every loss, its place, and what can be done.
+        JournalError: the text has the number of losses, the place of the first five, and what can be done.
     """
     if others := sorted(here.runs - {run}):
         raise JournalError(
@@ -60,10 +60,10 @@ def check(folder: Path, here: Survey, *, run: str, accept_loss: bool) -> None:
 
 
 def accept_losses(folder: Path) -> list[Loss]:
-    """Note all damage of a journal that no broker is using; returns it.
+    """Note all damage of a journal as accepted, and return what was not accepted before.
 
     Raises:
-        JournalError: a broker is using it.
+        JournalError: a broker is using the journal.
     """
     lock = claim(folder)
     try:
@@ -76,7 +76,7 @@ def accept_losses(folder: Path) -> list[Loss]:
 
 
 def repair(folder: Path, here: Survey) -> None:
-    """Cut a torn end, remove files that were never begun in full, finish what was being deleted."""
+    """Cut a torn end, remove files that were not begun in full, and finish interrupted deletions."""
     for number in here.unbegun:
         log.warning("journal: %s was not begun in full, it is removed", file_name(number))
         (folder / file_name(number)).unlink()
@@ -93,23 +93,23 @@ def repair(folder: Path, here: Survey) -> None:
 
 
 def accept(folder: Path, losses: Iterable[Loss]) -> None:
-    """Note losses, so that nobody is asked about them again."""
+    """Note losses as accepted, so that nobody is asked about them again."""
     write_whole(folder / ACCEPTED, msgspec.json.format(msgspec.json.encode(list(losses)), indent=1))
 
 
 def released_name(number: int) -> str:
-    """What is left of a deleted file: an empty one, so that it is not missed."""
+    """Return the name of the empty file that stands for a deleted one, so that the deletion is no damage."""
     return Path(file_name(number)).with_suffix(".released").name
 
 
 def release(folder: Path, number: int) -> None:
-    """Delete a file. Takes no room on the disk, which may be full."""
+    """Delete a file. This needs no room on the disk, which may be full."""
     (folder / file_name(number)).rename(folder / released_name(number))
     os.truncate(folder / released_name(number), 0)
 
 
 def write_mark(lock: int, number: int) -> None:
-    """Note the newest file that is on the disk, so that it is missed if it vanishes."""
+    """Note the newest file that is on the disk, so that its loss would be noticed."""
     try:
         os.pwrite(lock, b"%08d\n" % number, 0)
         os.fdatasync(lock)

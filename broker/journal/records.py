@@ -1,4 +1,4 @@
-"""Bytes of the journal: file headers, records, and what stands in them. Pure.
+"""Bytes of the journal: file headers, records, and their payloads. Pure.
 
 The format is in docs/understand/journal.md."""
 
@@ -28,12 +28,12 @@ HEAD_BYTES = _HEAD.size
 
 
 class Kind(IntEnum):
-    """What a record holds."""
+    """Kind of a record's payload."""
 
     SNAPSHOT = 1
-    """Everything the broker knows but the segments' bytes."""
+    """The lasting state of the broker, without the bytes of segments."""
     EVENT = 2
-    """One change of it."""
+    """One change of the state."""
     SEGMENT = 3
     """Header and body of a segment, as the actor sent them."""
     DEAD = 4
@@ -41,7 +41,7 @@ class Kind(IntEnum):
 
 
 class Place(NamedTuple):
-    """Where the payload of a record stands."""
+    """Place of a record's payload."""
 
     file: int
     offset: int
@@ -49,7 +49,7 @@ class Place(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One record, checked."""
+    """One record whose checksum was verified."""
 
     kind: Kind
     payload: bytes
@@ -57,7 +57,7 @@ class Record(NamedTuple):
 
 
 class Header(NamedTuple):
-    """Head of a file: whose it is, which one, the number of its first record, and how long the file before was."""
+    """Head of a file: run, file number, number of its first record, bytes of the file before it."""
 
     run: str
     file: int
@@ -74,7 +74,7 @@ class FoundRecord(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """Bytes that are not what was written. ``torn``: nothing whole follows, as when a process died writing."""
+    """Bytes that are not what was written. ``torn``: nothing whole follows, as after a writer was killed."""
 
     file: int
     offset: int
@@ -91,7 +91,7 @@ _KINDS = {int(kind): kind for kind in Kind}
 
 
 def file_name(number: int) -> str:
-    """Name of a file.
+    """Return the name of a file.
 
     Example:
         >>> file_name(7)
@@ -104,17 +104,17 @@ def file_name(number: int) -> str:
 
 
 def pack_header(header: Header) -> bytes:
-    """Head of a file as bytes."""
+    """Encode the head of a file."""
     run = header.run.encode()
     fixed = _FILE.pack(FILE_MAGIC, FORMAT, len(run), header.file, header.first, header.previous_nbytes)
     return fixed + run + _CRC.pack(crc32(fixed + run))
 
 
 def unpack_header(data: bytes) -> tuple[Header, int] | None:
-    """Head of a file and where its records begin; None if the head is cut or damaged.
+    """Return the head of a file and the offset of its first record; None if the head is cut or damaged.
 
     Raises:
-        JournalError: written by another version of the program.
+        JournalError: another version of the program wrote the file.
 
     Example:
         >>> unpack_header(pack_header(Header("r", 3, 17, 4096)) + b"records")
@@ -134,7 +134,8 @@ def unpack_header(data: bytes) -> tuple[Header, int] | None:
         raise JournalError(
             f"{file_name(file)}, byte 8: format {version}, this program reads {FORMAT}; use the version that wrote it"
         )
-    run = data[_FILE.size : end].decode(errors="backslashreplace")  # another run, whichever
+    # A name that cannot be decoded belongs to another run, whichever one.
+    run = data[_FILE.size : end].decode(errors="backslashreplace")
     return Header(run, file, first, previous), end + _CRC.size
 
 
@@ -142,10 +143,10 @@ def unpack_header(data: bytes) -> tuple[Header, int] | None:
 
 
 def record_head(kind: Kind, number: int, parts: tuple[Buffer, ...]) -> bytes:
-    """What stands before a payload made of ``parts``.
+    """Return the bytes that precede a payload made of ``parts``.
 
     Raises:
-        JournalError: too long a payload.
+        JournalError: the payload is too long.
     """
     nbytes = sum(map(len, parts))
     if nbytes > MAX_PAYLOAD_BYTES:
@@ -157,7 +158,7 @@ def record_head(kind: Kind, number: int, parts: tuple[Buffer, ...]) -> bytes:
 
 
 def record_at(data: bytes, offset: int) -> tuple[int, Kind, int] | None:
-    """Number, kind and end of the record that begins there; None if there is no whole one."""
+    """Return number, kind and end of the record at this offset; None if no whole record begins there."""
     if offset + HEAD_BYTES > len(data):
         return None
     magic, check, nbytes, number, code = _HEAD.unpack_from(data, offset)
@@ -170,10 +171,10 @@ def record_at(data: bytes, offset: int) -> tuple[int, Kind, int] | None:
 
 
 def payload_at(data: bytes, place: Place) -> bytes:
-    """Payload of the record whose bytes, head included, these are.
+    """Return the payload from the bytes of a record, head included.
 
     Raises:
-        JournalError: they are not what was written.
+        JournalError: the bytes are not what was written.
     """
     found = record_at(data, 0)
     if found is None or found[2] != HEAD_BYTES + place.nbytes:
@@ -185,7 +186,10 @@ def payload_at(data: bytes, place: Place) -> bytes:
 
 
 def scan(data: bytes, file: int, offset: int, number: int | None = None) -> Iterator[FoundRecord | Loss]:
-    """The records from ``offset`` on, the first of which has this ``number``, and what is not whole among them."""
+    """Yield the records from ``offset`` on, and the damage among them.
+
+    ``number``: the number that the first record must have; None: any number.
+    """
     while offset < len(data):
         found = record_at(data, offset)
         if found is not None and number in (None, found[0]):
@@ -200,7 +204,7 @@ def scan(data: bytes, file: int, offset: int, number: int | None = None) -> Iter
 
 
 def _loss(data: bytes, file: int, offset: int, number: int | None) -> tuple[Loss, int | None]:
-    """What is damaged from ``offset`` on, and the number of the record that follows it."""
+    """Return the damage that begins at ``offset``, and the number of the record that follows it."""
     place, whole = offset, False
     while (place := data.find(RECORD_MAGIC, place)) >= 0:
         found = record_at(data, place)
@@ -231,7 +235,7 @@ def _what(data: bytes, offset: int) -> str:
 
 
 def pack_segment(header: bytes, body: Buffer) -> tuple[bytes, bytes, Buffer]:
-    """Parts of the payload of a SEGMENT.
+    """Return the parts of a SEGMENT's payload.
 
     Example:
         >>> unpack_segment(b"".join(pack_segment(b"header", b"body")))
@@ -241,10 +245,10 @@ def pack_segment(header: bytes, body: Buffer) -> tuple[bytes, bytes, Buffer]:
 
 
 def unpack_segment(payload: bytes) -> tuple[bytes, bytes]:
-    """Header and body of a SEGMENT.
+    """Return header and body of a SEGMENT.
 
     Raises:
-        JournalError: it is none.
+        JournalError: the payload is too short.
     """
     if len(payload) < _CRC.size:
         raise JournalError(f"a segment of {len(payload)} bytes")
@@ -265,7 +269,7 @@ _dead_letter = msgspec.msgpack.Decoder(DeadLetter)
 
 
 def pack_dead_letter(letter: DeadLetter) -> bytes:
-    """Payload of a DEAD record.
+    """Encode the payload of a DEAD record.
 
     Example:
         >>> unpack_dead_letter(pack_dead_letter(DeadLetter("a", "malformed", "no map", [b"x"]))).frames
@@ -275,5 +279,9 @@ def pack_dead_letter(letter: DeadLetter) -> bytes:
 
 
 def unpack_dead_letter(payload: bytes) -> DeadLetter:
-    """Raises msgspec.MsgspecError for what is none."""
+    """Decode the payload of a DEAD record.
+
+    Raises:
+        msgspec.MsgspecError: the payload is no dead letter.
+    """
     return decode_payload(_dead_letter, payload)

@@ -1,7 +1,8 @@
-"""Puts the journal's bytes on the disk: in order, all or none of a group, with a thread that syncs.
+"""Write the journal's bytes to the disk in order, and sync them in a thread.
 
-In mode "written" the caller of `flush` writes and the thread syncs now and then; in mode "synced" the thread does both,
-and what is appended while it syncs is its next group.
+A group of records counts as written only when all of its bytes are.
+In mode "written" the caller of `flush` writes, and the thread syncs at intervals. In mode "synced" the thread
+does both, and the records appended while it syncs are its next group.
 """
 
 import logging
@@ -25,35 +26,35 @@ log = logging.getLogger(__name__)
 RETRY_S = 0.5
 JOIN_S = 30.0
 MAX_PARTS = os.sysconf("SC_IOV_MAX")
-"""Written with one call, without being put together before."""
+"""Upper limit of the buffers that one call writes without joining them first."""
 MAX_UNSYNCED = 8
-"""Files that may wait for the thread; with more, the writer waits for the disk."""
+"""Upper limit of the files that wait for a sync by the thread. At the limit, the writer syncs and waits."""
 
 
 @dataclass(slots=True)
 class WriteGroup:
-    """Bytes that are written together: whole records of one file, one behind the other."""
+    """Whole records of one file, one after the other, that are written together."""
 
     file: int
     start: int
     parts: list[Buffer]
     nbytes: int
     last: int
-    """Records appended when the group was last added to."""
+    """Number of records appended when the group was last extended."""
     done: int = 0
-    """Bytes written."""
+    """Bytes written so far."""
     taken: bool = False
-    """Being written: nothing more is added."""
+    """True while the group is being written, so that nothing is added to it."""
 
     def whole(self) -> bytes:
-        """All of it in one piece."""
+        """Return all bytes of the group in one piece."""
         if len(self.parts) > 1:
             self.parts = [b"".join(self.parts)]
         return bytes(self.parts[0])
 
 
 class Writer:
-    """What is appended, until it is safe. All methods but those of the thread belong to one thread."""
+    """Records on their way to the disk. All methods but those of the thread belong to the broker's thread."""
 
     def __init__(
         self,
@@ -64,22 +65,26 @@ class Writer:
         header: bytes,
         on_durable: Callable[[], None],
     ) -> None:
-        """``newest``: the file to go on in; with a ``header``, the one to begin."""
+        """Go on in the file ``newest``, or begin it if there is a ``header``."""
         self._folder, self._lock, self._on_durable = folder, lock, on_durable
         self._synced_mode, self._interval_s = config.durability == "synced", config.sync_interval_s
         self._fresh: list[WriteGroup] = []
-        """Added since the last `flush`; of no concern to the thread."""
+        """Groups added since the last `flush`; the thread does not use them."""
         self._guard = threading.Condition()
-        """Over what both threads change: everything below."""
+        """Lock for what both threads use.
+
+        Invariant: `_pending`, `_open`, `_written`, `_at`, `_synced`, `_requested` and `_closing` change only
+        while it is held.
+        """
         self._syncing = threading.Lock()
         self._pending: deque[WriteGroup] = deque()
         self._open: list[tuple[int, int]] = []
-        """Number and descriptor of the file written to, and before it of those that are not synced to their end."""
+        """Number and descriptor of each file that is not synced to its end; the last one is being written."""
         self._count = self._written = self._synced = 0
         self._blocked, self._retry_at, self._failure = "", 0.0, ""
         self._requested = self._closing = False
         self._at = self.durable_file = 0
-        """The file of what was written last; the newest that the disk has from its beginning."""
+        """Number of the file written to last, and of the newest file that the disk has from its beginning."""
         self._begin(newest)
         if header:
             self.add(newest, 0, (header,), len(header), records=0)
@@ -95,26 +100,26 @@ class Writer:
 
     @property
     def count(self) -> int:
-        """Records added."""
+        """Number of records added."""
         return self._count
 
     @property
     def durable(self) -> int:
-        """Records up to which all are safe."""
+        """Number of records that are safe, counted from the first one without a gap."""
         return self._synced if self._synced_mode else self._written
 
     @property
     def synced(self) -> int:
-        """Records up to which the disk has all."""
+        """Number of records that the disk has, counted from the first one without a gap."""
         return self._synced
 
     @property
     def blocked(self) -> str:
-        """Why nothing can be written now."""
+        """Reason why nothing can be written now; "" if writing works."""
         return self._blocked
 
     def add(self, file: int, start: int, parts: tuple[Buffer, ...], nbytes: int, records: int = 1) -> None:
-        """``nbytes`` for that place of a file, behind everything added before."""
+        """Add ``nbytes`` for this place of a file, after everything added before."""
         if not self._fresh or self._fresh[-1].file != file:
             self._fresh.append(WriteGroup(file, start, [], 0, self._count))
         group = self._fresh[-1]
@@ -124,7 +129,7 @@ class Writer:
         group.last = self._count
 
     def _hand_over(self) -> None:
-        """What was added is to be written."""
+        """Move the groups added since the last call to the pending ones."""
         if not self._fresh:
             return
         with self._guard:
@@ -139,10 +144,10 @@ class Writer:
         self._fresh = []
 
     def flush(self) -> None:
-        """Write what was added, or have the thread do so; while the disk takes nothing, try now and then.
+        """Write what was added, or have the thread write it. A failed write is tried again after `RETRY_S`.
 
         Raises:
-            JournalError: the disk did not keep what it had taken.
+            JournalError: the disk did not keep data that it had accepted, or the thread failed.
         """
         if self._failure:
             raise JournalError(self._failure)
@@ -153,7 +158,7 @@ class Writer:
             self._write()
 
     def find(self, file: int, start: int, nbytes: int) -> bytes | None:
-        """Bytes that are not written yet."""
+        """Return the bytes at this place if they are not written yet; otherwise None."""
         with self._guard:
             for group in (*self._pending, *self._fresh):
                 if group.file == file and group.start <= start < group.start + group.nbytes:
@@ -161,7 +166,7 @@ class Writer:
         return None
 
     def sync(self, timeout_s: float) -> bool:
-        """Wait until the disk has everything; False if that took longer."""
+        """Wait until the disk has everything; return False if that takes longer than ``timeout_s``."""
         self.flush()
         with self._guard:
             wanted, file = self._count, self._pending[-1].file if self._pending else self._at
@@ -174,12 +179,16 @@ class Writer:
         return self._synced >= count and self.durable_file >= file
 
     def close(self, *, write: bool = True) -> None:
-        """Write and sync what is left, as far as the disk takes it. Without ``write``: end as a killed process does."""
+        """Write and sync what is left, as far as the disk takes it.
+
+        Without ``write``, end as a killed process does: nothing more is written.
+        """
         with self._guard:
             self._closing = True
             self._guard.notify_all()
         self._syncer.join(JOIN_S)
-        if self._syncer.is_alive():  # what it holds must not be taken from under it
+        # Invariant: the files stay open while the thread may use them.
+        if self._syncer.is_alive():
             log.error("journal: the disk has not answered for %d s", JOIN_S)
             return
         try:
@@ -202,7 +211,7 @@ class Writer:
                 self._requested = True
                 self._guard.notify_all()
 
-    # --- writing: the broker's thread, or the other in mode "synced" ---------------------------------------
+    # --- writing: by the broker's thread, or by the journal's in mode "synced" -----------------------------
 
     def _write(self) -> None:
         try:
@@ -210,7 +219,8 @@ class Writer:
                 if not self._open or group.file != self._open[-1][0]:
                     self._begin(group.file)
                 self._write_group(group, self._open[-1][1])
-        except OSError as error:  # what is not written is kept, and written again to the same place
+        except OSError as error:
+            # A group that is not written stays pending, and is written to the same place later.
             self._retry_at = time.monotonic() + RETRY_S
             self._blocked = self._blocked or f"{error.strerror} since {time.strftime('%Y-%m-%d %H:%M:%S')}"
         else:
@@ -239,7 +249,8 @@ class Writer:
             group.done += done
             if done < sum(map(len, some)):
                 break
-        while group.done < group.nbytes:  # a full disk first writes less than it was given, and then fails
+        # A full disk first writes less than it was given, and then fails.
+        while group.done < group.nbytes:
             rest = memoryview(group.whole())[group.done :]
             group.done += os.pwrite(fd, rest, group.start + group.done)
         with self._guard:
@@ -255,7 +266,8 @@ class Writer:
                     self._write()
                 if self._sync() and self._synced_mode:
                     self._on_durable()
-        except Exception as error:  # whatever it is, the broker must not wait for this thread any more
+        except Exception as error:
+            # Whatever the error is, the broker must not wait for this thread any more.
             with self._guard:
                 self._failure = (
                     str(error) if isinstance(error, JournalError) else f"the journal's thread: {error!r}"
@@ -264,7 +276,7 @@ class Writer:
             self._on_durable()
 
     def _wait(self) -> bool:
-        """For a request or the time; False at the end."""
+        """Wait for a request or the next interval; return False when the writer is closing."""
         with self._guard:
             if not self._requested and not self._closing:
                 idle = None if not self._pending else RETRY_S
@@ -273,10 +285,10 @@ class Writer:
             return not self._closing
 
     def _sync(self) -> bool:
-        """Have the disk take what is written; whether more records are safe by that.
+        """Have the disk take what is written; return whether the disk has more records than before.
 
         Raises:
-            JournalError: the disk failed. What it did not keep it may report as kept when asked again.
+            JournalError: the disk failed. Do not sync again: the disk might then report lost data as kept.
         """
         try:
             with self._syncing:
@@ -289,7 +301,8 @@ class Writer:
             reached, at, files = self._written, self._at, list(self._open)
         if reached == self._synced and at == self.durable_file:
             return False
-        for _, fd in files:  # the older ones first: nothing is on the disk without what comes before it
+        # Older files first, so that the disk has no record without those before it.
+        for _, fd in files:
             os.fdatasync(fd)
         if at != self.durable_file:
             sync_folder(self._folder)

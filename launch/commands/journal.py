@@ -1,5 +1,7 @@
-"""`offbeat journal`: what a run's broker has in its journal. Reads only, also while the broker is at work; but for
-`accept-loss`."""
+"""`offbeat journal`: shows, checks and exports the journal of a run's broker.
+
+All actions except `accept-loss` only read the journal, and may run while the broker is at work.
+"""
 
 import argparse
 import json
@@ -27,7 +29,7 @@ MAX_LINE = 200
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run one action; returns the exit code.
+    """Run one action and return the exit code.
 
     Raises:
         LaunchError: there is no journal, or it cannot be read.
@@ -52,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
                 sys.stdout.write(export(folder, args.out, args.format, args.trajectory) + "\n")
     except JournalError as error:
         raise LaunchError(str(error)) from None
-    except BrokenPipeError:  # whoever read has seen enough
+    except BrokenPipeError:
+        # The reader of the pipe stopped early. A closed standard error hides Python's complaint at exit.
         sys.stderr.close()
     return 0
 
@@ -61,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def table(folder: Path) -> str:
-    """One line per file."""
+    """Return a table with one line per file."""
     rows = [["FILE", "BYTES", *(kind.name for kind in Kind), "FIRST", "LAST", "NEEDED"]]
     found: dict[int, int] = {}
     named: set[int] = set()
@@ -90,7 +93,7 @@ def _row(contents: Contents) -> list[str]:
 
 
 def _named(payload: bytes) -> set[int]:
-    """Files with segments that a snapshot still needs."""
+    """Return the files with segments that a snapshot still needs."""
     try:
         return {place[0] for _, place, *_ in msgspec.msgpack.decode(payload)["segments"]}
     except (msgspec.MsgspecError, LookupError, TypeError, ValueError):
@@ -101,7 +104,7 @@ def _named(payload: bytes) -> set[int]:
 
 
 def shown(folder: Path, trajectory: str | None = None, kind: str | None = None) -> Iterator[str]:
-    """Records as lines: number, kind, what it is."""
+    """Yield records as lines: number, kind, content. Both filters are optional."""
     for contents in each_file(folder):
         for item in contents.found:
             if isinstance(item, Loss):
@@ -114,7 +117,7 @@ def shown(folder: Path, trajectory: str | None = None, kind: str | None = None) 
 
 
 def _text(entry: FoundRecord, payload: bytes, trajectory: str | None) -> str | None:
-    """What a record says; None if it does not concern that trajectory."""
+    """Return the content of a record, or None if it does not concern ``trajectory``."""
     match entry.kind:
         case Kind.SEGMENT:
             header, _ = unpack_segment(payload)
@@ -155,7 +158,7 @@ def _event(payload: bytes) -> dict[str, Any]:
 
 
 def _ids(trajectory: str) -> set[str]:
-    """A trajectory is called TASK.ATTEMPT, a task GROUP.MEMBER.
+    """Return the ids of a trajectory (TASK.ATTEMPT), its task (GROUP.MEMBER) and its group.
 
     Example:
         >>> sorted(_ids("1g7.3.0"))
@@ -185,7 +188,7 @@ def _cut(line: str) -> str:
 
 
 def dead_letters(folder: Path) -> Iterator[str]:
-    """Messages that could not be accepted: who sent them, why not, and their frames."""
+    """Yield messages that could not be accepted, each with sender, reason and frames."""
     for contents in each_file(folder):
         for entry in contents.entries:
             if entry.kind is Kind.DEAD:
@@ -200,9 +203,10 @@ def dead_letters(folder: Path) -> Iterator[str]:
 
 
 def verify(folder: Path) -> int:
-    """Check everything; 1 if something is damaged or missing."""
+    """Check all files and print the findings. Return 1 if something is damaged or missing, else 0."""
     found = survey(folder)
-    released = set(numbers(folder, ".released"))  # also while this was read
+    # Listed after the survey, so that files which the broker released meanwhile do not count as lost.
+    released = set(numbers(folder, ".released"))
     losses = [loss for loss in found.losses if loss.file not in released]
     accepted = [loss for loss in found.accepted if loss.file not in released]
     lines = [f"damaged: {loss}" for loss in losses] + [f"damaged, and accepted: {loss}" for loss in accepted]

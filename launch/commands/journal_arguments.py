@@ -1,4 +1,4 @@
-"""The arguments of `offbeat journal`; apart from it, because it needs libraries that take a while to load."""
+"""The arguments of `offbeat journal`, in their own module because the command loads slow libraries."""
 
 import argparse
 from pathlib import Path
@@ -9,7 +9,7 @@ TEXT = "look into the journal of a run: its files, records, damage; take traject
 
 
 def add_journal(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The arguments of `offbeat journal`."""
+    """Add the arguments of `offbeat journal`."""
     actions = commands.add_parser("journal", help=TEXT, description=TEXT).add_subparsers(
         dest="action", required=True, metavar="ACTION"
     )

@@ -1,4 +1,4 @@
-"""Trajectories out of a journal: as JSON Lines, or their arrays as safetensors."""
+"""Exports trajectories from a journal: as JSON Lines, or their arrays as safetensors."""
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -22,17 +22,17 @@ DTYPES = {"i4": "I32", "i8": "I64", "u1": "U8", "f4": "F32", "f8": "F64"}
 
 
 class PlacedSegment(NamedTuple):
-    """A segment without its arrays, and where it stands."""
+    """A segment without its arrays, and its place in the journal."""
 
     segment: Segment
     place: Place
 
 
 def export(folder: Path, out: Path, format_: str, only: Collection[str] | None = None) -> str:
-    """Write the trajectories of a journal, all or ``only`` those named, to ``out``; returns what was done.
+    """Write all trajectories of a journal, or ``only`` some, to ``out``. Return a line about the result.
 
     Raises:
-        LaunchError: there is none, or the file cannot be written; then it is as it was.
+        LaunchError: a named trajectory is missing, or the file cannot be written. An old file is unchanged.
         JournalError: the journal cannot be read.
     """
     found = trajectories(folder, only)
@@ -55,10 +55,10 @@ def export(folder: Path, out: Path, format_: str, only: Collection[str] | None =
 
 
 def trajectories(folder: Path, only: Collection[str] | None = None) -> dict[str, list[PlacedSegment]]:
-    """The segments of each trajectory, by index; trajectories as they began.
+    """Return the segments of each trajectory, sorted by index; trajectories stand in the order they began.
 
     Raises:
-        JournalError: there is no journal, or it holds what is no segment.
+        JournalError: there is no journal, or a segment in it cannot be read.
     """
     found: dict[str, dict[int, PlacedSegment]] = {}
     for contents in each_file(folder):
@@ -79,7 +79,7 @@ def trajectories(folder: Path, only: Collection[str] | None = None) -> dict[str,
 
 
 def is_complete(held: list[PlacedSegment]) -> bool:
-    """Whether a trajectory has ended, and none of its segments is missing."""
+    """Return whether a trajectory has ended and none of its segments is missing."""
     return [piece.segment.index for piece in held] == list(range(len(held))) and held[
         -1
     ].segment.status != "unfinished"
@@ -96,7 +96,7 @@ def _arrays(folder: Path, piece: PlacedSegment) -> Arrays:
 
 
 def write_jsonl(folder: Path, found: dict[str, list[PlacedSegment]], file: IO[bytes]) -> None:
-    """One line per trajectory: what it is, and its arrays, segments one behind the other."""
+    """Write one line per trajectory: its fields, and its arrays with the segments joined."""
     for held in found.values():
         file.write(msgspec.json.encode(_line(held, [_arrays(folder, piece) for piece in held])) + b"\n")
 
@@ -104,9 +104,8 @@ def write_jsonl(folder: Path, found: dict[str, list[PlacedSegment]], file: IO[by
 def _line(held: list[PlacedSegment], arrays: list[Arrays]) -> dict[str, Any]:
     first, last = held[0].segment, held[-1].segment
     names = dict.fromkeys(name for part in arrays for name in part)
-    turns = {
-        turn.index: turn for piece in held for turn in piece.segment.turns
-    }  # of one that was cut, its end
+    # A turn that is cut into several segments ends in the last of them and starts in the first.
+    turns = {turn.index: turn for piece in held for turn in piece.segment.turns}
     starts = {turn.index: turn.start for piece in reversed(held) for turn in piece.segment.turns}
     return {
         "trajectory_id": first.trajectory_id,
@@ -140,7 +139,7 @@ def _line(held: list[PlacedSegment], arrays: list[Arrays]) -> dict[str, Any]:
 
 
 def write_safetensors(folder: Path, found: dict[str, list[PlacedSegment]], file: IO[bytes]) -> None:
-    """Every array of every segment, as `TRAJECTORY/INDEX/NAME`; the widest first, so that all are aligned."""
+    """Write each array of each segment as `TRAJECTORY/INDEX/NAME`, the widest types first to align all."""
     tensors = [
         (f"{name}/{piece.segment.index}/{spec.name}", piece, spec)
         for name, held in found.items()

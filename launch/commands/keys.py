@@ -22,7 +22,7 @@ DAY_S = 86_400.0
 
 
 def add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Arguments of `offbeat keys`."""
+    """Add the arguments of `offbeat keys`."""
     text = "make, show, replace, revoke and hand out the keys of a run; see docs/run/security.md"
     group = commands.add_parser("keys", help=text, description=text)
     actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -44,10 +44,10 @@ def add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do it; returns the exit code.
+    """Run one action and return the exit code.
 
     Raises:
-        ConfigError: it cannot be done; the text has the cure.
+        ConfigError: the action failed; the text has the cause.
     """
     from protocol.errors import KeysUnusable
 

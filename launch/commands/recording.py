@@ -1,4 +1,4 @@
-"""What a run was trained on, step by step, as its broker's journal has it."""
+"""Reads from a broker's journal what a run was trained on, step by step."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ Forks = tuple[tuple[int, int], ...]
 
 @dataclass
 class RecordedBatch:
-    """What one step committed."""
+    """The units that one step committed."""
 
     version: int = -1
     """Policy version that the step updated."""
@@ -29,35 +29,39 @@ class RecordedBatch:
 
 
 @dataclass
-class Process:
-    """A learner process: what came after its checkpoint was undone when it joined."""
+class LearnerProcess:
+    """A learner process. When it joined, the steps after its checkpoint were undone."""
 
     began: int
     """Step of its checkpoint."""
     forks: Forks = ()
-    """Of its line of versions: the same as long as it lives."""
+    """Forks of its line of versions. They do not change while the process lives."""
 
 
 @dataclass
 class Recording:
-    """The steps that the run's checkpoints stand on, and where the segments are that they were trained on."""
+    """The steps of a run that were not undone, and the places of the segments that they were trained on."""
 
     folder: Path
     unit: str = "group"
-    """What was delivered as a whole."""
+    """Kind of unit that the broker delivered, see `protocol.messages.Hello.deliver`."""
     batches: dict[int, RecordedBatch] = field(default_factory=dict)
+    """Batches by step."""
     places: dict[SegmentKey, Place] = field(default_factory=dict)
-    """In the order in which they came."""
+    """Places of the training segments, in the order in which they arrived."""
     lengths: dict[str, int] = field(default_factory=dict)
-    """Segments of each trajectory."""
+    """Number of segments of each trajectory."""
     members: dict[str, list[str]] = field(default_factory=dict)
-    """Trajectories of each group in the order in which they ended."""
+    """Trajectories of each group, in the order in which they ended."""
     ended: set[str] = field(default_factory=set)
+    """Trajectories that have ended."""
     process: tuple[int, int] | None = None
-    processes: list[Process] = field(default_factory=list)
-    """Those that steps which stand were done by, oldest first."""
+    """Epoch and incarnation of the newest learner process."""
+    processes: list[LearnerProcess] = field(default_factory=list)
+    """Learner processes whose steps were not all undone, oldest first."""
 
-    def happened(self, event: AnyEvent) -> None:
+    def add_event(self, event: AnyEvent) -> None:
+        """Add an event of the journal."""
         match event:
             case LearnerJoined(hello=hello):
                 self._joined(hello)
@@ -67,7 +71,8 @@ class Recording:
             case Committed():
                 self._committed(event)
 
-    def arrived(self, segment: Segment, place: Place) -> None:
+    def add_segment(self, segment: Segment, place: Place) -> None:
+        """Add a segment of the journal, unless it is not for training."""
         if segment.purpose != "train":
             return
         name = segment.trajectory_id
@@ -78,17 +83,17 @@ class Recording:
             self.ended.add(name)
 
     def _joined(self, hello: Hello) -> None:
-        """Another process: what came after its checkpoint was undone."""
+        """Add a learner process, unless it only joined again, and undo the steps after its checkpoint."""
         self.unit = hello.deliver
         if self.process == (hello.epoch, hello.incarnation):
             return
         self.process = hello.epoch, hello.incarnation
         self.batches = {step: batch for step, batch in self.batches.items() if step <= hello.step}
         stand = [process for process in self.processes if process.began < hello.step]
-        self.processes = [*stand, Process(hello.step)]
+        self.processes = [*stand, LearnerProcess(hello.step)]
 
     def _committed(self, event: Committed) -> None:
-        """Also one that was lost and is said again, by its own process or by a later one."""
+        """Add a commit. A process may repeat a commit that was lost, its own or an earlier process's."""
         batch = self.batches.setdefault(event.step, RecordedBatch())
         batch.version = max(batch.version, event.version)
         batch.trained |= dict.fromkeys(event.trained)
@@ -96,14 +101,14 @@ class Recording:
 
     @property
     def last(self) -> int:
-        """The last step that was trained."""
+        """Last step that was trained; 0 if there is none."""
         return max((step for step, batch in self.batches.items() if batch.trained), default=0)
 
     def steps(self, last: int) -> Iterator[RecordedStep]:
-        """Steps 1 to ``last`` with all that was delivered for them.
+        """Yield steps 1 to ``last`` with all units that were delivered for them.
 
         Raises:
-            RecordingError: something of it is not in the journal any more.
+            RecordingError: the journal does not hold all of them.
         """
         for step in range(1, last + 1):
             batch = self.batches.get(step)
@@ -115,7 +120,8 @@ class Recording:
                     "offbeat, and can be exported, not replayed"
                 )
             units = list(batch.trained)
-            if self.unit == "segment":  # what was dropped is context of what was trained
+            # Windows that were dropped are the context of later windows, which were trained.
+            if self.unit == "segment":
                 units += [unit for unit in batch.dropped if unit not in batch.trained and self._pieces(unit)]
             keys = {unit: self._pieces(unit) for unit in units}
             if missing := [unit for unit in units if not keys[unit]]:
@@ -130,11 +136,11 @@ class Recording:
             )
 
     def _forks(self, step: int) -> Forks:
-        """Known to the process that did this step, whoever committed it."""
+        """Return the forks of the process that did this step, even if a later process committed it."""
         return next((p.forks for p in reversed(self.processes) if p.began < step), ())
 
     def _pieces(self, unit_id: str) -> list[SegmentKey]:
-        """The segments of a unit."""
+        """Return the segments of a unit that are in the journal."""
         window = names.window(unit_id)
         if window is not None:
             return [window] if window in self.places else []
@@ -154,7 +160,7 @@ class Recording:
 
 
 def read(folder: Path) -> Recording:
-    """All that the journal of a run says of its training.
+    """Read from a run's journal all that the run was trained on.
 
     Raises:
         RecordingError: there is no journal, it is damaged, or a part of it was deleted.
@@ -175,9 +181,9 @@ def read(folder: Path) -> Recording:
                 case Loss():
                     pass
                 case (Kind.EVENT, payload, _):
-                    recording.happened(decode_event(payload))
+                    recording.add_event(decode_event(payload))
                 case (Kind.SEGMENT, payload, place):
-                    recording.arrived(decode_segment(unpack_segment(payload)[0]), place)
+                    recording.add_segment(decode_segment(unpack_segment(payload)[0]), place)
     except JournalError as error:
         raise RecordingError(str(error)) from None
     return recording

@@ -1,4 +1,4 @@
-"""`offbeat retrain RUN`: trains a learner again on what the run's journal has recorded."""
+"""`offbeat retrain RUN`: trains a learner again on the steps that the run's journal has recorded."""
 
 import filecmp
 import os
@@ -21,7 +21,7 @@ def retrain(run: Path, *, steps: int | None, out: Path | None) -> None:
     """Train again the first ``steps`` steps of a run, or all of them, and write the model to ``out``.
 
     Raises:
-        ConfigError: there is no such run, or ``out`` holds something.
+        ConfigError: there is no such run, ``out`` is not empty, or the steps cannot be trained again.
         RecordingError: the journal does not hold what was trained.
     """
     if steps is not None and steps < 1:
@@ -31,7 +31,8 @@ def retrain(run: Path, *, steps: int | None, out: Path | None) -> None:
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} holds something already; name another folder with --out")
     env = role_environment(config.learner.threads, local_model=config.model.local)
-    os.environ.update(env)  # before a library is loaded
+    # Libraries read these variables when they are loaded, so this comes first.
+    os.environ.update(env)
     logs.configure("retrain")
     recorded = recording.read(run / run_folder.JOURNAL)
     last = recorded.last if steps is None else min(steps, recorded.last)
@@ -49,10 +50,10 @@ def retrain(run: Path, *, steps: int | None, out: Path | None) -> None:
 
 
 def train(config: RunConfig, steps: Iterable[RecordedStep], out: Path) -> None:
-    """Run the learner on what was recorded.
+    """Run the learner on recorded steps and write the model to ``out``.
 
     Raises:
-        ConfigError: it cannot be trained again.
+        ConfigError: the steps cannot be trained again.
     """
     from launch.model import prepare
     from learner.errors import CannotRetrain
@@ -66,10 +67,10 @@ def train(config: RunConfig, steps: Iterable[RecordedStep], out: Path) -> None:
 
 
 def configuration(run: Path) -> RunConfig:
-    """The configuration a run had.
+    """Return the configuration with which a run was started.
 
     Raises:
-        ConfigError: it is no run folder.
+        ConfigError: the folder is no run folder.
     """
     for name in (run_folder.CONFIG, BY_HAND):
         if (run / name).exists():
@@ -78,7 +79,7 @@ def configuration(run: Path) -> RunConfig:
 
 
 def same_weights(one: Path, other: Path) -> bool:
-    """Whether two model folders hold the same tensors."""
+    """Return whether two model folders hold the same tensor files, byte for byte."""
     names = sorted(path.name for path in one.glob("*.safetensors"))
     if names != sorted(path.name for path in other.glob("*.safetensors")):
         return False

@@ -1,4 +1,7 @@
-"""`offbeat status`: who is there, how far they are, who waits for whom; and what is known when nobody answers."""
+"""`offbeat status`: shows the processes, their progress, and who waits for whom.
+
+If the broker does not answer, it shows what the run folder records.
+"""
 
 import fcntl
 import json
@@ -23,21 +26,23 @@ WATCH_S = 1.0
 TIMEOUT_S = 3.0
 CLEAR = "\x1b[H\x1b[2J"
 CONFIGS = (CONFIG, f"config-{BROKER}.json")
-"""Of `offbeat train`, and of a broker started by hand."""
+"""Configuration files that `offbeat train` and a broker started by hand write to the run folder."""
 
 
 def show(target: str, *, watch: bool, as_json: bool, keys: Path | None = None) -> int:
-    """Print the status of a run once, or again and again; returns the exit code: 0 if its broker answers.
+    """Print the status of a run once, or every second. Return the exit code: 0 if its broker answers.
 
     Args:
-        keys: folder with the token; None: that of the run, if ``target`` is its folder.
+        target: run folder, or address of the broker; "": the newest run.
+        keys: folder with the token; None: the run's own keys folder, if ``target`` is a run folder.
 
     Raises:
         ConfigError: ``target`` is neither a run folder nor an address.
     """
     folder, http, own = find(target)
     keys = keys or own
-    if watch:  # a script's background job ignores it, and could not be ended as the help says
+    # A shell starts background jobs of a script with SIGINT ignored, but SIGINT must end --watch there, too.
+    if watch:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     while True:
         try:
@@ -58,7 +63,7 @@ def show(target: str, *, watch: bool, as_json: bool, keys: Path | None = None) -
 
 
 def find(target: str) -> tuple[Path | None, str, Path | None]:
-    """Run folder, address and keys folder of what a user names: a folder, a URL, host:port; "": the newest run.
+    """Return run folder, address and keys folder of a target: a folder, a URL, host:port, or "" (newest run).
 
     Raises:
         ConfigError: there is no such run.
@@ -78,7 +83,11 @@ def find(target: str) -> tuple[Path | None, str, Path | None]:
 
 
 def newest(runs: Path) -> Path:
-    """The run folder that was begun last."""
+    """Return the run folder that was started last.
+
+    Raises:
+        ConfigError: there is no run folder.
+    """
     found = [path for path in runs.glob("*") if any((path / name).exists() for name in CONFIGS)]
     if not found:
         raise ConfigError(
@@ -90,10 +99,10 @@ def newest(runs: Path) -> Path:
 
 
 def config_of(folder: Path) -> RunConfig:
-    """The settings of a run, as it was started last.
+    """Return the settings with which a run was last started.
 
     Raises:
-        ConfigError: the folder is not of a run.
+        ConfigError: the folder is not a run folder.
     """
     known = [path for name in CONFIGS if (path := folder / name).exists()]
     if not known:
@@ -102,7 +111,7 @@ def config_of(folder: Path) -> RunConfig:
 
 
 def crew(folder: Path | None) -> dict[str, Any]:
-    """What the supervisor has noted of its processes; empty without one."""
+    """Return the supervisor's record of its processes; empty without a supervisor."""
     try:
         return dict(json.loads((folder / STATE_FILE).read_text())) if folder else {}
     except (OSError, ValueError):
@@ -110,7 +119,7 @@ def crew(folder: Path | None) -> dict[str, Any]:
 
 
 def page(status: Mapping[str, Any], supervised: Mapping[str, Any]) -> str:
-    """The whole page.
+    """Return the whole page.
 
     Args:
         supervised: content of ``supervisor.json``, for restarts; may be empty.
@@ -131,7 +140,7 @@ def page(status: Mapping[str, Any], supervised: Mapping[str, Any]) -> str:
 
 
 def table(peers: Sequence[Mapping[str, Any]], supervised: Mapping[str, Any]) -> list[str]:
-    """Rows of processes: those that have joined, and those that should have."""
+    """Return the table of processes: first the ones that have joined, then the ones that should have."""
     known = supervised.get("processes", {})
     rows = [("process", "state", "progress", "version", "silent", "still", "restarts", "where")]
     for peer in peers:
@@ -154,7 +163,7 @@ def table(peers: Sequence[Mapping[str, Any]], supervised: Mapping[str, Any]) -> 
 
 
 def ledger_line(ledger: Mapping[str, Any]) -> str:
-    """Tokens by what became of them."""
+    """Return the line with the tokens by outcome."""
     parts = [f"{ledger['stored']['tokens']:,} tokens stored", f"{ledger['held_tokens']:,} held"]
     parts += [f"{tally['tokens']:,} {name}" for name, tally in ledger["outcomes"].items() if tally["tokens"]]
     if ledger.get("violation"):
@@ -163,7 +172,7 @@ def ledger_line(ledger: Mapping[str, Any]) -> str:
 
 
 def without_answer(why: str, folder: Path | None) -> list[str]:
-    """What can be said of a run whose broker does not answer."""
+    """Return what is known of a run whose broker does not answer."""
     facts = [f"the broker does not answer: {why}"]
     if folder is None:
         return [*facts, "name its run folder on its host to see what is known there"]
@@ -193,7 +202,7 @@ def without_answer(why: str, folder: Path | None) -> list[str]:
 
 
 def supervised_now(folder: Path) -> bool:
-    """Whether an `offbeat train` holds this run folder."""
+    """Return whether a supervisor (`offbeat train`) holds this run folder."""
     try:
         with open(folder / "lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -205,7 +214,7 @@ def supervised_now(folder: Path) -> bool:
 
 
 def alive(pid: int) -> bool:
-    """Whether there is such a process on this host, and it is not a zombie."""
+    """Return whether this process exists on this host and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (OSError, IndexError):

@@ -1,5 +1,5 @@
-"""`offbeat plan`: what a run would do with other numbers of generators and actors.
+"""`offbeat plan`: predicts what a run would do with other numbers of generators and actors.
 
-- `command`, `arguments`: the verb. `model`, `simulation`, `parts`: a run on a virtual clock. Pure.
-- `rates`, `rates_file`: measured rates. `calibration`, `probe`, `reading`: how they are measured.
+- `command`, `arguments`: the verb. `model`, `simulation`, `parts`: simulate a run on a virtual clock. Pure.
+- `rates`, `rates_file`: measured rates. `calibration`, `probe`, `reading`: measure them.
 """

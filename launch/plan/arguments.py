@@ -1,4 +1,4 @@
-"""The arguments of `offbeat plan`; apart from it, because it needs libraries that take a while to load."""
+"""The arguments of `offbeat plan`, in their own module because the command loads slow libraries."""
 
 import argparse
 from pathlib import Path
@@ -10,7 +10,7 @@ TEXT = (
 
 
 def add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The arguments of `offbeat plan`."""
+    """Add the arguments of `offbeat plan`."""
     plan = commands.add_parser("plan", help=TEXT.partition(", from")[0], description=TEXT)
     plan.add_argument("run_file", type=Path)
     plan.add_argument("overrides", nargs="*", metavar="section.field=value", help="of the run file")

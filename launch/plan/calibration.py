@@ -1,4 +1,4 @@
-"""`offbeat plan RUN_FILE --calibrate SECONDS`: runs the real system for so long, and reads its rates."""
+"""`offbeat plan RUN_FILE --calibrate SECONDS`: runs the real system for a while and measures its rates."""
 
 import contextlib
 import itertools
@@ -18,7 +18,7 @@ from launch.errors import LaunchError, NoAnswer, TooSlow
 from launch.plan.model import WARM_UP_STEPS, setting_of
 from launch.plan.probe import Probe, probe
 from launch.plan.rates import MeasuredRates
-from launch.plan.reading import Seen, read, turn_lengths
+from launch.plan.reading import Observations, read, turn_lengths
 from launch.processes import stop
 from launch.run_file.keys_folder import http_keys, prepare_keys
 from launch.run_file.sections import RunConfig
@@ -34,27 +34,28 @@ from protocol.messages import GeneratorInfo
 LOOK_S = 0.5
 LEAST_STEPS = 8
 PATIENCE = 5
-"""Times the seconds asked for: as long as it waits for `LEAST_STEPS`."""
+"""Longest wait for `LEAST_STEPS`, as a multiple of the seconds asked for."""
 LEARNER_END_S = 60.0
 PROBE_SHARE = 1 / 15
-"""Of the seconds asked for, for each number of requests."""
+"""Share of the seconds asked for that the probe spends on each number of requests."""
 MANY_STEPS = 1_000_000
 MOST_PROMPTS = 512
 
 
 def calibrate(config: RunConfig, seconds: float, panel: Panel) -> MeasuredRates:
-    """The rates of the system that a run file describes, measured on this machine.
+    """Measure the rates of the system that a run file describes, on this machine.
 
     Raises:
         RoleFailed: a process ended with an error.
-        TooSlow: fewer than `LEAST_STEPS` learner steps were done in `PATIENCE` times the seconds.
+        TooSlow: fewer than `LEAST_STEPS` learner steps were done in `PATIENCE` times the seconds, the warm-up
+            took too long, or no trajectory ended.
     """
     config = for_measuring(config)
     setting, interrupt = setting_of(config), Interrupt()
     folder = run_folder.create(config, resume=False)
     with contextlib.ExitStack() as held:
         held.enter_context(run_folder.claim(folder))
-        held.enter_context(shared_memory.own(folder))
+        held.enter_context(shared_memory.hold_folder(folder))
         config = run_folder.with_ports(config)
         run_folder.save_config(config, folder / run_folder.CONFIG)
         panel.note(f"run folder {folder}")
@@ -67,7 +68,7 @@ def calibrate(config: RunConfig, seconds: float, panel: Panel) -> MeasuredRates:
 
 
 def for_measuring(config: RunConfig) -> RunConfig:
-    """The run without evaluations, and without an end of its own."""
+    """Return the run without evaluations, and with limits so high that only the calibration ends it."""
     learner = config.learner.model_copy(
         update={"steps": MANY_STEPS, "evaluation_tasks": 0, "evaluation_every": 0}
     )
@@ -118,7 +119,7 @@ class _Calibration:
         self._panel.note(f"started {', '.join(self._crew.names)}")
 
     def _look(self) -> dict[str, Any]:
-        """The broker's status; whoever has ended is an error here, not a reason to start it again."""
+        """Return the broker's status. A process that has ended is an error here and is not started again."""
         if self._interrupt.asked:
             raise KeyboardInterrupt
         for post in self._crew.posts:
@@ -130,7 +131,7 @@ class _Calibration:
             raise LaunchError(f"calibration: the broker does not answer: {error}") from None
 
     def _until(self, steps: int, deadline_s: float) -> None:
-        """Until so many learner steps are done; notes on the way when roles joined."""
+        """Wait until this many learner steps are done. Record on the way when each role joined."""
         began = time.monotonic()
         while len(self._lines()) < steps:
             for peer in self._look()["peers"]:
@@ -142,13 +143,13 @@ class _Calibration:
                 )
             time.sleep(LOOK_S / 5)
 
-    def _watch(self, seconds: float) -> Seen:
-        """From the end of one step to that of another, at least so many seconds later."""
+    def _watch(self, seconds: float) -> Observations:
+        """Observe the run from the end of one step to the end of a later one, at least ``seconds`` apart."""
         first, began = self._next_step(), time.monotonic()
         status = self._look()
         stored = _stored(status)
         cores = len(os.sched_getaffinity(0))
-        seen = Seen(0.0, [], before=first[-1], sampled=0.0, stored_before=stored, cores=cores)
+        seen = Observations(0.0, [], before=first[-1], sampled=0.0, stored_before=stored, cores=cores)
         while True:
             seen.generators.append(_gauges(status, "generator"))
             seen.actors.append(_gauges(status, "actor"))
@@ -171,7 +172,7 @@ class _Calibration:
         return seen
 
     def _next_step(self) -> list[dict[str, Any]]:
-        """Wait for the end of the next step; all lines so far."""
+        """Wait for the end of the next step. Return all lines so far."""
         before = len(self._lines())
         while len(lines := self._lines()) == before:
             self._look()
@@ -181,7 +182,8 @@ class _Calibration:
     def _lines(self) -> list[dict[str, Any]]:
         try:
             lines = read_metrics(self._folder)
-        except json.JSONDecodeError:  # the last one is being written
+        except json.JSONDecodeError:
+            # The learner is still writing the last line, so read again.
             return self._lines()
         return [line for line in lines if "learner/step_seconds" in line and "learner/policy_version" in line]
 
@@ -192,7 +194,7 @@ class _Calibration:
         )
 
     def _end_training(self) -> None:
-        """The learner ends, then the actors; broker and generators stay."""
+        """End the learner, then the actors. The broker and the generators keep running."""
         self._crew.ask_learner_to_end()
         deadline = time.monotonic() + LEARNER_END_S
         while self._crew.running(LEARNER) and time.monotonic() < deadline:
@@ -201,9 +203,14 @@ class _Calibration:
         stop(leaving, patience_s=self._config.actor.drain_timeout_s + 10.0)
 
     def _episodes(self, first: float, last: float) -> list[dict[str, Any]]:
-        """What was sampled for training between so many action tokens, as the journal has it.
+        """Return the training episodes that the journal holds for the time that was measured.
 
-        Lengths change as the policy learns: those from before and after would not fit the rest.
+        Lengths change as the policy learns, so episodes from before and after would not fit the other
+        measurements.
+
+        Args:
+            first: action tokens that the broker had stored when the measurement began.
+            last: action tokens that it had stored when the measurement ended.
         """
         with tempfile.TemporaryDirectory() as scratch:
             out = Path(scratch) / "episodes.jsonl"
@@ -218,7 +225,7 @@ class _Calibration:
             )
         return found
 
-    def _probe(self, info: GeneratorInfo, seen: Seen, seconds: float) -> Probe:
+    def _probe(self, info: GeneratorInfo, seen: Observations, seconds: float) -> Probe:
         config = self._config
         prompts = []
         for episode in seen.episodes[-MOST_PROMPTS:]:

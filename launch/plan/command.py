@@ -1,4 +1,4 @@
-"""`offbeat plan`: what a run would do on other numbers of generators and actors."""
+"""`offbeat plan`: predicts what a run would do with other numbers of generators and actors."""
 
 import argparse
 import contextlib
@@ -30,7 +30,7 @@ LEAST_SECONDS, MOST_SECONDS = 5.0, 3600.0
 
 
 def plan(args: argparse.Namespace, config: RunConfig) -> int:
-    """Do it; returns the exit code.
+    """Predict all settings and print the result. Return the exit code.
 
     Raises:
         ConfigError: an argument, the run file or a rate is wrong; the text has place, value and cure.
@@ -52,10 +52,10 @@ def plan(args: argparse.Namespace, config: RunConfig) -> int:
 
 
 def calibrate_to(path: Path, seconds: float, config: RunConfig) -> None:
-    """Measure, and write a rates file.
+    """Measure rates and write them to a file.
 
     Raises:
-        ConfigError: it cannot be written; found before anything is started.
+        ConfigError: the seconds are out of range, or the file cannot be written; nothing was started then.
     """
     from launch.plan.calibration import calibrate
     from launch.supervise.panel import Panel
@@ -74,14 +74,15 @@ def calibrate_to(path: Path, seconds: float, config: RunConfig) -> None:
         raise ConfigError(
             f"--rates {path}: cannot be written ({error.strerror}); name another file"
         ) from None
-    with contextlib.redirect_stdout(sys.stderr), Panel() as panel:  # stdout is for the plan
+    # Standard output is reserved for the plan, so progress goes to standard error.
+    with contextlib.redirect_stdout(sys.stderr), Panel() as panel:
         rates = calibrate(config, seconds, panel)
     heading = ["Rates for `offbeat plan`, measured by --calibrate; docs/run/capacity.md explains the fields."]
     path.write_text(format_rates(rates, heading), encoding="utf-8")
 
 
 def grid(args: argparse.Namespace, config: RunConfig) -> Iterator[Setting]:
-    """All settings that are asked for, each number of actors for each of generators.
+    """Yield the settings that are asked for: each combination of generators, actors and episodes.
 
     Raises:
         ConfigError: a number is not above 0; there are too many settings.
@@ -106,7 +107,7 @@ def grid(args: argparse.Namespace, config: RunConfig) -> Iterator[Setting]:
 
 
 def numbers(option: str, given: Sequence[int] | None, default: int) -> list[int]:
-    """What an option says, each once.
+    """Return the numbers that an option gives, each once, or its default.
 
     Example:
         >>> numbers("--actors", [1, 2, 2], 3), numbers("--actors", None, 3)
@@ -122,7 +123,7 @@ def above_0(option: str, value: int) -> int:
 
 
 def check(rates: MeasuredRates, planned: Setting) -> Prediction:
-    """The run that the rates were measured in, predicted."""
+    """Predict the run in which the rates were measured."""
     measured = rates.measured
     assert measured is not None
     known = {name: value for name in SETTING if (value := getattr(measured, name)) is not None}
@@ -131,7 +132,7 @@ def check(rates: MeasuredRates, planned: Setting) -> Prediction:
 
 
 def warnings(rates: MeasuredRates, settings: Sequence[Setting]) -> Iterator[str]:
-    """Where the prediction goes beyond what was measured."""
+    """Yield a warning wherever the prediction goes beyond what was measured."""
     most = max(point.sequences for point in rates.generator.decode)
     asked = max(min(s.max_num_seqs, -(-s.actors * s.concurrent_episodes // s.generators)) for s in settings)
     if asked > most:
@@ -157,7 +158,7 @@ def show(
     checked: Prediction | None,
     notes: Sequence[str],
 ) -> None:
-    """Tables on the terminal."""
+    """Print the tables on the terminal."""
     first = rows[0][0]
     lines = [f"rates: {path}; mode {'sync' if first.sync else 'async'}; cores "
              f"{'shared as in the calibration' if first.shared else 'of its own for every process'}", ""]  # fmt: skip
@@ -180,7 +181,7 @@ HEAD = (
 
 
 def row(setting: Setting, outcome: Prediction) -> tuple[str, ...]:
-    """A line of the table."""
+    """Return a line of the table."""
     return (
         str(setting.generators),
         str(setting.actors),
@@ -199,7 +200,7 @@ def row(setting: Setting, outcome: Prediction) -> tuple[str, ...]:
 
 
 def compared(measured: Measured, predicted: Prediction) -> Iterator[tuple[str, ...]]:
-    """Measured beside predicted; of shares the difference."""
+    """Yield lines that compare measured and predicted values: shares by difference, others by ratio."""
     for name, title in COMPARED.items():
         was, would = getattr(measured, name), getattr(predicted, name)
         if name.endswith("_share"):
@@ -209,7 +210,7 @@ def compared(measured: Measured, predicted: Prediction) -> Iterator[tuple[str, .
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Aligned to the right, but for the first column.
+    """Return the lines of a table, its columns aligned to the right except the first.
 
     Example:
         >>> table([("a", "bb"), ("cc", "d")])
@@ -231,7 +232,7 @@ def as_json(
     checked: Prediction | None,
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the content of the tables for programs."""
     return {
         "rates": str(path),
         "settings": [{**asdict(setting), **asdict(outcome)} for setting, outcome in rows],

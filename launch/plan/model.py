@@ -1,4 +1,4 @@
-"""What a setting would do: the simulation, and what is measured of it. Pure."""
+"""Predicts what a setting would do: runs the simulation and measures it. Pure."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ WARM_UP_STEPS = 5
 
 @dataclass(frozen=True)
 class Prediction:
-    """What came of it, from the first step after the warm-up to the last."""
+    """Results of a simulation, from the first step after the warm-up to the last step."""
 
     seconds: float
     steps_per_second: float
@@ -24,20 +24,20 @@ class Prediction:
     lag_p95_versions: int
     lag_max_versions: int
     stale_share: float
-    """Of tokens that came in time to be trained or not: masked or dropped as too old."""
+    """Tokens masked or dropped as too old, as a share of these and the trained tokens."""
     learner_idle_share: float
     generator_idle_share: float
     running_mean: float
-    """Sequences under way in a generator."""
+    """Mean number of sequences under way in a generator."""
     first_step_seconds: float
-    """From the start until the first step has ended."""
+    """Seconds from the start until the first step has ended."""
 
 
 def setting_of(config: RunConfig) -> Setting:
-    """What a run file says, as a setting.
+    """Return the setting that a run file describes.
 
     Raises:
-        ConfigError: it trains on windows, which are not simulated.
+        ConfigError: the run trains on windows, which are not simulated.
     """
     learner = config.learner
     if learner.train_on == "windows":
@@ -63,9 +63,10 @@ def setting_of(config: RunConfig) -> Setting:
 
 
 def simulate(rates: MeasuredRates, setting: Setting) -> Prediction:
-    """Run it past the warm-up, and measure.
+    """Simulate a setting past the warm-up, and measure it.
 
-    The warm-up is `WARM_UP_STEPS` and the lag bound, and lasts until all have joined.
+    The warm-up takes `WARM_UP_STEPS` plus the lag bound in steps, and lasts until all generators and actors
+    have joined.
     """
     simulation = Simulation(rates, setting)
     simulation.run(1)
@@ -130,7 +131,7 @@ def _outcome(setting: Setting, before: _Snapshot, after: _Snapshot, first: float
 
 
 def percentile(counts: Counter[int], at: float) -> int:
-    """Smallest value that this share of what is counted does not exceed.
+    """Return the smallest value that at least the share ``at`` of all counted items does not exceed.
 
     Example:
         >>> percentile(Counter({0: 90, 1: 5, 4: 5}), 0.95), percentile(Counter(), 0.95)
@@ -145,5 +146,5 @@ def percentile(counts: Counter[int], at: float) -> int:
 
 
 def share(value: float) -> float:
-    """Rounding errors cut off."""
+    """Return the value limited to [0, 1], which cuts off rounding errors."""
     return min(1.0, max(0.0, value))

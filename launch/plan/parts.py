@@ -1,8 +1,8 @@
-"""What is planned; generators, episodes and groups on a virtual clock, for `launch.plan.simulation`. Pure.
+"""Settings to plan, and the parts of `launch.plan.simulation`: generators, episodes and units. Pure.
 
-A generator is a fluid: with n sequences under way each of them gets a token every ``step_seconds(n)``, so one count of
-steps serves all of them, and a turn ends when the count has grown by its tokens. Taking in prompts and loading
-weights stop the count for a while (``debt``).
+A generator is modelled as a fluid: with n sequences under way, each gets a token every ``step_seconds(n)``.
+So one count of steps serves all sequences, and a turn ends when the count has grown by the turn's tokens.
+Reading prompts and loading weights stop the count for a while (``debt``).
 """
 
 import bisect
@@ -18,7 +18,7 @@ EPSILON = 1e-9
 
 @dataclass(frozen=True)
 class Setting:
-    """What is simulated."""
+    """The system to simulate."""
 
     generators: int = 1
     actors: int = 1
@@ -26,18 +26,18 @@ class Setting:
     max_num_seqs: int = 1_000_000
     sync: bool = False
     members: int = 1
-    """Trajectories per group; the learner gets groups whole."""
+    """Trajectories per group. The learner gets whole groups."""
     baselines: int = 0
-    """Of these, not trained."""
+    """Members of a group that serve as baselines and are not trained."""
     batch_groups: int = 1
     max_policy_lag: int = 0
-    """In lockstep, the lag that is forced."""
+    """Lag bound in versions; in lockstep, the forced lag."""
     publish_every: int = 1
     recomputes: bool = True
     shared: bool = True
-    """Whether learner and generators share cores; see `SharingRates`."""
+    """True: learner and generators share cores; see `SharingRates`."""
     join_every_s: float = 0.0
-    """Generators and actors join one after the other, so many seconds apart; 0: all at the start."""
+    """Seconds between two generators, or two actors, that join in turn; 0: all join at the start."""
     steps: int = 60
     """Learner steps that are measured."""
     seed: int = 0
@@ -60,34 +60,34 @@ class SimulatedEpisode:
     turns: list[SimulatedTurn]
     min_version: int = 0
     trained: bool = True
-    """False: a baseline for the others of its group."""
+    """False: the episode is a baseline for the other members of its group."""
     actor: int = -1
     generator: int = -1
     turn: int = 0
     context: int = 0
     cached_at: int = -1
-    """Version under which its context was computed last."""
+    """Version with which its context was last computed."""
     begun: float = 0.0
-    """Count of its generator's steps when this turn began."""
+    """Count of its generator's steps when the current turn began."""
     spans: list[tuple[int, int]] = field(default_factory=list)
-    """Policy version, tokens it sampled."""
+    """Pairs of a policy version and the number of tokens it sampled."""
 
     @property
     def tokens(self) -> int:
-        """Sampled in turns that have ended."""
+        """Tokens sampled in turns that have ended."""
         return sum(count for _, count in self.spans)
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedUnit:
-    """What the learner gets as a whole: a rollout group, or one trajectory."""
+    """A unit that the learner gets whole: a rollout group, or one trajectory."""
 
     index: int
     episodes: list[SimulatedEpisode] = field(default_factory=list)
     out: int = 0
     """Episodes that have not ended."""
     newest: int = -1
-    """Newest version that sampled a token of it, once all have ended."""
+    """Newest version that sampled a token of the unit, known once all its episodes have ended."""
 
     @property
     def tokens(self) -> int:
@@ -95,14 +95,14 @@ class SimulatedUnit:
 
 
 def between(rates: MeasuredRates, setting: Setting) -> float:
-    """Seconds that a turn waits for its actor: in a queue, which is shorter with fewer episodes than were measured."""
+    """Return how long a turn waits in its actor's queue: less with fewer episodes than were measured."""
     measured = rates.measured.concurrent_episodes if rates.measured is not None else 0
     share = setting.concurrent_episodes / measured if measured else 1.0
     return rates.episode.between_seconds * min(1.0, share)
 
 
 def draw_turns(rates: EpisodeRates, rng: random.Random, between: float) -> list[SimulatedTurn]:
-    """The turns of one episode, which wait ``between`` seconds beside their tools."""
+    """Draw the turns of one episode. Each waits ``between`` seconds in addition to its tool."""
     turns = []
     for n in range(rates.turns.draw_count(rng, 1)):
         read = (rates.observation_tokens if n else rates.prompt_tokens).draw_count(rng, 0)
@@ -115,7 +115,7 @@ class SimulatedGenerator:
     """One generator process.
 
     Args:
-        room: sequences it runs at a time; others wait their turn.
+        room: largest number of sequences at a time; others wait.
         recomputes: contexts are computed again after each weight update.
     """
 
@@ -127,7 +127,7 @@ class SimulatedGenerator:
         self.loading = False
         self.slow = 1.0
         self.stamp = 0
-        """Grows with each change; an event planned before one is void."""
+        """Counter of changes. An event that was planned before the last change is void."""
         self.idle_s = self.served_s = self.sequence_s = 0.0
         self.sampled = 0
         self._at, self._count, self._debt = now, 0.0, 0.0
@@ -162,7 +162,7 @@ class SimulatedGenerator:
             self._count += (work - paid) / self._step_s()
 
     def ask(self, episode: SimulatedEpisode, now: float) -> None:
-        """The next turn of an episode is asked for."""
+        """Take a request for the next turn of an episode."""
         self.advance(now)
         if episode.min_version > self.version:
             self._held.append(episode)
@@ -171,7 +171,10 @@ class SimulatedGenerator:
         self._fill()
 
     def end(self, now: float) -> list[SimulatedEpisode]:
-        """The turns that have ended by now; the earliest under way is one of them."""
+        """Return the episodes whose turn has ended by now.
+
+        The turn that ends first always counts as ended.
+        """
         self.advance(now)
         if self._running:
             self._count = max(self._count, self._running[0][0])
@@ -184,7 +187,7 @@ class SimulatedGenerator:
         return ended
 
     def load(self, version: int, now: float) -> None:
-        """Stop for the next weights, and go on under them."""
+        """Stop for new weights, and go on with them."""
         self.advance(now)
         self.version = version
         self._debt += self._rates.pause_seconds
@@ -200,7 +203,7 @@ class SimulatedGenerator:
         self._fill()
 
     def next_end(self) -> float | None:
-        """When the next turn ends, if nothing changes before."""
+        """Return when the next turn ends if nothing changes before; None if no turn is under way."""
         if not self._running:
             return None
         left = max(0.0, self._running[0][0] - self._count) * self._step_s()
@@ -221,7 +224,7 @@ class SimulatedGenerator:
         self.stamp += 1
 
     def _note(self, episode: SimulatedEpisode) -> None:
-        """Tokens of the turn that has ended, by version."""
+        """Record how many tokens of the turn that has ended each version sampled."""
         sampled = episode.turns[episode.turn].sampled
         first = bisect.bisect_right(self._switches, (episode.begun, 1 << 60)) - 1
         given = 0

@@ -1,4 +1,4 @@
-"""How fast one generator is, asked alone: with several numbers of requests at a time, and for prompts."""
+"""Measures the speed of a generator that nobody else uses: of decoding, of single turns and of prompts."""
 
 import asyncio
 import itertools
@@ -14,22 +14,22 @@ from launch.errors import LaunchError
 from protocol.messages import GeneratorInfo, Sampling
 
 NO_STOP = (2_000_000_000,)
-"""A token past every vocabulary: answers end by their length alone."""
+"""A token past every vocabulary, so that answers end by their length alone."""
 SETTLE_S = 0.4
-"""From the first request of a number on, before it is measured."""
+"""Seconds between the first request and the begin of the measurement, for each number of requests."""
 TIMEOUT_S = 20.0
 
 
 @dataclass
 class Probe:
-    """What was seen."""
+    """Measured speed of a generator."""
 
     decode: list[tuple[int, float]] = field(default_factory=list)
-    """Requests at a time, and tokens per second."""
+    """Pairs of the requests at a time and the tokens per second."""
     turn_seconds: float = 0.0
-    """Engine time that a turn costs beside its tokens and its prompt."""
+    """Engine time that a turn costs in addition to its tokens and its prompt."""
     prompt_tokens_per_second: float = 0.0
-    """Prompts as they are in the run, repeated as in its groups; 0: too fast to be seen beside the former."""
+    """Speed of reading the run's prompts, repeated as in its groups. 0: too fast to be measured."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class _Counts:
 
 
 def concurrencies(most: int) -> list[int]:
-    """Numbers of requests to try.
+    """Return the numbers of requests at a time to try.
 
     Example:
         >>> concurrencies(96), concurrencies(1)
@@ -59,17 +59,17 @@ def probe(
     room: int,
     seconds: float,
 ) -> Probe:
-    """Ask a generator that nobody else asks.
+    """Measure a generator that nobody else uses.
 
     Args:
-        actor: name under which to ask; with keys, one that they admit.
-        prompts: to ask with, in turn.
-        most: requests at a time.
+        actor: name under which to ask; with keys, a name that they admit.
+        prompts: prompts of the requests, used in turn.
+        most: largest number of requests at a time.
         room: longest prompt plus answer, in tokens.
-        seconds: for each number of requests.
+        seconds: duration of each measurement.
 
     Raises:
-        LaunchError: it does not answer.
+        LaunchError: the generator does not answer.
     """
     try:
         return asyncio.run(_probe(info, actor, keys, prompts, most, room, seconds))
@@ -95,7 +95,7 @@ async def _probe(
     answer = max(1, room - max(map(len, prompts)))
     found, begins = Probe(), itertools.cycle([prompt[:1] for prompt in prompts])
     try:
-        # Answers of one token: to the first token of a prompt, then to the whole.
+        # Measure answers of one token: first to the first token of each prompt, then to the whole prompt.
         bare, whole = [(await _measure(pool, asked, most, 1, seconds)).turns for asked in (begins, source)]
         rates = [
             (n, (await _measure(pool, source, n, answer, seconds)).tokens / seconds)
@@ -104,7 +104,7 @@ async def _probe(
     finally:
         pool.close()
     bare_s, whole_s = seconds / max(1, bare), seconds / max(1, whole)
-    # A turn of one token costs its share of a step, too.
+    # A turn of one token also takes its share of a decode step, which is no cost of the turn itself.
     found.turn_seconds = max(0.0, min(bare_s, whole_s) - 1 / rates[-1][1])
     if whole_s > bare_s:
         more = sum(len(prompt) - 1 for prompt in prompts) / len(prompts)
@@ -118,7 +118,10 @@ async def _probe(
 async def _measure(
     pool: GeneratorPool, prompts: "itertools.cycle[Sequence[int]]", requests: int, answer: int, seconds: float
 ) -> _Counts:
-    """So many requests at a time, a new one for each that ends."""
+    """Keep this many requests under way, a new one for each that ends.
+
+    Return the tokens and turns counted.
+    """
     counts = _Counts()
     begin = time.monotonic() + SETTLE_S
     end = begin + seconds

@@ -1,4 +1,4 @@
-"""Measured rates that `offbeat plan` works with, and the laws that lengths are drawn from.
+"""Measured rates that `offbeat plan` uses, and the laws from which it draws lengths and durations.
 
 docs/run/capacity.md explains every field.
 """
@@ -16,17 +16,17 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Law(Section):
-    """What a length or a duration is drawn from: one of these forms. A bare number is `fixed`."""
+    """Distribution of a length or a duration, in one of these forms. A bare number means `fixed`."""
 
     fixed: float | None = Field(None, ge=0)
     uniform: tuple[float, float] | None = Field(None, strict=False)
-    """Least and most."""
+    """Least and greatest value."""
     log_uniform: tuple[float, float] | None = Field(None, strict=False)
-    """Least and most, both above 0."""
+    """Least and greatest value, both above 0."""
     log_normal: tuple[float, float] | None = Field(None, strict=False)
     """Median, and standard deviation of the logarithm."""
     values: tuple[float, ...] | None = Field(None, strict=False, min_length=1)
-    """One of these, each as likely as the others: what was measured, or its quantiles."""
+    """Values that are drawn with equal probability: measured values, or their quantiles."""
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -44,7 +44,7 @@ class Law(Section):
         return self
 
     def draw(self, rng: random.Random) -> float:
-        """One value."""
+        """Draw one value."""
         if self.fixed is not None:
             return self.fixed
         if self.values is not None:
@@ -59,7 +59,7 @@ class Law(Section):
         return median * rng.lognormvariate(0.0, deviation)
 
     def draw_count(self, rng: random.Random, least: int) -> int:
-        """One value as a whole number that has the same mean, not below ``least``."""
+        """Draw a whole number, rounded at random so that the mean stays, and not below ``least``."""
         value = self.draw(rng)
         whole = int(value)
         return max(least, whole + (rng.random() < value - whole))
@@ -70,32 +70,32 @@ AnyLaw = Annotated[Law, BeforeValidator(lambda v: {"fixed": float(v)} if type(v)
 
 
 class DecodePoint(Section):
-    """`[[generator.decode]]`: the rate of one generator, measured alone, with so many sequences at a time."""
+    """`[[generator.decode]]`: rate of one generator, measured alone, with this many sequences at a time."""
 
     sequences: float = Field(ge=1)
     tokens_per_second: float = Field(gt=0)
 
 
 class GeneratorRates(Section):
-    """`[generator]`."""
+    """`[generator]`: speed of one generator, alone on its hardware."""
 
     decode: tuple[DecodePoint, ...] = Field(strict=False, min_length=1)
     prompt_tokens_per_second: float = Field(0.0, ge=0)
-    """Prompt tokens taken in, decoding nothing meanwhile; 0: they cost nothing beside what `decode` has."""
+    """Prompt tokens read per second, while nothing is decoded. 0: reading costs nothing beyond `decode`."""
     turn_seconds: Seconds = 0.0
-    """What each request costs beside its tokens, decoding nothing meanwhile."""
+    """Seconds that each request costs in addition to its tokens. Nothing is decoded meanwhile."""
     update_seconds: Seconds = 0.0
-    """From the announcement of a version until generation stops for it: fetching, verifying."""
+    """Seconds from the announcement of a version until generation stops for it: fetching, verifying."""
     pause_seconds: Seconds = 0.0
-    """Generation stands still for a version."""
+    """Seconds for which generation stops to load a version."""
     start_seconds: Seconds = 0.0
-    """From its start until it serves."""
+    """Seconds from the generator's start until it serves."""
 
     def step_seconds(self, sequences: int) -> float:
-        """Seconds in which each of so many sequences gets its next token.
+        """Return the seconds in which each of ``sequences`` sequences gets its next token.
 
-        Between two points the time of a step is interpolated. Below the first it is that of the first. Above the
-        last the rate is that of the last: nothing is gained that was not measured.
+        Between two points the time of a step is interpolated. Below the first point it is constant. Above the
+        last point the rate is constant, because a higher rate was not measured.
 
         Example:
             >>> points = [{"sequences": 1, "tokens_per_second": 10}, {"sequences": 5, "tokens_per_second": 25}]
@@ -113,7 +113,10 @@ class GeneratorRates(Section):
         return slowest * sequences / last
 
     def _points(self) -> list[tuple[float, float]]:
-        """Sequences and seconds per step, ascending; measured noise does not make a step faster with more."""
+        """Return sequences and seconds per step, ascending.
+
+        Noise never makes a step faster with more sequences.
+        """
         slowest, points = 0.0, []
         for point in sorted(self.decode, key=lambda point: point.sequences):
             slowest = max(slowest, point.sequences / point.tokens_per_second)
@@ -122,46 +125,47 @@ class GeneratorRates(Section):
 
 
 class LearnerRates(Section):
-    """`[learner]`: a step takes step_seconds + tokens * seconds_per_token + publish_seconds, alone on its cores."""
+    """`[learner]`: alone, a step takes step_seconds + tokens * seconds_per_token + publish_seconds."""
 
     step_seconds: Seconds = 0.0
-    """What every step takes, whatever its batch."""
+    """Seconds that every step takes, whatever its batch."""
     seconds_per_token: Seconds
-    """For each action token trained."""
+    """Seconds for each action token that is trained."""
     publish_seconds: Seconds = 0.0
-    """Until the new version is announced."""
+    """Seconds from the update until the new version is announced."""
     after_seconds: Seconds = 0.0
-    """After that, until it waits for the next batch: committing, reporting, its share of a checkpoint."""
+    """Seconds from then until the learner waits for a batch: commit, report, its share of a checkpoint."""
 
 
 class EpisodeRates(Section):
-    """`[episode]`: what trajectories are made of; laws, or bare numbers."""
+    """`[episode]`: lengths and durations of trajectories. Each is a law, or a bare number."""
 
     turns: AnyLaw = Law(fixed=1.0)
     prompt_tokens: AnyLaw = Law(fixed=0.0)
-    """Of the first turn."""
+    """Prompt tokens of the first turn."""
     turn_tokens: AnyLaw
-    """Sampled in a turn."""
+    """Tokens sampled in a turn."""
     observation_tokens: AnyLaw = Law(fixed=0.0)
-    """Between two turns."""
+    """Tokens read between two turns."""
     tool_seconds: AnyLaw = Law(fixed=0.0)
-    """The environment's answer to a turn."""
+    """Seconds until the environment answers a turn."""
     between_seconds: Seconds = 0.0
-    """The same for actor and network, at each turn."""
+    """Seconds that actor and network add to each turn."""
     filtered_groups: Share = 0.0
     """Share of groups that the learner drops because all returns are equal."""
 
 
 class SharingRates(Section):
-    """`[sharing]`: what happens where roles share cores."""
+    """`[sharing]`: how much roles that share cores slow each other down."""
 
     slowdown: float = Field(1.0, ge=1.0)
-    """How many times slower learner and generator each are while both work; 1: they do not disturb each other."""
+    """Factor by which learner and generator are each slower while both work. 1: neither slows the other."""
     cores: int | None = Field(None, ge=1)
-    """Cores that all processes share; with more processes at work than cores, each is slower still. Absent: enough."""
+    """Cores that all processes share. With more processes at work than cores, each is slower still. Absent:
+    there are enough cores."""
 
     def slow(self, at_work: int) -> float:
-        """How many times slower each of so many processes is than alone.
+        """Return how many times slower each of ``at_work`` processes is than alone.
 
         Example:
             >>> [SharingRates(slowdown=1.4, cores=2).slow(n) for n in (1, 2, 4)], SharingRates().slow(4)
@@ -173,14 +177,17 @@ class SharingRates(Section):
 
 
 class ActorRates(Section):
-    """`[actor]`."""
+    """`[actor]`: start of an actor."""
 
     start_seconds: Seconds = 0.0
-    """From its start until it runs episodes."""
+    """Seconds from the actor's start until it runs episodes."""
 
 
 class Measured(Section):
-    """`[measured]`: the run that was measured; the plan is compared with it. Written by `--calibrate`."""
+    """`[measured]`: the run in which `--calibrate` measured the rates.
+
+    The plan predicts it for comparison.
+    """
 
     run: str = ""
     machine: str = ""
@@ -191,7 +198,7 @@ class Measured(Section):
     actors: int = 1
     concurrent_episodes: int = 1
     max_num_seqs: int | None = None
-    """This and the next as the run had them; None: as in the plan."""
+    """Settings of the run, from here to `recomputes`. None: the setting of the plan is used."""
     members: int | None = None
     baselines: int | None = None
     batch_groups: int | None = None
@@ -205,18 +212,18 @@ class Measured(Section):
     learner_idle_share: Seconds = 0.0
     generator_idle_share: Seconds = 0.0
     running_mean: Seconds = 0.0
-    """Sequences a generator had under way."""
+    """Mean number of sequences that a generator had under way."""
 
 
 SETTING = (
     "generators", "actors", "concurrent_episodes", "max_num_seqs", "members", "baselines", "batch_groups",
     "max_policy_lag", "publish_every", "recomputes",
 )  # fmt: skip
-"""Of what was measured, what the run was set to; names are those of a plan's settings."""
+"""Fields of `Measured` that are settings of the run, with the names they have in a plan's `Setting`."""
 
 
 class MeasuredRates(Section):
-    """A rates file."""
+    """Content of a rates file."""
 
     generator: GeneratorRates
     learner: LearnerRates

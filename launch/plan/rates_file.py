@@ -1,4 +1,4 @@
-"""The rates file of `offbeat plan`: read, with mistakes explained, and written."""
+"""The rates file of `offbeat plan`: reads it, explains its mistakes, and writes it."""
 
 import tomllib
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from launch.plan.rates import MeasuredRates
 
 
 def load_rates(path: Path, overrides: Sequence[str] = ()) -> MeasuredRates:
-    """Read a rates file; ``overrides`` as `learner.step_seconds=0.5`.
+    """Read a rates file and apply overrides such as `learner.step_seconds=0.5`.
 
     Raises:
-        ConfigError: with a line for each mistake: place, value seen, cure.
+        ConfigError: something is wrong; one line per mistake, with place, value seen and cure.
     """
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -30,7 +30,11 @@ def load_rates(path: Path, overrides: Sequence[str] = ()) -> MeasuredRates:
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
-    """Whether they are written as they should be; raises ConfigError. Their values are checked with the file's."""
+    """Check the form of the overrides. `load_rates` checks their values.
+
+    Raises:
+        ConfigError: an override is not of the form section.field=value.
+    """
     for override in overrides:
         _set({}, override)
 
@@ -85,7 +89,7 @@ def _explain(error: Any, source: str) -> str:
 
 
 def format_rates(rates: MeasuredRates, heading: Sequence[str] = ()) -> str:
-    """As a TOML file that `load_rates` reads.
+    """Return the rates as a TOML file that `load_rates` reads.
 
     Example:
         >>> data = {"generator": {"decode": [{"sequences": 1, "tokens_per_second": 9.5}]},

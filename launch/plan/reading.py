@@ -1,4 +1,4 @@
-"""From what a calibration has seen to rates. Pure."""
+"""Derives rates from the observations of a calibration. Pure."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,34 +15,35 @@ MOST_SLOWDOWN = 4.0
 
 
 @dataclass
-class Seen:
-    """A run of the real system, over some time."""
+class Observations:
+    """Observations of the real system over some time."""
 
     seconds: float
     lines: list[dict[str, Any]]
-    """Of metrics.jsonl: the steps of this time."""
+    """Lines of metrics.jsonl for the learner steps of this time."""
     before: dict[str, Any]
-    """The line before them."""
+    """The line of metrics.jsonl before `lines`."""
     sampled: float
     """Action tokens that the broker stored in this time."""
     stored_before: float = 0.0
-    """And before it."""
+    """Action tokens that the broker had stored before this time."""
     generators: list[list[Mapping[str, float]]] = field(default_factory=list)
     """Gauges of the generators, at each look."""
     actors: list[list[Mapping[str, float]]] = field(default_factory=list)
+    """Gauges of the actors, at each look."""
     episodes: list[dict[str, Any]] = field(default_factory=list)
-    """As `offbeat journal export` writes them."""
+    """Episodes of this time, in the form that `offbeat journal export` writes."""
     starts: dict[str, float] = field(default_factory=dict)
     """Seconds until the first generator and the first actor had joined, by role."""
     cores: int = 1
-    """Of the machine."""
+    """Cores of the machine."""
 
 
-def read(seen: Seen, probe: Probe, setting: Setting, *, run: str, machine: str) -> MeasuredRates:
-    """The rates of a run."""
+def read(seen: Observations, probe: Probe, setting: Setting, *, run: str, machine: str) -> MeasuredRates:
+    """Derive the rates of a run."""
     episode = episode_rates(seen, setting)
     generator = generator_rates(seen, probe)
-    measured = what_was_measured(seen, setting, run=run, machine=machine)
+    measured = measured_run(seen, setting, run=run, machine=machine)
     turn_tokens = statistics.fmean(t for e in seen.episodes for t in turn_lengths(e))
     episode["between_seconds"] = between_seconds(
         seen, measured, turn_tokens, episode["tool_seconds"]["fixed"]
@@ -56,7 +57,7 @@ def read(seen: Seen, probe: Probe, setting: Setting, *, run: str, machine: str) 
         )
         slower = learner_slowdown(sharing, measured)
     learner = {name: float(f"{value / slower:.6g}") for name, value in together.items()}
-    # Generators pause while the learner works, too.
+    # Generators also pause while the learner works, so the sharing slowed their pauses down as well.
     generator["pause_seconds"] = round(generator["pause_seconds"] / slower, 5)
     data = {
         "generator": generator,
@@ -73,12 +74,12 @@ def read(seen: Seen, probe: Probe, setting: Setting, *, run: str, machine: str) 
 
 
 def turn_lengths(episode: Mapping[str, Any]) -> list[int]:
-    """Tokens sampled in each turn."""
+    """Return the tokens sampled in each turn."""
     return [turn["end"] - turn["start"] for turn in episode["turns"] if turn["action"]]
 
 
 def read_lengths(episode: Mapping[str, Any]) -> list[int]:
-    """Tokens read before each sampled turn: the prompt, then observations."""
+    """Return the tokens read before each sampled turn: the prompt, then observations."""
     lengths, at = [], 0
     for turn in episode["turns"]:
         if turn["action"]:
@@ -87,13 +88,13 @@ def read_lengths(episode: Mapping[str, Any]) -> list[int]:
     return lengths
 
 
-def mean_read(seen: Seen) -> float:
-    """Tokens read per turn."""
+def mean_read(seen: Observations) -> float:
+    """Return the mean number of tokens read per turn."""
     return statistics.fmean(n for episode in seen.episodes for n in read_lengths(episode))
 
 
 def quantiles(values: Sequence[float]) -> Law:
-    """A law with the distribution of these values, and nearly their mean.
+    """Return a law with the distribution of these values, and nearly their mean.
 
     Example:
         >>> quantiles([3, 3, 3]).fixed, quantiles([1, 2]).values
@@ -110,8 +111,8 @@ def quantiles(values: Sequence[float]) -> Law:
     return Law(values=tuple(round(statistics.fmean(chunk), 2) for chunk in chunks))
 
 
-def episode_rates(seen: Seen, setting: Setting) -> dict[str, Any]:
-    """Laws of turns and lengths; of the environment only a mean is measured."""
+def episode_rates(seen: Observations, setting: Setting) -> dict[str, Any]:
+    """Return the laws of turns and lengths. For the environment only the mean duration is measured."""
     turns = [turn_lengths(episode) for episode in seen.episodes]
     reads = [read_lengths(episode) for episode in seen.episodes]
     laws = {
@@ -130,8 +131,8 @@ def episode_rates(seen: Seen, setting: Setting) -> dict[str, Any]:
     return data
 
 
-def between_seconds(seen: Seen, measured: Measured, turn_tokens: float, tool_seconds: float) -> float:
-    """Time of a turn that is neither generation nor environment, by Little's law."""
+def between_seconds(seen: Observations, measured: Measured, turn_tokens: float, tool_seconds: float) -> float:
+    """Return the time of a turn that is neither generation nor environment, by Little's law."""
     running = statistics.fmean(sum(g.get("episodes_running", 0.0) for g in look) for look in seen.actors)
     sampling = measured.running_mean * measured.generators
     turns_per_second = measured.sampled_tokens_per_second / turn_tokens
@@ -141,8 +142,8 @@ def between_seconds(seen: Seen, measured: Measured, turn_tokens: float, tool_sec
 # --- the learner --------------------------------------------------------------------------------------------
 
 
-def learner_times(seen: Seen) -> dict[str, float]:
-    """Seconds of a step, as they were while generators worked."""
+def learner_times(seen: Observations) -> dict[str, float]:
+    """Return the durations of the parts of a step, measured while generators worked."""
     steps = len(seen.lines)
     tokens = [line["learner/trained_tokens"] for line in seen.lines]
     seconds = [line["learner/step_seconds"] for line in seen.lines]
@@ -159,7 +160,7 @@ def learner_times(seen: Seen) -> dict[str, float]:
 
 
 def fit(tokens: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
-    """Constant and slope; no constant where the batches are too much alike to tell the two apart.
+    """Return constant and slope of the seconds by tokens; the constant is 0 if the batches are too similar.
 
     Example:
         >>> fit([100, 200, 300, 400, 500, 600, 700, 800], [2, 3, 4, 5, 6, 7, 8, 9])
@@ -182,8 +183,8 @@ def fit(tokens: Sequence[float], seconds: Sequence[float]) -> tuple[float, float
 # --- generators ---------------------------------------------------------------------------------------------
 
 
-def generator_rates(seen: Seen, probe: Probe) -> dict[str, Any]:
-    """What the probe found, and what updates took in the run."""
+def generator_rates(seen: Observations, probe: Probe) -> dict[str, Any]:
+    """Return the rates that the probe found, and the duration of updates in the run."""
     pauses = [
         g["update_pause_seconds"] for look in seen.generators for g in look if g.get("updates_applied_total")
     ]
@@ -199,7 +200,7 @@ def generator_rates(seen: Seen, probe: Probe) -> dict[str, Any]:
 def alone_rate(
     generator: Mapping[str, Any], measured: Measured, *, episode_read: float, turn_tokens: float
 ) -> float:
-    """Tokens per second of one generator under the run's load, were it alone on its cores."""
+    """Return the tokens per second that one generator alone on its cores reaches under the run's load."""
     rates = check_rates(
         {"generator": generator, "learner": {"seconds_per_token": 0.0}, "episode": {"turn_tokens": 1.0}},
         "probe",
@@ -214,7 +215,7 @@ def alone_rate(
 
 
 def solve_slowdown(alone: float, measured: Measured, cores: int) -> float:
-    """The slowdown under which generators were as fast as they were; 1 to `MOST_SLOWDOWN`."""
+    """Return the slowdown that explains the measured speed of the generators, from 1 to `MOST_SLOWDOWN`."""
     active = max(0.01, 1 - measured.generator_idle_share)
     seen = measured.sampled_tokens_per_second / measured.generators / active
     busy = 1 - measured.learner_idle_share
@@ -231,16 +232,16 @@ def solve_slowdown(alone: float, measured: Measured, cores: int) -> float:
 
 
 def learner_slowdown(sharing: SharingRates, measured: Measured) -> float:
-    """How many times slower the learner was in the run than alone."""
+    """Return how many times slower the learner was in the run than alone."""
     active = 1 - measured.generator_idle_share
     return active * sharing.slow(measured.generators + 1) + 1 - active
 
 
-# --- what there was -----------------------------------------------------------------------------------------
+# --- the measured run ---------------------------------------------------------------------------------------
 
 
-def what_was_measured(seen: Seen, setting: Setting, *, run: str, machine: str) -> Measured:
-    """The run in numbers, as a plan has them."""
+def measured_run(seen: Observations, setting: Setting, *, run: str, machine: str) -> Measured:
+    """Return the run's settings and the numbers that a plan predicts."""
     trained = sum(line["learner/trained_tokens"] for line in seen.lines)
     lags = sum(
         line.get("learner/policy_lag_mean_versions", 0.0) * line["learner/trained_tokens"]
@@ -273,5 +274,5 @@ def what_was_measured(seen: Seen, setting: Setting, *, run: str, machine: str) -
     )
 
 
-def _grown(seen: Seen, name: str) -> float:
+def _grown(seen: Observations, name: str) -> float:
     return float(seen.lines[-1].get(name, 0.0) - seen.before.get(name, 0.0))

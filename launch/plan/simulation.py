@@ -1,10 +1,15 @@
-"""A run on a virtual clock: what `offbeat plan` predicts. Pure, seeded, deterministic; no waiting, no threads.
+"""Simulates a run on a virtual clock for `offbeat plan`. Pure, seeded, deterministic; no waiting, no threads.
 
-The rules are those of the system. The learner keeps ``(max_policy_lag + 1) * batch`` trajectories under way
-(`learner.intake.curriculum`), takes the oldest groups first, drops groups without a token within the lag bound, masks
-older tokens in others, and deals out new tasks while it waits and after each step, not during one. Actors take tasks in
-turn; an episode stays with its generator. A generator pauses for each version. In lockstep no token is sampled before
-the version of its step is in service. docs/run/capacity.md says what is left out.
+The simulation follows the rules of the system:
+
+- The learner keeps ``(max_policy_lag + 1) * batch`` trajectories under way (`learner.intake.curriculum`).
+- It trains the oldest groups first, drops groups without a token within the lag bound, and masks older tokens
+  in others.
+- It hands out new tasks while it waits and after each step, not during a step.
+- Actors take tasks in turn. An episode stays with its generator. A generator pauses for each version.
+- In lockstep no token is sampled before the version of its step is in service.
+
+docs/run/capacity.md says what is left out.
 """
 
 import heapq
@@ -13,6 +18,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from launch.errors import Stuck
 from launch.plan.parts import (
@@ -28,20 +34,20 @@ from launch.plan.rates import MeasuredRates
 
 @dataclass
 class SimulatedLedger:
-    """Action tokens by what became of them, and seconds."""
+    """Action tokens by outcome, steps, and the learner's idle time."""
 
     trained: Counter[int] = field(default_factory=Counter)
-    """By lag."""
+    """Trained tokens by policy lag."""
     masked: int = 0
     stale: int = 0
     filtered: int = 0
     steps: int = 0
     idle_s: float = 0.0
-    """Of the learner."""
+    """Seconds that the learner waited for a batch."""
 
 
 class Simulation:
-    """One run."""
+    """One simulated run."""
 
     def __init__(self, rates: MeasuredRates, setting: Setting) -> None:
         self._rates, self._setting = rates, setting
@@ -50,21 +56,21 @@ class Simulation:
         self._between = between(rates, setting)
         self.generators: list[SimulatedGenerator] = []
         self.expected = 0.0
-        """When all have joined."""
+        """Time at which all generators and actors have joined."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._next_group = 0
         self._outstanding: dict[int, SimulatedUnit] = {}
         self._tasks: deque[SimulatedEpisode] = deque()
         self._free: dict[int, int] = {}
-        """Actors with room, the next one to be served first."""
+        """Free episodes of each actor that has room. The first actor gets the next task."""
         self._streams: dict[int, list[int]] = {}
         self._homeless: list[SimulatedEpisode] = []
         self._arrived: deque[SimulatedUnit] = deque()
         self._ready: list[SimulatedUnit] = []
         self._training: list[SimulatedUnit] = []
         self._work: tuple[float, Callable[[], None]] | None = None
-        """Of the learner: seconds left, alone on its cores, and what comes then."""
+        """The learner's work: seconds left if alone on its cores, and the function to call at its end."""
         self._work_at, self._work_stamp = 0.0, 0
         self._waiting_since = 0.0
         self._slow = 1.0
@@ -73,24 +79,29 @@ class Simulation:
     # --- the clock ----------------------------------------------------------------------------------------
 
     def run(self, steps: int) -> None:
-        """Until so many learner steps are done."""
+        """Run until this many learner steps are done.
+
+        Raises:
+            Stuck: no event is left before the last step.
+        """
         while self.ledger.steps < steps:
             if not self._events:
                 raise Stuck(f"nothing is left to happen at step {self.ledger.steps} of {steps}")
             self.now, _, happen = heapq.heappop(self._events)
             happen()
 
-    def _at(self, when: float, happen: Callable[[], None]) -> None:
+    def _schedule(self, when: float, happen: Callable[[], None]) -> None:
         heapq.heappush(self._events, (max(when, self.now), next(self._order), happen))
 
     def _start(self) -> None:
         setting, rates = self._setting, self._rates
         for n in range(setting.generators):
-            self._at(rates.generator.start_seconds + n * setting.join_every_s, self._generator_joins)
+            self._schedule(rates.generator.start_seconds + n * setting.join_every_s, self._generator_joins)
         for n in range(setting.actors):
-            self._at(rates.actor.start_seconds + n * setting.join_every_s, lambda n=n: self._actor_joins(n))  # type: ignore[misc]
+            at = rates.actor.start_seconds + n * setting.join_every_s
+            self._schedule(at, partial(self._actor_joins, n))
         self.expected = max(when for when, _, _ in self._events)
-        self._look()
+        self._try_step()
 
     def _generator_joins(self) -> None:
         setting = self._setting
@@ -117,7 +128,7 @@ class Simulation:
     # --- episodes -----------------------------------------------------------------------------------------
 
     def _lease(self) -> None:
-        """Tasks go to actors in turn, as far as they have room."""
+        """Give tasks to actors in turn, as far as they have room."""
         while self._tasks and self._free:
             actor = next(iter(self._free))
             room = self._free.pop(actor) - 1
@@ -128,7 +139,7 @@ class Simulation:
             self._ask(episode)
 
     def _ask(self, episode: SimulatedEpisode) -> None:
-        """The next turn: of the generator that had the one before, else of the one this actor asks least."""
+        """Ask for an episode's next turn; the first goes to the generator its actor has fewest requests at."""
         if not self.generators:
             self._homeless.append(episode)
             return
@@ -148,7 +159,7 @@ class Simulation:
             after = episode.turns[episode.turn].after_s
             episode.turn += 1
             last = episode.turn == len(episode.turns)
-            self._at(self.now + after, lambda e=episode, done=last: self._finish(e) if done else self._ask(e))  # type: ignore[misc]
+            self._schedule(self.now + after, partial(self._finish if last else self._ask, episode))
         self._changed(generator)
 
     def _finish(self, episode: SimulatedEpisode) -> None:
@@ -160,22 +171,22 @@ class Simulation:
             self._arrived.append(group)
         self._lease()
         if self._work is None:
-            self._look()
+            self._try_step()
 
     # --- generators and cores -----------------------------------------------------------------------------
 
     def _changed(self, generator: SimulatedGenerator) -> None:
-        """Plan its next end anew; others too, where the cores are shared by more or fewer than before."""
-        if not self._share():
+        """Plan the generator's next end again, and all ends if the number of processes at work changed."""
+        if not self._update_slowdown():
             self._plan(generator)
 
     def _plan(self, generator: SimulatedGenerator) -> None:
         when = generator.next_end()
         if when is not None:
-            self._at(when, lambda stamp=generator.stamp: self._turns_end(generator, stamp))  # type: ignore[misc]
+            self._schedule(when, lambda stamp=generator.stamp: self._turns_end(generator, stamp))  # type: ignore[misc]
 
-    def _share(self) -> bool:
-        """Everybody at work is slowed down alike; whether that has changed."""
+    def _update_slowdown(self) -> bool:
+        """Slow all processes at work down alike. Return whether the slowdown has changed."""
         if not self._setting.shared:
             return False
         at_work = sum(generator.active for generator in self.generators) + (self._work is not None)
@@ -200,20 +211,25 @@ class Simulation:
     def _fetch(self, generator: SimulatedGenerator) -> None:
         generator.loading = True
         version = self.version
-        self._at(self.now + self._rates.generator.update_seconds, lambda: self._load(generator, version))
+        self._schedule(
+            self.now + self._rates.generator.update_seconds, lambda: self._load(generator, version)
+        )
 
     def _load(self, generator: SimulatedGenerator, version: int) -> None:
         generator.load(version, self.now)
         generator.loading = False
         if version < self.version:
-            self._at(self.now + self._rates.generator.pause_seconds, lambda: self._fetch(generator))
+            self._schedule(self.now + self._rates.generator.pause_seconds, lambda: self._fetch(generator))
             generator.loading = True
         self._changed(generator)
 
     # --- the learner --------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
-        """The learner waits: take in what has come, deal out tasks, begin a step if a batch is there."""
+    def _try_step(self) -> None:
+        """Take in what has arrived, hand out tasks, and begin a step if a batch is there.
+
+        The learner waits meanwhile.
+        """
         setting, ledger = self._setting, self.ledger
         while self._arrived:
             group = self._arrived.popleft()
@@ -242,7 +258,7 @@ class Simulation:
         self._begin(seconds, self._stepped)
 
     def _train(self, oldest: int) -> int:
-        """Tokens of the batch that are trained."""
+        """Count the tokens of the batch by outcome. Return how many are trained."""
         trained = 0
         for episode in (e for group in self._training for e in group.episodes):
             for version, count in episode.spans:
@@ -256,7 +272,7 @@ class Simulation:
         return trained
 
     def _stepped(self) -> None:
-        """Updated and published."""
+        """End a step: publish, remove the batch, hand out tasks, and begin the work that follows a step."""
         self.ledger.steps += 1
         if self.ledger.steps % self._setting.publish_every == 0:
             self.version += 1
@@ -269,11 +285,11 @@ class Simulation:
 
     def _wait(self) -> None:
         self._waiting_since = self.now
-        self._look()
+        self._try_step()
 
     def _begin(self, seconds: float, then: Callable[[], None]) -> None:
         self._work, self._work_at = (seconds, then), self.now
-        if not self._share():
+        if not self._update_slowdown():
             self._plan_work()
 
     def _progress(self) -> None:
@@ -285,7 +301,7 @@ class Simulation:
         self._work_stamp += 1
         if self._work is not None:
             stamp = self._work_stamp
-            self._at(self.now + self._work[0] * self._slow, lambda: self._work_done(stamp))
+            self._schedule(self.now + self._work[0] * self._slow, lambda: self._work_done(stamp))
 
     def _work_done(self, stamp: int) -> None:
         if stamp != self._work_stamp or self._work is None:
@@ -293,13 +309,13 @@ class Simulation:
         then = self._work[1]
         self._work = None
         then()
-        self._share()
+        self._update_slowdown()
 
     def _conclude(self, group: SimulatedUnit) -> None:
         del self._outstanding[group.index]
 
     def _refill(self) -> None:
-        """Tasks up to what the lag bound allows."""
+        """Make new tasks, as many as the lag bound allows."""
         setting = self._setting
         capacity = (setting.max_policy_lag + 1) * setting.batch_groups
         while len(self._outstanding) < capacity:
@@ -317,6 +333,7 @@ class Simulation:
 
     @property
     def held_tokens(self) -> int:
-        """Sampled in turns that have ended, and neither trained nor dropped yet."""
-        counted = {id(group) for group in self._training}  # counted when their step began
+        """Tokens sampled in turns that have ended, and neither trained nor dropped yet."""
+        # The tokens of the batch in training were counted when its step began.
+        counted = {id(group) for group in self._training}
         return sum(g.tokens for g in self._outstanding.values() if id(g) not in counted)

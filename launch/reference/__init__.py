@@ -1,4 +1,5 @@
-"""Pages of docs/ that are made from the code: `python -m launch.reference FOLDER` writes them.
+"""Pages of docs/ that are generated from the code: `python -m launch.reference FOLDER` writes them.
 
-- `configuration`: configuration.md, from the run file's sections. `metrics`: the tables of metrics.md, from the gauges.
+- `configuration`: writes configuration.md from the run file's sections.
+- `metrics`: writes the tables of metrics.md from the gauges.
 """

@@ -1,4 +1,4 @@
-"""Writes the generated pages: ``python -m launch.reference docs``."""
+"""Write the generated pages: ``python -m launch.reference docs``."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Writes docs/run/configuration.md: every field of the run file, from the configuration classes themselves."""
+"""Makes the page docs/run/configuration.md, every field of the run file, from the configuration classes."""
 
 import json
 import types
@@ -27,7 +27,7 @@ TABLE = ["| field | type | default | meaning |", "|---|---|---|---|"]
 
 
 def configuration_page() -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     lines = [HEAD]
     forms_seen: dict[tuple[type[BaseModel], ...], str] = {}
     for name, field in RunConfig.model_fields.items():
@@ -38,7 +38,7 @@ def configuration_page() -> str:
 def _field_section(
     field: FieldInfo, path: str, lines: list[str], seen: dict[tuple[type[BaseModel], ...], str]
 ) -> None:
-    """The part of the page about a field that holds a section, or one of several forms of it."""
+    """Append to ``lines`` the part about a field whose type is a section, or one of several sections."""
     forms = tuple(sections_in(field.annotation))
     brackets = ("[[", "]]") if _is_array(field.annotation) else ("[", "]")
     lines += [f"## `{brackets[0]}{path}{brackets[1]}`", ""]
@@ -60,7 +60,7 @@ def _field_section(
 def _fields(
     section: type[BaseModel], path: str, lines: list[str], seen: dict[tuple[type[BaseModel], ...], str]
 ) -> None:
-    """Table of a section's fields, and what the tables in it are made of."""
+    """Append to ``lines`` the table of a section's fields, then the sections in it."""
     inner = {name: field for name, field in section.model_fields.items() if sections_in(field.annotation)}
     rows = [
         f"| `{name}` | {_type_name(field.annotation)} | {_default(field)} | {_text(field.description)} |"
@@ -74,7 +74,7 @@ def _fields(
 
 
 def _default_form(field: FieldInfo) -> str:
-    """Which form is taken where the file has none."""
+    """Return which form applies where the run file gives none."""
     if field.is_required():
         return "Required."
     match field.default:
@@ -105,7 +105,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _type_name(annotation: Any) -> str:
-    """Without sections, which are explained by themselves."""
+    """Return a type's name for the table, without sections, which have their own headings."""
     if typing.get_origin(annotation) is typing.Literal:
         return " or ".join(f"`{json.dumps(a)}`" for a in typing.get_args(annotation))
     if typing.get_origin(annotation) in (types.UnionType, typing.Union):
@@ -130,5 +130,5 @@ def _doc(section: type[BaseModel]) -> str:
 
 
 def _text(words: str | None) -> str:
-    """On one line, fit for a table."""
+    """Return the text on one line, escaped for a table cell."""
     return " ".join((words or "").split()).replace("|", "\\|")

@@ -22,17 +22,17 @@ SECTIONS: dict[str, tuple[str, Mapping[str, Gauge]]] = {
     "evaluation": ("", EVALUATION),
     "histograms": ("histogram/", HISTOGRAMS),
 }
-"""For each section of the page, what stands before the names, and the gauges."""
+"""Sections of the page, each with the prefix of its tags and its gauges."""
 _PLACE = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def tags() -> list[str]:
-    """Return every tag that TensorBoard may show, but for those of environments of a user's own."""
+    """Return every tag that TensorBoard may show, except the tags of a user's own environments."""
     return [prefix + name for prefix, gauges in SECTIONS.values() for name in gauges]
 
 
 def fill_tables(page: str) -> str:
-    """Return the page with each table between ``<!-- table: SECTION -->`` and ``<!-- end -->`` made anew.
+    """Return the page with new tables between each ``<!-- table: SECTION -->`` and ``<!-- end -->``.
 
     Raises:
         KeyError: the page names a section that does not exist.

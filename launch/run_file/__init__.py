@@ -1,4 +1,4 @@
-"""The run file: `sections` are its types, `load` reads it, `rules` and `method_rules` refuse what cannot work.
+"""The run file: `sections` has its types, `load` reads it, `rules` and `method_rules` reject mistakes.
 
-- `recipes`: the shipped run files. `keys_folder`: where a run's keys are.
+- `recipes`: the shipped run files. `keys_folder`: finds or makes a run's keys.
 """

@@ -1,4 +1,4 @@
-"""Where a run's keys are, and how they are made before a process starts."""
+"""Folder of a run's keys: finds it, and makes the keys before a process starts."""
 
 from pathlib import Path
 
@@ -9,30 +9,33 @@ from protocol.security import key_files
 from protocol.security.addresses import is_loopback, split_endpoint
 
 KEYS = "keys"
-"""In the run folder."""
+"""Name of the default keys folder, inside the run folder."""
 
 
 def keys_folder(config: RunConfig, run_dir: Path) -> Path | None:
-    """Where this run's keys are; None: it is not encrypted."""
+    """Return the folder of this run's keys, or None if the run is not encrypted."""
     if not config.security.encrypt:
         return None
     return Path(config.security.keys) if config.security.keys else run_dir / KEYS
 
 
 def http_keys(config: RunConfig, keys: Path | None) -> Path | None:
-    """The folder whose certificate and token the broker's HTTP asks for; None: it is open to all of this machine."""
+    """Return the folder with the certificate and token of the broker's HTTP server.
+
+    None: the server is open to all users of this machine.
+    """
     host = config.broker.http.rpartition(":")[0]
     open_here = config.security.http_token == "beyond_loopback" and is_loopback(host)
     return None if open_here else keys
 
 
 def prepare_keys(config: RunConfig, run_dir: Path, role: str = "broker") -> Path | None:
-    """The keys folder of a process that is about to start; made, where the run file names none.
+    """Return the keys folder of a process about to start. Make the keys if the run file names no folder.
 
-    On a host that the broker does not run on nothing is made: those keys would open nothing.
+    No keys are made on a host where the broker does not run, because the broker would not admit them.
 
     Raises:
-        ConfigError: there are no keys where there should be some; the text has the cure.
+        ConfigError: keys are missing or cannot be made; the text has the cure.
     """
     folder = keys_folder(config, run_dir)
     if folder is None:

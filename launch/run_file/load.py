@@ -1,4 +1,4 @@
-"""Reading a run file: one TOML for all roles, what it extends, dotted overrides, strict types, and the rules."""
+"""Reads a run file: merges it over the files it extends, applies overrides, checks types and rules."""
 
 import difflib
 import tomllib
@@ -13,22 +13,21 @@ from launch.run_file.rules import contradictions
 from launch.run_file.sections import RunConfig
 
 FORM_NAMED_BY = {"env": "name"}
-"""Key that says what else a table may hold, where it is not `kind`: another environment has other params."""
+"""Keys that name a table's form in place of `kind`: a different environment has different params."""
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a run file with all that it extends, apply ``key.path=value`` overrides, check types and the rules
-    between roles.
+    """Read a run file and all that it extends, apply ``key.path=value`` overrides, check types and rules.
 
     Raises:
-        ConfigError: with one line per mistake: field, value seen, cure.
+        ConfigError: something is wrong; one line per mistake, with field, value seen and cure.
     """
     data = read(path)
     return check(merge(data, _overlay(data, overrides)), str(path))
 
 
 def read(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Content of a run file, merged over that of the file it extends, which may extend another.
+    """Return the content of a run file, merged over the file it extends, which may extend a further file.
 
     Raises:
         ConfigError: a file cannot be read or is not TOML; files extend each other in a circle.
@@ -49,10 +48,10 @@ def read(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def read_own(path: Path) -> dict[str, Any]:
-    """Content of this file alone.
+    """Return the content of this file alone.
 
     Raises:
-        ConfigError: it cannot be read or is not TOML.
+        ConfigError: the file cannot be read or is not TOML.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -65,8 +64,10 @@ def read_own(path: Path) -> dict[str, Any]:
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Tables are merged key by key, anything else is replaced; a table of another ``kind``, or of another
-    environment, replaces the whole.
+    """Return ``base`` with ``over`` merged into it.
+
+    Tables are merged key by key; anything else is replaced. A table of a different ``kind``, or of a
+    different environment, replaces the whole table.
 
     Example:
         >>> merge({"a": {"kind": "x", "low": 1}, "b": [1, 2], "c": {"d": 1}}, {"a": {"kind": "y"}, "c": {"e": 2}})
@@ -101,7 +102,7 @@ def check(data: dict[str, Any], source: str) -> RunConfig:
 
 
 def _overlay(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Overrides as a table that is to be merged over the file's ``data``, whatever their order."""
+    """Return the overrides as one table, to be merged over the file's ``data``."""
     overlay: dict[str, Any] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -126,7 +127,7 @@ def _overlay(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _check_parents(overlay: dict[str, Any], data: dict[str, Any], override: str) -> None:
-    """A value of the file becomes a section only where the overrides give it a kind."""
+    """Reject overrides that turn a value of the file into a section, unless they give a `kind`."""
     over: Any = overlay
     below: Any = data
     for parent in override.partition("=")[0].split(".")[:-1]:
@@ -160,13 +161,14 @@ def _explain(error: Any, source: str) -> str:
 
 
 def _locate(location: tuple[Any, ...]) -> tuple[list[str], list[type[BaseModel]]]:
-    """Names of keys on the way to a place in the run file, and the sections that may stand there."""
+    """Return the keys on the way to a place in the run file, and the sections that may stand there."""
     names: list[str] = []
     sections: list[type[BaseModel]] = [RunConfig]
     for part in location:
         if not isinstance(part, int):
             forms = [s for s in sections if part in (kind_of(s), s.__name__)]
-            if forms or "[" in part:  # which of several forms was tried: not a key of the file
+            # This part names the form that pydantic tried; it is not a key of the file.
+            if forms or "[" in part:
                 sections = forms or sections
                 continue
             fields = [s.model_fields[part] for s in sections if part in s.model_fields]
@@ -176,13 +178,13 @@ def _locate(location: tuple[Any, ...]) -> tuple[list[str], list[type[BaseModel]]
 
 
 def sections_in(annotation: Any) -> list[type[BaseModel]]:
-    """Sections in a field's type: several, where it has several forms."""
+    """Return the sections in a field's type; several, where the field has several forms."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [section for argument in get_args(annotation) for section in sections_in(argument)]
 
 
 def kind_of(section: type[BaseModel]) -> str:
-    """What `kind` says of this form of a section; empty where there is only one."""
+    """Return the `kind` of this form of a section, or "" where there is only one form."""
     kind = section.model_fields.get("kind")
     return str(kind.default) if kind is not None else ""

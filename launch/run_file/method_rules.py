@@ -1,6 +1,6 @@
-"""Settings of `[learner]` that contradict each other: a method that lacks what it lives on, or counts it twice.
+"""Contradictions in `[learner]`: a method misses a required part, or corrects something twice.
 
-One generator per subject; each yields a line with field, value seen and cure.
+There is one function per subject. Each yields a line per mistake, with field, value seen and cure.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ from learner.surrogate_config import (
 
 
 def method_contradictions(learner: LearnerConfig) -> Iterator[str]:
-    """All of this file's rules."""
+    """Yield the mistakes that the rules of this file find."""
     yield from _critic(learner)
     yield from _groups(learner)
     yield from _replay(learner)
@@ -45,7 +45,7 @@ def method_contradictions(learner: LearnerConfig) -> Iterator[str]:
 
 
 class ChangedObjective(NamedTuple):
-    """What a reincarnation changes; `name` is the table it is written in."""
+    """The part of an objective that a reincarnation changes; `name` is the table of the run file."""
 
     name: str
     surrogate: SurrogateConfig
@@ -54,7 +54,7 @@ class ChangedObjective(NamedTuple):
 
 
 def objectives_of(algorithm: AlgorithmConfig) -> Iterator[ChangedObjective]:
-    """The objective of the first step, and that from the reincarnation on."""
+    """Yield the objective of the first step, then the objective after the reincarnation, if there is one."""
     name, change = "learner.algorithm", algorithm.reincarnation
     yield ChangedObjective(name, algorithm.surrogate, algorithm.corrections, algorithm.updates_per_batch)
     if change is not None:
@@ -63,7 +63,7 @@ def objectives_of(algorithm: AlgorithmConfig) -> Iterator[ChangedObjective]:
 
 
 def compares_members(learner: LearnerConfig) -> bool:
-    """Whether an advantage is taken against other sampled members of the group."""
+    """Return whether advantages compare a trajectory with other sampled members of its group."""
     advantage = learner.algorithm.advantage
     return advantage.kind in GROUP_RELATIVE or (
         isinstance(advantage, TurnReturnAdvantage) and advantage.baseline == "group"
@@ -145,7 +145,7 @@ def _replay(learner: LearnerConfig) -> Iterator[str]:
 
 
 def _table(learner: LearnerConfig) -> Iterator[str]:
-    """What the replay table itself refuses: settings under which it would give nothing, or less than its share."""
+    """Yield the mistake that the replay table itself finds: it would give nothing, or less than its share."""
     from learner.replay.table import ReplayConfigError, replay_table
 
     try:
@@ -172,7 +172,7 @@ def _reincarnation(learner: LearnerConfig) -> Iterator[str]:
 
 
 def _ratios(algorithm: AlgorithmConfig) -> Iterator[str]:
-    """Staleness is to be corrected once, and ratios are to be of the policy that a surrogate looks at."""
+    """Check that staleness is corrected once, and that ratios refer to the policy that the surrogate uses."""
     for name, surrogate, corrections, _ in objectives_of(algorithm):
         if isinstance(surrogate, EntropySurrogate) and algorithm.proximal != "recomputed":
             yield (
@@ -203,7 +203,7 @@ def _ratios(algorithm: AlgorithmConfig) -> Iterator[str]:
 
 
 def _without_effect(algorithm: AlgorithmConfig) -> Iterator[str]:
-    """Settings that would do nothing at all."""
+    """Yield settings that would have no effect."""
     if algorithm.lr_by_ess != "none" and algorithm.proximal == "behaviour":
         yield (
             f'learner.algorithm.lr_by_ess is "{algorithm.lr_by_ess}" but learner.algorithm.proximal is "behaviour": '
@@ -255,7 +255,8 @@ def _dual(field: str, surrogate: SurrogateConfig) -> Iterator[str]:
         case ClipSurrogate(high=high) | LagSurrogate(high=high):
             upper = 1 + high
         case EntropySurrogate(high=high):
-            upper = 1 + 2 * high  # the bound of the most uncertain token
+            # The most uncertain token has the widest clip, with this upper bound.
+            upper = 1 + 2 * high
         case BalancedSurrogate(high_stop=high):
             upper = high
         case _:

@@ -1,4 +1,4 @@
-"""The run files that come with the program: what there is, what each needs, and where it is explained."""
+"""The run files that come with the program: their names, their needs, and the pages that explain them."""
 
 import difflib
 import json
@@ -35,18 +35,18 @@ class Recipe:
 
     @property
     def page(self) -> Path | None:
-        """Its documentation; none for a job that stands for no method."""
+        """Page of docs/ that explains the recipe; None for a job that stands for no method."""
         page = DOCS / f"{self.name}.md"
         return page if page.exists() else None
 
     @property
     def source(self) -> str:
-        """arXiv ids; empty for a job, and for a method of our own making."""
+        """arXiv ids; empty for a job, and for a method that comes from no paper."""
         return self.config.recipe.source if self.config.recipe else ""
 
     @property
     def needs(self) -> list[str]:
-        """What the method costs beside a policy."""
+        """Parts that the method needs in addition to a policy."""
         learner = self.config.learner
         algorithm, kl = learner.algorithm, learner.algorithm.kl
         greedy, bounded = algorithm.advantage.kind == "greedy", algorithm.surrogate.kind == "bounded"
@@ -63,19 +63,19 @@ class Recipe:
 
 
 def recipes(folder: Path = FOLDER) -> list[Recipe]:
-    """All of a folder, by name.
+    """Return the recipes of a folder, sorted by name.
 
     Raises:
-        ConfigError: there are none, or one is wrong.
+        ConfigError: there are no recipes, or one is wrong.
     """
     return [_recipe(path) for path in _run_files(folder)]
 
 
 def find(name: str, folder: Path = FOLDER) -> Recipe:
-    """The recipe of that name.
+    """Return the recipe of this name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such recipe.
     """
     names = [path.stem for path in _run_files(folder)]
     path = folder / f"{name.removesuffix('.toml')}.toml"
@@ -87,7 +87,7 @@ def find(name: str, folder: Path = FOLDER) -> Recipe:
 
 
 def table(entries: list[Recipe]) -> str:
-    """One line per recipe: name, needs, source, description."""
+    """Return a table with one line per recipe: name, needs, source, description."""
     rows = [("NAME", "NEEDS", "SOURCE (arXiv)", "WHAT IT DOES")]
     rows += [(r.name, ", ".join(r.needs) or "-", r.source or "-", r.description) for r in entries]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
@@ -98,8 +98,10 @@ def table(entries: list[Recipe]) -> str:
 
 
 def page(recipe: Recipe) -> str:
-    """What a recipe needs, where it is explained, and its settings merged over those of what it extends: a run
-    file that stands alone."""
+    """Return a recipe as a run file that extends nothing: its settings are merged over the files it extends.
+
+    Comments at the top say what the recipe needs and where it is explained.
+    """
     explained = recipe.page or DOCS / "README.md"
     facts = [
         f"# {recipe.description}",
@@ -111,7 +113,7 @@ def page(recipe: Recipe) -> str:
 
 
 def _toml(table: dict[str, Any], path: Sequence[str] = ()) -> Iterator[str]:
-    """Lines of a table: values first, then what has a heading of its own."""
+    """Yield the lines of a table: values first, then the tables that have their own heading."""
     nested = {key: value for key, value in table.items() if isinstance(value, dict) or _has_tables(value)}
     for key, value in table.items():
         if key not in nested:

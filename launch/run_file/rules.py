@@ -1,5 +1,7 @@
-"""Combinations in a run file that could never work, each with the cure; those of a method are in
-`launch.run_file.method_rules`."""
+"""Combinations in a run file that can never work, each with the cure.
+
+`launch.run_file.method_rules` has the combinations that concern the training method.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ from protocol.security.addresses import split_address, why_not_bound
 
 
 def contradictions(config: RunConfig) -> Iterator[str]:
-    """One line per contradiction: field, value seen, cure."""
+    """Yield one line per contradiction: field, value seen, cure."""
     if not config.model.path and config.model.tiny is None:
         yield "model: set model.path (a Hugging Face name or folder), or add the section [model.tiny]"
     yield from _batches(config)
@@ -154,7 +156,7 @@ def _supervisor(config: RunConfig) -> Iterator[str]:
 
 
 def _refused_addresses(config: RunConfig) -> Iterator[str]:
-    """Addresses that a role would refuse to bind."""
+    """Yield the addresses that a role would refuse to bind."""
     keys = Path() if config.security.encrypt else None
     for setting, endpoint in (
         ("broker.endpoint", config.broker.endpoint),

@@ -1,4 +1,4 @@
-"""The run file's sections: one for each role, and what all roles share."""
+"""The run file's sections: one for each role, and sections that all roles share."""
 
 from pathlib import Path
 from typing import Literal
@@ -13,61 +13,72 @@ from protocol.section import Section
 
 
 class RunSection(Section):
-    """`[run]`."""
+    """`[run]`: name, seed, mode and time limit of a run."""
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run folder."""
     dir: Path = Field(Path("runs"), strict=False)
-    """Folder of run folders."""
+    """Folder that contains the run folders."""
     seed: int = Field(0, ge=0)
+    """Seed of the random numbers of the learner and the generators."""
     mode: Literal["async", "sync"] = "async"
-    """"sync" runs the same roles in lockstep: generate a batch, train on it, update, repeat."""
+    """"async": generators sample while the learner trains. "sync" runs the same roles in lockstep: generate a
+    batch, train on it, update, repeat."""
     max_minutes: float = Field(60.0, gt=0)
-    """Training ends after so long, whatever step it has reached."""
+    """Training ends after this many minutes, whatever step it has reached."""
 
 
 class WarmStartSection(Section):
-    """`[model.tiny.warm_start]`: supervised steps on solutions that the task library gives."""
+    """`[model.tiny.warm_start]`: supervised training on solutions that the environment provides."""
 
     steps: int = Field(300, ge=0)
-    """At most so many optimizer steps."""
+    """Upper limit of the optimizer steps."""
     stop_at: float = Field(1.0, gt=0, le=1)
-    """Stop as soon as this share of unseen training tasks is solved, so that the rest is left to RL."""
+    """Training stops when this share of unseen training tasks is solved, so that the rest is left to RL."""
     batch: int = Field(64, ge=1)
+    """Solutions per optimizer step."""
     lr: float = Field(1e-3, gt=0)
+    """Learning rate of AdamW."""
     warmup_steps: int = Field(20, ge=0)
+    """Optimizer steps over which the learning rate rises to `lr`."""
     demonstrations: int = Field(2000, ge=1)
-    """Solved training tasks to learn from."""
+    """Number of training tasks whose solutions are used."""
 
 
 class TinyModel(Section):
-    """`[model.tiny]`: a small Qwen3 that is made on the spot, with its own tokenizer."""
+    """`[model.tiny]`: a small Qwen3 model with its own tokenizer, made here unless it is cached."""
 
     hidden_size: int = Field(128, ge=8)
+    """Width of the residual stream."""
     intermediate_size: int = Field(384, ge=8)
+    """Width of the feed-forward layers."""
     layers: int = Field(4, ge=1)
+    """Transformer layers."""
     heads: int = Field(4, ge=1)
+    """Attention heads per layer."""
     head_dim: Literal[32, 64, 80, 96, 112, 128] = 32
-    """Sizes that vLLM's attention on CPU takes."""
+    """Width of an attention head. vLLM's attention on CPU supports these sizes only."""
     rope_theta: float = Field(500.0, gt=1)
-    """Base of the rotary positions. Small: tiny models see short texts."""
+    """Base of the rotary position embedding. The default is small because tiny models see short texts."""
     tie_embeddings: bool = False
+    """Use one matrix for the input embeddings and the output layer."""
     seed: int = 0
+    """Seed of the initial weights and of the warm start."""
     warm_start: WarmStartSection = WarmStartSection()
 
 
 class ModelSection(Section):
-    """`[model]`: a Hugging Face name or folder, or a tiny model that is made here."""
+    """`[model]`: the model that training starts from: an existing model, or a tiny one made here."""
 
     path: str = ""
-    """Hugging Face name or folder of a causal language model; takes the place of a tiny one."""
+    """Hugging Face name or folder of a causal language model. If it is set, `[model.tiny]` is not used."""
     tiny: TinyModel | None = None
     cache: Path = Field(Path("runs/models"), strict=False)
-    """Where made models are kept."""
+    """Folder in which tiny models are kept for later runs."""
 
     @property
     def local(self) -> bool:
-        """Whether it is a folder, or is made here: no hub is asked for it."""
+        """Whether the model is a folder or is made here, so that no hub is asked for it."""
         return not self.path or Path(self.path).is_dir()
 
 
@@ -75,50 +86,56 @@ class SupervisorSection(Section):
     """`[supervisor]`: how `offbeat train` keeps its processes alive."""
 
     max_restarts: int = Field(5, ge=0)
-    """Restarts of one process in a row, after ever longer delays; then the run stops with the end of its log."""
+    """Restarts of one process in a row, after ever longer delays. If it ends once more, the run stops and
+    shows the end of that process's log."""
     settled_s: float = Field(60.0, gt=0)
-    """A process that has lived for so long begins a new row."""
+    """A process that has lived this long begins a new row of restarts, see `max_restarts`."""
     silence_s: float = Field(7.0, gt=0)
-    """A process that the broker has not heard for so long, or that is stopped, is killed and started again; so is a
-    broker whose `/status` does not answer."""
+    """A process that the broker has not heard for this long, or that has been stopped (SIGSTOP) for this
+    long, is killed and started again. So is a broker whose `/status` has not answered for this long."""
     computing_silence_s: float = Field(60.0, gt=0)
-    """The same for a process that uses the processor meanwhile, as with an environment that blocks its actor."""
+    """Replaces `silence_s` for a silent process that uses the processor, for example an actor whose
+    environment blocks it."""
     start_timeout_s: float = Field(600.0, gt=0)
-    """A process that has not joined the broker by then is started again."""
+    """A process that has not joined the broker within this time is started again."""
     learner_stall_s: float = Field(600.0, gt=0)
-    """A learner that works for so long without finishing a step or taking in data is started again."""
+    """A learner that works for this long without finishing a step or receiving data is started again."""
 
 
 class RecipeSection(Section):
-    """`[recipe]`: what a shipped run file is; no role reads it."""
+    """`[recipe]`: title and source of a shipped run file. No role reads it."""
 
     title: str = Field(min_length=1)
+    """Name of the method, and what it does."""
     source: str = Field("", pattern=r"^(\d{4}\.\d{5}(, \d{4}\.\d{5})*)?$")
-    """arXiv ids; empty: of our own making."""
+    """arXiv ids of the method's papers. Empty: the method comes from no paper."""
 
 
 class WeightsSection(Section):
-    """`[weights]`: how versions reach generators on other hosts; docs/understand/weights.md explains it."""
+    """`[weights]`: how policy versions reach generators on other hosts, see docs/understand/weights.md."""
 
     http: str = Field("", pattern=r"^$|:\d+$")
-    """HOST:PORT, on the learner's host, where a process of its own serves versions, for example 0.0.0.0:5757. Empty:
-    all generators share the learner's host. Beyond loopback only with `security.encrypt`, for its token."""
+    """HOST:PORT on the learner's host at which a separate process serves policy versions, for example
+    0.0.0.0:5757. Empty: all generators run on the learner's host. An address that other hosts can reach needs
+    `security.encrypt`, because the server then asks for the run's token."""
     advertised_host: str = ""
-    """Name or address of the learner's host, as generators are told it. Empty: where it listens on all addresses, the
-    host's name; else the one it listens on."""
+    """Name or address at which generators reach the learner's host. Empty: the host's name if `http` listens
+    on all addresses, else the address it listens on."""
 
 
 class SecurityConfig(Section):
-    """`[security]` of the run file; docs/run/security.md says who is kept from what."""
+    """`[security]`: encryption and keys; docs/run/security.md says what they protect against."""
 
     encrypt: bool = True
-    """Encrypt and authenticate every connection between processes. False: this machine only, open to all its users."""
+    """Encrypt and authenticate every connection between processes. False: all processes must run on this
+    machine, and all its users have access."""
     keys: str = ""
-    """Folder of the keys; made by `offbeat keys make`, or brought here by `offbeat keys bundle`. Where it is not set:
-    `keys` in the run folder, made at the first start."""
+    """Folder of the keys. `offbeat keys make` makes it; `offbeat keys bundle` copies from it what another
+    host needs. Empty: the folder `keys` in the run folder, made at the first start."""
     http_token: Literal["always", "beyond_loopback"] = "always"
-    """When `/status` and `/metrics` ask for the token and are encrypted: "beyond_loopback" lets all users of this
-    machine read them, as with a browser."""
+    """When the broker's `/status` and `/metrics` are encrypted and ask for the token. "always": on every
+    address. "beyond_loopback": not on loopback, so that all users of this machine can read them, for example
+    in a browser."""
 
 
 class RunConfig(Section):
@@ -138,10 +155,10 @@ class RunConfig(Section):
 
     @property
     def max_policy_lag(self) -> int:
-        """The lag bound in force: in lockstep only what is forced."""
+        """Lag bound in force: in lockstep `learner.forced_lag`, else `learner.max_policy_lag`."""
         return self.learner.forced_lag if self.run.mode == "sync" else self.learner.max_policy_lag
 
     @property
     def windows_in_step(self) -> bool:
-        """Lockstep in which trajectories stand still at the end of each window until it is trained."""
+        """Whether trajectories wait at the end of each window until it is trained (lockstep with windows)."""
         return self.run.mode == "sync" and self.learner.train_on == "windows"

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Run one broker in this terminal: broker.sh [RUN_FILE] [section.field=value ...]
-# The broker's address is the same for all roles; set OFFBEAT_BROKER and OFFBEAT_HTTP to change it.
+# All roles must use the same broker address. To change it, set OFFBEAT_BROKER and OFFBEAT_HTTP.
 set -eu
 cd "$(dirname "$0")/../.."
 run_file=${1:-recipes/spell_backward.toml}

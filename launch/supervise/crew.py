@@ -1,4 +1,4 @@
-"""The role processes of one run: started, started again when they end or hang, stopped."""
+"""The role processes of one run: starts them, restarts them when they end or hang, and stops them."""
 
 import contextlib
 import json
@@ -24,34 +24,35 @@ from protocol.whole_files import write_whole
 
 LEARNER = "learner"
 BROKER_START_S = 120.0
-"""Reading a long journal takes a while."""
+"""Longest wait for the first answer of a broker, because reading a long journal takes a while."""
 LEARNER_STOP_S = 60.0
 OTHERS_STOP_S = 30.0
 STALL_MARGIN_S = 1.0
-"""A generator looks after itself first."""
+"""Time added to a generator's own stall timeout, so that the generator can act before the supervisor does."""
 START_RETRY_S = 2.0
 STATE_FILE = "supervisor.json"
 RESULT = "result.json"
 FIRST_TO_STOP = (LEARNER, "actor", "generator")
-"""Then whatever else there is, the broker last."""
+"""Roles in the order in which they stop. All other roles follow, the broker last."""
 MAX_REASONS = 50
 SHORTEST_MINUTES = 0.01
+"""Least time limit, in minutes, of a learner that is started when the run's time is over."""
 
 
 @dataclass
 class Post:
-    """One place in the crew: what runs there, the process that does so now, and those before it."""
+    """One place in the crew: how to start its process, the process that runs there now, and its restarts."""
 
     name: str
     threads: int
     arguments: tuple[str, ...] = ()
     processes: int = 1
-    row: RestartBackoff = field(default_factory=RestartBackoff)
+    backoff: RestartBackoff = field(default_factory=RestartBackoff)
     child: Child | None = None
     due: float | None = None
-    """When to start it again, once it has ended."""
+    """Monotonic time at which to start the process again; set when it has ended."""
     why: str = ""
-    """Why it was killed by us, if it was."""
+    """Reason why the supervisor killed the process; empty if it did not."""
 
     @property
     def running(self) -> bool:
@@ -59,7 +60,7 @@ class Post:
 
 
 def posts(config: RunConfig) -> list[Post]:
-    """The crew of a run, the broker first; the others join it in any order."""
+    """Return the crew of a run. The broker is first; the others join it in any order."""
     learner, generator = config.learner, config.generator
     crew = [Post(BROKER, 1), Post(LEARNER, learner.threads, processes=learner.processes)]
     if config.weights.http:
@@ -72,7 +73,10 @@ def posts(config: RunConfig) -> list[Post]:
 
 
 def crowded(config: RunConfig, cores: int) -> bool:
-    """Whether more threads compute at the same time than there are cores; in lockstep the two sides take turns."""
+    """Return whether more threads compute at a time than there are cores.
+
+    In lockstep learner and generators alternate.
+    """
     learner = config.learner.threads * config.learner.processes
     here = config.generator.backend == "vllm"
     generators = config.generator.threads * config.generator.count if here else 0
@@ -80,7 +84,7 @@ def crowded(config: RunConfig, cores: int) -> bool:
 
 
 def environment(config: RunConfig, threads: int) -> dict[str, str]:
-    """Of a role of this run, all of whose roles share this machine."""
+    """Return the environment of a role in a run whose roles all share this machine."""
     return role_environment(
         threads,
         local_model=config.model.local,
@@ -92,7 +96,7 @@ class Crew:
     """All posts of a run.
 
     Args:
-        note: called with a sentence for the user, when something is started again.
+        note: function that shows a sentence to the user, for example when a process is started again.
     """
 
     def __init__(
@@ -123,19 +127,22 @@ class Crew:
 
     @property
     def restarts(self) -> dict[str, int]:
-        """How often processes of each role were started again."""
+        """Number of restarts of each role."""
         counts: dict[str, int] = {}
         for post in self.posts:
-            counts[role_of(post.name)] = counts.get(role_of(post.name), 0) + post.row.total
+            counts[role_of(post.name)] = counts.get(role_of(post.name), 0) + post.backoff.total
         return counts
 
     @property
     def restart_reasons(self) -> list[str]:
-        """Why, in the order of the crew, at most `MAX_REASONS` of each process."""
-        return [why for post in self.posts for why in post.row.reasons[-MAX_REASONS:]]
+        """Reasons of the restarts, in the order of the crew: the newest `MAX_REASONS` of each process."""
+        return [why for post in self.posts for why in post.backoff.reasons[-MAX_REASONS:]]
 
     def start(self, names: Sequence[str], *, resume: bool) -> None:
-        """Start some of the crew for the first time; ``resume``: the learner goes on from its checkpoint."""
+        """Start some of the crew for the first time.
+
+        With ``resume`` the learner continues from its checkpoint.
+        """
         self._resume = resume
         for post in self.posts:
             if post.name in names:
@@ -143,21 +150,21 @@ class Crew:
         self._save_state()
 
     def running(self, name: str) -> bool:
-        """Whether this process lives now."""
+        """Return whether this process lives now."""
         return self._post(name).running
 
     def finished(self) -> bool:
-        """Whether the learner has done what it had to do; an error on its way out does not undo that."""
+        """Return whether the learner has completed its work; an error while it exits does not change that."""
         learner = self._post(LEARNER)
         if learner.running or learner.child is None:
             return False
         return learner.child.process.returncode == exit_codes.DONE or (self._folder / RESULT).exists()
 
     def revive(self, now: float) -> None:
-        """Start again who has ended.
+        """Restart processes that have ended, each after its delay.
 
         Raises:
-            RoleFailed: one ended with an error that a start would repeat, or too often in a row.
+            RoleFailed: a process ended with an error that another start would repeat, or too often in a row.
         """
         if self._unsaved:
             self._save_state()
@@ -165,16 +172,21 @@ class Crew:
             if post.child is None or post.running or (post.name == LEARNER and self.finished()):
                 continue
             if post.due is None:
-                self._bury(post, now)
+                self._plan_restart(post, now)
             if post.due is not None and now >= post.due:
                 self._start_if_possible(post, now)
                 self._save_state()
 
     def examine(self, answer: Answer) -> None:
-        """Kill who hangs, as far as the broker's answer and the kernel can tell; `revive` does the rest."""
+        """Kill processes that hang, judged by the broker's answer and the kernel; `revive` restarts them.
+
+        Raises:
+            RoleFailed: a process that hangs cannot be killed.
+        """
         self.broker_answered |= answer.status is not None
         if (self._folder / RESULT).exists():
-            self._watchdog.ended(LEARNER)  # it has said goodbye and is on its way out
+            # The learner has written its result and left the broker, so silence while it exits is no fault.
+            self._watchdog.ended(LEARNER)
         running = [post.child for post in self.posts if post.child is not None and post.running]
         for hung in self._watchdog.look(answer.status, vitals(running), answer.at):
             post = self._post(hung.name)
@@ -187,7 +199,7 @@ class Crew:
                 )
 
     def ask_learner_to_end(self) -> None:
-        """SIGTERM to the learner's rank 0; torchrun, asked instead, would kill the ranks and report a failure."""
+        """Send SIGTERM to the learner's rank 0; torchrun would kill the ranks and report a failure."""
         learner = self._post(LEARNER)
         if not learner.running or learner.child is None:
             return
@@ -196,7 +208,10 @@ class Crew:
             os.kill(int(path.read_text()) if path.exists() else learner.child.process.pid, signal.SIGTERM)
 
     def stop(self) -> list[str]:
-        """Learner, then actors and generators, then the broker; returns who had to be killed."""
+        """Stop all roles, the learner first and the broker last.
+
+        Return the names of those that had to be killed.
+        """
         stubborn: list[str] = []
         others = dict.fromkeys(
             role_of(name) for name in self.names if role_of(name) not in (*FIRST_TO_STOP, BROKER)
@@ -207,13 +222,13 @@ class Crew:
             ]
             patience_s = LEARNER_STOP_S if role == LEARNER else OTHERS_STOP_S
             stubborn += stop(children, patience_s=patience_s)
-        # What a process that was killed could not clean up itself.
+        # A learner that was killed could not remove its weights itself.
         shutil.rmtree(weights_folder(self._folder), ignore_errors=True)
         self._save_state()
         return stubborn
 
     def failed(self, name: str) -> RoleFailed:
-        """The error that says how a process ended, with the end of its log."""
+        """Return the error that says how a process ended, with the end of its log."""
         post = self._post(name)
         assert post.child is not None
         return RoleFailed(f"{how_it_ended(post)}; the end of {post.child.log}:\n{post.child.tail()}")
@@ -221,15 +236,19 @@ class Crew:
     def _post(self, name: str) -> Post:
         return next(post for post in self.posts if post.name == name)
 
-    def _bury(self, post: Post, now: float) -> None:
-        """Decide when a process that has ended starts again."""
+    def _plan_restart(self, post: Post, now: float) -> None:
+        """Decide when a process that has ended starts again.
+
+        Raises:
+            RoleFailed: it ended with an error that another start would repeat, or too often in a row.
+        """
         assert post.child is not None
         self._watchdog.ended(post.name)
         if final(post, self._folder) or (post.name == BROKER and not self.broker_answered):
             raise self.failed(post.name)
         why = how_it_ended(post)
         lived_s = now - post.child.started
-        post.due = post.row.ended(why, lived_s=lived_s, now=now, patience=self._patience)
+        post.due = post.backoff.ended(why, lived_s=lived_s, now=now, patience=self._patience)
         if post.due is None:
             tries = (
                 f"{post.name} has been started {self._patience.max_restarts} times again, one after the other"
@@ -240,7 +259,7 @@ class Crew:
         self._save_state()
 
     def _start_if_possible(self, post: Post, now: float) -> None:
-        """What has no log, say because the disk is full, is tried again."""
+        """Start a process. If that fails, for example because the disk is full, plan the next attempt."""
         try:
             self._start(post)
         except OSError as error:
@@ -264,21 +283,21 @@ class Crew:
         self._watchdog.started(post.name, post.child.started)
 
     def _minutes_left(self) -> float:
-        """Of the run's time limit: a learner that is started again does not get all of it again."""
+        """Return the rest of the run's time limit: a restarted learner does not get all of it again."""
         now = time.monotonic()
         if self._learner_began is None:
             self._learner_began = now
         return max(SHORTEST_MINUTES, self._config.run.max_minutes - (now - self._learner_began) / 60)
 
     def _save_state(self) -> None:
-        """For `offbeat status`: who is who, also when the broker does not answer."""
+        """Write the file that tells `offbeat status` the processes even if the broker does not answer."""
         state: dict[str, Any] = {"pid": os.getpid(), "http": self._config.broker.http, "processes": {}}
         for post in self.posts:
             state["processes"][post.name] = {
                 "pid": post.child.process.pid if post.child else 0,
                 "log": str(post.child.log) if post.child else "",
-                "restarts": post.row.total,
-                "last_reason": post.row.reasons[-1] if post.row.reasons else "",
+                "restarts": post.backoff.total,
+                "last_reason": post.backoff.reasons[-1] if post.backoff.reasons else "",
             }
         path = self._folder / STATE_FILE
         try:
@@ -292,7 +311,7 @@ class Crew:
 
 
 def how_it_ended(post: Post) -> str:
-    """In words."""
+    """Return in words how a process ended."""
     assert post.child is not None
     code = post.child.process.poll()
     if post.why:
@@ -305,7 +324,7 @@ def how_it_ended(post: Post) -> str:
 
 
 def final(post: Post, folder: Path) -> bool:
-    """Whether the process ended by an error that would come again."""
+    """Return whether the process ended with an error that another start would repeat."""
     assert post.child is not None
     if post.why:
         return False

@@ -1,8 +1,10 @@
-"""Which process hangs: alive, but silent, stopped, or busy without progress. Pure: time and findings come in.
+"""Finds processes that hang: alive, but silent, stopped, or busy without progress. Pure.
 
-The broker hears every peer's heartbeat and tells in `/status` how long each has been silent or has stood still.
-The kernel tells whether a process is stopped, and whether it uses the processor. Silence of a process that
-computes is pardoned for longer: a slow machine, or a library that keeps the event loop to itself.
+Callers pass the time and all findings.
+
+The broker hears every peer's heartbeat, and its `/status` says how long each peer has been silent or without
+progress. The kernel says whether a process is stopped, and how much processor time it has used. A silent
+process that computes gets more time, because the machine may be slow, or a library may block the event loop.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,19 +12,19 @@ from dataclasses import dataclass
 from typing import Any
 
 GAP_S = 4.0
-"""After so long without an answer of the broker nobody is judged by what happened before."""
+"""Gap between two looks, or two answers of the broker, after which all silence is counted anew."""
 COMPUTING_SHARE = 0.1
-"""Of one core: with more, a silent process computes."""
+"""Share of one core above which a silent process counts as computing."""
 BROKER = "broker"
 PEERS = ("learner", "generator", "actor")
-"""Roles that join the broker; others (a server of environments) are only looked after by the kernel's word."""
+"""Roles that join the broker. The weights server does not; it is judged by the kernel's findings alone."""
 MIN_MISSES = 3
-"""Answers of the broker in a row that have to be missing before time counts."""
+"""Requests in a row that the broker must leave unanswered before the length of its silence counts."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds; see `launch.run_file.sections.SupervisorSection`."""
+    """Time limits in seconds; see `launch.run_file.sections.SupervisorSection`."""
 
     silence_s: float = 7.0
     computing_silence_s: float = 60.0
@@ -34,12 +36,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Vitals:
-    """What the kernel says of a process and its descendants."""
+    """The kernel's findings about a process and its descendants."""
 
     stopped: int = 0
-    """Pid of one that is stopped; 0: none is."""
+    """Pid of a process that is stopped; 0: none is stopped."""
     cpu_s: float = 0.0
-    """Processor time used by those alive."""
+    """Processor time used by the processes that are alive."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,14 @@ class Hung:
 class _Watched:
     started: float
     heard: float | None = None
+    """Time at which the broker last heard the process; None until it has joined."""
     cpu_s: float = 0.0
-    """When it was last heard."""
+    """Processor time that the process had used when it was last heard."""
     stopped_since: float | None = None
 
 
 class Watchdog:
-    """Looks at a run once a second.
+    """Judges the processes of a run, about once a second.
 
     Example:
         >>> dog = Watchdog(Limits())
@@ -68,7 +71,7 @@ class Watchdog:
         >>> heard = {"name": "generator-0", "silent_s": 0.2, "connected_s": 1.0, "busy": False, "stalled_s": 0.0}
         >>> dog.look({"peers": [heard]}, {}, 2.0)
         []
-        >>> [dog.look({"peers": []}, {}, now) for now in (4.0, 6.0, 8.0)]  # the broker has given it up
+        >>> [dog.look({"peers": []}, {}, now) for now in (4.0, 6.0, 8.0)]  # the broker no longer lists it
         [[], [], []]
         >>> dog.look({"peers": []}, {}, 9.0)[0].why
         'the broker has not heard it for 7.2 s'
@@ -82,19 +85,25 @@ class Watchdog:
         self._looked: float | None = None
 
     def started(self, name: str, now: float) -> None:
-        """A process begins; what was known of the one before it is forgotten."""
+        """Watch a process that has just started, without what was known of the previous one."""
         self._watched[name] = _Watched(started=now)
         if name == BROKER:
             self._answered, self._misses = None, 0
 
     def ended(self, name: str) -> None:
-        """There is no such process for now."""
+        """Stop watching a process that has ended."""
         self._watched.pop(name, None)
 
     def look(self, status: Mapping[str, Any] | None, vitals: Mapping[str, Vitals], now: float) -> list[Hung]:
-        """Judge all processes by the broker's ``status`` (None: it did not answer) and by the kernel's ``vitals``."""
-        if self._looked is not None and now - self._looked > GAP_S:  # it was us who stood still
-            self._pardon(now)
+        """Return the processes that hang.
+
+        Args:
+            status: the broker's answer; None: it did not answer.
+            vitals: the kernel's findings, by name.
+        """
+        # The supervisor itself stood still, so the silence it sees may be its own.
+        if self._looked is not None and now - self._looked > GAP_S:
+            self._reset_all(now)
         self._looked = now
         hung = [*self._stopped(vitals, now)]
         if BROKER in self._watched:
@@ -103,7 +112,7 @@ class Watchdog:
             hung += self._peers(status["peers"], vitals, now)
         return list({found.name: found for found in reversed(hung)}.values())
 
-    def _pardon(self, now: float) -> None:
+    def _reset_all(self, now: float) -> None:
         self._misses = 0
         for watched in self._watched.values():
             watched.stopped_since = None
@@ -128,7 +137,7 @@ class Watchdog:
         watched = self._watched[BROKER]
         if answers:
             if self._answered is None or now - self._answered > GAP_S:
-                self._forgive_silence(now)
+                self._reset_silence(now)
             self._answered, self._misses, watched.cpu_s = now, 0, vitals.cpu_s
             return
         self._misses += 1
@@ -142,8 +151,8 @@ class Watchdog:
         if self._misses >= MIN_MISSES and silent >= self._allowed(vitals.cpu_s - watched.cpu_s, silent):
             yield Hung(BROKER, f"/status has not answered for {silent:.1f} s")
 
-    def _forgive_silence(self, now: float) -> None:
-        """A broker that is back has to be joined first."""
+    def _reset_silence(self, now: float) -> None:
+        """Count all silence anew, because peers must first join a broker that is back."""
         for watched in self._watched.values():
             if watched.heard is not None:
                 watched.heard = now
@@ -157,7 +166,8 @@ class Watchdog:
                 continue
             entry = entries.get(name)
             cpu_s = vitals.get(name, Vitals()).cpu_s
-            if entry is not None and entry["connected_s"] <= now - watched.started:  # not the one before it
+            # An entry that joined before this process started belongs to the previous process of this name.
+            if entry is not None and entry["connected_s"] <= now - watched.started:
                 heard = now - entry["silent_s"]
                 if watched.heard is None or heard > watched.heard:
                     watched.heard, watched.cpu_s = heard, cpu_s
@@ -187,7 +197,7 @@ class Watchdog:
 
 
 def role_of(name: str) -> str:
-    """Role of a process of `offbeat train` by its name.
+    """Return the role of a process of `offbeat train` from its name.
 
     Example:
         >>> role_of("generator-12"), role_of("broker")

@@ -1,4 +1,4 @@
-"""The one live line of `offbeat train`, and the summary at its end."""
+"""The live line of `offbeat train`, and the table at its end."""
 
 import contextlib
 import json
@@ -16,13 +16,14 @@ from launch.supervise.summary import Summary
 
 PLAIN_INTERVAL_S = 5.0
 STILL_S = 10.0
-"""Without a step for so long, the line says who waits for whom."""
+"""Seconds without a learner step after which the line says who waits for whom."""
 
 
 def last_metrics(folder: Path, since: float = 0.0) -> dict[str, Any]:
-    """The newest values of ``metrics.jsonl`` (evaluation lines and step lines merged).
+    """Return the newest values of ``metrics.jsonl``, with evaluation lines and step lines merged.
 
-    Empty if nothing was written after ``since`` (seconds of the wall clock), as when a run is resumed.
+    The result is empty if nothing was written after ``since`` (seconds of the wall clock): a run that is
+    resumed has lines of the time before.
     """
     path = folder / "metrics.jsonl"
     if not path.exists() or path.stat().st_mtime < since:
@@ -35,12 +36,13 @@ def last_metrics(folder: Path, since: float = 0.0) -> dict[str, Any]:
         try:
             merged.update(json.loads(line))
         except ValueError:
-            continue  # the first line may be cut, the last half written
+            # The first line may be cut, and the last may be half written.
+            continue
     return merged
 
 
 def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str:
-    """One line: version, reward, lag, speed, queue, time left.
+    """Return one line: version, reward, lag, speed, queue, time left.
 
     Example:
         >>> from launch.run_file.load import check
@@ -73,7 +75,7 @@ def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str
 
 
 def trailer(restarts: Mapping[str, int], answer: Answer | None, still_s: float) -> str:
-    """What a run that is not quite well adds to its line: restarts, and whom the learner waits for.
+    """Return what a run with problems adds to its line: restarts, and who waits for whom.
 
     Args:
         still_s: seconds since the last step.
@@ -95,7 +97,7 @@ def trailer(restarts: Mapping[str, int], answer: Answer | None, still_s: float) 
 
 
 class Panel:
-    """Writes to the terminal: a live line where there is one, plain lines elsewhere."""
+    """Writes progress to standard output: a live line on a terminal, plain lines elsewhere."""
 
     def __init__(self) -> None:
         self._console = Console(soft_wrap=True, highlight=False)
@@ -110,12 +112,15 @@ class Panel:
             self._status.start()
 
     def note(self, text: str) -> None:
-        """A line that stays; where it goes to a file on a full disk, it is lost, and the run is not."""
+        """Print a line that stays.
+
+        If the output is a file on a full disk, the line is lost, but the run goes on.
+        """
         with contextlib.suppress(OSError):
             self._console.print(f"[{time.monotonic() - self._started:5.0f} s] {text}", markup=False)
 
     def heard(self, answer: Answer) -> None:
-        """The broker's newest status, or its silence."""
+        """Take the broker's newest answer, or its silence."""
         self._answer = answer
 
     def update(
@@ -140,7 +145,7 @@ class Panel:
             self.note(line)
 
     def show(self, summary: Summary) -> None:
-        """The table at the end."""
+        """Print the table at the end."""
         table = Table(title=f"run {summary['run']}", show_header=False)
         for name, value in summary_rows(summary):
             table.add_row(name, value)
@@ -153,13 +158,13 @@ class Panel:
         self.close()
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Stop the live line."""
         if self._status:
             self._status.stop()
 
 
 def summary_rows(summary: Summary) -> list[tuple[str, str]]:
-    """What a person wants to see of a summary."""
+    """Return the rows of the table: the parts of a summary that a person wants to see."""
     accuracy, lag = summary["accuracy"], summary["policy_lag"]
     before, after = (("-" if a is None else f"{a:.3f}") for a in (accuracy["before"], accuracy["after"]))
     idle = summary["idle_share"]
@@ -180,7 +185,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
 
 
 def started_again(restarts: Mapping[str, int]) -> str:
-    """How often, by role.
+    """Return the number of restarts by role, in words.
 
     Example:
         >>> started_again({"broker": 1, "learner": 0, "actor": 3}), started_again({"actor": 0})

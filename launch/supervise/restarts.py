@@ -1,4 +1,4 @@
-"""When a process that has ended may start again. Pure."""
+"""Decides when a process that has ended may start again. Pure."""
 
 from dataclasses import dataclass, field
 
@@ -8,11 +8,11 @@ LONGEST_DELAY_S = 30.0
 
 @dataclass(frozen=True)
 class Patience:
-    """How often, and how fast.
+    """Limits of a row of restarts.
 
     Args:
-        max_restarts: in a row.
-        settled_s: a process that has lived for so long begins a new row.
+        max_restarts: restarts in a row.
+        settled_s: a process that has lived this long begins a new row.
     """
 
     max_restarts: int = 5
@@ -23,7 +23,8 @@ class Patience:
 class RestartBackoff:
     """The restarts of one role process.
 
-    The first of a row comes at once, each further one after twice the delay of the one before.
+    The first restart of a row comes at once, the second after `FIRST_DELAY_S`, and each further one after
+    twice the previous delay, at most `LONGEST_DELAY_S`.
 
     Example:
         >>> row, patience = RestartBackoff(), Patience(max_restarts=3, settled_s=60.0)
@@ -38,7 +39,10 @@ class RestartBackoff:
     reasons: list[str] = field(default_factory=list)
 
     def ended(self, why: str, *, lived_s: float, now: float, patience: Patience) -> float | None:
-        """Note that the process has ended, and why; returns when to start it again, None if no more."""
+        """Record that the process has ended, and why.
+
+        Return when to start it again, or None if it must not.
+        """
         if lived_s >= patience.settled_s:
             self.in_row = 0
         if self.in_row >= patience.max_restarts:

@@ -1,9 +1,9 @@
-"""Who a folder in shared memory belongs to, and what becomes of those whose owner was killed.
+"""Folders in shared memory: marks their owner, and removes folders whose owner was killed.
 
-A run's weights lie in ``offbeat-NAME-DIGEST``; beside it, in ``offbeat-NAME-DIGEST.owner``, `offbeat train` holds a
-lock for as long as it lives. The kernel frees the lock with the process, whatever ended it, so a folder whose lock is
-free belongs to nobody, also where processes of other containers share the memory but cannot be seen. Generators stage
-versions in ``offbeat-stage-RUN-GENERATOR-PID``.
+A run's weights lie in ``offbeat-NAME-DIGEST``. `offbeat train` locks the file ``offbeat-NAME-DIGEST.owner``
+beside it for as long as it lives. The kernel releases the lock when the process ends, for whatever reason, so
+a folder whose lock is free belongs to nobody. This holds even between containers that share the memory but do
+not see each other's processes. Generators stage versions in ``offbeat-stage-RUN-GENERATOR-PID``.
 """
 
 import contextlib
@@ -23,12 +23,17 @@ from learner.run_files import SHARED_MEMORY, weights_folder
 OWNER = ".owner"
 LOCK_S = 5.0
 UNOWNED_S = 24 * 3600.0
-"""A folder without an owner's file, as of a learner that was started by hand, may go after so long without a change."""
+"""Age without a change after which a folder that has no ``.owner`` file is removed. A learner that was
+started by hand has no such file."""
 
 
 @contextlib.contextmanager
-def own(run_dir: Path) -> Iterator[None]:
-    """Hold a run's folder in shared memory for this process; the folder itself need not be there yet."""
+def hold_folder(run_dir: Path) -> Iterator[None]:
+    """Hold a run's folder in shared memory for this process. The folder need not exist yet.
+
+    Raises:
+        ConfigError: another process holds the folder.
+    """
     folder = weights_folder(run_dir)
     if folder.parent != SHARED_MEMORY:
         yield
@@ -45,10 +50,10 @@ def own(run_dir: Path) -> Iterator[None]:
 
 
 def sweep(root: Path = SHARED_MEMORY, *, now: float | None = None) -> list[Path]:
-    """Remove what killed processes have left in shared memory; returns what went.
+    """Remove what killed processes have left in shared memory. Return the folders that were removed.
 
     Args:
-        now: seconds of the wall clock, as of files.
+        now: seconds of the wall clock, which the times of files are compared with.
     """
     if not os.access(root, os.W_OK):
         return []
@@ -65,7 +70,7 @@ def sweep(root: Path = SHARED_MEMORY, *, now: float | None = None) -> list[Path]
 
 
 def _ownerless(path: Path, kept: set[str], now: float) -> bool:
-    """Whether nobody who lives has to do with a folder, as far as can be told."""
+    """Return whether no living process owns a folder, as far as this process can see."""
     if path.name.startswith(STAGE_PREFIX):
         run_and_generator, _, pid = path.name.removeprefix(STAGE_PREFIX).rpartition("-")
         of_living_run = any(run_and_generator.startswith(f"{_run(name)}-") for name in kept)
@@ -76,7 +81,7 @@ def _ownerless(path: Path, kept: set[str], now: float) -> bool:
 
 
 def _run(name: str) -> str:
-    """Name of the run in ``offbeat-NAME-DIGEST``."""
+    """Return the name of the run in ``offbeat-NAME-DIGEST``."""
     return name.removeprefix("offbeat-").rpartition("-")[0]
 
 
@@ -89,7 +94,12 @@ def _changed(folder: Path) -> float:
 
 
 def _lock(owner: IO[str]) -> None:
-    """Take the lock; whoever looks whether it is free holds it for a moment."""
+    """Take the lock, with retries for `LOCK_S`.
+
+    Raises:
+        ConfigError: another process holds the lock.
+    """
+    # Invariant: `_held` takes the lock for a moment to test it, so one failure does not prove an owner.
     deadline = time.monotonic() + LOCK_S
     while True:
         try:

@@ -20,7 +20,7 @@ def write_summary(
     restarts: dict[str, int],
     restart_reasons: list[str],
 ) -> Summary:
-    """Put together what the learner reported and what its metrics file says; write it, draw the curve."""
+    """Write and return the summary of the learner's report and metrics file, and draw the learning curve."""
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     lines = read_metrics(folder)
     evaluations = {e["tag"]: e for e in result["evaluations"]}
@@ -68,9 +68,9 @@ def write_summary(
 
 
 def generator_idle_share(steps: list[dict[str, Any]]) -> float:
-    """Share of the seconds that generators served between the first and the last step without a running request.
+    """Return the share of the generators' serving time, from first to last step, without a running request.
 
-    What they count begins anew where a broker or a generator does; such a step back counts as nothing.
+    The counters begin again at 0 when a broker or a generator restarts; such a step back counts as nothing.
 
     Example:
         >>> idle, served = "generator/idle_seconds_total", "generator/serving_seconds_total"
@@ -85,7 +85,7 @@ def generator_idle_share(steps: list[dict[str, Any]]) -> float:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """All lines of ``metrics.jsonl``."""
+    """Return all lines of ``metrics.jsonl``."""
     path = folder / "metrics.jsonl"
     if not path.exists():
         return []
@@ -95,7 +95,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 def draw_curve(
     lines: list[dict[str, Any]], evaluations: list[dict[str, Any]], path: Path, *, title: str
 ) -> None:
-    """Return, share of right answers and held-out accuracy against the learner step; policy lag below."""
+    """Plot return, share of right answers, held-out accuracy and policy lag against the learner step."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -27,11 +27,11 @@ PREPARE_S = 7200.0
 
 
 def train(config: RunConfig, *, resume: bool, panel: Panel) -> Summary:
-    """Run the whole job; returns the summary that was also written to the run folder.
+    """Run the whole job. Return the summary, which is also written to the run folder.
 
     Raises:
-        RoleFailed: model preparation failed; or a process ended with an error that another start would repeat, or
-            too often in a row. All others are stopped first.
+        RoleFailed: the model could not be made, a process ended with an error that another start would
+            repeat, or a process ended too often in a row. All other processes are stopped first.
         KeyboardInterrupt: interrupted before training began, or twice.
     """
     started = time.monotonic()
@@ -39,9 +39,10 @@ def train(config: RunConfig, *, resume: bool, panel: Panel) -> Summary:
     folder = run_folder.create(config, resume=resume)
     with contextlib.ExitStack() as held:
         held.enter_context(run_folder.claim(folder))
-        for left in shared_memory.sweep():  # also what this very run has left
+        # Sweep before `own` takes the lock, to remove what an earlier start of this run has left, too.
+        for left in shared_memory.sweep():
             panel.note(f"removed {left}, left by a run that was killed")
-        held.enter_context(shared_memory.own(folder))
+        held.enter_context(shared_memory.hold_folder(folder))
         config = run_folder.with_ports(config)
         run_folder.save_config(config, folder / run_folder.CONFIG)
         panel.note(f"run folder {folder}")
@@ -67,7 +68,10 @@ def train(config: RunConfig, *, resume: bool, panel: Panel) -> Summary:
 def supervise(
     crew: Crew, config: RunConfig, folder: Path, panel: Panel, interrupt: "Interrupt", *, resume: bool
 ) -> None:
-    """Start everybody and keep them running until the learner is done; pass an interrupt on to it."""
+    """Start all roles and keep them running until the learner is done.
+
+    Pass an interrupt on to the learner.
+    """
     keys = prepare_keys(config, folder)
     crew.start([BROKER], resume=resume)
     ask_with = http_keys(config, keys)
@@ -84,10 +88,11 @@ def supervise(
 
 
 def await_broker(crew: Crew, poller: Poller, interrupt: "Interrupt") -> None:
-    """Until the broker answers for the first time.
+    """Wait until the broker answers for the first time.
 
     Raises:
-        RoleFailed: it ends instead, or is silent for too long.
+        RoleFailed: the broker ends instead, or does not answer within `BROKER_START_S`.
+        KeyboardInterrupt: the user interrupted.
     """
     deadline = time.monotonic() + BROKER_START_S
     while not crew.broker_answered:
@@ -104,7 +109,11 @@ def await_broker(crew: Crew, poller: Poller, interrupt: "Interrupt") -> None:
 def watch(
     crew: Crew, poller: Poller, config: RunConfig, folder: Path, panel: Panel, interrupt: "Interrupt"
 ) -> None:
-    """Until the learner has done all: start again who ends or hangs, show progress, pass an interrupt on."""
+    """Restart processes that end or hang, show progress and pass an interrupt on, until the learner is done.
+
+    Raises:
+        RoleFailed: the learner left no result, or a process cannot be started again.
+    """
     asked_at = 0.0
     while not crew.finished():
         if answer := poller.take():
@@ -126,7 +135,12 @@ def watch(
 
 
 def prepare_model(config: RunConfig, folder: Path, panel: Panel, interrupt: "Interrupt") -> None:
-    """Make the tiny model if the run file asks for one and it is not in the cache; in a process of its own."""
+    """Make the tiny model in a separate process, if the run file asks for one. A cached model is kept.
+
+    Raises:
+        RoleFailed: the process failed, or took longer than `PREPARE_S`.
+        KeyboardInterrupt: the user interrupted.
+    """
     if config.model.path or config.model.tiny is None:
         return
     panel.note("model: making and warm-starting it, unless it is cached")
@@ -148,7 +162,7 @@ def prepare_model(config: RunConfig, folder: Path, panel: Panel, interrupt: "Int
 
 
 class Interrupt:
-    """Ctrl-C, SIGTERM or a lost terminal ask for an orderly stop; a second time raises KeyboardInterrupt."""
+    """Turns the first SIGINT, SIGTERM or SIGHUP into an orderly stop; the next raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.asked = False

@@ -1,1 +1,1 @@
-"""Pure functions of tensors, one topic a file."""
+"""Pure functions of tensors, one topic per file."""

@@ -1,10 +1,10 @@
-"""Advantages: how much better a trajectory, or a turn of it, did than was to be expected.
+"""Advantages: by how much a trajectory, or one of its turns, did better than expected.
 
-Numpy, float64, from the returns of whole trajectories; constants for the gradient. Trajectories with equal
-group ids form a rollout group, in whatever order they stand. A group that lost members is judged by those that
-are here: means, medians and deviations are taken over them, and divisors count them, not the members the group
-was meant to have. A group of one has nothing to be compared with: its advantage is 0. So is, exactly, that of a
-group whose returns are equal but for rounding.
+All functions compute in numpy and float64, from the returns of whole trajectories. Advantages are constants
+for the gradient. Trajectories with equal group ids form a rollout group; their order does not matter. When a
+group has lost members, only the members present count: means, medians and deviations are taken over them, and
+divisors count them, not the planned group size. The advantage in a group of one is 0, because there is
+nothing to compare with. The advantages in a group whose returns are equal up to rounding are exactly 0.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,10 @@ from learner.algorithms.values import monte_carlo_returns
 from protocol.arrays import Float64s
 
 STD_EPSILON = 1e-6
+"""Number added to a standard deviation before dividing by it."""
 UNIFORM_SPREAD = 1e-9
+"""Values are equal up to rounding if their range is at most this share of the largest size among them, or of
+1 where all are smaller than 1."""
 
 Scale = Literal["std", "sample_std", "none"]
 
@@ -26,13 +29,14 @@ Scale = Literal["std", "sample_std", "none"]
 
 
 def group_relative_advantage(returns: ArrayLike, groups: Sequence[str], *, scale: Scale) -> Float64s:
-    r"""Return of each trajectory against the mean of its rollout group.
+    r"""Compute each trajectory's return minus the mean return of its rollout group.
 
     .. math:: A_i = \frac{R_i - \mathrm{mean}_{j \in g(i)} R_j}{\mathrm{std}_{j \in g(i)} R_j + 10^{-6}}
 
-    GRPO, arXiv:2402.03300, section 4.1.2. ``scale="std"``: the standard deviation of the group itself, divided
-    by G; ``"sample_std"``: divided by G - 1, as most released programs have it, which makes advantages smaller
-    by sqrt((G - 1) / G); ``"none"``: no division, the Dr. GRPO form, arXiv:2503.20783, section 3.2.
+    GRPO, arXiv:2402.03300, section 4.1.2. ``scale="std"`` divides by the standard deviation with divisor G.
+    ``"sample_std"`` divides by the standard deviation with divisor G - 1, as most released programs do, which
+    makes advantages smaller by the factor sqrt((G - 1) / G). ``"none"`` does not divide: the Dr. GRPO form,
+    arXiv:2503.20783, section 3.2.
 
     Args:
         returns: [S], one per trajectory.
@@ -59,12 +63,12 @@ def group_relative_advantage(returns: ArrayLike, groups: Sequence[str], *, scale
 
 
 def leave_one_out_advantage(returns: ArrayLike, groups: Sequence[str]) -> Float64s:
-    r"""Return of each trajectory against the mean of the others of its group.
+    r"""Compute each trajectory's return minus the mean return of the other members of its group.
 
     .. math:: A_i = R_i - \frac{1}{G - 1} \sum_{j \ne i} R_j = \frac{G}{G - 1} (R_i - \mathrm{mean}\, R)
 
-    RLOO, arXiv:2402.14740; LOOP, arXiv:2502.01600, section 4. The baseline does not depend on the trajectory it
-    is taken from, so it leaves the gradient unbiased. G counts the members present.
+    RLOO, arXiv:2402.14740; LOOP, arXiv:2502.01600, section 4. The baseline of a trajectory does not depend on
+    that trajectory, so the gradient stays unbiased. G counts the members present.
 
     Args:
         returns: [S].
@@ -90,21 +94,22 @@ def leave_one_out_advantage(returns: ArrayLike, groups: Sequence[str]) -> Float6
 
 
 def median_relative_advantage(returns: ArrayLike, groups: Sequence[str]) -> Float64s:
-    r"""Return of each trajectory against the median of its group.
+    r"""Compute each trajectory's return minus the median return of its group, over the standard deviation.
 
     .. math:: z_i = \frac{R_i - \mathrm{median}_{j \in g(i)} R_j}{\mathrm{std}_{j \in g(i)} R_j + 10^{-6}}
 
-    GBPO, arXiv:2604.18578: its sign says to which bound a ratio is drawn. The median of an even number is
-    midway between the two in the middle; the deviation divides by G - 1. For a group of one the released
-    program takes median 0 and deviation 1, which makes the advantage the return itself; here it is 0, as
-    everywhere in this file, lest a lone member be reinforced for no better reason than a positive return.
+    GBPO, arXiv:2604.18578; the sign decides towards which bound a ratio is drawn. The median of an even
+    number of returns is midway between the two middle ones; the deviation has divisor G - 1. For a group of
+    one the released program takes median 0 and deviation 1, so that the advantage is the return itself. Here
+    it is 0, as everywhere in this file: a lone member must not be reinforced merely because its return is
+    positive.
 
     Args:
         returns: [S].
         groups: group id of each trajectory, length S.
 
     Returns:
-        Advantages [S]; at least half of each group not above 0, and half not below.
+        Advantages [S]. In each group at least half are not above 0, and at least half are not below 0.
 
     Raises:
         ValueError: a return is not finite, or the lengths differ.
@@ -123,29 +128,32 @@ def median_relative_advantage(returns: ArrayLike, groups: Sequence[str]) -> Floa
 def token_group_advantage(
     returns: ArrayLike, lengths: ArrayLike, groups: Sequence[str], *, ceiling: float = 5.0
 ) -> Float64s:
-    r"""Return of each trajectory against the mean over the tokens of its group.
+    r"""Compute each trajectory's return minus the mean over the tokens of its group.
 
     .. math::
         A_i = \frac{R_i - \mu}{\sigma + 10^{-6}}, \qquad
         \mu = \frac{\sum_j T_j R_j}{\sum_j T_j}, \quad
         \sigma^2 = \frac{\sum_j T_j (R_j - \mu)^2}{\sum_j T_j}
 
-    HAPO, arXiv:2509.16591, token-level group average: advantages sum to zero over the tokens of a group, where
-    those of GRPO do so over its members. Where one member holds nearly all tokens those of the others grow
-    without bound; the released program falls back to GRPO for a group in which one reaches 5 in size, and so
-    does this, to `group_relative_advantage` with ``scale="std"``.
+    HAPO, arXiv:2509.16591, token-level group average. These advantages sum to zero over the tokens of a
+    group; the advantages of GRPO sum to zero over its members. Where one member holds nearly all tokens, the
+    advantages of the others grow without bound. The released program falls back to GRPO for a group in which
+    one advantage reaches 5 in size. This function does so, too: it falls back to `group_relative_advantage`
+    with ``scale="std"``.
 
     Args:
         returns: [S].
-        lengths: action tokens of each trajectory, [S], >= 0; one without tokens is left out and gets 0.
+        lengths: action tokens of each trajectory, [S], >= 0. A trajectory without tokens is left out and gets
+            advantage 0.
         groups: group id of each trajectory, length S.
-        ceiling: size of an advantage at which its group falls back, > 0.
+        ceiling: size of an advantage at which its group falls back to GRPO, > 0.
 
     Returns:
         Advantages [S].
 
     Raises:
-        ValueError: a return is not finite, a length or the ceiling is negative, or the lengths differ.
+        ValueError: a return or a length is not finite, a length is negative, the ceiling is not positive, or
+            the arguments differ in length.
 
     Example:
         >>> token_group_advantage([1.0, 0.0], [2, 6], ["a", "a"]).round(3).tolist()
@@ -172,18 +180,19 @@ def token_group_advantage(
 
 
 def batch_mean_advantage(returns: ArrayLike, *, scale: Literal["std", "none"]) -> Float64s:
-    r"""Return of each trajectory against the mean of the whole batch, whatever its group.
+    r"""Compute each trajectory's return minus the mean return of the whole batch, whatever its group.
 
     .. math:: A_i = \frac{R_i - \mathrm{mean}_j R_j}{\mathrm{std}_j R_j + 10^{-6}}
 
-    REINFORCE with a batch baseline; normalised over the batch (``scale="std"``, dividing by S) as in
-    REINFORCE++, arXiv:2501.03262. Needs no groups, but tasks that are easy look like good policy.
+    REINFORCE with a batch baseline. ``scale="std"`` normalises over the batch (divisor S), as in REINFORCE++,
+    arXiv:2501.03262. This needs no groups, but an easy task then looks like a good policy.
 
     Args:
         returns: [S].
+        scale: what to divide by.
 
     Returns:
-        Advantages [S], mean zero; all 0 where the returns are equal or there is but one.
+        Advantages [S], mean zero; all 0 where the returns are equal or there is only one.
 
     Raises:
         ValueError: a return is not finite.
@@ -197,10 +206,10 @@ def batch_mean_advantage(returns: ArrayLike, *, scale: Literal["std", "none"]) -
 
 
 def greedy_baseline_advantage(returns: ArrayLike, baselines: ArrayLike) -> Float64s:
-    r"""Return of each trajectory less that of the greedy response to its task: :math:`A_i = R_i - b_i`.
+    r"""Compute each trajectory's return minus the return of the greedy response: :math:`A_i = R_i - b_i`.
 
     ReMax, arXiv:2310.10505. The baseline does not depend on what was sampled, so the gradient stays unbiased
-    even where another version of the policy decoded greedily.
+    even where a different policy version decoded greedily.
 
     Args:
         returns: [S].
@@ -230,15 +239,15 @@ def greedy_baseline_advantage(returns: ArrayLike, baselines: ArrayLike) -> Float
 
 
 def turn_returns(rewards: ArrayLike, *, discount: float) -> Float64s:
-    r"""Discounted return from each turn on, which all of its tokens share.
+    r"""Compute the discounted return from each turn on, which all tokens of the turn share.
 
     .. math:: G_j = \sum_{k \ge j} \gamma^{k - j} r_k
 
-    With one reward at the end this is :math:`\gamma^{J - j} R`: IPA, arXiv:2512.24873, where the unit of
-    discounting is what happens between two calls of the environment, however many tokens it takes.
+    With one reward at the end this is :math:`\gamma^{J - j} R`: IPA, arXiv:2512.24873. There one step of
+    discounting is the text between two calls of the environment, however many tokens it has.
 
     Args:
-        rewards: [J], sum of the rewards of each turn of the policy.
+        rewards: [J], sum of the rewards in each turn of the policy.
         discount: gamma, (0, 1], per turn.
 
     Returns:
@@ -257,19 +266,21 @@ def turn_returns(rewards: ArrayLike, *, discount: float) -> Float64s:
 def turn_return_advantage(
     returns: Sequence[Float64s], groups: Sequence[str], *, baseline: Literal["none", "group"]
 ) -> list[Float64s]:
-    r"""Return from each turn on against that of the group at the same turn.
+    r"""Compute the return from each turn on, minus the group's mean at that turn.
 
     .. math:: A_{i,j} = G_{i,j} - \mathrm{mean}_{k \in g(i), J_k > j} G_{k,j}
 
-    ``baseline="none"``: the return itself, as in arXiv:2512.24873. The mean is over the members that have a
-    turn at that position; the turns of a member beyond all others' last are compared with nothing and get 0.
+    ``baseline="none"`` subtracts nothing, as in arXiv:2512.24873. With ``"group"`` the mean is taken over the
+    members that have a turn at that position. A turn that no other member reaches has nothing to be compared
+    with and gets 0.
 
     Args:
-        returns: of each trajectory, [J_i] each, see `turn_returns`; J_i may be 0.
-        groups: group id of each trajectory, as many.
+        returns: returns from each turn on, [J_i] for each trajectory, see `turn_returns`; J_i may be 0.
+        groups: group id of each trajectory.
+        baseline: what to subtract.
 
     Returns:
-        Advantages, [J_i] each, new arrays.
+        Advantages, [J_i] for each trajectory, in new arrays.
 
     Raises:
         ValueError: a return is not finite, or the lengths differ.
@@ -284,20 +295,21 @@ def turn_return_advantage(
     if baseline == "none":
         return [_finite("turn return", row).copy() for row in returns]
     rows = [_finite("turn return", row) for row in returns]
-    # each turn position of a group is a group of its own
+    # Each turn position of a group is treated as a separate group.
     places = [f"{j} {group}" for row, group in zip(rows, groups, strict=True) for j in range(len(row))]
     centred = group_relative_advantage(np.concatenate([np.zeros(0), *rows]), places, scale="none")
     return np.split(centred, np.cumsum([len(row) for row in rows]))[: len(rows)]
 
 
 def whiten(values: ArrayLike, mask: ArrayLike) -> Float64s:
-    r"""Values with mean 0 and variance 1 over the mask, 0 outside it.
+    r"""Scale values to mean 0 and variance 1 over the mask, and set them to 0 outside it.
 
-    Over all policy tokens of a batch, as PPO implementations do with advantages; the variance divides by the
-    number of tokens. Nothing is added to the deviation; values that are equal but for rounding become 0.
+    PPO implementations whiten the advantages of all policy tokens of a batch in this way. The variance
+    divides by the number of tokens. Nothing is added to the deviation; values that are equal up to rounding
+    become 0.
 
     Args:
-        values: [M]; outside the mask anything, NaN included.
+        values: [M]; anything outside the mask, NaN included.
         mask: [M], bool.
 
     Returns:
@@ -321,23 +333,23 @@ def whiten(values: ArrayLike, mask: ArrayLike) -> Float64s:
     return whitened
 
 
-# --- of the batch ---------------------------------------------------------------------------------------------
+# --- one factor for the whole batch ---------------------------------------------------------------------------
 
 
 def informative_scale(returns: ArrayLike, groups: Sequence[str]) -> float:
-    r"""Factor that makes up for groups without signal: all groups / groups whose returns differ.
+    r"""Return the factor that makes up for groups without signal: all groups / groups whose returns differ.
 
-    RAPO of Fathom-DeepResearch, arXiv:2509.24107: with advantages times this a batch keeps the size of its
-    gradient when many groups are all right or all wrong. The paper writes the numerator with the letter of the
-    group size too; only the number of groups does what it is for. Without any informative group there is no
-    advantage to scale, and the factor is 1. A group of one is not informative.
+    RAPO of Fathom-DeepResearch, arXiv:2509.24107. Advantages multiplied by this factor keep the size of a
+    batch's gradient when many groups are all right or all wrong. The paper writes the numerator with the
+    letter of the group size; only the number of groups serves that purpose. Without any informative group
+    there is no advantage to scale, and the factor is 1. A group of one is not informative.
 
     Args:
         returns: [S].
         groups: group id of each trajectory, length S.
 
     Returns:
-        At least 1.
+        A factor of at least 1.
 
     Raises:
         ValueError: a return is not finite, or the lengths differ.
@@ -354,7 +366,7 @@ def informative_scale(returns: ArrayLike, groups: Sequence[str]) -> float:
 
 
 def _finite(what: str, numbers: ArrayLike, length: int | None = None) -> Float64s:
-    """As float64 [S], refused where one is not finite or there are not as many as there should be."""
+    """Convert to float64 [S]. Raise if a number is not finite or the length is wrong."""
     array = np.asarray(numbers, dtype=np.float64)
     if array.ndim != 1 or length not in (None, len(array)):
         raise ValueError(f"{what}s of shape {array.shape}, should be one for each of {length} trajectories")
@@ -364,11 +376,12 @@ def _finite(what: str, numbers: ArrayLike, length: int | None = None) -> Float64
 
 
 def _uniform(values: Float64s) -> bool:
+    """Return whether all values are equal up to rounding."""
     return not len(values) or bool(np.ptp(values) <= UNIFORM_SPREAD * max(1.0, float(np.abs(values).max())))
 
 
 def _informative_groups(values: Float64s, groups: Sequence[str]) -> list[NDArray[np.intp]]:
-    """Rows of each group whose members differ."""
+    """Return the rows of each group whose members differ."""
     members: dict[str, list[int]] = {}
     for i, group in enumerate(groups):
         members.setdefault(group, []).append(i)

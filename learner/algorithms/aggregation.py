@@ -1,9 +1,8 @@
-"""From losses per token to one number: the weight of each token, with a denominator over the whole
-mini-batch.
+"""Token weights that turn losses per token into one number, with a denominator over the whole mini-batch.
 
-The weights of the tokens of a mini-batch sum to 1 for the two means; for ``fixed`` they sum to the mean
-length over a constant. The loss is the weighted *sum* over tokens in each case, so that micro-batches and
-ranks may be cut in any way and their gradients simply add up.
+For the two means, the weights of the tokens of a mini-batch sum to 1. For ``fixed`` they sum to the mean
+length over a constant. In each case the loss is the weighted *sum* over tokens, so micro-batches and ranks
+may be cut in any way, and their gradients add up.
 """
 
 from typing import Literal, assert_never
@@ -17,22 +16,22 @@ Aggregation = Literal["token_mean", "sequence_mean", "fixed"]
 def token_weights(
     tokens: NDArray[np.integer], *, aggregation: Aggregation, fixed_tokens: int = 0
 ) -> NDArray[np.float64]:
-    r"""Weight of one token of each trajectory.
+    r"""Compute the weight of one token of each trajectory.
 
     ``token_mean``: :math:`1 / \sum_j n_j`, every token counts the same (DAPO, arXiv:2503.14476, equation 12).
-    ``sequence_mean``: :math:`1 / (S n_i)`, every trajectory counts the same (GRPO, arXiv:2402.03300,
-    equation 3). ``fixed``: :math:`1 / (S L)`, every trajectory's tokens are summed and divided by one constant
-    L, so that a token counts the same in long and short trajectories and in all mini-batches (Dr. GRPO,
-    arXiv:2503.20783, whose program sets L to the most tokens a response may have). S counts the trajectories
-    with at least one token.
+    ``sequence_mean``: :math:`1 / (S n_i)`, every trajectory counts the same (GRPO, arXiv:2402.03300, equation
+    3). ``fixed``: :math:`1 / (S L)`, the tokens of every trajectory are summed and divided by one constant L.
+    A token then counts the same in long and short trajectories, and in all mini-batches of S trajectories
+    (Dr. GRPO, arXiv:2503.20783, whose program sets L to the largest allowed response length). S in these
+    formulas counts only the trajectories with at least one token.
 
     Args:
-        tokens: [S], tokens n_i that carry gradient in each trajectory.
-        aggregation: which of them.
+        tokens: number n_i of tokens that carry gradient in each trajectory, one entry per trajectory.
+        aggregation: which of the three weightings.
         fixed_tokens: L >= 1 for ``fixed``; ignored by the others.
 
     Returns:
-        [S]; 0 for trajectories without tokens.
+        Weights, one per trajectory; 0 for trajectories without tokens.
 
     Raises:
         ValueError: ``fixed`` without ``fixed_tokens``.

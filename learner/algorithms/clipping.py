@@ -1,8 +1,7 @@
-"""Clip bounds that adapt: to the balance of advantages, to a token's entropy, to its policy lag; and what
-clipping does to the entropy of the policy.
+"""Clip bounds that adapt to the balance of advantages, to a token's entropy, or to its policy lag.
 
-Bounds of the ratio itself are called ``low`` and ``high`` in the first part (balanced), half widths around 1
-in the others, as in `learner.algorithms.surrogates.clipped_surrogate`.
+``low`` and ``high`` are bounds of the ratio itself in the first part (balanced). In the other parts they are
+half widths around 1, as in `learner.algorithms.surrogates.clipped_surrogate`.
 """
 
 import math
@@ -12,6 +11,8 @@ from typing import Literal, NamedTuple, assert_never
 import torch
 from torch import Tensor
 
+from learner.algorithms.shapes import check_same_shape
+
 BalanceMeasure = Literal["value", "gradient"]
 BalanceOrder = Literal["paper", "code"]
 
@@ -20,14 +21,14 @@ BalanceOrder = Literal["paper", "code"]
 
 
 class BalancedBounds(NamedTuple):
-    """Clip bounds of the ratio itself, what they achieve, and how far the search went."""
+    """Clip bounds of the ratio itself, the share that they achieve, and how far the search went."""
 
     low: float
     high: float
     share: float
-    """Of positive advantages in the surrogate, [0, 1]; 1 where no negative one counts."""
+    """Share of positive advantages in the surrogate, [0, 1]; 1 where no negative advantage counts."""
     moves: int
-    """Steps along the path; its length - 1 where the target was not met before the end."""
+    """Steps along the path; the length of the path minus 1 where no earlier position met the target."""
 
 
 def balance_path(
@@ -38,22 +39,24 @@ def balance_path(
     high_step: float,
     order: BalanceOrder = "paper",
 ) -> list[tuple[float, float]]:
-    r"""Clip bounds (low, high) in the order in which BAPO (arXiv:2510.18927) tries them.
+    r"""List clip bounds (low, high) in the order in which BAPO (arXiv:2510.18927) tries them.
 
-    ``paper`` (the default): raise high by its step as far as it goes, then low; stop as soon as low has no
-    room for a step. So nothing moves, not even high, where the range of low is shorter than its step.
-    ``code``: raise low first, then high, as the released program does. Raising low takes gradient away from
-    negative tokens, raising high only gives some to positive ones: the paper's order changes the update less
-    before it discards anything, hence the default.
+    ``paper`` (the default) raises high by its step as far as it goes, then low, and stops as soon as low has
+    no room for a step. So nothing moves, not even high, where the range of low is shorter than its step.
+    ``code`` raises low first, then high, as the released program does. Raising low removes gradient from
+    negative tokens; raising high only adds gradient to positive tokens. The paper's order therefore adds
+    gradient before it removes any, which is why it is the default.
 
     Args:
         low, high: (start, stop) of the bounds of the ratio itself, dimensionless; the paper uses (0.6, 0.9)
             and (1.2, 3.0).
         low_step, high_step: > 0; the paper uses 0.02 and 0.05.
+        order: ``paper`` or ``code``.
 
     Returns:
-        The path, the starts first. Steps are counted in integers, so that equal settings give equal bounds
-        on every rank; a stop is reached even where the step does not divide the range in binary.
+        The path, which begins with the two starts. Steps are counted in integers, so equal settings give
+        equal bounds on every rank, and a stop that is a whole number of steps away is reached in spite of
+        rounding.
 
     Raises:
         ValueError: a stop below its start, or a step that is not positive.
@@ -75,6 +78,7 @@ def balance_path(
 
 
 def _positions(name: str, span: tuple[float, float], step: float) -> list[float]:
+    """List start, start + step, and so on, up to the stop."""
     start, stop = span
     if stop < start or step <= 0:
         raise ValueError(f"{name}: needs start <= stop and a step > 0, got {start}, {stop}, step {step}")
@@ -90,34 +94,38 @@ def balance_sums(
     *,
     measure: BalanceMeasure = "gradient",
 ) -> Tensor:
-    r"""What positive and negative advantages hold of the surrogate, at each pair of bounds of a path.
+    r"""Sum the parts of positive and of negative advantages in the surrogate, at each position of a path.
 
     ``value`` (arXiv:2510.18927, as published):
 
     .. math:: S^+ = \sum_{A_t>0} w_t |\min(r_t A_t, \mathrm{clip}(r_t, 0, h) A_t)|, \quad
               S^- = \sum_{A_t<0} w_t |\min(r_t A_t, \mathrm{clip}(r_t, l, h) A_t)|
 
-    ``gradient`` (ours, the default), only tokens that still carry gradient:
+    ``gradient`` (our own measure, the default) counts only tokens that still carry gradient:
 
     .. math:: S^+ = \sum_{A_t>0, r_t \le h} w_t r_t A_t, \quad S^- = \sum_{A_t<0, r_t \ge l} w_t r_t |A_t|
 
-    Of a negative token the value holds max(r, l): raising l makes the negative side *larger*, and that half
-    of the published search can only lead away from its target. Its argument is about gradients, of which
-    raising l does remove negative ones; measured there, both moves raise the positive share.
+    For a negative token ``value`` counts max(r, l). Raising l therefore makes the negative side *larger*, and
+    that half of the published search can only lead away from its target. The paper argues with gradients, and
+    raising l does remove negative gradient. Measured by ``gradient``, both moves raise the positive share.
 
-    The paper weighs tokens with their behaviour probability, the released program with 1. Tokens are
-    sampled from that policy already, so a second factor of it would count likely tokens twice and hide the
-    unlikely ones the method is about: 1 is our default.
+    The paper weights tokens by their behaviour probability, the released program by 1. Tokens are already
+    sampled from the behaviour policy, so its probability as a further factor would count likely tokens twice
+    and hide the unlikely tokens that the method is about. Our default is 1.
 
     Args:
-        ratio: current / behaviour [N], > 0; no gradient flows.
+        ratio: current / behaviour as published, or current / proximal, [N], > 0; no gradient flows.
         advantage: [N].
         weight: w_t [N], >= 0: 1, or the behaviour probability. 0 leaves a token out.
-        path: from `balance_path`, [P].
+        path: P positions from `balance_path`.
+        measure: ``value`` or ``gradient``.
 
     Returns:
-        (S+, S-), float64 [P, 2]. They add up: sum them over micro-batches and ranks before `choose_bounds`,
-        and all ranks choose the same bounds.
+        (S+, S-), float64 [P, 2]. The sums are additive: when they are summed over micro-batches and ranks
+        before `choose_bounds`, all ranks choose the same bounds.
+
+    Raises:
+        ValueError: the shapes differ.
 
     Example:
         >>> r, a = torch.tensor([1.5, 0.5, 1.0]), torch.tensor([1.0, -1.0, -1.0])
@@ -127,41 +135,40 @@ def balance_sums(
         >>> balance_sums(r, a, torch.ones(3), path, measure="value").tolist()
         [[1.2, 1.6], [1.5, 1.6]]
     """
+    check_same_shape(ratio=ratio, advantage=advantage, weight=weight)
     r, a, w = ratio.detach().double(), advantage.detach().double(), weight.detach().double()
     positive, negative = w * a.clamp(min=0), w * (-a).clamp(min=0)
-    # S+ depends on high alone and S- on low alone: distinct bounds are few
-    above: dict[float, Tensor] = {}
-    below: dict[float, Tensor] = {}
-    for low, high in path:
-        match measure:
-            case "value":
-                above.setdefault(high, (positive * r.clamp(max=high)).sum())
-                below.setdefault(low, (negative * r.clamp(min=low)).sum())
-            case "gradient":
-                above.setdefault(high, (positive * r * (r <= high)).sum())
-                below.setdefault(low, (negative * r * (r >= low)).sum())
-            case _:
-                assert_never(measure)
+    # S+ depends on high alone and S- on low alone, so one sum is kept for each distinct bound.
+    lows, highs = (dict.fromkeys(bounds) for bounds in zip(*path, strict=True))
+    match measure:
+        case "value":
+            above = {high: (positive * r.clamp(max=high)).sum() for high in highs}
+            below = {low: (negative * r.clamp(min=low)).sum() for low in lows}
+        case "gradient":
+            above = {high: (positive * r * (r <= high)).sum() for high in highs}
+            below = {low: (negative * r * (r >= low)).sum() for low in lows}
+        case _:
+            assert_never(measure)
     return torch.stack([torch.stack([above[high], below[low]]) for low, high in path])
 
 
 def choose_bounds(sums: Tensor, path: Sequence[tuple[float, float]], *, target: float) -> BalancedBounds:
-    r"""First bounds of a path at which positive advantages hold their share, else the last.
+    r"""Return the first bounds of a path at which positive advantages reach the target share, else the last.
 
     .. math:: \rho = S^+ / (S^+ + S^-) \ge \rho_0
 
-    The search of arXiv:2510.18927, from its start at every update (no memory). Where no
+    The search of arXiv:2510.18927 begins at the start of the path at every update (no memory). Where no
     negative token counts there is nothing to balance, and nothing moves. The released program compares S+/S-
-    with a ratio x instead, which is the same as the target x / (1 + x): 1.0 there is 0.5 here, and the
-    paper's 0.4 is 2/3 there.
+    with a ratio x instead, which is equivalent to the target x / (1 + x): a ratio of
+    1.0 there is a target of 0.5 here, and the paper's target of 0.4 is a ratio of 2/3 there.
 
     Args:
         sums: (S+, S-) [P, 2] of the whole mini-batch, over all ranks.
-        path: from `balance_path`, [P].
-        target: least share, in [0, 1]; 0 never moves.
+        path: P positions from `balance_path`.
+        target: smallest share to accept, in [0, 1]; 0 never moves.
 
     Raises:
-        ValueError: sums and path are not of one length, or the path is empty.
+        ValueError: sums and path differ in length, or the path is empty.
 
     Example:
         >>> path = [(0.6, 1.2), (0.6, 2.0), (0.7, 2.0)]
@@ -183,24 +190,24 @@ def choose_bounds(sums: Tensor, path: Sequence[tuple[float, float]], *, target: 
 
 
 def entropy_signal(entropy: Tensor, *, quantile: float = 0.8, epsilon: float = 1e-8) -> Tensor:
-    r"""How uncertain the policy was at each token, against the other tokens of the batch.
+    r"""Measure how uncertain the policy was at each token, relative to the other tokens of the batch.
 
     .. math:: h_t = \log\max(H_t, \epsilon) - Q_\rho, \quad
               \tilde h_t = h_t / \max_s h_s \ (h_t > 0), \quad h_t / |\min_s h_s| \ (h_t \le 0)
 
     HAPO (arXiv:2509.16591). The published scale (root mean square of h) cancels and is left out. The
     released program divides negative h by the negative minimum, which turns certain tokens into uncertain
-    ones; we follow the paper, where the signal keeps the sign of h.
+    ones. We follow the paper, where the signal keeps the sign of h.
 
     Args:
         entropy: [M] of *all* tokens of the batch that carry policy gradient, nats, >= 0.
-        quantile: rho; tokens above that quantile of the entropy are the uncertain ones. The nearest order
-            statistic, as in the released program.
-        epsilon: least entropy that is told apart, nats; the released program's default.
+        quantile: rho; tokens above that quantile of the entropy are the uncertain ones. It is taken at the
+            nearest order statistic, as in the released program.
+        epsilon: smaller entropies count as this one, nats; the released program's default.
 
     Returns:
-        [M] in [-1, 1], without gradient: 1 at the most uncertain token, -1 at the most certain one, 0 where
-        all are equal.
+        Signals [M] in [-1, 1], without gradient: 1 at the most uncertain token, -1 at the most certain one, 0
+        where all are equal.
 
     Example:
         >>> entropy_signal(torch.tensor([0.05, 0.1, 0.2, 0.4, 1.6]))
@@ -216,21 +223,21 @@ def entropy_signal(entropy: Tensor, *, quantile: float = 0.8, epsilon: float = 1
 
 
 def hapo_bounds(signal: Tensor, *, low: float, high: float) -> tuple[Tensor, Tensor]:
-    r"""Half widths of the clip range, token by token.
+    r"""Compute the half widths of each token's clip range from its entropy signal.
 
     .. math:: \tilde h_t \le 0: (\epsilon_l (1 - \tilde h_t), \epsilon_h), \quad
               \tilde h_t > 0: (\epsilon_l, \epsilon_h (1 + \tilde h_t))
 
-    HAPO (arXiv:2509.16591), asymmetric adaptive clipping: certain tokens may fall further, uncertain ones may
-    rise further, up to twice as far.
+    HAPO (arXiv:2509.16591), asymmetric adaptive clipping: the ratio of a certain token may fall further, and
+    the ratio of an uncertain token may rise further, up to twice as far.
 
     Args:
         signal: from `entropy_signal`, [N], in [-1, 1].
         low, high: half widths at signal 0.
 
     Returns:
-        (low [N] in [low, 2 low], high [N] in [high, 2 high]); from low = 0.5 on, the lower bound of the ratio
-        may reach 0 and cut nothing.
+        (low [N] in [low, 2 low], high [N] in [high, 2 high]). If low >= 0.5, the lower bound of the ratio may
+        reach 0 and then clips nothing.
 
     Example:
         >>> hapo_bounds(torch.tensor([-1.0, 0.0, 0.5]), low=0.2, high=0.4)
@@ -240,29 +247,34 @@ def hapo_bounds(signal: Tensor, *, low: float, high: float) -> tuple[Tensor, Ten
 
 
 def hapo_redistribute(advantage: Tensor, ratio: Tensor, signal: Tensor, *, low: float, high: float) -> Tensor:
-    r"""Advantages, moved from tokens that change little to those that matter.
+    r"""Shift advantage from tokens that change little to tokens that matter.
 
     .. math:: A'_t = A_t (1 + \tilde h_t) \text{ if } (\tilde h_t > 0 \wedge r_t \notin N_t) \vee
               (\tilde h_t \le 0 \wedge r_t \in N_t), \text{ else } A_t; \quad
               N_t = [1 - \epsilon_{l,t}/2, 1 + \epsilon_{h,t}/2]
 
     HAPO (arXiv:2509.16591), differential advantage redistribution, with the half widths of `hapo_bounds`.
-    Uncertain tokens count more once they have moved; certain ones count less until they have.
+    Uncertain tokens count more once their ratio has left the interval :math:`N_t`. Certain tokens count less
+    until theirs has left it.
 
     Args:
         advantage: [N].
-        ratio: current / proximal [N]; no gradient flows through where it lies.
+        ratio: current / proximal [N]; no gradient flows to it.
         signal: from `entropy_signal`, [N].
         low, high: half widths at signal 0, as given to `hapo_bounds`.
 
     Returns:
-        [N], between 0 and 2 · advantage.
+        Advantages [N], between 0 and 2 · advantage.
+
+    Raises:
+        ValueError: the shapes differ.
 
     Example:
         >>> a, r = torch.ones(3), torch.tensor([1.0, 1.0, 1.5])
         >>> hapo_redistribute(a, r, torch.tensor([-0.5, 0.5, 0.5]), low=0.2, high=0.2)
         tensor([0.5000, 1.0000, 1.5000])
     """
+    check_same_shape(advantage=advantage, ratio=ratio, signal=signal)
     left, right = hapo_bounds(signal, low=low, high=high)
     where = ratio.detach()
     near = (where >= 1 - left / 2) & (where <= 1 + right / 2)
@@ -273,12 +285,12 @@ def hapo_redistribute(advantage: Tensor, ratio: Tensor, signal: Tensor, *, low: 
 
 
 def lag_bounds(lag: Tensor, *, low: float, high: float, contraction: float) -> tuple[Tensor, Tensor]:
-    r"""Half widths of the clip range that contract with the policy lag.
+    r"""Contract the half widths of the clip range with the policy lag.
 
     .. math:: \epsilon_t = \epsilon / (1 + c\,d_t)
 
-    Ours: the staler a token, the less one update may move it. At lag 0, or with c = 0, plain PPO
-    (arXiv:1707.06347, equation 7), value and gradient; low != high is clip-higher.
+    This rule is our own: the staler a token, the less one update may move it. At lag 0, or with c = 0, value
+    and gradient are those of plain PPO (arXiv:1707.06347, equation 7); low != high is clip-higher.
 
     Args:
         lag: d_t [N], versions, >= 0.
@@ -299,6 +311,3 @@ def lag_bounds(lag: Tensor, *, low: float, high: float, contraction: float) -> t
         raise ValueError(f"contraction must be >= 0, got {contraction}")
     scale = 1 + contraction * lag
     return low / scale, high / scale
-
-
-# --- what clipping does to the entropy ------------------------------------------------------------------------

@@ -1,8 +1,9 @@
-"""Weights that correct tokens of the behaviour policy towards the proximal one, and where they were cut.
+"""Weights that correct tokens of the behaviour policy towards the proximal policy, and where they were cut.
 
-The argument is always the ratio proximal / behaviour, of a token or of its turn or sequence
-(`learner.algorithms.ratios.level_ratio`). Corrections multiply: two intervals, one at level sequence and one at
-level token, neither keeping the weight, are the mask of HisPO (arXiv:2603.21065, equations 8 and 9).
+The argument is always the ratio proximal / behaviour: of a token, or of its turn or sequence
+(`learner.algorithms.ratios.level_ratio`), or of its rollout group
+(`learner.algorithms.ratios.segment_ratio`). Corrections multiply. Two intervals, one at level sequence and
+one at level token, neither keeping the weight, form the mask of HisPO (arXiv:2603.21065, equations 8 and 9).
 """
 
 from typing import NamedTuple
@@ -12,20 +13,21 @@ from torch import Tensor
 
 
 class CorrectionValue(NamedTuple):
-    """Per token [N], without gradient."""
+    """Weight of each token, and where it was cut, [N] each, without gradient."""
 
     weight: Tensor
     cut: Tensor
-    """Bool: the weight was truncated, or the token rejected."""
+    """Bool: True where the weight was truncated, or the token rejected."""
 
 
 def truncated_correction(ratio: Tensor, *, ceiling: float) -> CorrectionValue:
-    r"""Truncated importance sampling.
+    r"""Truncate importance weights at a ceiling.
 
     .. math:: w_t = \min(c, \pi_\mathrm{prox}(a_t|s_t) / \mu(a_t|s_t))
 
-    As :math:`\bar\rho_t` of IMPALA (arXiv:1802.01561, section 4.1): less variance for a bias that grows with
-    the share of tokens at the ceiling. With equal policies and c >= 1 it is 1.
+    This is :math:`\bar\rho_t` of IMPALA (arXiv:1802.01561, section 4.1). It lowers the variance, at the cost
+    of a bias that grows with the share of tokens at the ceiling. With equal policies and c >= 1 the weight
+    is 1.
 
     Args:
         ratio: proximal / behaviour [N], > 0.
@@ -48,24 +50,25 @@ def truncated_correction(ratio: Tensor, *, ceiling: float) -> CorrectionValue:
 
 
 def interval_correction(ratio: Tensor, *, low: float, high: float, keep_weight: bool) -> CorrectionValue:
-    r"""Tokens whose policies disagree too much get no gradient at all.
+    r"""Reject tokens whose policies disagree too much: they get no gradient at all.
 
     .. math:: w_t = k_t \text{ if } l \le r_t \le h \text{ else } 0, \quad k_t = r_t \text{ or } 1
 
-    IcePop of Ring-1T (arXiv:2510.18855) at token level, which keeps the ratio as weight. With the ratio of
-    the sequence it rejects whole trajectories, with that of the turn it is the mismatch mask of IPA
-    (arXiv:2512.24873; low = 0, no weight). HisPO (arXiv:2603.21065) writes ``|r - 1| < δ``: low = 1 - δ,
-    high = 1 + δ, no weight; whether the ends belong to it is immaterial, here they do.
+    At token level this is IcePop of Ring-1T (arXiv:2510.18855), which keeps the ratio as weight. With the
+    ratio of the sequence it rejects whole trajectories. With the ratio of the turn it is the mismatch mask of
+    IPA (arXiv:2512.24873; low = 0, no weight). HisPO (arXiv:2603.21065) writes ``|r - 1| < δ``: low = 1 - δ,
+    high = 1 + δ, no weight. Here the ends belong to the interval, which makes no practical difference.
 
-    The mean over tokens keeps rejected tokens in its denominator.
+    The mean over tokens still counts rejected tokens in its denominator.
 
     Args:
         ratio: proximal / behaviour [N], > 0; of a token, or equal within its turn or sequence.
         low, high: the interval, 0 <= low <= high.
-        keep_weight: inside, the weight is the ratio; otherwise 1.
+        keep_weight: if True, the weight inside the interval is the ratio; if False, it is 1.
 
     Returns:
-        (weights [N], 0 or in [low, high], rejected bool [N]). A ratio that is not a number is rejected.
+        (weights [N], rejected bool [N]). The weight of a rejected token is 0. A ratio that is not a number is
+        rejected.
 
     Raises:
         ValueError: the interval is empty or begins below 0.

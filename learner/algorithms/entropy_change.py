@@ -1,16 +1,18 @@
-"""What an update does to the policy's entropy, predicted from its tokens."""
+"""Prediction of what an update does to the policy's entropy, from its tokens."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from learner.algorithms.shapes import check_same_shape
+
 
 class EntropyQuadrants(NamedTuple):
     """Parts of `entropy_change`, scalars, by probability (below the median or not) and sign of the advantage.
 
-    Below the mean probability, positive advantages raise the entropy and negative ones lower it; above it,
-    the other way round.
+    Below the mean log-probability, positive advantages raise the entropy and negative ones lower it. Above
+    it, positive advantages lower the entropy and negative ones raise it.
     """
 
     low_positive: Tensor
@@ -20,36 +22,43 @@ class EntropyQuadrants(NamedTuple):
 
 
 def entropy_change(logp: Tensor, advantage: Tensor, active: Tensor) -> Tensor:
-    r"""Change of the policy's entropy that an update drives, to first order, per unit of learning rate.
+    r"""Predict to first order how an update changes the policy's entropy, per unit of learning rate.
 
     .. math:: \Delta H / \eta \approx -\mathrm{Cov}_{y \sim \pi}(\log \pi(y), A(y) X(y))
 
-    The entropy-clip rule of BAPO (arXiv:2510.18927), with X = 1 where the clip lets the gradient
-    pass. It is exact, as the rate goes to 0, for a natural gradient step of a table of logits sampled on
-    policy, z += η A X; a plain gradient step has π A X in place of A X. For a language model it is a
-    direction, not a size. Adding one number to all A X changes nothing.
+    This is the entropy-clip rule of BAPO (arXiv:2510.18927), with X = 1 where the clip lets the gradient
+    pass. In the limit of a small learning rate it is exact for a natural gradient step z += η A X on a table
+    of logits, with tokens sampled on policy; a plain gradient step has π A X in place of A X. For a language
+    model it gives a direction, not a size. Adding one number to all A X changes nothing.
 
     Args:
         logp: log-probabilities [N] of the sampled tokens under the current policy, nats.
         advantage: [N].
-        active: bool [N]: not clipped.
+        active: bool [N]: True where the token is not clipped.
 
     Returns:
-        A float64 scalar, nats per unit of learning rate; no gradient. 0 without tokens.
+        A float64 scalar without gradient, nats per unit of learning rate; 0 if there are no tokens.
+
+    Raises:
+        ValueError: the shapes differ.
 
     Example:
         >>> p, a = torch.tensor([0.25, 0.5]).log(), torch.tensor([1.0, 0.0])
         >>> entropy_change(p, a, torch.tensor([True, True]))
         tensor(0.1733, dtype=torch.float64)
     """
+    check_same_shape(logp=logp, advantage=advantage, active=active)
     return _entropy_contributions(logp, advantage, active).sum()
 
 
 def entropy_quadrants(logp: Tensor, advantage: Tensor, active: Tensor) -> EntropyQuadrants:
-    """Which tokens drive `entropy_change`; the four parts add up to it.
+    """Split `entropy_change` by the tokens that drive it; the four parts add up to it.
 
-    Tokens that are clipped or have advantage 0 contribute nothing. Arguments as of `entropy_change`; split at
-    the median log-probability of all tokens given.
+    Tokens that are clipped or have advantage 0 contribute nothing. The arguments are those of
+    `entropy_change`. Low and high probabilities are split at the median log-probability of all given tokens.
+
+    Raises:
+        ValueError: the shapes differ.
 
     Example:
         >>> p, a = torch.tensor([0.25, 0.25, 0.5, 0.5]).log(), torch.tensor([1.0, -1.0, 1.0, -1.0])
@@ -57,11 +66,12 @@ def entropy_quadrants(logp: Tensor, advantage: Tensor, active: Tensor) -> Entrop
         >>> [round(float(part), 4) for part in parts]
         [0.0866, -0.0866, -0.0866, 0.0866]
     """
+    check_same_shape(logp=logp, advantage=advantage, active=active)
     parts = _entropy_contributions(logp, advantage, active)
     ordered = logp.detach().sort().values
     n = len(ordered)
     median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2 if n else torch.tensor(0.0)
-    # strictly below: where most tokens are certain, the median is 0 and they are the likely ones
+    # Strictly below: where most tokens are certain the median is 0, and these tokens must count as likely.
     low = logp.detach() < median
     return EntropyQuadrants(
         low_positive=parts[low & (advantage > 0)].sum(),
@@ -72,7 +82,7 @@ def entropy_quadrants(logp: Tensor, advantage: Tensor, active: Tensor) -> Entrop
 
 
 def _entropy_contributions(logp: Tensor, advantage: Tensor, active: Tensor) -> Tensor:
-    """-(log p - mean log p) A X / N, float64 [N]: centring one factor is enough for the covariance."""
+    """Return -(log p - mean log p) A X / N, float64 [N]. Centring one factor is enough for the covariance."""
     log_probability = logp.detach().double()
     if not len(log_probability):
         return log_probability

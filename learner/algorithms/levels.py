@@ -1,6 +1,6 @@
-"""The stretches of text that a ratio can be formed over. Without torch, because the run file names them, too."""
+"""Levels: the stretches of text that one ratio can cover. No torch, because the run file uses them, too."""
 
 from typing import Literal
 
 Level = Literal["token", "turn", "sequence"]
-"""One ratio for each token, each turn of the policy, or each trajectory."""
+"""One ratio per token, per turn of the policy, or per trajectory."""

@@ -1,50 +1,56 @@
 """Surrogate objectives that penalise the distance of a ratio instead of clipping it; see `surrogates`.
 
-Advantages are constant for the gradient.
+Advantages are constants for the gradient.
 """
 
 import math
 
 from torch import Tensor
 
+from learner.algorithms.shapes import check_same_shape
 from learner.algorithms.surrogates import SurrogateValue, unclipped
 
 
 def ratio_variance_surrogate(ratio: Tensor, advantage: Tensor, *, dual: float) -> SurrogateValue:
-    r"""Penalty on the distance of the ratio from 1 in place of a clip.
+    r"""Penalise the distance of the ratio from 1 instead of clipping it.
 
     .. math:: r_t A_t - \lambda (r_t - 1)^2
 
-    R2VPO (arXiv:2601.03320, 2605.26784): the Lagrangian of a bound on the variance of the ratio, λ from
-    `next_dual`. Stale tokens are pulled back towards their behaviour policy, none is dropped; a token rests
-    at r = 1 + A / 2λ. At r = 1 the gradient is that of REINFORCE for every λ.
+    R2VPO (arXiv:2601.03320, 2605.26784): the Lagrangian of a bound on the variance of the ratio, with λ from
+    `next_dual`. Stale tokens are pulled back towards their behaviour policy; none is left out. The objective
+    of a token is largest at r = 1 + A / 2λ. At r = 1 the gradient equals the gradient of REINFORCE for every
+    λ.
 
     Args:
-        ratio: [N], > 0, with gradient; to the policy that sampled the token, as published.
+        ratio: [N], > 0, with gradient; current / behaviour as published.
         advantage: [N].
         dual: λ >= 0.
 
     Returns:
         (objective [N], clipped: False everywhere).
 
+    Raises:
+        ValueError: the shapes differ.
+
     Example:
         >>> import torch
         >>> ratio_variance_surrogate(torch.tensor([1.0, 2.0]), torch.ones(2), dual=0.5).value
         tensor([1.0000, 1.5000])
     """
+    check_same_shape(ratio=ratio, advantage=advantage)
     return unclipped(ratio * advantage - dual * (ratio - 1).square())
 
 
 def next_dual(
     dual: float, mean_square: float, *, bound: float, rate: float, ceiling: float = math.inf
 ) -> float:
-    r"""Dual variable of `ratio_variance_surrogate` after a step.
+    r"""Return the dual variable of `ratio_variance_surrogate` after a step.
 
     .. math:: \lambda \leftarrow \max(0, \lambda + \eta\,(\overline{(r-1)^2} - \delta))
 
-    Dual ascent in its usual form; the schedule of R2VPO (arXiv:2601.03320) is not published. The way down is
-    slow, δη a step: after a mean square in the thousands, which one token at the limit of the log-ratio
-    brings about, λ stays large for the rest of a run unless a ceiling holds it.
+    This is dual ascent in its usual form; the schedule of R2VPO (arXiv:2601.03320) is not published. λ falls
+    slowly, by at most δη per step. One token at the limit of the log-ratio can raise the mean square into the
+    thousands; without a ceiling, λ would then stay large for the rest of the run.
 
     Args:
         dual: λ >= 0.
@@ -57,7 +63,8 @@ def next_dual(
         λ in [0, ceiling]; larger than before if and only if mean_square > bound, up to the ceiling.
 
     Raises:
-        ValueError: the mean square is not a number: such a step has to be skipped, its penalty would be lost.
+        ValueError: the mean square is NaN. The caller must skip such a step, because its penalty would be
+            lost.
 
     Example:
         >>> import torch
@@ -70,13 +77,13 @@ def next_dual(
 
 
 def bounded_target(median_advantage: Tensor, *, low: float, high: float, temperature: float) -> Tensor:
-    r"""Ratio at which a policy that may leave its predecessor by so much gains most.
+    r"""Compute the ratio that gains most for a policy whose distance from its predecessor is bounded.
 
     .. math:: 1 - \epsilon_l + (\epsilon_l + \epsilon_h)\,\sigma(\tilde A_t / \tau)
 
-    BPO and GBPO (arXiv:2604.18578): in the limit of low temperature an action better than the median goes to
-    the upper bound, a worse one to the lower. At the median: 1 + (ε_h - ε_l)/2, so equal half widths pull it
-    back to 1.
+    BPO and GBPO (arXiv:2604.18578). In the limit of low temperature, the target of an action better than the
+    median is the upper bound, and the target of a worse action is the lower bound. At the median the target
+    is 1 + (ε_h - ε_l)/2, so equal half widths pull the ratio back to 1.
 
     Args:
         median_advantage: return minus the *median* of its group, over the standard deviation [N].
@@ -100,12 +107,12 @@ def bounded_target(median_advantage: Tensor, *, low: float, high: float, tempera
 
 
 def bounded_surrogate(ratio: Tensor, target: Tensor, weight: Tensor) -> SurrogateValue:
-    r"""Distance of the ratio from its target.
+    r"""Penalise the distance of the ratio from its target.
 
     .. math:: -|r_t - r^*_t|\, w_t
 
-    GBPO (arXiv:2604.18578), w = \|A\| with the usual group advantage. Inside the bounds the gradient is that of
-    PPO; outside, where PPO has none, it leads back.
+    GBPO (arXiv:2604.18578), w = \|A\| with the usual group advantage. Inside the bounds the gradient equals
+    the gradient of PPO. Outside, where PPO has none, it leads back.
 
     Args:
         ratio: [N], > 0, with gradient.
@@ -113,25 +120,29 @@ def bounded_surrogate(ratio: Tensor, target: Tensor, weight: Tensor) -> Surrogat
         weight: [N], >= 0.
 
     Returns:
-        (objective [N] <= 0, clipped: False everywhere). At the target value and gradient are 0.
+        (objective [N] <= 0, clipped: False everywhere). At the target, value and gradient are 0.
+
+    Raises:
+        ValueError: the shapes differ.
 
     Example:
         >>> import torch
         >>> bounded_surrogate(torch.tensor([1.0, 1.5]), torch.tensor([1.25, 1.25]), torch.tensor([2.0, 2.0])).value
         tensor([-0.5000, -0.5000])
     """
+    check_same_shape(ratio=ratio, target=target, weight=weight)
     return unclipped(-(ratio - target).abs() * weight)
 
 
 def mirror_descent_surrogate(ratio: Tensor, advantage: Tensor, *, step_size: float) -> SurrogateValue:
-    r"""A proximal step in place of a clip.
+    r"""Take a proximal step (mirror descent) instead of clipping.
 
     .. math:: r_t A_t - \tfrac{1}{t_k} (r_t \log r_t - r_t + 1)
 
     MDPO (arXiv:2005.09814), on-policy form. The bracket is never negative, and its mean over tokens of the
-    proximal policy is KL(current \|\| proximal), without bias. That direction makes it mirror descent: with a
-    table the maximum is π ∝ π_prox exp(t A). At r = 1 its gradient is zero, so that it takes several updates
-    per batch to act (10 in the paper).
+    proximal policy is an unbiased estimate of KL(current \|\| proximal). This direction of the KL makes it
+    mirror descent: for a table the maximum is π ∝ π_prox exp(t A). At r = 1 the gradient of the bracket is
+    zero, so it has an effect only with several updates per batch (10 in the paper).
 
     Args:
         ratio: current / proximal [N], > 0, with gradient.
@@ -142,31 +153,32 @@ def mirror_descent_surrogate(ratio: Tensor, advantage: Tensor, *, step_size: flo
         (objective [N], clipped: False everywhere).
 
     Raises:
-        ValueError: the step size is not positive.
+        ValueError: the step size is not positive, or the shapes differ.
 
     Example:
         >>> import torch
         >>> mirror_descent_surrogate(torch.tensor([1.0, 2.0]), torch.ones(2), step_size=0.5).value
         tensor([1.0000, 1.2274])
     """
+    check_same_shape(ratio=ratio, advantage=advantage)
     if step_size <= 0:
         raise ValueError(f"step size must be > 0, got {step_size}")
-    # near 1 the terms cancel to half the square of r - 1, of which float32 leaves noise of either sign
+    # Near 1 the terms cancel to (r - 1)² / 2, which float32 would replace by noise of either sign.
     wide = ratio.double()
     divergence = wide * wide.log() - (wide - 1)
     return unclipped(ratio * advantage - divergence.to(ratio.dtype) / step_size)
 
 
 def mirror_step_size(k: int, total: int) -> float:
-    r"""Step size of `mirror_descent_surrogate` in batch k of a run, from 1 down to 1 / total.
+    r"""Return the step size of `mirror_descent_surrogate` in batch k of a run; it falls from 1 to 1 / total.
 
     .. math:: t_k = 1 - (k - 1) / K
 
     arXiv:2005.09814, as in its released program. After the K-th batch it stays at 1 / K.
 
     Args:
-        k: counts from 1.
-        total: K >= 1.
+        k: number of the batch, counted from 1.
+        total: number of batches K, >= 1.
 
     Raises:
         ValueError: k or total is below 1.

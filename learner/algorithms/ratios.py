@@ -6,19 +6,21 @@ import torch
 from torch import Tensor
 
 from learner.algorithms.levels import Level
+from learner.algorithms.shapes import check_same_shape
 
 LOG_RATIO_LIMIT = 20.0
-"""Log ratios are held within ±20 (4.9e8): beyond it a float32 product of ratio and advantage may overflow."""
+"""Log ratios are clamped to ±20 (a ratio of 4.9e8), because a float32 product of ratio and advantage may
+overflow beyond it."""
 
 
 def importance_ratio(logp_numerator: Tensor, logp_denominator: Tensor) -> Tensor:
-    r"""How much likelier a sampled token is under one policy than under another.
+    r"""Compute how much likelier each sampled token is under policy a than under policy b.
 
     .. math:: r_t = \exp(\mathrm{clamp}(\log \pi_a(a_t|s_t) - \log \pi_b(a_t|s_t), \pm 20))
 
     Args:
         logp_numerator: log-probabilities [N], nats, of the tokens under policy a.
-        logp_denominator: the same under policy b.
+        logp_denominator: log-probabilities [N], nats, of these tokens under policy b.
 
     Returns:
         Ratios [N] in [2e-9, 5e8]. Gradient flows to both arguments, and is zero where the clamp acts.
@@ -34,16 +36,17 @@ def importance_ratio(logp_numerator: Tensor, logp_denominator: Tensor) -> Tensor
 
 
 def segment_mean(values: Tensor, segment: Tensor) -> Tensor:
-    r"""Mean over the tokens of a segment, given to each of its tokens.
+    r"""Give each token the mean over all tokens of its segment.
 
     .. math:: \bar v_t = \frac{1}{|S_t|} \sum_{s \in S_t} v_s, \quad S_t = \{s : g_s = g_t\}
 
     Args:
         values: [N], floating point.
-        segment: g, int64 [N], >= 0; equal within a segment, neither sorted nor contiguous.
+        segment: g, int64 [N], >= 0; equal within a segment. Ids need not be sorted or contiguous.
 
     Returns:
-        [N], in the unit and dtype of ``values``. Gradient flows: each token gets the mean of its segment's.
+        Means [N], in the unit and dtype of ``values``. Gradient flows: each token receives the mean gradient
+        of its segment.
 
     Raises:
         ValueError: the shapes differ.
@@ -64,18 +67,18 @@ def segment_mean(values: Tensor, segment: Tensor) -> Tensor:
 
 
 def segment_ratio(logp_numerator: Tensor, logp_denominator: Tensor, segment: Tensor) -> Tensor:
-    r"""Geometric mean of the importance ratio over the tokens of a segment, given to each of them.
+    r"""Give each token the geometric mean of the importance ratio over all tokens of its segment.
 
     .. math:: s_t = \exp\Big(\mathrm{clamp}\Big(\frac{1}{|S_t|} \sum_{s \in S_t}
               \log\frac{\pi_a(a_s|s_s)}{\pi_b(a_s|s_s)}, \pm 20\Big)\Big)
 
-    With S the tokens of all answers of a rollout group (`learner.algorithm.corrections.level = "group"`): one
-    weight for all of them, so that group-relative advantages keep their sum of zero, which weights of single
-    tokens or answers take from them; and a group is kept or rejected as a whole.
+    If S is all answers of a rollout group (`learner.algorithm.corrections.level = "group"`), all its tokens
+    have one weight. Group-relative advantages then keep their sum of zero, which weights of single tokens or
+    answers would break, and a group is kept or rejected as a whole.
 
     Args:
         logp_numerator: log-probabilities [N], nats, of the tokens under policy a.
-        logp_denominator: the same under policy b.
+        logp_denominator: log-probabilities [N], nats, of these tokens under policy b.
         segment: int64 [N], >= 0; equal within S.
 
     Returns:
@@ -96,26 +99,27 @@ def segment_ratio(logp_numerator: Tensor, logp_denominator: Tensor, segment: Ten
 def level_ratio(
     logp_numerator: Tensor, logp_denominator: Tensor, *, level: Level, sequence: Tensor, turn: Tensor
 ) -> Tensor:
-    r"""Importance ratio of tokens, or the geometric mean of it over the turn or the sequence they belong to.
+    r"""Compute each token's importance ratio, or the geometric mean of the ratio over its turn or sequence.
 
     .. math:: s_t = \exp\Big(\mathrm{clamp}\Big(\frac{1}{|S_t|} \sum_{s \in S_t}
               \log\frac{\pi_a(a_s|s_s)}{\pi_b(a_s|s_s)}, \pm 20\Big)\Big)
 
-    With S the sequence: GSPO (arXiv:2507.18071, equation 7), normalised by length, so that one clip range
-    serves short and long answers (the paper's is 3e-4 and 4e-4 wide). With S the turn: the chunk ratio of IPA
-    (arXiv:2512.24873). With one token a turn, or one turn a sequence, the levels coincide.
+    If S is the sequence, this is the ratio of GSPO (arXiv:2507.18071, equation 7). It is normalised by
+    length, so one clip range serves short and long answers (3e-4 and 4e-4 wide in the paper). If S is the
+    turn, it is the chunk ratio of IPA (arXiv:2512.24873). With one token per turn, or one turn per sequence,
+    the levels coincide.
 
     Args:
         logp_numerator: log-probabilities [N], nats, of the tokens under policy a.
-        logp_denominator: the same under policy b.
-        level: of S; ``token`` is `importance_ratio`.
+        logp_denominator: log-probabilities [N], nats, of these tokens under policy b.
+        level: stretch of text that S covers; ``token`` is `importance_ratio`.
         sequence: int64 [N], equal within a trajectory.
         turn: int64 [N], equal within a turn, different in different trajectories.
 
     Returns:
         Ratios [N] in [2e-9, 5e8], equal within S. Gradient flows to the log-probabilities of *all* tokens of
-        S, 1/\|S\| each, and is zero where the clamp acts. Where all tokens of S have one advantage, that is the
-        gradient of GSPO.
+        S, 1/\|S\| each, and is zero where the clamp acts. Where all tokens of S have one advantage, this is
+        the gradient of GSPO.
 
     Raises:
         ValueError: the shapes differ.
@@ -128,6 +132,9 @@ def level_ratio(
         >>> level_ratio(a, b, level="turn", sequence=row, turn=turn)
         tensor([4., 1., 1.])
     """
+    check_same_shape(
+        logp_numerator=logp_numerator, logp_denominator=logp_denominator, sequence=sequence, turn=turn
+    )
     match level:
         case "token":
             return importance_ratio(logp_numerator, logp_denominator)
@@ -147,32 +154,36 @@ def interpolated_proximal(
     *,
     fresh: Literal["current", "behaviour"] = "current",
 ) -> Tensor:
-    r"""Proximal policy between behaviour and current policy, by policy lag, without a forward pass.
+    r"""Interpolate the proximal policy between behaviour and current policy by lag, without a forward pass.
 
     .. math:: \log \pi_\mathrm{prox} = \tfrac{1}{d_t} \log \mu + (1 - \tfrac{1}{d_t}) \log \pi_\theta,
               \quad d_t \ge 1
 
-    A-3PO (arXiv:2512.06547): policies are taken to move evenly from version to version, in log space, and the
-    proximal policy to be one version behind the current one. At lag 1 it is the behaviour policy.
+    A-3PO (arXiv:2512.06547) assumes that policies move evenly from version to version in log space, and that
+    the proximal policy is one version behind the current policy. At lag 1 it is the behaviour policy.
 
-    At lag 0 there is nothing between the two. ``current`` (default) continues the formula: the ratio is 1, so
-    nothing holds fresh tokens, which is right for one update per batch. ``behaviour``, which the released
-    program of AReaL does, is plain PPO there: the choice for several updates per batch.
+    At lag 0 there is nothing to interpolate. ``current`` (the default) takes the current policy: the ratio is
+    1, so nothing restrains fresh tokens, which is right for one update per batch. ``behaviour``, as in the
+    released program of AReaL, is plain PPO for fresh tokens; choose it for several updates per batch.
 
     Args:
-        logp_behaviour: log-probabilities [N], nats.
-        logp_current: the same under the current policy.
+        logp_behaviour: log-probabilities [N] of the tokens under the behaviour policy, nats.
+        logp_current: log-probabilities [N] of the tokens under the current policy, nats.
         lag: d [N], versions, integers >= 0 in any dtype.
         fresh: the proximal policy at lag 0.
 
     Returns:
         Log-probabilities [N], nats, between the two, without gradient.
 
+    Raises:
+        ValueError: the shapes differ.
+
     Example:
         >>> b, c = torch.full((4,), -3.0), torch.full((4,), -1.0)
         >>> interpolated_proximal(b, c, torch.tensor([0, 1, 2, 4]))
         tensor([-1.0000, -3.0000, -2.0000, -1.5000])
     """
+    check_same_shape(logp_behaviour=logp_behaviour, logp_current=logp_current, lag=lag)
     current, behaviour = logp_current.detach(), logp_behaviour.detach()
     share = 1 / lag.to(current.dtype).clamp(min=1)
     if fresh == "current":
@@ -181,7 +192,7 @@ def interpolated_proximal(
 
 
 def effective_sample_size(weights: Tensor) -> Tensor:
-    r"""Share of the tokens that count, under importance weights (Kish; Owen, Monte Carlo, section 9.3).
+    r"""Return the effective share of tokens under importance weights (Kish; Owen, Monte Carlo, section 9.3).
 
     .. math:: \mathrm{ESS} / N = (\sum_t w_t)^2 / (N \sum_t w_t^2)
 
@@ -189,7 +200,7 @@ def effective_sample_size(weights: Tensor) -> Tensor:
         weights: [N], non-negative, N >= 1.
 
     Returns:
-        A scalar in [1/N, 1]: 1 when all weights are equal. It does not change when all weights are scaled.
+        A scalar in [1/N, 1]; 1 when all weights are equal. Scaling all weights does not change it.
 
     Example:
         >>> effective_sample_size(torch.tensor([1.0, 1.0, 0.0, 0.0]))
@@ -202,19 +213,20 @@ def effective_sample_size(weights: Tensor) -> Tensor:
 def learning_rate_factor(
     effective_sample_share: float, *, rule: Literal["linear", "sqrt"] = "linear"
 ) -> float:
-    r"""Factor of the learning rate by which a batch of stale tokens is trusted less.
+    r"""Return the factor that lowers the learning rate for a batch of stale tokens.
 
     .. math:: \mathrm{ESS}/N \ \text{(linear)}, \quad \sqrt{\mathrm{ESS}/N} \ \text{(sqrt)}
 
-    VCPO (arXiv:2602.17616) scales the rate by the effective sample size as one does by the batch size. Linear
-    (default) suits gradients that are used as they are, and is the more cautious; the paper's program takes
-    the root for optimizers that divide by the size of the gradient, like Adam.
+    VCPO (arXiv:2602.17616) scales the rate with the effective sample size, as is usual with the batch size.
+    Linear (the default) suits gradients that are used as they are, and is the more cautious rule. The paper's
+    program takes the root for optimizers that divide by the size of the gradient, like Adam.
 
     Args:
         effective_sample_share: from `effective_sample_size`, over all tokens of the update on all ranks.
+        rule: ``linear`` or ``sqrt``.
 
     Returns:
-        In (0, 1]; 1 when all weights are equal.
+        A factor in (0, 1]; 1 when all weights are equal.
 
     Raises:
         ValueError: the share is not in (0, 1].

@@ -1,14 +1,12 @@
-r"""Regularisers and what they are measured by: entropy, and estimates of the KL divergence from sampled
-tokens.
+r"""Regularisers: the entropy, and estimates of the KL divergence from sampled tokens.
 
-Estimators k1, k2, k3 of KL(a || b) from tokens sampled by a (J. Schulman, "Approximating KL divergence",
-2020), with d = log b(x) - log a(x). All are per token, in nats.
+k1, k2 and k3 estimate KL(a || b) from tokens sampled by a (J. Schulman, "Approximating KL divergence", 2020),
+with d = log b(x) - log a(x). All are per token, in nats.
 
-An estimate that is good as a number need not be good as a loss (arXiv:2506.09477): differentiating it leaves
-out that a also chose the token. With gradient through log a and tokens sampled by a itself, the expected
-gradients are
+A good estimate of the number need not be a good loss (arXiv:2506.09477): its derivative ignores that a also
+chose the token. With gradient through log a and tokens sampled by a itself, the expected gradients are
 
-    k1: 0 (noise alone)    k2: that of KL(a || b)    k3: that of KL(b || a), the other direction
+    k1: 0 (only noise)    k2: gradient of KL(a || b)    k3: gradient of KL(b || a), the other direction
 
 and the last two agree to first order where a and b are close.
 """
@@ -18,72 +16,91 @@ from typing import Literal, assert_never
 from torch import Tensor
 
 from learner.algorithms.ratios import LOG_RATIO_LIMIT
+from learner.algorithms.shapes import check_same_shape
 
 KlEstimator = Literal["k1", "k2", "k3"]
 
 
 def kl_k1(logp_a: Tensor, logp_b: Tensor) -> Tensor:
-    r"""-d: unbiased, high variance, may be negative. Shape [N].
+    r"""Return -d: unbiased, high variance, may be negative. Shape [N].
 
-    As a loss its gradient is :math:`\nabla \log a`, zero in expectation: it regularises nothing. For
+    As a loss its gradient is :math:`\nabla \log a`, zero in expectation: it regularises nothing. Use it for
     measuring, or as a penalty inside the reward.
+
+    Raises:
+        ValueError: the shapes differ.
 
     Example:
         >>> import torch
         >>> kl_k1(torch.tensor([0.5]).log(), torch.tensor([0.25]).log())
         tensor([0.6931])
     """
+    check_same_shape(logp_a=logp_a, logp_b=logp_b)
     return logp_a - logp_b
 
 
 def kl_k2(logp_a: Tensor, logp_b: Tensor) -> Tensor:
-    r"""d²/2: biased, low variance, never negative. Shape [N].
+    r"""Return d²/2: biased, low variance, never negative. Shape [N].
 
-    As a loss its gradient is :math:`(\log a - \log b) \nabla \log a`, on policy an unbiased estimate of the
-    gradient of the reverse KL, :math:`\nabla KL(a || b)`.
+    As a loss its gradient is :math:`(\log a - \log b) \nabla \log a`. On policy this is an unbiased estimate
+    of the gradient of the reverse KL, :math:`\nabla KL(a || b)`.
+
+    Raises:
+        ValueError: the shapes differ.
 
     Example:
         >>> import torch
         >>> kl_k2(torch.tensor([0.5]).log(), torch.tensor([0.25]).log())
         tensor([0.2402])
     """
+    check_same_shape(logp_a=logp_a, logp_b=logp_b)
     return (logp_a - logp_b).square() / 2
 
 
 def kl_k3(logp_a: Tensor, logp_b: Tensor) -> Tensor:
-    r"""exp(d) - 1 - d: unbiased, never negative; the one of GRPO (arXiv:2402.03300, equation 4). Shape [N].
+    r"""Return exp(d) - 1 - d: unbiased, never negative. Shape [N].
 
-    d is held within ±20 nats. Gradient flows to both arguments, and is zero where they are equal. As a loss
-    its gradient is :math:`(1 - b/a) \nabla \log a`, on policy an estimate of the gradient of the *forward*
-    KL, :math:`\nabla KL(b || a)`: biased for the reverse one, weak (at most 1 · ∇ log a) where a token has
+    This is the estimator of GRPO (arXiv:2402.03300, equation 4). d is clamped to ±20 nats. Gradient flows to
+    both arguments, and is zero where they are equal. As a loss its gradient is
+    :math:`(1 - b/a) \nabla \log a`. On policy this estimates the gradient of the *forward* KL,
+    :math:`\nabla KL(b || a)`. It is biased for the reverse KL: weak (at most 1 · ∇ log a) where a token has
     become too likely, strong where it has become too unlikely.
+
+    Raises:
+        ValueError: the shapes differ.
 
     Example:
         >>> import torch
         >>> kl_k3(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.25, 0.5]).log())
         tensor([0.1931, 0.0000])
     """
+    check_same_shape(logp_a=logp_a, logp_b=logp_b)
     d = (logp_b - logp_a).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return d.expm1() - d
 
 
 def kl_estimate(logp_a: Tensor, logp_b: Tensor, *, estimator: KlEstimator) -> Tensor:
-    """Estimate of KL(a || b) per token, in nats, by the estimator's name.
+    """Estimate KL(a || b) per token, in nats, with the named estimator.
 
     Args:
-        logp_a: log-probabilities [N] of the tokens under a, nats; in a penalty, the current policy.
-        logp_b: the same under b.
-        estimator: what each is as a number and as a loss stands in `kl_k1`, `kl_k2` and `kl_k3`. As a loss,
-            k3 is the common choice and k2 the one whose gradient is that of the divergence it estimates.
+        logp_a: log-probabilities [N] of the tokens under a, nats; in a penalty, a is the current policy.
+        logp_b: log-probabilities [N] of these tokens under b, nats.
+        estimator: `kl_k1`, `kl_k2` and `kl_k3` say what each is as a number and as a loss. As a loss, k3 is
+            the common choice, and k2 is the one whose gradient is the gradient of the divergence it
+            estimates.
 
     Returns:
-        [N]; gradient flows to both arguments.
+        Estimates [N]; gradient flows to both arguments.
+
+    Raises:
+        ValueError: the shapes differ.
 
     Example:
         >>> import torch
         >>> kl_estimate(torch.tensor([0.5]).log(), torch.tensor([0.25]).log(), estimator="k2")
         tensor([0.2402])
     """
+    check_same_shape(logp_a=logp_a, logp_b=logp_b)
     match estimator:
         case "k1":
             return kl_k1(logp_a, logp_b)
@@ -96,22 +113,22 @@ def kl_estimate(logp_a: Tensor, logp_b: Tensor, *, estimator: KlEstimator) -> Te
 
 
 def base_share(step: int, *, hold: int = 50, every: int = 10, drop: float = 0.1, floor: float = 0.5) -> float:
-    r"""Share of the base policy in `kl_convex`, as training goes on.
+    r"""Return the share of the base policy in `kl_convex`, which falls as training goes on.
 
     .. math:: \lambda(t) = \max(1 - \delta \lceil \max(t - t_0, 0) / k \rceil, \lambda_\min)
 
-    ReMix (arXiv:2507.06892), whose numbers are the defaults: held close to the base policy first, more and
-    more to the predecessor later.
+    ReMix (arXiv:2507.06892), whose numbers are the defaults. The policy is held close to the base policy
+    first, and more and more to its predecessor later.
 
     Args:
         step: t, learner steps.
         hold: t_0, steps with the base policy alone.
         every: k, steps between two drops, >= 1.
-        drop: by how much.
-        floor: least share.
+        drop: δ, by how much the share falls each time.
+        floor: λ_min, the smallest share.
 
     Returns:
-        In [floor, 1].
+        A share in [floor, 1].
 
     Raises:
         ValueError: every is below 1.
@@ -134,20 +151,25 @@ def kl_convex(
     base_share: float,
     estimator: KlEstimator,
 ) -> Tensor:
-    r"""Convex mixture of the divergences from the base policy and from the predecessor.
+    r"""Return the convex mixture of the divergences from the base policy and from the predecessor.
 
     .. math:: \lambda\, KL(\pi_\theta || \pi_\mathrm{base}) + (1 - \lambda)\, KL(\pi_\theta || \pi_{k-1})
 
-    KL-convex of ReMix (arXiv:2507.06892). The paper does not say which estimator; as a loss see `kl_estimate`.
+    KL-convex of ReMix (arXiv:2507.06892). The paper does not name an estimator; `kl_estimate` says what each
+    one is as a loss.
 
     Args:
         logp_current: log-probabilities [N] under the current policy, with gradient, nats.
-        logp_base: under the base policy, which training began with or was restarted from.
-        logp_predecessor: under the policy before the last update.
+        logp_base: log-probabilities [N] under the base policy, with which training began or was restarted.
+        logp_predecessor: log-probabilities [N] under the policy before the last update.
         base_share: lambda in [0, 1], from `base_share`.
+        estimator: estimator of both divergences.
 
     Returns:
-        [N], nats; 0 where the three agree.
+        Mixtures [N], nats; 0 where the three policies agree.
+
+    Raises:
+        ValueError: the shapes differ.
 
     Example:
         >>> import torch
@@ -155,6 +177,7 @@ def kl_convex(
         >>> kl_convex(now, base, now, base_share=0.5, estimator="k1")
         tensor([0.3466])
     """
+    check_same_shape(logp_current=logp_current, logp_base=logp_base, logp_predecessor=logp_predecessor)
     from_base = kl_estimate(logp_current, logp_base, estimator=estimator)
     from_predecessor = kl_estimate(logp_current, logp_predecessor, estimator=estimator)
     return base_share * from_base + (1 - base_share) * from_predecessor
@@ -163,19 +186,20 @@ def kl_convex(
 def next_entropy_coefficient(
     coefficient: float, entropy: float, *, target: float, change: float, maximum: float
 ) -> float:
-    """Coefficient of the entropy bonus, steered so that the entropy does not stay below a target.
+    """Steer the coefficient of the entropy bonus so that the entropy does not stay below a target.
 
-    Raised by ``change`` where the measured entropy is below the target, lowered otherwise, held within
-    [0, maximum]: adaptive entropy control of Skywork-OR1 (arXiv:2505.22312, section 3.2.5; its released
-    program bounds the coefficient). There the bonus is also switched off for every step whose entropy is not
-    below the target, whatever the coefficient; here the coefficient runs down step by step instead.
+    The coefficient rises by ``change`` where the measured entropy is below the target, falls by ``change``
+    otherwise, and stays within [0, maximum]. This is the adaptive entropy control of Skywork-OR1
+    (arXiv:2505.22312, section 3.2.5; its released program bounds the coefficient). Skywork-OR1 also switches
+    the bonus off for every step whose entropy is not below the target, whatever the coefficient; here the
+    coefficient falls step by step instead.
 
     Args:
-        coefficient: that of the step just made.
-        entropy: mean entropy of its tokens, nats.
-        target: nats; Skywork-OR1 uses 0.2.
-        change: > 0; its scripts use 1e-4.
-        maximum: its scripts use 0.005.
+        coefficient: coefficient of the step just made.
+        entropy: mean entropy of the tokens of that step, nats.
+        target: smallest entropy wanted, nats; Skywork-OR1 uses 0.2.
+        change: change per step, > 0; the scripts of Skywork-OR1 use 1e-4.
+        maximum: largest coefficient; the scripts of Skywork-OR1 use 0.005.
 
     Returns:
         The coefficient of the next step.
@@ -191,13 +215,13 @@ def next_entropy_coefficient(
 
 
 def entropy(log_probabilities: Tensor) -> Tensor:
-    """Entropy of whole distributions, -Σ p log p, in nats, in [0, log V].
+    """Compute the entropy of whole distributions, -Σ p log p, in nats, in [0, log V].
 
     Args:
-        log_probabilities: normalised, [N, V].
+        log_probabilities: normalised log-probabilities [N, V].
 
     Returns:
-        [N]; gradient flows.
+        Entropies [N]; gradient flows.
 
     Example:
         >>> import torch

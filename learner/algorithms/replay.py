@@ -1,7 +1,7 @@
-"""Which stored rollouts are trained again, how many of them, and with what advantage.
+"""Rules of replay: which stored rollouts are trained again, how many of them, and with what advantage.
 
-Selectors give log-weights [M], one for each of M stored items: an item is drawn with probability
-`selection_probabilities` of them, and -inf is never drawn. They stay in log space so that sharp rules
+Selectors return log-weights [M], one for each of M stored items. `selection_probabilities` turns them into
+probabilities; an item with log-weight -inf is never drawn. The weights stay in log space so that sharp rules
 (a difficulty temperature of 1e-3) do not underflow to "nothing can be drawn".
 """
 
@@ -11,17 +11,18 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from learner.algorithms.shapes import check_same_shape
 from protocol.arrays import Float64s
 
 ROUNDING = 1e-9
-"""Sums of shares this close below a whole number count as that number."""
+"""Largest distance below a whole number at which a sum of shares counts as that number."""
 
 
 def uniform_logits(count: int) -> Float64s:
-    """Every item alike.
+    """Weight all items equally.
 
     Args:
-        count: items, >= 0.
+        count: number of items, >= 0.
 
     Returns:
         Log-weights [M].
@@ -34,13 +35,13 @@ def uniform_logits(count: int) -> Float64s:
 
 
 def recent_logits(lags: ArrayLike, *, max_lag: int) -> Float64s:
-    r"""Items of the last policies, the newest likelier.
+    r"""Prefer items of the newest policies, and exclude items that lag too far behind.
 
     .. math:: w_i = N + 1 - \mathrm{lag}_i \quad (0 \le \mathrm{lag}_i \le N)
 
-    ReMix (arXiv:2507.06892) draws replayed items from the last N policies; the distribution inside
-    that window is not printed. Linear weights are our choice: all of the window is in use, and an item fades
-    instead of falling off its edge.
+    ReMix (arXiv:2507.06892) draws replayed items from the last N policies; the paper does not give the
+    distribution inside that window. Linear weights are our choice: the whole window is in use, and an item
+    fades out instead of falling off its edge.
 
     Args:
         lags: [M], versions, >= 0.
@@ -63,12 +64,12 @@ def recent_logits(lags: ArrayLike, *, max_lag: int) -> Float64s:
 
 
 def difficulty_logits(success_rates: ArrayLike, *, target: float, temperature: float) -> Float64s:
-    r"""Items whose success rate is near the target.
+    r"""Prefer items whose success rate is near the target.
 
     .. math:: \log w_i = - |p_i - \alpha| / T
 
-    The rule by which DOTS chooses prompts (arXiv:2506.05316; there α = 0.5, T = 1e-3), here for
-    stored groups: the group-relative signal is proportional to p (1 - p), largest at one half.
+    DOTS chooses prompts by this rule (arXiv:2506.05316; there α = 0.5, T = 1e-3); here it chooses stored
+    groups. The group-relative signal is proportional to p (1 - p), which is largest at one half.
 
     Args:
         success_rates: [M], in [0, 1].
@@ -93,9 +94,9 @@ def difficulty_logits(success_rates: ArrayLike, *, target: float, temperature: f
 
 
 def success_logits(returns: ArrayLike, *, threshold: float) -> Float64s:
-    """Items that succeeded, each alike.
+    """Weight all items that succeeded equally, and exclude all others.
 
-    ARPO (arXiv:2505.16282) draws uniformly from the successes of a task, those with outcome above 0.1.
+    ARPO (arXiv:2505.16282) draws uniformly from the successes of a task: the items with an outcome above 0.1.
 
     Args:
         returns: [M].
@@ -112,57 +113,67 @@ def success_logits(returns: ArrayLike, *, threshold: float) -> Float64s:
 
 
 def last_success_logits(returns: ArrayLike, order: ArrayLike, *, threshold: float) -> Float64s:
-    """The last item that succeeded, and no other.
+    """Select the last item that succeeded, and no other.
 
-    RAPO (arXiv:2509.24107, sections 2.2 to 2.5) keeps one trajectory per prompt, the last with a return above 0.5.
+    RAPO (arXiv:2509.24107, sections 2.2 to 2.5) keeps one trajectory per prompt, the last with a return above
+    0.5.
 
     Args:
         returns: [M], items of one prompt.
-        order: [M], when each was stored; all different.
+        order: [M], when each item was stored; all different.
         threshold: a return above it is a success.
 
     Returns:
         Log-weights [M], 0 for at most one item, -inf for the others.
 
+    Raises:
+        ValueError: the shapes differ.
+
     Example:
         >>> last_success_logits([1.0, 0.9, 0.0], [0, 1, 2], threshold=0.5).tolist()
         [-inf, 0.0, -inf]
     """
-    success = np.asarray(returns, dtype=np.float64) > threshold
-    place = np.where(success, np.asarray(order, dtype=np.float64), -np.inf)
+    values, places = np.asarray(returns, dtype=np.float64), np.asarray(order, dtype=np.float64)
+    check_same_shape(returns=values, order=places)
+    success = values > threshold
+    place = np.where(success, places, -np.inf)
     return _log((success & (place == place.max(initial=-np.inf))).astype(np.float64))
 
 
 def advantage_logits(advantages: ArrayLike, recalibrated: ArrayLike) -> Float64s:
-    r"""Items that were better than their group, and still are better than what is usual now.
+    r"""Select items that were better than their group, and are still better than is usual now.
 
     .. math:: w_i = 1[A_i > 0 \wedge \tilde A_i > 0]
 
-    SPEAR (arXiv:2509.22601).
+    This is the gate of SPEAR (arXiv:2509.22601).
 
     Args:
-        advantages: [M], A, when the item was sampled.
-        recalibrated: [M], see `advantage_recalibrated`.
+        advantages: [M], advantage A from when the item was sampled.
+        recalibrated: [M], advantage against what is usual now, see `advantage_recalibrated`.
 
     Returns:
         Log-weights [M], 0 or -inf.
+
+    Raises:
+        ValueError: the shapes differ.
 
     Example:
         >>> advantage_logits([0.5, 0.5, -0.5], [0.2, 0.0, 0.2]).tolist()
         [0.0, -inf, -inf]
     """
-    gate = (np.asarray(advantages, dtype=np.float64) > 0) & (np.asarray(recalibrated, dtype=np.float64) > 0)
-    return _log(gate.astype(np.float64))
+    then, now = np.asarray(advantages, dtype=np.float64), np.asarray(recalibrated, dtype=np.float64)
+    check_same_shape(advantages=then, recalibrated=now)
+    return _log(((then > 0) & (now > 0)).astype(np.float64))
 
 
 def selection_probabilities(logits: ArrayLike) -> Float64s:
-    """Probability of each item to be the next one drawn.
+    """Return the probability of each item to be drawn next.
 
     Args:
-        logits: log-weights [M], -inf for what is never drawn.
+        logits: log-weights [M], -inf for items that are never drawn.
 
     Returns:
-        [M], sum 1; all 0 where nothing can be drawn.
+        Probabilities [M] that sum to 1; all 0 where nothing can be drawn.
 
     Example:
         >>> selection_probabilities([0.0, math.log(3.0), -math.inf]).round(6).tolist()
@@ -177,15 +188,15 @@ def selection_probabilities(logits: ArrayLike) -> Float64s:
 
 
 def choose(logits: ArrayLike, count: int, rng: np.random.Generator) -> list[int]:
-    """Draw items one after the other, without replacement, each with `selection_probabilities` of what is left.
+    """Draw items one by one, without replacement, with `selection_probabilities` of the remaining items.
 
-    By the Gumbel top-k trick (arXiv:1903.06059): the largest of ``logits + Gumbel noise``, which is
-    the same distribution, and needs no probability to be above zero in floating point.
+    The Gumbel top-k trick (arXiv:1903.06059) takes the largest of ``logits + Gumbel noise``. The draws have
+    exactly this distribution, and no probability needs to be above zero in floating point.
 
     Args:
-        logits: log-weights [M], -inf for what is never drawn.
-        count: how many, >= 0.
-        rng: M numbers are drawn from it, whatever ``count``.
+        logits: log-weights [M], -inf for items that are never drawn.
+        count: number of items to draw, >= 0.
+        rng: source of randomness; M numbers are drawn from it, whatever ``count`` is.
 
     Returns:
         Indices in the order drawn; fewer than ``count`` where no more can be drawn.
@@ -206,20 +217,20 @@ def choose(logits: ArrayLike, count: int, rng: np.random.Generator) -> list[int]
 
 
 def advantage_recalibrated(return_: ArrayLike, baselines: Sequence[float]) -> Float64s:
-    r"""Return against what is usual now.
+    r"""Compute by how much a return exceeds what is usual now.
 
     .. math:: \tilde A = R - \mathrm{median}(D_R)
 
-    SPEAR (arXiv:2509.22601): D_R are the mean returns of recent groups. Not divided by a standard
-    deviation. The released code can instead multiply the stored advantage by a decay; the median is its
-    recommended setting and ours.
+    SPEAR (arXiv:2509.22601): D_R are the mean returns of recent groups. The difference is not divided by a
+    standard deviation. The released code can multiply the stored advantage by a decay instead; the median is
+    its recommended setting and ours.
 
     Args:
         return_: [M] or a number.
         baselines: mean returns of recent groups, at least one.
 
     Returns:
-        As many as returns.
+        Advantages in the shape of ``return_``.
 
     Raises:
         ValueError: there are no baselines.
@@ -234,7 +245,7 @@ def advantage_recalibrated(return_: ArrayLike, baselines: Sequence[float]) -> Fl
 
 
 def self_imitation_weight(step: int, *, warmup_steps: int, ceiling: float = 1.0) -> float:
-    r"""Weight of replayed items, growing while the policy learns what is worth imitating.
+    r"""Return the weight of replayed items, which grows while the policy learns what is worth imitating.
 
     .. math:: \gamma(t) = c\,\frac{1 - \cos(\pi t / T_w)}{2} \quad (t \le T_w), \qquad c \text{ after}
 
@@ -242,11 +253,11 @@ def self_imitation_weight(step: int, *, warmup_steps: int, ceiling: float = 1.0)
 
     Args:
         step: t >= 0, learner steps.
-        warmup_steps: T_w >= 0; 0: no warm-up.
-        ceiling: c.
+        warmup_steps: T_w >= 0; 0 means no warm-up.
+        ceiling: c, the weight after the warm-up.
 
     Returns:
-        In [0, c].
+        A weight in [0, c].
 
     Example:
         >>> [round(self_imitation_weight(t, warmup_steps=200), 4) for t in (0, 50, 100, 150, 200, 500)]
@@ -258,17 +269,17 @@ def self_imitation_weight(step: int, *, warmup_steps: int, ceiling: float = 1.0)
 
 
 def replay_quota_beside(share: float, fresh: int, carry: float) -> tuple[int, float]:
-    r"""How many items are replayed beside fresh ones, so that their share of both is exact over many batches.
+    r"""Return how many items to replay beside fresh ones, so that the share is exact over many batches.
 
     .. math:: n_k = \lfloor \tfrac{p}{1 - p} F + c_{k-1} \rfloor
 
-    ReMix draws each item from the past with probability p (arXiv:2507.06892); the carry keeps the mean and
-    takes the variance away: the sum of quotas is always within one of what the share asks for.
+    ReMix draws each item from the past with probability p (arXiv:2507.06892). The carry keeps the mean and
+    removes the variance: the sum of quotas is always within one item of what the share asks for.
 
     Args:
-        share: p, in [0, 1).
+        share: p, share of replayed items among all, in [0, 1).
         fresh: F, items of the batch that are trained for the first time.
-        carry: what the last batch left over, in [0, 1); 0 at the start.
+        carry: remainder of the last batch, in [0, 1); 0 at the start.
 
     Returns:
         (quota, next carry).
@@ -288,16 +299,16 @@ def replay_quota_beside(share: float, fresh: int, carry: float) -> tuple[int, fl
 
 
 def group_failed(returns: ArrayLike, *, max_std: float = 0.05, max_mean: float = 0.2) -> bool:
-    r"""Whether a group failed completely, so that it has no signal unless a stored success joins it.
+    r"""Return whether a group failed completely, so that it has no signal unless a stored success joins it.
 
     .. math:: \mathrm{std}(R) < 0.05 \wedge \mathrm{mean}(R) < 0.2
 
-    ARPO (arXiv:2505.16282, released code). The standard deviation is that of the group itself (divided by G).
+    ARPO (arXiv:2505.16282, released code). The standard deviation has divisor G.
 
     Args:
         returns: [G], at least one.
-        max_std: exclusive.
-        max_mean: exclusive.
+        max_std: exclusive upper bound of the standard deviation.
+        max_mean: exclusive upper bound of the mean.
 
     Raises:
         ValueError: the group is empty.
@@ -313,12 +324,13 @@ def group_failed(returns: ArrayLike, *, max_std: float = 0.05, max_mean: float =
 
 
 def _whole(amount: float) -> tuple[int, float]:
-    """Whole part and what is left over."""
+    """Split an amount into its whole part and the remainder."""
     whole = math.floor(amount + ROUNDING)
     return whole, max(0.0, amount - whole)
 
 
 def _log(weights: Float64s) -> Float64s:
-    with np.errstate(divide="ignore"):  # log 0 = -inf is meant
+    # log 0 = -inf is intended: such an item is never drawn.
+    with np.errstate(divide="ignore"):
         logits: Float64s = np.log(weights)
     return logits

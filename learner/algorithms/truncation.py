@@ -1,7 +1,8 @@
-"""Trajectories cut at the end of a window, still unfinished: their advantages, and which of their tokens to trust.
+"""Unfinished trajectories, cut at the end of a window: their advantages, and which of their tokens to trust.
 
-T-PPO, arXiv:2506.15050. Numpy, float64, one trajectory at a time. Where the paper gives no number, that of the
-released program (verl pull request 3728, ``recipe/tppo``) is the default.
+The method is T-PPO, arXiv:2506.15050. All functions compute in numpy and float64, one trajectory at a time.
+Where the paper gives no number, the default is the number in the released program (verl pull request 3728,
+``recipe/tppo``).
 """
 
 import numpy as np
@@ -17,23 +18,23 @@ def extended_gae(
     trace: float,
     bootstrap: float | None = None,
 ) -> NDArray[np.float64]:
-    r"""Generalised advantage estimation on the window of a response that may go on after it (EGAE).
+    r"""Estimate advantages (GAE) on the window of a response that may go on after it: EGAE.
 
     .. math::
         \delta_t = r_t + \gamma V_{t+1} - V_t, \qquad
         A_t = \sum_{k=0}^{T-1-t} (\gamma \lambda)^k \delta_{t+k}
 
     with :math:`V_T = 0` where the response is finished, which is plain GAE (arXiv:1506.02438, equation 16).
-    Unfinished, arXiv:2506.15050 puts :math:`V_T \approx V_{T-1}`: the last :math:`\delta` is
-    :math:`r_{T-1} + (\gamma - 1) V_{T-1}`. That is the default; a critic that has seen the last token can give
-    ``bootstrap`` in its place. Against the complete response the window is wrong by
+    For an unfinished response arXiv:2506.15050 sets :math:`V_T \approx V_{T-1}`, so the last :math:`\delta`
+    is :math:`r_{T-1} + (\gamma - 1) V_{T-1}`. That is the default; a critic that has seen the last token can
+    give ``bootstrap`` instead. Compared with the complete response, the advantages of the window are off by
     :math:`(\gamma \lambda)^{T-1-t} (\gamma (V_T^{true} - V_T) + \gamma \lambda A_T)`, most at its end. The
     released program negates an integer flag bitwise, which gives the last term the wrong sign for
-    :math:`\gamma < 1`; here the formula is followed.
+    :math:`\gamma < 1`. This function follows the formula.
 
     Args:
-        rewards: [T], of the window's action tokens, in the unit of the return.
-        values: [T], before each of these tokens, same unit.
+        rewards: [T], reward of each action token of the window, in the unit of the return.
+        values: [T], value before each of these tokens, in the unit of the return.
         finished: whether the response ended in this window.
         discount: gamma, [0, 1], per token.
         trace: lambda, [0, 1].
@@ -43,7 +44,7 @@ def extended_gae(
         Advantages [T], float64.
 
     Raises:
-        ValueError: shapes differ, or a finished response is given a bootstrap.
+        ValueError: the shapes differ, or a finished response has a bootstrap.
 
     Example:
         >>> extended_gae(np.zeros(3), [0.2, 0.4, 0.5], finished=False, discount=1.0, trace=0.5).round(3).tolist()
@@ -71,18 +72,19 @@ def extended_gae(
 def adaptive_trace(
     length: int, *, unfinished: bool, window: int, alpha: float = 0.05, base: float = 0.95
 ) -> float:
-    r"""Lambda that grows with the response, so that the reward at its end reaches its beginning.
+    r"""Return a lambda that grows with the response, so that the reward at its end reaches its beginning.
 
     .. math:: \lambda = \max\left(\lambda_0, 1 - \frac{1}{\alpha L}\right), \qquad
         L = \text{length} + \lfloor W / 2 \rfloor \text{ if unfinished, else length}
 
-    Length-adaptive GAE (arXiv:2504.05118, section 4.2) as T-PPO's program has it (``use_variable_lambda``):
-    an unfinished response is expected to go on for half a window. Alpha 0.05 and base 0.95 are its numbers;
-    with them lambda leaves its base at 400 tokens.
+    This is length-adaptive GAE (arXiv:2504.05118, section 4.2) in the form of T-PPO's program
+    (``use_variable_lambda``), which expects an unfinished response to go on for half a window. Alpha 0.05 and
+    base 0.95 are the numbers of that program; with them lambda leaves its base at 400 tokens.
 
     Args:
         length: action tokens so far, over all windows, >= 1.
-        window: action tokens a window holds at most.
+        unfinished: whether the response goes on after the window.
+        window: largest number W of action tokens in a window, >= 0.
         alpha: > 0, per token.
         base: smallest lambda, [0, 1].
 
@@ -107,21 +109,21 @@ def adaptive_trace(
 
 
 def tail_mask(n: int, *, finished: bool, ignore: int = 8) -> NDArray[np.bool_]:
-    """Tokens of a window that may carry policy gradient: not the last few of an unfinished one.
+    """Mask the tokens of a window that may carry policy gradient: not the last few of an unfinished window.
 
-    There the advantages of `extended_gae` are the most biased. T-PPO's program (arXiv:2506.15050) leaves out 8,
-    and still counts them where it averages over tokens.
+    The advantages of `extended_gae` are the most biased there. T-PPO's program (arXiv:2506.15050) leaves out
+    8 tokens, and still counts them where it averages over tokens.
 
     Args:
         n: action tokens in the window.
-        finished: whether the response ended in it; then all tokens stay.
-        ignore: how many to leave out, >= 0; a shorter window loses all of its tokens.
+        finished: whether the response ended in the window; then all tokens stay.
+        ignore: number of tokens to leave out, >= 0; a shorter window loses all of its tokens.
 
     Returns:
         Mask [n], bool, true on tokens to train.
 
     Raises:
-        ValueError: a negative number.
+        ValueError: ``n`` or ``ignore`` is negative.
 
     Example:
         >>> tail_mask(4, finished=False, ignore=1).tolist()

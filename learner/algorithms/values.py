@@ -1,6 +1,6 @@
-"""The critic: what its values should be, and its loss.
+"""Value targets of the critic, and its loss.
 
-Targets are numpy, float64, one trajectory at a time; the loss is torch.
+Targets are computed in numpy and float64, one trajectory at a time. The loss is computed in torch.
 """
 
 from typing import NamedTuple
@@ -10,6 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from learner.algorithms.shapes import check_same_shape
 from protocol.arrays import Float64s
 
 
@@ -18,33 +19,33 @@ class VTrace(NamedTuple):
 
     targets: Float64s
     advantages: Float64s
-    """Already times the truncated ratio rho; unlike targets less values they look one target ahead."""
+    """Advantages times the truncated ratio rho. Unlike ``targets - values`` they use the next target."""
 
 
 def value_loss(
     values: Tensor, targets: Tensor, values_before: Tensor | None, *, clip_low: float, clip_high: float
 ) -> Tensor:
-    r"""Squared error of values that may move only so far in one update.
+    r"""Compute the squared error of values whose movement in one update is bounded.
 
     .. math::
         \tfrac12 \max\left( (V - R)^2,
         (\mathrm{clip}(V, V_b - \epsilon_{low}, V_b + \epsilon_{high}) - R)^2 \right)
 
-    PPO's value clipping with two bounds, as T-PPO uses it with 0.5 and 0.6 (arXiv:2506.15050). The larger error
-    counts: a value that left the range away from its target still gets gradient, one that left it towards its
-    target gets none.
+    This is PPO's value clipping with two bounds, as in T-PPO (0.5 and 0.6 there; arXiv:2506.15050). The
+    larger error counts. A value that left the range away from its target still gets gradient; a value that
+    left it towards its target gets none.
 
     Args:
         values: [N], float32, with gradient.
-        targets: [N], same unit as values; constant.
-        values_before: [N], values when the tokens were seen first; constant. None: no clipping.
+        targets: [N], in the unit of the values; constant.
+        values_before: [N], values when the tokens were first seen; constant. None means no clipping.
         clip_low, clip_high: how far down and up, >= 0, in the unit of the values.
 
     Returns:
         Loss per token [N], >= 0, not averaged. Gradient in ``values`` only.
 
     Raises:
-        ValueError: a negative bound.
+        ValueError: a bound is negative, or the shapes differ.
 
     Example:
         >>> one = torch.tensor([1.0])
@@ -53,6 +54,7 @@ def value_loss(
         >>> value_loss(one, one * 2, None, clip_low=0.5, clip_high=0.5).tolist()
         [0.5]
     """
+    check_same_shape(values=values, targets=targets, values_before=values_before)
     if clip_low < 0 or clip_high < 0:
         raise ValueError(f"clip bounds {clip_low} and {clip_high}: distances, not negative")
     targets = targets.detach()
@@ -61,16 +63,18 @@ def value_loss(
         before = values_before.detach()
         near = torch.clamp(values, before - clip_low, before + clip_high)
         clipped = (near - targets).square()
-        error = torch.where(clipped > error, clipped, error)  # maximum() would halve the gradient of equals
+        # `maximum` would halve the gradient where both errors are equal.
+        error = torch.where(clipped > error, clipped, error)
     return 0.5 * error
 
 
 def monte_carlo_returns(rewards: ArrayLike, *, discount: float) -> Float64s:
-    r"""Discounted sum of the rewards from each step on: targets of a critic that need no critic.
+    r"""Sum the discounted rewards from each step on: value targets that need no critic.
 
     .. math:: G_t = \sum_{k \ge 0} \gamma^k r_{t+k}
 
-    Right for finished trajectories only. T-PPO's targets are these with discount 1 (arXiv:2506.15050).
+    The targets are right for finished trajectories only. With discount 1 they are the targets of T-PPO
+    (arXiv:2506.15050).
 
     Args:
         rewards: [T].
@@ -92,20 +96,20 @@ def monte_carlo_returns(rewards: ArrayLike, *, discount: float) -> Float64s:
 
 
 def lambda_returns(advantage: ArrayLike, values: ArrayLike) -> Float64s:
-    r"""Targets of the critic that belong to advantages by GAE: :math:`R_t = A_t + V_t`.
+    r"""Return the value targets that belong to advantages by GAE: :math:`R_t = A_t + V_t`.
 
-    The lambda-return of arXiv:1506.02438, section 3, with the lambda and the discount the advantages were
-    made with; lambda 1 on a finished trajectory gives `monte_carlo_returns`.
+    This is the lambda-return of arXiv:1506.02438, section 3, with the lambda and the discount of the
+    advantages. Lambda 1 on a finished trajectory gives `monte_carlo_returns`.
 
     Args:
         advantage: [T], before any whitening or clipping.
-        values: [T], those the advantages were made from.
+        values: [T], values that the advantages were computed from.
 
     Returns:
         Targets [T], float64.
 
     Raises:
-        ValueError: shapes differ.
+        ValueError: the shapes differ.
 
     Example:
         >>> lambda_returns([0.5, -0.25], [1.0, 1.0]).tolist()
@@ -131,7 +135,7 @@ def vtrace_targets(
     ceiling_c: float = 1.0,
     trace: float = 1.0,
 ) -> VTrace:
-    r"""V-trace: value targets for a policy other than the one that acted.
+    r"""Compute V-trace: value targets for a policy other than the behaviour policy.
 
     .. math::
         v_s &= V_s + \sum_{t \ge s} \gamma^{t-s} \Big(\prod_{i=s}^{t-1} c_i\Big)
@@ -139,23 +143,24 @@ def vtrace_targets(
         \rho_t &= \min(\bar\rho, w_t), \qquad c_t = \lambda \min(\bar c, w_t) \\
         A_t &= \rho_t (r_t + \gamma v_{t+1} - V_t)
 
-    IMPALA, arXiv:1802.01561, section 4.1, equation 1, with the lambda of its remark 2; advantages from
-    section 4.2. The ceiling of rho decides which policy's value is learned (1: between the two), that of c only
-    how fast. With all ratios 1 the targets are lambda-returns, V + GAE.
+    IMPALA, arXiv:1802.01561, section 4.1, equation 1, with the lambda of its remark 2; the advantages are
+    from section 4.2. The ceiling of rho decides which policy's value is learned (1: a policy between the
+    two). The ceiling of c decides only how fast. With all ratios 1 the targets are lambda-returns, V + GAE.
 
     Args:
-        rewards, values: [T], of successive action tokens.
+        rewards, values: [T], reward of each of successive action tokens, and value before it.
         ratios: w, [T], >= 0: target policy / behaviour policy.
         bootstrap: value after the last token; 0 where the trajectory ended.
         discount: gamma, [0, 1].
-        ceiling_rho, ceiling_c: > 0, rho's not below c's, as the paper requires.
+        ceiling_rho, ceiling_c: > 0; ``ceiling_rho`` must not be below ``ceiling_c``, as the paper requires.
         trace: lambda, [0, 1].
 
     Returns:
         Targets and advantages, [T] each, float64.
 
     Raises:
-        ValueError: shapes differ, a ratio is negative or not finite, or the ceilings are in the wrong order.
+        ValueError: the shapes differ, a ratio is negative or not finite, or the ceilings are in the wrong
+            order.
 
     Example:
         >>> vtrace_targets([0.0, 1.0], [0.5, 0.5], [1.0, 0.5], bootstrap=0.0, discount=1.0).targets.tolist()
@@ -183,19 +188,19 @@ def vtrace_targets(
 
 
 def explained_variance(targets: ArrayLike, values: ArrayLike) -> float:
-    r"""How much of the targets' variance the values account for: :math:`1 - Var(R - V) / Var(R)`.
+    r"""Return how much of the targets' variance the values explain: :math:`1 - Var(R - V) / Var(R)`.
 
-    1 is perfect, 0 as good as any constant, below 0 worse than one. An offset common to all values is not held
-    against them.
+    1 is perfect, 0 is as good as a constant, and below 0 is worse than a constant. An offset common to all
+    values does not count against them.
 
     Args:
         targets, values: [M].
 
     Returns:
-        At most 1; NaN where all targets are equal, or there is none.
+        A number of at most 1; NaN where all targets are equal, or there are none.
 
     Raises:
-        ValueError: shapes differ.
+        ValueError: the shapes differ.
 
     Example:
         >>> explained_variance([0.0, 1.0, 2.0], [0.0, 1.0, 2.0])

@@ -1,6 +1,7 @@
-"""From the broker's messages to units that can be trained. No torch.
+"""Turns the broker's messages into units that can be trained. Without torch.
 
-- `exchange`: the conversation with the broker; `intake`: deliveries to units, commits back.
-- `curriculum`: which tasks come next, and how many. `open_trajectories`: windows of unfinished trajectories.
-- `commit_memory`: which units are done with. `token_audit`: every delivered token is accounted for.
+- `exchange`: sends and receives the messages. `intake`: turns deliveries into units, and makes commits.
+- `curriculum`: decides which tasks come next, and how many.
+- `open_trajectories`: segments of unfinished trajectories. `commit_memory`: the committed units.
+- `token_audit`: checks that every delivered token is accounted for.
 """

@@ -1,28 +1,29 @@
-"""Which units this lineage of checkpoints is done with. Pure."""
+"""Memory of the units that this lineage of checkpoints has committed. Pure."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 REMEMBERED_UNITS = 65_536
+"""Number of committed units that are remembered; the oldest are removed first."""
 
 
 class Commitment(NamedTuple):
-    """What became of a unit."""
+    """How and when a unit was committed."""
 
     step: int
-    """The first learner step whose checkpoint knows of it."""
+    """First learner step whose checkpoint contains the commit."""
     trained: bool
-    """Whether it entered a gradient; else it was dropped."""
+    """True if the unit entered a gradient; else it was dropped."""
     version: int = -1
-    """That the step updated, if it was trained."""
+    """Policy version that the step updated; -1 for a dropped unit."""
 
 
 class CommitMemory:
-    """The last units that were committed, oldest first. They are part of the checkpoint.
+    """The last committed units, oldest first. They are part of the checkpoint.
 
-    A unit that comes again although it is in here was trained or dropped already, and the broker does not know:
-    the commit was lost with it or with us. It is committed again and not trained.
+    If the broker delivers one of them again, its commit was lost, with a killed process or with a connection.
+    The learner commits the unit again and does not train it.
 
     Example:
         >>> committed = CommitMemory(size=2)
@@ -48,18 +49,18 @@ class CommitMemory:
         return self._units[unit_id]
 
     def add(self, unit_id: str, *, step: int, trained: bool, version: int = -1) -> None:
-        """Remember a unit, and forget the oldest if there are too many."""
+        """Add a unit, and remove the oldest ones beyond the size."""
         self._units[unit_id] = Commitment(step, trained, version)
         self._units.move_to_end(unit_id)
         while len(self._units) > self._size:
             self._units.popitem(last=False)
 
     def state(self) -> list[Any]:
-        """For the checkpoint."""
+        """Return the units for the checkpoint."""
         return [[unit_id, *commitment] for unit_id, commitment in self._units.items()]
 
     def restore(self, state: Iterable[Any]) -> None:
-        """As they were."""
+        """Restore the units that `state` returned."""
         self._units.clear()
         for unit_id, *commitment in state:
             self.add(unit_id, **Commitment(*commitment)._asdict())

@@ -1,9 +1,9 @@
-"""Which tasks come next, and how many may be under way. Pure: no sockets, no clocks.
+"""Decides which tasks come next, and how many may be under way. Pure: no sockets, no clocks.
 
-The bound on policy lag is kept before any work starts: with at most ``(max_policy_lag + 1) * batch`` trajectories
-under way or waiting, a task put at version v is trained at version v + max_policy_lag at the latest, because
-every batch that is trained raises the version by one and takes the oldest first (the admission rule of AReaL,
-arXiv:2505.24298, section 4).
+The curriculum enforces the bound on policy lag before any work starts. At most
+``(max_policy_lag + 1) * batch`` trajectories are under way or waiting. Each trained batch raises the version
+by one and takes the oldest trajectories first. So a task put at version v is trained at version
+v + max_policy_lag at the latest. This is the admission rule of AReaL (arXiv:2505.24298, section 4).
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,18 +14,17 @@ from learner.config import LearnerConfig
 from protocol import names
 from protocol.messages import Sampling, Task
 
-"""Lineage, index and member of a training task's id."""
-
 
 @dataclass
 class Curriculum:
-    """Deals out task indices in order and counts what is under way.
+    """Deals out task indices in order and counts the tasks under way.
 
-    ``outstanding`` maps a group's id to its tasks, from when they are dealt out until they are trained or
-    dropped: all at once, or member by member where the learner does not train on whole groups.
+    ``outstanding`` maps a group's id to its tasks, from the time they are dealt out until they are trained or
+    dropped. A group is removed as a whole, or member by member if the learner does not train on whole groups.
 
-    Training tasks are named by the *lineage* of checkpoints they belong to, so that a learner that continues one
-    finds what was put by the process before it; evaluation tasks by the *epoch*, which is this process's own.
+    The id of a training task contains the *lineage* of checkpoints, so that a learner that continues a
+    lineage recognises the tasks of earlier processes. The id of an evaluation task contains the *epoch* of
+    this process.
 
     Example:
         >>> c = Curriculum("gym", LearnerConfig(group_size=2, batch_trajectories=4, max_policy_lag=1))
@@ -42,19 +41,21 @@ class Curriculum:
     next_index: int = 0
     outstanding: dict[str, list[Task]] = field(default_factory=dict)
     _dealt: int = 0
-    """Members of the group ``next_index`` that are dealt out already."""
+    """Number of members of the group ``next_index`` that are already dealt out."""
     lineage: int = -1
-    """Epoch with which it began; -1: with this one."""
+    """Epoch that began the lineage; -1: this process's epoch."""
 
     def __post_init__(self) -> None:
         if self.lineage < 0:
             self.lineage = self.epoch
 
     def capacity(self, lockstep: bool, steps_left: int | None = None) -> int:
-        """Trajectories that may be under way or waiting, as the lag bound allows.
+        """Return how many trajectories may be under way or waiting under the lag bound.
 
-        No more is asked for than is trained until the end, where it is known how much that is: a trajectory
-        may have many windows, or few.
+        Args:
+            lockstep: whether run.mode is "sync"; then `forced_lag` is the bound.
+            steps_left: learner steps left in the run. No more trajectories are asked for than they train,
+                except with windows, because the number of windows of a trajectory is not known.
         """
         config = self.config
         batches = (config.forced_lag if lockstep else config.max_policy_lag) + 1
@@ -65,13 +66,16 @@ class Curriculum:
     def refill(
         self, *, version: int, lockstep: bool, steps_left: int | None = None, backlog: int = 0
     ) -> list[Task]:
-        """New tasks up to capacity; in lockstep they wait for weights of ``version``.
+        """Deal out new tasks up to the capacity.
 
-        Groups are dealt out whole, or member by member where members are trained by themselves: there a room
-        smaller than a group may be all that ever becomes free.
+        Groups are dealt out whole. If the learner does not train on whole groups, they are dealt out member
+        by member, because the room that becomes free may always be smaller than a group.
 
         Args:
-            backlog: what waits to be trained beside whole trajectories; it takes room too.
+            version: newest policy version; in lockstep the tasks wait for its weights.
+            lockstep: whether run.mode is "sync".
+            steps_left: learner steps left in the run.
+            backlog: waiting windows of unfinished trajectories; they take up room too.
         """
         tasks: list[Task] = []
         room = self.capacity(lockstep, steps_left) - sum(map(len, self.outstanding.values())) - backlog
@@ -90,11 +94,11 @@ class Curriculum:
         return self.config.train_on == "groups"
 
     def free(self, group_id: str) -> None:
-        """This group is trained or dropped; its room is free again."""
+        """Free the room of a group that is trained or dropped."""
         self.outstanding.pop(group_id, None)
 
     def free_member(self, group_id: str, task_id: str) -> None:
-        """This member is trained or dropped."""
+        """Free the room of a member of a group that is trained or dropped."""
         left = [task for task in self.outstanding.get(group_id, []) if task.task_id != task_id]
         if left:
             self.outstanding[group_id] = left
@@ -102,15 +106,15 @@ class Curriculum:
             self.free(group_id)
 
     def owns(self, group_id: str) -> bool:
-        """Whether this lineage asked for the group (tasks of an earlier epoch are not ours)."""
+        """Return whether this lineage put the group and waits for it."""
         return group_id in self.outstanding
 
     def awaits(self, group_id: str, task_id: str) -> bool:
-        """Whether this member of the group is neither trained nor dropped yet."""
+        """Return whether this member of the group is neither trained nor dropped yet."""
         return any(task.task_id == task_id for task in self.outstanding.get(group_id, []))
 
     def evaluation(self, tag: str, version: int) -> list[Task]:
-        """Held-out tasks, greedy, sampled by ``version`` or a later one."""
+        """Return held-out tasks for greedy episodes, sampled by ``version`` or a later one."""
         sampling = self._sampling(temperature=0.0)
         ids = [names.evaluation_id(self.epoch, tag, i) for i in range(self.config.evaluation_tasks)]
         return [
@@ -128,11 +132,11 @@ class Curriculum:
         ]
 
     def is_evaluation(self, group_id: str) -> bool:
-        """Whether a group is one of `evaluation`'s."""
+        """Return whether the group is one that `evaluation` made."""
         return names.is_evaluation(group_id, self.epoch)
 
     def state(self) -> dict[str, Any]:
-        """For the checkpoint: how far tasks are dealt out, and those that are not done with."""
+        """Return the state for the checkpoint: how far tasks are dealt out, and which are under way."""
         unfinished = [
             [names.group_index(group), [task.member for task in tasks]]
             for group, tasks in self.outstanding.items()
@@ -145,10 +149,12 @@ class Curriculum:
         }
 
     def restore(self, state: dict[str, Any], min_version: int = 0) -> list[Task]:
-        """Continue from a checkpoint; returns the tasks that were under way, named by the present lineage.
+        """Continue from a checkpoint; return the tasks that were under way, named by the present lineage.
 
         Args:
-            min_version: in lockstep, the version published after the restart.
+            state: state from a checkpoint.
+            min_version: smallest version that may sample the tasks; in lockstep, the one published after the
+                restart.
         """
         self.next_index, self._dealt = state["next_index"], state["dealt"]
         self.outstanding.clear()
@@ -156,16 +162,18 @@ class Curriculum:
         return [task for index, members in unfinished for task in self._group(index, min_version, members)]
 
     def adopt(self, task_ids: Iterable[str]) -> list[Task]:
-        """Take over what the broker holds of this lineage; returns the tasks that it has to be told of again.
+        """Take over the tasks of this lineage that the broker holds; return the tasks to put again.
 
-        Those are what a checkpoint says is under way and the broker does not hold: it has never heard of them, or
-        they are over, and it will say so. Nothing that it holds is dealt out again, whoever put it.
+        Those are the tasks that are under way according to the checkpoint and that the broker does not hold.
+        Either it never received them, or they are over, and it will answer so. A task that the broker holds
+        is not dealt out again, whichever process put it.
         """
         held = {place for task_id in task_ids if (place := self._place(task_id)) is not None}
         known, cursor = self._under_way(), (self.next_index, self._dealt)
         beyond = {place for place in held if place >= cursor}
         wanted = known | beyond
-        if self._whole_groups:  # a group is settled as a whole; what was not put of it can come no other way
+        if self._whole_groups:
+            # A group is trained or dropped as a whole, so its members that were never put must be put now.
             wanted |= {(index, m) for index, _ in wanted & held for m in range(self.config.group_members)}
         self.outstanding.clear()
         tasks = [task for index, member in sorted(wanted) for task in self._group(index, 0, [member])]
@@ -178,19 +186,19 @@ class Curriculum:
         return {(names.group_index(task.group_id), task.member) for task in tasks}
 
     def _place(self, task_id: str) -> tuple[int, int] | None:
-        """Index and member of a training task of this lineage."""
+        """Return group index and member of a training task of this lineage; None for other tasks."""
         name = names.training_task(task_id)
         if name is None or name.lineage != self.lineage:
             return None
         return name.group_index, name.member
 
     def _after(self, index: int, member: int) -> tuple[int, int]:
-        """Where dealing goes on behind this member of this group."""
+        """Return the index and member to deal out after this member of this group."""
         last = self._whole_groups or member + 1 == self.config.group_members
         return (index + 1, 0) if last else (index, member + 1)
 
     def _group(self, index: int, min_version: int, members: Sequence[int]) -> list[Task]:
-        """Tasks of these members of a group; the one after the last trained is greedy."""
+        """Make the tasks of these members of a group; the member after the trained ones is greedy."""
         group_id = names.group_id(self.lineage, index)
         size = self.config.group_members
         temperature = self.config.sampling.temperature

@@ -1,4 +1,4 @@
-"""The learner's conversation with the broker: tasks out, groups in, commits and announcements out."""
+"""The learner's exchange with the broker: sends tasks, commits and announcements, and receives units."""
 
 import logging
 import queue
@@ -29,18 +29,19 @@ from protocol.messages import (
 log = logging.getLogger(__name__)
 
 CREDIT_UNITS = 64
+"""Units that the broker may deliver in advance."""
 TASKS_PER_MESSAGE = 512
 POLL_S = 0.2
 HELD_TIMEOUT_S = 180.0
-"""Longer than a broker may take to start again, which it may be doing."""
+"""Longest wait for Held messages; longer than a restart of the broker takes."""
 CONFIRM_TIMEOUT_S = 15.0
 TIME_LIMIT = "time limit"
 FATAL_CODES = ("queue_full", "bad_task", "malformed", "limit", "version")
-"""Refusals after which we would wait for ever for what was never taken."""
+"""Refusals of a message that the learner would otherwise wait for without end."""
 
 
 class Exchange:
-    """Blocking calls over a `ThreadLink`; every wait has a deadline and names whom it waits for."""
+    """Blocking calls over a `ThreadLink`; every wait has a deadline, and its error says what is missing."""
 
     def __init__(
         self,
@@ -63,29 +64,33 @@ class Exchange:
         self._announced: PublishWeights | None = None
         self._checkpointed: Checkpointed | None = None
         self._covered = step
-        """Steps that a checkpoint covers, at least."""
+        """Newest learner step that a checkpoint covers."""
         self._joins = 0
-        self._owed_held = False
+        """Joins that the main thread has read from the inbox."""
+        self._awaiting_held = False
+        """True while `inherit` or `confirm_commits` waits for a complete list of what the broker holds."""
         self._held_tasks: list[str] = []
         self._held_units: list[str] = []
         self._confirming = False
         self.checkpoint_wanted = ""
-        """Why the broker wants a checkpoint, if it does."""
-        self.between: Callable[[], None] = lambda: None
-        """What to do while waiting, whenever something may have come."""
+        """Reason why the broker wants a checkpoint, or ""."""
+        self.while_waiting: Callable[[], None] = lambda: None
+        """Function that is called while waiting, after each look at the inbox."""
+        # Invariant: the main thread writes waiting, _since and _wanted; the link's thread reads them in `gauges`.
         self.waiting = False
-        """Whether `collect` or `evaluate` is waiting for the broker now."""
+        """True while `collect` or `evaluate` waits for the broker."""
         self._since, self._wanted = 0.0, 0
 
     def collect(self, *, step: int, version: int) -> list[Unit]:
-        """Wait for a full batch, oldest first; keeps the task queue filled meanwhile.
+        """Wait for a full batch and return it, oldest units first; keep the task queue filled meanwhile.
 
-        In lockstep it waits for all that is under way, the batches of a forced lag included, so that nothing is
-        sampled while the weights change; they are taken in the order they were dealt out.
+        In lockstep it waits for all tasks under way, the batches of a forced lag included, so that no token
+        is sampled while the weights change. Units are then taken in the order in which their tasks were dealt
+        out.
 
         Raises:
-            NoData: nothing arrived for `data_timeout_s`.
-            Stopped: the run is to end.
+            NoData: nothing arrived for `data_timeout_s`, or at the start for `start_timeout_s`.
+            Stopped: the run was asked to end.
         """
         config = self._config
         wanted = config.units_per_batch
@@ -93,7 +98,7 @@ class Exchange:
         oldest = version - (config.forced_lag if self.lockstep else config.max_policy_lag)
 
         def enough() -> bool:
-            self.between()
+            self.while_waiting()
             self.intake.drop_stale(oldest)
             self.refill(step=step, version=version)
             return len(self.intake.ready) >= wanted * batches
@@ -106,9 +111,16 @@ class Exchange:
         return self.intake.take(wanted, in_order=self.lockstep)
 
     def evaluate(self, tag: str, *, version: int) -> list[Trajectory | None]:
-        """Greedy episodes on held-out tasks, sampled by ``version`` or a later one; None where one was given up.
+        """Run greedy episodes on held-out tasks, sampled by ``version`` or a later one.
 
-        The run's time limit does not end it.
+        The run's time limit does not end an evaluation.
+
+        Returns:
+            One trajectory for each task; None for a task that was given up.
+
+        Raises:
+            NoData: nothing arrived within the deadline.
+            Stopped: the run was asked to end, not by its time limit.
         """
         self._evaluating = tasks = self.curriculum.evaluation(tag, version)
         self.put(tasks)
@@ -120,7 +132,7 @@ class Exchange:
             return f"evaluation {tag!r}: {out()} of {len(tasks)} tasks are out"
 
         def done() -> bool:
-            self.between()
+            self.while_waiting()
             return not out()
 
         try:
@@ -130,14 +142,14 @@ class Exchange:
         return [self.intake.evaluated.pop(task.group_id) for task in tasks]
 
     def inherit(self) -> None:
-        """Wait for the broker to say what it holds of the lineage that this learner continues, and adopt it.
+        """Wait for the broker's list of held tasks of the continued lineage, and adopt them.
 
         Raises:
-            NoData: it does not say it within `HELD_TIMEOUT_S`.
-            Stopped: the run is to end.
+            NoData: the list did not come within `HELD_TIMEOUT_S`.
+            Stopped: the run was asked to end.
         """
-        self._owed_held, deadline = True, time.monotonic() + HELD_TIMEOUT_S
-        while self._owed_held:
+        self._awaiting_held, deadline = True, time.monotonic() + HELD_TIMEOUT_S
+        while self._awaiting_held:
             if reason := self._drained or self._stop_reason():
                 raise Stopped(reason)
             if time.monotonic() > deadline:
@@ -149,7 +161,7 @@ class Exchange:
             self._pump(POLL_S)
 
     def refill(self, *, step: int, version: int) -> None:
-        """Let go of what was filtered out and put tasks up to the capacity that the lag bound allows."""
+        """Commit dropped units, and put tasks up to the capacity that the lag bound allows."""
         self.flush(step=step)
         left = max(1, self._config.steps - step)
         tasks = self.curriculum.refill(
@@ -161,10 +173,10 @@ class Exchange:
         self.put(tasks)
 
     def flush(self, *, step: int) -> None:
-        """Commit what was dropped since the last time, and once more what came again although committed.
+        """Commit units that were dropped since the last call, and repeat commits that were lost.
 
-        Windows that were dropped are context of those that follow. A checkpoint that does not know of them must
-        not let go of them: once there is one at ``step``, they belong to the next step.
+        Dropped windows are context of later windows, so the broker must keep them until a checkpoint contains
+        their segments. If a checkpoint already covers ``step``, they are committed with the next step.
         """
         self._recommit()
         later = self.intake.windows and self._config.checkpoint_every > 0 and self._covered == step
@@ -177,40 +189,49 @@ class Exchange:
     def commit(
         self, trained: Sequence[Unit], *, step: int, version: int = -1, replayed_tokens: int = 0
     ) -> None:
-        """These groups entered a gradient at ``step``, which updated ``version``, and so did replayed tokens."""
+        """Commit units that entered a gradient, and units that were dropped since the last call.
+
+        Args:
+            trained: units that entered a gradient.
+            step: learner step that trained them.
+            version: policy version that the step updated.
+            replayed_tokens: number of replayed tokens that the step trained.
+        """
         message = self.intake.commit(self.curriculum.epoch, step, trained, replayed_tokens, version)
         if message is None:
             return
         if message.trained:
             log.debug("step %d trained %s", step, " ".join(message.trained))
         self._link.send(message)
-        if not self._config.checkpoint_every:  # nothing will be asked for again
+        # Without checkpoints no learner will need the units again, so the broker may release them now.
+        if not self._config.checkpoint_every:
             self.checkpointed(step=step)
 
     def checkpointed(self, *, step: int) -> None:
-        """A checkpoint covers ``step``; told again whenever we join again."""
+        """Tell the broker that a checkpoint covers ``step``; repeated at every join."""
         self._covered = step
         self._checkpointed = Checkpointed(epoch=self.curriculum.epoch, step=step)
         self._link.send(self._checkpointed)
 
     def announce(self, message: PublishWeights) -> None:
-        """Tell the broker of a new version; told again whenever we join again."""
+        """Announce a new version to the broker; repeated at every join."""
         self._announced = message
         self._link.send(message)
 
     def confirm_commits(self, *, step: int) -> None:
-        """Before leaving: make sure that the broker knows of all that was committed.
+        """Make sure, before leaving, that the broker has received all commits.
 
-        A commit may be lost with its connection, and nobody would say so: ask what the broker holds, and commit
-        again what we are done with, until it holds none of that. If it does not answer within `CONFIRM_TIMEOUT_S`,
-        it will hear of it from the learner that continues this lineage.
+        A commit may be lost with its connection, without an error. So the learner joins again, which makes
+        the broker list the units that it holds, and repeats the commits of those units, until none is left.
+        If the broker does not answer within `CONFIRM_TIMEOUT_S`, a learner that continues this lineage
+        repeats them.
         """
         self._confirming, deadline = True, time.monotonic() + CONFIRM_TIMEOUT_S
         self.flush(step=step)
         while self._confirming:
-            self._owed_held = True
+            self._awaiting_held = True
             self._link.rejoin()
-            while self._owed_held:
+            while self._awaiting_held:
                 if time.monotonic() > deadline:
                     log.warning(
                         "%s has not confirmed within %g s what was committed last; a learner that resumes this run "
@@ -222,28 +243,29 @@ class Exchange:
                 self._pump(POLL_S)
 
     def close(self) -> None:
-        """Leave the broker on purpose."""
+        """Tell the broker that the learner is done, and close the connection."""
         self._link.close("done")
 
     @property
     def in_step(self) -> bool:
-        """Whether trajectories stand still at the end of each window until there is another version."""
+        """Whether trajectories wait at the end of each window for the next version."""
         return self.lockstep and self.intake.windows
 
     @property
     def version_before(self) -> int:
-        """Newest policy version the broker knew of when we joined: of an earlier learner, if there was one."""
+        """Newest policy version that the broker knew at the last join."""
         return self._link.session.policy_version
 
     def put(self, tasks: Sequence[Task]) -> None:
-        """Queue tasks; the broker ignores those it has seen."""
+        """Send tasks to the broker, which ignores those that it has seen."""
         for start in range(0, len(tasks), TASKS_PER_MESSAGE):
             self._link.send(PutTasks(tasks=list(tasks[start : start + TASKS_PER_MESSAGE])))
 
     def _joined(self) -> None:
-        """A broker may have lost what we sent last, or all it knew of us: say again what it needs to know.
+        """Repeat the last announcement and Checkpointed after a join, because the broker may have lost them.
 
-        It ignores what it has seen. Before it has said what it holds, it is not to deliver: see `_held`.
+        The broker ignores what it has seen. It gets delivery credit only after its Held messages: see
+        `_held`.
         """
         self._joins += 1
         self._held_tasks, self._held_units = [], []
@@ -253,22 +275,27 @@ class Exchange:
             self._link.send(self._checkpointed)
 
     def _ready_for_deliveries(self) -> None:
+        """Put unfinished evaluation tasks again, and grant delivery credit."""
         self.put([task for task in self._evaluating if task.group_id not in self.intake.evaluated])
         self._credit(CREDIT_UNITS)
 
     def _credit(self, units: int) -> None:
-        """Of the join that we are at in the inbox: for a later one it would come before our word of what is trained."""
+        """Grant credit for deliveries, tagged with the join that it answers.
+
+        If the link joins again before it sends the credit, it drops the credit. Otherwise the broker could
+        deliver before it has received the repeated commits.
+        """
         self._link.send(DeliveryCredit(units=units), join=self._joins)
 
     def _held(self, task_ids: Sequence[str], unit_ids: Sequence[str]) -> None:
-        """What the broker holds; it says so each time we join.
+        """Process the list of what the broker holds, which it sends after each join.
 
-        First it hears again of what we are done with, as those commits were lost: it would deliver that anew, or
-        drop it as stale although it is trained. Then it may deliver.
+        First the learner repeats lost commits: without them the broker would deliver those units again, or
+        drop trained ones as stale. Then it grants delivery credit.
         """
         lost = self.intake.commit_again(unit_ids)
         self._recommit()
-        owed, self._owed_held = self._owed_held, False
+        owed, self._awaiting_held = self._awaiting_held, False
         if self._confirming:
             self._confirming = lost > 0
             return
@@ -279,7 +306,17 @@ class Exchange:
             log.info("the broker holds %d tasks of this lineage; told again of %d", len(task_ids), len(again))
 
     def _wait(self, done: Callable[[], bool], missing: Callable[[], str], *, limited: bool) -> None:
-        """Wait until ``done``; the run's time limit ends it only if ``limited``, SIGTERM and Drain always do."""
+        """Wait until ``done`` returns True.
+
+        Args:
+            done: called after each look at the inbox.
+            missing: returns what is missing, for the error message.
+            limited: whether the run's time limit ends the wait; SIGTERM and Drain always do.
+
+        Raises:
+            NoData: nothing arrived within the deadline.
+            Stopped: the run was asked to end.
+        """
         self.waiting, self._since = True, time.monotonic()
         try:
             self._pump(0.0)
@@ -291,17 +328,20 @@ class Exchange:
                 looked = time.monotonic()
                 if done():
                     return
-                heard += time.monotonic() - looked  # a checkpoint may have been written
+                # Time inside `done`, which may write a checkpoint, does not count as waiting.
+                heard += time.monotonic() - looked
                 if self._pump(POLL_S):
                     heard, self._patience_s = time.monotonic(), self._config.data_timeout_s
                 elif time.monotonic() - heard > self._patience_s:
-                    raise NoData(f"nothing arrived for {self._patience_s:g} s: {missing()}; {self._blame()}")
+                    raise NoData(
+                        f"nothing arrived for {self._patience_s:g} s: {missing()}; {self._where_to_look()}"
+                    )
         finally:
             self.waiting = False
             self._wanted = 0
 
     def gauges(self) -> tuple[tuple[str, float], ...]:
-        """What the learner waits for and for how long, for its heartbeat; may be called from another thread."""
+        """Return what the learner waits for, and since how many seconds, for its heartbeat."""
         if not self.waiting:
             return ()
         waits: list[tuple[str, float]] = [("waiting_seconds", time.monotonic() - self._since)]
@@ -309,8 +349,8 @@ class Exchange:
             waits += [("units_here", float(len(self.intake.ready))), ("units_wanted", float(wanted))]
         return tuple(waits)
 
-    def _blame(self) -> str:
-        """Whom we wait for, and where to look."""
+    def _where_to_look(self) -> str:
+        """Return the part of the error that says whom the learner waits for and where to look."""
         if not self._link.session.joined:
             return (
                 f"{self._broker} is silent: start it again with its run folder, the learner goes on by itself"
@@ -320,7 +360,11 @@ class Exchange:
         )
 
     def _pump(self, timeout_s: float) -> bool:
-        """Take in all that has arrived, waiting for the first message; True if a delivery was among it."""
+        """Process all messages that have arrived; return whether a delivery was among them.
+
+        Args:
+            timeout_s: longest wait for the first message, in seconds; 0: do not wait.
+        """
         before = self.intake.deliveries
         try:
             item = self._link.inbox.get(timeout=timeout_s) if timeout_s else self._link.inbox.get_nowait()

@@ -1,4 +1,4 @@
-"""What arrives from the broker, turned into groups that can be trained. Pure: messages in, commits out."""
+"""Turns deliveries of the broker into units that can be trained. Pure: messages in, commits out."""
 
 import logging
 from collections import deque
@@ -23,73 +23,87 @@ from protocol.version_line import VersionLine
 log = logging.getLogger(__name__)
 
 SAMPLED = "generator/tokens_total"
+"""Gauge of the broker: action tokens that the generators have sampled."""
 
 
 @dataclass
 class Intake:
-    """Groups ready to be trained, evaluation results, and the commits still owed to the broker."""
+    """Units ready to be trained, evaluation results, and commits that are still to be sent."""
 
     curriculum: Curriculum
     filter_uniform: bool
+    """True if groups without a signal are dropped."""
     windows: bool = False
-    """Whether deliveries are segments, each of which is trained as it comes."""
+    """True if units are windows: segments that are trained as they come."""
     rescuable: Callable[[Sequence[Trajectory]], bool] = field(default=lambda _: False)
-    """Whether a group without signal is wanted all the same."""
+    """Function that returns whether replay can use a group without a signal, so that it is kept."""
     line: VersionLine = field(default_factory=VersionLine)
-    """Versions of undone steps are counted from where the line of weights left them: see `_placed`."""
+    """Line of versions by which the lag of tokens from undone steps is counted: see `_placed`."""
     open: OpenTrajectories = field(default_factory=OpenTrajectories)
     ready: deque[Unit] = field(default_factory=deque)
+    """Units that wait to be trained, in the order of arrival."""
     evaluated: dict[str, Trajectory | None] = field(default_factory=dict)
-    """By group id; None where the broker has given the task up."""
+    """Results of evaluation tasks by group id; None if the broker gave the task up."""
     counts: Counts = field(default_factory=Counts)
     gauges: dict[str, float] = field(default_factory=dict)
+    """Newest gauges that the broker sent."""
     deliveries: int = 0
+    """Deliver and Dropped messages received so far."""
     recent: list[Trajectory] = field(default_factory=list)
-    """Training trajectories that arrived since `take_recent` was last called, whatever became of them."""
+    """Training trajectories that arrived since the last `take_recent`, dropped ones included."""
     committed: CommitMemory = field(default_factory=CommitMemory)
     delivered_tokens: int = 0
-    """Action tokens of all that came, but for units that were here already."""
+    """Action tokens of all delivered units; a unit that came again while it was here counts once."""
     trained_tokens: int = 0
     """Action tokens of units that were in a batch."""
     sampled_tokens: int = 0
-    """Action tokens that generators say they sampled, over restarts of this process and of theirs."""
+    """Action tokens that the generators report, summed over restarts of this process and of generators."""
     _held: dict[str, int] = field(default_factory=dict)
-    """Units that are ready, or being trained, and their action tokens."""
+    """Action tokens of each unit that is ready or being trained, by unit id."""
     _dropped: list[str] = field(default_factory=list)
-    _again: list[str] = field(default_factory=list)
-    """Units to be committed once more."""
+    """Units that were dropped and are not committed yet."""
+    _recommits: list[str] = field(default_factory=list)
+    """Units whose commit must be repeated."""
 
     def received(self, message: AnyMessage, rest: Sequence[bytes]) -> None:
-        """Take in one message."""
+        """Process one message from the broker."""
         match message:
             case Deliver(unit_id=unit_id) if unit_id in self._held or unit_id in self._dropped:
-                log.debug("unit %s came again while it is here", unit_id)  # its commit is still to come
+                # Its commit is not sent yet, so there is nothing to repeat.
+                log.debug("unit %s came again while it is here", unit_id)
             case Deliver():
                 self.deliveries += 1
                 self._delivered(message, rest)
             case Dropped():
                 self.deliveries += 1
-                if message.trajectories:  # a piece in the middle shows as a gap, when the next one comes
+                # 0 trajectories: a window before the last. The gap shows when the next window comes.
+                if message.trajectories:
                     self._will_not_come(message.group_id, message.unit_id)
                 self.counts.note(f"dropped_{message.reason}", message.trajectories)
             case QueueStats():
                 grown = message.gauges.get(SAMPLED, 0.0) - self.gauges.get(SAMPLED, 0.0)
-                self.sampled_tokens += max(0, int(grown))  # less: a generator was started again
+                # The gauge falls when a generator is restarted.
+                self.sampled_tokens += max(0, int(grown))
                 self.gauges = message.gauges
 
     def take(self, units: int, *, in_order: bool = False) -> list[Unit]:
-        """The oldest groups: by arrival, or in the order they were dealt out."""
+        """Remove and return the oldest units.
+
+        Args:
+            units: how many, at most.
+            in_order: the order is that in which their tasks were dealt out, instead of that of arrival.
+        """
         if in_order:
             order = sorted(self.ready, key=lambda unit: names.group_index(unit.group_id))
             self.ready = deque(order)
         return [self.ready.popleft() for _ in range(min(units, len(self.ready)))]
 
     def drop_stale(self, oldest: int) -> None:
-        """Let go of groups without a single token of version ``oldest`` or later: they would train nothing."""
+        """Drop ready units without a token of version ``oldest`` or later: they would train nothing."""
         self.drop([g for g in self.ready if newest_version(g.trajectories) < oldest], "stale")
 
     def drop(self, units: Sequence[Unit], outcome: str) -> None:
-        """Drop groups that are ready."""
+        """Drop ready units and count them under an outcome."""
         for unit in units:
             self.ready.remove(unit)
             self._free_room(unit)
@@ -98,16 +112,21 @@ class Intake:
             self.counts.add(outcome, unit.trajectories)
 
     def take_recent(self) -> list[Trajectory]:
-        """Training trajectories that arrived since the last call."""
+        """Return the training trajectories that arrived since the last call."""
         recent, self.recent = self.recent, []
         return recent
 
     def commit(
         self, epoch: int, step: int, trained: Sequence[Unit], replayed_tokens: int = 0, version: int = -1
     ) -> Commit | None:
-        """What to tell the broker: these groups are trained, and those were dropped since the last time.
+        """Mark units as trained and return the Commit to send; None if there is nothing to commit.
 
-        ``version`` is the one that ``step`` updated.
+        Args:
+            epoch: number of this learner process.
+            step: learner step of the commit.
+            trained: units that entered a gradient. Units dropped since the last commit are added.
+            replayed_tokens: replayed tokens that were trained in the step.
+            version: policy version that the step updated.
         """
         for unit in trained:
             self._free_room(unit)
@@ -128,18 +147,19 @@ class Intake:
         )
 
     def commit_again(self, held: Iterable[str]) -> int:
-        """What was committed of these units is to be committed once more, as the broker holds it still; how many.
+        """Queue commits to repeat for units that the broker still holds. Return their number.
 
-        What is here under the name of one that was committed is another, of a broker without memory.
+        A unit that is ready or dropped here is left out, even if it was committed before under the same id:
+        it is a new unit of a broker that lost its journal and uses ids again.
         """
         here = self._held.keys() | set(self._dropped)
         units = [unit_id for unit_id in held if unit_id in self.committed and unit_id not in here]
-        self._again += units
+        self._recommits += units
         return len(units)
 
     def recommit(self, epoch: int) -> list[Commit]:
-        """What was committed before, and is to be committed again since the last call, for the same steps."""
-        again, self._again = dict.fromkeys(self._again), []
+        """Return the repeated commits queued since the last call, each for the step of its first commit."""
+        again, self._recommits = dict.fromkeys(self._recommits), []
         steps = sorted({self.committed[unit_id].step for unit_id in again})
         units = [(unit_id, self.committed[unit_id]) for unit_id in again]
         return [
@@ -154,10 +174,10 @@ class Intake:
         ]
 
     def check(self) -> None:
-        """Between two steps: every action token that came is in one place.
+        """Check between two steps that every delivered action token is counted in exactly one place.
 
         Raises:
-            LedgerViolation: it is not so.
+            LedgerViolation: a token was lost or counted twice.
         """
         check_ledger(
             delivered=self.delivered_tokens,
@@ -167,7 +187,7 @@ class Intake:
         )
 
     def state(self) -> dict[str, Any]:
-        """For the checkpoint. What is ready is no part of it: the broker delivers it again."""
+        """Return the state for the checkpoint; ready units are left out, the broker delivers them again."""
         return {
             "counts": asdict(self.counts),
             "committed": self.committed.state(),
@@ -188,11 +208,14 @@ class Intake:
 
     @property
     def backlog(self) -> int:
-        """Windows that wait and are not the last of their trajectory; for that one it still has its room."""
+        """Number of waiting windows that are not the last of their trajectory.
+
+        A last window is not counted, because its trajectory still takes up room in the curriculum.
+        """
         return sum(unit.trajectories[0].status == "unfinished" for unit in self.ready)
 
     def awaited(self) -> list[Task]:
-        """Tasks that are out and whose end is not here: a broker that was restarted has to be told of them."""
+        """Return outstanding tasks whose result is not here; they are put again after a new join."""
         here = {names.task_of(unit_id) for unit_id in self._held if names.window(unit_id) is None}
         return [
             task
@@ -243,17 +266,20 @@ class Intake:
         self._hold(Unit(deliver.unit_id, group_id, usable))
 
     def _is_committed(self, unit_id: str, segments: list[SegmentArrays]) -> bool:
-        """Whether this unit, and not another that a broker without memory calls the same, is done with."""
+        """Return whether this unit was committed, and is not a new one with a reused id.
+
+        A broker that lost its journal uses ids again.
+        """
         if unit_id not in self.committed:
             return False
         return not (self.windows and segments and self.open.begun_anew(segments))
 
     def _commit_again(self, deliver: Deliver, segments: list[SegmentArrays]) -> None:
-        """The broker does not know that we are done with this unit."""
+        """Queue a repeated commit for a unit that was committed and has been delivered again."""
         ends = {segment.trajectory_id for segment, _ in segments if segment.status != "unfinished"}
         tokens = sum(segment.action_tokens for segment, _ in segments)
         self.counts.note(RECOMMITTED, len(ends), tokens)
-        self._again.append(deliver.unit_id)
+        self._recommits.append(deliver.unit_id)
         group_id = _group_id(deliver, segments)
         if self.curriculum.is_evaluation(group_id):
             return
@@ -265,17 +291,18 @@ class Intake:
         self.ready.append(unit)
 
     def _fault(self, usable: Sequence[Trajectory]) -> str:
-        """Why a group would train nothing; empty if it would train something."""
+        """Return the outcome of a group that would train nothing; "" if it would train something."""
         config = self.curriculum.config
         baselines = sum(t.baseline for t in usable)
         if baselines == len(usable) or (config.group_members > config.group_size and not baselines):
-            return "unusable"  # nothing to be trained, or nothing to compare it with
+            # There is nothing to train, or no greedy baseline to compare with.
+            return "unusable"
         if self.filter_uniform and not has_signal(usable) and not self.rescuable(usable):
             return "uniform"
         return ""
 
     def _window(self, deliver: Deliver, segments: list[SegmentArrays]) -> None:
-        """The next segment of a trajectory that may still be growing: train on it, with all before as context."""
+        """Process the next window of a trajectory; the tokens before it become its context."""
         segment, last = segments[0][0], segments[-1][0]
         tokens = sum(piece.action_tokens for piece, _ in segments)
         if not self.curriculum.awaits(segment.group_id, segment.task_id):
@@ -307,7 +334,7 @@ class Intake:
         self._hold(unit)
 
     def _free_room(self, unit: Unit) -> None:
-        """Its room is free again; that of an unfinished trajectory only when its last window is done with."""
+        """Free the unit's room; the room of a trajectory becomes free with its last window."""
         if unit.unit_id == unit.group_id:
             self.curriculum.free(unit.group_id)
             return
@@ -320,7 +347,7 @@ class Intake:
         self.curriculum.free_member(group_id, task_id)
 
     def _will_not_come(self, group_id: str, unit_id: str) -> None:
-        """Wait for this group, or this member of it, no more."""
+        """Stop waiting for this group, or for this member of it."""
         if self.curriculum.is_evaluation(group_id):
             self.evaluated[group_id] = None
             return
@@ -329,12 +356,13 @@ class Intake:
                 self.open.forget(task.task_id)
             self.curriculum.free(group_id)
             return
-        name = names.without_window(unit_id)  # of the task, or of its trajectory
+        # The unit is named by the task, or by its trajectory.
+        name = names.without_window(unit_id)
         task_id = name if self.curriculum.awaits(group_id, name) else names.task_of(name)
         self._free_member(group_id, task_id)
 
     def _assemble(self, segments: list[SegmentArrays]) -> list[Trajectory]:
-        """The unit's trajectories; one that cannot be put together is counted and left out, not its group."""
+        """Assemble the unit's trajectories. A broken one is counted and left out; its group stays."""
         by_id: dict[str, list[SegmentArrays]] = {}
         for part in segments:
             by_id.setdefault(part.segment.trajectory_id, []).append(part)
@@ -348,7 +376,10 @@ class Intake:
         return trajectories
 
     def _placed(self, trajectory: Trajectory) -> Trajectory:
-        """With the versions of the newest line that lag as far: all that comes after asks for nothing else."""
+        """Replace versions of undone steps by versions of the newest line with equal lag.
+
+        So all later code gets the policy lag by subtracting version numbers.
+        """
         return replace(trajectory, policy_version=self.line.placed(trajectory.policy_version))
 
     def _drop(self, outcome: str, deliver: Deliver, trajectories: Sequence[Trajectory]) -> None:

@@ -1,4 +1,4 @@
-"""Trajectories that are trained window by window while they are still being generated. Pure."""
+"""Segments of trajectories that are trained window by window while they are being generated. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,7 @@ State = Literal["open", "broken", "ended"]
 
 
 class StoredAttempt(Struct, frozen=True, array_like=True):
-    """An attempt in a checkpoint; its segments as header and body, like on the wire."""
+    """An attempt in a checkpoint; each segment is a header and a body, as on the wire."""
 
     task_id: str
     number: int
@@ -33,14 +33,14 @@ _decoder = msgspec.msgpack.Decoder(list[StoredAttempt])
 
 @dataclass
 class _Attempt:
-    """The newest attempt at a task and its segments so far; a broken one keeps none."""
+    """The newest attempt at a task, with its segments so far; a broken attempt keeps none."""
 
     number: int
     pieces: list[SegmentArrays] = field(default_factory=list)
     state: State = "open"
 
     def knows(self, pieces: Sequence[SegmentArrays]) -> bool:
-        """Whether these are here already."""
+        """Return whether the attempt already has these segments."""
         start = pieces[0][0].index
         own = self.pieces[start : start + len(pieces)]
         return len(own) == len(pieces) and all(map(_equal, own, pieces))
@@ -48,29 +48,30 @@ class _Attempt:
 
 @dataclass
 class OpenTrajectories:
-    """The segments of every trajectory that has begun and is not done with, by task.
+    """Segments of every trajectory that has begun and whose last window is not yet trained or dropped, by
+    task.
 
-    They are kept until `forget`, which comes when the last window is trained or dropped: until then a
-    checkpoint may be taken in which windows still wait, and they come again after a restart. What is kept
-    of a task is bounded by the length of one trajectory.
+    They are kept until `forget`. A checkpoint may be written while windows still wait; after a restart the
+    broker delivers those windows again, and they need the segments before them. At most the segments of one
+    trajectory are kept for each task.
     """
 
     _attempts: dict[str, _Attempt] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """Trajectories that have begun and not ended."""
+        """Return the number of trajectories that have begun and not ended."""
         return sum(bool(a.pieces) and a.state == "open" for a in self._attempts.values())
 
     @property
     def tokens(self) -> int:
-        """Tokens kept."""
+        """Number of tokens of all kept segments."""
         pieces = (piece for attempt in self._attempts.values() for piece in attempt.pieces)
         return sum(segment.tokens for segment, _ in pieces)
 
     def begun_anew(self, pieces: Sequence[SegmentArrays]) -> bool:
-        """Whether these belong to a second run of the same attempt, of which the first is here.
+        """Return whether the segments belong to a second run of an attempt of which the first run is here.
 
-        So it is when a broker has lost its journal and counts attempts from 0 again.
+        That happens when the broker has lost its journal and counts attempts from 0 again.
         """
         first = pieces[0][0]
         before = self._attempts.get(first.task_id)
@@ -79,7 +80,8 @@ class OpenTrajectories:
         return bool(before.pieces) and not before.knows(pieces)
 
     def displaced_by(self, pieces: Sequence[SegmentArrays]) -> bool:
-        """Let go of an earlier attempt at the task, if these begin another; True if it had not ended."""
+        """Remove the earlier attempt if the segments begin a new one; return whether it had segments and no
+        end."""
         first = pieces[0][0]
         before = self._attempts.get(first.task_id)
         if before is None or _number(first) < before.number:
@@ -90,13 +92,15 @@ class OpenTrajectories:
         return bool(before.pieces) and before.state == "open"
 
     def extend(self, pieces: Sequence[SegmentArrays]) -> Trajectory | None:
-        """Add the next segments, unless they are here; gives the trajectory up to them, with them as its window.
+        """Add the next segments, unless they are here already.
 
         Returns:
-            None for what belongs to an attempt that is over or broken.
+            The trajectory up to and including these segments, which are its window. None if they belong to an
+            earlier, ended or broken attempt.
 
         Raises:
-            BrokenTrajectory: segments before these are missing, or they do not fit; all of it is forgotten.
+            BrokenTrajectory: earlier segments are missing, or these do not fit; the attempt's segments are
+                removed.
         """
         first, last = pieces[0][0], pieces[-1][0]
         attempt = self._attempts.setdefault(first.task_id, _Attempt(_number(first)))
@@ -116,16 +120,16 @@ class OpenTrajectories:
         return trajectory
 
     def ended(self, task_id: str) -> bool:
-        """Whether the task's last segment is here."""
+        """Return whether the last segment of the task's trajectory is here."""
         attempt = self._attempts.get(task_id)
         return attempt is not None and attempt.state == "ended"
 
     def forget(self, task_id: str) -> None:
-        """Nothing more will come of this task."""
+        """Remove the segments of a task, of which nothing more will come."""
         self._attempts.pop(task_id, None)
 
     def encode(self) -> bytes:
-        """For the checkpoint."""
+        """Return all attempts as bytes for the checkpoint."""
         return msgspec.msgpack.encode(
             [
                 StoredAttempt(task_id, attempt.number, attempt.state, [_stored(*p) for p in attempt.pieces])
@@ -134,10 +138,10 @@ class OpenTrajectories:
         )
 
     def restore(self, data: bytes) -> None:
-        """As they were when `encode` was called.
+        """Restore the attempts that `encode` returned.
 
         Raises:
-            OpenStateError: they cannot be read.
+            OpenStateError: the data cannot be read.
         """
         try:
             stored = _decoder.decode(data)
@@ -153,12 +157,12 @@ class OpenTrajectories:
 
 
 def _number(segment: Segment) -> int:
-    """Attempts are counted at the end of trajectory ids."""
+    """Return the number of the attempt, which is at the end of the trajectory id."""
     return names.attempt_of(segment.trajectory_id)
 
 
 def _equal(one: SegmentArrays, other: SegmentArrays) -> bool:
-    """Equal but for the layout of the body."""
+    """Return whether two segments are equal, apart from the layout of their bodies."""
     heads = [msgspec.structs.replace(segment, arrays=[]) for segment, _ in (one, other)]
     arrays, others = one[1], other[1]
     same = heads[0] == heads[1] and arrays.keys() == others.keys()

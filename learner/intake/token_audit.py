@@ -1,4 +1,4 @@
-"""Every action token that reached the learner is in one place. Pure."""
+"""Checks that every action token that reached the learner is counted in exactly one place. Pure."""
 
 from collections.abc import Mapping
 
@@ -6,17 +6,17 @@ from learner.errors import LedgerViolation
 
 
 def check_ledger(*, delivered: int, trained: int, outcomes: Mapping[str, int], ready: int) -> None:
-    """See that nothing was lost or counted twice.
+    """Check that no action token was lost or counted twice.
 
-    Checked between two learner steps, when nothing is in training. Segments of trajectories that are still
-    growing were each delivered as a window, and are counted as such; evaluation counts as an outcome.
+    The check is for the time between two learner steps, when no unit is being trained. Each segment of a
+    growing trajectory was delivered as a window and is counted as such. Evaluation counts as an outcome.
 
     Args:
-        delivered: action tokens of all units that came, but for those that were here already.
-        trained: of units that were in a batch.
-        outcomes: of units that were not, by what became of them; also of units that came again after
-            they had been committed.
-        ready: of units that wait.
+        delivered: action tokens of all delivered units; a unit that came again while it was here counts once.
+        trained: action tokens of units that were in a batch.
+        outcomes: action tokens of all other units, by outcome; units that came again after their commit
+            have an outcome of their own.
+        ready: action tokens of units that wait to be trained.
 
     Raises:
         LedgerViolation: ``delivered`` is not the sum of the others.

@@ -1,12 +1,12 @@
-"""What the learner does with its replay table: mix stored rollouts into a batch, and remember the batch.
+"""Mixes stored rollouts into a batch, and inserts trained rollouts into the replay table.
 
-    rng = np.random.default_rng([seed, step])           # a restart draws the same again
+    rng = np.random.default_rng([seed, step])  # so that a restart draws the same items
     batch = mix(table, units, step=step, version=version, rng=rng)
     ... train on batch ...
     remember(table, units, step=step)
 
-Replayed tokens keep the log-probabilities and the versions they were sampled with, so that ratios, and the bound
-on policy lag, treat them as what they are.
+Replayed tokens keep the log-probabilities and versions with which they were sampled. So importance ratios
+and the bound on policy lag see their true age.
 """
 
 import hashlib
@@ -33,15 +33,18 @@ def mix(
     rng: np.random.Generator,
     weight: float = 1.0,
 ) -> list[Trajectory]:
-    """The batch: fresh groups, and what is replayed with them or in them.
+    """Return the batch: the fresh trajectories and the replayed ones.
 
-    Whole groups are added as they were, so that their group-relative advantages stay what they were; better
-    trajectories of the rule "advantage" come as groups of one with an advantage of their own; rescue rules
-    replace one member of each group that failed completely.
+    Rules that keep groups add whole groups, so their group-relative advantages do not change. The rule
+    "advantage" adds trajectories as groups of one, with an advantage of their own. Rescue rules replace one
+    member of each group that failed completely.
 
     Args:
+        table: the replay table; expired items are evicted first.
+        units: units that are trained for the first time.
         step: learner steps done.
         version: policy version about to be updated.
+        rng: generator for the draws.
         weight: factor of the advantages under the rule "advantage", see
             `learner.algorithms.replay.self_imitation_weight`.
     """
@@ -65,11 +68,12 @@ def mix(
 
 
 def remember(table: ReplayTable[Any], units: Sequence[Unit], *, step: int) -> None:
-    """Insert what the rule keeps of groups that were trained for the first time.
+    """Insert into the table what the rule keeps of units that were trained for the first time.
 
     Args:
-        units: as they came, nothing replayed among them.
-        step: learner steps done; nothing is kept once replay is over.
+        table: the replay table.
+        units: units as they were delivered, without replayed trajectories.
+        step: learner steps done; from `stop_at_step` on nothing is inserted.
     """
     if table.stopped(step):
         return
@@ -96,7 +100,7 @@ def rescue_group(
     version: int,
     rng: np.random.Generator,
 ) -> list[Trajectory]:
-    """The group, rescued if it failed completely and the table holds a success of its prompt."""
+    """Return the members; in a group that failed completely, a stored success replaces one of them."""
     if not group_failed([t.return_ for t in group]):
         return list(group)
     entries = table.sample(1, step=step, version=version, rng=rng, key=prompt_key(group[0]))
@@ -104,7 +108,7 @@ def rescue_group(
 
 
 def can_rescue(table: ReplayTable[Any], group: Sequence[Trajectory]) -> bool:
-    """Whether the rule is one of rescue, the group failed completely, and a success of its prompt may be drawn."""
+    """Return whether the rule can rescue this group: it failed completely, and a success may be drawn."""
     wanted = table.config.rule in RESCUE_RULES and group_failed([t.return_ for t in group])
     if not wanted or not table.room():
         return False
@@ -115,21 +119,23 @@ def can_rescue(table: ReplayTable[Any], group: Sequence[Trajectory]) -> bool:
 def rescue(
     group: Sequence[Trajectory], stored: Sequence[Trajectory], rng: np.random.Generator
 ) -> list[Trajectory]:
-    """Put a stored success in the place of one failed member, if the group failed completely.
+    """Replace one failed member by a stored success, if the group failed completely.
 
-    ARPO (arXiv:2505.16282) replaces the first member, RAPO (arXiv:2509.24107, sections 2.2 to 2.5) a random one,
-    which we do. The success joins the group, so the group-relative advantage is taken over the group as it is
-    then; its log-probabilities and versions stay its own.
+    ARPO (arXiv:2505.16282) replaces the first member; RAPO (arXiv:2509.24107, sections 2.2 to 2.5) and this
+    function replace a random one. The success becomes a member of the group, so group-relative advantages
+    include it. It keeps its own log-probabilities and versions.
 
     Args:
         group: members of one rollout group, at least one.
         stored: successes of the same prompt; one of them is drawn.
+        rng: generator for the draw and for the member that is replaced.
 
     Returns:
-        As many members as before, in order; the same ones if there is nothing to rescue, or to rescue with.
+        The members in order, as many as before; unchanged if the group did not fail or nothing is stored.
     """
     members = list(group)
-    sampled = [i for i, t in enumerate(members) if t.temperature > 0]  # a greedy baseline keeps its place
+    # A greedy baseline keeps its place.
+    sampled = [i for i, t in enumerate(members) if t.temperature > 0]
     if not stored or not sampled or not group_failed([t.return_ for t in members]):
         return members
     success = stored[int(rng.integers(len(stored)))]
@@ -142,9 +148,9 @@ def rescue(
 
 
 def alone(entry: ReplayEntry[Trajectory], baselines: Sequence[float], *, weight: float = 1.0) -> Trajectory:
-    """A stored trajectory as a group of one; its advantage is its return against the present baselines.
+    """Return a stored trajectory as a group of one, with its return minus the present baseline as advantage.
 
-    SPEAR (arXiv:2509.22601).
+    The baseline is the median of ``baselines``; the rule is that of SPEAR (arXiv:2509.22601).
     """
     advantage = weight * float(advantage_recalibrated(entry.return_, baselines))
     name = entry.item.trajectory_id
@@ -152,13 +158,13 @@ def alone(entry: ReplayEntry[Trajectory], baselines: Sequence[float], *, weight:
 
 
 def prompt_key(trajectory: Trajectory) -> str:
-    """Equal for trajectories of the same environment that began with the same tokens."""
+    """Return a hash of environment and prompt; trajectories of the same prompt have the same key."""
     prompt = np.ascontiguousarray(trajectory.token_ids[: trajectory.prompt_tokens], dtype="<i4")
     return hashlib.blake2b(trajectory.env.encode() + b"\0" + prompt.tobytes(), digest_size=16).hexdigest()
 
 
 def batch_metrics(trajectories: Sequence[Trajectory], *, version: int) -> dict[str, float]:
-    """Share and age of what was replayed in a batch, for TensorBoard."""
+    """Return the share of replayed trajectories in a batch and the mean lag of their tokens."""
     versions = [t.policy_version[t.action_mask] for t in trajectories if t.replayed]
     share = len(versions) / max(1, len(trajectories))
     age = version - float(np.concatenate(versions).mean()) if versions else 0.0
@@ -198,7 +204,7 @@ def _insert(table: ReplayTable[Any], t: Trajectory, *, advantage: float) -> None
 
 
 def _own(group: Unit) -> list[Trajectory]:
-    """Members that are finished and that a gradient can be taken of; not what was replayed into the group."""
+    """Return the finished members that were sampled for this group; no greedy baseline, nothing replayed."""
     return [
         t for t in group.trajectories if t.temperature > 0 and t.status != "unfinished" and not t.replayed
     ]

@@ -1,4 +1,4 @@
-"""The replay table on disk: one MessagePack document with the token arrays in it as bytes; no pickle."""
+"""The replay table on disk: one MessagePack document that holds token arrays as bytes; no pickle."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -20,17 +20,17 @@ FORMAT = 1
 
 
 class StoredTrajectory(Struct, frozen=True):
-    """A trajectory: its arrays in ``body``, all else in ``fields``."""
+    """A trajectory: its arrays in ``body``, everything else in ``fields``."""
 
     fields: dict[str, Any]
     arrays: list[ArraySpec]
     masks: list[str]
-    """Arrays of booleans; they are stored as bytes."""
+    """Names of the boolean arrays, which are stored as bytes."""
     body: bytes
 
 
 class StoredItem(Struct, frozen=True):
-    """A rollout group, or a single trajectory where ``unit_id`` is None."""
+    """A rollout group, or a single trajectory if ``unit_id`` is None."""
 
     trajectories: list[StoredTrajectory]
     unit_id: str | None = None
@@ -38,7 +38,7 @@ class StoredItem(Struct, frozen=True):
 
 
 class StoredEntry(Struct, frozen=True, kw_only=True):
-    """An item of the table, and what is known of it."""
+    """An item of the table and the numbers that the selectors use; see `learner.replay.table.ReplayEntry`."""
 
     item: StoredItem
     key: str
@@ -52,7 +52,7 @@ class StoredEntry(Struct, frozen=True, kw_only=True):
 
 
 class StoredTable(Struct, frozen=True, kw_only=True):
-    """All of a table that a restart must not lose."""
+    """The whole state of a table that a restart needs."""
 
     format: int
     rule: str
@@ -69,15 +69,15 @@ _decoder = msgspec.msgpack.Decoder(StoredTable)
 
 
 def encode_table(table: StoredTable) -> bytes:
-    """One document."""
+    """Return the table as one MessagePack document."""
     return msgspec.msgpack.encode(table)
 
 
 def decode_table(data: bytes | memoryview) -> StoredTable:
-    """The table in a document.
+    """Return the table in a document.
 
     Raises:
-        ReplayStateError: it is cut, damaged, or of another format.
+        ReplayStateError: the document is cut, damaged, or of a different format.
     """
     try:
         table = _decoder.decode(data)
@@ -94,14 +94,14 @@ def decode_table(data: bytes | memoryview) -> StoredTable:
 
 
 def encode_item(item: Unit | Trajectory) -> StoredItem:
-    """A group or a trajectory, to be stored."""
+    """Return the stored form of a rollout group or a trajectory."""
     if isinstance(item, Unit):
         return StoredItem([_encode_trajectory(t) for t in item.trajectories], item.unit_id, item.group_id)
     return StoredItem([_encode_trajectory(item)])
 
 
 def decode_item(stored: StoredItem) -> Unit | Trajectory:
-    """What `encode_item` was given.
+    """Return the rollout group or trajectory that `encode_item` was given.
 
     Raises:
         ReplayStateError: a field or an array is missing, unknown or of the wrong type.
@@ -131,7 +131,7 @@ def _encode_trajectory(trajectory: Trajectory) -> StoredTrajectory:
 def _decode_trajectory(stored: StoredTrajectory) -> Trajectory:
     hints = _hints()
     views = unpack_arrays(stored.arrays, stored.body)
-    # A field that trajectories had in an earlier version of the program is left out.
+    # Fields that trajectories had in an earlier version of the program are left out.
     values: dict[str, Any] = {
         name: msgspec.convert(value, hints[name]) for name, value in stored.fields.items() if name in hints
     }

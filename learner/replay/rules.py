@@ -1,4 +1,4 @@
-"""Settings of a replay table turned into functions: what is drawn, how fast, and what would wait for ever. Pure."""
+"""Functions made from the settings of a replay table: what is drawn, how fast, and checks. Pure."""
 
 import math
 from collections.abc import Callable
@@ -12,28 +12,29 @@ from learner.errors import ReplayConfigError
 from protocol.arrays import Float64s
 
 SUCCESS_RETURN = {"success": 0.1, "per_prompt": 0.5}
-"""A return above it is a success: as ARPO (arXiv:2505.16282) and RAPO (arXiv:2509.24107) have it."""
+"""Return above which a trajectory is a success; from ARPO (arXiv:2505.16282) and RAPO (arXiv:2509.24107)."""
 
 
 class Columns(NamedTuple):
-    """What a selector sees: [M] each, one for every item that may be drawn, oldest first."""
+    """Input of a selector: arrays [M], one element for each item that may be drawn, oldest item first."""
 
     lag: Float64s
-    """Versions."""
+    """Policy lag of the item, in versions."""
     return_: Float64s
     advantage: Float64s
     recalibrated: Float64s
-    """Return against the median of recent groups' mean returns; the return itself while there are none."""
+    """Return minus the median of recent groups' mean returns; the return itself while there are none."""
     success_rate: Float64s
     order: Float64s
+    """Number of items that were inserted before the item."""
 
 
 Selector = Callable[[Columns], Float64s]
-"""Log-weights [M]; -inf is never drawn."""
+"""Function that returns log-weights [M]; an item with -inf is never drawn."""
 
 
 def make_selector(config: ReplayConfig) -> Selector:
-    """What is drawn.
+    """Return the selector of the configured rule.
 
     Example:
         >>> import numpy as np
@@ -63,9 +64,9 @@ def make_selector(config: ReplayConfig) -> Selector:
 
 
 def items_per_prompt(config: ReplayConfig) -> int | None:
-    """Most items of one prompt, of which the newest stay; None: any number.
+    """Return the most items of one prompt that the table keeps, the newest ones; None: no limit.
 
-    One group in DOTS (arXiv:2506.05316), one trajectory in RAPO, a few in ARPO.
+    DOTS (arXiv:2506.05316) keeps one group, RAPO one trajectory, ARPO a few.
     """
     match config.rule:
         case "uniform" | "recent" | "advantage":
@@ -80,9 +81,10 @@ def items_per_prompt(config: ReplayConfig) -> int | None:
 
 @dataclass(frozen=True)
 class Limiter:
-    """Keeps samples in proportion to inserts, like the rate limiter of Reverb (arXiv:2102.04736).
+    """Rate limiter that keeps samples in proportion to inserts, as in Reverb (arXiv:2102.04736).
 
-    Inserts are never held up: whoever inserts is whoever samples, and would wait for itself.
+    Unlike Reverb's it never blocks inserts, because the learner that inserts also samples, and would wait for
+    itself.
 
     Example:
         >>> limiter = Limiter(min_size=2, samples_per_insert=1.5, error_buffer=2.0)
@@ -93,10 +95,11 @@ class Limiter:
     """
 
     min_size: int = 1
+    """Items that the table must hold before the first is drawn."""
     samples_per_insert: float | None = None
-    """None: only `min_size` counts."""
+    """Most samples per insert in the long run; None: no limit."""
     error_buffer: float = 1.0
-    """Samples that may be taken ahead of the inserts that pay for them; at least one insert's worth."""
+    """Samples that may be drawn in excess of that ratio; at least the samples that one insert is worth."""
 
     def __post_init__(self) -> None:
         needed = max(1.0, self.samples_per_insert or 0.0)
@@ -107,7 +110,7 @@ class Limiter:
             )
 
     def room(self, *, inserted: int, held: int, sampled: int) -> int:
-        """Samples that may be taken now."""
+        """Return the number of samples that may be drawn now."""
         if held < self.min_size:
             return 0
         if self.samples_per_insert is None:
@@ -117,10 +120,10 @@ class Limiter:
 
 
 def make_limiter(config: ReplayConfig) -> Limiter:
-    """The limiter of these settings, its buffer one insert's worth of samples.
+    """Return the limiter of these settings; its buffer is the samples that one insert is worth.
 
     Raises:
-        ReplayConfigError: nothing could ever be drawn, or not as much as asked for.
+        ReplayConfigError: nothing could ever be drawn, or less than `samples_per_insert`.
     """
     rate = config.samples_per_insert
     if config.min_size > config.capacity_groups:
@@ -137,19 +140,20 @@ def make_limiter(config: ReplayConfig) -> Limiter:
 
 
 def check_share(config: ReplayConfig, *, fresh_items: int | None, publish_every: int) -> None:
-    """Check that the share can be had: what is inserted can be drawn often enough before it is thrown away.
+    """Check that the share can be reached: items can be drawn often enough before they are evicted.
 
-    These conditions are necessary: rollouts that are stale when they are trained, or that the rule does not
-    keep, make it less.
+    The conditions are necessary, not sufficient: rollouts that are stale when they are trained, or that the
+    rule does not keep, lower the share.
 
     Args:
-        fresh_items: items inserted per learner step; None where unknown.
+        fresh_items: items inserted per learner step; None if unknown.
         publish_every: learner steps per policy version, >= 1.
 
     Raises:
-        ReplayConfigError: the share is out of reach, or `min_size` is.
+        ReplayConfigError: the share, or `min_size`, cannot be reached.
     """
-    lifetime = (config.max_policy_lag + 1) * publish_every - 1  # steps, for the luckiest of items
+    # Most learner steps in which an item can be drawn before it is too old.
+    lifetime = (config.max_policy_lag + 1) * publish_every - 1
     if fresh_items is not None and config.min_size > fresh_items * lifetime:
         raise ReplayConfigError(
             f"learner.replay.min_size is {config.min_size}, but {fresh_items} items per step that are kept for "

@@ -1,8 +1,9 @@
-"""A table of rollouts that may be trained again.
+"""The replay table: rollouts that may be trained again.
 
-In the words of Reverb (arXiv:2102.04736): a *selector* says what is drawn, *removers* what is thrown away
-(by age in policy versions, by uses, first in first out at capacity), a *limiter* how fast. Pure: no clocks, and
-chance comes in as a generator. At any moment ``inserted = held + evicted``.
+The terms are those of Reverb (arXiv:2102.04736). A *selector* decides which items are drawn. *Removers*
+decide which are evicted: by age in policy versions, by uses, and first in, first out at capacity. A *limiter*
+decides how fast items are drawn. The table is pure: it reads no clock, and randomness comes from a generator
+that the caller passes. At any moment ``inserted = held + evicted``.
 """
 
 from collections import deque
@@ -45,29 +46,30 @@ T = TypeVar("T", Unit, Trajectory)
 
 @dataclass(eq=False)
 class ReplayEntry(Generic[T]):
-    """An item and what the selectors know of it."""
+    """An item and the numbers that the selectors use."""
 
     item: T
     key: str
-    """Of the prompt."""
+    """Key of the prompt; see `learner.replay.batch.prompt_key`."""
     version: int
-    """Of its freshest token."""
+    """Policy version of the item's newest token."""
     return_: float = 0.0
-    """Mean return of a group."""
+    """Return of the trajectory, or mean return of the group."""
     advantage: float = 0.0
-    """When it was sampled."""
+    """Advantage at the time of insertion; 0 for groups and rescue rules."""
     success_rate: float = 0.0
-    """Of the group, in [0, 1]."""
+    """Mean success of the item's trajectories, in [0, 1]: solved or not, else the return clipped to [0, 1]."""
     tokens: int = 0
-    """Action tokens."""
+    """Action tokens of the item."""
     order: int = 0
-    """How many items were inserted before it."""
+    """Number of items that were inserted before it; it names the item."""
     uses: int = 0
+    """How often the item has been drawn."""
 
 
 @dataclass
 class ReplayTable(Generic[T]):
-    """Items in the order they were inserted; made by `make_table`.
+    """Replay table with items in the order of insertion; made by `make_table`.
 
     Example:
         >>> table = make_table(ReplayConfig(rule="recent", max_policy_lag=2))
@@ -82,15 +84,15 @@ class ReplayTable(Generic[T]):
     select: Selector
     limiter: Limiter
     per_key: int | None = None
-    """Most items of one prompt; the newest stay."""
+    """Most items of one prompt, the newest ones; None: no limit."""
     entries: dict[int, ReplayEntry[T]] = field(default_factory=dict)
-    """By `ReplayEntry.order`."""
+    """Held items by `ReplayEntry.order`."""
     inserted: int = 0
     sampled: int = 0
     sampled_tokens: int = 0
     evicted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(get_args(Cause), 0))
     baselines: deque[float] = field(init=False)
-    """Mean returns of recent groups."""
+    """Mean returns of recent groups, for the rule "advantage"."""
     _carry: float = 0.0
 
     def __post_init__(self) -> None:
@@ -110,7 +112,7 @@ class ReplayTable(Generic[T]):
         success_rate: float = 0.0,
         tokens: int = 0,
     ) -> None:
-        """Keep an item; what exceeds the capacity goes, oldest first."""
+        """Insert an item, and evict the oldest items beyond the capacity."""
         self.entries[self.inserted] = ReplayEntry(
             item, key, version, return_, advantage, success_rate, tokens, order=self.inserted
         )
@@ -120,15 +122,17 @@ class ReplayTable(Generic[T]):
     def sample(
         self, count: int, *, step: int, version: int, rng: np.random.Generator, key: str | None = None
     ) -> list[ReplayEntry[T]]:
-        """Draw items, each at most once; fewer than ``count`` where the table or the limiter has no more.
+        """Draw items, each at most once; fewer than ``count`` if the table or the limiter allows no more.
 
         Args:
-            step: learner steps done; none are drawn from `stop_at_step` on.
+            count: number of items wanted.
+            step: learner steps done; from `stop_at_step` on nothing is drawn.
             version: policy version about to be updated.
+            rng: generator for the draw.
             key: draw items of this prompt only.
 
         Raises:
-            ValueError: count is negative, or an item is of a version that does not exist yet.
+            ValueError: count is negative, or an item has a version that does not exist yet.
         """
         self.expire(step=step, version=version)
         held = [e for e in self.entries.values() if key is None or e.key == key]
@@ -146,13 +150,13 @@ class ReplayTable(Generic[T]):
         return drawn
 
     def room(self) -> int:
-        """Items that the limiter lets be drawn now."""
+        """Return the number of items that the limiter allows to be drawn now."""
         return self.limiter.room(inserted=self.inserted, held=len(self), sampled=self.sampled)
 
     def quota(self, fresh: int, *, step: int) -> int:
-        """Items to draw beside ``fresh`` ones for the share to be exact in the long run.
+        """Return how many items to draw in addition to ``fresh`` ones; the share is exact in the long run.
 
-        What could not be drawn is not made up for later: batches would grow.
+        Items that could not be drawn are not drawn later instead, because batches would grow.
         """
         if self.stopped(step):
             return 0
@@ -160,14 +164,14 @@ class ReplayTable(Generic[T]):
         return quota
 
     def stopped(self, step: int) -> bool:
-        """Whether replay is over."""
+        """Return whether replay has ended."""
         return 0 < self.config.stop_at_step <= step
 
     def expire(self, *, step: int, version: int) -> None:
-        """Throw away what is too old for this version of the policy, and everything once replay is over.
+        """Evict items that are too old for this policy version, and all items once replay has ended.
 
         Raises:
-            ValueError: an item is of a version that does not exist yet.
+            ValueError: an item has a version that does not exist yet.
         """
         for entry in list(self.entries.values()):
             lag = version - entry.version
@@ -182,7 +186,7 @@ class ReplayTable(Generic[T]):
                 self._evict(entry, "age")
 
     def metrics(self) -> dict[str, float]:
-        """For TensorBoard."""
+        """Return the table's metrics for TensorBoard."""
         return {
             "replay/items": float(len(self)),
             "replay/inserted": float(self.inserted),
@@ -191,7 +195,7 @@ class ReplayTable(Generic[T]):
         }
 
     def state(self) -> bytes:
-        """All of it, to be given to `restore`."""
+        """Return the whole table as bytes for `restore`."""
         entries = [
             StoredEntry(item=encode_item(e.item), **{k: v for k, v in vars(e).items() if k != "item"})
             for e in self.entries.values()
@@ -211,10 +215,11 @@ class ReplayTable(Generic[T]):
         )
 
     def restore(self, data: bytes | memoryview) -> None:
-        """Become the table that `state` was taken of; what present settings have no room for goes.
+        """Restore the table that `state` returned; items beyond the limits of the present settings are
+        evicted.
 
         Raises:
-            ReplayStateError: it is damaged, or was filled under another rule.
+            ReplayStateError: the data are damaged, or the table was filled with a different rule.
         """
         stored = decode_table(data)
         if stored.rule != self.config.rule:
@@ -240,16 +245,16 @@ class ReplayTable(Generic[T]):
             self._trim(key)
 
     def save(self, path: Path) -> None:
-        """Write the table; the file is replaced at once."""
+        """Write the table to a file, which is replaced by one rename."""
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, self.state())
 
     def load(self, path: Path) -> None:
-        """Become the table in a file.
+        """Restore the table in a file.
 
         Raises:
-            ReplayStateError: it is damaged, or was filled under another rule.
-            OSError: there is none.
+            ReplayStateError: the file is damaged, or the table was filled with a different rule.
+            OSError: the file does not exist or cannot be read.
         """
         try:
             self.restore(path.read_bytes())
@@ -283,15 +288,16 @@ class ReplayTable(Generic[T]):
 def make_table(
     config: ReplayConfig, *, fresh_items: int | None = None, publish_every: int = 1
 ) -> ReplayTable[Any]:
-    """An empty table: of groups for the rules uniform, recent and difficulty, of trajectories for the others.
+    """Return an empty table, of groups for the rules uniform, recent and difficulty, else of trajectories.
 
     Args:
+        config: settings of the table.
         fresh_items: items trained for the first time per learner step (groups, or trajectories for the rule
-            "advantage"); what depends on it is not checked where it is unknown.
+            "advantage"); None: unknown, and checks that need it are left out.
         publish_every: learner steps per policy version.
 
     Raises:
-        ReplayConfigError: settings under which nothing would be replayed, or less than the share.
+        ReplayConfigError: nothing, or less than the share, would be replayed with these settings.
     """
     limiter = make_limiter(config)
     check_share(config, fresh_items=fresh_items, publish_every=publish_every)
@@ -299,7 +305,7 @@ def make_table(
 
 
 def replay_table(config: LearnerConfig) -> ReplayTable[Any] | None:
-    """The table of a run with replay.
+    """Return the empty table of a run; None for a run without replay.
 
     Raises:
         ReplayConfigError: see `make_table`.

@@ -1,1 +1,4 @@
-"""Training again from what a journal recorded: `recorded` is a step, `retrain` trains it."""
+"""Trains a model again from the steps that a journal recorded.
+
+- `recorded`: a recorded step. `retrain`: trains recorded steps.
+"""

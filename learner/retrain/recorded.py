@@ -1,4 +1,4 @@
-"""Learner steps as they were recorded, to be trained again by `learner.retrain.retrain`."""
+"""Recorded learner steps, which `learner.retrain.retrain` trains again."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from protocol.messages import Deliver
 
 
 class RecordedUnit(NamedTuple):
-    """A delivery as the broker sent it, and the frames behind its header."""
+    """A delivery as the broker sent it, and the frames after its header."""
 
     deliver: Deliver
     frames: Sequence[bytes]
@@ -16,15 +16,15 @@ class RecordedUnit(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """One learner step as it was."""
+    """One recorded learner step."""
 
     step: int
-    """From 1."""
+    """Number of the step, counted from 1."""
     version: int
-    """Policy version that was updated."""
+    """Policy version that the step updated."""
     units: Sequence[RecordedUnit]
-    """In the order in which they came; of windows also those that were dropped, which others have as context."""
+    """Units in the order of delivery; dropped windows included, because later windows need their context."""
     trained: Sequence[str]
-    """Units of the batch, in its order."""
+    """Ids of the batch's units, in the order of the batch."""
     forks: Sequence[tuple[int, int]] = ()
-    """Of the learner's `protocol.version_line.VersionLine`."""
+    """Forks of the learner's `protocol.version_line.VersionLine`."""

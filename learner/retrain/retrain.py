@@ -1,4 +1,4 @@
-"""Training again from what was recorded: the same units in the same steps, through the same code; nobody is told."""
+"""Trains recorded steps again: the same units in the same steps, through the same code, without a broker."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -22,8 +22,8 @@ from protocol.weights.format import Shapes
 log = logging.getLogger(__name__)
 
 
-class AllOurs(Curriculum):
-    """Every task that was recorded had been dealt out."""
+class OwnsEveryTask(Curriculum):
+    """A curriculum that owns every task, because every recorded task was dealt out by the recorded run."""
 
     def owns(self, group_id: str) -> bool:
         return True
@@ -33,19 +33,19 @@ class AllOurs(Curriculum):
 
 
 class RecordedBatches:
-    """`learner.trainer.Batches` from a recording: gives the batches that were recorded, and tells nobody."""
+    """`learner.trainer.Batches` that returns the recorded batches and sends nothing."""
 
     in_step = False
 
     def __init__(self, config: LearnerConfig) -> None:
-        curriculum = AllOurs("", config)
-        # What was filtered out is not in the recording.
+        curriculum = OwnsEveryTask("", config)
+        # The recording does not contain units that the filter dropped, so the filter is off.
         self.intake = Intake(curriculum, filter_uniform=False, windows=config.train_on == "windows")
         self._batch: Sequence[str] = ()
         self._step = 0
 
     def load(self, recorded: RecordedStep) -> None:
-        """Take in what was delivered for a step."""
+        """Receive the recorded deliveries of a step."""
         self._batch, self._step = recorded.trained, recorded.step
         for unit in recorded.units:
             self.intake.received(unit.deliver, unit.frames)
@@ -54,7 +54,7 @@ class RecordedBatches:
         """Return the recorded batch.
 
         Raises:
-            CannotRetrain: a unit of it cannot be trained.
+            CannotRetrain: a unit of the batch cannot be trained.
         """
         ready = {unit.unit_id: unit for unit in self.intake.ready}
         if missing := [unit_id for unit_id in self._batch if unit_id not in ready]:
@@ -71,18 +71,18 @@ class RecordedBatches:
     def commit(
         self, trained: Sequence[Unit], *, step: int, version: int = -1, replayed_tokens: int = 0
     ) -> None:
-        """Note what was trained; there is no broker to tell."""
+        """Count the units as trained; no commit is sent."""
         self.intake.commit(0, step, trained, replayed_tokens, version)
 
     def refill(self, *, step: int, version: int) -> None:
-        """Put no tasks: there are no more batches than were recorded."""
+        """Put no tasks, because there are no batches beyond the recorded ones."""
 
     def announce(self, message: PublishWeights) -> None:
-        """Announce nothing: nobody is there to serve it."""
+        """Announce nothing, because there are no generators."""
 
 
 class Unpublished:
-    """`learner.trainer.Versions` that counts versions and writes none."""
+    """`learner.trainer.Versions` that writes no versions."""
 
     def __init__(self) -> None:
         self.seconds, self.published = 0.0, PublishedVersion()
@@ -100,10 +100,17 @@ class Unpublished:
 
 
 def retrain(config: LearnerConfig, *, model: str, seed: int, steps: Iterable[RecordedStep], out: Path) -> int:
-    """Train a model on recorded steps; returns how many they were.
+    """Train a model on recorded steps and return their number.
 
-    On one process and fp32 the outcome depends on nothing but the arguments. ``out`` gets the model as a Hugging
-    Face folder, and metrics as in a run folder.
+    With dtype float32 the result depends on nothing but the arguments; one process trains, whatever
+    ``config.processes`` is.
+
+    Args:
+        config: settings of the recorded run.
+        model: Hugging Face name or folder of the initial model.
+        seed: seed of the recorded run.
+        steps: recorded steps, from step 1 on, without gaps.
+        out: folder for the trained model, as a Hugging Face folder, and for metrics, as in a run folder.
 
     Raises:
         CannotRetrain: a step is missing, or a unit of its batch cannot be trained.
@@ -118,7 +125,7 @@ def retrain(config: LearnerConfig, *, model: str, seed: int, steps: Iterable[Rec
     )
     try:
         for recorded in steps:
-            again(trainer, batches, recorded)
+            train_again(trainer, batches, recorded)
         engine.save_pretrained(out)
     finally:
         report.close()
@@ -126,8 +133,12 @@ def retrain(config: LearnerConfig, *, model: str, seed: int, steps: Iterable[Rec
     return trainer.step
 
 
-def again(trainer: Trainer, batches: RecordedBatches, recorded: RecordedStep) -> None:
-    """Train one recorded step again."""
+def train_again(trainer: Trainer, batches: RecordedBatches, recorded: RecordedStep) -> None:
+    """Train one recorded step again.
+
+    Raises:
+        CannotRetrain: it is not the next step, or a unit of its batch cannot be trained.
+    """
     if recorded.step != trainer.step + 1:
         raise CannotRetrain(
             f"step {trainer.step + 1} is not recorded, the next one that is is {recorded.step}"

@@ -1,7 +1,8 @@
-"""From trajectories to new weights.
+"""The learner's update: trajectories in, new weights out.
 
-- `engine`: trajectories in, weights out; `updater`: one update on one rank; `report`, `outcome`: what it did.
-- `credit_assignment`, `estimates`: rewards to advantages. `batching`, `packing`: trajectories to micro-batches.
+- `engine`: the entry point; `updater`: one update on one rank; `outcome`, `report`: what an update did.
+- `credit_assignment`, `estimates`: rewards to advantages. `batching`, `packing`: trajectories to
+  micro-batches.
 - `scores`, `objective`, `adaptive`, `schedule`: the objective, put together from `learner.algorithms`.
 - `policy`, `target_logp`, `critic`, `frozen`: the models. `deepspeed_zero`, `ranks`, `cpu`: the machinery.
 """

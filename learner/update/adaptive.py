@@ -1,6 +1,6 @@
-"""What changes from step to step: which objective is in force, dual variables, coefficients with a schedule.
+"""Settings that change from step to step: the objective in force, dual variables, scheduled coefficients.
 
-Pure; the state is a few numbers and travels in the checkpoint.
+All functions are pure. The state is a few numbers, and the checkpoint contains it.
 """
 
 from msgspec import Struct
@@ -15,20 +15,20 @@ from learner.update.objective import Adaptive
 
 
 class AdaptiveState(Struct, frozen=True, kw_only=True):
-    """Numbers that steps leave to the next."""
+    """Numbers that each step passes on to the next step."""
 
     dual: float
     entropy_coefficient: float
 
 
 def first_state(config: AlgorithmConfig) -> AdaptiveState:
-    """Where a run begins."""
+    """Return the state with which a run begins."""
     dual = config.surrogate.dual_start if isinstance(config.surrogate, RatioVarianceSurrogate) else 0.0
     return AdaptiveState(dual=dual, entropy_coefficient=config.entropy.coefficient)
 
 
 def state_at(config: AlgorithmConfig, state: AdaptiveState, step: int) -> AdaptiveState:
-    """The state a learner step begins with: a reincarnation starts the dual variable of its surrogate."""
+    """Return the state with which a learner step begins. A reincarnation restarts the dual variable."""
     change = config.reincarnation
     if change is None or step != change.step:
         return state
@@ -38,7 +38,7 @@ def state_at(config: AlgorithmConfig, state: AdaptiveState, step: int) -> Adapti
 
 
 def algorithm_at(config: AlgorithmConfig, step: int) -> AlgorithmConfig:
-    """The objective in force at a learner step: a reincarnated run changes it once.
+    """Return the objective in force at a learner step. A reincarnated run changes it once.
 
     Example:
         >>> from learner.algorithm_config import Reincarnation
@@ -62,7 +62,7 @@ def algorithm_at(config: AlgorithmConfig, step: int) -> AlgorithmConfig:
 def adaptive(
     config: AlgorithmConfig, state: AdaptiveState, *, step: int, steps: int, bounds: BalancedBounds | None
 ) -> Adaptive:
-    """Numbers for one optimizer step of learner step ``step`` (from 0) out of ``steps``."""
+    """Return the numbers for one optimizer step of learner step ``step`` (from 0) out of ``steps``."""
     kl = config.kl
     share = 1.0
     if isinstance(kl, KlConvex):
@@ -81,7 +81,7 @@ def adaptive(
 def after_optimizer_step(
     surrogate: RatioVarianceSurrogate, state: AdaptiveState, *, mean_square: float
 ) -> AdaptiveState:
-    """Move the dual variable by the mean of (ratio - 1)² over the step's tokens, on all ranks alike."""
+    """Update the dual variable with the mean of (ratio - 1)² over the step's tokens on all ranks."""
     dual = next_dual(
         state.dual,
         mean_square,
@@ -104,17 +104,17 @@ def after_update(config: AlgorithmConfig, state: AdaptiveState, *, entropy: floa
 
 
 def has_entropy_gradient(config: AlgorithmConfig) -> bool:
-    """Whether the objective may need gradient through the entropy."""
+    """Return whether the objective may need gradient through the entropy."""
     return config.entropy.coefficient > 0 or config.entropy.target > 0
 
 
 def optimizer_steps_per_update(config: AlgorithmConfig) -> int:
-    """Most optimizer steps on one batch."""
+    """Return the largest number of optimizer steps on one batch."""
     return config.updates_per_batch * config.passes
 
 
 def total_optimizer_steps(config: AlgorithmConfig, steps: int) -> int:
-    """Optimizer steps of a run of ``steps`` learner steps, a reincarnation included."""
+    """Return the optimizer steps of a run of ``steps`` learner steps, a reincarnation included."""
     change = config.reincarnation
     before = steps if change is None else min(steps, change.step)
     after = algorithm_at(config, before) if before < steps else config
@@ -122,9 +122,11 @@ def total_optimizer_steps(config: AlgorithmConfig, steps: int) -> int:
 
 
 def needs_scores(config: AlgorithmConfig, optimizer_steps: int) -> bool:
-    """Whether the weights before the update must be asked about all tokens first.
+    """Return whether the weights before the update must score all tokens first.
 
-    With a single step they are the current ones: the forward pass of the update gives both.
+    Entropy surrogates and group ratios compare a token with others, so they always need the scores. The
+    recomputed proximal policy needs them only for several optimizer steps: with a single step it is the
+    current policy, and the forward pass of the update is enough.
     """
     if isinstance(config.surrogate, EntropySurrogate) or has_group_ratio(config):
         return True
@@ -132,12 +134,12 @@ def needs_scores(config: AlgorithmConfig, optimizer_steps: int) -> bool:
 
 
 def has_group_ratio(config: AlgorithmConfig) -> bool:
-    """Whether a token's weight depends on the tokens of other answers."""
+    """Return whether a token's weight depends on the tokens of other answers."""
     return any(correction.level == "group" for correction in config.corrections)
 
 
 def reference_policies(config: AlgorithmConfig) -> tuple[str, ...]:
-    """Frozen copies of the model that the objective compares with."""
+    """Return the names of the frozen copies of the model that the objective compares with."""
     if isinstance(config.kl, KlConvex):
         return ("reference", "predecessor")
     return ("reference",) if config.kl is not None and config.kl.to == "reference" else ()

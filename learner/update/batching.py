@@ -1,13 +1,12 @@
-"""From trajectories to micro-batches: pure functions of arrays, the same on every rank.
+"""Conversion of trajectories to micro-batches, by pure functions of arrays that run on every rank.
 
 A mini-batch (one optimizer step) is sorted by length and dealt to the ranks in turns, so that all ranks get
-nearly the same lengths; then the sorted rows are cut into micro-batches of at most `budget` positions,
-where the cuts are chosen to waste the least. The cuts are common to all ranks, so every rank runs equally
-many micro-batches, which collectives under ZeRO 3 need; a rank that has no row left runs a dummy of weight
-zero.
+nearly the same lengths. The sorted rows are then cut into micro-batches of at most `budget` positions; the
+cuts are chosen to waste the least. The cuts are common to all ranks, so every rank runs the same number of
+micro-batches, which collectives under ZeRO 3 need. A rank that has no row left runs a dummy of weight zero.
 
-Rows are padded on the right. Under causal attention nothing ever looks at the padding, so no mask is
-needed, and any causal language model gives the same numbers as for one trajectory at a time.
+Rows are padded on the right. Under causal attention no token attends to the padding after it, so no mask
+is needed, and any causal language model gives the same numbers as for one trajectory at a time.
 """
 
 from collections.abc import Sequence
@@ -20,45 +19,45 @@ from learner.algorithm_config import AggregationConfig
 from learner.algorithms.aggregation import token_weights
 from learner.algorithms.staleness import assert_lag_bound, loss_mask
 from learner.trajectory import Trajectory
-from learner.update.credit_assignment import Credit
+from learner.update.credit_assignment import TokenAdvantages
 from learner.update.packing import ON_CPU, CutRule, choose_cuts, dealt_row
 from protocol.arrays import Float32s, Int64s
 
 PADDING = 0
-"""Any token id will do: the padding is never attended to."""
+"""Token id of the padding. Any id will do, because no token attends to the padding."""
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Trajectories laid one behind the other; this is what travels to the other ranks."""
+    """Trajectories laid one behind the other; rank 0 sends this to the other ranks."""
 
     lengths: NDArray[np.int32]
-    """[S]"""
+    """Tokens of each trajectory, [S]."""
     temperature: Float32s
-    """[S]"""
+    """Sampling temperature of each trajectory, [S]."""
     group: NDArray[np.int32]
-    """[S] index of the rollout group"""
+    """Index of each trajectory's rollout group, [S]."""
     token_ids: NDArray[np.int32]
-    """[ΣT], like all that follow"""
+    """Token ids of all trajectories, [ΣT]."""
     loss_mask: NDArray[np.bool_]
-    """tokens that carry policy gradient"""
+    """Tokens that carry policy gradient, [ΣT]."""
     seen_mask: NDArray[np.bool_]
-    """those, and tokens that the critic or imitation learns from"""
+    """Tokens that carry policy gradient, or that the critic or imitation learns from, [ΣT]."""
     columns: dict[str, Float32s]
-    """by name, see `make_batch`"""
+    """Numbers of each token by name, [ΣT] each, see `make_batch`."""
 
     @property
     def starts(self) -> Int64s:
-        """Place of the first token of each trajectory, [S + 1]."""
+        """Index of the first token of each trajectory, and last the number of all tokens, [S + 1]."""
         return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
 
     @property
     def trained(self) -> Int64s:
-        """Tokens of each trajectory that carry policy gradient, [S]."""
+        """Number of tokens of each trajectory that carry policy gradient, [S]."""
         return self.count(self.loss_mask)
 
     def count(self, mask: NDArray[np.bool_]) -> Int64s:
-        """Tokens of each trajectory under a mask [ΣT], [S]."""
+        """Count the tokens of each trajectory under a mask [ΣT]. The counts are [S]."""
         sums = np.concatenate([[0], np.cumsum(mask, dtype=np.int64)])
         starts = self.starts
         counts: Int64s = sums[starts[1:]] - sums[starts[:-1]]
@@ -67,32 +66,32 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
-    """One forward and backward pass. B rows of T positions; N targets, counted over all rows."""
+    """Input of one forward and backward pass: B rows of T positions, and N targets over all rows."""
 
     token_ids: Int64s
-    """[B, T] inputs"""
+    """Input token ids, [B, T]."""
     position: Int64s
-    """[N] place b·T + t in the inputs whose output predicts the target"""
+    """Index b·T + t of the input position whose output predicts each target, [N]."""
     target: Int64s
-    """[N] token ids"""
+    """Token id of each target, [N]."""
     temperature: Float32s
-    """[N]"""
+    """Sampling temperature of each target, [N]."""
     row: Int64s
-    """[N]"""
+    """Row b of each target, [N]."""
     columns: dict[str, Float32s]
-    """[N] each: those of the batch, and the shares of each target in the losses of the mini-batch: `weight`,
-    `value_weight`, `imitation_weight`"""
+    """Columns of the batch at each target, [N] each, and each target's share in the losses of the mini-batch:
+    `weight`, `value_weight`, `imitation_weight`."""
     policy: NDArray[np.bool_]
-    """[N] targets that carry policy gradient"""
+    """Mask of the targets that carry policy gradient, [N]."""
     token: Int64s
-    """[N] which of the batch's seen tokens each target is; -1 in a dummy"""
+    """Index of each target among the batch's seen tokens, [N]; -1 in a dummy."""
     filled: int
-    """Input positions that are not padding."""
+    """Number of input positions that are not padding."""
 
 
 def make_batch(
     trajectories: Sequence[Trajectory],
-    credit: Credit,
+    credit: TokenAdvantages,
     *,
     current_version: int,
     max_policy_lag: int,
@@ -101,16 +100,17 @@ def make_batch(
 ) -> Batch:
     """Lay trajectories out and decide which tokens carry gradient.
 
-    The columns are ``fresh`` (0 or 1), ``logp_behaviour``, ``lag`` (versions), ``turn`` (index), ``advantage``,
-    ``median_advantage``, ``value_mask``, ``value_target`` and ``imitation_mask``.
+    The columns are ``fresh`` (0 or 1), ``logp_behaviour``, ``lag`` (versions), ``turn`` (index),
+    ``advantage``, ``median_advantage``, ``value_mask``, ``value_target`` and ``imitation_mask``.
 
     Args:
         max_policy_lag: bound for trajectories that are trained for the first time.
         max_replay_lag: bound for replayed ones.
-        imitate: whether finished trajectories with a return above 0 are imitated, as far as they are fresh.
+        imitate: whether the fresh tokens of finished trajectories with a return above 0 are imitated.
 
     Raises:
-        StaleTokens: a version that does not exist yet, or a fault in the mask.
+        StaleTokens: a token is from a version that does not exist yet, or a fault in the mask lets a token
+            pass that lags more than its bound.
     """
     bounds = [max_replay_lag if t.replayed else max_policy_lag for t in trajectories]
     within = [_within_bound(t, current_version, bound) for t, bound in zip(trajectories, bounds, strict=True)]
@@ -144,8 +144,8 @@ def make_batch(
 
 
 def _within_bound(t: Trajectory, current_version: int, max_policy_lag: int) -> NDArray[np.bool_]:
-    """Action tokens that are fresh enough; none of a greedy trajectory, which has no behaviour distribution to
-    train against."""
+    """Return the action tokens that are fresh enough. A greedy trajectory has none, because it has no
+    behaviour distribution to train against."""
     if t.baseline:
         return np.zeros(len(t), dtype=np.bool_)
     return loss_mask(
@@ -156,7 +156,7 @@ def _within_bound(t: Trajectory, current_version: int, max_policy_lag: int) -> N
 def _assert_bounds(
     trajectories: Sequence[Trajectory], mask: NDArray[np.bool_], current_version: int, bounds: Sequence[int]
 ) -> None:
-    """On the very mask by which gradient flows."""
+    """Check the lag bounds on the very mask by which gradient flows."""
     start = 0
     for t, bound in zip(trajectories, bounds, strict=True):
         assert_lag_bound(
@@ -179,16 +179,18 @@ def make_micro_batches(
     rank: int = 0,
     ranks: int = 1,
 ) -> list[MicroBatch]:
-    """This rank's micro-batches of one mini-batch; every rank gets equally many.
+    """Return this rank's micro-batches of one mini-batch. Every rank gets the same number.
 
     Args:
         members: trajectories of the mini-batch, indices into ``batch``.
-        aggregation: how tokens are weighted; the denominators are those of the whole mini-batch.
-        budget: most positions of a micro-batch, padding included.
-        rule: how much padding one micro-batch less is worth.
+        aggregation: how tokens are weighted; the denominators count the whole mini-batch.
+        budget: largest number of positions of a micro-batch, padding included.
+        rule: how much padding is accepted to save one micro-batch.
+        rank: this rank, counted from 0.
+        ranks: number of ranks.
 
     Returns:
-        An empty list, on every rank, if no token is to be seen.
+        The micro-batches in order of falling length; an empty list, on every rank, if no token is to be seen.
     """
     seen = batch.count(batch.seen_mask)
     shares = _shares(batch, members, aggregation)
@@ -207,7 +209,7 @@ def make_micro_batches(
 
 
 def _shares(batch: Batch, members: Int64s, aggregation: AggregationConfig) -> dict[str, NDArray[np.float64]]:
-    """Weight of one token of each member, in each of the losses."""
+    """Compute the weight of one token of each member, in each of the losses."""
     tokens = 0 if isinstance(aggregation, str) else aggregation.tokens
     trained = batch.trained[members]
     valued = batch.count(batch.columns["value_mask"] > 0)[members]
@@ -222,7 +224,8 @@ def _shares(batch: Batch, members: Int64s, aggregation: AggregationConfig) -> di
 
 
 def _needed_inputs(batch: Batch) -> Int64s:
-    """Positions of each trajectory the model must see, [S]: up to the one that predicts its last target."""
+    """Count the positions of each trajectory that the model must see, [S]: up to the one that predicts its
+    last target."""
     needed = np.zeros(len(batch.lengths), dtype=np.int64)
     starts = batch.starts
     places = np.flatnonzero(batch.seen_mask)
@@ -275,7 +278,7 @@ def _micro_batch(
 
 
 def _dummy(columns: Sequence[str]) -> MicroBatch:
-    """Takes part in every collective and changes nothing."""
+    """Return a micro-batch that takes part in every collective and changes nothing."""
     return MicroBatch(
         token_ids=np.full((1, 1), PADDING, dtype=np.int64),
         position=np.zeros(1, dtype=np.int64),

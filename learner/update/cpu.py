@@ -1,4 +1,4 @@
-"""What torch and the C library need to be told to train fast on a CPU."""
+"""Settings that let torch and the C library train fast on a CPU."""
 
 import ctypes
 import sys
@@ -7,33 +7,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+# Numbers of the mallopt parameters, from glibc's malloc.h.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 MMAP_THRESHOLD_BYTES = 32 * 2**20
-"""The most that glibc takes."""
+"""Largest threshold that glibc accepts."""
 SHORT = 192
-"""Tokens below which torch's bfloat16 attention is slower than the float32 one, casts included: its backward pass
-works on blocks that short sequences do not fill (four times slower at 43 tokens, as fast at 192)."""
+"""Number of tokens below which torch's bfloat16 attention is slower than its float32 attention, casts
+included. The backward pass in bfloat16 works on blocks that short sequences do not fill (four times slower at
+43 tokens, equally fast at 192)."""
 
 
 def keep_freed_memory() -> bool:
-    """Have this process keep what it frees, for the next tensors of that size; returns whether that can be had.
+    """Make this process keep the memory that it frees, and return whether that worked.
 
-    glibc gives large blocks back to the system, which clears each page again when the next layer needs it: 5 to 15 %
-    of a learner's step. Kept is about as much as was once in use at a time.
+    By default glibc returns large blocks to the system, which clears each page again when the next layer
+    needs it: 5 to 15 % of a learner's step. With this call the process keeps them for the next tensors of
+    that size. It keeps about as much memory as was once in use at a time.
     """
     if not sys.platform.startswith("linux"):
         return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # absent from other C libraries
+    # Other C libraries than glibc may lack mallopt.
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
     return bool(mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES) and mallopt(M_TRIM_THRESHOLD, -1))
 
 
 def use_float_attention() -> None:
-    """Let bfloat16 models of transformers attend in float32 over short sequences where they compute on a CPU.
+    """Let bfloat16 models of transformers attend in float32 over short sequences on a CPU.
 
-    It takes the place of "sdpa", torch's attention, in this process. Under a name of its own, models that ask by name
-    what their attention can do would take it for another.
+    `float_attention` replaces "sdpa", torch's attention, in this process. It must keep that name: models look
+    up the abilities of their attention by name, and would not recognise a new one.
     """
     from transformers import AttentionInterface
 
@@ -48,10 +52,12 @@ def float_attention(
     attention_mask: Tensor | None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Scaled dot-product attention of transformers; in float32 for bfloat16 on a CPU below `SHORT` tokens.
+    """Compute the scaled dot-product attention of transformers.
+
+    On a CPU, bfloat16 sequences of fewer than `SHORT` tokens are computed in float32.
 
     Args:
-        query: [B, H, T, D]; keys and values likewise.
+        query: [B, H, T, D]; ``key`` and ``value`` have this layout, too.
 
     Returns:
         [B, T, H, D] in the dtype of the query.

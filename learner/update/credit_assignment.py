@@ -1,6 +1,7 @@
-"""Credit: from rewards, and values where there is a critic, to an advantage for every token.
+"""TokenAdvantages assignment: from rewards, and values where there is a critic, to an advantage for every token.
 
-Pure, on rank 0, from whole trajectories. "Rows" are trajectories laid one behind the other: ΣT tokens.
+These pure functions run on rank 0, on whole trajectories. "Rows" are trajectories laid one behind the other:
+ΣT tokens.
 """
 
 from collections.abc import Sequence
@@ -32,14 +33,14 @@ Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
-class Credit:
-    """Per token of all rows, [ΣT]."""
+class TokenAdvantages:
+    """Advantages, masks and value targets of the tokens of all rows, [ΣT] each."""
 
     advantage: Float64s
     median_advantage: Float64s
-    """Against the group's median instead of its mean; for bounded-ratio objectives."""
+    """Advantage against the group's median instead of its mean, for bounded-ratio objectives."""
     policy: Mask
-    """Tokens that may carry policy gradient: those of the present window, less an ignored tail."""
+    """Tokens that may carry policy gradient: the tokens of the present window, without an ignored tail."""
     value: Mask
     """Tokens the critic learns from."""
     value_target: Float64s
@@ -47,13 +48,14 @@ class Credit:
     @classmethod
     def of_trajectories(
         cls, advantages: Float64s, median: Float64s, trajectories: Sequence[Trajectory]
-    ) -> "Credit":
-        """The same advantage for all tokens of a trajectory; no critic."""
+    ) -> "TokenAdvantages":
+        """Give all tokens of a trajectory its advantage; no critic."""
         lengths = [len(t) for t in trajectories]
         return cls.of_tokens(np.repeat(advantages, lengths), np.repeat(median, lengths))
 
     @classmethod
-    def of_tokens(cls, advantage: Float64s, median: Float64s) -> "Credit":
+    def of_tokens(cls, advantage: Float64s, median: Float64s) -> "TokenAdvantages":
+        """Give every token its own advantage and let all carry policy gradient; no critic."""
         return cls(
             advantage=advantage,
             median_advantage=median,
@@ -65,12 +67,13 @@ class Credit:
 
 @dataclass(frozen=True, eq=False)
 class Estimates:
-    """What the critic and the learner's weights say of the tokens of all rows, [ΣT]; 0 on observations."""
+    """Estimates by the critic and by the learner's weights for the tokens of all rows, [ΣT] each."""
 
     value: Float64s
-    """Value before each action token."""
+    """Value before each action token; 0 on observation tokens."""
     ratio_proximal_behaviour: Float64s
-    """1 unless the critic's targets need it."""
+    """Ratio at each action token; 1 on observation tokens. It has a meaning only if the critic's targets are
+    V-trace, or if the critic is a value head."""
 
 
 def assign_credit(
@@ -78,17 +81,18 @@ def assign_credit(
     trajectories: Sequence[Trajectory],
     estimates: Estimates | None = None,
     fresh: Mask | None = None,
-) -> Credit:
-    """Advantages, and targets for the critic if there is one.
+) -> TokenAdvantages:
+    """Compute advantages, and targets for the critic if there is one.
 
     Args:
-        trajectories: rollout groups may stand in any order.
+        trajectories: members of all rollout groups, in any order.
         estimates: needed for advantages of kind "gae".
-        fresh: tokens [ΣT] within the lag bound; advantages of kind "gae" are whitened over these. All, unless
-            given.
+        fresh: tokens [ΣT] within the lag bound, over which advantages of kind "gae" are whitened; all tokens
+            by default.
 
     Raises:
-        ValueError: a return is not finite; there is no greedy member where one is needed.
+        ValueError: a return is not finite, a greedy member is missing where one is needed, or a critic or its
+            estimates are missing for advantages of kind "gae".
     """
     if isinstance(config.advantage, GaeAdvantage):
         if estimates is None or config.critic is None:
@@ -103,13 +107,18 @@ def assign_credit(
     stored = np.array([np.nan if t.advantage is None else t.advantage for t in trajectories])
     advantages = np.where(np.isnan(stored), advantages, stored)
     median = np.where(np.isnan(stored), median, stored)
-    return Credit.of_trajectories(advantages, median, trajectories)
+    return TokenAdvantages.of_trajectories(advantages, median, trajectories)
 
 
 def trajectory_advantages(
     config: AdvantageConfig, trajectories: Sequence[Trajectory]
 ) -> tuple[Float64s, Float64s]:
-    """Advantage of each trajectory, and its advantage against the group's median, [S] each."""
+    """Return the advantage of each trajectory, and its advantage against the group's median, [S] each.
+
+    Raises:
+        ValueError: a return is not finite, a greedy member is missing where one is needed, or advantages of
+            this kind are per token.
+    """
     returns, groups = _returns(trajectories), [t.group_id for t in trajectories]
     median = adv.median_relative_advantage(returns, groups)
     match config:
@@ -144,8 +153,8 @@ def _greedy_advantages(
     return adv.greedy_baseline_advantage(returns, np.array([baselines[group] for group in groups]))
 
 
-def _turn_credit(config: TurnReturnAdvantage, trajectories: Sequence[Trajectory]) -> Credit:
-    """Discounted return from each action turn on."""
+def _turn_credit(config: TurnReturnAdvantage, trajectories: Sequence[Trajectory]) -> TokenAdvantages:
+    """Compute advantages from the discounted return from each action turn on."""
     action_turns = [sorted({turn.index for turn in t.turns if turn.action}) for t in trajectories]
     returns = [
         adv.turn_returns(np.array([t.turn_rewards.get(i, 0.0) for i in turns]), discount=config.discount)
@@ -161,7 +170,7 @@ def _turn_credit(config: TurnReturnAdvantage, trajectories: Sequence[Trajectory]
             row[index == turn] = value
         rows.append(row)
     advantage = np.concatenate(rows)
-    return Credit.of_tokens(advantage, advantage)
+    return TokenAdvantages.of_tokens(advantage, advantage)
 
 
 def _estimated(
@@ -170,8 +179,8 @@ def _estimated(
     trajectories: Sequence[Trajectory],
     estimates: Estimates,
     fresh: Mask | None,
-) -> Credit:
-    """Advantages from values, token by token; whitened over the batch's policy tokens."""
+) -> TokenAdvantages:
+    """Compute advantages from values, token by token, whitened over the batch's policy tokens."""
     total = len(estimates.value)
     advantage, target = np.zeros(total), np.zeros(total)
     policy, value_mask = np.zeros(total, dtype=np.bool_), np.zeros(total, dtype=np.bool_)
@@ -195,7 +204,7 @@ def _estimated(
     if config.whiten:
         advantage = adv.whiten(advantage, policy if fresh is None else policy & fresh)
     advantage = advantage.clip(-config.ceiling, config.ceiling)
-    return Credit(advantage, advantage, policy, value_mask, target)
+    return TokenAdvantages(advantage, advantage, policy, value_mask, target)
 
 
 def _window_advantage(

@@ -1,4 +1,4 @@
-"""A critic with weights of its own: a second model, DeepSpeed engine and optimizer beside the policy's.
+"""A critic with separate weights: a second model with its own DeepSpeed engine and optimizer.
 
 The other form of critic is a value head on the policy, see `learner.update.policy`.
 """
@@ -21,14 +21,14 @@ class CriticModule(nn.Module):
         self.value_head = make_value_head(lm)
 
     def forward(self, token_ids: Tensor, position: Tensor) -> Tensor:
-        """Values of the states before the targets.
+        """Compute the values of the states before the targets.
 
         Args:
-            token_ids: [B, T] int64, padded on the right with anything.
-            position: [N] int64, places b·T + t whose output predicts the targets.
+            token_ids: [B, T] int64, padded on the right with any token id.
+            position: [N] int64, input positions b·T + t whose output predicts the targets.
 
         Returns:
-            float32 [N], in units of the return.
+            Values, float32 [N], in units of the return.
         """
         states = self.decoder(input_ids=token_ids, use_cache=False).last_hidden_state
         values: Tensor = self.value_head(states.flatten(0, 1)[position])[:, 0].float()
@@ -36,7 +36,7 @@ class CriticModule(nn.Module):
 
 
 def load_critic(model: str, *, dtype: torch.dtype, gradient_checkpointing: bool = False) -> CriticModule:
-    """A critic that begins with the weights of a causal language model."""
+    """Load a critic that begins with the weights of a causal language model."""
     lm = without_dropout(model, dtype)
     if gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -45,7 +45,7 @@ def load_critic(model: str, *, dtype: torch.dtype, gradient_checkpointing: bool 
 
 
 def critic_inputs(micro_batch: MicroBatch, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Arguments of `CriticModule.forward`."""
+    """Return the arguments of `CriticModule.forward`."""
     return (
         torch.from_numpy(micro_batch.token_ids).to(device),
         torch.from_numpy(micro_batch.position).to(device),

@@ -1,8 +1,9 @@
-"""DeepSpeed ZeRO, wrapped: everything that depends on its ways of doing things is here.
+"""Wrapper of DeepSpeed ZeRO. Everything that depends on how DeepSpeed works is here.
 
-Gradients are sums over micro-batches that already carry the global denominator; DeepSpeed averages over
-ranks, so the loss is multiplied by their number. A step with a gradient that is not finite is skipped on
-all ranks: by DeepSpeed from stage 1 on, by `finish_step` at stage 0, where DeepSpeed would apply it.
+Gradients are sums over micro-batches, whose losses already have the global denominator. DeepSpeed averages
+over ranks, so the loss is multiplied by the number of ranks. A step with a gradient that is not finite is
+skipped on all ranks: by DeepSpeed from stage 1 on, and by `finish_step` at stage 0, where DeepSpeed would
+apply it.
 """
 
 import logging
@@ -22,25 +23,26 @@ from learner.config import LearnerConfig
 from protocol.weights.format import TORCH_DTYPES
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""Longer than rank 0 may ever wait for data."""
+"""Timeout of collectives; longer than rank 0 may ever wait for data."""
 GATHER_BYTES = 64 * 2**20
-"""Full parameters held at once when sharded ones are gathered."""
+"""Bytes of full parameters held at once when sharded ones are gathered; a larger tensor is gathered alone."""
 SAFETENSORS_NAMES = {getattr(torch, dtype): name for name, dtype in TORCH_DTYPES.items()}
 
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """Whether the weights moved, and the norm of the gradient before clipping."""
+    """Result of an optimizer step: whether the weights moved, and the gradient norm before clipping."""
 
     applied: bool
     gradient_norm: float
 
 
 def join_ranks(processes: int) -> tuple[int, int]:
-    """Form the process group; returns (rank, number of ranks).
+    """Form the process group and return (rank, number of ranks).
 
     Raises:
-        RuntimeError: more than one process is wanted, but this one was not started by torchrun.
+        RuntimeError: more than one process is wanted, but torchrun did not start this one; or the number of
+            started processes differs from ``processes``.
     """
     os.environ.setdefault("LOCAL_RANK", "0")
     if not torch.cuda.is_available():
@@ -64,9 +66,10 @@ def join_ranks(processes: int) -> tuple[int, int]:
 
 
 def deepspeed_config(config: LearnerConfig, ranks: int) -> dict[str, Any]:
-    """Settings for `deepspeed.initialize`; what has a surprising default is set explicitly."""
+    """Return the settings for `deepspeed.initialize`. Settings with a surprising default are explicit."""
     settings: dict[str, Any] = {
-        "train_batch_size": ranks,  # in units DeepSpeed counts by; micro-batches are ours to form
+        # The next three only satisfy DeepSpeed's arithmetic: the learner forms its micro-batches itself.
+        "train_batch_size": ranks,
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": config.optimizer.max_grad_norm,
@@ -80,7 +83,7 @@ def deepspeed_config(config: LearnerConfig, ranks: int) -> dict[str, Any]:
 
 
 def initialise(module: nn.Module, config: LearnerConfig, ranks: int) -> Any:
-    """The DeepSpeed engine around a policy or critic, with AdamW.
+    """Make the DeepSpeed engine of a policy or critic, with AdamW.
 
     Raises:
         ValueError: stage 0 with bfloat16, where DeepSpeed's first updates are too small.
@@ -95,7 +98,8 @@ def initialise(module: nn.Module, config: LearnerConfig, ranks: int) -> Any:
     import deepspeed.ops
 
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    # Gloo alone is as fast, and the shared-memory operator would be compiled for minutes at the first start.
+    # Gloo alone is equally fast, and at the first start DeepSpeed would compile the shared-memory operator for
+    # minutes.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     optimizer = torch.optim.AdamW(
         _parameter_groups(module),
@@ -107,14 +111,15 @@ def initialise(module: nn.Module, config: LearnerConfig, ranks: int) -> Any:
     )
     settings = deepspeed_config(config, ranks)
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings)
-    if config.zero_stage_used == 0 and ranks == 1:  # spares copying all gradients to a buffer and back
+    # A single rank has nothing to reduce; this saves copying all gradients to a buffer and back.
+    if config.zero_stage_used == 0 and ranks == 1:
         engine.enable_backward_allreduce = False
     engine.train()
     return engine
 
 
 def _parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
-    """The value head of a module apart from the rest: it has a learning rate of its own."""
+    """Separate the value head from a module's other parameters, because its learning rate differs."""
     head = [p for name, p in module.named_parameters() if name.startswith("value_head.")]
     rest = [p for name, p in module.named_parameters() if not name.startswith("value_head.")]
     return [{"params": rest}, {"params": head}] if head else [{"params": rest}]
@@ -124,8 +129,8 @@ def _parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
 def accumulation(engine: Any, ranks: int) -> Iterator[Callable[[Tensor, bool], None]]:
     """Sum gradients of several losses for one step.
 
-    Yields a function of (loss, whether it is the last). Within one accumulation every rank must call it
-    equally often.
+    Yields a function of (loss, whether it is the last). Within one accumulation every rank must call it the
+    same number of times.
     """
     if engine.zero_optimization_stage() > 0:
         with engine.coalesce_grad_reduction():
@@ -140,7 +145,7 @@ def accumulation(engine: Any, ranks: int) -> Iterator[Callable[[Tensor, bool], N
 
 
 def finish_step(engine: Any, lr: float, head_lr: float = 0.0) -> OptimizerStep:
-    """Clip, and move the weights, unless the gradient is not finite on any rank."""
+    """Clip the gradient and move the weights. Skip the step if the gradient is not finite on some rank."""
     for i, group in enumerate(engine.optimizer.param_groups):
         group["lr"] = head_lr if i else lr
     if engine.zero_optimization_stage() > 0:
@@ -149,7 +154,9 @@ def finish_step(engine: Any, lr: float, head_lr: float = 0.0) -> OptimizerStep:
         return OptimizerStep(bool(engine.was_step_applied()), float("nan") if norm is None else float(norm))
     gradients = [p.grad for p in engine.module.parameters() if p.grad is not None]
     gradient_norm = float(torch.nn.utils.get_total_norm(gradients))
-    if gradient_norm - gradient_norm != 0:  # not finite; reduced already, so all ranks see the same
+    # Invariant: all ranks take the same branch, because their gradients are reduced already. The difference
+    # is NaN if the norm is not finite.
+    if gradient_norm - gradient_norm != 0:
         engine.zero_grad()
         return OptimizerStep(False, gradient_norm)
     engine.step()
@@ -157,14 +164,14 @@ def finish_step(engine: Any, lr: float, head_lr: float = 0.0) -> OptimizerStep:
 
 
 def sum_over_ranks(values: Tensor, ranks: int) -> Tensor:
-    """The same sum on every rank; collective."""
+    """Sum values over all ranks, in place, and return them. This is a collective call."""
     if ranks > 1:
         dist.all_reduce(values)
     return values
 
 
 def weight_shapes(engine: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """``name -> (safetensors dtype, shape)`` in Hugging Face names; tied tensors once."""
+    """Return ``name -> (safetensors dtype, shape)`` with Hugging Face names; tied tensors appear once."""
     return {
         name: (SAFETENSORS_NAMES[tensor.dtype], tuple(getattr(tensor, "ds_shape", tensor.shape)))
         for name, tensor in _named_tensors(engine)
@@ -172,9 +179,9 @@ def weight_shapes(engine: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def gathered_weights(engine: Any) -> Iterator[tuple[str, Tensor]]:
-    """Full tensors in the order of `weight_shapes`, on the CPU; each is valid until the next is asked for.
+    """Yield full tensors in the order of `weight_shapes`, on the CPU. Each is valid until the next one.
 
-    At stage 3 this is collective: every rank must run through it.
+    At stage 3 this is a collective call: every rank must iterate to the end.
     """
     if engine.zero_optimization_stage() < 3:
         for name, tensor in _named_tensors(engine):
@@ -190,7 +197,7 @@ def gathered_weights(engine: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor, without a copy.
+    """Return the bytes of a contiguous CPU tensor, without a copy.
 
     Example:
         >>> as_bytes(torch.tensor([1.0], dtype=torch.bfloat16)).hex()

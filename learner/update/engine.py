@@ -1,7 +1,7 @@
 """The learner's engine: trajectories in, updated weights out, on one process or several.
 
-Rank 0 calls `update`, `weights`, `save`, `load`, `save_pretrained` and `close`; every other rank constructs
-the same TrainingEngine and calls `follow`, which returns when rank 0 closes.
+Rank 0 calls `update`, `weights`, `save`, `load`, `save_pretrained`, `release` and `close`. Every other rank
+constructs the same TrainingEngine and calls `follow`, which returns when rank 0 releases or closes.
 """
 
 import gc
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 VALUES_FILE = "values.msgpack"
-"""In a checkpoint: what the critic said of windows that are trained."""
+"""File in a checkpoint: values that the critic gave to windows when they were trained."""
 TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*",
     "vocab*", "merges.txt", "*.model",
@@ -49,25 +49,25 @@ TOKENIZER_FILES = (
 
 
 def nothing_trained(started: float) -> dict[str, float]:
-    """Metrics of an update that ended before its first step."""
+    """Return the metrics of an update that ended before its first step."""
     return {"learner/trained_tokens": 0.0, "learner/step_seconds": time.perf_counter() - started}
 
 
 class TrainingEngine:
     """Policy, optimizer and the ranks they are spread over.
 
-    It is for a process of its own, whose torch gets ``config.threads`` threads, whose freed memory is kept, and whose
-    models attend as `learner.update.cpu` has it.
+    It needs a process of its own, because it sets torch to ``config.threads`` threads, makes the process keep
+    freed memory, and replaces the attention of models (`learner.update.cpu`).
 
     Args:
         config: settings of the learner.
         model: Hugging Face name or folder.
         total_steps: learner steps of the whole run, for the learning-rate schedule.
-        seed: of the dealing to mini-batches, and of torch.
+        seed: seed of torch, and of the dealing of trajectories to mini-batches.
 
     Raises:
         RuntimeError: ``config.processes`` does not agree with how this process was started.
-        ValueError: settings that DeepSpeed gets wrong.
+        ValueError: DeepSpeed would train wrongly with these settings.
     """
 
     def __init__(self, config: LearnerConfig, *, model: str, total_steps: int, seed: int) -> None:
@@ -104,7 +104,7 @@ class TrainingEngine:
         )
         self._values = ValueMemory()
         self.updates = 0
-        """Calls of `update` so far, over restarts."""
+        """Updates run so far, over restarts, without those that ended because estimates were not finite."""
         self.optimizer_steps = 0
         """Optimizer steps applied so far, over restarts."""
 
@@ -113,9 +113,8 @@ class TrainingEngine:
     def update(self, trajectories: Sequence[Trajectory], *, current_version: int) -> UpdateReport:
         """Train on a batch of trajectories.
 
-        Tokens that lag more than ``max_policy_lag`` behind ``current_version`` carry no gradient. A loss or
-        gradient that is not finite on any rank skips the optimizer step on all of them, and ends the
-        update.
+        Tokens that lag more than their bound behind ``current_version`` carry no gradient. If a loss or
+        gradient is not finite on some rank, all ranks skip the optimizer step, and the update ends.
 
         Raises:
             ValueError: there are no trajectories, or a return is not finite.
@@ -134,7 +133,7 @@ class TrainingEngine:
         return make_report(trajectories, batch, outcome, current_version=current_version, seconds=seconds)
 
     def _batch(self, trajectories: Sequence[Trajectory], current_version: int) -> Batch | None:
-        """Credit assigned, and all laid out; None if the critic's values are not finite."""
+        """Assign credit and lay out the batch. Return None if the critic's estimates are not finite."""
         algorithm = self.config.algorithm
         lay_out = partial(
             make_batch,
@@ -161,10 +160,10 @@ class TrainingEngine:
         return batch
 
     def weights(self) -> tuple[dict[str, tuple[str, tuple[int, ...]]], Iterator[tuple[str, memoryview]]]:
-        """``name -> (safetensors dtype, shape)`` and the tensors' bytes in the same order.
+        """Return ``name -> (safetensors dtype, shape)``, and an iterator over the tensors' bytes.
 
-        Names are those of Hugging Face; tied tensors come once. The iterator must be run through before
-        anything else is asked of the engine; each memoryview is valid until the next.
+        Both have the same order. Names are Hugging Face's; tied tensors appear once. Iterate to the end
+        before any other call to the engine. Each memoryview is valid until the next one.
         """
         return zero.weight_shapes(self._deepspeed), (
             (name, zero.as_bytes(tensor)) for name, tensor in self._gathered()
@@ -173,11 +172,11 @@ class TrainingEngine:
     def save(
         self, folder: Path, client_state: dict[str, Any], also: Callable[[Path], None] = lambda _: None
     ) -> None:
-        """Write a checkpoint; it counts once all of it is on disk. The last two are kept.
+        """Write a checkpoint, which is valid once all of it is on disk. The last two are kept.
 
         Args:
-            client_state: returned by `load`; JSON types only.
-            also: puts more into the checkpoint's folder.
+            client_state: `load` returns it; JSON types only.
+            also: writes more files into the checkpoint's folder.
         """
 
         def write(name: str) -> None:
@@ -190,13 +189,15 @@ class TrainingEngine:
         checkpoint.write_whole(folder, self.optimizer_steps, write)
 
     def load(self, folder: Path) -> dict[str, Any]:
-        """Continue from the newest checkpoint; returns what `save` was given.
+        """Continue from the newest checkpoint, and return the ``client_state`` that `save` was given.
 
         Raises:
-            CheckpointError: there is none, or it was written by other ranks, ZeRO stage or dtype.
+            CheckpointError: there is none, or it was written with a different number of ranks, ZeRO stage or
+                dtype.
         """
         name = checkpoint.latest_name(folder)
-        self._read_state(folder, name)  # refuse here, before the other ranks are told
+        # Reject a bad checkpoint before the other ranks get the command.
+        self._read_state(folder, name)
         if self.ranks > 1:
             ranks.send(ranks.LoadCheckpoint(str(folder), name))
         self._values.restore((folder / name / VALUES_FILE).read_bytes())
@@ -219,16 +220,16 @@ class TrainingEngine:
                     shutil.copyfile(path, folder / path.name)
 
     def release(self) -> None:
-        """End the others' `follow` and free the model; the process group stays, for another TrainingEngine."""
+        """End `follow` on the other ranks and free the model. The process group stays for the next engine."""
         if self.ranks > 1:
             ranks.send(ranks.Finish(leave=False))
         self._free()
 
     def close(self) -> None:
-        """End the others' `follow`, free the model, leave the process group.
+        """End `follow` on the other ranks, free the model, and leave the process group.
 
-        With several ranks end the process by ``os._exit`` soon after: interpreter shutdown races with the
-        threads of the collectives.
+        With several ranks, end the process by ``os._exit`` soon after, because interpreter shutdown races
+        with the threads of the collectives.
         """
         if self.ranks > 1:
             ranks.send(ranks.Finish(leave=True))
@@ -238,7 +239,7 @@ class TrainingEngine:
     # --- other ranks ------------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Do what rank 0 does, until it closes."""
+        """Carry out the commands of rank 0 until it releases or closes the engine."""
         while True:
             command, body = ranks.receive()
             match command:
@@ -329,7 +330,7 @@ class TrainingEngine:
         return state.client
 
     def _engines(self, folder: Path) -> list[tuple[Any, Path]]:
-        """DeepSpeed's engines, and the folder of each in a checkpoint."""
+        """Return DeepSpeed's engines, and the folder of each in a checkpoint."""
         engines = [(self._deepspeed, folder)]
         if self._critic is not None:
             engines.append((self._critic, folder / "critic"))

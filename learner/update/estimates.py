@@ -1,4 +1,4 @@
-"""What the critic says of a batch before it is trained on, and what it said when tokens were trained."""
+"""Values of the critic: estimates of a batch before training on it, and earlier values of trained windows."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -11,22 +11,24 @@ from numpy.typing import NDArray
 from learner.algorithms.ratios import LOG_RATIO_LIMIT
 from learner.trajectory import Trajectory
 from learner.update.batching import Batch
-from learner.update.credit_assignment import Credit, Estimates
+from learner.update.credit_assignment import TokenAdvantages, Estimates
 
 REMEMBERED = 65536
-"""Trajectories under way whose values are kept; the oldest go first."""
+"""Largest number of unfinished trajectories whose values are kept; the oldest are removed first."""
 
 
-def everything(trajectories: Sequence[Trajectory]) -> Credit:
-    """Credit that makes the learner look at all action tokens, and train on none."""
+def everything(trajectories: Sequence[Trajectory]) -> TokenAdvantages:
+    """Return a `TokenAdvantages` that makes the learner look at all action tokens and train on none."""
     total = sum(len(t) for t in trajectories)
     zeros, none = np.zeros(total), np.zeros(total, dtype=np.bool_)
     actions = np.concatenate([t.action_mask for t in trajectories])
-    return Credit(advantage=zeros, median_advantage=zeros, policy=none, value=actions, value_target=zeros)
+    return TokenAdvantages(
+        advantage=zeros, median_advantage=zeros, policy=none, value=actions, value_target=zeros
+    )
 
 
 def scatter_estimates(batch: Batch, rows: Mapping[str, NDArray[Any]]) -> Estimates:
-    """From one number per seen token to one per token of all rows."""
+    """Expand numbers per seen token to numbers per token of all rows."""
     value, ratio = np.zeros(len(batch.token_ids)), np.ones(len(batch.token_ids))
     value[batch.seen_mask] = rows["value"]
     log_ratio = rows["logp_current"] - batch.columns["logp_behaviour"][batch.seen_mask]
@@ -35,8 +37,7 @@ def scatter_estimates(batch: Batch, rows: Mapping[str, NDArray[Any]]) -> Estimat
 
 
 class ValueMemory:
-    """Values of tokens as they were when their window was trained, for the value clip (T-PPO,
-    arXiv:2506.15050)."""
+    """Values of tokens from when their window was trained, for the value clip (T-PPO, arXiv:2506.15050)."""
 
     def __init__(self) -> None:
         self._values: OrderedDict[str, NDArray[np.float64]] = OrderedDict()
@@ -45,9 +46,9 @@ class ValueMemory:
         return len(self._values)
 
     def recall(self, trajectories: Sequence[Trajectory], now: NDArray[np.floating]) -> NDArray[np.float32]:
-        """Values of all rows [ΣT]: those remembered of earlier windows, and of the present ones those of now.
+        """Return values of all rows [ΣT]: remembered ones for earlier windows, ``now`` for the present ones.
 
-        Windows of unfinished trajectories are remembered; finished ones are forgotten.
+        The values of unfinished trajectories are remembered; the values of finished ones are deleted.
         """
         rows = []
         start = 0
@@ -65,11 +66,11 @@ class ValueMemory:
         return np.concatenate(rows).astype(np.float32)
 
     def encode(self) -> bytes:
-        """For the checkpoint: trajectory ids, and their values as little-endian doubles."""
+        """Encode for the checkpoint: trajectory ids, and their values as little-endian doubles."""
         rows = [(name, row.astype("<f8").tobytes()) for name, row in self._values.items()]
         return msgspec.msgpack.encode(rows)
 
     def restore(self, data: bytes) -> None:
-        """As they were when `encode` was called."""
+        """Restore the values that `encode` returned."""
         rows = msgspec.msgpack.decode(data, type=list[tuple[str, bytes]])
         self._values = OrderedDict((name, np.frombuffer(row, "<f8")) for name, row in rows)

@@ -18,8 +18,8 @@ class FrozenPolicy:
     """A policy that never learns; its weights can be replaced.
 
     Args:
-        module: taken over; its parameters lose their gradient.
-        device: where the learner computes.
+        module: the policy, which this object takes over; its parameters get no gradient any more.
+        device: device on which the learner computes.
     """
 
     def __init__(self, module: PolicyModule, device: torch.device) -> None:
@@ -28,14 +28,14 @@ class FrozenPolicy:
 
     @torch.no_grad()
     def score(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
-        """Log-probabilities of the targets of each micro-batch, [N] each."""
+        """Return the log-probabilities of the targets of each micro-batch, [N] each."""
         return [
             self._module(*micro_batch_inputs(micro_batch, self._device)).logp for micro_batch in micro_batches
         ]
 
     @torch.no_grad()
     def replace(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Take other weights: (Hugging Face name, tensor), tied ones once."""
+        """Copy new weights into the policy: pairs of (Hugging Face name, tensor), tied tensors once."""
         own = dict(self._module.lm.named_parameters()) | dict(self._module.lm.named_buffers())
         for name, tensor in weights:
             own[name].copy_(tensor)
@@ -49,7 +49,7 @@ class FrozenPolicy:
             save_file(tensors, partial)
 
     def load(self, path: Path) -> None:
-        """Continue with what `save` wrote.
+        """Load the weights that `save` wrote.
 
         Raises:
             FileNotFoundError: the checkpoint was written without this policy.

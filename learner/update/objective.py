@@ -1,8 +1,8 @@
-"""The objective, put together from config: corrections of staleness x surrogate, minus regularisers.
+"""The objective, put together from the config: corrections of staleness x surrogate, minus regularisers.
 
     loss = Σ_t weight_t · ( - c_t · surrogate_t - entropy_coefficient · H_t  +  kl_coefficient · KL_t )
 
-All tensors are flat, [N]: one element per token that carries policy gradient, of whatever trajectory.
+All tensors are flat, [N]: one element per token that carries policy gradient, from any trajectory.
 """
 
 import math
@@ -49,35 +49,39 @@ from learner.surrogate_config import (
 
 @dataclass(frozen=True)
 class Tokens:
-    """What is known of tokens before the current policy has seen them; float32 [N] each, no gradient."""
+    """Inputs of the objective that are known before the current policy has seen the tokens.
+
+    All are float32 [N], except where noted, and have no gradient.
+    """
 
     logp_behaviour: Tensor
     advantage: Tensor
     weight: Tensor
     """Share of each token in the loss."""
     lag: Tensor
-    """Versions."""
+    """Policy lag, in versions."""
     sequence: Tensor
-    """int64; equal within a trajectory"""
+    """Id of each token's trajectory, int64; equal within a trajectory."""
     turn: Tensor
-    """int64; equal within a turn"""
+    """Id of each token's turn, int64; equal within a turn, different in different trajectories."""
     logp_proximal: Tensor | None = None
-    """None: the current policy is the proximal one (first and only update on a batch)."""
+    """None means that the current policy is the proximal policy (first and only update on a batch)."""
     median_advantage: Tensor | None = None
     entropy_signal: Tensor | None = None
     logp_reference: Tensor | None = None
     logp_predecessor: Tensor | None = None
     group_ratio: Tensor | None = None
-    """Proximal / behaviour, the geometric mean over the rollout group, which may be on other ranks, too."""
+    """Geometric mean of proximal / behaviour over the rollout group, whose tokens may be on several ranks."""
 
 
 @dataclass(frozen=True)
 class Adaptive:
-    """Numbers that are the same for all tokens of an optimizer step, and change from step to step."""
+    """Numbers that are equal for all tokens of an optimizer step, and change from step to step."""
 
     clip_low: float = 0.8
+    """Lower bound of the ratio itself."""
     clip_high: float = 1.2
-    """Bounds of the ratio itself."""
+    """Upper bound of the ratio itself."""
     dual: float = 0.0
     entropy_coefficient: float = 0.0
     base_share: float = 1.0
@@ -86,14 +90,14 @@ class Adaptive:
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """Per token [N], detached."""
+    """Measurements of each token, [N] each, detached."""
 
     logp_current: Tensor
     logp_proximal: Tensor
     logp_behaviour: Tensor
     entropy: Tensor
     loss: Tensor
-    """The token's part of the loss; the parts of all tokens of a mini-batch add up to it."""
+    """The token's part of the loss. The parts of all tokens of a mini-batch add up to the loss."""
     clipped: Tensor
     truncated: Tensor
     correction: Tensor
@@ -101,7 +105,7 @@ class Diagnostics:
 
 @dataclass(frozen=True)
 class View:
-    """All policies' log-probabilities of the tokens, for a surrogate to form its ratios of."""
+    """Log-probabilities of the tokens under all policies, from which a surrogate forms its ratios."""
 
     tokens: Tokens
     adaptive: Adaptive
@@ -109,7 +113,7 @@ class View:
     logp_proximal: Tensor
 
     def ratio(self, centre: Centre, level: Level = "token") -> Tensor:
-        """Ratio current / centre, with gradient."""
+        """Return the ratio current / centre, with gradient."""
         below = self.logp_proximal if centre == "proximal" else self.tokens.logp_behaviour
         return level_ratio(
             self.logp_current, below, level=level, sequence=self.tokens.sequence, turn=self.tokens.turn
@@ -123,8 +127,9 @@ Kl = Callable[[View], Tensor]
 
 
 def make_objective(config: AlgorithmConfig) -> Objective:
-    """Function of (tokens, adaptive, logp_current [N] with gradient, entropy [N]) that gives
-    (loss, diagnostics).
+    """Make the objective, a function that returns (loss, diagnostics).
+
+    Its arguments are (tokens, adaptive, logp_current [N] with gradient, entropy [N]).
 
     Example:
         >>> lp, row = torch.tensor([-1.0, -2.0], requires_grad=True), torch.zeros(2, dtype=torch.int64)
@@ -165,12 +170,12 @@ def make_objective(config: AlgorithmConfig) -> Objective:
 
 
 def proximal_logp(config: AlgorithmConfig, tokens: Tokens, logp_current: Tensor) -> Tensor:
-    """Log-probabilities [N] under the proximal policy; no gradient."""
+    """Return the log-probabilities [N] under the proximal policy, without gradient."""
     match config.proximal:
         case "behaviour":
             return tokens.logp_behaviour
         case "interpolated":
-            # after a first step on a batch the current policy is no centre for fresh tokens any more
+            # After the first step on a batch, the current policy is no longer a centre for fresh tokens.
             several = config.updates_per_batch * config.passes > 1
             return interpolated_proximal(
                 tokens.logp_behaviour, logp_current, tokens.lag, fresh="behaviour" if several else "current"
@@ -182,7 +187,10 @@ def proximal_logp(config: AlgorithmConfig, tokens: Tokens, logp_current: Tensor)
 
 
 def make_corrections(configs: Sequence[CorrectionConfig]) -> Correction:
-    """Function of (tokens, logp_proximal) that gives (product of all weights, where any was cut), [N] each."""
+    """Make the function of (tokens, logp_proximal) that returns (product of all weights, where any was cut).
+
+    Both results are [N].
+    """
     parts = [_make_correction(config) for config in configs]
 
     def correct(tokens: Tokens, logp_proximal: Tensor) -> tuple[Tensor, Tensor]:
@@ -223,7 +231,7 @@ def _make_correction(config: CorrectionConfig) -> Correction:
 
 
 def make_surrogate(config: SurrogateConfig) -> Surrogate:
-    """Function of a `View` that gives (objective, where a bound cut the gradient), [N] each."""
+    """Make the function of a `View` that returns (objective, where a bound cut the gradient), [N] each."""
     match config:
         case ClipSurrogate(low=low, high=high, dual=dual, level=level, centre=centre):
             return lambda v: _clip(v.ratio(centre, level), v.tokens.advantage, low, high, dual)
@@ -291,7 +299,11 @@ def _clip(
 
 
 def _window_clip(view: View, epsilon: float, ceiling: float) -> SurrogateValue:
-    """The window stays where it is; a weight above the ceiling is scaled down to it."""
+    """Clip to a window around the ratio proximal / behaviour, and limit the weight of tokens to the ceiling.
+
+    The ceiling does not move the window. Where the centre is above the ceiling, the objective is multiplied
+    by ceiling / centre, so that the token's weight is the ceiling.
+    """
     centre = importance_ratio(view.logp_proximal, view.tokens.logp_behaviour)
     value, clipped = surrogates.window_clipped_surrogate(
         view.ratio("behaviour"), centre, view.tokens.advantage, epsilon=epsilon
@@ -319,7 +331,7 @@ def _bounded(view: View, config: BoundedSurrogate) -> SurrogateValue:
 
 
 def make_kl(config: KlConfig) -> Kl:
-    """Function of a `View` that gives the penalty, its coefficient included, [N]."""
+    """Make the function of a `View` that returns the penalty [N], its coefficient included."""
     match config:
         case KlPenalty(coefficient=coefficient, to=to, estimator=estimator):
 

@@ -1,4 +1,4 @@
-"""What an update did, token by token: recorded on each rank, summed over all."""
+"""The outcome of an update, token by token: recorded on each rank, summed over all ranks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,12 +21,12 @@ DIAGNOSTICS = (
     "logp_current", "logp_proximal", "logp_behaviour", "entropy", "loss", "clipped", "truncated", "correction",
 )  # fmt: skip
 ROWS = ("seen", *DIAGNOSTICS, "value")
-"""What is recorded of every token; ``seen`` is 1 where the policy's objective was formed."""
+"""Names of the numbers recorded for every token; ``seen`` is 1 where the policy's objective was formed."""
 
 
 @dataclass
 class UpdateOutcome:
-    """What an update did, over all ranks."""
+    """Outcome of an update, over all ranks."""
 
     tokens: dict[str, NDArray[np.float32]]
     """One array [M] for each of ROWS, in the batch's order of seen tokens."""
@@ -38,33 +38,33 @@ class UpdateOutcome:
     filled: int = 0
     computed: int = 0
     mini_batches: float = 1.0
-    """Per pass: ``tokens`` hold what the last pass found."""
+    """Mini-batches of one pass, because ``tokens`` holds the numbers of the last pass only."""
     critic_only: bool = False
-    """The policy was not to move."""
+    """True if only the critic learns in this step, so that the policy must not move."""
     state: AdaptiveState | None = None
 
     @property
     def applied(self) -> int:
-        """Optimizer steps that moved the weights."""
+        """Number of optimizer steps that moved the weights."""
         return sum(step.applied for step in self.steps)
 
     @property
     def nonfinite(self) -> bool:
-        """A step, of the policy or of a critic, was skipped for a loss or gradient that is not finite; the rest
-        of the batch was left alone."""
+        """Whether a step of the policy or of a critic was skipped because its loss or gradient was not
+        finite. The rest of the batch was then not trained."""
         return any(not step.applied for step in (*self.steps, *self.critic_steps))
 
     def mean(self, row: str) -> float:
-        """Mean over the tokens of the policy's objective."""
+        """Return the mean of a row over the tokens of the policy's objective."""
         return float(self.tokens[row][self.tokens["seen"] > 0].mean())
 
 
 class TokenRecorder:
-    """Collects what is known of tokens on this rank.
+    """Recorder of numbers per token on this rank.
 
     Args:
-        tokens: seen tokens of the batch.
-        ranks: each token is seen by one of them; the others hold zeros.
+        tokens: number of seen tokens of the batch.
+        ranks: number of ranks. One rank records each token; the others hold zeros for it.
     """
 
     def __init__(self, tokens: int, ranks: int) -> None:
@@ -87,8 +87,10 @@ class TokenRecorder:
         return any(not step.applied for step in (*self.steps, *self.critic_steps))
 
     def begin(self, pass_index: int, numbers: Adaptive, bounds: BalancedBounds | None) -> None:
-        """An optimizer step begins, in this pass over the batch."""
-        if pass_index != self._pass_index:  # in another pass a token may be seen by another rank
+        """Begin an optimizer step in this pass over the batch."""
+        # Invariant: one rank holds the numbers of a token, because `gathered` sums over ranks. In a new pass
+        # it may be a different rank.
+        if pass_index != self._pass_index:
             self._rows.zero_()
             self._pass_index = pass_index
         self._step_tokens = []
@@ -97,13 +99,13 @@ class TokenRecorder:
             self._bounds.append(bounds)
 
     def put(self, micro_batch: MicroBatch, rows: Mapping[str, Tensor]) -> None:
-        """Note rows of all targets of a micro-batch."""
+        """Record rows of all targets of a micro-batch."""
         if micro_batch.token[0] >= 0:
             for name, values in rows.items():
                 self._rows[ROWS.index(name), micro_batch.token] = values.detach().float().cpu()
 
     def policy(self, micro_batch: MicroBatch, diagnostics: Diagnostics) -> None:
-        """Note what the objective found, for the targets that carry policy gradient."""
+        """Record the objective's diagnostics for the targets that carry policy gradient."""
         if micro_batch.token[0] < 0:
             return
         token = micro_batch.token[micro_batch.policy]
@@ -112,18 +114,25 @@ class TokenRecorder:
         self._step_tokens.append(token)
 
     def end_step(self, result: OptimizerStep, lr: float) -> None:
+        """Record the result and the learning rate of the policy's optimizer step."""
         self.steps.append(result)
         self._learning_rates.append(lr)
 
-    def step_effective_sample_size(self) -> float:
-        """Of the proximal / behaviour weights of the present step's tokens, on all ranks; 1 without any."""
+    def step_effective_sample_share(self) -> float:
+        """Return the effective sample share (ESS / N) of the present step's tokens on all ranks.
+
+        The weights are the ratios proximal / behaviour. Without tokens the share is 1.
+        """
         weights = self._step_ratio("logp_proximal").double()
         sums = torch.tensor([weights.sum(), weights.square().sum(), float(len(weights))], dtype=torch.float64)
         total, squares, count = sum_over_ranks(sums, self._ranks).tolist()
         return total * total / (count * squares) if squares else 1.0
 
     def step_mean_square(self, centre: Centre = "behaviour") -> float:
-        """Mean of (current / centre - 1)² over the present step's tokens, on all ranks."""
+        """Return the mean of (current / centre - 1)² over the present step's tokens on all ranks.
+
+        Without tokens it is 0.
+        """
         below = "logp_behaviour" if centre == "behaviour" else "logp_proximal"
         distance = (self._step_ratio("logp_current", below) - 1).double()
         sums = torch.tensor([distance.square().sum(), float(len(distance))], dtype=torch.float64)
@@ -136,12 +145,12 @@ class TokenRecorder:
         return importance_ratio(rows[ROWS.index(above)], rows[ROWS.index(below)])
 
     def gathered(self, *rows: str) -> dict[str, NDArray[Any]]:
-        """Some rows, over all ranks."""
+        """Return the named rows, summed over all ranks. This is a collective call."""
         chosen = sum_over_ranks(self._rows[[ROWS.index(name) for name in rows]], self._ranks)
         return dict(zip(rows, chosen.numpy(), strict=True))
 
     def finish(self, mini_batches: Sequence[Sequence[MicroBatch]], *, passes: int) -> UpdateOutcome:
-        """All of it, over all ranks."""
+        """Return the outcome of the update, over all ranks. This is a collective call."""
         micro_batches = [micro_batch for part in mini_batches for micro_batch in part]
         sizes = [sum(m.filled for m in micro_batches), sum(m.token_ids.size for m in micro_batches)]
         filled, computed = sum_over_ranks(torch.tensor(sizes), self._ranks).tolist()

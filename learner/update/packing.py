@@ -1,4 +1,4 @@
-"""Which trajectories go into which mini-batch, micro-batch and rank. Pure."""
+"""Assignment of trajectories to mini-batches, micro-batches and ranks, by pure functions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,25 +10,26 @@ from protocol.arrays import Int64s
 
 @dataclass(frozen=True)
 class CutRule:
-    """What decides how rows are cut into micro-batches."""
+    """Rule for cutting rows into micro-batches."""
 
     cost: int
-    """Fixed price of one more micro-batch, in positions: many small operators, weights read and gradients added
-    once more."""
+    """Fixed price of one more micro-batch, in positions. It pays for many small operators, and for reading
+    weights and adding gradients once more."""
     least_cost: int
-    """The price is halved down to this one, as long as there is more padding than `MOST_PADDING`."""
+    """Lower limit of the price, which is halved while there is more padding than `MOST_PADDING`."""
 
 
 MOST_PADDING = 0.045
-"""Share of computed positions."""
+"""Share of padding in the computed positions above which the price of a micro-batch is lowered."""
 ON_CPU = CutRule(cost=64, least_cost=16)
-"""Measured with 1, 10 and 50 million parameters: 70 to 100 positions."""
+"""Rule on a CPU. Measured prices with 1, 10 and 50 million parameters: 70 to 100 positions."""
 ON_GPU = CutRule(cost=1024, least_cost=1024)
-"""An estimate: launching the operators of a micro-batch takes as long as computing some thousand positions."""
+"""Rule on a GPU. The price is an estimate: launching the operators of a micro-batch takes as long as
+computing about a thousand positions."""
 
 
 def deal_mini_batches(trajectories: int, parts: int, seed: Sequence[int]) -> list[Int64s]:
-    """Deal trajectories at random to mini-batches of equal size, give or take one; no empty ones.
+    """Deal trajectories at random to mini-batches whose sizes differ by at most one. None is empty.
 
     Example:
         >>> [len(part) for part in deal_mini_batches(5, 2, seed=[0])]
@@ -45,8 +46,9 @@ def choose_cuts(lengths: Sequence[int] | Int64s, budget: int, rule: CutRule) -> 
 
     Args:
         lengths: positions of each row, not rising.
-        budget: most positions of a run, padding included; a single row may be longer.
-        rule: the cheapest cuts at its price, which is lowered while there is much padding.
+        budget: largest number of positions of a run, padding included; a single row may be longer.
+        rule: price of a run. The cuts are the cheapest at this price, which is lowered while there is much
+            padding.
 
     Returns:
         Runs [start, end) in order.
@@ -71,9 +73,11 @@ def choose_cuts(lengths: Sequence[int] | Int64s, budget: int, rule: CutRule) -> 
 
 
 def cheapest_cuts(lengths: Sequence[int] | Int64s, budget: int, cost: int) -> list[tuple[int, int]]:
-    """Runs as `choose_cuts` gives them, at the least price.
+    """Cut rows into runs as in `choose_cuts`, at the lowest total price.
 
     Args:
+        lengths: positions of each row, not rising.
+        budget: largest number of positions of a run, padding included; a single row may be longer.
         cost: price of one run, in positions.
 
     Returns:
@@ -87,12 +91,14 @@ def cheapest_cuts(lengths: Sequence[int] | Int64s, budget: int, cost: int) -> li
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     rows = len(sizes)
-    best = np.zeros(rows + 1)  # best[i]: least price of rows i and after
+    # best[i] is the lowest price of row i and all rows after it.
+    best = np.zeros(rows + 1)
     following = np.zeros(rows + 1, dtype=np.int64)
     for start in range(rows - 1, -1, -1):
         most = int(max(1, min(rows - start, budget // max(1, int(sizes[start])))))
         prices = np.arange(1, most + 1) * sizes[start] + cost + best[start + 1 : start + most + 1]
-        choice = most - 1 - int(prices[::-1].argmin())  # on a tie the longer run
+        # On a tie, take the longer run.
+        choice = most - 1 - int(prices[::-1].argmin())
         best[start] = prices[choice]
         following[start] = start + choice + 1
     cuts, start = [], 0
@@ -103,7 +109,7 @@ def cheapest_cuts(lengths: Sequence[int] | Int64s, budget: int, cost: int) -> li
 
 
 def padding_fraction(filled: int, computed: int) -> float:
-    """Share of computed positions that were padding.
+    """Return the share of computed positions that were padding.
 
     Example:
         >>> padding_fraction(75, 100)
@@ -113,6 +119,9 @@ def padding_fraction(filled: int, computed: int) -> float:
 
 
 def dealt_row(order: Int64s, turn: int, rank: int, ranks: int) -> int | None:
-    """Row that ``rank`` gets in this turn; the direction alternates, so that none always gets the longer."""
+    """Return the row that ``rank`` gets in this turn, or None if no row is left for it.
+
+    The direction alternates, so that no rank always gets the longer row.
+    """
     place = turn * ranks + (rank if turn % 2 == 0 else ranks - 1 - rank)
     return int(order[place]) if place < len(order) else None

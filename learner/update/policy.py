@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class Outputs(NamedTuple):
-    """Of each target, float32 [N]."""
+    """Outputs for each target, float32 [N] each."""
 
     logp: Tensor
     entropy: Tensor
@@ -24,14 +24,15 @@ class Outputs(NamedTuple):
 class PolicyModule(nn.Module):
     """A causal language model of Hugging Face that computes only what a policy gradient needs.
 
-    Dropout is off in it: sampled tokens are compared with probabilities that were formed without.
+    Its dropout is off, because sampled tokens are compared with probabilities that were computed without
+    dropout.
 
     Args:
-        lm: the model, as `load_policy` gives it.
-        after_head: what is done to the output embedding of the last hidden state, so that logits may be computed
-            for chosen positions only, a chunk at a time. None: not known; the model's own forward is used, which
-            computes them all.
-        value_head: whether it estimates values, too, from the same hidden states.
+        lm: the model, without dropout, see `load_policy`.
+        after_head: function that the model applies to the output of its last linear layer. Because it is
+            known, logits can be computed for chosen positions only, a chunk at a time. None means that it is
+            not known: the model's own forward then computes the logits of all positions.
+        value_head: whether the module also estimates values, from the last hidden states.
     """
 
     def __init__(self, lm: nn.Module, *, after_head: Head | None, value_head: bool = False) -> None:
@@ -49,17 +50,17 @@ class PolicyModule(nn.Module):
         entropy_gradient: bool = False,
         value_gradient: bool = True,
     ) -> Outputs:
-        r"""Log-probabilities of the targets at the temperature they were sampled at, and values before them.
+        r"""Compute log-probabilities of the targets at their sampling temperature, and values before them.
 
         .. math:: \log\pi(a) = \log\mathrm{softmax}(z / \tau)_a
 
         Args:
-            token_ids: [B, T] int64, padded on the right with anything.
-            position: [N] int64, places b·T + t whose output predicts the targets.
-            target: [N] int64.
+            token_ids: [B, T] int64, padded on the right with any token id.
+            position: [N] int64, input positions b·T + t whose output predicts the targets.
+            target: [N] int64, token ids of the targets.
             temperature: [N] float32, > 0.
             entropy_gradient: whether gradient flows through the entropy.
-            value_gradient: whether gradient of the values flows beyond the head.
+            value_gradient: whether the gradient of the values flows beyond the value head.
 
         Returns:
             Log-probabilities and entropies in nats, and values in units of the return.
@@ -98,7 +99,10 @@ class PolicyModule(nn.Module):
 
 
 def make_value_head(lm: Any) -> nn.Linear:
-    """From a hidden state to a value; zero at first, so that advantages begin as plain returns."""
+    """Make the layer from a hidden state to a value.
+
+    Its weights are zero at first, so that advantages begin as plain returns.
+    """
     head = nn.Linear(int(lm.config.get_text_config().hidden_size), 1, dtype=lm.dtype)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
@@ -106,7 +110,7 @@ def make_value_head(lm: Any) -> nn.Linear:
 
 
 def micro_batch_inputs(micro_batch: MicroBatch, device: torch.device) -> tuple[Tensor, ...]:
-    """Arguments of `PolicyModule.forward`."""
+    """Return the arguments of `PolicyModule.forward`."""
     arrays = (micro_batch.token_ids, micro_batch.position, micro_batch.target, micro_batch.temperature)
     return tuple(torch.from_numpy(array).to(device) for array in arrays)
 
@@ -117,7 +121,7 @@ def load_policy(
     """Load a causal language model by Hugging Face name or folder.
 
     Raises:
-        OSError: no such model (from transformers).
+        OSError: transformers finds no such model.
     """
     lm = without_dropout(model, dtype)
     if gradient_checkpointing:
@@ -125,12 +129,13 @@ def load_policy(
     after_head = logits_after_head(lm)
     if after_head is None:
         log.warning("what %s does to its logits is not known: computing them at all positions", model)
-    lm.train()  # gradient checkpointing acts in training mode only
+    # Gradient checkpointing acts in training mode only.
+    lm.train()
     return PolicyModule(lm, after_head=after_head, value_head=value_head)
 
 
 def without_dropout(model: str, dtype: torch.dtype) -> Any:
-    """A causal language model by Hugging Face name or folder, all of its dropout set to 0."""
+    """Load a causal language model by Hugging Face name or folder, with all of its dropout set to 0."""
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 

@@ -1,6 +1,7 @@
 """Commands from rank 0 to the other ranks: typed MessagePack and raw arrays in collectives, no pickle.
 
-Rank 0 alone talks to the rest of the world. The others sit in `Engine.follow` and do what it does.
+Only rank 0 talks to other processes of the run. The other ranks run `TrainingEngine.follow` and carry out the
+commands.
 """
 
 from collections.abc import Mapping
@@ -18,18 +19,21 @@ from protocol.codec import pack_arrays, unpack_arrays
 from protocol.messages import ArraySpec
 
 COLUMN = "column."
+"""Prefix of the arrays that are columns of a batch."""
 
 
 class RunUpdate(Struct, tag="update", frozen=True):
     """Train on the batch in the body."""
 
     arrays: list[ArraySpec]
+    """Arrays in the body, from `encode_batch`; `decode_batch` reads them."""
 
 
 class RunEstimate(Struct, tag="estimate", frozen=True):
     """Estimate values of the batch in the body."""
 
     arrays: list[ArraySpec]
+    """Arrays in the body, from `encode_batch`; `decode_batch` reads them."""
 
 
 class GatherWeights(Struct, tag="weights", frozen=True):
@@ -40,20 +44,25 @@ class SaveCheckpoint(Struct, tag="save", frozen=True):
     """Write this rank's share of a checkpoint."""
 
     folder: str
+    """Folder of all checkpoints of the run."""
     name: str
+    """Name of the new checkpoint in that folder, so that all ranks write the same one."""
 
 
 class LoadCheckpoint(Struct, tag="load", frozen=True):
     """Continue from a checkpoint."""
 
     folder: str
+    """Folder of all checkpoints of the run."""
     name: str
+    """Name of the checkpoint in that folder, so that all ranks read the same one."""
 
 
 class Finish(Struct, tag="finish", frozen=True):
-    """Rank 0 is done with this engine; ``leave``: and with the process group."""
+    """Free the engine, because rank 0 is done with it."""
 
     leave: bool
+    """True if the ranks must leave the process group, too."""
 
 
 Command = RunUpdate | RunEstimate | GatherWeights | SaveCheckpoint | LoadCheckpoint | Finish
@@ -61,14 +70,14 @@ _decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 
 
 def send(command: Command, body: bytes = b"") -> None:
-    """Rank 0: tell all other ranks; collective with their `receive`."""
+    """Send a command from rank 0 to all other ranks. This is a collective call with their `receive`."""
     header = msgspec.msgpack.encode(command)
     dist.broadcast(torch.tensor([len(header), len(body)]), src=0)
     dist.broadcast(torch.frombuffer(bytearray(header + body), dtype=torch.uint8), src=0)
 
 
 def receive() -> tuple[Command, bytes]:
-    """Other ranks: the next command and its body."""
+    """Return the next command and its body, on the ranks other than 0."""
     lengths = torch.zeros(2, dtype=torch.int64)
     dist.broadcast(lengths, src=0)
     header, body = lengths.tolist()
@@ -81,7 +90,7 @@ def receive() -> tuple[Command, bytes]:
 def encode_batch(
     command: type[RunUpdate] | type[RunEstimate], batch: Batch
 ) -> tuple[RunUpdate | RunEstimate, bytes]:
-    """A command with a batch."""
+    """Return a command for a batch, and the body with the batch."""
     arrays: Mapping[str, NDArray[Any]] = {
         "lengths": batch.lengths,
         "temperature": batch.temperature,
@@ -96,8 +105,9 @@ def encode_batch(
 
 
 def decode_batch(command: RunUpdate | RunEstimate, body: bytes) -> Batch:
-    """The batch of a command."""
-    arrays = unpack_arrays(command.arrays, memoryview(bytearray(body)))  # writable, for torch.from_numpy
+    """Return the batch of a command."""
+    # A bytearray is writable, as torch.from_numpy needs.
+    arrays = unpack_arrays(command.arrays, memoryview(bytearray(body)))
     return Batch(
         lengths=arrays["lengths"],
         temperature=arrays["temperature"],

@@ -1,4 +1,4 @@
-"""What is reported of an update: numbers from what was recorded of each trained token. Pure."""
+"""Report of an update: metrics from the numbers recorded for each trained token, by pure functions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,18 +20,18 @@ from learner.update.packing import padding_fraction
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """What an update did."""
+    """Report of one update."""
 
     applied: bool
-    """The weights moved."""
+    """True if the policy's weights moved."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """TensorBoard tag -> number; those that are not finite are left out."""
+    """TensorBoard tag -> number; numbers that are not finite are left out."""
     histograms: dict[str, NDArray[Any]] = field(default_factory=dict)
-    """One number per trained token, or per trajectory for lengths."""
+    """Name -> numbers: one per trained token, or per trajectory for lengths."""
     nonfinite: bool = False
-    """A step was skipped for a loss or gradient that is not finite."""
+    """True if a step was skipped because an estimate, a loss or a gradient was not finite."""
     replayed_tokens: int = 0
-    """Of the trained tokens, those that were trained before."""
+    """Number of trained tokens that come from replayed trajectories."""
 
 
 def make_report(
@@ -42,7 +42,7 @@ def make_report(
     current_version: int,
     seconds: float,
 ) -> UpdateReport:
-    """Metrics and histograms of one update."""
+    """Compute the metrics and histograms of one update."""
     seen = outcome.tokens["seen"] > 0
     columns = {name: column[batch.seen_mask] for name, column in batch.columns.items()}
     lags = columns["lag"][seen]
@@ -79,7 +79,7 @@ def make_report(
 
 
 def _step_metrics(outcome: UpdateOutcome) -> dict[str, float]:
-    """Means over the optimizer steps of the update."""
+    """Compute means over the optimizer steps of the update."""
     metrics = {"learner/loss": float(outcome.tokens["loss"].sum(dtype=np.float64)) / outcome.mini_batches}
     if outcome.steps:
         metrics["learner/gradient_norm"] = float(np.mean([step.gradient_norm for step in outcome.steps]))
@@ -98,7 +98,7 @@ def _step_metrics(outcome: UpdateOutcome) -> dict[str, float]:
 
 
 def _token_metrics(tokens: dict[str, torch.Tensor]) -> tuple[dict[str, float], dict[str, NDArray[Any]]]:
-    """Means over trained tokens, and the ratios themselves."""
+    """Compute means over trained tokens, and the ratios themselves."""
     current, proximal, behaviour = (
         tokens["logp_current"],
         tokens["logp_proximal"],
@@ -111,7 +111,7 @@ def _token_metrics(tokens: dict[str, torch.Tensor]) -> tuple[dict[str, float], d
     metrics = {
         "learner/entropy_nats": float(tokens["entropy"].mean()),
         "learner/kl_current_proximal_nats": float(kl_k3(current, proximal).mean()),
-        # in this direction the estimate is unbiased: the tokens were sampled by the behaviour policy
+        # In this direction the estimate is unbiased, because the behaviour policy sampled the tokens.
         "learner/kl_proximal_behaviour_nats": float(kl_k3(behaviour, proximal).mean()),
         "learner/clip_fraction": float(tokens["clipped"].mean()),
         "learner/truncated_fraction": float(tokens["truncated"].mean()),
@@ -127,7 +127,7 @@ def _token_metrics(tokens: dict[str, torch.Tensor]) -> tuple[dict[str, float], d
 
 
 def _clip_metrics(tokens: dict[str, torch.Tensor], advantage: torch.Tensor) -> dict[str, float]:
-    """What the unclipped tokens do to the entropy (BAPO, arXiv:2510.18927, entropy-clip rule)."""
+    """Predict what the unclipped tokens do to the entropy (BAPO, arXiv:2510.18927, entropy-clip rule)."""
     active = (tokens["clipped"] == 0) & (tokens["correction"] != 0)
     logp = tokens["logp_current"]
     metrics = {"learner/entropy_change": float(entropy_change(logp, advantage, active))}

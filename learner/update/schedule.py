@@ -7,10 +7,10 @@ from learner.config import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
-    """Learning rate of optimizer step ``step``, counted from 0.
+    """Return the learning rate of optimizer step ``step``, counted from 0.
 
-    Linear warm-up over ``warmup_steps``, then constant, or falling to zero at ``total_steps``, linearly or
-    as half a cosine.
+    The rate rises linearly over ``warmup_steps``. Then it stays constant, or falls to zero at
+    ``total_steps``, linearly or as half a cosine.
 
     Example:
         >>> config = OptimizerConfig(lr=1.0, warmup_steps=2, schedule="linear")

@@ -1,4 +1,4 @@
-"""What is asked about a batch's tokens before the first optimizer step on it, without gradient."""
+"""Scores of a batch's tokens, computed before the first optimizer step on it, without gradient."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,13 @@ from learner.update.outcome import TokenRecorder
 from learner.update.policy import Outputs
 
 Forward = Callable[[MicroBatch], Outputs]
-"""The policy's outputs for a micro-batch; a collective call, which all ranks make in the same order."""
+"""Function that returns the policy's outputs for a micro-batch. It is a collective call, which all ranks make
+in the same order."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Of the targets of one micro-batch, [N] each; None where the objective does not ask for it."""
+    """Scores of the targets of one micro-batch, [N] each; None where the objective does not need them."""
 
     logp_proximal: Tensor | None = None
     entropy_signal: Tensor | None = None
@@ -44,16 +45,16 @@ def score_mini_batches(
     ranks: int,
     device: torch.device,
 ) -> list[list[Scores]]:
-    """Scores of every micro-batch of every mini-batch; collective."""
+    """Score every micro-batch of every mini-batch. This is a collective call."""
     own = needs_scores(algorithm, len(mini_batches))
     outputs = [[forward(m) if own else None for m in part] for part in mini_batches]
     signal = group_ratio = None
     surrogate = algorithm.surrogate
     if isinstance(surrogate, EntropySurrogate):
-        entropy = _of_all_tokens("entropy", batch, mini_batches, outputs, ranks)
+        entropy = _gather_row("entropy", batch, mini_batches, outputs, ranks)
         signal = _entropy_signal(batch, entropy, quantile=surrogate.quantile)
     if has_group_ratio(algorithm):
-        logp = _of_all_tokens("logp_current", batch, mini_batches, outputs, ranks)
+        logp = _gather_row("logp_current", batch, mini_batches, outputs, ranks)
         group_ratio = _group_ratio(batch, logp)
     logp_frozen = {name: [policy.score(part) for part in mini_batches] for name, policy in frozen.items()}
 
@@ -75,14 +76,14 @@ def score_mini_batches(
     ]
 
 
-def _of_all_tokens(
+def _gather_row(
     row: Literal["entropy", "logp_current"],
     batch: Batch,
     mini_batches: Sequence[Sequence[MicroBatch]],
     outputs: Sequence[Sequence[Outputs | None]],
     ranks: int,
 ) -> Tensor:
-    """What was said of the batch's seen tokens [M], on all ranks."""
+    """Gather one row of the outputs for the batch's seen tokens [M], from all ranks."""
     recorder = TokenRecorder(int(batch.seen_mask.sum()), ranks)
     for part, said in zip(mini_batches, outputs, strict=True):
         for micro_batch, output in zip(part, said, strict=True):
@@ -92,14 +93,17 @@ def _of_all_tokens(
 
 
 def _entropy_signal(batch: Batch, entropy: Tensor, *, quantile: float) -> Tensor:
-    """[M], 0 where there is no policy gradient."""
+    """Compute the entropy signal of the seen tokens [M]; 0 where there is no policy gradient."""
     policy, signal = torch.from_numpy(batch.loss_mask[batch.seen_mask]), torch.zeros_like(entropy)
     signal[policy] = entropy_signal(entropy[policy], quantile=quantile)
     return signal
 
 
 def _group_ratio(batch: Batch, logp: Tensor) -> Tensor:
-    """[M], over the tokens with policy gradient of all answers of a group; 1 elsewhere."""
+    """Compute the ratio proximal / behaviour of each seen token's rollout group, [M].
+
+    The mean is over the tokens with policy gradient of all answers of a group; other tokens get 1.
+    """
     seen, group = batch.seen_mask, np.repeat(batch.group, batch.lengths)
     policy, ratio = torch.from_numpy(batch.loss_mask[seen]), torch.ones_like(logp)
     behaviour = torch.from_numpy(batch.columns["logp_behaviour"][batch.loss_mask])

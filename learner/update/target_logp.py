@@ -1,8 +1,9 @@
-"""Log-probabilities of chosen tokens, and entropies, from hidden states, without all logits at once.
+"""Log-probabilities of chosen tokens, and entropies, from hidden states, without holding all logits at once.
 
-Logits of T tokens over V words are by far the largest tensor of a language model's update: 8,192 x 152,000 in float32
-are 5 GB, and a plain log-softmax with its gradient holds four of them. Here they exist for a chunk of the tokens
-only, once or twice, and are formed again in the backward pass when there is more than one chunk.
+The logits of T tokens over V words are by far the largest tensor of a language model's update: 8,192 x
+152,000 in float32 are 5 GB, and a plain log-softmax with its gradient holds four tensors of this size. Here
+logits exist only for a chunk of the tokens, once or twice. If there is more than one chunk, the backward pass
+computes them again.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 CHUNK_ELEMENTS = 2**25
-"""Targets x vocabulary held at once in float32: 128 MB, twice over at the peak of either pass."""
+"""Targets x vocabulary held at once in float32: 128 MB, and twice that at the peak of either pass."""
 
 Head = Callable[[Tensor], Tensor]
 
@@ -27,21 +28,22 @@ def target_logp(
     vocabulary: int,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    r"""Log-probability of each target, and entropy of the distribution it was drawn from, in nats.
+    r"""Compute the log-probability of each target, and the entropy of its distribution, in nats.
 
     .. math:: \log\pi(a) = z_a / \tau - \log \sum_v \exp(z_v / \tau), \quad
               H = -\sum_v \pi(v) \log\pi(v), \quad z = \mathrm{head}(h)
 
     Args:
-        hidden: h, [N, D], of the tokens that are asked about and no others.
-        head: from hidden states [n, D] to logits [n, V]; called once or twice for each chunk.
+        hidden: h, [N, D], hidden states at the targets only.
+        head: function from hidden states [n, D] to logits [n, V]; called once or twice for each chunk.
         target: a, int64 [N].
         temperature: τ, float32 [N], > 0.
         vocabulary: V, which decides the size of chunks.
         entropy_gradient: whether gradient flows through the entropy.
 
     Returns:
-        float32 [N] each. Gradient flows to ``hidden`` and to what ``head`` computes with.
+        (log-probabilities, entropies), float32 [N] each. Gradient flows to ``hidden`` and to the parameters
+        of ``head``.
     """
 
     def run(h: Tensor, a: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,7 +53,8 @@ def target_logp(
     if len(target) <= rows:
         return run(hidden, target, temperature)
     pieces = zip(*(torch.split(t, rows) for t in (hidden, target, temperature)), strict=True)
-    if torch.is_grad_enabled():  # logits are computed again in the backward pass, a chunk at a time
+    # With gradient, the backward pass computes the logits again, a chunk at a time.
+    if torch.is_grad_enabled():
         outputs = [checkpoint(run, *piece, use_reentrant=False, preserve_rng_state=False) for piece in pieces]
     else:
         outputs = [run(*piece) for piece in pieces]
@@ -62,26 +65,34 @@ def target_logp(
 def select(
     logits: Tensor, target: Tensor, temperature: Tensor, *, entropy_gradient: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """As `target_logp`, from logits [N, V] of any floating-point type; holds two more like them in float32."""
+    """Compute what `target_logp` does from logits [N, V] of any floating-point type.
+
+    This holds two more tensors of the size of the logits, in float32.
+    """
     logp, entropy = _Select.apply(logits, target, temperature, entropy_gradient)  # type: ignore[no-untyped-call]
     return logp, entropy
 
 
 class _Select(torch.autograd.Function):
-    """Saves one tensor of the size of the logits, and makes one more in the backward pass."""
+    """Autograd function that saves one tensor of the size of the logits.
+
+    Its backward pass makes one more.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, target: Tensor, temperature: Tensor, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
-        # the test would make a GPU wait; on a CPU the division costs more
+        # On a GPU the test would wait for the device, so the division is always done. On a CPU the test is
+        # cheaper than the division.
         scaled = logits.is_cuda or bool((temperature != 1).any())
         log_probabilities = torch.log_softmax(
             logits / temperature[:, None] if scaled else logits, -1, dtype=torch.float32
         )
         logp = log_probabilities.gather(1, target[:, None])[:, 0]
         probabilities = log_probabilities.exp()
-        if entropy_gradient:  # one of the two is needed again, the other becomes their product
+        # The backward pass needs one of the two tensors. The memory of the other is reused for their product.
+        if entropy_gradient:
             saved, product = log_probabilities, probabilities.mul_(log_probabilities)
         else:
             saved, product = probabilities, log_probabilities.mul_(probabilities)
@@ -95,7 +106,7 @@ class _Select(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_logp: Tensor, grad_entropy: Tensor) -> tuple[Tensor, None, None, None]:
-        r"""∂/∂z_v: (1[v = a] - π_v) / τ of log π(a), and -π_v (log π_v + H) / τ of H."""
+        r"""Return the gradient ∂/∂z_v: (1[v = a] - π_v) / τ of log π(a), and -π_v (log π_v + H) / τ of H."""
         saved, target, temperature, entropy = ctx.saved_tensors
         if ctx.entropy_gradient:
             slope = (saved + entropy[:, None]).mul_(grad_entropy[:, None]).add_(grad_logp[:, None])
@@ -109,10 +120,10 @@ class _Select(torch.autograd.Function):
 
 
 def logits_after_head(lm: Any) -> Head | None:
-    """What a causal language model does to the output of its last linear layer, as a function of it [n, V].
+    """Return the function that a causal language model applies to the output [n, V] of its last linear layer.
 
-    Most do nothing, some scale their logits or cap them. None if none of these ways gives the logits that the model's
-    own forward gives on a few tokens.
+    Most models apply nothing; some scale or cap their logits. Return None if none of these forms gives the
+    logits that the model's own forward gives on a few tokens.
     """
     config = lm.config.get_text_config()
     scale = float(
@@ -138,7 +149,8 @@ def logits_after_head(lm: Any) -> Head | None:
             direct = lm.get_output_embeddings()(hidden)
         except (AttributeError, TypeError):
             return None
-        for after in (altered, plain):  # small logits look the same under a cap
+        # `altered` comes first, because small logits pass the test with and without a cap.
+        for after in (altered, plain):
             if torch.allclose(after(direct).float(), logits.float(), atol=1e-4, rtol=1e-4):
                 return after
     return None

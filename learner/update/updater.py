@@ -1,4 +1,4 @@
-"""One update on this rank: score, then mini-batches of micro-batches, forward and backward, step."""
+"""One update on this rank: score the batch, then run each mini-batch forward and backward, and step."""
 
 import math
 from collections.abc import Sequence
@@ -45,32 +45,34 @@ from learner.update.schedule import learning_rate
 from learner.update.scores import Scores, score_mini_batches
 
 Chosen = Tensor | slice
-"""Which targets of a micro-batch."""
+"""Index that selects targets of a micro-batch."""
 
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """Tokens of one optimizer step; whether there is anything to learn from them is the same on all ranks."""
+    """Tokens of one optimizer step. All ranks agree whether there is anything to learn from them."""
 
     pass_index: int
-    """Pass over the batch it belongs to."""
+    """Pass over the batch to which the mini-batch belongs."""
     micro_batches: list[MicroBatch]
-    """This rank's."""
+    """Micro-batches of this rank."""
     policy: bool
-    """Tokens carry policy gradient, or are imitated."""
+    """True if some tokens carry policy gradient or are imitated."""
     values: bool
-    """The critic learns from some."""
+    """True if the critic learns from some tokens."""
 
 
 @dataclass
 class Updater:
-    """Runs updates on one rank. All ranks must call the same methods with the same arguments, in the same
-    order."""
+    """Updates on one rank.
+
+    All ranks must call the same methods with the same arguments, in the same order.
+    """
 
     engine: Any
-    """DeepSpeed's, of the policy."""
+    """DeepSpeed engine of the policy."""
     critic: Any
-    """DeepSpeed's, of a separate critic; None without one."""
+    """DeepSpeed engine of a separate critic; None without one."""
     frozen: dict[str, FrozenPolicy]
     config: LearnerConfig
     total_steps: int
@@ -80,13 +82,13 @@ class Updater:
     ranks: int
     state: AdaptiveState
     _step: int = field(default=0, init=False)
-    """Learner step under way."""
+    """Learner step in progress."""
 
     def run(self, batch: Batch, *, step: int, optimizer_step: int) -> UpdateOutcome:
         """Train on one batch.
 
         Args:
-            step: learner steps before this one; decides how trajectories are dealt to mini-batches.
+            step: learner steps before this one. It decides how trajectories are dealt to mini-batches.
             optimizer_step: optimizer steps applied so far.
         """
         self._step = step
@@ -121,7 +123,10 @@ class Updater:
 
     @torch.no_grad()
     def estimate(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """Values, and log-probabilities, of the batch's seen tokens under the weights as they are."""
+        """Return values and log-probabilities of the batch's seen tokens under the present weights.
+
+        The log-probabilities are 0 where a separate critic does not need them.
+        """
         recorder = TokenRecorder(int(batch.seen_mask.sum()), self.ranks)
         for micro_batch in self._micro_batches(batch, torch.arange(len(batch.lengths)).numpy()):
             if self.critic is not None:
@@ -136,7 +141,7 @@ class Updater:
 
     @property
     def device(self) -> torch.device:
-        """Where tensors go."""
+        """Device on which this rank computes."""
         device: torch.device = self.engine.device
         return device
 
@@ -152,7 +157,7 @@ class Updater:
         return critic is not None and self._step < critic.warmup_steps
 
     def forward(self, micro_batch: MicroBatch) -> Outputs:
-        """The policy's opinion of a micro-batch."""
+        """Return the policy's outputs for a micro-batch."""
         outputs: Outputs = self.engine(
             *micro_batch_inputs(micro_batch, self.device),
             entropy_gradient=has_entropy_gradient(self.config.algorithm),
@@ -161,7 +166,7 @@ class Updater:
         return outputs
 
     def _mini_batches(self, batch: Batch, algorithm: AlgorithmConfig) -> list[MiniBatch]:
-        """Those of all passes, without empty ones."""
+        """Return the mini-batches of all passes, without empty ones."""
         valued, imitated = batch.columns["value_mask"] > 0, batch.columns["imitation_mask"] > 0
         members = [
             (pass_index, part)
@@ -196,7 +201,7 @@ class Updater:
     def _balance(
         self, micro_batches: Sequence[MicroBatch], scores: Sequence[Scores], algorithm: AlgorithmConfig
     ) -> BalancedBounds | None:
-        """Clip bounds for the mini-batch under the weights as they are, the same on every rank."""
+        """Choose clip bounds for the mini-batch under the present weights. Every rank chooses the same."""
         surrogate = algorithm.surrogate
         if not isinstance(surrogate, BalancedSurrogate):
             return None
@@ -210,7 +215,8 @@ class Updater:
         correct = make_corrections(algorithm.corrections)
         sums = torch.zeros(len(path), 2, dtype=torch.float64)
         for micro_batch, scored in zip(micro_batches, scores, strict=True):
-            current = self.forward(micro_batch).logp  # on a dummy, too: collectives need all ranks
+            # Invariant: all ranks make the same forward calls, because these are collective. A dummy runs, too.
+            current = self.forward(micro_batch).logp
             if micro_batch.token[0] < 0:
                 continue
             policy = self._policy(micro_batch)
@@ -233,7 +239,7 @@ class Updater:
         numbers: Adaptive,
         recorder: TokenRecorder,
     ) -> None:
-        """Gradient of one mini-batch, of the policy and of a critic of its own, each if it has any."""
+        """Accumulate the gradients of one mini-batch, for the policy and for a separate critic."""
         micro_batches = mini_batch.micro_batches
         if self._trains_critic(mini_batch):
             with accumulation(self.critic, self.ranks) as backward:
@@ -250,11 +256,14 @@ class Updater:
                 backward(loss, i == len(micro_batches) - 1)
 
     def _trains_critic(self, mini_batch: MiniBatch) -> bool:
-        """Whether a separate critic has a gradient: an optimizer would move it without one, by its momentum."""
+        """Return whether a separate critic has a gradient.
+
+        Without a gradient it must not step, because momentum would still move it.
+        """
         return self.critic is not None and mini_batch.values
 
     def _trains_policy(self, mini_batch: MiniBatch) -> bool:
-        """Whether the policy's engine, its value head included, has a gradient."""
+        """Return whether the policy's engine, its value head included, has a gradient."""
         if self.critic is not None:
             return mini_batch.policy and not self._warming_up
         return mini_batch.policy or mini_batch.values
@@ -267,7 +276,7 @@ class Updater:
         numbers: Adaptive,
         recorder: TokenRecorder,
     ) -> Tensor:
-        """Loss of a micro-batch: surrogate, imitation, and the value head's part."""
+        """Compute the loss of a micro-batch: surrogate, imitation, and the value head's part."""
         outputs = self.forward(micro_batch)
         columns = {name: self._tensor(column) for name, column in micro_batch.columns.items()}
         policy = self._policy(micro_batch)
@@ -285,7 +294,9 @@ class Updater:
             loss = loss + critic.coefficient * self._value_loss(micro_batch, outputs.value)
             recorder.put(micro_batch, {"value": outputs.value.detach()})
         if not math.isfinite(loss.item()):
-            loss = outputs.logp.sum() * math.nan  # whatever the loss was, no rank may take this step
+            # Invariant: all ranks skip a step together. A NaN in the gradient reaches every rank, whichever way
+            # the loss was not finite.
+            loss = outputs.logp.sum() * math.nan
         return loss
 
     def _value_loss(self, micro_batch: MicroBatch, values: Tensor) -> Tensor:
@@ -304,15 +315,16 @@ class Updater:
     def _finish(
         self, mini_batch: MiniBatch, recorder: TokenRecorder, algorithm: AlgorithmConfig, optimizer_step: int
     ) -> None:
-        """Step the optimizers that have a gradient, and what follows from the tokens of the step."""
+        """Step the optimizers that have a gradient, then update the dual variable."""
         lr, critic_lr = self._learning_rates(optimizer_step + recorder.applied)
         if self._trains_critic(mini_batch):
             recorder.critic_steps.append(finish_step(self.critic, critic_lr, critic_lr))
         if not self._trains_policy(mini_batch):
             return
         if algorithm.lr_by_ess != "none":
-            share = recorder.step_effective_sample_size()
-            if math.isfinite(share):  # otherwise the step will be skipped
+            share = recorder.step_effective_sample_share()
+            # A share that is not finite means that the step will be skipped.
+            if math.isfinite(share):
                 lr *= learning_rate_factor(share, rule=algorithm.lr_by_ess)
         recorder.end_step(finish_step(self.engine, 0.0 if self._warming_up else lr, critic_lr), lr)
         if isinstance(algorithm.surrogate, RatioVarianceSurrogate):
@@ -321,9 +333,10 @@ class Updater:
                 self.state = after_optimizer_step(algorithm.surrogate, self.state, mean_square=mean_square)
 
     def _learning_rates(self, done: int) -> tuple[float, float]:
-        """Of the policy and of the critic, after ``done`` optimizer steps of the policy's engine.
+        """Return the learning rates of the policy and of the critic.
 
-        The policy's schedule begins where it begins to learn.
+        ``done`` counts the optimizer steps of the policy's engine. The policy's schedule begins when the
+        policy begins to learn.
         """
         algorithm, optimizer = self.config.algorithm, self.config.optimizer
         critic_only = 0
@@ -340,12 +353,15 @@ class Updater:
         return torch.from_numpy(array).to(self.device)
 
     def _policy(self, micro_batch: MicroBatch) -> Chosen:
-        """Index of the targets that carry policy gradient; where all do, one that copies nothing."""
+        """Return the index of the targets that carry policy gradient.
+
+        If all targets carry it, the index is a slice, which copies nothing.
+        """
         return slice(None) if micro_batch.policy.all() else self._tensor(micro_batch.policy)
 
 
 def _tokens(micro_batch: MicroBatch, columns: dict[str, Tensor], scored: Scores, policy: Chosen) -> Tokens:
-    """The tokens of a micro-batch that carry policy gradient."""
+    """Select the tokens of a micro-batch that carry policy gradient."""
 
     def chosen(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor[policy]

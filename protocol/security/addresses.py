@@ -1,4 +1,4 @@
-"""Addresses to listen on: who can reach them, and whether that is allowed."""
+"""Addresses to listen on: which hosts can reach them, and whether that is allowed."""
 
 import contextlib
 import ipaddress
@@ -15,19 +15,20 @@ LOOPBACK_ONLY = (
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens at this host.
+    """Return whether only this machine can reach a server that listens at this host.
 
     Example:
         >>> is_loopback("localhost"), is_loopback("[::1]"), is_loopback("10.0.0.1"), is_loopback("*")
         (True, True, False, False)
     """
-    with contextlib.suppress(ValueError):  # a name
+    # `ip_address` raises ValueError for a name.
+    with contextlib.suppress(ValueError):
         return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     return False
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether this host stands for all addresses of the machine.
+    """Return whether this host stands for all addresses of the machine.
 
     Example:
         >>> is_wildcard("0.0.0.0"), is_wildcard("*"), is_wildcard("[::]"), is_wildcard("10.0.0.1")
@@ -39,7 +40,7 @@ def is_wildcard(host: str) -> bool:
 
 
 def split_endpoint(endpoint: str) -> tuple[str, str]:
-    """Host and port of ``tcp://host:port``; both empty for anything else.
+    """Return host and port of ``tcp://host:port``; both are empty for any other endpoint.
 
     Example:
         >>> split_endpoint("tcp://[::1]:5755"), split_endpoint("ipc:///tmp/x")
@@ -52,7 +53,7 @@ def split_endpoint(endpoint: str) -> tuple[str, str]:
 
 
 def why_not_bound(setting: str, endpoint: str, *, encrypted: bool) -> str:
-    """Why a ZeroMQ socket must not listen there, with the cure; empty if it may.
+    """Return why a ZeroMQ socket must not listen at an endpoint, with the cure; "" if it may.
 
     Example:
         >>> why_not_bound("broker.endpoint", "tcp://10.0.0.1:5755", encrypted=True)
@@ -74,8 +75,8 @@ def check_endpoint(setting: str, endpoint: str, keys: Path | None = None) -> Non
     """Refuse an endpoint that other hosts can reach, unless messages are encrypted and senders authenticated.
 
     Args:
-        setting: field of the run file, for the error.
-        keys: folder of the keys; None: messages travel as they are.
+        setting: name of the field in the run file, for the error.
+        keys: keys folder; None: messages are neither encrypted nor authenticated.
 
     Raises:
         AddressRefused: see `why_not_bound`.
@@ -92,14 +93,14 @@ def check_endpoint(setting: str, endpoint: str, keys: Path | None = None) -> Non
 
 
 def split_address(setting: str, address: str, keys: Path | None) -> tuple[str, int]:
-    """Take ``host:port`` of an HTTP server apart, and refuse one that strangers could reach.
+    """Split ``host:port`` of an HTTP server, and refuse an address that strangers could reach.
 
     Args:
-        setting: field of the run file, for the error.
+        setting: name of the field in the run file, for the error.
         keys: keys folder with the token that the server asks for; None: it asks for none.
 
     Raises:
-        AddressRefused: it is no ``host:port``, or other hosts can reach it and there is no token to ask for.
+        AddressRefused: the address is not ``host:port``, or other hosts can reach it and there is no token.
 
     Example:
         >>> split_address("weights.http", "127.0.0.1:5757", None)

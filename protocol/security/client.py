@@ -1,4 +1,4 @@
-"""The client's half of CURVE: which keys a connection uses, and in words why the other side does not take them."""
+"""The client's half of CURVE: the keys of a connection, and readable reasons why the server refuses them."""
 
 import contextlib
 import secrets
@@ -12,9 +12,9 @@ from protocol.security.keys import KeyPair, KeyRole, key_pair, public_key
 
 ROUTING_ID_BYTES = 16
 HANDSHAKE_MS = 5_000
-"""A connection that has not proved itself by then is cut."""
+"""Time after which ZeroMQ cuts a connection whose handshake is not complete."""
 REFUSED_FOR_GOOD, REFUSED_FOR_NOW = 400, 500
-"""Status of a refused handshake. Not 300, which ZeroMQ has for the latter: it would keep the connection open."""
+"""Status of a refused handshake. ZAP has 300 for "for now", but then ZeroMQ keeps the connection open."""
 RETRY_S = 1.0
 MAX_EVENTS = 64
 _GIVES_UP = (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
@@ -29,7 +29,7 @@ _WATCHED = (
 
 
 class ClientKeys(NamedTuple):
-    """Keys of one connection that we open."""
+    """Keys of one connection that this process opens."""
 
     own: KeyPair
     server: bytes
@@ -40,31 +40,31 @@ class ClientKeys(NamedTuple):
     def read(
         cls, folder: Path, role: KeyRole, peer: str, server_role: KeyRole, server_peer: str = ""
     ) -> "ClientKeys":
-        """Those of peer ``peer`` on its way to a server of a role.
+        """Read the keys with which ``peer`` connects to a server of ``server_role``.
 
         Raises:
-            KeysUnusable: one of them is missing.
+            KeysUnusable: a key is missing or cannot be used.
         """
         own = key_pair(folder, role, peer)
         return cls(own, public_key(folder, server_role, server_peer), server_role, folder)
 
     def apply(self, socket: "zmq.Socket[bytes]") -> None:
-        """Before the socket connects."""
+        """Set the keys on a socket; call it before the socket connects."""
         socket.setsockopt(zmq.CURVE_SERVERKEY, self.server)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self.own.public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self.own.secret)
 
 
 def unguessable_id() -> bytes:
-    """A routing id that nobody else knows, and so nobody else can take over."""
+    """Return a routing id that no other peer knows, so that none can take it over."""
     return b"\x01" + secrets.token_bytes(ROUTING_ID_BYTES)
 
 
 class HandshakeWatch:
-    """What came of the handshakes of a socket that connects; connects again where ZeroMQ gives up.
+    """Watches the handshakes of a socket that connects, and connects again where ZeroMQ gives up.
 
-    After a refusal, and after bytes that are no message, ZeroMQ tries no more. But a key may be listed a moment later,
-    brokers come and go, and a bit that was flipped on the way is no reason to be silent for ever.
+    ZeroMQ stops trying after a refusal, and after bytes that are no message. But a key may be listed a moment
+    later, brokers are restarted, and one corrupted message must not silence the peer for ever.
     """
 
     def __init__(
@@ -76,21 +76,23 @@ class HandshakeWatch:
         self._again: float | None = None
         self._connections = self._known = 0
         self.why = ""
-        """Why the last one failed, with the cure; empty if it did not."""
+        """Why the last handshake failed, with the cure; "" if it succeeded."""
 
     def look(self, now: float) -> str:
-        """Take in what has happened; returns the reason when it is another than before, else nothing."""
+        """Process new events of the socket; return the reason of a failure if it has changed, else ""."""
         before = self.why
         for _ in range(MAX_EVENTS):
             try:
                 frames = self._monitor.recv_multipart(zmq.DONTWAIT)
-            except zmq.ZMQError:  # nothing more
+            except zmq.ZMQError:
+                # There are no more events.
                 break
             event = parse_monitor_message(frames)
             self._happened(int(event["event"]), int(event["value"]), now)
         if self._again is not None and now >= self._again:
             self._again = None
-            with contextlib.suppress(zmq.ZMQError):  # it is gone already
+            # The endpoint may be disconnected already.
+            with contextlib.suppress(zmq.ZMQError):
                 self._socket.disconnect(self._endpoint)
             self._socket.connect(self._endpoint)
         return self.why if self.why != before else ""
@@ -98,9 +100,8 @@ class HandshakeWatch:
     def _happened(self, kind: int, value: int, now: float) -> None:
         match kind:
             case zmq.EVENT_DISCONNECTED:
-                self._again = (
-                    now + RETRY_S
-                )  # unless ZeroMQ says that it tries itself: after nonsense it does not
+                # Connect again, unless ZeroMQ reports that it retries; after malformed bytes it does not.
+                self._again = now + RETRY_S
             case zmq.EVENT_CONNECT_RETRIED:
                 self._again = None
             case zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -112,15 +113,16 @@ class HandshakeWatch:
                     self._again = now + RETRY_S
 
     def reconnected(self) -> bool:
-        """Whether `look` has seen another connection since this was last asked, and it is not the first.
+        """Return whether the connection was replaced since the last call.
 
-        What was under way on the one before, in either direction, may be lost, and ZeroMQ tells nobody.
+        Messages under way on the old connection, in either direction, may be lost, and ZeroMQ does not report
+        it.
         """
         before, self._known = self._known, self._connections
         return 0 < before < self._connections
 
     def close(self) -> None:
-        """Before the socket itself is closed."""
+        """Stop watching; call it before the socket itself is closed."""
         self._socket.disable_monitor()
         self._monitor.close()
 

@@ -1,7 +1,8 @@
-"""Single connections behind a ROUTER: whether one is still open, and how to end it.
+"""Single connections behind a ROUTER: check whether one is still open, and end it.
 
-ZeroMQ names neither and cuts none. But a received frame tells the descriptor of the socket it came by, and the inode of
-a socket is its own for as long as it is open. So a descriptor that stands for something else by now is found out.
+ZeroMQ offers neither. But a received frame has the descriptor of the socket it came by, and a socket keeps
+its inode for as long as it is open. So a changed inode shows that the descriptor now belongs to something
+else.
 """
 
 import contextlib
@@ -14,14 +15,14 @@ import zmq
 
 
 class Connection(NamedTuple):
-    """A socket of ZeroMQ's in this process."""
+    """A socket of ZeroMQ in this process, by descriptor and inode."""
 
     descriptor: int
     inode: int
 
     @classmethod
     def of(cls, frame: "zmq.Frame") -> "Connection | None":
-        """The one that a frame came by; None: it cannot be told, as with a frame whose connection is gone."""
+        """Return the connection that a frame came by; None if it is unknown, as it is once it has ended."""
         try:
             descriptor = int(frame.get(zmq.SRCFD))
             status = os.fstat(descriptor)
@@ -31,16 +32,17 @@ class Connection(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether it is there still, as far as the kernel and ZeroMQ know."""
+        """Whether the connection is still open, as far as the kernel and ZeroMQ know."""
         try:
             return os.fstat(self.descriptor).st_ino == self.inode
         except OSError:
             return False
 
     def cut(self) -> bool:
-        """End it, for ZeroMQ as if the other side had; False: it had ended before."""
+        """End the connection; to ZeroMQ the other side has ended it. Return False if it had ended before."""
         with contextlib.suppress(OSError):
-            own = os.dup(self.descriptor)  # nobody closes this one between the look and the end
+            # Work on a duplicate, which no other thread can close between the check and the shutdown.
+            own = os.dup(self.descriptor)
             with socket.socket(fileno=own) as held:
                 if os.fstat(own).st_ino == self.inode:
                     held.shutdown(socket.SHUT_RDWR)

@@ -1,8 +1,8 @@
-"""The server's half of CURVE: handshakes are answered by our own ZAP handler, and every message names its key.
+"""The server's half of CURVE: a ZAP handler for handshakes, and sockets that know the key of each message.
 
-ZAP (ZeroMQ RFC 27) asks the process that listens, over ``inproc://zeromq.zap.01``, whether a key may connect. The
-answer carries a user id, which is the key itself and comes with each message of that connection. So a key that is taken
-out of the folder is refused from then on, by connections it has, too, and those are cut.
+By ZAP (ZeroMQ RFC 27) ZeroMQ asks the listening process, over ``inproc://zeromq.zap.01``, whether a key may
+connect. The answer has a user id, here the key itself, which comes with each message of that connection. So a
+key that was removed from the folder is refused on open connections, too, and these are cut.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ ZAP_VERSION = b"1.0"
 USER_ID = "User-Id"
 LOG_EVERY_S = 5.0
 NOTICE_S = 1.0
-"""From the first message under a key that is admitted no more to the end of its connection; it can be told why."""
+"""Time from the first message under a key that is not admitted to the cut; the peer can learn the reason."""
 ADMITS: dict[KeyRole, frozenset[KeyRole]] = {
     "broker": frozenset({"learner", "generator", "actor"}),
     "generator": frozenset({"actor"}),
@@ -42,10 +42,10 @@ class Guard:
 
     Args:
         folder: keys folder.
-        role, peer: whose keys the socket uses.
+        role, peer: owner of the keys that the socket uses.
 
     Raises:
-        KeysUnusable: the folder lacks them.
+        KeysUnusable: the folder lacks these keys, or cannot be read.
     """
 
     def __init__(
@@ -59,25 +59,29 @@ class Guard:
         self._handler = AsyncSocket(handler, self._asked)
 
     def router(self, context: "zmq.Context[zmq.Socket[bytes]]") -> LeanRouter:
-        """An encrypted ROUTER, to be bound."""
+        """Create an encrypted ROUTER for the caller to bind."""
         socket = router(context)
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._own.secret)
         socket.setsockopt(zmq.ZAP_DOMAIN, self._domain)
-        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without: everybody is let in when no handler answers
+        # Without this, ZeroMQ admits every peer if no handler answers.
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         return socket
 
     def sender(self, user_id: str) -> Principal | None:
-        """Whom the key of a message stands for by now; None: nobody any more."""
+        """Return the principal whose key a message came under; None if the key is not admitted now."""
         self.admission.reload(time.monotonic())
         return self.admission.sender(user_id)
 
     def close(self) -> None:
-        """After the socket it guards."""
+        """Close the handler; call it after the guarded socket is closed."""
         self._handler.close()
 
     def _asked(self, frames: list[bytes]) -> None:
-        """One request: routing id, delimiter, version, request id, domain, address, identity, mechanism, key."""
+        """Answer one ZAP request.
+
+        Frames: routing id, delimiter, version, request id, domain, address, identity, mechanism, key.
+        """
         if len(frames) != 9 or frames[2] != ZAP_VERSION:
             log.error("a ZAP request of %d frames is none; ZeroMQ lets its connection wait", len(frames))
             return
@@ -96,7 +100,7 @@ class Guard:
             log.warning(
                 "key %s... at %s refused: %s (%d so far)", public[:8], where or "ipc", verdict.why, count
             )
-        status = REFUSED_FOR_NOW if verdict.for_now else REFUSED_FOR_GOOD
+        status = REFUSED_FOR_NOW if verdict.temporary else REFUSED_FOR_GOOD
         self._answer(frames[0], request_id, status, verdict.why, "")
 
     def _answer(self, route: bytes, request_id: bytes, status: int, text: str, user_id: str) -> None:
@@ -105,7 +109,7 @@ class Guard:
 
 
 class GuardedSocket(AsyncSocket):
-    """An AsyncSocket whose ``on_message`` is told, with each message, whom its key stands for (None: nobody)."""
+    """An AsyncSocket that passes each message on with the principal of its key; None: it is not admitted."""
 
     def __init__(self, socket: LeanRouter, on_message: OnGuardedMessage, guard: Guard) -> None:
         self._router, self._guard = socket, guard
@@ -115,13 +119,12 @@ class GuardedSocket(AsyncSocket):
         self._handle = on_message
 
     def connection(self) -> Connection | None:
-        """By which the message came that is being handled."""
+        """Return the connection of the message that is being handled; None if it is unknown."""
         return None if self._first is None else Connection.of(self._first)
 
     def _take(self) -> tuple[Any, ...]:
-        first = self._socket.recv(
-            zmq.DONTWAIT, copy=False
-        )  # only a frame that is not copied tells the user id
+        # Only a frame that is not copied has the user id.
+        first = self._socket.recv(zmq.DONTWAIT, copy=False)
         frames = self._router.recv_behind([first.bytes])
         try:
             sender = self._guard.sender(str(first.get(USER_ID)))

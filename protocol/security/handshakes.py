@@ -1,4 +1,7 @@
-"""Who may connect to a socket of ours, how often, and whom a key stands for. Pure but for the keys folder."""
+"""Admission of handshakes: which keys may connect, how often, and whose they are.
+
+Pure, except that it reads the keys folder.
+"""
 
 import logging
 from collections import Counter, OrderedDict
@@ -15,19 +18,19 @@ MAX_ADDRESSES = 4_096
 
 
 class Rate(NamedTuple):
-    """``burst`` at once, and ``per_s`` from then on."""
+    """A rate limit: ``burst`` events at once, and ``per_s`` events a second on average."""
 
     per_s: float
     burst: float
 
 
-OF_ALL = Rate(500.0, 2_000.0)
-OF_ONE_ADDRESS = Rate(100.0, 1_000.0)
-"""A thousand actors of one host come back at once when their broker does."""
+TOTAL_RATE = Rate(500.0, 2_000.0)
+ADDRESS_RATE = Rate(100.0, 1_000.0)
+"""Rate for one address. A thousand actors of one host may reconnect at once when their broker restarts."""
 
 
 class TokenBucket:
-    """Lets a burst through, and a rate.
+    """A token bucket: it admits a burst of events, and then a rate of them.
 
     Example:
         >>> bucket = TokenBucket(Rate(per_s=1.0, burst=2.0), now=0.0)
@@ -41,7 +44,7 @@ class TokenBucket:
         self._rate, self._left, self._at = rate, rate.burst, now
 
     def take(self, now: float) -> bool:
-        """Whether one more may pass now."""
+        """Return whether one more event may pass now, and count it if so."""
         self._left = min(self._rate.burst, self._left + max(0.0, now - self._at) * self._rate.per_s)
         self._at = now
         if self._left < 1.0:
@@ -51,11 +54,11 @@ class TokenBucket:
 
 
 class Verdict(NamedTuple):
-    """What becomes of a handshake."""
+    """Decision on a handshake."""
 
     admitted: bool
-    for_now: bool = False
-    """Refused for its rate only."""
+    temporary: bool = False
+    """True if only the rate was too high, so that the peer may try again."""
     why: str = ""
 
 
@@ -63,12 +66,12 @@ class Admission:
     """The allow-list of one listening socket, as its keys folder has it now.
 
     Args:
-        folder: keys folder; it is looked at again every `RELOAD_S`.
-        roles: whose keys may connect.
+        folder: keys folder; changes are noticed within `RELOAD_S`.
+        roles: roles whose keys may connect.
         now: monotonic seconds.
 
     Raises:
-        KeysUnusable: the folder cannot be read.
+        KeysUnusable: the folder cannot be read, or others can write to it.
     """
 
     def __init__(
@@ -77,8 +80,8 @@ class Admission:
         roles: frozenset[KeyRole],
         now: float,
         *,
-        of_all: Rate = OF_ALL,
-        of_one_address: Rate = OF_ONE_ADDRESS,
+        of_all: Rate = TOTAL_RATE,
+        of_one_address: Rate = ADDRESS_RATE,
     ) -> None:
         self._folder, self._roles = folder, roles
         self.allowed = AllowList.read(folder)
@@ -87,14 +90,14 @@ class Admission:
         self._all = TokenBucket(of_all, now)
         self._one, self._addresses = of_one_address, OrderedDict[str, TokenBucket]()
         self.refused: Counter[str] = Counter()
-        """Handshakes refused, by reason."""
+        """Number of refused handshakes, by reason."""
 
     def handshake(self, public: str, address: str, now: float) -> Verdict:
-        """Somebody at an address has proved to own this key (Z85)."""
+        """Decide on a peer at an address that has proved to own this key (Z85)."""
         if not self._bucket(address, now).take(now):
-            return self._refuse("address_rate", "too many handshakes from this address", for_now=True)
+            return self._refuse("address_rate", "too many handshakes from this address", temporary=True)
         if not self._all.take(now):
-            return self._refuse("rate", "too many handshakes", for_now=True)
+            return self._refuse("rate", "too many handshakes", temporary=True)
         self.reload(now)
         who = self.allowed.get(public)
         if who is None:
@@ -104,12 +107,12 @@ class Admission:
         return Verdict(True)
 
     def sender(self, public: str) -> Principal | None:
-        """Whom the key of a message stands for; None: it has been revoked, or never was admitted."""
+        """Return the principal of the key of a message; None if the key was revoked or never admitted."""
         who = self.allowed.get(public)
         return who if who is not None and who.role in self._roles else None
 
     def reload(self, now: float) -> None:
-        """Take over what has changed in the folder; while it cannot be read, the list stays as it is."""
+        """Read the folder again if it has changed; while it cannot be read, the list stays as it is."""
         if now - self._looked < RELOAD_S:
             return
         self._looked = now
@@ -123,11 +126,12 @@ class Admission:
 
     def _bucket(self, address: str, now: float) -> TokenBucket:
         bucket = self._addresses.pop(address, None) or TokenBucket(self._one, now)
-        self._addresses[address] = bucket  # the newest last
+        # Addresses stay in the order of use, so the one dropped below is the longest unused.
+        self._addresses[address] = bucket
         if len(self._addresses) > MAX_ADDRESSES:
             self._addresses.popitem(last=False)
         return bucket
 
-    def _refuse(self, reason: str, why: str, *, for_now: bool = False) -> Verdict:
+    def _refuse(self, reason: str, why: str, *, temporary: bool = False) -> Verdict:
         self.refused[reason] += 1
-        return Verdict(False, for_now, why)
+        return Verdict(False, temporary, why)

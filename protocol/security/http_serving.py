@@ -1,4 +1,4 @@
-"""What the HTTP servers of a run have in common: TLS, a token, and strangers who hold no connection for long."""
+"""Common part of the HTTP servers of a run: TLS, and limits on how long a stranger holds a connection."""
 
 import asyncio
 import contextlib
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 IDLE_S = 30.0
-"""A connection without a whole request for so long is closed; aiohttp's own limit is an hour."""
+"""Seconds after which a connection without a whole request is closed; aiohttp's own limit is an hour."""
 HANDSHAKE_S = 10.0
 GOODBYE_S = 1.0
-"""The other side has so long to end a TLS connection that is closed."""
+"""Seconds that the other side has to end a TLS connection that the server closes."""
 LOOK_S = 0.5
 
 
-class _OfOurs(logging.Filter):
-    """Leaves out what is no HTTP: whoever reaches the port could write a traceback into the log with each line."""
+class _HttpErrorFilter(logging.Filter):
+    """Filter against tracebacks for bytes that are not HTTP: any stranger could fill the log with them."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         from aiohttp.http_exceptions import HttpProcessingError
@@ -44,11 +44,12 @@ class _OfOurs(logging.Filter):
 async def serving(
     application: "web.Application", host: str, port: int, keys: Path | None, *, shutdown_s: float
 ) -> AsyncIterator[int]:
-    """Serve an application until the context is left; gives the port, which is another than ``port`` where that is 0.
+    """Serve an application until the context is left, and yield the bound port.
 
     Args:
+        port: port to bind; 0 lets the system choose.
         keys: keys folder with the certificate; None: HTTP without TLS.
-        shutdown_s: requests that are going on at the end get so long.
+        shutdown_s: seconds that running requests get at the end.
 
     Raises:
         OSError: the address cannot be bound.
@@ -70,31 +71,32 @@ async def serving(
 
 @contextlib.asynccontextmanager
 async def _tls(keys: Path | None) -> AsyncIterator[dict[str, Any]]:
-    """What a server is made with; new connections are shown another certificate soon after it was replaced."""
+    """Yield the TLS arguments of a server, and load the certificate again soon after it was replaced."""
     if keys is None:
         yield {}
         return
     seen = certificate_stamp(keys)
     context = server_context(keys)
-    task = asyncio.create_task(_keep_up(context, keys, seen), name="certificate")
+    task = asyncio.create_task(_reload_certificate(context, keys, seen), name="certificate")
     try:
         yield {"ssl": context, "ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": GOODBYE_S}
     finally:
         task.cancel()
 
 
-async def _keep_up(context: ssl.SSLContext, keys: Path, shown: CertificateStamp) -> None:
+async def _reload_certificate(context: ssl.SSLContext, keys: Path, shown: CertificateStamp) -> None:
     complained_of = shown
     while True:
         await asyncio.sleep(LOOK_S)
         if (now := certificate_stamp(keys)) == shown:
             continue
         try:
-            server_context(keys)  # both halves are there, and of one pair
+            # Check first that both halves are there and belong together.
+            server_context(keys)
             context.load_cert_chain(keys / CERTIFICATE_FILE, keys / PRIVATE_FILE)
             shown = now
         except (OSError, KeysUnusable) as error:
-            # In the middle of a change, or gone: the one before stays. Said once, and tried until it works.
+            # The files are being replaced, or are gone. Keep the old certificate, log it once, and try again.
             if now != complained_of:
                 log.warning("the certificate stays as it was: %s", error)
             complained_of = now
@@ -105,7 +107,7 @@ def _runner(application: "web.Application", shutdown_s: float) -> "web.AppRunner
 
     requests = logging.getLogger(f"{__name__}.requests")
     if not requests.filters:
-        requests.addFilter(_OfOurs())
+        requests.addFilter(_HttpErrorFilter())
     return web.AppRunner(
         application,
         access_log=None,

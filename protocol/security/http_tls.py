@@ -1,7 +1,7 @@
-"""TLS of a run's HTTP servers: one self-signed certificate a keys folder, and clients that trust that one alone.
+"""TLS of a run's HTTP servers: one self-signed certificate per keys folder, the only one that clients trust.
 
-No authority and no host name stand behind it: who has ``http.crt`` knows the run, wherever it runs. Therefore it does
-not end, either; it is replaced, as keys are (`offbeat keys rotate FOLDER tls`).
+No authority and no host name stand behind it: a client that has ``http.crt`` recognises the run on any host.
+Therefore the certificate does not expire; it is replaced like keys are (`offbeat keys rotate FOLDER tls`).
 """
 
 import datetime
@@ -18,15 +18,19 @@ from protocol.security.key_checks import refuse_changeable, refuse_open_secret, 
 CERTIFICATE_FILE = "http.crt"
 PRIVATE_FILE = "http.key"
 SERVER_NAME = "offbeat"
-"""Name in the certificate, for clients that insist on one: Prometheus' ``server_name``, curl's ``--connect-to``."""
+"""Name in the certificate, for clients that need one.
+
+Prometheus takes it as ``server_name``, curl by ``--connect-to``.
+"""
 LOCAL_NAMES = ("127.0.0.1", "::1")
-FROM = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)  # hosts whose clocks are behind have it valid, too
-# RFC 5280, 4.1.2.5: no end is stated.
+# So early that the certificate is valid on hosts whose clocks are behind, too.
+FROM = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
+# The value that RFC 5280, 4.1.2.5, reserves for a certificate without an end.
 UNTIL = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
 
 
 def new_private_key() -> bytes:
-    """A private key (ECDSA, P-256) as PEM."""
+    """Make a private key (ECDSA, P-256), as PEM."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -36,10 +40,10 @@ def new_private_key() -> bytes:
 
 
 def certificate_of(private: bytes) -> bytes:
-    """A self-signed certificate of a private key, both PEM.
+    """Make a self-signed certificate of a private key, both as PEM.
 
     Raises:
-        KeysUnusable: it is no such key.
+        KeysUnusable: the bytes are not an unencrypted private key of an elliptic curve.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -47,7 +51,8 @@ def certificate_of(private: bytes) -> bytes:
 
     try:
         key = serialization.load_pem_private_key(private, None)
-    except (ValueError, TypeError) as error:  # the second: it is encrypted
+    except (ValueError, TypeError) as error:
+        # An encrypted key raises TypeError.
         raise KeysUnusable(
             f"{PRIVATE_FILE}: {error}; make it anew with `offbeat keys rotate FOLDER tls`"
         ) from None
@@ -65,10 +70,10 @@ def certificate_of(private: bytes) -> bytes:
 
 
 def server_context(keys: Path) -> ssl.SSLContext:
-    """For a server of the run that this keys folder belongs to: TLS 1.3.
+    """Return the TLS 1.3 context of a server of the run that this keys folder belongs to.
 
     Raises:
-        KeysUnusable: there is no certificate, or others can read its private key.
+        KeysUnusable: there is no certificate, or others can read its private key, or the two do not match.
     """
     certificate, private = keys / CERTIFICATE_FILE, keys / PRIVATE_FILE
     try:
@@ -93,7 +98,7 @@ CertificateStamp = tuple[tuple[int, int], ...]
 
 
 def certificate_stamp(keys: Path) -> CertificateStamp:
-    """Changes whenever the certificate or its private key does."""
+    """Return a value that changes whenever the certificate or its private key changes."""
     found = []
     for path in (keys / CERTIFICATE_FILE, keys / PRIVATE_FILE):
         try:
@@ -105,7 +110,7 @@ def certificate_stamp(keys: Path) -> CertificateStamp:
 
 
 def client_context(keys: Path) -> ssl.SSLContext:
-    """For a client of this run's servers: nobody else's certificate will do, whatever its name.
+    """Return the TLS context of a client, which accepts the certificate of this run and no other.
 
     Raises:
         KeysUnusable: there is no certificate, or others can change it.
@@ -113,7 +118,8 @@ def client_context(keys: Path) -> ssl.SSLContext:
     certificate = keys / CERTIFICATE_FILE
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # it is this very certificate, or none
+    # Only this very certificate is trusted, so the host name proves nothing more.
+    context.check_hostname = False
     try:
         refuse_changeable(certificate, certificate.stat().st_mode)
         context.load_verify_locations(certificate)
@@ -128,18 +134,18 @@ def client_context(keys: Path) -> ssl.SSLContext:
 
 @dataclass(frozen=True)
 class Access:
-    """What a client needs to ask servers of a run: nothing, or a token and whom to send it to."""
+    """Headers and TLS context with which a client asks the servers of a run."""
 
     headers: Mapping[str, str] = field(default_factory=dict)
     context: ssl.SSLContext | None = None
-    """None: not encrypted; then there is no token either."""
+    """TLS context; None: not encrypted, and then there is no token either."""
 
 
 def access(keys: Path | None) -> Access:
-    """That of a keys folder; None: of a run that encrypts nothing.
+    """Read the access of a keys folder; None: a run that encrypts nothing.
 
     Raises:
-        KeysUnusable: it lacks the token or the certificate.
+        KeysUnusable: the folder lacks the token or the certificate.
 
     Example:
         >>> access(None)
@@ -149,7 +155,7 @@ def access(keys: Path | None) -> Access:
 
 
 def scheme(keys: Path | None) -> str:
-    """Of URLs of servers that have these keys.
+    """Return the URL scheme of servers that have these keys.
 
     Example:
         >>> scheme(None), scheme(Path("keys"))

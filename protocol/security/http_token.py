@@ -1,7 +1,7 @@
-"""The bearer token of a run's HTTP servers: who has the keys folder may ask, others get 401.
+"""The bearer token of a run's HTTP servers: a client with the keys folder is served, others get status 401.
 
-The file holds one token a line. Clients send the first; servers take any of them, so that a token can be replaced
-while both are in use, and look at the file again when it changes.
+The file holds one token per line. Clients send the first. Servers accept any of them, so that a token can be
+replaced while the old one is still in use, and read the file again when it changes.
 """
 
 import hmac
@@ -31,10 +31,10 @@ REFUSAL = (
 
 
 def read_tokens(keys: Path) -> list[str]:
-    """Tokens in a keys folder, the one to send first.
+    """Read the tokens of a keys folder; the first is the one to send.
 
     Raises:
-        KeysUnusable: there is none, or a line is not one, or others can read or change it.
+        KeysUnusable: there is no token, a line is not a token, or others can read or change the file.
     """
     path = keys / TOKEN_FILE
     try:
@@ -53,7 +53,7 @@ def read_tokens(keys: Path) -> list[str]:
 
 
 def authorization_header(keys: Path | None) -> dict[str, str]:
-    """Header for a request to a server of this run; empty where the run has no keys.
+    """Return the header for a request to a server of this run; empty if the run has no keys.
 
     Raises:
         KeysUnusable: see `read_tokens`.
@@ -66,10 +66,13 @@ def authorization_header(keys: Path | None) -> dict[str, str]:
 
 
 class TokenCheck:
-    """Whether a request may be answered, by its Authorization header.
+    """Check of the Authorization header of requests.
 
     Args:
-        keys: keys folder; None admits everybody.
+        keys: keys folder; None admits every request.
+
+    Raises:
+        KeysUnusable: see `read_tokens`.
 
     Example:
         >>> TokenCheck(None).admits("")
@@ -84,19 +87,18 @@ class TokenCheck:
             self._look(keys)
 
     def admits(self, authorization: str) -> bool:
-        """In constant time, as far as the tokens are concerned."""
+        """Return whether the header has a valid token. The comparison takes constant time for all tokens."""
         if self._keys is None:
             return True
         try:
             self._look(self._keys)
-        except (
-            OSError,
-            KeysUnusable,
-        ) as error:  # in the middle of a change, or gone: those we know stay good
+        except (OSError, KeysUnusable) as error:
+            # The file is being replaced, or is gone: the tokens known so far stay valid.
             log.warning("the token stays as it was: %s", error)
         scheme, _, said = authorization.partition(" ")
         given = said.strip().encode("utf-8", "replace")
-        good = [hmac.compare_digest(given, token) for token in self._tokens]  # all of them, always
+        # Always compare with all tokens, so that the time tells nothing.
+        good = [hmac.compare_digest(given, token) for token in self._tokens]
         return scheme.lower() == "bearer" and any(good)
 
     def _look(self, keys: Path) -> None:
@@ -104,7 +106,8 @@ class TokenCheck:
             stat = (keys / TOKEN_FILE).stat()
         except FileNotFoundError:
             self._seen = None
-            self._tokens = [token.encode() for token in read_tokens(keys)]  # raises, with the cure
+            # This raises, with the cure, unless the file has just come back.
+            self._tokens = [token.encode() for token in read_tokens(keys)]
             return
         seen = (stat.st_mtime_ns, stat.st_ino)
         if seen != self._seen:
@@ -113,9 +116,10 @@ class TokenCheck:
 
 
 def require_token(keys: Path | None) -> "Middleware":
-    """Middleware for an aiohttp application: 401 without a token of this keys folder; None lets everybody in.
+    """Return a middleware for aiohttp that answers 401 to requests without a token of this keys folder.
 
-    Use it as ``web.Application(middlewares=[require_token(keys)])``.
+    Use it as ``web.Application(middlewares=[require_token(keys)])``. Without a keys folder it admits every
+    request.
 
     Raises:
         KeysUnusable: the folder has no token.

@@ -1,4 +1,4 @@
-"""Making, replacing, revoking and handing out the keys of a run, file by file and each of them at once."""
+"""Make, replace, revoke and hand out the keys of a run. Each file is written whole, in one step."""
 
 import os
 import re
@@ -23,7 +23,7 @@ from protocol.security.keys import ROLES, KeyRole, key_pair, principal, read_key
 from protocol.whole_files import write_whole
 
 HTTP, TLS = "http", "tls"
-"""Stand for the token, and for the certificate of HTTP servers, among the names."""
+"""Names that stand for the token and for the certificate of HTTP servers, beside the names of keys."""
 HTTP_FILES = (TOKEN_FILE, CERTIFICATE_FILE, PRIVATE_FILE)
 NEEDS: Mapping[KeyRole, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "broker": (("learner", "generator", "actor"), HTTP_FILES),
@@ -31,20 +31,23 @@ NEEDS: Mapping[KeyRole, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "generator": (("broker", "actor"), HTTP_FILES),
     "actor": (("broker", "generator"), ()),
 }
-"""Whose public keys a host of a role needs, and which files of HTTP: learners and generators serve weights, too."""
+"""Roles whose public keys a host needs, and HTTP files that it needs, by the role of the host.
+
+The broker serves `/status`, and learners and generators serve weights, so these roles need the HTTP files.
+"""
 _EARLIER = re.compile(r"[A-Za-z0-9._-]+@\d+")
 
 
 def make(folder: Path, names: Iterable[str] = ROLES) -> list[str]:
-    """Make what is missing of these pairs, the token and the certificate.
+    """Make those of these key pairs, the token and the certificate that are missing.
 
-    Several processes may do so at once, and get the same.
+    Several processes may call it at the same time; all get the same files.
 
     Returns:
-        names of the pairs that this call made.
+        Names of the pairs that this call made.
 
     Raises:
-        KeysUnusable: a name is not one of a key, or what is there cannot be used.
+        KeysUnusable: a name is not the name of a key, or an existing file cannot be used.
         OSError: the folder cannot be written.
     """
     names = [principal(name).name for name in names]
@@ -64,12 +67,13 @@ def make(folder: Path, names: Iterable[str] = ROLES) -> list[str]:
 
 
 def rotate(folder: Path, name: str, *, keep_earlier: bool = False) -> None:
-    """Replace a pair, or the token (name "http"); ``keep_earlier``: those who have the one before are let in as well.
+    """Replace a key pair, the token (name "http"), or the certificate of HTTP servers (name "tls").
 
-    The certificate of HTTP servers (name "tls") has no earlier one.
+    Args:
+        keep_earlier: the old key or token stays valid beside the new one. A certificate cannot be kept.
 
     Raises:
-        KeysUnusable: there is nothing of this name, or no earlier one of it can be kept.
+        KeysUnusable: there is nothing of this name, or ``keep_earlier`` is set for the certificate.
     """
     if name == TLS:
         if keep_earlier:
@@ -95,7 +99,7 @@ def rotate(folder: Path, name: str, *, keep_earlier: bool = False) -> None:
 
 
 def revoke(folder: Path, name: str) -> list[str]:
-    """Let a key in no longer: all of a name, or one earlier key ("actor@1"); returns the files removed.
+    """Revoke all keys of a name, or one earlier key ("actor@1"), and return the names of the files removed.
 
     Raises:
         KeysUnusable: there is no such key.
@@ -118,13 +122,14 @@ def revoke(folder: Path, name: str) -> list[str]:
 
 
 def bundle(folder: Path, name: str, out: Path) -> list[str]:
-    """Copy to ``out`` what a host of this role (or of this one peer) needs and nothing more; returns file names.
+    """Copy the files that a host of this role, or of this one peer, needs to ``out``, and return their names.
 
     Raises:
-        KeysUnusable: something of it is missing, or ``out`` holds anything already.
+        KeysUnusable: a file is missing, or ``out`` is not empty.
     """
     who = principal(name)
-    key_pair(folder, who.role, who.name)  # usable?
+    # Raises if the pair cannot be used.
+    key_pair(folder, who.role, who.name)
     if not (folder / f"{who.name}.secret").exists():
         raise KeysUnusable(
             f"{folder} holds no key {name!r}; make it with `offbeat keys make {folder} {name}`"
@@ -149,7 +154,7 @@ def bundle(folder: Path, name: str, out: Path) -> list[str]:
 
 
 class Listed(NamedTuple):
-    """One key of a folder, for people."""
+    """One key of a folder, as it is shown to people."""
 
     name: str
     secret: bool
@@ -158,10 +163,10 @@ class Listed(NamedTuple):
 
 
 def listing(folder: Path) -> list[Listed]:
-    """What a folder holds.
+    """List the keys of a folder.
 
     Raises:
-        KeysUnusable: it cannot be read.
+        KeysUnusable: the folder or a key in it cannot be read.
     """
     if not folder.is_dir():
         raise KeysUnusable(f"{folder} is not a folder; make keys with `offbeat keys make {folder}`")
@@ -190,14 +195,14 @@ def _earlier(folder: Path, name: str) -> list[Path]:
 
 
 def _publish(folder: Path, name: str) -> None:
-    """Write the public half beside the secret one, unless it is there."""
+    """Write the public half of a pair beside the secret half, unless it is there."""
     pair_secret = read_key(folder / f"{name}.secret")
     if not (folder / f"{name}.pub").exists():
         _replace(folder / f"{name}.pub", zmq.curve_public(pair_secret), 0o644)
 
 
 def _write_new(path: Path, content: Callable[[], bytes], mode: int = 0o600) -> bool:
-    """Write a file whole, unless there is one; whoever comes first decides."""
+    """Write a file whole unless it exists, and return whether this call wrote it; the first process wins."""
     if path.exists():
         return False
     own = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")

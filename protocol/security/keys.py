@@ -1,8 +1,9 @@
-"""Keys of a run on disk: one CURVE pair a role, more where single peers shall have their own, and a token for HTTP.
+"""Keys of a run on disk: one CURVE pair per role, further pairs for single peers, and a token for HTTP.
 
-A keys folder holds ``NAME.pub`` and ``NAME.secret``, each one line of Z85. NAME is a role, or a role, a dash and
-more: then the key is good for peers of this name only, and nobody else's key is. ``NAME@1.pub`` is an earlier key of
-the same, still admitted. The public keys in a folder are the list of who is let in; a host needs no secret but its own.
+A keys folder holds ``NAME.pub`` and ``NAME.secret``, each one line of Z85. NAME is a role, or a role, a dash
+and more. In the second case the key is valid only for peers of this name, and no other key is valid for them.
+``NAME@1.pub`` is an earlier key of NAME that is still admitted. The public keys in a folder are the list of
+admitted keys. A host needs no secret key but its own.
 """
 
 import logging
@@ -29,7 +30,7 @@ _MAX_FILE_BYTES = 256
 
 
 class KeyPair(NamedTuple):
-    """A CURVE pair, both in Z85."""
+    """A CURVE key pair, both halves in Z85."""
 
     public: bytes
     secret: bytes
@@ -37,25 +38,26 @@ class KeyPair(NamedTuple):
 
 @dataclass(frozen=True)
 class Principal:
-    """Whom a key stands for: a role, and all its peers or those of one name."""
+    """The owner of a key: all peers of a role, or the peers of one name."""
 
     role: KeyRole
     name: str
 
     @property
     def whole_role(self) -> bool:
+        """Whether the key is for all peers of the role."""
         return self.name == self.role
 
     def owns(self, peer: str) -> bool:
-        """Whether this name is that of the key, or begins with it and a dash."""
+        """Return whether a peer's name is the name of the key, or begins with it and a dash."""
         return peer == self.name or peer.startswith(f"{self.name}-")
 
 
 def principal(name: str) -> Principal:
-    """Whom a name of a key stands for.
+    """Return the principal of a key's name.
 
     Raises:
-        KeysUnusable: it is not a name of a key.
+        KeysUnusable: this is not the name of a key.
 
     Example:
         >>> principal("actor-gpu7")
@@ -70,7 +72,7 @@ def principal(name: str) -> Principal:
 
 
 class AllowList:
-    """The public keys of a folder and whom each stands for."""
+    """The public keys of a folder, and the principal of each."""
 
     def __init__(self, known: Mapping[str, Principal]) -> None:
         self._known = dict(known)
@@ -78,7 +80,9 @@ class AllowList:
 
     @classmethod
     def read(cls, folder: Path) -> "AllowList":
-        """From the files as they are now; what is no key, or others can change, is left out, with an error in the log.
+        """Read the public keys of a folder.
+
+        A file that is no key, or that others can change, is left out with an error in the log.
 
         Raises:
             KeysUnusable: the folder cannot be read, or others can write to it.
@@ -105,11 +109,11 @@ class AllowList:
         return len(self._known)
 
     def get(self, public: str) -> Principal | None:
-        """Whom this public key (Z85) stands for, if it is listed."""
+        """Return the principal of a public key (Z85), or None if the key is not listed."""
         return self._known.get(public)
 
     def objection(self, who: Principal, peer: str) -> str:
-        """Why a key of this principal must not speak for a peer of this name; empty if it may.
+        """Return why a key of this principal must not be used by a peer of this name; "" if it may.
 
         Example:
             >>> actor, own = principal("actor"), principal("actor-gpu7")
@@ -133,7 +137,7 @@ class AllowList:
 
 
 def signature(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Changes whenever a public key in the folder does.
+    """Return a value that changes whenever a public key in the folder changes.
 
     Raises:
         OSError: the folder cannot be read.
@@ -147,10 +151,10 @@ def signature(folder: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 def key_pair(folder: Path, role: KeyRole, peer: str = "") -> KeyPair:
-    """The pair a peer uses: that of its own name if there is one, else that of its role.
+    """Read the key pair of a peer: the pair of its own name if there is one, else the pair of its role.
 
     Raises:
-        KeysUnusable: there is none, or others can read it, or its halves do not belong together.
+        KeysUnusable: there is none, others can read it, or its halves do not belong together.
     """
     name = _best(folder, role, peer, ".secret")
     path = folder / f"{name}.secret"
@@ -172,7 +176,7 @@ def key_pair(folder: Path, role: KeyRole, peer: str = "") -> KeyPair:
 
 
 def public_key(folder: Path, role: KeyRole, peer: str = "") -> bytes:
-    """The public key of a peer that we connect to: that of its own name if there is one, else that of its role.
+    """Read the public key of a peer to connect to: the key of its own name if there is one, else of its role.
 
     Raises:
         KeysUnusable: there is none.
@@ -181,7 +185,7 @@ def public_key(folder: Path, role: KeyRole, peer: str = "") -> bytes:
 
 
 def _best(folder: Path, role: KeyRole, peer: str, suffix: str) -> str:
-    """Name of the key that fits a peer best; the longest one wins."""
+    """Return the name of the key that fits a peer best: the longest one that exists, or the role."""
     parts = peer.split("-") if peer.startswith(f"{role}-") else []
     for end in range(len(parts), 1, -1):
         name = "-".join(parts[:end])
@@ -191,10 +195,10 @@ def _best(folder: Path, role: KeyRole, peer: str, suffix: str) -> str:
 
 
 def read_key(path: Path) -> bytes:
-    """The one key in a file, in Z85.
+    """Read the one key in a file, in Z85.
 
     Raises:
-        KeysUnusable: it cannot be read, or is none.
+        KeysUnusable: the file cannot be read, or does not hold a key.
     """
     try:
         with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""Versions in chunks: each has a hash, so a transfer goes on from the last good one, whatever has happened to it."""
+"""Versions in chunks. Each chunk has a hash, so a broken transfer keeps every chunk that arrived whole."""
 
 import mmap
 import os
@@ -16,24 +16,27 @@ HASH_THREADS = min(4, os.cpu_count() or 1)
 
 
 class FileChunk(NamedTuple):
-    """A stretch of a file and its hash."""
+    """A range of a file and the hash of its content."""
 
     offset: int
     nbytes: int
     digest: bytes
 
     def holds(self, content: bytes | bytearray | memoryview) -> bool:
-        """Whether this is the chunk's content."""
+        """Return whether this is the content of the chunk."""
         return len(content) == self.nbytes and digest(content) == self.digest
 
 
 def digest(content: bytes | bytearray | memoryview) -> bytes:
-    """BLAKE3: twice as fast as SHA-256 where the processor has instructions for that, eight times where not."""
+    """Return the BLAKE3 hash of some content.
+
+    BLAKE3 is twice as fast as SHA-256 on a processor with SHA instructions, and eight times as fast without.
+    """
     return blake3(content).digest()
 
 
 def chunk_size(nbytes: int, least: int = CHUNK_BYTES) -> int:
-    """Bytes of the chunks of a file, so that there are not more of them than a manifest may list.
+    """Return the chunk size for a file, large enough that a manifest may list all chunks.
 
     Example:
         >>> chunk_size(10**9) == 2**20, chunk_size(2**44) == 2**24
@@ -45,8 +48,7 @@ def chunk_size(nbytes: int, least: int = CHUNK_BYTES) -> int:
 
 
 def digests(file: int, nbytes: int, chunk_bytes: int) -> bytes:
-    """Hash of each chunk of a file descriptor, one behind the other."""
-
+    """Return the hashes of all chunks of an open file, concatenated."""
     with _mapped(file) as content, ThreadPoolExecutor(HASH_THREADS) as pool:
         starts = range(0, nbytes, chunk_bytes)
         return b"".join(
@@ -55,14 +57,14 @@ def digests(file: int, nbytes: int, chunk_bytes: int) -> bytes:
 
 
 def chunks(manifest: Manifest) -> list[FileChunk]:
-    """Of what is transferred: the data file or a delta."""
+    """Return the chunks to transfer: of the data file, or of the delta."""
     if manifest.encoding == "full":
         return file_chunks(manifest)
     return _cut(manifest.delta_bytes, manifest.chunk_bytes, manifest.delta_chunks)
 
 
 def file_chunks(manifest: Manifest) -> list[FileChunk]:
-    """Of the data file."""
+    """Return the chunks of the data file."""
     return _cut(manifest.nbytes, manifest.chunk_bytes, manifest.chunks)
 
 
@@ -74,17 +76,22 @@ def _cut(size: int, step: int, hashes: bytes) -> list[FileChunk]:
 
 
 def missing(file: int, wanted: Iterable[FileChunk]) -> list[FileChunk]:
-    """Chunks that a file does not hold, or holds otherwise. It may have holes, which stay what they are."""
-    return _others(lambda chunk: os.pread(file, chunk.nbytes, chunk.offset), wanted)
+    """Return the chunks that a file lacks or has with different content, without filling its holes."""
+    return _not_held(lambda chunk: os.pread(file, chunk.nbytes, chunk.offset), wanted)
 
 
 def damaged(file: int, wanted: Iterable[FileChunk]) -> list[FileChunk]:
-    """The same of a file without holes, sooner. It must not be cut meanwhile: that would end the process."""
+    """Return the same chunks as `missing`, faster, for a file without holes.
+
+    The file must not be truncated meanwhile, because that would end the process (SIGBUS).
+    """
     with _mapped(file) as content:
-        return _others(lambda chunk: content[chunk.offset : chunk.offset + chunk.nbytes], wanted)
+        return _not_held(lambda chunk: content[chunk.offset : chunk.offset + chunk.nbytes], wanted)
 
 
-def _others(read: Callable[[FileChunk], bytes | memoryview], wanted: Iterable[FileChunk]) -> list[FileChunk]:
+def _not_held(
+    read: Callable[[FileChunk], bytes | memoryview], wanted: Iterable[FileChunk]
+) -> list[FileChunk]:
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         held = pool.map(lambda chunk: (chunk, chunk.holds(read(chunk))), wanted)
         return [chunk for chunk, whole in held if not whole]
@@ -92,7 +99,7 @@ def _others(read: Callable[[FileChunk], bytes | memoryview], wanted: Iterable[Fi
 
 @contextmanager
 def _mapped(file: int) -> Iterator[memoryview]:
-    """A file's content without a copy, as to make room for one takes as long as to hash it. Fills its holes."""
+    """Map a file, which fills its holes. Making room for a copy would take as long as hashing it."""
     if not os.fstat(file).st_size:
         yield memoryview(b"")
         return
@@ -101,7 +108,7 @@ def _mapped(file: int) -> Iterator[memoryview]:
 
 
 def spans(wanted: Iterable[FileChunk], longest: int) -> Iterator[list[FileChunk]]:
-    """Chunks that follow each other, at most ``longest`` together: what one request asks for.
+    """Join adjacent chunks, at most ``longest`` of them, into spans that one request asks for.
 
     Example:
         >>> [[c.offset for c in span] for span in spans([FileChunk(i, 2, b"") for i in (0, 2, 4, 10)], 2)]

@@ -1,6 +1,6 @@
-"""A version told by another: the exclusive or of both files, compressed. Lossless, and never applied in place.
+"""Deltas between versions: the compressed exclusive or of two data files. Lossless, never applied in place.
 
-At the learning rates of reinforcement learning an optimizer step leaves most bfloat16 weights as they are
+At the learning rates of reinforcement learning an optimizer step leaves most bfloat16 weights unchanged
 (arXiv:2602.03839), so most of the difference is zero.
 """
 
@@ -16,18 +16,21 @@ LEVEL = 1
 THREADS = min(4, os.cpu_count() or 1)
 BLOCK_BYTES = 4 * 2**20
 MAX_WINDOW_BYTES = 2**27
-"""Memory that a frame may ask for when it is decompressed."""
+"""Upper limit of the memory that a zstd frame may ask for when it is decompressed."""
 SAMPLES, SAMPLE_BYTES = 16, 2**16
-"""What is compressed to find out whether the rest is worth it."""
+"""Number and bytes of the samples that are compressed first, to find out whether a delta is worthwhile."""
 LARGEST_SHARE = 0.3
-"""Of the full version. A delta that is larger saves less time than making and applying it takes, at 1 Gbit/s too."""
+"""Largest size of a delta, as a share of the full version.
+
+A larger delta saves less time than making and applying it takes, even at 1 Gbit/s.
+"""
 
 
 def make_delta(base: int, new: int, nbytes: int, out: int, *, largest: int) -> int | None:
-    """Write the delta between two files of ``nbytes`` each; all are file descriptors.
+    """Write the delta between two files of ``nbytes`` each; all files are given as descriptors.
 
     Returns:
-        Bytes written; None as soon as they are, or by a sample would be, more than ``largest``.
+        The bytes written, or None if the delta is larger than ``largest``, or would be by the sample.
     """
     if nbytes > 4 * SAMPLES * SAMPLE_BYTES and _sampled(base, new, nbytes) * nbytes > largest:
         return None
@@ -45,7 +48,7 @@ def make_delta(base: int, new: int, nbytes: int, out: int, *, largest: int) -> i
 
 
 def _sampled(base: int, new: int, nbytes: int) -> float:
-    """Share of its size to which a sample of the difference is compressed."""
+    """Return the compressed size of a sample of the difference, as a share of its size."""
     step = nbytes // SAMPLES
     pieces = [
         _read(base, SAMPLE_BYTES, offset) ^ _read(new, SAMPLE_BYTES, offset)
@@ -56,10 +59,10 @@ def _sampled(base: int, new: int, nbytes: int) -> float:
 
 
 def apply_delta(delta: int, base: int, out: int, nbytes: int) -> None:
-    """Write to ``out`` the file that the delta makes out of ``base``; all are file descriptors.
+    """Apply a delta to ``base`` and write the resulting file to ``out``; all files are given as descriptors.
 
     Raises:
-        WeightsError: the delta is no delta, or one of files of another size.
+        WeightsError: the delta is unreadable, or was made for files of a different size.
     """
     decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
     try:

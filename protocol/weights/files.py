@@ -1,4 +1,4 @@
-"""Writes versions of `protocol.weights.format`, and proves that a file is one, byte by byte."""
+"""Write versions in the format of `protocol.weights.format`, and verify files byte by byte."""
 
 import os
 import shutil
@@ -24,10 +24,10 @@ from protocol.weights.format import (
     verify_shapes,
     version_folder,
 )
-from protocol.weights.preallocated import Blank
+from protocol.weights.preallocated import PreallocatedFile
 
 NAMED = 3
-"""Tensors that an error names at most."""
+"""Upper limit of the tensors that an error names."""
 
 
 def write_version(
@@ -38,26 +38,27 @@ def write_version(
     version: int,
     shapes: Shapes,
     tensors: Iterable[tuple[str, memoryview]],
-    blank: Blank | None = None,
+    preallocated: PreallocatedFile | None = None,
 ) -> Path:
-    """Write one version, tensors in the order of ``shapes``; returns the path of its manifest.
+    """Write one version, with tensors in the order of ``shapes``, and return the path of its manifest.
 
     Args:
-        blank: memory below ``root`` for it, made ahead; without one of its size it is made now.
+        preallocated: data file made ahead below ``root``. Without one of the right size, it is allocated now.
 
     Raises:
-        WeightsError: the tensors do not match the shapes announced.
+        WeightsError: the tensors do not match ``shapes``.
+        OSError: the version cannot be written, for example for lack of room.
     """
     header, specs = layout(shapes)
     nbytes = len(header) + sum(spec.nbytes for spec in specs)
     step = chunk_size(nbytes, CHUNK_BYTES)
-    if blank is None or blank.nbytes != nbytes:
-        if blank is not None:
-            blank.discard()
+    if preallocated is None or preallocated.nbytes != nbytes:
+        if preallocated is not None:
+            preallocated.discard()
         root.mkdir(parents=True, exist_ok=True)
-        blank = Blank(root, nbytes)
+        preallocated = PreallocatedFile(root, nbytes)
     try:
-        hashes = blank.fill(_pieces(header, specs, tensors), step)
+        hashes = preallocated.fill(_pieces(header, specs, tensors), step)
         manifest = Manifest(
             run=run,
             epoch=epoch,
@@ -68,20 +69,20 @@ def write_version(
             chunk_bytes=step,
             chunks=hashes,
             host=host_id(),
-            stamp=_stamped(blank.folder / DATA),
+            stamp=_stamped(preallocated.folder / DATA),
         )
-        (blank.folder / MANIFEST).write_bytes(msgspec.msgpack.encode(manifest))
+        (preallocated.folder / MANIFEST).write_bytes(msgspec.msgpack.encode(manifest))
         final = version_folder(root, version)
         shutil.rmtree(final, ignore_errors=True)
-        blank.folder.rename(final)
+        preallocated.folder.rename(final)
     except BaseException:
-        blank.discard()
+        preallocated.discard()
         raise
     return final / MANIFEST
 
 
 def _stamped(data: Path) -> Stamp:
-    """Gives a file a time of its own: that of the system goes in steps of milliseconds."""
+    """Set a precise modification time and return the stamp; the system sets it in steps of milliseconds."""
     now = time.time_ns()
     os.utime(data, ns=(now, now))
     return _stamp(data.stat())
@@ -92,10 +93,10 @@ def _stamp(found: os.stat_result) -> Stamp:
 
 
 def untouched(manifest: Manifest, data: IO[bytes]) -> bool:
-    """Whether a file is the one that was written with its manifest, on this host, and nobody has written since.
+    """Return whether a file is the one written with its manifest, on this host, and is unchanged since.
 
-    To hash its bytes would prove no more, as the hashes are of the same memory. What writes through a mapping
-    is not seen: nothing here maps a data file to write it once it has a manifest.
+    Hashing its bytes would prove no more, because the hashes were made of the same memory. A write through a
+    memory map is not detected; no code here maps a data file for writing once it has a manifest.
     """
     return manifest.host == host_id() and manifest.stamp == _stamp(os.fstat(data.fileno()))
 
@@ -119,14 +120,18 @@ def verify(manifest: Manifest, data: IO[bytes], expected: Shapes) -> None:
         expected: ``name -> (dtype, shape)`` of the model in service.
 
     Raises:
-        WeightsError: naming the first difference.
+        WeightsError: the text names the first difference.
     """
     verify_shapes(manifest, expected)
     verify_bytes(manifest, data)
 
 
 def verify_bytes(manifest: Manifest, data: IO[bytes]) -> None:
-    """Whether a file is the data file of a version, byte by byte; see `verify`."""
+    """Check that a file is the data file of a version, byte by byte.
+
+    Raises:
+        WeightsError: the text names the first difference.
+    """
     verify_header(manifest, data)
     for chunk in damaged(data.fileno(), file_chunks(manifest)):
         raise WeightsError(
@@ -136,7 +141,11 @@ def verify_bytes(manifest: Manifest, data: IO[bytes]) -> None:
 
 
 def verify_header(manifest: Manifest, data: IO[bytes]) -> None:
-    """Whether size and header of a file are those of the version's data file; see `verify`."""
+    """Check that size and header of a file are right for the version.
+
+    Raises:
+        WeightsError: the text says which of them differs.
+    """
     which = f"version {manifest.version}"
     size = os.fstat(data.fileno()).st_size
     if size != manifest.nbytes:
@@ -147,7 +156,7 @@ def verify_header(manifest: Manifest, data: IO[bytes]) -> None:
 
 
 def _owners(manifest: Manifest, chunk: FileChunk) -> str:
-    """Names of the tensors of which a chunk holds bytes."""
+    """Return the names of the tensors that have bytes in a chunk."""
     end = chunk.offset + chunk.nbytes
     names = [t.name for t in manifest.tensors if t.offset < end and t.offset + t.nbytes > chunk.offset]
     return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")

@@ -1,12 +1,12 @@
 """Weights on disk or in shared memory: an ordinary safetensors file beside a manifest that proves it whole.
 
-A version lives in its own folder ``v00000017`` with ``model.safetensors`` and ``manifest.msgpack``. It is
-written under another name and renamed when complete, and nothing in it is changed afterwards, so a reader
-sees all of a version or nothing. The manifest lists every tensor with dtype, shape and place, and the hash of every
-chunk of the file. Tensors follow each other without gaps behind a header that follows from the list.
+A version lives in its own folder ``v00000017`` with ``model.safetensors`` and ``manifest.msgpack``. The
+folder is written under a temporary name and renamed when complete, and nothing in it changes afterwards, so a
+reader sees all of a version or nothing. The manifest lists every tensor with dtype, shape and place, and the
+hash of every chunk of the file. The list determines the header; tensors follow it without gaps.
 
-`protocol.weights.files` writes and verifies such files, `protocol.weights.chunks` cuts them, `protocol.weights.delta`
-tells one version by another.
+`protocol.weights.files` writes and verifies such files, `protocol.weights.chunks` cuts them into chunks, and
+`protocol.weights.delta` makes deltas between them.
 """
 
 import json
@@ -27,12 +27,12 @@ DATA = "model.safetensors"
 MAX_MANIFEST_BYTES = 64 * 2**20
 MAX_TENSORS = 65_536
 MAX_BYTES = 2**44
-"""Of one version: 16 TiB."""
+"""Upper limit of the bytes of one version: 16 TiB."""
 MAX_CHUNKS = 2**20
 MAX_CHUNK_BYTES = 16 * 2**20
 DIGEST_BYTES = 32
 MAX_SAFETENSORS_HEADER_BYTES = 100 * 2**20
-"""As the format's own reader has it."""
+"""Limit that the reference reader of safetensors has, too."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 SAFETENSORS_DTYPES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
 """Bytes of one element, by the dtype's name in a safetensors file."""
@@ -42,7 +42,7 @@ TORCH_DTYPES = {
 }  # fmt: skip
 """The same dtypes by their names in torch, which this folder does not import."""
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
-"""Name of each tensor to its dtype (see `SAFETENSORS_DTYPES`) and shape."""
+"""Dtype (see `SAFETENSORS_DTYPES`) and shape of each tensor, by name."""
 
 
 TensorName = Annotated[str, Meta(max_length=1_024)]
@@ -53,7 +53,7 @@ Digests = Annotated[bytes, Meta(max_length=MAX_CHUNKS * DIGEST_BYTES)]
 
 
 class TensorSpec(Struct, frozen=True):
-    """One tensor of a version: safetensors dtype name, shape, absolute place in the data file."""
+    """One tensor of a version: safetensors dtype name, shape, and absolute place in the data file."""
 
     name: TensorName
     dtype: TensorName
@@ -71,9 +71,9 @@ class Base(Struct, frozen=True):
 
 
 class Stamp(Struct, frozen=True):
-    """The data file as its host's file system knows it: who writes into it, or puts another there, changes this.
+    """Identity of the data file in its host's file system; it changes if the file is written or replaced.
 
-    Unless he sets the time back on purpose, which only the learner's own user can do.
+    Only the learner's own user could hide a change, by setting the time back on purpose.
     """
 
     device: WholeNumber
@@ -82,12 +82,13 @@ class Stamp(Struct, frozen=True):
 
 
 class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a version consists of. ``root`` is the hash over all tensors' names, dtypes, shapes, and over ``chunks``.
+    """Description of a version. The learner's host writes it; generators and servers of versions read it.
 
-    ``chunks`` are the BLAKE3 hashes of every ``chunk_bytes`` of the data file, one behind the other. What is
-    transferred is the file itself (encoding "full"), or a delta of ``delta_bytes`` that makes it out of ``base``
-    ("xor-zstd"), whose chunks have the hashes ``delta_chunks``. ``host`` is the machine on which it was written, and
-    ``stamp`` what its data file was there once whole.
+    ``root`` is the hash over all tensors' names, dtypes, shapes and sizes, and over ``chunks``. ``chunks``
+    holds the BLAKE3 hashes of every ``chunk_bytes`` of the data file, concatenated. A transfer sends the file
+    itself (encoding "full"), or a delta of ``delta_bytes`` that makes the file out of ``base`` ("xor-zstd").
+    ``delta_chunks`` holds the hashes of the delta's chunks. ``host`` names the machine that wrote the
+    version, and ``stamp`` identifies the complete data file there.
     """
 
     run: TensorName
@@ -107,17 +108,17 @@ class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def transfer_bytes(self) -> int:
-        """Size of what is transferred."""
+        """Bytes that a transfer sends: of the data file or of the delta."""
         return self.nbytes if self.encoding == "full" else self.delta_bytes
 
     @property
     def as_base(self) -> Base:
-        """This version, as the one that a delta applies to."""
+        """This version as the base of a delta."""
         return Base(self.epoch, self.version, self.root)
 
 
 def host_id() -> str:
-    """Of the machine's running kernel: its containers have it in common, copies of a disk image do not."""
+    """Return the id of the running kernel. Containers of a machine share it, copies of a disk do not."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:
@@ -125,7 +126,7 @@ def host_id() -> str:
 
 
 def layout(shapes: Shapes) -> tuple[bytes, list[TensorSpec]]:
-    """Header bytes of a safetensors file and the place of each tensor, for ``name -> (dtype, shape)``."""
+    """Return the header of a safetensors file with these tensors, and the place of each tensor."""
     entries: dict[str, dict[str, object]] = {}
     sizes: dict[str, int] = {}
     position = 0
@@ -147,7 +148,7 @@ def layout(shapes: Shapes) -> tuple[bytes, list[TensorSpec]]:
 
 
 def root_hash(tensors: Iterable[TensorSpec], chunk_bytes: int, chunks: bytes) -> str:
-    """BLAKE3 over the tensors' descriptions in order, and over the hashes of the file's chunks."""
+    """Return the BLAKE3 hash over the tensors' descriptions, in order, and over the hashes of the chunks."""
     hashed = blake3()
     for t in tensors:
         hashed.update(json.dumps([t.name, t.dtype, t.shape, t.nbytes]).encode())
@@ -157,7 +158,7 @@ def root_hash(tensors: Iterable[TensorSpec], chunk_bytes: int, chunks: bytes) ->
 
 
 def version_folder(root: Path, version: int) -> Path:
-    """Folder of a version below ``root``.
+    """Return the folder of a version below ``root``.
 
     Example:
         >>> version_folder(Path("/dev/shm/run"), 17).name
@@ -167,7 +168,11 @@ def version_folder(root: Path, version: int) -> Path:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Manifest of a version; raises WeightsError when it is unreadable or contradicts itself."""
+    """Read the manifest of a version.
+
+    Raises:
+        WeightsError: the manifest is unreadable or contradicts itself.
+    """
     try:
         with open(path, "rb") as file:
             content = file.read(MAX_MANIFEST_BYTES + 1)
@@ -177,10 +182,10 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def parse_manifest(content: bytes, where: str) -> Manifest:
-    """Manifest from its bytes; ``where`` they come from is for the error.
+    """Decode and check a manifest; ``where`` names the origin of the bytes in errors.
 
     Raises:
-        WeightsError: it is too large, no manifest, or contradicts itself.
+        WeightsError: it is too large, is no manifest, or contradicts itself.
     """
     if len(content) > MAX_MANIFEST_BYTES:
         raise WeightsError(f"{where}: more than {MAX_MANIFEST_BYTES} bytes; this is not a manifest")
@@ -196,7 +201,7 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
 
 
 def _check_places(manifest: Manifest, where: str) -> None:
-    """Tensors must lie where `layout` puts them: none twice, none across another, no gap, nothing behind."""
+    """Check that tensors lie where `layout` puts them: none twice, no overlap, no gap, nothing behind."""
     shapes = {t.name: (t.dtype, tuple(t.shape)) for t in manifest.tensors}
     if len(shapes) < len(manifest.tensors):
         raise WeightsError(f"{where}: a tensor is listed twice")
@@ -235,13 +240,13 @@ def _check_transfer(manifest: Manifest, where: str) -> None:
 
 
 def verify_shapes(manifest: Manifest, expected: Shapes) -> None:
-    """Whether a version holds the tensors of the model in service.
+    """Check that a version holds the tensors of the model in service.
 
     Args:
-        expected: ``name -> (dtype, shape)``.
+        expected: ``name -> (dtype, shape)`` of the model in service.
 
     Raises:
-        WeightsError: naming the first difference.
+        WeightsError: the text names the first difference.
     """
     found = {t.name: t for t in manifest.tensors}
     which = f"version {manifest.version}"
@@ -257,22 +262,22 @@ def verify_shapes(manifest: Manifest, expected: Shapes) -> None:
 
 
 def same_layout(one: Sequence[TensorSpec], other: Sequence[TensorSpec]) -> bool:
-    """Whether two versions differ in their numbers alone."""
+    """Return whether two versions list the same names, dtypes and shapes in the same order."""
     return [(t.name, t.dtype, t.shape) for t in one] == [(t.name, t.dtype, t.shape) for t in other]
 
 
 class _TensorHeader(Struct, frozen=True):
-    """Of a tensor, in the header of a safetensors file."""
+    """Entry of a tensor in the header of a safetensors file."""
 
     dtype: TensorName
     shape: Annotated[list[Extent], Meta(max_length=16)]
 
 
 def read_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """``name -> (dtype, shape)`` from the header of a safetensors file.
+    """Read ``name -> (dtype, shape)`` from the header of a safetensors file.
 
     Raises:
-        WeightsError: it is none.
+        WeightsError: the file is not a safetensors file.
     """
     try:
         with open(path, "rb") as f:
@@ -288,7 +293,7 @@ def read_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def retire(root: Path, keep: int) -> None:
-    """Delete all but the newest ``keep`` versions; readers that hold a file open are not disturbed."""
+    """Delete all but the newest ``keep`` versions; readers that hold a file open keep its content."""
     folders = sorted(p for p in root.glob("v*") if p.name[1:].isdigit())
     for folder in folders[: max(0, len(folders) - keep)]:
         shutil.rmtree(folder, ignore_errors=True)

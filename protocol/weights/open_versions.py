@@ -1,7 +1,7 @@
-"""Versions that a server holds open: as they lie in a folder, and as deltas from one another.
+"""Versions that a server holds open: whole versions from a folder, and deltas between them.
 
-An open file outlives its name. So a version that the learner has retired stays for as long as somebody is in the
-middle of fetching it, and a delta has no name at all: whatever ends the process, nothing is left behind.
+An open file outlives its name. So a version that the learner has deleted stays readable while a client
+fetches it. A delta has no name at all, so nothing is left on the disk, however the process ends.
 """
 
 import os
@@ -20,38 +20,40 @@ from protocol.weights.delta import LARGEST_SHARE, make_delta
 from protocol.weights.format import DATA, MANIFEST, Base, Manifest, parse_manifest, read_manifest, same_layout
 
 IDLE_S = 60.0
-"""Without a request for so long nobody is fetching it."""
+"""Seconds without a request after which a version is closed."""
 MAX_NAMELESS = 2
-"""Retired versions kept for those who are fetching them; and as many deltas."""
+"""Upper limit of the deleted versions that are kept open, and of the deltas."""
 
 Locate = Callable[[int, int], Path]
-"""Folder in which a version (epoch, number) lies, if it does."""
+"""Function that returns the folder of a version (epoch, number), whether or not it exists."""
 
 
 @dataclass(eq=False)
 class OpenVersion:
-    """What can be transferred: a file, and the manifest that tells its chunks."""
+    """An open file to transfer, and the manifest that lists its chunks."""
 
     manifest: Manifest
     encoded: bytes
     file: IO[bytes]
     used: float = 0.0
     transfers: int = 0
-    """Going on now."""
+    """Number of transfers that are going on now."""
 
     @property
     def nameless(self) -> bool:
-        """Whether the memory is freed as soon as we close the file."""
+        """Whether the file has no name any more, so that closing it frees its memory."""
         return os.fstat(self.file.fileno()).st_nlink == 0
 
 
-class Shelf:
-    """Opens versions and makes deltas; all of it blocks, and may run in any thread, for different keys at a time.
+class VersionOpener:
+    """Opener of versions and maker of deltas.
+
+    Its methods block. Several threads may call them at the same time for different keys.
 
     Args:
-        run: versions of another are refused.
-        locate: only whole versions lie there, put there by a rename.
-        scratch: where deltas lie while somebody fetches them, without a name; on the same memory as the versions.
+        run: name of the run; versions of a different run are refused.
+        locate: returns the folder of a version. Only whole versions lie there: a rename puts them there.
+        scratch: folder for deltas, which have no names there; on the same memory as the versions.
     """
 
     def __init__(
@@ -60,10 +62,10 @@ class Shelf:
         self._run, self._locate, self._scratch, self._clock = run, locate, scratch, clock
 
     def open(self, epoch: int, version: int) -> OpenVersion:
-        """A version as a whole.
+        """Open a whole version.
 
         Raises:
-            WeightsError: it is not there (any more), or is something else.
+            WeightsError: it is not there (any more), or its folder holds something else.
         """
         folder = self._locate(epoch, version)
         manifest = read_manifest(folder / MANIFEST)
@@ -85,7 +87,7 @@ class Shelf:
         return self._held(manifest, file)
 
     def replaced(self, epoch: int, version: int, held: OpenVersion | None) -> bool:
-        """Whether another file lies where a version was opened; one that is gone has not been replaced."""
+        """Return whether a different file lies now where ``held`` was opened; False if no file lies there."""
         if held is None:
             return False
         try:
@@ -95,7 +97,7 @@ class Shelf:
         return not os.path.samestat(now, os.fstat(held.file.fileno()))
 
     def delta(self, new: OpenVersion, base: OpenVersion) -> OpenVersion | None:
-        """The delta that makes ``new`` out of ``base``; None where the whole version is the better choice."""
+        """Make the delta from ``base`` to ``new``; return None if the whole version is the better choice."""
         if not same_layout(base.manifest.tensors, new.manifest.tensors):
             return None
         nbytes = new.manifest.nbytes
@@ -125,16 +127,17 @@ class Shelf:
 
     def _held(self, manifest: Manifest, file: IO[bytes]) -> OpenVersion:
         encoded = msgspec.msgpack.encode(manifest)
-        parse_manifest(encoded, f"version {manifest.version}")  # nothing leaves that others would refuse
+        # Serve nothing that clients would refuse.
+        parse_manifest(encoded, f"version {manifest.version}")
         return OpenVersion(manifest, encoded, file, self._clock())
 
 
 VersionKey = tuple[int, int, Base | None]
-"""Epoch, version, and what it is told by; None: as a whole."""
+"""Epoch, version, and the base of the delta; None: the whole version."""
 
 
-def superfluous(held: dict[VersionKey, OpenVersion], now: float) -> list[VersionKey]:
-    """What to close: idle for long, or more nameless files than may be kept, the longest unused first."""
+def versions_to_close(held: dict[VersionKey, OpenVersion], now: float) -> list[VersionKey]:
+    """Return what to close: idle versions, and the longest unused nameless ones beyond `MAX_NAMELESS`."""
     free = sorted((key for key in held if not held[key].transfers), key=lambda key: held[key].used)
     gone = [key for key in free if now - held[key].used > IDLE_S]
     for deltas in (False, True):

@@ -1,4 +1,4 @@
-"""A data file whose memory is made before its content is known: to allocate pages takes longer than to fill them."""
+"""A data file allocated before its content is known: allocating pages takes longer than filling them."""
 
 import mmap
 import os
@@ -16,18 +16,19 @@ from protocol.weights.format import DATA
 COPY_BYTES = 4 * 2**20
 
 
-class Blank:
-    """A folder with a data file of ``nbytes``, all of it allocated and mapped here.
+class PreallocatedFile:
+    """A folder with a data file of ``nbytes`` that is allocated and mapped into this process.
 
     Raises:
-        OSError: there is no room for it. To fill one in memory never fails for want of room.
+        OSError: there is no room for it. Filling the file later never fails for lack of room.
     """
 
     def __init__(self, root: Path, nbytes: int) -> None:
         self.folder, self.nbytes = Path(tempfile.mkdtemp(prefix="blank-", dir=root)), nbytes
         try:
             with open(self.folder / DATA, "w+b", buffering=0) as file:
-                os.posix_fallocate(file.fileno(), 0, nbytes)  # no room is an error here, a signal below
+                # Lack of room is an exception here; in a write through the map it would be a fatal signal.
+                os.posix_fallocate(file.fileno(), 0, nbytes)
                 self._memory = mmap.mmap(file.fileno(), nbytes)
         except OSError:
             self.discard()
@@ -35,14 +36,18 @@ class Blank:
         self._bytes = np.frombuffer(self._memory, dtype=np.uint8)
 
     def touch(self) -> None:
-        """Have the system find and clear the memory now, which takes longer than to fill it: while others compute."""
+        """Make the system find and zero the memory now, which takes longer than filling it.
+
+        Call it while other work goes on.
+        """
         self._bytes[:: mmap.PAGESIZE] = 0
 
     def fill(self, pieces: Iterable[memoryview], step: int) -> bytes:
-        """Write ``nbytes`` bytes, one piece behind the other; returns the hash of every ``step`` of them.
+        """Write the pieces, ``nbytes`` bytes in all, and return the joined hashes of every ``step`` bytes.
 
-        A piece is valid until the next. Chunks are hashed in threads, some at a time, as soon as they are whole.
+        A piece need only be valid until the next is taken. Threads hash chunks as soon as they are written.
         """
+        # Invariant: only this thread writes the memory; the pool's threads read ranges that are written.
         together = max(step, COPY_BYTES // step * step)
 
         def hash_chunks(first: int) -> bytes:
@@ -62,5 +67,5 @@ class Blank:
             return b"".join(future.result() for future in hashing)
 
     def discard(self) -> None:
-        """It will not be filled."""
+        """Remove the folder; the file will not be used."""
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,13 +1,13 @@
-"""Serves versions over HTTP, in ranges: beside the learner its folder, on other hosts what they have fetched.
+"""HTTP server of versions, with ranges, for the learner's folder or for versions that a host has fetched.
 
 ::
 
-    GET /                                        JSON: run, and the versions held open
+    GET /                                        JSON: run, versions held open, transfers
     GET /v1/EPOCH/VERSION/manifest               manifest.msgpack
-    GET /v1/EPOCH/VERSION/manifest?base=E.V.ROOT that of a delta from version V, if the server can make a small one
-    GET /v1/EPOCH/VERSION/data[?base=E.V.ROOT]   the data file, or the delta; with a Range
+    GET /v1/EPOCH/VERSION/manifest?base=E.V.ROOT manifest of a delta from version V, if it is small
+    GET /v1/EPOCH/VERSION/data[?base=E.V.ROOT]   the data file, or the delta; takes a Range header
 
-202 with Retry-After: it is being compared. 404: not held. 503: enough transfers are going on.
+Status 202 with Retry-After: the version is being prepared. 404: not held. 503: too many transfers.
 """
 
 import asyncio
@@ -29,16 +29,16 @@ from protocol.security.http_serving import serving as serving_http
 from protocol.security.http_tls import scheme
 from protocol.security.http_token import require_token
 from protocol.weights.format import Base
-from protocol.weights.open_versions import Locate, OpenVersion, Shelf, VersionKey, superfluous
+from protocol.weights.open_versions import Locate, OpenVersion, VersionKey, VersionOpener, versions_to_close
 
 log = logging.getLogger(__name__)
 
 MAX_TRANSFERS = 64
 PATIENCE_S = 2.0
-"""A request waits so long for a manifest before it is told to come again."""
+"""Seconds that a request waits for a manifest before the server answers 202."""
 TRANSFER_S = 60.0
 SLOWEST_BYTES_PER_S = 64 * 2**10
-"""A transfer may take `TRANSFER_S` and as long as its bytes take at this pace; then it is cut."""
+"""A transfer is cut after `TRANSFER_S` and the time that its bytes take at this pace."""
 PIECE_BYTES = 2**20
 TIDY_S = 5.0
 CLOSE_S = 1.0
@@ -47,11 +47,11 @@ VERSION_PATH = r"/v1/{epoch:\d{1,18}}/{version:\d{1,18}}"
 
 
 def url_for_others(host: str, port: int, name: str = "", keys: Path | None = None) -> str:
-    """URL under which others reach a server.
+    """Return the URL under which other hosts reach a server.
 
     Args:
-        name: of this machine, as others know it; needed where ``host`` stands for all its addresses.
-        keys: of the server; with them it speaks TLS.
+        name: name of this machine for other hosts; needed if ``host`` stands for all its addresses.
+        keys: keys folder of the server; with it the server speaks TLS.
 
     Example:
         >>> url_for_others("127.0.0.1", 5757), url_for_others("0.0.0.0", 5757, "node-3"), url_for_others("::1", 80)
@@ -65,14 +65,17 @@ class WeightsServer:
     """An aiohttp application over a folder of versions.
 
     Args:
-        keys: keys folder of the run, for its token and certificate; None: everybody may ask, and nothing is encrypted.
+        run: name of the run.
+        locate: returns the folder of a version.
+        scratch: folder for deltas, see `protocol.weights.open_versions.Shelf`.
+        keys: keys folder of the run, for its token and certificate; None: no token, and nothing is encrypted.
     """
 
     def __init__(self, run: str, locate: Locate, scratch: Path, keys: Path | None = None) -> None:
-        self._run, self._shelf = run, Shelf(run, locate, scratch)
+        self._run, self._shelf = run, VersionOpener(run, locate, scratch)
         self.keys = keys
         self._held: dict[VersionKey, OpenVersion] = {}
-        self._coming: dict[VersionKey, asyncio.Task[OpenVersion | None]] = {}
+        self._opening: dict[VersionKey, asyncio.Task[OpenVersion | None]] = {}
         self._retired: list[OpenVersion] = []
         self._transfers = 0
         self.application = web.Application(middlewares=[require_token(keys)])
@@ -88,7 +91,7 @@ class WeightsServer:
         )
 
     async def _manifest(self, request: web.Request) -> web.Response:
-        epoch, version, base = _asked(request)
+        epoch, version, base = _requested_key(request)
         held = None
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -104,9 +107,9 @@ class WeightsServer:
         return web.Response(body=held.encoded, content_type="application/msgpack")
 
     async def _data(self, request: web.Request) -> web.StreamResponse:
-        held = self._held.get(_asked(request))
+        held = self._held.get(_requested_key(request))
         try:
-            held = held or await self._take(_asked(request))
+            held = held or await self._take(_requested_key(request))
         except WeightsError as error:
             raise web.HTTPNotFound(text=f"404: {error}\n") from None
         if held is None:
@@ -123,7 +126,7 @@ class WeightsServer:
             held.used = time.monotonic()
 
     async def _take(self, key: VersionKey) -> OpenVersion | None:
-        """What is held under a key, prepared once however many ask for it; None: the whole version is better."""
+        """Return the version or delta of a key, opened once for all requests; None if no delta is made."""
         held = self._held.get(key)
         if held is not None and self._shelf.replaced(key[0], key[1], self._held.get((*key[:2], None))):
             for other in [other for other in self._held if other[:2] == key[:2]]:
@@ -132,14 +135,15 @@ class WeightsServer:
         if held is not None:
             held.used = time.monotonic()
             return held
-        if key not in self._coming:
-            self._coming[key] = asyncio.create_task(self._prepare(key))
-            self._coming[key].add_done_callback(partial(self._came, key))
-        return await asyncio.shield(self._coming[key])
+        if key not in self._opening:
+            self._opening[key] = asyncio.create_task(self._prepare(key))
+            self._opening[key].add_done_callback(partial(self._opened, key))
+        return await asyncio.shield(self._opening[key])
 
-    def _came(self, key: VersionKey, task: "asyncio.Task[OpenVersion | None]") -> None:
-        self._coming.pop(key, None)
-        if not task.cancelled() and (error := task.exception()) is not None:  # perhaps nobody waits any more
+    def _opened(self, key: VersionKey, task: "asyncio.Task[OpenVersion | None]") -> None:
+        self._opening.pop(key, None)
+        # Log the error here, because perhaps no request waits for the task any more.
+        if not task.cancelled() and (error := task.exception()) is not None:
             log.info("version %d cannot be served: %s", key[1], error)
 
     async def _prepare(self, key: VersionKey) -> OpenVersion | None:
@@ -155,7 +159,8 @@ class WeightsServer:
         assert new is not None
         if old is None or old.manifest.root != base.root:
             return None
-        new.transfers += 1  # so that neither is closed meanwhile
+        # Count a transfer of each, so that neither is closed meanwhile.
+        new.transfers += 1
         old.transfers += 1
         try:
             delta = await asyncio.to_thread(self._shelf.delta, new, old)
@@ -170,9 +175,9 @@ class WeightsServer:
         tidy = asyncio.create_task(self._tidy())
         yield
         tidy.cancel()
-        for task in list(self._coming.values()):
+        for task in list(self._opening.values()):
             task.cancel()
-        await asyncio.wait([tidy, *self._coming.values()], timeout=CLOSE_S)
+        await asyncio.wait([tidy, *self._opening.values()], timeout=CLOSE_S)
         for held in [*self._held.values(), *self._retired]:
             held.file.close()
         self._held.clear()
@@ -180,14 +185,14 @@ class WeightsServer:
     async def _tidy(self) -> None:
         while True:
             await asyncio.sleep(TIDY_S)
-            for key in superfluous(self._held, time.monotonic()):
+            for key in versions_to_close(self._held, time.monotonic()):
                 self._held.pop(key).file.close()
             for held in [held for held in self._retired if not held.transfers]:
                 self._retired.remove(held)
                 held.file.close()
 
 
-def _asked(request: web.Request) -> VersionKey:
+def _requested_key(request: web.Request) -> VersionKey:
     base, text = None, request.query.get("base", "")
     if text:
         match = BASE.fullmatch(text)
@@ -198,7 +203,7 @@ def _asked(request: web.Request) -> VersionKey:
 
 
 async def _send(request: web.Request, held: OpenVersion) -> web.StreamResponse:
-    """The file, or the range asked for; without TLS by sendfile: the bytes do not pass through this process."""
+    """Send the file or the range asked for; without TLS by sendfile, past the memory of this process."""
     size = held.manifest.transfer_bytes
     try:
         wanted = request.http_range
@@ -234,7 +239,7 @@ async def _send(request: web.Request, held: OpenVersion) -> web.StreamResponse:
 
 
 async def _send_pieces(response: web.StreamResponse, held: OpenVersion, start: int, stop: int) -> None:
-    """The same under TLS, where asyncio's `sendfile` falls back on a buffer that it fills again before it is sent."""
+    """Send a range under TLS, where asyncio's `sendfile` would refill its buffer before it is sent."""
     while start < stop:
         piece = await asyncio.to_thread(os.pread, held.file.fileno(), min(PIECE_BYTES, stop - start), start)
         if not piece:
@@ -244,10 +249,10 @@ async def _send_pieces(response: web.StreamResponse, held: OpenVersion, start: i
 
 
 def serving(server: WeightsServer, host: str, port: int) -> contextlib.AbstractAsyncContextManager[int]:
-    """Serve until the context is left; gives the port, which is another than ``port`` where that is 0.
+    """Serve until the context is left, and yield the bound port, which differs from ``port`` if that is 0.
 
     Raises:
-        OSError: it cannot be bound.
+        OSError: the address cannot be bound.
         KeysUnusable: the keys folder lacks the certificate.
     """
     return serving_http(server.application, host, port, server.keys, shutdown_s=CLOSE_S)

@@ -1,4 +1,4 @@
-"""Runs of the real system: every role a process, through the command line."""
+"""Fixtures that run the real system from the command line, each role in its own process."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass
 class Run:
-    """What a finished `offbeat train` left behind."""
+    """The folder and the output of a finished `offbeat train`."""
 
     folder: Path
     output: str
@@ -36,11 +36,12 @@ def root():
 
 @pytest.fixture
 def train_command(tmp_path):
-    """Function that gives the command line of `offbeat train` for a recipe, in a folder of the test's own."""
+    """Return a function that builds an `offbeat train` command line for a recipe, in the test's folder."""
 
     def make(recipe: str, *overrides: str) -> list[str]:
         run_file = str(ROOT / "recipes" / f"{recipe}.toml")
-        cache = ROOT / "runs" / "models"  # warm-started models are shared by all tests, and with `make train`
+        # All tests and `make train` share the warm-started models.
+        cache = ROOT / "runs" / "models"
         settings = [f"run.dir={tmp_path}", "run.name=run", f"model.cache={cache}", *overrides]
         return [sys.executable, "-m", "launch.cli", "train", run_file, *settings]
 
@@ -49,7 +50,7 @@ def train_command(tmp_path):
 
 @pytest.fixture
 def offbeat(train_command, tmp_path):
-    """Function that runs a recipe with overrides to its end."""
+    """Return a function that runs a recipe, with overrides, until it ends."""
 
     def run(recipe: str, *overrides: str, timeout_s: float = 400.0) -> Run:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Who descends from a process, and who of them is still alive."""
+"""Functions that list the descendants of a process, and those that are still alive."""
 
 import time
 from pathlib import Path

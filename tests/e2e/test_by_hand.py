@@ -1,4 +1,4 @@
-"""Each role started by its own script, as docs/run/by-hand.md says."""
+"""Start each role by its own script, as docs/run/by-hand.md says."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A real run goes on whoever is killed or stopped; the supervisor's own death costs no more than `--resume`."""
+"""A real run survives the kill or stop of any role. If the supervisor dies, `--resume` continues the run."""
 
 import json
 import os
@@ -23,11 +23,11 @@ SETTINGS = (
 )
 FOUND_S = 10.0
 IN_A_ROW_S = 2.0
-"""Before the third start of a process in a row; how long a row lasts depends on how fast the run goes."""
+"""Delay in seconds before the third restart in a row. How long a row lasts depends on the run's speed."""
 
 
 class Running:
-    """`offbeat train` in a folder of the test's own."""
+    """A process of `offbeat train` in the test's folder."""
 
     def __init__(self, command, root, folder: Path):
         self.folder = folder
@@ -54,12 +54,12 @@ class Running:
         return [m["step"] for m in map(json.loads, lines) if "learner/policy_version" in m]
 
     def goes_on(self, count=2):
-        """Until some more steps have been done."""
+        """Wait until ``count`` more steps are done."""
         reached = max(self.steps(), default=0)
         self.until(lambda: max(self.steps(), default=0) >= reached + count)
 
     def replaced(self, name, number, pid=None):
-        """Send a signal (to a process of this name's family); seconds until the supervisor has started another."""
+        """Signal a process, or its descendant ``pid``. Return the seconds until its replacement."""
         before, began = self.pid(name), time.monotonic()
         os.kill(pid or before, number)
         self.until(lambda: self.pid(name) != before, 60.0)
@@ -76,12 +76,12 @@ class Running:
 
 
 def engine_of(generator: int) -> int:
-    """The process in which vLLM computes."""
+    """Return the id of the process in which vLLM computes."""
     return busiest(generator, ())
 
 
 def busiest(head: int, known) -> int:
-    """The descendant that has used most processor time, but for those known."""
+    """Return the descendant that used the most processor time, leaving out those in ``known``."""
     family = families([head])[head]
     return max((pid for pid in family if pid not in (head, *known)), key=lambda pid: family[pid].cpu_s)
 

@@ -1,4 +1,4 @@
-"""mode = "sync": the same roles, lag 0, importance ratios of 1."""
+"""Lockstep (run.mode = "sync") runs with the same roles, policy lag 0 and importance ratios of 1."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def test_at_lag_zero_the_ratios_are_one(offbeat, recipe):
 
 
 def test_windows_stand_still_until_they_are_trained(offbeat):
-    """Responses have up to 12 tokens, windows 4 and a prompt: several steps to a response, and no token lags."""
+    """A response of up to 12 tokens is trained in windows of 4, over several steps, and no token lags."""
     run = offbeat(
         "tppo",
         "run.mode=sync",

@@ -1,4 +1,4 @@
-"""Methods that change what flows between the roles: windows of growing trajectories, and replay."""
+"""Run the methods that change what the roles exchange: windows of growing trajectories, and replay."""
 
 import json
 
@@ -10,7 +10,7 @@ SHORT = ("learner.evaluation_tasks=32", "run.max_minutes=4")
 
 
 def test_windows_are_trained_while_their_trajectories_grow(offbeat):
-    """Responses have up to 12 tokens, windows 4: a trajectory is trained in up to three pieces."""
+    """Responses have up to 12 tokens and windows 4, so a trajectory is trained in up to three windows."""
     run = offbeat("tppo", *SHORT, "learner.steps=30", "actor.segment_tokens=4")
     result = json.loads((run.folder / "result.json").read_text())
     assert result["ended_by"] == "all steps done"

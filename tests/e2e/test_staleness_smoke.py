@@ -1,4 +1,4 @@
-"""The staleness benchmark at its smallest: the real system, the lag forced, two recipes."""
+"""Run the staleness benchmark at its smallest: the real system, a forced lag, two recipes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Ctrl-C stops everything with a checkpoint; --resume goes on."""
+"""Ctrl-C stops all roles and leaves a checkpoint; `--resume` continues from it."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""The whole loop in bfloat16 on a CUDA GPU, shared by generator and learner."""
+"""Run the whole loop in bfloat16 on one CUDA GPU that the generator and the learner share."""
 
 import json
 import subprocess

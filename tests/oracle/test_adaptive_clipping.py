@@ -1,4 +1,4 @@
-"""`learner.algorithms.clipping` against slow twins written from the papers, and numbers worked out by hand."""
+"""Test `learner.algorithms.clipping` against slow twins written from the papers and hand-worked numbers."""
 
 import math
 
@@ -32,7 +32,7 @@ RATIO, ADVANTAGE = doubles(NEGATIVE + POSITIVE), doubles([-1.0] * 8 + [1.0] * 4)
 
 
 def positive_share(ratios, advantages, weights, low, high, measure):
-    """rho(low, high) of arXiv:2510.18927, token by token."""
+    """Return rho(low, high) of arXiv:2510.18927, computed token by token."""
     plus, minus = 0.0, 0.0
     for r, a, w in zip(ratios, advantages, weights, strict=True):
         if measure == "value" and a > 0:
@@ -47,7 +47,7 @@ def positive_share(ratios, advantages, weights, low, high, measure):
 
 
 def published_search(ratios, advantages, weights, target, measure, low, high, low_step, high_step):
-    """The loop as printed, with counters in place of sums of floats."""
+    """Run the loop as the paper prints it, with counters in place of sums of floats."""
     i, j = 0, 0
     room = lambda start, k, step, stop: start + (k + 1) * step <= stop + 1e-9  # noqa: E731
     while True:
@@ -81,8 +81,11 @@ def search(ratio, advantage, *, target, measure, weight=None, **path):
     ],
 )
 def test_share_of_positives_by_hand(measure, bounds, expected):
-    """value (.6, 1.2): positives 1 + 3 · 1.2 = 4.6, negatives 2 · .6 + .62 + .69 + .81 + .9 + 1 + 1.1 = 6.32.
-    gradient (.6, 1.2): 1 over 1 + 5.12, as .5 and .55 are cut and so are 1.31, 1.78 and 2.57."""
+    """The bounds are (.6, 1.2) in both examples.
+
+    value: positives 1 + 3 · 1.2 = 4.6, negatives 2 · .6 + .62 + .69 + .81 + .9 + 1 + 1.1 = 6.32.
+    gradient: 1 over 1 + 5.12, because .5 and .55 are cut, and so are 1.31, 1.78 and 2.57.
+    """
     plus, minus = balance_sums(RATIO, ADVANTAGE, torch.ones(12), [bounds], measure=measure)[0].tolist()
     assert plus / (plus + minus) == pytest.approx(expected, abs=5e-5)
 
@@ -99,7 +102,7 @@ def test_share_of_positives_by_hand(measure, bounds, expected):
     ],
 )
 def test_search_by_hand(measure, target, low, high, moves):
-    """The same tokens. gradient .4: only 1.78 <= high adds enough, (1 + 1.31 + 1.78) / 9.21 = .4441."""
+    """gradient with target .4: only 1.78 <= high adds enough, (1 + 1.31 + 1.78) / 9.21 = .4441."""
     found = search(RATIO, ADVANTAGE, target=target, measure=measure)
     assert found[:2] == (low, high)
     assert found.moves == moves
@@ -112,7 +115,7 @@ def test_search_by_hand(measure, target, low, high, moves):
 @pytest.mark.parametrize("target", [0.0, 0.3, 0.4, 0.5, 0.6, 0.9])
 @pytest.mark.parametrize("low_stop", [0.9, 0.6, 0.61])
 def test_search_equals_the_printed_loop(measure, target, low_stop):
-    """A range of low without room for a step stops the loop before high has moved."""
+    """A range of `low` without room for a step stops the loop before `high` moves."""
     ratios, advantages = RNG.lognormal(0, 0.6, 60), RNG.normal(-0.3, 1, 60)
     weights = RNG.uniform(0, 1, 60)
     settings = PUBLISHED | {"low": (0.6, low_stop)}
@@ -132,7 +135,7 @@ def test_search_equals_the_printed_loop(measure, target, low_stop):
 
 @pytest.mark.parametrize("measure", ["value", "gradient"])
 def test_limits_of_the_search(measure):
-    """Target 0 or no negatives: no move. No positives: the end, after 36 + 15 moves, exactly at the stops."""
+    """Target 0 or no negatives: no move. No positives: 36 + 15 moves, which end exactly at the stops."""
     still = BalancedBounds(0.6, 1.2, 0.0, 0)
     assert search(RATIO, -ADVANTAGE.abs(), target=0.0, measure=measure) == still
     assert search(RATIO, ADVANTAGE.abs(), target=0.4, measure=measure) == still._replace(share=1.0)
@@ -143,9 +146,10 @@ def test_limits_of_the_search(measure):
 
 @pytest.mark.parametrize("bounds", [(0.6, 1.2), (0.69, 1.31), (0.9, 3.0)])
 def test_gradient_measure_is_what_autograd_lets_through(bounds):
-    """d/d(log r) of a token is r A where it is not clipped, else 0; the bounds themselves are inside."""
+    """d/d(log r) of a token is r A where it is not clipped, else 0; the bounds themselves are not clipped."""
     logp = RATIO.log().requires_grad_()
-    inside = RATIO + 1e-9 * ADVANTAGE.neg()  # at a tie `minimum` halves the gradient
+    # Move the ratios off the bounds, because `minimum` halves the gradient at a tie.
+    inside = RATIO + 1e-9 * ADVANTAGE.neg()
     clipped_surrogate(
         inside.detach() * (logp - logp.detach()).exp(), ADVANTAGE, low=1 - bounds[0], high=bounds[1] - 1
     ).sum().backward()
@@ -186,7 +190,8 @@ def test_parts_of_a_batch_give_the_bounds_of_the_whole(measure):
         together = choose_bounds(whole, path, target=target)
         assert choose_bounds(sum(parts), path, target=target)[:2] == together[:2]
     alone = [choose_bounds(part, path, target=0.45) for part in (parts[0], parts[2])]
-    assert alone[0] != alone[1]  # without the exchange the ranks would part
+    # Without the exchange, the ranks would choose different bounds.
+    assert alone[0] != alone[1]
 
 
 def test_bad_settings_are_refused():
@@ -201,7 +206,7 @@ def test_bad_settings_are_refused():
 
 
 def test_fixed_bounds_are_the_ppo_clip():
-    """Start = stop at 0.8 and 1.2: value and gradient of the surrogate are those of clip 0.2."""
+    """Bounds fixed at 0.8 and 1.2 give the gradient of the surrogate with clip 0.2."""
     fixed = {"low": (0.8, 0.8), "high": (1.2, 1.2)}
     found = search(RATIO, ADVANTAGE, target=0.9, measure="gradient", **fixed)
     assert found[:2] == (0.8, 1.2)
@@ -228,7 +233,7 @@ ENTROPY = doubles([0.05, 0.1, 0.2, 0.4, 1.6])
 
 
 def test_entropy_signal_by_hand():
-    """log(H / .4) = -log 8, -log 4, -log 2, 0, log 4; the sign of certain tokens stays negative."""
+    """log(H / .4) = -log 8, -log 4, -log 2, 0, log 4; tokens of low entropy keep a negative sign."""
     signal = entropy_signal(ENTROPY, quantile=0.8)
     assert signal.tolist() == pytest.approx([-1, -2 / 3, -1 / 3, 0, 1])
     low, high = hapo_bounds(signal, low=0.2, high=0.2)
@@ -237,7 +242,7 @@ def test_entropy_signal_by_hand():
 
 
 def slow_signal(entropies, quantile, epsilon):
-    """The published formula, its scale (root mean square around the quantile) included."""
+    """Return the signal by the published formula, with its scale (root mean square around the quantile)."""
     logs = [math.log(max(h, epsilon)) for h in entropies]
     pivot = sorted(logs)[round(quantile * (len(logs) - 1))]
     scale = math.sqrt(sum((x - pivot) ** 2 for x in logs) / len(logs))
@@ -328,10 +333,10 @@ def entropy_after(logits, step):
 
 @pytest.mark.parametrize("natural", [True, False])
 def test_entropy_change_predicts_a_step_of_a_softmax(natural):
-    """Six actions in the proportions of their probabilities: the covariance of the tokens is that under pi.
+    """Six actions occur in proportion to their probabilities, so the tokens' covariance is the one under pi.
 
-    A natural gradient step adds eta · A X to the logits. A plain one adds eta · pi (A X - E[A X]), the
-    gradient of E[A X log pi], and the rule holds with that in place of A X.
+    A natural gradient step adds eta · A X to the logits. A plain step adds eta · pi (A X - E[A X]), the
+    gradient of E[A X log pi]; the rule then holds with this term in place of A X.
     """
     p = COUNTS / COUNTS.sum()
     driven = TABLE_ADVANTAGE * TABLE_ACTIVE
@@ -346,11 +351,12 @@ def test_entropy_change_predicts_a_step_of_a_softmax(natural):
     ).item()
     assert predicted == pytest.approx((after - before) / (2 * eta), rel=1e-6)
     step = after - entropy_after(np.log(p), 0.0)
-    assert eta * predicted == pytest.approx(step, rel=3e-3)  # what one step leaves is of second order
+    # The error of a single step is of second order.
+    assert eta * predicted == pytest.approx(step, rel=3e-3)
 
 
 def test_clipping_a_likely_negative_token_takes_its_entropy_away():
-    """Pushing down the likeliest action raises the entropy; clipped, it no longer does."""
+    """Pushing down the likeliest action raises the entropy; when the token is clipped, it does not."""
     logp = doubles([0.7, 0.1, 0.1, 0.1]).log()
     advantage = doubles([-1.0, 0, 0, 0])
     free = entropy_change(logp, advantage, torch.ones(4, dtype=torch.bool))
@@ -360,8 +366,11 @@ def test_clipping_a_likely_negative_token_takes_its_entropy_away():
 
 
 def test_entropy_quadrants_by_hand():
-    """Four likely, four unlikely tokens: log p is ±x around its mean, x = log(4)/2, and each contributes
-    x/8 times its advantage, negative below the mean. The clipped one (third) contributes nothing."""
+    """Four likely and four unlikely tokens: log p is ±x around its mean, x = log(4)/2.
+
+    Each token contributes x/8 times its advantage, with a minus sign above the mean. The clipped token, the
+    third, contributes nothing.
+    """
     logp = doubles([0.2] * 4 + [0.8] * 4).log()
     advantage = doubles([2, 1, 5, -3, 1, 0, -2, -4])
     active = torch.tensor([True, True, False] + [True] * 5)
@@ -389,7 +398,7 @@ def test_no_tokens_drive_no_entropy():
 
 
 def test_quadrants_are_split_at_the_median_not_the_mean():
-    """One very unlikely token pulls the mean to -2.5; -0.6 is above it and still below the median, -0.4."""
+    """One very unlikely token pulls the mean to -2.5; -0.6 is above the mean, but below the median, -0.4."""
     logp = doubles([-11.0, -0.6, -0.4, -0.3, -0.2])
     parts = entropy_quadrants(logp, doubles([0, 1, 0, 0, 0]), torch.ones(5, dtype=torch.bool))
     assert parts.low_positive.item() == pytest.approx(-(-0.6 + 2.5) / 5)
@@ -397,7 +406,7 @@ def test_quadrants_are_split_at_the_median_not_the_mean():
 
 
 def test_certain_tokens_are_not_unlikely_ones():
-    """Where most tokens have probability 1 the median is 0: only those below it are unlikely."""
+    """Where most tokens have probability 1, the median is 0, and only tokens below it count as unlikely."""
     parts = entropy_quadrants(
         torch.tensor([0.0, 0.0, 0.0, -2.0]), torch.ones(4), torch.ones(4, dtype=torch.bool)
     )

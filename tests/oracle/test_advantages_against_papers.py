@@ -1,4 +1,4 @@
-"""Each function of `learner.algorithms.advantages` against a slow twin, and numbers worked out by hand."""
+"""Test each function of `learner.algorithms.advantages` against a slow twin and hand-worked numbers."""
 
 import math
 import statistics
@@ -21,7 +21,7 @@ from learner.algorithms.advantages import (
 
 RNG = np.random.default_rng(23)
 GROUPS = ["a", "b", "a", "a", "c", "b", "a", "d", "d", "d"]
-"""Of four, two, one and three members, mixed: what is left of groups of four."""
+"""Groups of four, two, one and three members, mixed, as losses leave groups of four."""
 
 
 def others(i, groups):
@@ -50,7 +50,7 @@ def test_group_relative_against_a_loop(scale):
 
 
 def test_sample_deviation_by_hand():
-    """Returns 0, 0, 0, 1: mean 1/4, sum of squares 3/4, over G - 1 = 3 a deviation of 1/2."""
+    """Returns 0, 0, 0, 1: mean 1/4, sum of squares 3/4; divided by G - 1 = 3, the deviation is 1/2."""
     advantages = group_relative_advantage([0, 0, 0, 1], ["a"] * 4, scale="sample_std")
     np.testing.assert_allclose(advantages, [-0.5, -0.5, -0.5, 1.5], atol=4e-6)
 
@@ -65,7 +65,7 @@ def test_leave_one_out_against_a_loop():
 
 
 def test_leave_one_out_by_hand():
-    """1 - (0 + .5 + .5)/3 = 2/3; K/(K-1) times the distance from the mean says the same: 4/3 * .5."""
+    """1 - (0 + .5 + .5)/3 = 2/3; K/(K-1) times the distance from the mean is equal to it: 4/3 * .5."""
     returns = np.array([1.0, 0.0, 0.5, 0.5])
     advantages = leave_one_out_advantage(returns, ["a"] * 4)
     np.testing.assert_allclose(advantages, [2 / 3, -2 / 3, 0, 0], atol=1e-15)
@@ -73,7 +73,7 @@ def test_leave_one_out_by_hand():
 
 
 def test_a_member_that_was_lost_is_not_divided_by():
-    """Of a group of four two are left: each is compared with the one other."""
+    """Two of a group of four are left: each is compared only with the other."""
     assert leave_one_out_advantage([1.0, 0.25], ["a", "a"]).tolist() == [0.75, -0.75]
 
 
@@ -97,7 +97,7 @@ def test_median_against_a_loop():
     ],
 )
 def test_median_gives_the_target_ratios_of_bounded_ratio_learning(returns, temperature, targets):
-    """arXiv:2604.18578: target 1 - c + 2 c sigmoid(z / T), c = 0.3; the median's members are drawn to 1."""
+    """arXiv:2604.18578: target 1 - c + 2 c sigmoid(z / T), c = 0.3; members at the median are drawn to 1."""
     z = median_relative_advantage(returns, ["a"] * 4)
     drawn = [0.7 + 0.6 / (1 + math.exp(-v / temperature)) if v > -0.05 else 0.7 for v in z]
     np.testing.assert_allclose(drawn, targets, atol=1e-6)
@@ -117,7 +117,7 @@ def test_a_group_of_one_has_no_advantage():
 @pytest.mark.parametrize("scale", [1.0, 1e9])
 @pytest.mark.parametrize("other", [0.3, 0.1 + 0.2])
 def test_returns_equal_but_for_rounding_give_exactly_zero(other, scale):
-    """0.1 + 0.2 is 0.3 and 5.6e-17; that must not be blown up by a deviation as small, at any size of reward."""
+    """0.1 + 0.2 exceeds 0.3 by 5.6e-17; an equally small deviation must not amplify it, at any scale."""
     returns, groups = [0.3 * scale, other * scale, 0.3 * scale], ["a"] * 3
     for advantage in (
         group_relative_advantage(returns, groups, scale="sample_std"),
@@ -149,7 +149,7 @@ def test_batch_mean_against_a_loop(scale):
 
 
 def test_greedy_baseline():
-    """arXiv:2310.10505: nothing for the greedy response itself; a shift of all rewards changes nothing."""
+    """arXiv:2310.10505: a return equal to the greedy one gives 0; a shift of all rewards changes nothing."""
     returns, baselines = np.array([1.0, 0.0, 0.5]), np.array([0.5, 0.5, 0.5])
     assert greedy_baseline_advantage(returns, baselines).tolist() == [0.5, -0.5, 0.0]
     assert greedy_baseline_advantage(returns + 2, baselines + 2).tolist() == [0.5, -0.5, 0.0]
@@ -161,7 +161,7 @@ def test_a_missing_greedy_response_is_named():
 
 
 def test_token_group_by_hand():
-    """Lengths 2 and 6, returns 1 and 0: mean 1/4, variance 3/16 over the eight tokens; sum over tokens 0."""
+    """Lengths 2 and 6, returns 1 and 0: mean 1/4, variance 3/16 over eight tokens; sum over tokens 0."""
     advantages = token_group_advantage([1.0, 0.0], [2, 6], ["a", "a"])
     np.testing.assert_allclose(advantages, [math.sqrt(3), -1 / math.sqrt(3)], atol=5e-6)
     assert 2 * advantages[0] + 6 * advantages[1] == pytest.approx(0, abs=1e-12)
@@ -180,7 +180,7 @@ def test_token_group_against_every_token_written_out():
 
 
 def test_a_group_with_a_giant_falls_back_alone():
-    """One token against 99 gives sqrt(99); group "b" in the same batch keeps its token-level advantages."""
+    """One token against 99 would give sqrt(99), so group "a" falls back; group "b" stays at token level."""
     returns, lengths, groups = [1.0, 0.0, 1.0, 0.0], [1, 99, 2, 6], ["a", "a", "b", "b"]
     advantages = token_group_advantage(returns, lengths, groups)
     np.testing.assert_allclose(advantages, [1, -1, math.sqrt(3), -1 / math.sqrt(3)], atol=5e-6)
@@ -210,7 +210,7 @@ def test_equal_lengths_reduce_to_grpo():
 
 @pytest.mark.parametrize(("discount", "expected"), [(0.9, [0.81, 0.9, 1.0]), (1.0, [1.0, 1.0, 1.0])])
 def test_turn_returns_of_a_final_reward(discount, expected):
-    """arXiv:2512.24873: gamma^(J - j) times the reward at the end."""
+    """arXiv:2512.24873: turn j of J gets gamma^(J - j) times the reward at the end."""
     np.testing.assert_allclose(turn_returns([0, 0, 1], discount=discount), expected, atol=1e-15)
 
 
@@ -232,7 +232,7 @@ def test_turns_are_compared_with_the_same_turn_of_the_group():
 
 
 def test_turn_baseline_by_hand():
-    """Turn 0: mean of 1, 0; turn 1 exists once and is compared with itself; group "b" stands alone."""
+    """Turn 0 has the baseline (1 + 0)/2. Turn 1 and group "b" occur once and are their own baselines."""
     returns = [np.array([1.0, 1.0]), np.array([0.0]), np.array([]), np.array([5.0])]
     rows = turn_return_advantage(returns, ["a", "a", "a", "b"], baseline="group")
     assert [row.tolist() for row in rows] == [[0.5, 0.0], [-0.5], [], [0.0]]
@@ -254,13 +254,13 @@ def test_no_trajectories_at_all():
 
 
 def test_whitened_by_hand():
-    """1, 3, 5: mean 3, variance 8/3; NaN outside the mask stays outside."""
+    """1, 3, 5 have mean 3 and variance 8/3. A NaN outside the mask has no effect."""
     result = whiten([1, math.nan, 3, 5], [True, False, True, True])
     np.testing.assert_allclose(result, [-math.sqrt(1.5), 0, 0, math.sqrt(1.5)], atol=1e-15)
 
 
 def test_informative_scale_by_hand():
-    """arXiv:2509.24107: 32 groups, 8 of which have both outcomes, factor 4; none, nothing to scale."""
+    """arXiv:2509.24107: if 8 of 32 groups have both outcomes, the factor is 4; if none has, it is 1."""
     returns, groups = [], []
     for g in range(32):
         returns += [1.0, 0.0] if g < 8 else [float(g % 2)] * 2

@@ -1,6 +1,6 @@
-"""Each function of `learner.algorithms` against a slow twin, a loop over tokens written from the paper.
+"""Test each function of `learner.algorithms` against a slow twin, a loop over tokens written from the paper.
 
-Numbers that stand here were worked out by hand; the docstring of each test says how.
+The numbers in this file were worked out by hand; the docstring of each test shows how.
 """
 
 import math
@@ -23,7 +23,7 @@ RNG = np.random.default_rng(11)
 
 
 def ppo_objective(ratio: float, advantage: float, low: float, high: float) -> float:
-    """arXiv:1707.06347, equation 7, for one token, the cases written out."""
+    """Return equation 7 of arXiv:1707.06347 for one token, case by case."""
     if advantage >= 0:
         return advantage * (1 + high if ratio > 1 + high else ratio)
     return advantage * (1 - low if ratio < 1 - low else ratio)
@@ -37,7 +37,7 @@ def slow_loss(
     entropies: list[list[float]],
     config: AlgorithmConfig,
 ) -> float:
-    """The whole objective, trajectory by trajectory and token by token."""
+    """Return the whole objective, computed trajectory by trajectory and token by token."""
     sequence_sums, tokens = [], 0
     for i, advantage in enumerate(advantages):
         total = 0.0
@@ -139,7 +139,7 @@ def test_grpo_advantage_equals_the_loop_over_groups(scale):
 
 
 def test_advantage_of_uniform_groups_is_exactly_zero():
-    """0.1 + 0.2 is not 0.3 in binary: rounding must not be blown up by the division."""
+    """0.1 + 0.2 is not 0.3 in binary; the division must not amplify this rounding error."""
     returns = np.array([0.1 + 0.2, 0.3, 0.3, 5.0])
     assert group_relative_advantage(returns, ["a", "a", "a", "b"], scale="std").tolist() == [0, 0, 0, 0]
 
@@ -169,7 +169,7 @@ def test_kl_estimators_by_hand():
 
 
 def test_kl_k1_and_k3_are_unbiased():
-    """Summed over a whole distribution, weighted by p, both give KL(p || q) = Σ p log(p/q)."""
+    """The sums of k1 and k3 over a distribution, weighted by p, give KL(p || q) = Σ p log(p/q)."""
     p = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     q = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
     exact = (p * (p / q).log()).sum()
@@ -178,7 +178,7 @@ def test_kl_k1_and_k3_are_unbiased():
 
 
 def test_entropy_by_hand():
-    """Four equal outcomes: log 4. (1/2, 1/4, 1/4): 3/2 log 2."""
+    """Four equal outcomes: log 4. (1/2, 1/4, 1/8, 1/8): 7/4 log 2."""
     rows = torch.tensor([[0.25, 0.25, 0.25, 0.25], [0.5, 0.25, 0.125, 0.125]], dtype=torch.float64)
     assert entropy(rows.log()).tolist() == pytest.approx([math.log(4), 1.75 * math.log(2)])
 
@@ -210,7 +210,7 @@ def test_equal_policies_reduce_to_the_on_policy_gradient(config):
 
 
 def test_proximal_behaviour_is_plain_ppo():
-    """With the behaviour policy as proximal one the weight is 1, and the clip acts on current / behaviour."""
+    """Proximal policy = behaviour policy: the weight is 1, and the clip acts on current / behaviour."""
     config = AlgorithmConfig(proximal="behaviour")
     current = torch.tensor([-1.0, -2.0], dtype=torch.float64)
     behaviour = torch.tensor([-1.5, -2.1], dtype=torch.float64)

@@ -1,6 +1,6 @@
-"""Ratios, corrections and surrogates against slow twins, loops over tokens written from the papers.
+"""Test ratios, corrections and surrogates against slow twins, loops over tokens written from the papers.
 
-Numbers that stand here were worked out by hand; the docstring of each test says how.
+The numbers in this file were worked out by hand; the docstring of each test shows how.
 """
 
 import math
@@ -47,7 +47,7 @@ def tensor(values, *, grad=False):
 
 
 def draws():
-    """Ratios around 1, some far out, and advantages of both signs, some zero."""
+    """Return ratios around 1, some far out, and advantages of both signs, some of them 0."""
     return RNG.lognormal(0, 1.0, N), RNG.normal(size=N) * (RNG.random(N) < 0.9)
 
 
@@ -56,21 +56,24 @@ def clip(x, low, high):
 
 
 def gradient(function, at):
-    """d/dx of each token's value; values must not depend on other tokens."""
+    """Return d/dx of each token's value; values must not depend on other tokens."""
     x = tensor(at, grad=True)
     function(x).value.sum().backward()
     return x.grad.numpy()
 
 
 def slopes(function, ratios):
-    """The same by central differences; tokens within the step of a kink differ, hence drawn, not chosen."""
+    """Return d/dx of each token's value by central differences.
+
+    Tokens within one step of a kink would differ, so the tests draw ratios at random, not by choice.
+    """
     step = 1e-6
     up, down = function(tensor(ratios + step)).value, function(tensor(ratios - step)).value
     return ((up - down) / (2 * step)).numpy()
 
 
 def check_ratio_surrogate(function, ratios, expected):
-    """Value against the twin's, gradient against finite differences, ``clipped`` against zero slopes."""
+    """Compare values with the twin's, gradients with finite differences, ``clipped`` with zero slopes."""
     got = function(tensor(ratios))
     assert_allclose(got.value, expected, rtol=1e-12, atol=1e-12)
     derivative = gradient(function, ratios)
@@ -129,14 +132,14 @@ def test_ratio_of_a_segment_is_the_root_of_the_product(level):
 
 
 def test_ratio_of_a_group_is_the_root_of_the_product_over_its_answers():
-    """Answers of 1 and 3 tokens in one group, of 2 in another: ratios 2, 1/2, 4, 4 give (16)^(1/4) = 2."""
+    """Group 0 has answers of 1 and 3 tokens, group 1 one of 2: ratios 2, 1/2, 4, 4 give (16)^(1/4) = 2."""
     ratios, group = tensor([2.0, 3.0, 0.5, 4.0, 1 / 3, 4.0]), torch.tensor([0, 1, 0, 0, 1, 0])
     got = segment_ratio(ratios.log(), torch.zeros(6), group)
     assert got.tolist() == pytest.approx([2.0, 1.0, 2.0, 2.0, 1.0, 2.0])
 
 
 def test_one_weight_for_a_group_leaves_its_advantages_balanced():
-    """Two answers of two tokens, advantages 1 and -1: with weights by token their sum is no longer 0."""
+    """Two answers of two tokens, advantages 1 and -1: weights by token would make their sum differ from 0."""
     advantage, group = tensor([1.0, 1.0, -1.0, -1.0]), torch.zeros(4, dtype=torch.int64)
     logp = tensor([1.8, 1.1, 0.4, 0.7]).log()
     assert (segment_ratio(logp, torch.zeros(4), group) * advantage).sum().item() == pytest.approx(
@@ -156,7 +159,7 @@ def test_group_ratio_has_the_limits_of_the_others():
 
 
 def test_chunk_ratio_by_hand():
-    """Ratios 1.2, 0.9 and 1.1: (1.188)^(1/3) = 1.0591; and 1.01 · 0.98 · 1.03 = 1.019494, to first order 1.02."""
+    """Ratios 1.2, 0.9, 1.1: 1.188^(1/3) = 1.0591; and 1.01 · 0.98 · 1.03 = 1.019494, to first order 1.02."""
     row = torch.zeros(3, dtype=torch.int64)
     rho = level_ratio(tensor([1.2, 0.9, 1.1]).log(), torch.zeros(3), level="turn", sequence=row, turn=row)
     assert rho.tolist() == pytest.approx([1.0591] * 3, abs=5e-5)
@@ -179,7 +182,7 @@ def test_levels_coincide_where_segments_do():
 
 
 def test_gradient_of_the_sequence_ratio_is_gspo():
-    """GSPO, equation 10: s A (1/|y|) Σ ∇log π; the mean over a trajectory's tokens of s A, each s the same."""
+    """GSPO, equation 10: s A (1/|y|) Σ ∇log π, the mean of s A ∇log π over tokens that share one s."""
     p, q = RNG.uniform(0.3, 0.5, 5), RNG.uniform(0.3, 0.5, 5)
     sequence = torch.tensor([0, 1, 0, 0, 1])
     advantage, length = tensor([0.5, -2.0, 0.5, 0.5, -2.0]), tensor([3.0, 2.0, 3.0, 3.0, 2.0])
@@ -190,7 +193,7 @@ def test_gradient_of_the_sequence_ratio_is_gspo():
 
 
 def test_interpolated_proximal_is_the_mean_of_policies_by_lag():
-    """A-3PO, with versions: sampled at 3, proximal 9, current 10: α = (9 - 3)/(10 - 3) = 6/7 current."""
+    """A-3PO by versions: sampled at 3, proximal 9, current 10; current share α = (9 - 3)/(10 - 3) = 6/7."""
     mu, pi = RNG.uniform(0.05, 0.9, 50), RNG.uniform(0.05, 0.9, 50)
     lag = RNG.integers(1, 9, 50)
     got = interpolated_proximal(tensor(np.log(mu)), tensor(np.log(pi)), torch.tensor(lag)).exp()
@@ -216,7 +219,7 @@ def test_interpolated_proximal_at_its_ends_is_exact():
 
 
 def test_learning_rate_factor_by_hand():
-    """A share of 9/25: 0.36 linear, 0.6 as a root."""
+    """A share of 9/25 gives 0.36 by the linear rule, and 0.6 by the square root."""
     assert learning_rate_factor(9 / 25) == pytest.approx(0.36)
     assert learning_rate_factor(9 / 25, rule="sqrt") == pytest.approx(0.6)
     assert learning_rate_factor(1 + 1e-7) == 1.0
@@ -268,7 +271,7 @@ def test_impossible_bounds_of_corrections_are_refused():
 
 
 def hispo_mask(proximal, behaviour, delta_sequence, delta_token):
-    """Both masks of one sequence, put together from two corrections."""
+    """Return the product of both masks of one sequence, built from two corrections."""
     row = torch.zeros(len(proximal), dtype=torch.int64)
     mask = torch.ones(len(proximal), dtype=torch.float64)
     for level, delta in (("sequence", delta_sequence), ("token", delta_token)):
@@ -280,8 +283,11 @@ def hispo_mask(proximal, behaviour, delta_sequence, delta_token):
 
 
 def test_hispo_mask_by_hand():
-    """μ = 0.5 everywhere; proximal 0.5, 0.55, 0.45, 0.9: token ratios 1, 1.1, 0.9, 1.8, geometric mean 1.15539.
-    With 0.8, 0.2, 0.5, 0.5 it is (1.6 · 0.4)^(1/4) = 0.8944: errors of either sign do not cancel."""
+    """μ = 0.5 everywhere; π = 0.5, 0.55, 0.45, 0.9: token ratios 1, 1.1, 0.9, 1.8, geometric mean 1.15539.
+
+    Proximal π = 0.8, 0.2, 0.5, 0.5 has the mean (1.6 · 0.4)^(1/4) = 0.8944: errors of opposite sign do not
+    cancel.
+    """
     behaviour, proximal = [0.5] * 4, [0.5, 0.55, 0.45, 0.9]
     row = torch.zeros(4, dtype=torch.int64)
     mean = level_ratio(
@@ -298,7 +304,7 @@ def test_hispo_mask_by_hand():
 
 
 def dual_clip(r, a, low, high, ceiling):
-    """arXiv:1912.09729: min(r A, clip(r) A), and for A < 0 the larger of that and c A."""
+    """Return arXiv:1912.09729's dual clip: m = min(r A, clip(r) A), and for A < 0 the larger of m and c A."""
     value = min(r * a, clip(r, 1 - low, 1 + high) * a)
     return max(value, ceiling * a) if a < 0 else value
 
@@ -340,14 +346,14 @@ def test_bounds_may_differ_from_token_to_token():
 
 
 def test_gradient_on_the_bounds_is_whole():
-    """At r = 1 - ε and 1 + ε nothing is cut yet."""
+    """At r = 1 - ε and r = 1 + ε, nothing is clipped yet."""
     ratios, advantages = np.array([0.75, 0.75, 1.25, 1.25]), np.array([1.0, -1.0, 1.0, -1.0])
     function = lambda r: dual_clipped_surrogate(r, tensor(advantages), low=0.25, high=0.25)  # noqa: E731
     assert gradient(function, ratios).tolist() == advantages.tolist()
 
 
 def test_reciprocal_clip_range_of_loop():
-    """ε = 0.1: [1/1.1, 1.1] = [0.90909, 1.1]. Of -1 the value stays at -0.90909 below, of +1 at 1.1 above."""
+    """ε = 0.1: [1/1.1, 1.1] = [0.90909, 1.1]. Below, A = -1 stays at -0.90909; above, A = 1 at 1.1."""
     epsilon = 0.1
     ratios, advantages = tensor([0.9, 0.9, 0.91, 1.11, 1.09]), tensor([-1.0, 1.0, -1.0, 1.0, 1.0])
     value, clipped = dual_clipped_surrogate(ratios, advantages, low=1 - 1 / (1 + epsilon), high=epsilon)
@@ -355,7 +361,7 @@ def test_reciprocal_clip_range_of_loop():
     assert clipped.tolist() == [True, False, False, True, False]
     for r, a in zip(*draws(), strict=True):
         got = dual_clipped_surrogate(tensor([r]), tensor([a]), low=1 - 1 / (1 + epsilon), high=epsilon).value
-        # the paper's g(A) = A + ε|A| bounds what a positive advantage can gain; the lower end is the reciprocal
+        # The paper's g(A) = A + ε|A| bounds a positive advantage's gain; the lower end is the reciprocal.
         assert got.item() == pytest.approx(min(r * a, a + epsilon * abs(a)) if a > 0 else a * max(r, 1 / 1.1))
 
 
@@ -380,7 +386,7 @@ def test_window_clip_equals_the_formula():
 
 
 def test_window_at_lag_zero_is_ppo():
-    """Centre 1: every bit as the clip around 1."""
+    """Centre 1 equals the clip around 1 in every bit."""
     ratios, advantages = (tensor(x) for x in draws())
     got = window_clipped_surrogate(ratios, torch.ones_like(ratios), advantages, epsilon=0.25)
     expected = dual_clipped_surrogate(ratios, advantages, low=0.25, high=0.25)
@@ -389,8 +395,10 @@ def test_window_at_lag_zero_is_ppo():
 
 
 def test_window_clips_nothing_while_the_policy_has_not_moved():
-    """Current = proximal: r = c, the gradient is c A ∇log π. At c = 1.8 and A = 1 it is 1.8; of PPO around 1
-    it is 0."""
+    """Current = proximal gives r = c, and the gradient is c A ∇log π.
+
+    It is 1.8 at c = 1.8 and A = 1; the gradient of PPO around 1 is 0 there.
+    """
     logp, advantages = RNG.normal(size=N), RNG.normal(size=N)
     current = tensor(logp, grad=True)
     centre = importance_ratio(tensor(logp), torch.zeros(N))
@@ -414,7 +422,7 @@ def test_window_clips_nothing_while_the_policy_has_not_moved():
     ("centre", "window", "decoupled"), [(1.8, (1.6, 2.0), (1.44, 2.16)), (0.5, (0.3, 0.7), (0.4, 0.6))]
 )
 def test_window_and_decoupled_clip_differ_in_width(centre, window, decoupled):
-    """ε = 0.2: [c - ε, c + ε] against [c(1 - ε), c(1 + ε)]. What is left of r = 0 and of r = 9 are the ends."""
+    """ε = 0.2: [c - ε, c + ε] against [c(1 - ε), c(1 + ε)]. r near 0 and r = 9 are clipped to the ends."""
     far, advantages = tensor([1e-9, 9.0]), tensor([-1.0, 1.0])
     value = window_clipped_surrogate(far, tensor([centre] * 2), advantages, epsilon=0.2).value
     assert (value * advantages).tolist() == pytest.approx(window)
@@ -466,7 +474,7 @@ def loss_gradient(function, n):
 
 
 def test_weighted_surrogate_equals_the_formula():
-    """CISPO, equations 4 and 5: the gradient is clip(r) A, and no token is without."""
+    """CISPO, equations 4 and 5: the gradient is clip(r) A, and every token has one."""
     ratios, advantages = draws()
     for low, high in ((0.0, 2.0), (0.8, 1.28)):
         grads, clipped = loss_gradient(
@@ -483,7 +491,7 @@ def test_weighted_surrogate_equals_the_formula():
 
 
 def test_weights_pass_no_gradient_where_the_ratio_has_one():
-    """Ratio e^-0.5 of both tokens, returns 1 and -2: the gradient is weight times return, and nothing else."""
+    """Both tokens have ratio e^-0.5, returns 1 and -2: the gradient is weight times return, and no more."""
     weight = math.exp(-0.5)
     for build, expected in (
         (lambda lp, r, a: weighted_surrogate(lp, r, a, high=5.0), [weight, -2 * weight]),
@@ -511,7 +519,7 @@ MINIRL = {
     ],
 )
 def test_minirl_by_hand(advantage, masked, expected):
-    """π/π_prox = 1.4, 1.2, 0.75, 1 against [0.8, 1.27]; π/μ = 1.4, 1.5, 0.75, 6, the last held at 5."""
+    """π/π_prox = 1.4, 1.2, 0.75, 1 against [0.8, 1.27]; π/μ = 1.4, 1.5, 0.75, 6, the last capped at 5."""
     policy = {name: tensor(p).log() for name, p in MINIRL.items()}
     s = importance_ratio(policy["current"], policy["proximal"])
     w = importance_ratio(policy["current"], policy["behaviour"])
@@ -528,7 +536,7 @@ def test_minirl_by_hand(advantage, masked, expected):
 
 
 def test_minirl_without_mismatch_is_ppo():
-    """Behaviour = proximal: the weight is the masked ratio, and the gradient that of the clip."""
+    """Behaviour = proximal: the weight is the masked ratio, and the gradient equals the clip's."""
     behaviour, advantages = tensor(np.zeros(N)), tensor(RNG.normal(size=N))
     grads = []
     for surrogate in (
@@ -574,7 +582,7 @@ def test_a_masked_chunk_leaves_its_neighbours_alone():
 
 
 def by_logp(function, ratio):
-    """Gradient with respect to the log-probability, at a ratio."""
+    """Return the gradient with respect to the log-probability, at a ratio."""
     logp = tensor([math.log(ratio)], grad=True)
     function(importance_ratio(logp, tensor([0.0]))).value.sum().backward()
     return logp.grad.item()
@@ -607,7 +615,7 @@ def test_ratio_variance_gradient_by_hand(advantage, dual, ratio, weight):
 
 
 def test_dual_variable_by_hand():
-    """1 + 2 (0.25 - 0.125) = 1.25; 0.1 + 1 (0 - 0.5) < 0."""
+    """1 + 2 (0.25 - 0.125) = 1.25; 0.1 + 1 (0 - 0.5) < 0 becomes 0."""
     assert next_dual(1.0, 0.25, bound=0.125, rate=2.0) == 1.25
     assert next_dual(0.1, 0.0, bound=0.5, rate=1.0) == 0.0
     assert next_dual(1.0, 1e12, bound=0.1, rate=1.0, ceiling=100.0) == 100.0
@@ -616,7 +624,7 @@ def test_dual_variable_by_hand():
 
 
 def test_dual_ascent_holds_the_ratio_at_its_bound():
-    """With A = 1 a token rests at r = 1 + 1/2λ, so that a mean square of δ = 0.04 asks for λ = 1/0.4 = 2.5."""
+    """A token with A = 1 rests at r = 1 + 1/2λ, so a mean square of δ = 0.04 needs λ = 1/0.4 = 2.5."""
     dual = 1.0
     for _ in range(2000):
         resting = 1 + 1 / (2 * max(dual, 1e-3))
@@ -642,7 +650,7 @@ def test_group_targets_by_hand(rewards, temperature, scores, targets):
 
 
 def test_bounded_surrogate_equals_the_loop_and_leads_back():
-    """Slope -|A| sign(r - target) on both sides of the target, also outside the bounds where PPO has none."""
+    """The slope is -|A| sign(r - target) on both sides of the target, even outside the bounds of PPO."""
     ratios, advantages = draws()
     targets = np.where(advantages > 0, 1.3, 0.7)
     function = lambda r: bounded_surrogate(r, tensor(targets), tensor(np.abs(advantages)))  # noqa: E731
@@ -658,7 +666,7 @@ def test_bounded_surrogate_equals_the_loop_and_leads_back():
 
 
 def test_targets_of_unequal_half_widths_by_hand():
-    """ε 0.2 below and 0.4 above: 0.8, 1.4, and at the median half way between, 1.1; σ(log 3) = 3/4: 1.25."""
+    """ε = 0.2 below and 0.4 above: 0.8, 1.4, and 1.1 half way, at the median. σ(log 3) = 3/4: 1.25."""
     got = bounded_target(tensor([-1.0, 0.0, 1.0]), low=0.2, high=0.4, temperature=1e-4)
     assert_allclose(got, [0.8, 1.1, 1.4])
     got = bounded_target(tensor([math.log(3)]), low=0.2, high=0.4, temperature=1.0)
@@ -671,8 +679,10 @@ def test_targets_ask_for_a_temperature():
 
 
 def test_bounded_targets_keep_a_policy_normalised():
-    """π_0 (1 + ε sign(Q - med)) sums to 1 where half of the probability lies on each side of the median, and
-    gains ε E|Q - med|: 0.3 (0.5 · 1 + 0.5 · 3) = 0.6."""
+    """π_0 (1 + ε sign(Q - med)) sums to 1 if half of the probability lies on each side of the median.
+
+    It gains ε E|Q - med|: 0.3 (0.5 · 1 + 0.5 · 3) = 0.6.
+    """
     policy, q, median = np.array([0.2, 0.3, 0.1, 0.4]), np.array([-1.0, -1.0, 3.0, 3.0]), 0.0
     target = bounded_target(tensor(q - median), low=0.3, high=0.3, temperature=1e-4).numpy()
     assert (policy * target).sum() == pytest.approx(1.0)
@@ -700,8 +710,11 @@ def test_mirror_descent_penalty_has_the_kl_as_its_mean():
 
 
 def test_mirror_descent_solves_the_bandit():
-    """Proximal (0.5, 0.3, 0.2), advantages 1, 0, -1, t = 1: π ∝ 0.5 e, 0.3, 0.2/e, which is 0.78440, 0.17314,
-    0.04246. Ascent on the surrogate, over all arms in proportion to the proximal policy, leads there."""
+    """Ascent on the surrogate, over all arms in proportion to the proximal policy, leads to the closed form.
+
+    Proximal (0.5, 0.3, 0.2), advantages 1, 0, -1, t = 1: π ∝ 0.5 e, 0.3, 0.2/e, which is 0.78440, 0.17314,
+    0.04246.
+    """
     proximal, advantages = np.array([0.5, 0.3, 0.2]), np.array([1.0, 0.0, -1.0])
     closed = proximal * np.exp(advantages) / (proximal * np.exp(advantages)).sum()
     assert_allclose(closed, [0.78440, 0.17314, 0.04246], atol=5e-6)
@@ -712,7 +725,8 @@ def test_mirror_descent_solves_the_bandit():
         ratio = importance_ratio(logits.log_softmax(0), tensor(proximal).log())
         value = mirror_descent_surrogate(ratio, tensor(advantages), step_size=1.0).value
         (tensor(proximal) * value).sum().backward()
-        if step == 0:  # no KL gradient yet: REINFORCE
+        # The first step has no KL gradient, so it is REINFORCE.
+        if step == 0:
             mean = (proximal * advantages).sum()
             assert_allclose(logits.grad, proximal * (advantages - mean), atol=1e-14)
         optimizer.step()
@@ -720,14 +734,14 @@ def test_mirror_descent_solves_the_bandit():
 
 
 def test_mirror_step_sizes_by_hand():
-    """t_k = 1 - (k - 1)/K with K = 4: 1, 3/4, 1/2, 1/4, and no further."""
+    """t_k = 1 - (k - 1)/K with K = 4: 1, 3/4, 1/2, 1/4, and then constant."""
     assert [mirror_step_size(k, 4) for k in range(1, 7)] == [1.0, 0.75, 0.5, 0.25, 0.25, 0.25]
     for k, total in ((0, 4), (1, 0)):
         with pytest.raises(ValueError, match="count from 1"):
             mirror_step_size(k, total)
 
 
-# --- what all of them share -----------------------------------------------------------------------------------
+# --- all surrogates -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

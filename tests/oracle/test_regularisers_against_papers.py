@@ -1,4 +1,4 @@
-"""KL penalties, entropy control and the fixed denominator, against the papers' formulas."""
+"""Test KL penalties, entropy control and the fixed denominator against the papers' formulas."""
 
 import math
 
@@ -24,9 +24,9 @@ OTHER = torch.tensor([-0.5, 0.4, 0.2, 1.1], dtype=torch.float64).log_softmax(0)
 
 
 def loss_gradient(estimator):
-    """Expected gradient with respect to the logits, when tokens are sampled by the current policy.
+    """Return the expected gradient with respect to the logits, for tokens sampled by the current policy.
 
-    The expectation is a sum over all four outcomes; the sampling probability carries no gradient, as in
+    The expectation is a sum over all four outcomes. The sampling probability carries no gradient, as in
     training on tokens that were sampled before.
     """
     logits = LOGITS.clone().requires_grad_()
@@ -36,7 +36,7 @@ def loss_gradient(estimator):
 
 
 def divergence_gradient(direction):
-    """Gradient of the divergence itself, the sampling probability included."""
+    """Return the gradient of the divergence itself, including the gradient of the sampling probability."""
     logits = LOGITS.clone().requires_grad_()
     logp = logits.log_softmax(0)
     a, b = (logp, OTHER) if direction == "reverse" else (OTHER, logp)
@@ -54,7 +54,7 @@ def test_gradient_of_k2_as_a_loss_is_that_of_the_reverse_kl():
 
 
 def test_gradient_of_k3_as_a_loss_is_that_of_the_forward_kl():
-    """With respect to the logits that is a - b. Not the gradient of the reverse one: biased for it."""
+    """The gradient with respect to the logits is a - b. It is biased as a gradient of the reverse KL."""
     got = loss_gradient("k3")
     torch.testing.assert_close(got, LOGITS.softmax(0) - OTHER.exp(), rtol=1e-12, atol=1e-15)
     torch.testing.assert_close(got, divergence_gradient("forward"), rtol=1e-12, atol=1e-15)
@@ -116,7 +116,7 @@ def test_kl_convex_rests_where_the_three_agree(estimator):
 
 
 def test_kl_convex_pulls_to_the_mixture():
-    """Its k2 gradient vanishes at the weighted mean of the log-probabilities: .25 · -2 + .75 · -1 = -1.25."""
+    """The k2 gradient vanishes at the weighted mean of the log-probabilities: .25 · -2 + .75 · -1 = -1.25."""
     now = torch.tensor([-1.25], dtype=torch.float64, requires_grad=True)
     base, before = torch.tensor([-2.0]), torch.tensor([-1.0])
     kl_convex(now, base, before, base_share=0.25, estimator="k2").sum().backward()
@@ -124,7 +124,7 @@ def test_kl_convex_pulls_to_the_mixture():
 
 
 def test_entropy_coefficient_by_hand():
-    """arXiv:2505.22312: entropies .1 .1 .1 .3 .2 at target .2 move by + + (bound) - -."""
+    """arXiv:2505.22312: entropies .1 .1 .1 .3 .2 at target .2 move the coefficient by + + (bound) - -."""
     coefficient, path = 0.0, []
     for entropy in (0.1, 0.1, 0.1, 0.3, 0.2):
         coefficient = next_entropy_coefficient(coefficient, entropy, target=0.2, change=0.002, maximum=0.005)

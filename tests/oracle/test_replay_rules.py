@@ -1,4 +1,4 @@
-"""`learner.algorithms.replay` and the rescue of failed groups against slow twins, and numbers worked out by hand."""
+"""Test `learner.algorithms.replay` and the rescue of failed groups against slow twins and worked numbers."""
 
 import math
 import statistics
@@ -33,7 +33,7 @@ RNG = np.random.default_rng(11)
 
 
 def softmax(logits):
-    """Probabilities in floats of any size, by shifting."""
+    """Return softmax probabilities; shifting by the largest logit allows floats of any size."""
     top = max(logits)
     weights = [math.exp(x - top) for x in logits]
     return [w / sum(weights) for w in weights]
@@ -43,7 +43,7 @@ def softmax(logits):
 
 
 def test_difficulty_takes_the_middle_of_five_at_a_sharp_temperature():
-    """arXiv:2506.05316: p = (0, .25, .5, .75, 1), T = 1e-3; the next likeliest has exp(-250), about 1e-109."""
+    """arXiv:2506.05316: p = (0, .25, .5, .75, 1), T = 1e-3; the next likeliest has e^-250, about 1e-109."""
     rates = [0.0, 0.25, 0.5, 0.75, 1.0]
     probabilities = selection_probabilities(difficulty_logits(rates, target=0.5, temperature=1e-3))
     assert probabilities[2] == 1.0
@@ -103,7 +103,7 @@ def test_uniform_is_uniform():
 
 
 def test_choice_without_replacement_has_the_sequential_distribution():
-    """P(i, then j) = p_i · p_j / (1 - p_i), by enumeration; 20000 draws, six standard deviations."""
+    """P(i, then j) = p_i · p_j / (1 - p_i) for all pairs, within six standard deviations of 20000 draws."""
     logits = np.log([0.5, 0.3, 0.15, 0.05])
     p = softmax(logits.tolist())
     rng, draws = np.random.default_rng(3), 20_000
@@ -154,7 +154,7 @@ def test_items_at_or_below_the_median_are_gated_out():
 
 
 def test_quota_beside_fresh_by_hand():
-    """p = 0.4 beside 10 fresh: 20/3 on average, 6, 7, 7; the share of all is then 20 / 50."""
+    """p = 0.4 beside 10 fresh items: 20/3 on average, as 6, 7, 7; the share of all is then 20 / 50."""
     carry, quotas = 0.0, []
     for _ in range(6):
         quota, carry = replay_quota_beside(0.4, 10, carry)
@@ -183,14 +183,15 @@ def test_which_groups_have_failed():
 def test_a_failed_group_of_eight_gains_one_success():
     group = make_group("g7", [0.0] * 8, version=9)
     success = make_trajectory("won", group="g1", reward=1.0, version=4, logp=-0.5)
-    success = replace(success, advantage=0.3)  # of another time: the group's own counts now
+    # This advantage is from an earlier step; the group's own advantage counts now.
+    success = replace(success, advantage=0.3)
     rescued = rescue(group, [success], np.random.default_rng(0))
     (place,) = [i for i, t in enumerate(rescued) if t.replayed]
     assert sorted(t.return_ for t in rescued) == [0.0] * 7 + [1.0]
     advantages = group_relative_advantage(
         np.array([t.return_ for t in rescued]), [t.group_id for t in rescued], scale="std"
     )
-    # population standard deviation: 7 / sqrt 7 = 2.6458, -1 / sqrt 7 = -0.3780
+    # Population standard deviation: 7 / sqrt 7 = 2.6458, -1 / sqrt 7 = -0.3780.
     expected = [2.6458 if i == place else -0.3780 for i in range(8)]
     np.testing.assert_allclose(advantages, expected, atol=6e-5)
     sample = np.array([t.return_ for t in rescued])
@@ -217,7 +218,7 @@ def test_nothing_happens_without_a_stored_success_or_a_failure():
 
 
 def test_stored_success_and_place_are_uniform():
-    """Two successes, four places: each of eight pairs one time in eight; six standard deviations of 4000."""
+    """Two successes, four places: eight pairs of probability 1/8; 4000 draws, six standard deviations."""
     group = make_group("a", [0.0] * 4)
     stored = [make_trajectory(name, reward=1.0) for name in ("x", "y")]
     rng, counts = np.random.default_rng(5), {}

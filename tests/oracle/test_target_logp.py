@@ -21,14 +21,14 @@ def problem(dtype=torch.float64, n=N, v=V, d=D):
 
 
 def plain(hidden, weight, target, temperature):
-    """With all logits at once, in float64, as the formula stands."""
+    """Return the log-probabilities and entropies by the formula, from all logits at once, in float64."""
     z = (hidden @ weight.T).double() / temperature[:, None].double()
     log_p = z - z.exp().sum(-1, keepdim=True).log()
     return log_p[torch.arange(len(target)), target], -(log_p.exp() * log_p).sum(-1)
 
 
 def gradients(outputs, hidden, weight, *, entropy):
-    """Of an uneven sum over tokens."""
+    """Return the gradients of an uneven sum over tokens."""
     share = torch.linspace(-1, 2, len(hidden))
     loss = (share * outputs[0]).sum() + ((share.flip(0) * outputs[1]).sum() if entropy else 0.0)
     return torch.autograd.grad(loss, (hidden, weight))
@@ -91,7 +91,7 @@ def test_the_gradient_may_be_asked_for_twice():
 
 
 class Sizes(TorchDispatchMode):
-    """Elements of the largest tensor that any operator gives, and of the most that are alive at once."""
+    """Dispatch mode that records the number of elements of the largest tensor that any operator returns."""
 
     def __init__(self):
         super().__init__()
@@ -129,7 +129,7 @@ def test_no_tensor_of_either_pass_is_larger_than_a_chunk(monkeypatch, entropy_gr
 
 
 def test_what_waits_for_the_backward_pass_is_no_chunk(monkeypatch):
-    """Saved tensors of a chunked forward pass: hidden states and weights, no logits."""
+    """A chunked forward pass saves hidden states and weights for the backward pass, but no logits."""
     n, v, d, rows = 400, 300, 4, 10
     monkeypatch.setattr(file, "CHUNK_ELEMENTS", rows * v)
     hidden, weight, target = problem(torch.float32, n, v, d)

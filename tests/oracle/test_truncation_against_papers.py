@@ -1,6 +1,6 @@
-"""Advantages and targets from values: T-PPO (arXiv:2506.15050), V-trace (arXiv:1802.01561), value losses.
+"""Test advantages and value targets: T-PPO (arXiv:2506.15050), V-trace (arXiv:1802.01561), value losses.
 
-Twins are sums written from the definitions, without the backward recursions of the implementation.
+The twins are sums written from the definitions, without the backward recursions of the implementation.
 """
 
 import math
@@ -29,7 +29,7 @@ LONG = [0.2, 0.4, 0.5, 0.3, 0.35, 0.6, 0.7, 0.9]
 
 
 def slow_gae(rewards, values, after, discount, trace):
-    """arXiv:1506.02438, equation 16, with the value after the last token given."""
+    """Return equation 16 of arXiv:1506.02438; ``after`` is the value after the last token."""
     following = [*values[1:], after]
     deltas = [r + discount * n - v for r, v, n in zip(rewards, values, following, strict=True)]
     size = len(deltas)
@@ -37,7 +37,7 @@ def slow_gae(rewards, values, after, discount, trace):
 
 
 def slow_vtrace(rewards, values, ratios, after, discount, ceiling_rho, ceiling_c, trace):
-    """arXiv:1802.01561, equation 1: for each s the sum over t, for each t the product over i."""
+    """Return arXiv:1802.01561's equation 1: for each s a sum over t, for each t a product over i."""
     size, following, targets = len(values), [*values[1:], after], []
     for s in range(size):
         total = values[s]
@@ -79,7 +79,7 @@ def test_undiscounted_advantages_are_differences_to_the_last_value():
 
 
 def test_what_a_window_of_a_longer_response_gets_wrong():
-    """The closed form of the bias, and the two windows of a response of eight tokens, W = 4."""
+    """A response of eight tokens has two windows, W = 4; only the advantages of the first are biased."""
     rewards = [0.0] * 7 + [1.0]
     full = extended_gae(rewards, LONG, finished=True, discount=1.0, trace=0.95)
     expected = [0.655226, 0.479185, 0.399142, 0.630676, 0.611237, 0.38025, 0.295, 0.1]
@@ -172,7 +172,7 @@ def test_refused(call):
         call()
 
 
-# --- windows: what the policy and the critic learn from -------------------------------------------------------
+# --- windows: training data of the policy and the critic ------------------------------------------------------
 
 PROMPT, RESPONSE = 3, 11
 WINDOWED = AlgorithmConfig.model_validate(
@@ -182,7 +182,7 @@ WINDOWED = AlgorithmConfig.model_validate(
 
 
 def as_trained(window, values):
-    """What the learner sees of one response, step by step, as windows of so many tokens arrive."""
+    """Yield the learner's credit of one response, step by step, as windows of ``window`` tokens arrive."""
     whole = make_trajectory("t", prompt=PROMPT, actions=RESPONSE, reward=1.0)
     for start in range(0, RESPONSE, window):
         end = min(start + window, RESPONSE)
@@ -248,7 +248,7 @@ def test_lambda_one_gives_monte_carlo_returns():
 
 
 def test_lambda_returns_against_the_mixture_of_n_step_returns():
-    """(1 - lambda) sum lambda^(n-1) G^(n), the rest of the weight on the return to the end."""
+    """(1 - lambda) sum lambda^(n-1) G^(n); the remaining weight is on the return to the end."""
     rewards, values, discount, trace, size = RNG.normal(size=7), RNG.normal(size=7), 0.9, 0.8, 7
     advantages = extended_gae(rewards, values, finished=True, discount=discount, trace=trace)
     for t in range(size):
@@ -288,8 +288,10 @@ def test_vtrace_against_the_sum_of_the_paper(ceiling_rho, ceiling_c, trace):
 
 
 def test_vtrace_by_hand():
-    """Ratios 2 and .5: deltas 1 * (.5 - .5) = 0 and .5 * (1 - .5) = .25; targets .5 + 1 * .25 and .75; the
-    advantages 1 * (.75 - .5) and .5 * (1 - .5)."""
+    """Ratios 2 and .5: deltas 1 * (.5 - .5) = 0 and .5 * (1 - .5) = .25.
+
+    The targets are .5 + 1 * .25 and .75. The advantages are 1 * (.75 - .5) and .5 * (1 - .5).
+    """
     result = vtrace_targets([0.0, 1.0], [0.5, 0.5], [2.0, 0.5], bootstrap=0.0, discount=1.0)
     assert result.targets.tolist() == [0.75, 0.75]
     assert result.advantages.tolist() == [0.25, 0.25]
@@ -314,7 +316,7 @@ def test_vtrace_keeps_the_values_where_the_policy_would_never_have_acted_so():
 
 
 def slow_value_loss(value, target, before, low, high):
-    """Loss of one token and its gradient, the cases written out."""
+    """Return the loss of one token and its gradient, case by case."""
     plain = (value - target) ** 2
     if before is None:
         return plain / 2, value - target
@@ -349,11 +351,11 @@ def test_value_loss_and_gradient_against_the_cases(clipped):
 @pytest.mark.parametrize(
     ("value", "target", "loss", "gradient"),
     [
-        (1.0, 2.0, 0.98, 0.0),  # beyond + .6 on its way to the target: (.6 - 2)^2 / 2, no further push
-        (1.0, 0.0, 0.5, 1.0),  # beyond + .6, target behind: pulled back
-        (-1.0, -2.0, 1.125, 0.0),  # beyond - .5: (-.5 + 2)^2 / 2
-        (0.6, 2.0, 0.98, -1.4),  # on the bound, still free
-        (-1.0, -0.75, 0.03125, -0.25),  # as far from the target clipped, -.5, as not: the whole gradient
+        (1.0, 2.0, 0.98, 0.0),  # above .6, target further up: (.6 - 2)^2 / 2, no gradient
+        (1.0, 0.0, 0.5, 1.0),  # above .6, target below: pulled back
+        (-1.0, -2.0, 1.125, 0.0),  # below -.5: (-.5 + 2)^2 / 2
+        (0.6, 2.0, 0.98, -1.4),  # on the bound .6: not clipped
+        (-1.0, -0.75, 0.03125, -0.25),  # clipped to -.5 as far from the target: the whole gradient
         (0.1, 0.3, 0.02, -0.2),
     ],
 )
@@ -375,7 +377,7 @@ def test_targets_and_earlier_values_are_constants():
 
 
 def test_explained_variance_by_hand():
-    """Targets 0, 2 (variance 1), values 0, 1 (errors 0, 1, variance 1/4); an offset costs nothing."""
+    """Targets 0, 2 (variance 1), values 0, 1 (errors 0, 1, variance 1/4); an offset changes nothing."""
     assert explained_variance([0, 2], [0, 1]) == 0.75
     assert explained_variance([0, 2], [10, 11]) == 0.75
     assert explained_variance([0, 2], [1, 1]) == 0.0

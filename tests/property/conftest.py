@@ -1,4 +1,4 @@
-"""A busy machine is not a fault: examples have no deadline."""
+"""Examples have no deadline, because a busy machine is not a fault."""
 
 from hypothesis import settings
 

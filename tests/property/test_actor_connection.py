@@ -1,6 +1,6 @@
-"""An actor's connection is lost at any moment: every task comes to its end without waiting for a lease to end.
+"""An actor's connection may be lost at any moment: every task still ends, before its lease expires.
 
-The broker's books are real, and so are the actor's leases and its outbox; episodes and the wire are played.
+The broker's state and the actor's leases and outbox are real; episodes and the wire are simulated.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ STEPS = ("put", "up", "up", "up", "down", "down", "down", "emit", "emit", "close
 
 
 class Wire:
-    """Stands for the actor's link; what was sent lies in ``up`` and ``down`` until it is handed over, or lost."""
+    """A stand-in for the actor's link; ``up`` and ``down`` hold messages until they arrive or are lost."""
 
     def __init__(self, *_, **__):
         self.up, self.down = deque(), deque()
@@ -38,7 +38,7 @@ class Wire:
 
 
 class World:
-    """Runs on an event loop, for the actor's episodes are tasks of it."""
+    """A broker and an actor. It runs on an event loop, because the actor's episodes are tasks of the loop."""
 
     def __init__(self):
         self.driver = Driver(heartbeat_s=1000.0, max_attempts=1000, segment_credit=4)
@@ -100,13 +100,14 @@ class World:
         self.hello()
 
     async def settle(self):
-        """What follows from what an episode has done."""
+        """Let the event loop run what an episode's action has triggered."""
         for _ in range(4):
             await asyncio.sleep(0)
 
     async def finish(self):
         for round_ in range(400):
-            if round_ == 200:  # a task that its only actor has rejected is offered again after a while
+            # The broker offers a task again some time after its only actor has rejected it.
+            if round_ == 200:
                 self.driver.wait(REJECTED_WAIT_S)
             self.up()
             self.down()
@@ -121,7 +122,7 @@ class World:
 
 
 async def play(self, lease):
-    """In the place of an episode."""
+    """Stand in for an episode."""
     episode = SimpleNamespace(lease=lease, sent=0, done=asyncio.get_running_loop().create_future())
     self.playing[lease.lease_id] = episode
     try:
@@ -134,12 +135,10 @@ async def play(self, lease):
 
 
 @settings(max_examples=150 * EFFORT, deadline=None)
-@example(
-    steps=["put", "up", "down", "up", "down", "down", "down", "fail"]
-)  # rejected, with nobody else to run it
-@example(
-    steps=["up", "down", "up", "lose", "put", "down", "emit", "fail", "lose"]
-)  # the word that it failed is lost, and one of its segments is on its way
+# The actor rejects the task, and there is no other actor to run it.
+@example(steps=["put", "up", "down", "up", "down", "down", "down", "fail"])
+# The message that the task failed is lost, while one of its segments is in transit.
+@example(steps=["up", "down", "up", "lose", "put", "down", "emit", "fail", "lose"])
 @given(steps=st.lists(st.sampled_from(STEPS), max_size=60))
 def test_every_task_comes_to_its_end(steps):
     async def main():
@@ -152,7 +151,7 @@ def test_every_task_comes_to_its_end(steps):
     before = module.AsyncLink, Actor._run_episode
     module.AsyncLink, Actor._run_episode = Wire, play
     try:
-        Actor.playing = {}  # episodes by lease
+        Actor.playing = {}  # episodes by lease id
         asyncio.run(main())
     finally:
         module.AsyncLink, Actor._run_episode = before

@@ -1,4 +1,4 @@
-"""What must hold of advantages and value targets for any numbers."""
+"""Properties of advantages and value targets for any numbers."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from learner.algorithms.truncation import adaptive_trace, extended_gae, tail_mas
 from learner.algorithms.values import explained_variance, lambda_returns, value_loss, vtrace_targets
 
 patient = settings(deadline=None)
-"""A loaded machine fails no test."""
+"""Settings without a deadline, so that no test fails on a loaded machine."""
 
 numbers = st.floats(-1e4, 1e4)
 shares = st.floats(0, 1)
@@ -120,7 +120,7 @@ def test_whitened_values_have_mean_zero_and_variance_one_or_vanish(rows):
     result = whiten(values, mask)
     assert (result[~mask] == 0).all()
     if result.any():
-        # a spread of 1e-9 is the least that counts; of values near 1e4 no more than 1e-7 of it is lost to rounding
+        # A spread of 1e-9 is the least that counts; near values of 1e4, rounding loses at most 1e-7 of it.
         assert result[mask].mean() == pytest.approx(0, abs=1e-3)
         assert result[mask].var() == pytest.approx(1, abs=1e-3)
 
@@ -152,7 +152,7 @@ def test_on_policy_vtrace_and_lambda_returns_agree(rows, discount, trace, finish
 @patient
 @given(steps, st.floats(0, 0.99), st.floats(0.5, 1), st.floats(1, 4))
 def test_vtrace_stays_finite_and_bounded(rows, discount, ceiling_c, ceiling_rho):
-    """With c at most 1 the error of the values is at most rho / (1 - gamma) times the largest delta."""
+    """If c is at most 1, the error of the values is at most rho / (1 - gamma) times the largest delta."""
     rewards, values, log_ratios = (np.array(column) for column in zip(*rows, strict=True))
     result = vtrace_targets(
         rewards,

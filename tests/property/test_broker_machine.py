@@ -1,7 +1,7 @@
-"""The broker under arbitrary actors, learners, crashes and delays, with a virtual clock.
+"""Test the broker under arbitrary actors, learners, crashes and delays, with a virtual clock.
 
-The model keeps what the outside world may rely on: which segments were acknowledged, what was delivered under
-which lease, how much credit was granted.
+The model records what the outside world may rely on: which segments were acknowledged, what was delivered
+under which lease, and how much credit was granted.
 """
 
 import tempfile
@@ -40,7 +40,7 @@ CREDIT = 3
 
 
 class Run:
-    """An episode in an actor: its lease, and how far it has been sent."""
+    """An episode in an actor: its lease, and the number of segments sent."""
 
     def __init__(self, lease):
         self.lease, self.sent = lease, 0
@@ -80,13 +80,13 @@ class BrokerMachine(RuleBasedStateMachine):
         self.groups = 0
         self.delivery_credit = 0
         self.held = {}
-        """Deliveries of the learner alive: unit id to segment keys."""
+        """Segment keys of each unit delivered to the living learner, by unit id."""
         self.acknowledged = {}
         """Key of every segment acknowledged as stored, with its tokens."""
         self.committed = Counter()
         self.step = self.checkpoint = self.lineage = 0
         self.steps = {}
-        """What was committed at which step of the surviving lineage."""
+        """Segment keys committed at each step of the surviving lineage."""
         self.ended = set()
         self.start_learner()
 
@@ -97,9 +97,10 @@ class BrokerMachine(RuleBasedStateMachine):
         self.read()
 
     def read(self):
-        """Hand what the broker has sent to those it was meant for."""
+        """Hand the broker's messages to their receivers."""
         while any(self.driver.sent.values()):
-            for peer in sorted(self.driver.sent):  # actors first: acknowledged, then delivered
+            # Actors read first, so that a segment is acknowledged before its delivery is read.
+            for peer in sorted(self.driver.sent):
                 messages, self.driver.sent[peer] = self.driver.sent[peer], []
                 for message in messages:
                     if peer == "learner":
@@ -133,7 +134,8 @@ class BrokerMachine(RuleBasedStateMachine):
     def actor_reads(self, actor, message):
         match message:
             case LeaseTask():
-                actor.runs.setdefault(message.lease_id, Run(message))  # told again after a Hello
+                # The broker sends a lease again after a Hello.
+                actor.runs.setdefault(message.lease_id, Run(message))
             case CancelTask():
                 actor.runs.pop(message.lease_id, None)
             case SegmentCredit():
@@ -147,7 +149,10 @@ class BrokerMachine(RuleBasedStateMachine):
                         del actor.runs[lease_id]
 
     def start_learner(self, new_lineage=False):
-        """From its checkpoint: what it committed since comes back. Or from nothing: no old unit comes back."""
+        """Start a learner from its checkpoint, or from nothing with ``new_lineage``.
+
+        Units that were committed after the checkpoint come back. A new lineage gets no old unit.
+        """
         self.epoch += 1
         self.held.clear()
         self.delivery_credit = 0
@@ -191,7 +196,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(ACTORS), tasks=st.integers(0, 4))
     def actor_starts(self, name, tasks):
-        """A new process, whether or not one of the name was alive: a crash and a restart."""
+        """Start a new actor process, whether or not one of this name is alive: a crash and a restart."""
         self.incarnation += 1
         self.actors[name] = Actor(name, self.incarnation)
         self.driver.sent.pop(name, None)
@@ -200,7 +205,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(ACTORS))
     def actor_rejoins(self, name):
-        """The same process says Hello again, credit void on both sides."""
+        """The same process says Hello again, which voids the credit on both sides."""
         actor = self.actors.get(name)
         if actor is not None:
             actor.credit = 0
@@ -237,7 +242,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(ACTORS), which=st.integers(0, 9))
     def actor_repeats(self, name, which):
-        """A duplicate of something sent before changes nothing."""
+        """A duplicate of a segment sent before changes nothing."""
         actor = self.actors.get(name)
         runs = [run for run in actor.runs.values() if run.sent] if actor else []
         if not runs or actor.credit <= 0:
@@ -253,7 +258,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(ACTORS), which=st.integers(0, 9))
     def actor_skips(self, name, which):
-        """A segment was lost on the way."""
+        """A segment is lost in transit."""
         actor = self.actors.get(name)
         if actor is None or not actor.runs or actor.credit <= 0:
             return
@@ -289,7 +294,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(told=st.booleans())
     def learner_checkpoints(self, told):
-        """The broker may not hear of it before the learner dies."""
+        """The learner may die before the broker hears of its checkpoint."""
         self.checkpoint = self.step
         if told:
             self.say("learner", Checkpointed(epoch=self.epoch, step=self.step))
@@ -302,7 +307,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(new_lineage=st.sampled_from([False, False, False, True]), back=st.integers(0, 5))
     def learner_restarts(self, new_lineage, back):
-        """Its weights are those of an older version, under a new number."""
+        """The new learner's weights come from an older version and get a new number."""
         self.start_learner(new_lineage)
         self.line.append((max(0, self.version - back), self.version + 1))
         self.version += 1
@@ -315,7 +320,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(rotate=st.booleans())
     def broker_is_killed(self, rotate):
-        """And comes back from its journal: nothing that was said rests on what is lost."""
+        """The broker recovers from its journal; nothing it has sent rests on lost data."""
         self.driver.flush(rotate=rotate)
         self.driver.kill_broker()
         for actor in self.actors.values():
@@ -328,7 +333,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule()
     def learner_rejoins(self):
-        """The same process says Hello again: it holds what it held, and gets it again."""
+        """The same process says Hello again; it keeps the units it held, and gets them again."""
         self.delivery_credit = 0
         self.say_hello()
 
@@ -349,7 +354,7 @@ class BrokerMachine(RuleBasedStateMachine):
     )
     @rule()
     def everything_can_be_finished(self):
-        """Whatever happened: a good actor and a good learner bring all tasks to an end."""
+        """Whatever has happened, a good actor and a good learner can bring all tasks to an end."""
         for _ in range(400):
             if not self.actors:
                 self.actor_starts("a", 4)
@@ -393,7 +398,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def memory_is_bounded(self):
         if hasattr(self, "driver"):
             state = self.driver.dispatcher.state
-            # Over the bound, credit comes one by one, so that unfinished groups can be finished.
+            # Above the bound, the broker grants credit one by one, so that unfinished groups can be finished.
             room = max(0, MAX_SEGMENTS - self.driver.held)
             assert state.flow.outstanding <= room + len(state.flow._credit)
             assert state.tasks.queued <= 30 + len(ACTORS) * 30

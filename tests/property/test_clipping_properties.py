@@ -1,4 +1,4 @@
-"""What must hold of adaptive clip bounds and KL penalties for any numbers, log ratios up to ±20 included."""
+"""Properties of adaptive clip bounds and KL penalties for any numbers, with log ratios up to ±20."""
 
 from itertools import pairwise
 

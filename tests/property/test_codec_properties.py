@@ -1,4 +1,4 @@
-"""Round trips, and no input that does anything but decode or be refused."""
+"""Test round trips, and that every input is either decoded or refused."""
 
 from contextlib import suppress
 

@@ -1,4 +1,4 @@
-"""Whatever crashes when: no task is dealt out twice in a lineage, each is settled once in the line that survives."""
+"""Whatever crashes, no task is dealt twice in a lineage, and each ends once in the surviving line."""
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +14,7 @@ def ids(tasks):
 
 
 class World:
-    """A curriculum, its checkpoint, and a broker that keeps tasks until what committed them is in a checkpoint."""
+    """A curriculum, its checkpoint, and a broker that keeps tasks until a checkpoint covers their commit."""
 
     def __init__(self, train_on):
         values = {"group_size": 3, "batch_trajectories": 6, "max_policy_lag": 1, "train_on": train_on}
@@ -23,9 +23,9 @@ class World:
         self.epoch = 1
         self.known: set[str] = set()
         self.held: dict[str, bool] = {}
-        """By task: whether it is committed."""
+        """Map from task id to whether the task is committed."""
         self.dropped: set[str] = set()
-        """Tasks the broker has given up."""
+        """Tasks that the broker has given up."""
         self.settled: list[str] = []
         self.checkpoint(0)
 
@@ -35,7 +35,8 @@ class World:
         assert not fresh or out <= self.curriculum.capacity(lockstep=False)
         again = set(ids(fresh)) & self.known
         assert again <= self.dropped, "the broker alone knows that these are over"
-        self.put(fresh if choice % 4 else [])  # lost with a connection, and the learner with it
+        # One time in four, the tasks are lost with the connection, and the learner crashes.
+        self.put(fresh if choice % 4 else [])
         if choice % 4 == 0:
             self.crash(choice)
 
@@ -44,11 +45,12 @@ class World:
             if task.task_id not in self.known:
                 self.known.add(task.task_id)
                 self.held[task.task_id] = False
-            elif task.task_id in self.dropped:  # the broker says that it is over
+            elif task.task_id in self.dropped:
+                # The broker answers that the task is over.
                 self.drop_here(task.group_id, task.task_id)
 
     def units(self):
-        """What can be delivered: groups of which nothing is missing, or single members."""
+        """Return the deliverable units: groups of which no member is missing, or single members."""
         out = [(t.group_id, t.task_id) for tasks in self.curriculum.outstanding.values() for t in tasks]
         here = [(group, task) for group, task in out if self.held.get(task) is False]
         if not self.whole:
@@ -70,7 +72,8 @@ class World:
             for group, task in units[choice % len(units)]:
                 del self.held[task]
                 self.dropped.add(task)
-                if choice % 3:  # else the notice is lost with the learner
+                # Otherwise the notice is lost with the learner.
+                if choice % 3:
                     self.drop_here(group, task)
             if choice % 3 == 0:
                 self.crash(choice)

@@ -1,7 +1,7 @@
-"""Learner and broker are killed at any moment: each unit is trained once in the line of checkpoints that survives.
+"""Learner and broker may be killed at any moment: the surviving line of checkpoints trains each unit once.
 
-The broker's books and journal are real, and so are the learner's exchange, inlet and curriculum; processes, sockets and
-the gradient are played.
+The broker's state and journal and the learner's exchange, intake and curriculum are real. Processes, sockets
+and the gradient are simulated.
 """
 
 import shutil
@@ -24,7 +24,7 @@ from tests.unit.learner.test_supply import DELIVER, EPISODES, Supply
 
 
 class World(Supply):
-    """One run: what its learner has in memory dies with it, what is in its checkpoint does not."""
+    """One run. The learner's memory dies with the learner; its checkpoint does not."""
 
     def __init__(self, train_on, folder, seed, lag):
         super().__init__(train_on, lag=lag, seed=seed, trouble=False)
@@ -41,7 +41,7 @@ class World(Supply):
     # --- the learner --------------------------------------------------------------------------------------
 
     def live(self):
-        """The next learner process."""
+        """Start the next learner process."""
         self.epoch += 1
         self.driver.take("learner", object)
         self.queued, self.joins = deque([None]), 1
@@ -91,7 +91,7 @@ class World(Supply):
                 assert all(message.unit_id not in units for units in self.trained.values()), message
 
     def actor_joins(self):
-        """It is told again of what it is running."""
+        """Let the actor join again; the broker sends the leases that it is running again."""
         self.take_leases()
         self.driver.actor(tasks=max(0, EPISODES - len(self.running)))
 
@@ -113,7 +113,7 @@ class World(Supply):
         self.exchange.intake.check()
 
     def train_slowly(self):
-        """So slowly that the next batch is sampled meanwhile, and is stale after that."""
+        """Train so slowly that the next batch is sampled meanwhile, and is stale afterwards."""
         self.train(slowly=True)
 
     def checkpoint(self):
@@ -130,37 +130,37 @@ class World(Supply):
         }
         exchange.checkpointed(step=self.step)
 
-    # --- who dies -----------------------------------------------------------------------------------------
+    # --- failures -----------------------------------------------------------------------------------------
 
     def kill_learner(self):
         self.live()
 
     def kill_broker(self):
-        """The commit of the last step may not have reached it; peers join again by themselves."""
+        """Kill the broker, which may not have the last step's commit; peers join again by themselves."""
         self.driver.kill_broker()
         self.deaf = False
         self.actor_joins()
         self.rejoin()
 
     def lose_commit(self):
-        """The last commit, and who had it."""
+        """Lose the last commit, and kill the broker."""
         self.train(lost=True)
         self.kill_broker()
 
     def lose_connection(self):
-        """With the last commit, and all that was on its way; both processes live."""
+        """Lose the connection with the last commit and all messages in transit; both processes live."""
         self.train(lost=True)
         self.deaf = False
         self.rejoin()
 
     def settle(self):
-        """The connection is lost with the last commits, and the run is at its end."""
+        """Lose the connection with the last commits, at the end of the run."""
         self.train(lost=True)
         self.deaf = False
         self.exchange.confirm_commits(step=self.step)
 
     def lose_connection_late(self):
-        """The same, but what the broker has said meanwhile had come: it is read when we have joined again already."""
+        """Lose the connection, but keep the broker's messages: the learner reads them after it rejoins."""
         self.train(lost=True, slowly=True)
         self.deaf = False
         self.hear()
@@ -180,7 +180,7 @@ class World(Supply):
         self.live()
 
     def save_and_kill_both(self):
-        """A checkpoint that the broker never hears of covers a step that it never heard of."""
+        """Kill both after a step and its checkpoint, of which the broker never hears."""
         self.train(lost=True)
         self.checkpoint()
         self.deaf = False
@@ -208,7 +208,8 @@ ACTIONS = ["train", "train", "train_slowly", "train_slowly", "checkpoint", *DEAT
     seed=st.integers(0, 99),
     lag=st.integers(0, 2),
 )
-@example(  # the last window of a trajectory is dropped, an earlier one is trained, and that commit lost
+# The last window of a trajectory is dropped, an earlier one is trained, and its commit is lost.
+@example(
     actions=[
         "train",
         "kill_both",

@@ -1,4 +1,4 @@
-"""What must hold of ratios, corrections and surrogates for any numbers, log ratios up to ±20 included."""
+"""Properties of ratios, corrections and surrogates for any numbers, with log ratios up to ±20."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ from learner.algorithms.surrogates import (
 )
 
 quarters = st.integers(-40, 40).map(lambda n: n / 4)
-"""Advantages without denormal numbers, whose product with a ratio may vanish."""
+"""Advantages without denormal numbers, because a denormal times a ratio may vanish."""
 tokens = st.lists(
     st.tuples(st.floats(-20, 20), st.floats(-20, 20), quarters, st.integers(0, 5), st.integers(0, 5)),
     min_size=1,
@@ -63,7 +63,7 @@ ALL = {**CLIPS, **OTHERS}
 
 
 def policies(rows):
-    """(log-probability under the behaviour policy, the proximal one, the current one, advantage, ids)."""
+    """Return behaviour, proximal and current log-probabilities, advantages, sequence ids and turn ids."""
     current_proximal, proximal_behaviour, advantage, sequence, turn = zip(*rows, strict=True)
     behaviour = torch.full((len(rows),), -1.0)
     proximal = behaviour + torch.tensor(proximal_behaviour)
@@ -101,7 +101,7 @@ def test_clipped_tokens_have_no_gradient(name, rows):
 @pytest.mark.parametrize("name", CLIPS)
 @given(tokens)
 def test_only_clipped_tokens_have_no_gradient(name, rows):
-    """Away from the limit of log ratios, where `importance_ratio` itself has none."""
+    """Log ratios stay away from the limit, where `importance_ratio` itself has no gradient."""
     rows = [(0.49 * s, 0.49 * d, *rest) for s, d, *rest in rows]
     _, clipped, gradient = evaluate(CLIPS[name], rows)
     advantage = torch.tensor([row[2] for row in rows])

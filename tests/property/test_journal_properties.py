@@ -1,5 +1,7 @@
-"""Whatever is appended, flushed, rotated, released and cut off: what is read again is a beginning of what was appended,
-and holds all that was durable."""
+"""Whatever is appended, flushed, rotated, released and cut off, a recovery reads a beginning of it.
+
+This beginning holds every record that was durable.
+"""
 
 import tempfile
 from dataclasses import dataclass, field
@@ -17,24 +19,24 @@ from tests.property.effort import EFFORT
 
 KINDS = st.sampled_from([Kind.EVENT, Kind.SEGMENT, Kind.DEAD])
 SHARES = st.floats(0, 1)
-"""Not of what there is: how much a thread has written is not for hypothesis to know, who plays examples again."""
+"""Shares in place of byte counts, because a thread's progress differs when hypothesis replays an example."""
 KEEP = 600
 
 
 @dataclass
 class History:
-    """What was appended from a snapshot (or the beginning) on."""
+    """Records that were appended since a snapshot (or since the beginning)."""
 
     before: int
-    """To be added to the process's count of records to get an index of `said`."""
+    """Number that turns the process's count of records into an index of `said`, by addition."""
     said: list = field(default_factory=list)
-    """Kind, payload, place."""
+    """Kind, payload and place of each record."""
     sure: int = 0
-    """How many of them were durable."""
+    """Number of these records that were durable."""
 
 
 class JournalMachine(RuleBasedStateMachine):
-    """A journal, and what it must hold."""
+    """A journal, and a model of what it must hold."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +44,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.folder = Path(self.tmp.name) / "journal"
         self.histories = [History(0)]
         self.segments = {}
-        """Payloads of the needed ones, by place."""
+        """Payloads of the needed segments, by place."""
         self.journal = None
 
     @initialize(durability=st.sampled_from(["written", "synced"]))
@@ -113,7 +115,7 @@ class JournalMachine(RuleBasedStateMachine):
 
     @rule(kept=SHARES)
     def killed(self, kept):
-        """What was not durable may be gone, down to any byte."""
+        """Kill the process: what was not durable may be gone, from any byte on."""
         self.note_durable()
         self.journal.abandon()
         last = max(numbers(self.folder))

@@ -1,4 +1,4 @@
-"""What must hold of the objective for any numbers, log ratios up to ±20 included."""
+"""Properties of the objective for any numbers, with log ratios up to ±20."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""The simulation behind `offbeat plan`: nothing is lost, shares are shares, and limits that are worked out by hand."""
+"""Test the simulation behind `offbeat plan`: nothing is lost, shares are valid, known limits are met."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What must hold of a replay table whatever is inserted, drawn, and restarted, in whatever order."""
+"""Properties of a replay table that hold for any order of inserts, draws and restarts."""
 
 import math
 
@@ -78,7 +78,7 @@ def test_quotas_are_within_one_of_the_share_at_all_times(share, batches):
 @settings(max_examples=30 * EFFORT, deadline=None)
 @given(st.sampled_from(GROUP_RULES), st.floats(0.05, 0.6), st.integers(1, 6))
 def test_the_share_of_what_is_trained_converges(kind, share, fresh):
-    """Every group is of another prompt and nothing is scarce: only the first step has nothing to draw."""
+    """Every group has a different prompt and none is scarce, so only the first step has nothing to draw."""
     table = make_table(ReplayConfig(rule=kind, share=share, max_policy_lag=4), fresh_items=fresh)
     replayed = total = 0
     for step in range(60):
@@ -95,7 +95,7 @@ def test_the_share_of_what_is_trained_converges(kind, share, fresh):
 
 
 class Replay(RuleBasedStateMachine):
-    """A learner that inserts, draws, publishes, and is restarted now and then; beside it one that never is."""
+    """A learner that inserts, draws, publishes and sometimes restarts, beside one that never restarts."""
 
     @initialize(config=configs, seed=st.integers(0, 1000))
     def start(self, config, seed):
@@ -130,7 +130,7 @@ class Replay(RuleBasedStateMachine):
 
     @rule(count=st.integers(0, 6), key=st.sampled_from([None, None, "p0", "p9"]))
     def draw(self, count, key):
-        """One step of the learner."""
+        """Draw for one step of the learner."""
         drawn = []
         for table in (self.table, self.steady):
             rng = np.random.default_rng([self.seed, self.step])
@@ -187,8 +187,10 @@ TestReplayTable.settings = settings(max_examples=60 * EFFORT, stateful_step_coun
 @settings(max_examples=150 * EFFORT, deadline=None)
 @given(configs, st.integers(1, 6), st.integers(1, 3))
 def test_what_is_accepted_never_waits_for_ever(config, fresh, publish_every):
-    """In lockstep, with every item kept by the rule and of another prompt, draws go on to the end, or the settings
-    were refused."""
+    """Draws go on to the end of the run, unless the settings were refused.
+
+    The run is in lockstep, the rule keeps every item, and every item has a different prompt.
+    """
     try:
         table = make_table(config, fresh_items=fresh, publish_every=publish_every)
     except ReplayConfigError:

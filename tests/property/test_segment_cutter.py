@@ -16,7 +16,7 @@ turns = st.lists(
 
 
 def play(turns, limit):
-    """Segments of an episode, and the trajectory as it was fed in: (token, mask, logp, version)."""
+    """Return an episode's segments, its trajectory as (token, mask, logp, version), and its rewards."""
     cutter = SegmentCutter(Task(task_id="t", env="e", group_id="g", group_size=1), "t.0", limit)
     cuts, fed, rewards = [], [], []
     counter = iter(range(10_000))

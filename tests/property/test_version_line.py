@@ -1,4 +1,4 @@
-"""The line of versions against a walk through the tree of updates, edge by edge."""
+"""Test the line of versions against a walk through the tree of updates, edge by edge."""
 
 from collections import defaultdict, deque
 

@@ -1,8 +1,9 @@
-"""Versions that this host has fetched: once, however many generators it has, into shared memory.
+"""Cache of weight versions in shared memory: a host fetches each version once for all its generators.
 
-A version lies in a folder of its own that appears by a rename when all of it has been verified; generators link the
-file. One process fetches at a time, the others wait for it, by a file lock, which ends with its holder. What a killed
-process has fetched of a version stays, is verified again, and is gone on with.
+Each version has a folder, which appears by a rename after the whole version is verified. Generators link its
+data file. A file lock lets one process fetch at a time while the others wait. The kernel releases the lock
+when its holder ends. If a process is killed, the next one verifies the part that it fetched, and continues
+from there.
 """
 
 import contextlib
@@ -34,23 +35,26 @@ from protocol.weights.format import DATA, MANIFEST, Base, Manifest, read_manifes
 log = logging.getLogger(__name__)
 
 CACHE_PREFIX = "offbeat-cache-"
-"""Begins the name of a host's cache in shared memory. Its users hold a lock inside and sweep it themselves."""
+"""Prefix of the name of a cache in shared memory. Its users lock a file in it, and remove it themselves."""
 KEEP = 2
+"""Versions that the cache keeps."""
 TURN_S = 900.0
-"""Longest wait for another process of this host that is fetching."""
+"""Longest wait for a different process of this host that is fetching."""
 POLL_S = 0.05
 ABANDONED_S = 600.0
-"""A cache that nobody has open may go after so long without a change: its processes may be about to start again."""
+"""Time without a change after which a cache that no process has open is removed. Until then its processes may
+be about to start again."""
 FETCH, USERS, PARTIAL, DELTA = "fetch.lock", "users.lock", ".partial", "delta-"
 COMPLETE = re.compile(r"e(\d+)-v(\d+)")
 
 
 class Cache:
-    """The versions of one run on this host.
+    """Cache of the versions of one run on this host.
 
     Args:
-        folder: the same for all processes of the host that belong to the run; see `cache_folder`.
-        access: token and certificate of the run, asked for anew for each transfer.
+        folder: folder that all processes of this host in the run share; see `cache_folder`.
+        run: name of the run.
+        access: returns the token and certificate of the run. It is called for each connection.
     """
 
     def __init__(self, folder: Path, run: str, access: Callable[[], Access] = Access) -> None:
@@ -61,18 +65,21 @@ class Cache:
         _sweep(folder.parent, but=folder)
 
     def locate(self, epoch: int, version: int) -> Path:
-        """Folder of a version; it exists only if the version is here and whole."""
+        """Return the folder of a version. It exists only if the cache holds the whole version."""
         return self.folder / f"e{epoch:08d}-v{version:08d}"
 
     def obtain(self, epoch: int, version: int, sources: Sequence[str], root: str = "") -> Path:
-        """Path of the manifest of a version that lies here verified; fetches it if nobody has yet. Blocks.
+        """Return the path of a verified version's manifest. Fetch the version first if it is missing. Blocks.
 
         Args:
+            epoch: epoch of the version.
+            version: number of the version.
             sources: base URLs, tried in random order, but the last one last.
-            root: root hash that was announced; empty: the first source that answers is believed.
+            root: announced root hash. If it is empty, the first source that answers is believed.
 
         Raises:
-            WeightsError: no source gave it; the text names each with the reason.
+            WeightsError: no source sent the version (the message says why, for each), or a file operation
+                failed, or this process ends.
         """
         tried = []
         for url in in_order(sources):
@@ -91,7 +98,7 @@ class Cache:
         )
 
     def close(self) -> None:
-        """End what is being fetched; the last process of the host removes everything."""
+        """Cancel a running fetch. The last process of this host that uses the cache removes it."""
         self._cancelled.set()
         if self._users is None:
             return
@@ -133,13 +140,14 @@ class Cache:
             raise WrongBytes(f"sends a version with root {manifest.root}, announced was {root}")
 
     def _complete(self, url: str, manifest: Manifest, told_by: Base | None) -> Path:
-        """Have the version of this manifest, from this source unless it is here."""
+        """Fetch a version from a source, unless the cache has it. Return the path of its manifest there."""
         folder = self.locate(manifest.epoch, manifest.version)
         with self._turn():
             if (folder / MANIFEST).exists():
                 if read_manifest(folder / MANIFEST).root == manifest.root:
                     return folder / MANIFEST
-                shutil.rmtree(folder)  # of another run with our name
+                # A different root hash: this version belongs to a different run of the same name.
+                shutil.rmtree(folder)
             partial = folder.with_name(f"{folder.name}-{manifest.root[:16]}{PARTIAL}")
             for left in self.folder.glob(f"*{PARTIAL}"):
                 if left != partial:
@@ -152,14 +160,15 @@ class Cache:
         return folder / MANIFEST
 
     def _fill(self, url: str, manifest: Manifest, told_by: Base | None, partial: Path) -> Manifest:
-        """Fetch into a folder; returns the manifest of what then lies there whole."""
+        """Fetch a version or a delta into a folder. Return the manifest of the whole version that results."""
         data = partial / DATA
         if manifest.encoding == "full":
             also = [(folder / DATA, read_manifest(folder / MANIFEST)) for folder in self._held()[:1]]
             try:
                 self.fetched_bytes += fetch(lambda: self._connect(url), manifest, data, self._cancelled, also)
                 with open(data, "rb") as file:
-                    verify_header(manifest, file)  # each chunk was verified when it came
+                    # The header alone, because each chunk was verified when it came.
+                    verify_header(manifest, file)
             except WeightsError as error:
                 shutil.rmtree(partial, ignore_errors=True)
                 if isinstance(error, NoRoom):
@@ -180,7 +189,7 @@ class Cache:
         return msgspec.structs.replace(manifest, encoding="full", base=None, delta_bytes=0, delta_chunks=b"")
 
     def _apply(self, manifest: Manifest, delta: Path, data: Path) -> None:
-        """Make the data file out of its base and a delta, and see whether it is what it should be."""
+        """Build the data file from its base and a delta, and verify it."""
         base = manifest.base
         assert base is not None
         folder = self.locate(base.epoch, base.version)
@@ -195,7 +204,7 @@ class Cache:
             verify_bytes(manifest, made)
 
     def _held(self) -> list[Path]:
-        """Whole versions here, the newest first."""
+        """Return the folders of the whole versions in the cache, newest first."""
         found = [
             (int(match[1]), int(match[2]), path)
             for path in self.folder.iterdir()
@@ -205,7 +214,8 @@ class Cache:
 
     def _newest(self) -> Base | None:
         for folder in self._held():
-            with contextlib.suppress(WeightsError):  # being removed
+            # A version whose manifest cannot be read is being removed.
+            with contextlib.suppress(WeightsError):
                 return read_manifest(folder / MANIFEST).as_base
         return None
 
@@ -215,7 +225,14 @@ class Cache:
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
-        """One process of this host at a time."""
+        """Hold the fetch lock while the context lasts.
+
+        Raises:
+            WeightsError: a different process has held it for `TURN_S`.
+            Cancelled: this process ends.
+        """
+        # Invariant: only the holder of this lock adds versions to the cache or trims them. The kernel
+        # releases the lock when its holder ends.
         with open(self.folder / FETCH, "ab") as lock:
             deadline = time.monotonic() + TURN_S
             while True:
@@ -233,14 +250,22 @@ class Cache:
             yield
 
     def _enter(self) -> None:
-        """Be among those who have the cache open; what nobody has is removed."""
+        """Register this process as a user of the cache, so that nobody removes it.
+
+        Raises:
+            WeightsError: the cache folder belongs to a different user.
+            Cancelled: this process ends.
+        """
+        # Invariant: a process removes the cache only while it holds the users file exclusively. A shared lock
+        # on a users file that is still at its path therefore keeps the cache.
         if self._users is not None and _is_at(self._users, self.folder / USERS):
             return
         while True:
             self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
             if self.folder.is_symlink() or self.folder.lstat().st_uid != os.geteuid():
                 raise WeightsError(f"{self.folder} belongs to another user; remove it")
-            with contextlib.suppress(FileNotFoundError, BlockingIOError):  # its last user is removing it
+            # These errors mean that the last user is removing the cache: try again.
+            with contextlib.suppress(FileNotFoundError, BlockingIOError):
                 self._users = open(self.folder / USERS, "ab")  # noqa: SIM115 (held as long as we use it)
                 fcntl.flock(self._users, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 if _is_at(self._users, self.folder / USERS):
@@ -250,11 +275,13 @@ class Cache:
 
 
 class _DeltaUseless(Exception):
-    """The whole version has to be fetched."""
+    """A delta could not be used, so the whole version has to be fetched."""
 
 
 def in_order(sources: Sequence[str]) -> list[str]:
-    """Relays in a random order, so that hosts do not all ask the same one; the last source, the learner, last.
+    """Return the relays in a random order, so that hosts do not all ask one relay, then the learner.
+
+    The learner is the last of ``sources``.
 
     Example:
         >>> in_order(["http://learner"]), in_order([])
@@ -265,17 +292,19 @@ def in_order(sources: Sequence[str]) -> list[str]:
 
 
 def cache_folder(root: Path, run: str, broker: str) -> Path:
-    """Where the processes of this host that belong to a run meet.
+    """Return the cache folder that the processes of this host in a run share.
 
     Args:
-        broker: its endpoint, which tells runs of the same name apart.
+        root: folder that holds the caches of this host.
+        run: name of the run.
+        broker: endpoint of the broker, which distinguishes runs of the same name.
     """
     digest = hashlib.sha256(f"{broker} {os.geteuid()}".encode()).hexdigest()[:12]
     return root / f"{CACHE_PREFIX}{run}-{digest}"
 
 
 def _remove(folder: Path) -> None:
-    """By a rename first, so that nobody sees half of it; the memory is given back while we go on."""
+    """Rename a folder, so that nobody sees half of it. Delete it in a thread, because that takes time."""
     gone = folder.with_name(f"{folder.name}{PARTIAL}")
     shutil.rmtree(gone, ignore_errors=True)
     with contextlib.suppress(OSError):
@@ -291,7 +320,7 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 
 
 def _sweep(root: Path, *, but: Path) -> None:
-    """Remove caches that nobody has open, nor has had for a while."""
+    """Remove the caches that no process has open, and that have not changed for `ABANDONED_S`."""
     for folder in root.glob(f"{CACHE_PREFIX}*"):
         with contextlib.suppress(OSError):
             if folder == but or folder.is_symlink() or time.time() - folder.stat().st_mtime < ABANDONED_S:

@@ -1,4 +1,4 @@
-"""Fills a file with the chunks of a version from one source, over several connections, from wherever it stands."""
+"""Fetches the chunks of a version from one source into a file, over several connections, and resumes."""
 
 import contextlib
 import errno
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 CONNECTIONS = 4
 SPAN_CHUNKS = 8
 BREAKS = 3
-"""Times in a row that the connections may break before a single chunk has come whole."""
+"""Failed transfers in a row after which a fetch ends. Only transfers without a single whole chunk count."""
 PAUSE_S = 0.2
 BLOCK_BYTES = 512
-"""In which the system counts what a file takes."""
+"""Unit of ``st_blocks``, in which the system counts the memory of a file."""
 
 Connect = Callable[[], Source]
 
@@ -36,19 +36,23 @@ def fetch(
     cancelled: threading.Event,
     also: Iterable[tuple[Path, Manifest]] = (),
 ) -> int:
-    """Make ``path`` what the manifest says is transferred. What it holds already is verified and kept.
+    """Fetch the data file or delta of a manifest into ``path``. Keep the valid chunks that the file holds.
 
     Args:
         connect: opens a connection to the source.
-        also: other versions in which its chunks may be found, at the same places, as where parameters are frozen.
+        manifest: manifest of the version or delta.
+        path: file to fill.
+        cancelled: set when this process ends.
+        also: data files and manifests of other versions. Chunks with an equal hash at an equal place, for
+            example of frozen parameters, are copied from them.
 
     Returns:
         Bytes that had to be transferred.
 
     Raises:
-        SourceFailed: what came was verified and stays for the next source.
-        NoRoom: the chunks cannot be kept here.
-        Cancelled: as `cancelled` is set.
+        SourceFailed: the source failed. The chunks that came were verified, and stay for the next source.
+        NoRoom: this host has no memory for the file.
+        Cancelled: this process ends.
     """
     begun = path.exists()
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -86,13 +90,18 @@ def fetch(
 
 
 def reserve(file: int, nbytes: int, path: Path) -> None:
-    """See whether there is memory for it, rather than find out later that there is none.
+    """Set the size of a file, after a check that the file system has room for it.
 
-    It is not taken: the system would fill it with zeros first, which takes half as long as the transfer.
+    The memory is not allocated, because the system would fill it with zeros, which takes half as long as the
+    transfer.
+
+    Raises:
+        NoRoom: there is too little room.
     """
     room = os.fstatvfs(file)
     needed = nbytes - os.fstat(file).st_blocks * BLOCK_BYTES
-    if room.f_blocks and needed > room.f_bavail * room.f_frsize:  # no blocks: a file system without a limit
+    # A file system without a limit reports no blocks.
+    if room.f_blocks and needed > room.f_bavail * room.f_frsize:
         os.ftruncate(file, 0)
         raise _no_room(path, nbytes)
     os.ftruncate(file, nbytes)
@@ -103,7 +112,7 @@ def _no_room(path: Path, nbytes: int) -> NoRoom:
 
 
 def _copy_from(other: Path, told: Manifest, file: int, wanted: list[FileChunk]) -> list[FileChunk]:
-    """Take the chunks that another version has too; returns those still wanted."""
+    """Copy the chunks that a different version has too. Return the chunks that are still wanted."""
     still, same = [], set(file_chunks(told))
     with contextlib.suppress(OSError), open(other, "rb") as source:
         for chunk in wanted:
@@ -124,7 +133,12 @@ def _transfer(
     arrived: set[int],
     cancelled: threading.Event,
 ) -> None:
-    """All wanted chunks, over a few connections; the first error ends them all. ``arrived``: offsets of the good."""
+    """Fetch all wanted chunks over a few connections, and add the offsets of verified chunks to ``arrived``.
+
+    The first error ends all connections.
+    """
+    # Invariant: each span of chunks belongs to one thread, so no two threads write to the same place. The
+    # threads only add to `arrived`, and the caller reads it after they have ended.
     work: queue.SimpleQueue[list[FileChunk]] = queue.SimpleQueue()
     for span in spans(wanted, SPAN_CHUNKS):
         work.put(span)

@@ -1,4 +1,4 @@
-"""Passes on to other hosts what this host has fetched: whole, verified versions only."""
+"""Serves the versions that this host has fetched to other hosts: only whole, verified versions."""
 
 import contextlib
 import logging
@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 async def relay(
     config: GeneratorConfig, cache: Cache, run: str, broker: str, keys: Path | None
 ) -> AsyncIterator[str]:
-    """Serve a host's cache for as long as the context lasts; gives the URL for others, empty where none is served.
+    """Serve this host's cache while the context lasts. Yield the URL for other hosts, or "" if there is none.
 
     Raises:
-        AddressRefused: other hosts could reach it, and there is no token to ask for.
+        AddressRefused: other hosts could reach the server, but the run has no keys and so no token.
         OSError: the address cannot be bound.
         KeysUnusable: the folder lacks the certificate or its private key.
     """

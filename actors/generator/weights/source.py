@@ -1,4 +1,7 @@
-"""One host that serves versions over HTTP, asked from a thread. Whatever is wrong with it is a `SourceFailed`."""
+"""Client of one host that serves versions over HTTP, for use in a thread.
+
+Anything wrong with the host or its answers raises `SourceFailed`.
+"""
 
 import http.client
 import socket
@@ -18,20 +21,21 @@ from protocol.weights.format import MAX_MANIFEST_BYTES, Base, Manifest, parse_ma
 
 CONNECT_S = 5.0
 STALL_S = 10.0
-"""Without a byte for so long a source is given up."""
+"""Longest wait for a byte. Then the source has failed."""
 SLOWEST_BYTES_PER_S = 32 * 2**10
-"""A request may take `STALL_S` and as long as its bytes take at this pace."""
+"""Slowest pace of a source. A request may take `STALL_S` plus the time of its bytes at this pace."""
 PREPARE_S = 300.0
-"""A source may hash and compare for so long before it has the manifest."""
+"""Longest time that a source may hash and compare before it sends the manifest."""
 POLL_S = 0.2
 AWAKE_S = 0.5
-"""A read returns after so long with what has come."""
+"""Time after which a read returns with the bytes that have arrived, so that the caller can stop."""
 
 
 class Source:
-    """A base URL. Not to be shared between threads: it keeps its connection.
+    """Client of one base URL. It keeps its connection, so each thread needs its own.
 
     Args:
+        url: base URL of the host.
         access: token and certificate of the run.
         cancelled: set when this process ends.
     """
@@ -42,11 +46,12 @@ class Source:
         self._connection: http.client.HTTPConnection | None = None
 
     def manifest(self, epoch: int, version: int, base: Base | None) -> Manifest:
-        """Manifest of a version, or of a delta from ``base`` if this source can make one.
+        """Return the manifest of a version, or of a delta from ``base`` if this source can make one.
 
         Raises:
-            SourceFailed: see there.
-            Cancelled: see there.
+            SourceFailed: the source cannot be used now.
+            WrongBytes: the answer is no valid manifest.
+            Cancelled: this process ends.
         """
         path = f"/v1/{epoch}/{version}/manifest{_query(base)}"
         deadline = time.monotonic() + PREPARE_S
@@ -68,10 +73,12 @@ class Source:
             raise WrongBytes(str(error)) from None
 
     def read(self, manifest: Manifest, span: list[FileChunk]) -> Iterator[tuple[FileChunk, memoryview]]:
-        """Chunks that follow each other, each verified; a view is valid until the next.
+        """Yield adjacent chunks with their content, each verified. A view is valid until the next one.
 
         Raises:
-            SourceFailed, Cancelled: see there.
+            SourceFailed: the source cannot be used now.
+            WrongBytes: the bytes are too few or too many, or do not match their hash.
+            Cancelled: this process ends.
         """
         first, last = span[0].offset, span[-1].offset + span[-1].nbytes
         path = f"/v1/{manifest.epoch}/{manifest.version}/data{_query(manifest.base)}"
@@ -105,10 +112,12 @@ class Source:
             with self._connection.getresponse() as response:
                 yield response
                 whole = response.isclosed()
-        except (OSError, http.client.HTTPException, ValueError) as error:  # no URL, no answer, no HTTP
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            # The URL is invalid, nobody answers, or the answer is not HTTP.
             raise SourceFailed(str(error) or type(error).__name__) from None
         finally:
-            if not whole:  # what is still on its way would be taken for the next answer
+            # The rest of an unread answer would be taken for the next answer on this connection.
+            if not whole:
                 self.close()
 
     def _expect(self, response: http.client.HTTPResponse, status: int) -> None:
@@ -140,10 +149,10 @@ class Source:
 
 
 class _Body:
-    """Content of a response, in reads as large as what is asked for; under TLS, as large as a record.
+    """Body of a response, in large reads: each read fills the buffer or, under TLS, returns one record.
 
-    Each return from the system has to wait for the interpreter, which the event loop of a generator that samples keeps
-    busy. So the bytes do not pass through Python's own buffers, but for those that came with the headers.
+    After each system call the thread has to wait for the interpreter lock, which the event loop of a sampling
+    generator keeps busy. So the bytes bypass Python's own buffers, except those that came with the headers.
     """
 
     def __init__(self, response: http.client.HTTPResponse, connection: socket.socket) -> None:
@@ -152,7 +161,11 @@ class _Body:
         self._heard = time.monotonic()
 
     def readinto(self, view: memoryview) -> int | None:
-        """Bytes read, 0 at the end; None: nothing came for a while. Raises TimeoutError after `STALL_S` of that."""
+        """Read into ``view``. Return the number of bytes, 0 at the end, or None if nothing came lately.
+
+        Raises:
+            TimeoutError: nothing came for `STALL_S`.
+        """
         if self._ahead:
             got = self._response.readinto(view[: self._ahead])
             self._ahead -= got
@@ -166,7 +179,8 @@ class _Body:
         assert self._response.length is not None
         self._response.length -= received
         if not self._response.length:
-            self._response.read()  # it closes itself
+            # At its end a response closes itself when it is read.
+            self._response.read()
         return received
 
     def _receive(self, view: memoryview) -> int | None:
@@ -175,7 +189,8 @@ class _Body:
             if secure:
                 self._connection.settimeout(AWAKE_S)
                 return self._connection.recv_into(view)
-            self._connection.settimeout(None)  # else a read takes no more than has come
+            # With a timeout in Python the socket would not block, so a read would not wait for all bytes.
+            self._connection.settimeout(None)
             self._connection.setsockopt(
                 socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", *_timeval(AWAKE_S))
             )

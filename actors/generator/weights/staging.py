@@ -1,9 +1,9 @@
-"""Weight updates of a generator: which version comes next, and proof that it is whole before it is loaded.
+"""Weight updates of a generator: chooses the version to load next, and verifies it before it is loaded.
 
-Files are staged while sampling goes on: linked (or copied) into a folder of the generator's own, so that the
-publisher may retire a version at any time. The learner's own file, as it was left, needs no other proof; any other is
-verified byte by byte. On another host than the learner's they come from the host's cache,
-`actors.generator.weights.cache`, which holds only what it has verified.
+Files are staged while sampling goes on. They are linked (or copied) into a folder of this generator, so that
+the publisher may retire a version at any time. A file that is unchanged since the learner on this host wrote
+it needs no further proof; any other file is verified byte by byte. If the learner runs on a different host,
+files come from this host's cache, `actors.generator.weights.cache`, which holds only verified versions.
 """
 
 import logging
@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 
 
 TensorRow = list[Any]
-"""Of a tensor: name, dtype, shape, offset, nbytes. A list, as it comes out of the engine's messages as one."""
+"""Row of one tensor: name, dtype, shape, offset, nbytes. It is a list, as the engine's messages decode it."""
 
 STAGE_PREFIX = "offbeat-stage-"
-"""Begins the name of a generator's folder in shared memory, where it keeps the version that it loads."""
+"""Prefix of the name of a generator's folder in shared memory, which holds the version that it loads."""
 FLOATS = ("F32", "BF16", "F16")
 FILE_FORMAT = "offbeat-file-1"
 
@@ -35,7 +35,7 @@ FILE_FORMAT = "offbeat-file-1"
 class Announced:
     """A published version, the path of its manifest on the learner's host, and URLs of hosts that serve it.
 
-    Ordered by epoch, then version.
+    Announcements are ordered by epoch, then version. ``root`` is the announced root hash; it may be "".
     """
 
     epoch: int
@@ -46,9 +46,9 @@ class Announced:
 
 
 class NewestWins:
-    """Queue of announced versions with one place: what is older than the newest is skipped.
+    """Queue of announced versions with one place: a newer version replaces the one that waits.
 
-    The model folder counts as epoch -1, version 0, so that any publication is newer.
+    The model folder counts as epoch -1, version 0, so that any published version is newer.
 
     Example:
         >>> queue = NewestWins()
@@ -69,7 +69,7 @@ class NewestWins:
         self._never = (-1, -1)
 
     def offer(self, announced: Announced) -> bool:
-        """Note an announcement; False when it is not newer than what is in service, being loaded or waiting."""
+        """Queue a version. Return False if it is not newer than the newest one known, or `never` named it."""
         newest = self._next or self._taken or self.in_service
         place = (announced.epoch, announced.version)
         if place <= (newest.epoch, newest.version) or place == self._never:
@@ -79,29 +79,33 @@ class NewestWins:
         return True
 
     def take(self) -> Announced | None:
-        """The newest announced version, once; it counts as being loaded until `settle`."""
+        """Return the waiting version, if any, and remove it. It counts as being loaded until `finish`."""
         self._taken, self._next = self._next, None
         return self._taken
 
     def never(self, announced: Announced) -> None:
-        """The engine cannot take this version: it is in vain to announce it again."""
+        """Refuse this version from now on, because the engine cannot take it."""
         self._never = (announced.epoch, announced.version)
 
     def finish(self, announced: Announced, *, applied: bool) -> None:
-        """What became of a version taken; one that was refused may be announced again."""
+        """Record whether the version taken is in service now. If not, it may be announced again."""
         self._taken = None
         if applied:
             self.in_service = announced
 
 
 class Stage:
-    """A folder on tmpfs where files lie from their announcement until they are loaded.
+    """Folder on tmpfs that holds a version's file from its announcement until it is loaded.
 
     Args:
-        name: of run and generator. What killed processes of that name have left is removed.
-        expected: ``name -> (dtype, shape)`` of the model folder's tensors. Names and shapes must be met. The
-            learner may publish another float type than the folder has, but then all versions must have that.
-        cache: of this host, for versions of a learner on another; closed with this stage.
+        name: name of run and generator. Folders that killed processes of this name have left are removed.
+        expected: ``name -> (dtype, shape)`` of the model folder's tensors. Names and shapes must match. The
+            learner may publish a float type that differs from the folder's, but the same in all versions.
+        root: folder in which the stage makes its own. None means shared memory.
+        cache: cache of this host, for versions of a learner on a different host. The stage closes it.
+
+    Raises:
+        WeightsError: the folder belongs to a different user.
     """
 
     def __init__(
@@ -120,12 +124,13 @@ class Stage:
         self._dtypes_settled = False
 
     def stage(self, announced: Announced, run: str) -> tuple[Manifest, Path]:
-        """Fetch and verify a version; returns its manifest and our own name for its data file.
+        """Fetch and verify a version. Return its manifest, and the path of its data file in this stage.
 
-        Blocks for as long as it takes to fetch or hash the file: call it in a thread.
+        Call it in a thread, because it blocks while it fetches or hashes the file.
 
         Raises:
-            WeightsError: not to be had, another run's, or not exactly the tensors expected. Nothing is left.
+            WeightsError: the version cannot be had, belongs to a different run, or does not hold exactly the
+                tensors expected. The stage then keeps nothing of it.
         """
         source, cached = self._locate(announced)
         manifest = read_manifest(source)
@@ -146,7 +151,7 @@ class Stage:
         return manifest, data
 
     def accepted(self, manifest: Manifest) -> None:
-        """This version is in service: later ones must have its dtypes."""
+        """Record that a version is in service. Later versions must have its dtypes."""
         self._expected = {t.name: (t.dtype, tuple(t.shape)) for t in manifest.tensors}
         self._dtypes_settled = True
 
@@ -159,7 +164,7 @@ class Stage:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _locate(self, announced: Announced) -> tuple[Path, bool]:
-        """Where the version's manifest lies, and whether that is in our cache."""
+        """Return the path of the version's manifest, and whether that path is in this host's cache."""
         source = Path(announced.manifest)
         if not announced.sources or self._cache is None or _is_of_this_host(source):
             return source, False
@@ -177,13 +182,13 @@ class Stage:
 
 
 def shared_memory() -> Path:
-    """A folder in memory, which survives no reboot; else one for temporary files."""
+    """Return a folder in memory, which a reboot clears, or else the folder for temporary files."""
     shm = Path("/dev/shm")
     return shm if os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
 
 
 def _is_of_this_host(manifest: Path) -> bool:
-    """Whether the learner wrote it on this machine: the same path may exist on another by accident."""
+    """Return whether the learner wrote the manifest on this host. Its path may also exist on other hosts."""
     try:
         return read_manifest(manifest).host == host_id()
     except WeightsError:
@@ -206,27 +211,28 @@ def _check_identity(manifest: Manifest, announced: Announced, run: str) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Another name for the same bytes where the file system allows it, else a copy."""
+    """Make ``target`` a hard link to ``source`` where the file system allows it, else a copy."""
     target.unlink(missing_ok=True)
     try:
         os.link(source, target)
     except FileNotFoundError:
         raise
-    except OSError as error:  # another file system, or links are forbidden there
+    except OSError as error:
+        # The target is on a different file system, or links are not allowed there.
         log.debug("copying %s, as it cannot be linked: %s", source, error)
         shutil.copyfile(source, target)
 
 
 def tensor_table(manifest: Manifest) -> list[TensorRow]:
-    """Rows of (name, dtype, shape, offset, nbytes): what a worker needs to find the tensors in the file."""
+    """Return rows of (name, dtype, shape, offset, nbytes), so that a worker finds the tensors in the file."""
     return [[t.name, t.dtype, list(t.shape), t.offset, t.nbytes] for t in manifest.tensors]
 
 
 def shares(rows: list[TensorRow], count: int, *, together: int | None) -> list[list[TensorRow]]:
-    """Rows of `tensor_table` in ``count`` lists of about as many bytes.
+    """Split the rows of `tensor_table` into ``count`` lists with about the same number of bytes.
 
     Args:
-        together: tensors of so many rows stay in one list.
+        together: tensors whose first dimension is this stay in one list.
 
     Example:
         >>> a, b, c = ["a", "F32", [2], 0, 8], ["b", "F32", [1], 8, 4], ["c", "F32", [2], 12, 8]

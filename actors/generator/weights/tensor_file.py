@@ -1,4 +1,4 @@
-"""Tensors in the bytes of a safetensors file."""
+"""Reads tensors from the bytes of a safetensors file."""
 
 from collections.abc import Iterable, Iterator
 
@@ -11,11 +11,11 @@ _TORCH = {name: getattr(torch, dtype) for name, dtype in TORCH_DTYPES.items()}
 
 
 def tensors_in(data: torch.Tensor, rows: Iterable[TensorRow]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and tensors, of the file's own memory where they lie at a multiple of their item size, else copied.
+    """Yield names and tensors. A tensor at a multiple of its item size shares ``data``; others are copies.
 
     Args:
         data: the file, as uint8.
-        rows: of `actors.generator.weights.staging.tensor_table`.
+        rows: rows of `actors.generator.weights.staging.tensor_table`.
 
     Example:
         >>> file = torch.tensor([7, 0, 0, 128, 63], dtype=torch.uint8)  # 1.0 from the second byte on

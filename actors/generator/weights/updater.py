@@ -13,11 +13,11 @@ log = logging.getLogger(__name__)
 
 STAGE_TIMEOUT_S = 3600.0
 LOAD_BYTES_PER_S = 50e6
-"""Slower than any memory; what a load is given beyond the patience with an engine that samples."""
+"""Slowest pace of a load, slower than any memory. `load_deadline` adds the time of the bytes at this pace."""
 
 
 def load_deadline(nbytes: int, *, patience_s: float, longest_s: float) -> float:
-    """Seconds that loading a version of so many bytes may take.
+    """Return the seconds that loading a version of ``nbytes`` may take.
 
     Example:
         >>> load_deadline(100_000_000, patience_s=8.0, longest_s=300.0)
@@ -27,15 +27,17 @@ def load_deadline(nbytes: int, *, patience_s: float, longest_s: float) -> float:
 
 
 class WeightUpdater:
-    """One update at a time, always the newest announced.
+    """Applies one update at a time, always the newest announced version.
 
-    A version that fails its verification is counted, logged and forgotten; the engine is not touched. A load
-    that fails leaves an engine that must not be sampled from: the end of this process (``on_failure``). So does
-    one that takes too long: an engine that hangs while it loads is found nearly as soon as one that samples.
+    A version that fails its verification is counted, logged and skipped, and the engine stays unchanged.
+    After a load that fails or takes too long, nobody may sample from the engine, so ``on_failure`` ends this
+    process. The deadline of a load depends on its size, so that an engine that hangs in a load is found
+    nearly as soon as one that hangs while it samples.
 
     Args:
-        patience_s: with a load of nothing.
-        longest_s: a load may take, whatever its size.
+        on_failure: called with the reason when this process has to end.
+        patience_s: longest time for a load of zero bytes.
+        longest_s: longest time for a load of any size.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class WeightUpdater:
         self._pause_s = 0.0
 
     def offer(self, announced: Announced) -> None:
-        """Note an announcement of the broker; it is repeated until the version is in service."""
+        """Take an announcement of the broker, which repeats it until the version is in service."""
         if self._queue.offer(announced):
             self._offered.set()
         elif announced < self._queue.in_service:
@@ -81,11 +83,12 @@ class WeightUpdater:
                     on_applied()
 
     async def update(self, announced: Announced) -> bool:
-        """Stage, verify and load one version; True when it is in service."""
+        """Stage, verify and load one version. Return True if it is in service now."""
         try:
             async with asyncio.timeout(STAGE_TIMEOUT_S):
                 manifest, data = await asyncio.to_thread(self._stage.stage, announced, self._run)
-        except TimeoutError:  # the thread cannot be ended, so this process has to
+        except TimeoutError:
+            # The thread cannot be ended, so this process has to end.
             self._on_failure(
                 f"fetching and verifying version {announced.version} took longer than {STAGE_TIMEOUT_S:g} s; is "
                 f"{announced.manifest} on a file system that hangs?"

@@ -1,6 +1,7 @@
-"""Put on the path of processes whose wall clock is to jump: `time.time` is off by as many seconds as a file says.
+"""Shift the wall clock of a process: `time.time` is off by the number of seconds that a file holds.
 
-Python imports a module of this name at its start. Monotonic clocks are true, as with a real jump.
+Python imports a module of this name at its start. The campaign puts this folder on PYTHONPATH of the
+processes whose clock it shifts. Monotonic clocks stay true, as in a real jump of the clock.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What surrounds an actor in a test: a broker that only leases and notes, generators that follow a script."""
+"""Surroundings of an actor under test: a broker that leases and records, and scripted generators."""
 
 import asyncio
 import subprocess
@@ -65,7 +65,7 @@ class Counting:
 
 
 async def until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
-    """Poll; a test that waits in vain says for what."""
+    """Poll until the condition holds. When time runs out, the error says what was awaited."""
     end = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end, f"waited {deadline_s:g} s in vain: {what}"
@@ -73,7 +73,7 @@ async def until(condition: Callable[[], object], what: str, deadline_s: float = 
 
 
 class NotingBroker:
-    """Welcomes, grants credit, leases what it is told to, acknowledges, and notes everything."""
+    """A broker that welcomes, grants credit, leases tasks on request, acknowledges, and records messages."""
 
     def __init__(self, *, ack: str = "stored", credit: int = 64) -> None:
         socket = router(zmq.Context.instance())
@@ -104,11 +104,11 @@ class NotingBroker:
         return [pair for pair in self.segments if pair[0].task_id == task_id]
 
     def closed(self) -> dict[str, Segment]:
-        """Closing segments by task."""
+        """Return the closing segments by task id."""
         return {s.task_id: s for s, _ in self.segments if s.status != "unfinished"}
 
     def gauge(self, name: str) -> float | None:
-        """From the newest heartbeat; None before the first."""
+        """Return a gauge of the newest heartbeat, or None before the first heartbeat."""
         return self.beats[-1].gauges[name] if self.beats else None
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class NotingBroker:
 
 
 class ScriptedGenerator:
-    """Answers with the tokens that ``answer(prompt text)`` names, one a chunk, ``pause_s`` apart."""
+    """A generator that answers with the tokens of ``answer(prompt text)``, one a chunk, ``pause_s`` apart."""
 
     def __init__(self, name: str, tokenizer, answer: Callable[[str], str], *, pause_s=0.0, version=0) -> None:
         socket = router(zmq.Context.instance())
@@ -206,7 +206,7 @@ class ScriptedGenerator:
 
 
 def model_folder(folder):
-    """Tokenizer of a tiny model, and the tokenizer itself."""
+    """Save a tiny model's tokenizer in ``folder``. Return the folder and the tokenizer."""
     tokenizer = make_tokenizer(["12 +", "7 -"])
     save_tokenizer(tokenizer, folder, max_length=256)
     return folder, tokenizer
@@ -219,7 +219,7 @@ def counting_task(task_id: str, index: int = 10, **more) -> Task:
 
 
 def next_number(text: str) -> str:
-    """The right answer in the counting environment."""
+    """Return the right answer in the counting environment."""
     return str(int(text.replace("<user>", " ").replace("<tool>", " ").replace("<eos>", " ").split()[-1]) + 1)
 
 

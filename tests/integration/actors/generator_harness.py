@@ -32,7 +32,7 @@ RUN = "test"
 
 
 class BrokerStub:
-    """Says Welcome, keeps what it hears, passes announcements on."""
+    """A broker that welcomes the generator, keeps what it sends, and announces versions to it."""
 
     def __init__(self, *, policy_version: int = 0, heartbeat_s: float = 0.2) -> None:
         self._socket = router(zmq.Context.instance())
@@ -84,7 +84,7 @@ class Answer:
 
 
 class ActorStub:
-    """Asks one generator."""
+    """An actor that sends requests to one generator."""
 
     def __init__(self, endpoint: str, name: str = "actor-0") -> None:
         self._socket = dealer(zmq.Context.instance(), name)
@@ -120,7 +120,7 @@ class ActorStub:
 
 
 class Running:
-    """A generator in a process of its own."""
+    """A generator in its own process."""
 
     def __init__(self, config: GeneratorConfig, model: Path, **broker: Any) -> None:
         self.broker = BrokerStub(**broker)
@@ -154,7 +154,7 @@ class Running:
             actor.poll()
 
     def ask(self, actor: ActorStub, request_id: str, prompt: list[int], **settings: Any) -> Answer:
-        """One request from begin to end."""
+        """Send one request and return its whole answer."""
         actor.ask(request_id, prompt, **settings)
         self.until(lambda: actor.answers[request_id].finish_reason != "")
         return actor.answers[request_id]

@@ -1,4 +1,4 @@
-"""The actor process between a broker and generators that speak the real protocol over real sockets."""
+"""Test the actor process with a broker and generators that speak the real protocol over real sockets."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ from tests.integration.actors.actor_harness import (
 
 @pytest.fixture
 def stage(tmp_path):
-    """Runs a scenario ``async (scene) -> None`` with a broker, a model folder and helpers that clean up."""
+    """Return a function that runs ``async scenario(scene)`` with a broker and a model, then cleans up."""
 
     def play(scenario, **broker):
         async def main():
@@ -75,7 +75,7 @@ class Scene:
 
 
 def whole(pairs):
-    """Token ids, mask and versions of a trajectory from its segments."""
+    """Return the token ids, mask and versions of a trajectory, joined from its segments."""
     return [
         np.concatenate([arrays[n] for _, arrays in pairs])
         for n in ("token_ids", "action_mask", "policy_version")
@@ -138,11 +138,12 @@ def test_a_generator_that_stands_still_is_replaced_in_mid_turn(stage):
         text = scene.tokenizer.decode(ids.tolist(), skip_special_tokens=False)
         assert text == "<bos><user>99998<assistant>99999<eos><tool>100000<assistant>100001<eos>"
         assert scene.broker.closed()["t0"].status == "finished"
-        # Two tokens of the first turn are the first generator's, with its version; all the rest the second's.
+        # The first generator sampled two tokens at version 1; the second sampled all others at version 2.
         assert versions[mask == 1].tolist() == [1, 1] + [2] * 11
         assert second.prompts[0].endswith("<assistant>99")
         await until(lambda: first.aborted, "the stuck request is aborted")
-        assert len(second.requests) == 2  # the second turn stays with the generator that worked
+        # The second turn stays with the generator that worked.
+        assert len(second.requests) == 2
 
     stage(scenario)
 
@@ -159,7 +160,7 @@ def test_a_generator_that_dies_is_left_at_once_when_the_broker_says_so(stage):
         scene.broker.list_generators(scene.generator("generator-1", version=2))
         await until(lambda: scene.broker.closed(), "the trajectory is closed", deadline_s=20)
         _, mask, versions = whole(scene.broker.of("t0"))
-        # the first one's token may have been on its way when it died
+        # A token of the first generator may have been in transit when the generator died.
         assert versions[mask == 1].tolist() in ([1, 2, 2, 2, 2, 2], [2] * 6)
 
     stage(scenario)
@@ -241,12 +242,13 @@ def test_segments_without_acknowledgement_are_sent_again_after_a_rejoin(stage):
         await until(lambda: broker.closed(), "the trajectory is closed")
         before = [s.index for s, _ in broker.segments]
         broker.ack = "stored"
-        # What a restarted broker says to a peer that it does not know.
+        # A restarted broker sends this to a peer that it does not know.
         broker.send(Refused(code="unknown_peer", message="say Hello"))
         await until(lambda: len(broker.segments) >= 2 * len(before), "they come again")
         assert [s.index for s, _ in broker.segments] == before * 2
         assert len(broker.hellos) == 2
-        assert broker.credits[-1] == 32  # all of its places are free
+        # All places of the actor are free.
+        assert broker.credits[-1] == 32
 
     stage(scenario, ack="")
 
@@ -323,7 +325,7 @@ def test_sigterm_before_a_broker_answers_ends_with_0(stage):
 
 def test_calculator_with_a_real_scorer_that_dies_with_its_actor(stage):
     def solve(text):
-        """The calculator's next action, from the conversation as the template writes it."""
+        """Return the calculator's next action, read from the conversation as the template writes it."""
         question, *turns = text.split("<assistant>")
         terms = question.partition("problem: ")[2].rstrip(" =").split()
         total, done = int(terms[0]), len(turns)
@@ -359,7 +361,7 @@ def test_calculator_with_a_real_scorer_that_dies_with_its_actor(stage):
 
 
 def children(pid):
-    """Processes that any thread of a process has started."""
+    """Return the ids of the processes that any thread of a process has started."""
     lists = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for one in lists for child in one.read_text().split()]
 

@@ -1,4 +1,4 @@
-"""The actor with the real broker: a group comes out whole, also when the broker is killed in the middle."""
+"""Test the actor with the real broker: a group arrives whole even if the broker is killed midway."""
 
 import asyncio
 import socket
@@ -29,7 +29,7 @@ def free_port():
 
 
 class Run:
-    """A broker process, an actor process; learner and generators live in the test."""
+    """A broker process and an actor process; the learner and the generators live in the test."""
 
     def __init__(self, folder):
         self.endpoint, self.http = f"tcp://127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
@@ -67,7 +67,7 @@ class Run:
                 self.learner.send(Commit(epoch=0, step=len(self.delivered), trained=[message.unit_id]))
 
         hello = Hello(role="learner", peer="learner", incarnation=1, epoch=0, deliver="group")
-        # With each join the broker forgets what credit it had; after its restart there may be two.
+        # Each join voids the credit granted before; after a restart of the broker there may be two joins.
         self.learner = AsyncLink(
             self.endpoint, hello, received, on_join=lambda: self.learner.send(DeliveryCredit(units=4))
         )
@@ -106,7 +106,7 @@ def run(tmp_path):
 
 
 def check_group(run, size):
-    """The delivered unit holds ``size`` trajectories, each from prompt to end."""
+    """Assert that the last delivered unit holds ``size`` trajectories, each from prompt to end."""
     deliver, segments = run.delivered[-1]
     assert deliver.complete
     by_trajectory = {}
@@ -144,7 +144,8 @@ def test_a_generator_killed_in_mid_turn_costs_no_trajectory(run):
         run.start_actor(generator_timeout_s=60)
         run.put("a", "b", sampling=Sampling(max_trajectory_tokens=128))
         await until(lambda: first.tokens == 2, "both turns have a token")
-        await run.links[0].close()  # Goodbye, and its socket is gone
+        # The generator says Goodbye, and its socket closes.
+        await run.links[0].close()
         first.close()
         await run.generator("generator-1", version=2)
         await until(lambda: run.delivered, "the group is delivered")
@@ -171,7 +172,7 @@ def test_a_broker_killed_in_the_middle_is_joined_again_and_serves_on(run):
         run.start_broker()
         joins = run.learner.session.joins
         await until(lambda: run.learner.session.joins > joins, "the learner has joined again")
-        # The broker's memory is gone: the learner puts its tasks again, the actor's old attempts are refused.
+        # The broker lost its memory: the learner puts its tasks again, and old attempts are refused.
         run.put("a", "b", "c", "d")
         await until(lambda: run.delivered, "the group is delivered")
         check_group(run, 4)

@@ -1,7 +1,7 @@
-"""The generator process with a real vLLM engine, over real sockets.
+"""Test the generator process with a real vLLM engine, over real sockets.
 
-What an engine says is compared with a transformers forward pass of the very model whose version a token
-claims. The models are random and far from each other: a token stamped or computed wrongly is nats off.
+The tests compare each answer with a transformers forward pass of the model version that its tokens claim.
+The models are random and far apart: a token with a wrong stamp or a wrong computation is nats off.
 """
 
 import os
@@ -20,14 +20,15 @@ from tests.integration.learner.tiny_qwen3 import EOS, VOCAB, greedy, publish, sa
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 TOLERANCE = 1e-4
-NEVER = [VOCAB]  # a stop token that cannot come, instead of the end token, which random models like
+# This stop token cannot occur. It takes the place of the end token, which random models often sample.
+NEVER = [VOCAB]
 PROMPT = [3, 4, 5, 6, 7]
 LONG_PROMPT = [3 + i * i % 40 for i in range(100)]  # several full blocks of the prefix cache
 CONFIG = GeneratorConfig(kv_cache_mb=64)
 
 
 class Policies:
-    """Model of each version, made from its number."""
+    """The model of each version, made from the version's number."""
 
     def __init__(self, *, tied: bool, intermediate: int) -> None:
         self._model = {"tied": tied, "intermediate": intermediate}
@@ -39,7 +40,7 @@ class Policies:
         return self._models[version]
 
     def largest_error(self, prompt: list[int], answer: Answer) -> float:
-        """Largest difference of a log-probability from that of the version its token claims."""
+        """Return the largest error of a log-probability, compared with the version that its token claims."""
         assert len(answer.ids) == len(answer.logps) == len(answer.versions) > 0
         scores = {version: score(self[version], prompt, answer.ids) for version in set(answer.versions)}
         claimed = zip(answer.logps, answer.versions, strict=True)
@@ -47,7 +48,7 @@ class Policies:
 
 
 class Lab:
-    """A running generator, the policies it may have, and the next version to publish."""
+    """A running generator, its possible policies, and the newest published version."""
 
     def __init__(
         self, config: GeneratorConfig, folder: Path, *, tied: bool, intermediate: int = 192, **broker
@@ -80,7 +81,7 @@ class Lab:
         return self.running.broker.beat.gauges.get(name, 0.0)
 
     def close(self) -> None:
-        """SIGTERM with a request running: it is answered with what it has, and nothing stays behind."""
+        """Send SIGTERM during a request: the partial answer is sent, and no process stays behind."""
         actor = self.running.actor("last")
         actor.ask("last", PROMPT, max_tokens=1000, stop_token_ids=NEVER)
         last = actor.answers["last"]
@@ -147,7 +148,7 @@ def test_weights_change_in_mid_sequence_and_every_token_says_which(tied):
 
 
 def test_many_seeded_requests_survive_an_update_that_recomputes_them(tied):
-    """Recomputed prefixes exceed one engine step; vLLM then throws sampled tokens away, which once killed it."""
+    """Recomputed prefixes exceed one engine step, so vLLM discards sampled tokens, which once killed it."""
     actor = tied.running.actor("seeded")
     recomputed = tied.gauge("recomputed_total")
     for i in range(64):
@@ -165,7 +166,7 @@ def test_many_seeded_requests_survive_an_update_that_recomputes_them(tied):
 
 @pytest.fixture(scope="module")
 def reloaded(tmp_path_factory):
-    """As `tied`, of a model too large for its plain weights to be kept."""
+    """Yield a Lab like `tied`, but with no memory allowed for keeping the plain weights."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OFFBEAT_KEPT_WEIGHTS_MB", "0")
         lab = Lab(CONFIG, tmp_path_factory.mktemp("reloaded"), tied=True)
@@ -175,7 +176,7 @@ def reloaded(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def broad(tmp_path_factory):
-    """As `tied`, of a model large enough (25 MB) that several threads write it."""
+    """Yield a Lab like `tied`, with a model so large (25 MB) that several threads write it."""
     lab = Lab(CONFIG, tmp_path_factory.mktemp("broad"), tied=True, intermediate=8192)
     yield lab
     lab.close()
@@ -201,7 +202,8 @@ def test_with_kept_kv_later_tokens_are_computed_on_what_the_earlier_version_cach
     switch = answer.versions.index(after)
     early, late = kept.policies[before], kept.policies[after]
     ids = PROMPT + answer.ids
-    cut = len(PROMPT) + switch - 1  # the last token sampled before is first computed after
+    # The new version is the first to compute the last token that the old version sampled.
+    cut = len(PROMPT) + switch - 1
     cache = early(torch.tensor([ids[:cut]]), use_cache=True).past_key_values
     logits = late(torch.tensor([ids[cut:]]), past_key_values=cache).logits[0]
     logps = torch.log_softmax(logits, dim=-1)
@@ -266,7 +268,7 @@ def test_an_aborted_request_returns_what_it_has(tied):
     assert answer.finish_reason == "abort"
     assert 20 <= len(answer.ids) < 900
     assert tied.policies.largest_error(PROMPT, answer) < TOLERANCE
-    # the continuation of the partial answer is that of the policy
+    # A continuation of the partial answer has the policy's log-probabilities, too.
     prefix = PROMPT + answer.ids
     more = tied.running.ask(actor, "resumed", prefix, max_tokens=20, stop_token_ids=NEVER)
     assert tied.policies.largest_error(prefix, more) < TOLERANCE
@@ -316,7 +318,7 @@ def test_a_heartbeat_tells_progress_and_the_last_pause(tied):
 
 
 def test_a_heartbeat_tells_of_a_cache_that_is_full_and_of_prompts_that_were_cached(tmp_path):
-    """Keys and values of 64 answers of 400 tokens take 25 MB; there are 16."""
+    """The keys and values of 64 answers of 400 tokens take 25 MB, but the cache has 16 MB."""
     lab = Lab(CONFIG.model_copy(update={"kv_cache_mb": 16}), tmp_path, tied=True)
     try:
         actor = lab.running.actor()
@@ -338,14 +340,14 @@ def children(pid: int) -> list[int]:
 
 
 def engine_process(pid: int) -> int:
-    """The child that holds the engine: the only one that is no resource tracker of Python's."""
+    """Return the child that holds the engine: the only one that is not a resource tracker of Python."""
     commands = {child: Path(f"/proc/{child}/cmdline").read_bytes() for child in children(pid)}
     (engine,) = [child for child, command in commands.items() if b"resource_tracker" not in command]
     return engine
 
 
 def gone(pid: int) -> bool:
-    """Dead or waiting to be reaped (init does that in its own time)."""
+    """Return whether a process is dead or waits to be reaped (init reaps it in its own time)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except FileNotFoundError:

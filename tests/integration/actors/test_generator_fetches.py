@@ -1,4 +1,4 @@
-"""A generator whose learner is on another host: a real engine, weights over HTTP, and a relay for the next host."""
+"""Test a generator on a host without the learner: real engine, weights over HTTP, relay to the next host."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The generator in front of a real vLLM server that others started."""
+"""Test the generator in front of a real vLLM server that it did not start."""
 
 import contextlib
 import multiprocessing
@@ -139,7 +139,8 @@ def test_a_server_streams_changes_weights_in_mid_sequence_and_aborts(generator, 
 
 def test_what_the_server_refuses_is_the_error_of_that_request_alone(generator):
     actor = generator.actor("errors")
-    answer = generator.ask(actor, "long", [3] * 2_000)  # too long for the server, not for our own check
+    # The prompt is too long for the server, but passes the generator's own check.
+    answer = generator.ask(actor, "long", [3] * 2_000)
     assert answer.finish_reason == "error"
     assert "status 4" in answer.error
     assert generator.ask(actor, "fine", PROMPT, max_tokens=2, stop_token_ids=NEVER).finish_reason == "length"
@@ -153,14 +154,14 @@ def run_broker(endpoint: str, http: str) -> None:
 
 
 class Peer:
-    """A peer of the broker and what it has heard."""
+    """A peer of the broker, and the messages it has received."""
 
     def __init__(self, endpoint: str, role: str) -> None:
         self.link = ThreadLink(endpoint, Hello(role=role, peer=f"{role}-0", incarnation=1))
         self._heard = []
 
     def until(self, kind: type, matches=lambda message: True):
-        """The first message of a kind that matches, heard before or within 20 s."""
+        """Return the first matching message of a kind, received before or within 20 s."""
         deadline = time.monotonic() + 20.0
         while time.monotonic() < deadline:
             with contextlib.suppress(queue.Empty):

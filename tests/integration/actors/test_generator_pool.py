@@ -1,4 +1,4 @@
-"""Failover between generators, over real sockets: which tokens are kept, and when an attempt is given up."""
+"""Test failover between generators over real sockets: which tokens are kept, when an attempt is given up."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ EOS = 0
 
 
 class Server:
-    """A generator whose every answer to a request is spelled out: chunks of (tokens, finish reason)."""
+    """A generator with a scripted answer to each request: chunks of (tokens, finish reason)."""
 
     def __init__(self, name, *answers, delay_s=0.0):
         socket = router(zmq.Context.instance())
@@ -52,7 +52,8 @@ class Server:
                 error="broken" * (reason == "error"),
             )
             sent += len(tokens or ())
-            if tokens is None:  # arrays are missing
+            # None stands for a chunk without its arrays.
+            if tokens is None:
                 self._socket.send([peer, *encode(chunk)])
                 continue
             arrays = {
@@ -64,7 +65,7 @@ class Server:
 
 
 def sample(*servers, timeout_s=0.4, **request):
-    """Tokens and finish reason of one turn, the servers, the pool."""
+    """Run one turn. Return its tokens, its finish reason, the servers, and the pool."""
 
     async def main():
         live = [Server(*server) if isinstance(server, tuple) else server() for server in servers]
@@ -110,7 +111,7 @@ def test_tokens_before_an_error_are_kept_and_the_rest_asked_elsewhere(end):
     assert (tokens, reason, pool.interruptions) == ([1, 2, 3, 4, EOS], "stop", 1)
     assert first.requests[0].max_tokens == 8
     assert second.requests[0].max_tokens == 5
-    assert second.requests[0].arrays[0].length == 5  # prompt and what was received
+    assert second.requests[0].arrays[0].length == 5  # the prompt and the received tokens
 
 
 @pytest.mark.parametrize("broken", [(None, ""), ([99], "")])
@@ -183,7 +184,7 @@ def test_giving_up_a_turn_aborts_its_request():
 
 @pytest.mark.parametrize("same_name", [False, True], ids=["another", "its-successor"])
 def test_requests_of_a_generator_that_hangs_move_on_when_the_broker_drops_it(monkeypatch, same_name):
-    """Not only after the patience with one that is listed; and what it had sampled is kept."""
+    """They need not wait out the timeout for a listed generator, and the sampled tokens are kept."""
     monkeypatch.setattr(generator_client, "LEAVING_S", 0.2)
 
     async def main():

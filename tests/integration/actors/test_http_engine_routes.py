@@ -1,4 +1,4 @@
-"""The HTTP engine against a server of a few lines: routes that are missing, answers that break off."""
+"""Test the HTTP engine against a small server: routes that are missing, answers that break off."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ def event(ids, finish=None, **more) -> bytes:
 
 
 class Server:
-    """/health, and the weight routes if it is one of those that take weights."""
+    """A server with /health and the generate route, and with the weight routes if ``updatable``."""
 
     def __init__(
         self, lines, *, updatable: bool, fails: str = "", label: str = "default", paused: bool = False
@@ -93,7 +93,11 @@ def test_without_weight_routes_the_policy_is_frozen_and_says_why(caplog):
         with pytest.raises(UpdateRefused, match="VLLM_SERVER_DEV_MODE"):
             await engine.apply_weights(MANIFEST, Path("/nowhere"))
         (sampled,) = await answer(engine)
-        assert (sampled.ids, sampled.versions, sampled.finish_reason) == ([5, 1], [0, 0], "stop")
+        assert (sampled.token_ids.tolist(), sampled.policy_version.tolist(), sampled.finish_reason) == (
+            [5, 1],
+            [0, 0],
+            "stop",
+        )
 
     run({"lines": [event([5, 1], "stop"), b"data: [DONE]\n\n"], "updatable": False}, check)
     assert "policy version 0 for ever" in caplog.text
@@ -109,8 +113,10 @@ def test_tokens_on_the_way_during_an_update_are_kept_back_until_their_versions_a
         await engine.apply_weights(MANIFEST, Path("/file"))
         server.hold.set()
         rest = [sampled async for sampled in stream]
-        assert (first.ids, first.versions) == ([5], [0])
-        assert [(s.ids, s.versions, s.finish_reason) for s in rest] == [([6, 7, 1], [0, 4, 4], "stop")]
+        assert (first.token_ids.tolist(), first.policy_version.tolist()) == ([5], [0])
+        assert [(s.token_ids.tolist(), s.policy_version.tolist(), s.finish_reason) for s in rest] == [
+            ([6, 7, 1], [0, 4, 4], "stop")
+        ]
         steps = ["/pause", "/start_weight_update", "/update_weights", "/finish_weight_update", "/resume"]
         assert server.calls[-5:] == steps
         assert engine.version == 4

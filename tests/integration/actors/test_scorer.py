@@ -1,4 +1,4 @@
-"""Real scorer processes, and the attacks that were seen to work against an unconfined one."""
+"""Test real scorer processes against the attacks that worked on an unconfined one."""
 
 import asyncio
 import os
@@ -114,7 +114,7 @@ def test_junk_is_never_right(suite, request):
 
 
 def test_a_right_answer_with_junk_behind_it_is_not_right(words):
-    """The library's sum of letters misses 1 by rounding, on either side: 0.9999... or 1.0000000000000002."""
+    """The library's sum over letters misses 1 by rounding, either way: 0.9999... or 1.0000000000000002."""
 
     async def main():
         errors, scores = words.scorer.counters.scorer_errors, {}
@@ -129,7 +129,8 @@ def test_a_right_answer_with_junk_behind_it_is_not_right(words):
 
 
 def test_the_worker_has_given_up_its_rights(words):
-    words.scorer.entry_now(0, "train")  # one that an earlier test lost is started again
+    # A worker that an earlier test lost is started again.
+    words.scorer.entry_now(0, "train")
     pid = words.scorer.pid
     status = status_of(pid)
     assert status["NoNewPrivs"] == "1"
@@ -216,7 +217,8 @@ def test_attacks_on_a_scorer_that_runs_answers(tmp_path):
         assert await scorer.score(entry.position, "10**10**8") == 0.0
         assert time.monotonic() - begun < 10
         assert scorer.counters.scorer_timeouts == 1
-        assert await scorer.score(entry.position, entry.answer) == 1.0  # the next one is not harmed
+        # The next answer is scored as usual.
+        assert await scorer.score(entry.position, entry.answer) == 1.0
         await scorer.close()
 
     asyncio.run(attack())

@@ -1,6 +1,6 @@
-"""kill -9 of the real broker process, again and again, under a verifiable actor and a verifiable learner.
+"""Kill the real broker process with SIGKILL, repeatedly, under an actor and a learner that check it.
 
-Both keep a ledger of their own: what was acknowledged, what was delivered and committed.
+The actor records what was acknowledged; the learner records what was delivered and committed.
 """
 
 import json
@@ -47,7 +47,7 @@ GROUPS, SIZE, PIECES, KILLS = 120, 2, 3, 6
 
 
 class Broker:
-    """A broker process that can be killed and started again on its ports and journal."""
+    """A broker process that can be killed and restarted with its ports and journal."""
 
     def __init__(self, folder, **settings):
         self.endpoint, self.http = f"tcp://127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
@@ -68,7 +68,7 @@ class Broker:
 
 
 class Link(ThreadLink):
-    """A link whose messages are handled whenever `pump` is called."""
+    """A link that hands out its messages when `drain` is called."""
 
     def drain(self):
         while True:
@@ -82,7 +82,7 @@ class Link(ThreadLink):
 
 
 class Actor:
-    """Runs each task as `PIECES` segments; sends again what is not acknowledged."""
+    """An actor that runs each task as `PIECES` segments and resends what is not acknowledged."""
 
     def __init__(self, broker):
         self.link = Link(broker.endpoint, Hello(role="actor", peer="actor", incarnation=1))
@@ -100,7 +100,8 @@ class Actor:
                 case LeaseTask() as lease if self.book.leased(lease):
                     self.run(lease)
                 case LeaseTask():
-                    assert self.book.knows(item[0].lease_id)  # told again
+                    # The broker sends a lease again after a join.
+                    assert self.book.knows(item[0].lease_id)
                 case SegmentCredit(segments=segments):
                     self.outbox.granted(segments)
                 case SegmentAck() as ack:
@@ -122,7 +123,7 @@ class Actor:
 
 
 class Learner:
-    """Commits what it is given, a group a step; tells of a checkpoint now and then."""
+    """A learner that commits the units it gets, one group a step, and reports a checkpoint now and then."""
 
     def __init__(self, broker):
         hello = Hello(role="learner", peer="learner", incarnation=1, epoch=1, lineage=1)
@@ -176,7 +177,8 @@ def test_nothing_is_lost_or_doubled_when_the_broker_is_killed_again_and_again(tm
                 f"{len(learner.trained)} of {GROUPS} groups, kills left {kill_at}, status {status_of(broker)}"
             )
         assert set(learner.trained.values()) == {1}
-        assert len(actor.acknowledged) == GROUPS * SIZE * PIECES  # no task was run twice, none was lost
+        # No task ran twice, and none was lost.
+        assert len(actor.acknowledged) == GROUPS * SIZE * PIECES
         while (status := settled(broker)) is None:
             assert time.monotonic() < deadline, f"what is committed is not let go: {status_of(broker)}"
             go_on()

@@ -1,4 +1,4 @@
-"""The broker as a process of its own, with real peers on real sockets."""
+"""Test the broker in its own process, with real peers on real sockets."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def free_port():
 
 
 def until(condition, what):
-    """Poll; returns the first truthy value."""
+    """Poll until the condition gives a truthy value. Return that value."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if value := condition():
@@ -103,7 +103,7 @@ class Broker:
 
 
 class Peer:
-    """A bare DEALER: says what a test tells it to, and nothing by itself."""
+    """A bare DEALER socket that sends only what a test tells it to send."""
 
     def __init__(self, broker, hello, context):
         self.name = hello.peer
@@ -127,7 +127,7 @@ class Peer:
             self.seen += [(message, rest) for message in messages]
 
     def expect(self, kind, where=lambda message: True):
-        """The next message of a kind; its frames go to ``self.rest``."""
+        """Return the next message of a kind; its body frames go to ``self.rest``."""
 
         def find():
             self.read()

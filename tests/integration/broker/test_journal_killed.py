@@ -1,4 +1,4 @@
-"""A writer that is killed at any moment: everything it called durable is there again."""
+"""A writer may be killed at any moment: everything it called durable is read again."""
 
 import subprocess
 import sys
@@ -45,9 +45,11 @@ def test_everything_that_was_durable_is_there_after_kill_9(tmp_path, durability)
         command = [sys.executable, "-c", WRITER, str(folder), durability]
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
         assert process.stdout is not None
-        first = process.stdout.readline()  # it has begun
+        # The first line shows that the writer has begun.
+        first = process.stdout.readline()
         assert int(first) > durable
-        time.sleep(0.02 * round_)  # killed in the middle of anything
+        # Each round kills the writer a little later, in the middle of different work.
+        time.sleep(0.02 * round_)
         process.kill()
         lines = [first, *process.stdout.read().splitlines()]
         assert process.wait(DEADLINE_S) == -9

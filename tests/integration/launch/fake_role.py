@@ -1,8 +1,9 @@
-"""Stands in for a role process under a supervisor: joins a broker that is nothing but its `/status`.
+"""A stand-in for a role process under a supervisor; its broker serves nothing but `/status`.
 
-``python fake_role.py ROLE FOLDER [--name NAME] ...``. A peer beats by writing ``FOLDER/beats/NAME``; the broker lists
-who has beaten within five seconds. The learner is done when there is ``FOLDER/enough``. A file ``FOLDER/NAME.end``
-makes a process end with the code in it; ``FOLDER/NAME.stall``: it is busy without progress.
+Usage: ``python fake_role.py ROLE FOLDER [--name NAME] ...``. A peer beats by writing ``FOLDER/beats/NAME``,
+and the broker lists the peers that have beaten within five seconds. The learner is done once
+``FOLDER/enough`` exists. A file ``FOLDER/NAME.end`` makes a process end with the exit code in it. A file
+``FOLDER/NAME.stall`` makes a process busy without progress.
 """
 
 import http.server

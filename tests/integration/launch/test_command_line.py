@@ -16,7 +16,7 @@ def offbeat(*arguments, cwd=ROOT):
 
 @pytest.mark.parametrize("recipe", ["calculator", "tppo", "remix"])
 def test_a_shipped_recipe_passes_the_check(recipe):
-    """What `check` makes of the others is a unit test."""
+    """A unit test covers `check` on the other recipes."""
     done = offbeat("check", str(ROOT / "recipes" / f"{recipe}.toml"))
     assert (done.returncode, done.stderr) == (0, "")
     assert "ok" in done.stdout

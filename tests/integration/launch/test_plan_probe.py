@@ -1,4 +1,4 @@
-"""Asking a generator alone, over real sockets; the generator is a thread that answers after a known time."""
+"""Test the probe of a single generator over real sockets; a thread stands in, with known answer times."""
 
 import heapq
 import threading
@@ -19,7 +19,7 @@ TOKEN_S, TURN_S = 0.002, 0.02
 
 
 class Paced:
-    """Each answer takes `TURN_S`, and `TOKEN_S` for each of its tokens, however many there are at a time."""
+    """A generator whose answers take `TURN_S`, plus `TOKEN_S` for each token, however many run at once."""
 
     def __init__(self):
         self.prompts, self.lengths, self.most = set(), set(), 0

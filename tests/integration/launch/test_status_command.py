@@ -1,4 +1,4 @@
-"""`offbeat status` finds a run, prints who waits for whom, and says what is known when its broker does not answer."""
+"""`offbeat status` finds a run, prints who waits for whom, and prints what is known of a silent broker."""
 
 import http.server
 import json
@@ -38,7 +38,7 @@ def recorded():
 
 @pytest.fixture
 def broker():
-    """Address of a server that answers as a broker does, but only with the token if ``server.token`` is set."""
+    """Yield a server that answers like a broker; if ``server.token`` is set, requests need this token."""
 
     class Page(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -99,7 +99,7 @@ def test_json_is_what_the_broker_said(broker, capsys):
 
 
 def encrypt(server, keys):
-    """From now on the server speaks TLS and asks for the token of these keys."""
+    """Switch the server to TLS, and require the token of these keys from now on."""
     key_files.make(keys)
     server.token = read_tokens(keys)[0]
     server.socket = server_context(keys).wrap_socket(server.socket, server_side=True)

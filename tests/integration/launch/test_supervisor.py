@@ -1,4 +1,4 @@
-"""The supervisor keeps a run of stand-in processes alive whatever dies or stops, and ends it when nothing helps."""
+"""The supervisor keeps a run of stand-in processes alive whatever dies, and ends it if nothing helps."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ DEADLINE_S = 60.0
 
 
 class Silent:
-    """A panel that keeps notes, and an interrupt that nobody gives."""
+    """A panel that only keeps notes, and an interrupt that never comes."""
 
     asked = False
 
@@ -39,7 +39,7 @@ class Silent:
 
 
 class Job:
-    """A supervised run; the supervisor stays in the test's main thread, as its children die with that thread."""
+    """A supervised run. The supervisor runs in the main thread, because its children die with the thread."""
 
     def __init__(self, folder, **supervisor):
         settings = {"model": {"path": "none"}, "env": {"name": "calculator"}, "supervisor": supervisor}
@@ -52,7 +52,7 @@ class Job:
         self.crew = Crew(self.config, folder, note=self.panel.note)
 
     def run(self, *script, resume=False):
-        """Supervise; the script runs beside, and its end lets the learner finish."""
+        """Supervise while a second thread plays the script; the script's end lets the learner finish."""
         actor = threading.Thread(target=self._play, args=script)
         actor.start()
         try:
@@ -91,7 +91,7 @@ class Job:
 
 
 def sent(number, name, times=1):
-    """A step of a script: a signal, then wait until the process has been replaced."""
+    """Return a script's step: send a signal, then wait until the process has been replaced."""
 
     def step(job):
         for _ in range(times):

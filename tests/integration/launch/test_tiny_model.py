@@ -1,4 +1,4 @@
-"""A tiny model is made once, loads through from_pretrained, and its examples are what an actor would build."""
+"""A tiny model is made once, loads with from_pretrained, and its examples are what an actor would build."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A process killed while it writes a checkpoint leaves the one before in force, or the new one: never a mixture."""
+"""A process killed while it writes a checkpoint leaves the old or the new one in force, never a mixture."""
 
 import json
 import os
@@ -34,7 +34,7 @@ KILLED = 9
 
 
 class Link:
-    """Takes what is sent; nothing comes."""
+    """A link that keeps what is sent, and on which nothing arrives."""
 
     session = None
 
@@ -46,7 +46,7 @@ class Link:
 
 
 class Engine:
-    """Its weights are the number of updates; what it stores goes the way of the real one's."""
+    """An engine whose weights are its number of updates; it stores them as the real engine does."""
 
     def __init__(self):
         self.updates = 0
@@ -88,7 +88,7 @@ class Engine:
 
 
 class Rehearsed(Exchange):
-    """Takes the oldest groups of the curriculum for done."""
+    """An exchange that treats the oldest groups of the curriculum as delivered."""
 
     version_before = 0
 
@@ -122,7 +122,7 @@ def learner(folder: Path, *, resume: bool, lockstep: bool = False) -> Learner:
 
 
 def picture(it: Learner):
-    """All parts of the cut, each of which says by itself how many steps it covers."""
+    """Return all parts of a checkpoint's state; each shows by itself how many steps it covers."""
     intake = it.exchange.intake
     return {
         "step": it.step,
@@ -136,7 +136,7 @@ def picture(it: Learner):
 
 
 def killed_at(count: int, action) -> bool:
-    """Do it in a process that is gone before its `count`-th change to a file; False if it came to its end."""
+    """Run ``action`` in a child process that dies after ``count`` file changes. Return whether it died."""
     pid = os.fork()
     if pid == 0:
         left = count
@@ -181,7 +181,8 @@ def test_killed_before_any_change_to_a_file_it_goes_on_from_a_whole_checkpoint(t
             "committed": steps,
             "tokens": 2 * 2 * 5 * steps,
             "trained": 4 * steps,
-            "cursor": 2 * steps + 2,  # those of the step to come are dealt out
+            # The groups of the next step are dealt already.
+            "cursor": 2 * steps + 2,
             "replay": 2 * steps,
         }
         again.exchange.intake.check()
@@ -224,7 +225,7 @@ def put(folder, data):
 
 
 def test_all_of_it_is_on_disk_before_the_pointer_moves(tmp_path, monkeypatch):
-    """After a power failure nothing else can be counted on."""
+    """A power failure may take whatever is not on disk yet."""
     events = []
     synced, moved = os.fsync, Path.replace
     monkeypatch.setattr(

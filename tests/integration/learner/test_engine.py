@@ -1,4 +1,4 @@
-"""The real DeepSpeed engine in one process, every ZeRO stage, against plain PyTorch."""
+"""Test the real DeepSpeed engine in one process, at every ZeRO stage, against plain PyTorch."""
 
 import dataclasses
 import hashlib
@@ -20,11 +20,11 @@ from learner.update.scores import score_mini_batches
 from tests.integration.learner.tiny_qwen3 import VOCAB, save, tiny_model
 from tests.trajectories import make_batch_of_groups, make_trajectory
 
-# inside torch, when DeepSpeed imports it
+# The warning comes from inside torch, when DeepSpeed imports it.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 
 STAGES = [0, 1, 2, 3]
-# eps well above the rounding of a gradient: with 1e-8 Adam makes a step of lr of the sign of a rounding error
+# eps is far above a gradient's rounding error. With 1e-8, Adam would turn a rounding error into a step of lr.
 OPTIMIZER = OptimizerConfig(lr=1e-3, eps=1e-5, max_grad_norm=0.5, weight_decay=0.01)
 
 
@@ -35,7 +35,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def start(model):
-    """Function that makes an engine; all of them are closed in the end."""
+    """Yield a function that makes engines; all of them are closed at the end."""
     engines = []
 
     def make(**settings):
@@ -75,7 +75,7 @@ def assert_weights_close(found, expected, atol):
 
 
 class PlainTorch:
-    """What the engine should do, one trajectory at a time, full logits, no DeepSpeed."""
+    """Reference for the engine: one trajectory at a time, full logits, no DeepSpeed."""
 
     def __init__(self, model):
         self.lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -160,7 +160,7 @@ def test_logits_in_chunks_change_nothing(start, monkeypatch, stage):
 
 
 def test_one_update_needs_no_extra_forward_for_the_proximal_policy(start, monkeypatch):
-    """Scoring first and using the pass of the update itself give the very same weights."""
+    """Scoring in an extra pass and scoring in the update's own pass give exactly equal weights."""
     trajectories = make_batch_of_groups()
     shortcut, scored = start(), start()
     assert shortcut.update(trajectories, current_version=0).applied
@@ -196,7 +196,8 @@ def test_several_updates_per_batch_leave_the_proximal_policy_behind(start):
         t.action_tokens for t in make_batch_of_groups(3, 4)
     )
     ratios = report.histograms["ratio_current_proximal"]
-    assert 0.1 < (np.abs(ratios - 1) > 1e-3).mean() < 0.9  # the first mini-batch is on policy, the others not
+    # The first mini-batch is on policy, the others are not.
+    assert 0.1 < (np.abs(ratios - 1) > 1e-3).mean() < 0.9
     assert report.metrics["learner/clip_fraction"] > 0
     assert report.metrics["learner/kl_current_proximal_nats"] > 0
 
@@ -238,7 +239,7 @@ def test_nan_skips_the_step_and_the_next_one_is_sound(start, model, monkeypatch,
 
 
 def test_nan_on_a_masked_token_does_not_matter(start):
-    """What is not trained has no way into the gradient: 0 · NaN would be NaN."""
+    """A masked token never enters the gradient; a weight of 0 would not suffice, because 0 · NaN is NaN."""
     group = make_batch_of_groups(1, 4)
     poisoned = np.where(group[0].action_mask, group[0].logp_behaviour, np.nan).astype(np.float32)
     a, b = start(), start()
@@ -250,7 +251,7 @@ def test_nan_on_a_masked_token_does_not_matter(start):
 
 
 def test_half_stale_trajectory_trains_only_its_fresh_suffix(start, model):
-    """Equal to a run in which the stale tokens are observations; the group's advantages stay as they are."""
+    """The result equals a run whose stale tokens are observations; the group's advantages do not change."""
     group = make_batch_of_groups(1, 4)
     total = len(group[0])
     versions = np.where(group[0].action_mask, 9, -1).astype(np.int32)
@@ -308,7 +309,7 @@ def test_rewarded_actions_become_likelier(start):
 
 @torch.no_grad()
 def score(weights, trajectories, model):
-    """Mean log-probability of each trajectory's actions."""
+    """Return the mean log-probability of each trajectory's actions."""
     lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     lm.load_state_dict(weights, strict=False)
     result = []
@@ -325,9 +326,8 @@ def score(weights, trajectories, model):
     ("stage", "dtype"), [(0, "float32"), (1, "float32"), (2, "float32"), (3, "float32"), (2, "bfloat16")]
 )
 def test_resume_is_bit_equal(start, tmp_path, stage, dtype):
-    algorithm = AlgorithmConfig(
-        updates_per_batch=2
-    )  # mini-batches are dealt at random: the deal must go on too
+    # Mini-batches are dealt at random, so the resumed run must continue the random sequence, too.
+    algorithm = AlgorithmConfig(updates_per_batch=2)
     settings = {"zero_stage": stage, "dtype": dtype, "algorithm": algorithm}
     settings["optimizer"] = OptimizerConfig(lr=1e-3, schedule="linear", warmup_steps=3)
     batches = [make_batch_of_groups(2, 4, version=v) for v in range(3)]
@@ -338,7 +338,8 @@ def test_resume_is_bit_equal(start, tmp_path, stage, dtype):
     expected = [first.update(batch, current_version=2).metrics for batch in batches[1:]]
 
     second = start(**settings)
-    second.update(batches[2], current_version=2)  # another past, which loading must wipe out
+    # This update makes a different past, which loading must overwrite.
+    second.update(batches[2], current_version=2)
     assert second.load(tmp_path) == {"step": 1, "nested": {"cursor": [1, 2.5, "x", None]}}
     assert torch.equal(torch.rand(3), noise)
     found = [second.update(batch, current_version=2).metrics for batch in batches[1:]]

@@ -1,4 +1,4 @@
-"""Two learner processes under torchrun do what one does."""
+"""Two learner processes under torchrun compute what one process computes."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def out(model, tmp_path_factory):
-    """Folder with the results of all cases; one start for all, since the imports take longest."""
+    """Return the folder with the results of all cases; one start serves all, because imports take longest."""
     folder = tmp_path_factory.mktemp("out")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "--"]
     done = subprocess.run(
@@ -44,7 +44,7 @@ def out(model, tmp_path_factory):
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_two_ranks_equal_one(model, out, stage):
-    """Unequal trajectories, several micro-batches, a batch of one; then a NaN, a checkpoint, a resumption."""
+    """The batches have unequal trajectories, or only one; a NaN, a checkpoint and a resume follow."""
     result = json.loads((out / f"{stage}-float32" / "result.json").read_text())
     single = TrainingEngine(settings(stage, "float32", 1), model=model, total_steps=10, seed=5)
     for batch, metrics, tokens in zip(batches(), result["metrics"], result["tokens"], strict=True):

@@ -1,4 +1,4 @@
-"""What must hold of every method, in the real DeepSpeed engine."""
+"""Properties that every method must have, tested in the real DeepSpeed engine."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def start(model):
-    """Function that makes an engine; all of them are closed in the end."""
+    """Yield a function that makes engines; all of them are closed at the end."""
     engines = []
 
     def make(**settings):
@@ -56,15 +56,17 @@ def assert_close(found, expected, atol=2e-5):
 
 
 def comparable(metrics):
-    """Names of numbers that must not depend on how tokens are dealt; the quadrants split at a median, where a
-    rounding may move a token."""
+    """Return the names of metrics that must not depend on how tokens are dealt.
+
+    The quadrants are left out: they split at a median, where a rounding error may move a token.
+    """
     free = ("learner/step_seconds", "learner/padding_fraction")
     return [name for name in metrics if name not in free and "entropy_change_" not in name]
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_padding_and_packing_change_nothing(start, name):
-    """Two updates, once in small micro-batches and once in one piece."""
+    """Two updates give equal results in small micro-batches and in one piece."""
     weights, metrics = [], []
     for budget in (20, 100_000):
         engine = start(micro_batch_tokens=budget, algorithm=method(name))
@@ -96,7 +98,7 @@ def test_the_weight_of_a_group_of_one_is_that_of_its_sequence(start):
 
 @pytest.fixture(scope="module")
 def out(model, tmp_path_factory):
-    """Folder with what two ranks made of every method; one start for all."""
+    """Return the folder with two ranks' results for every method; one start serves all."""
     folder = tmp_path_factory.mktemp("out")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "--"]
     done = subprocess.run(
@@ -125,14 +127,15 @@ def test_two_ranks_equal_one(start, out, name):
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_resume_is_bit_equal(start, tmp_path, name):
-    """What a method carries from step to step is in the checkpoint: dual variable, copies, critic."""
+    """The checkpoint holds what a method carries from step to step: dual variable, copies, critic."""
     first_batch, second_batch = method_batches()
     first = start(algorithm=method(name))
     first.update(first_batch, current_version=2)
     first.save(tmp_path, {})
     expected = first.update(second_batch, current_version=2).metrics
     second = start(algorithm=method(name))
-    second.update(second_batch, current_version=2)  # another past, which loading must wipe out
+    # This update makes a different past, which loading must overwrite.
+    second.update(second_batch, current_version=2)
     second.load(tmp_path)
     found = second.update(second_batch, current_version=2).metrics
     assert expected | {"learner/step_seconds": 0} == found | {"learner/step_seconds": 0}
@@ -151,7 +154,7 @@ def test_zero_stages_agree(start, stage, name):
 
 @pytest.mark.parametrize("name", ["value_head", "critic"])
 def test_a_critic_learns_what_returns_to_expect(start, name):
-    """Returns depend on the prompt alone; the policy stands still while the critic warms up."""
+    """Returns depend on the prompt alone; the policy does not change while the critic warms up."""
     algorithm = method(name)
     algorithm = algorithm.model_copy(
         update={"critic": algorithm.critic.model_copy(update={"warmup_steps": 30, "lr": 3e-3})}
@@ -179,14 +182,13 @@ def test_an_unfinished_window_trains_the_policy_and_not_the_value(start):
     )
     done = make_trajectory("u", group="g1", prompt=4, actions=6, reward=1.0, version=0)
     report = start(algorithm=method("value_head")).update([window, done], current_version=0)
-    assert (
-        report.metrics["learner/trained_tokens"] == 3 + 6
-    )  # one of the window's four is in the ignored tail
+    # One of the window's four tokens is in the ignored tail.
+    assert report.metrics["learner/trained_tokens"] == 3 + 6
     assert report.metrics["critic/tokens"] == 6
 
 
 def test_two_turns_have_two_returns(start):
-    """Rewards 0 and 1 with discount 0.9: the first turn's tokens get 0.9, the second's 1, group mean taken off."""
+    """Rewards 0 and 1, discount 0.9: the first turn's tokens get 0.9, the second's 1, less the group mean."""
     turns = [Turn(0, 0, 2, False), Turn(1, 2, 4, True), Turn(2, 4, 6, False), Turn(3, 6, 8, True)]
     base = make_trajectory("a", prompt=2, actions=6, observation=(4, 6), version=0)
     good = dataclasses.replace(base, turns=turns, rewards=[Reward("r", 3, 1.0)])
@@ -257,8 +259,11 @@ def test_values_that_are_not_finite_skip_the_update(start):
 
 
 def test_no_optimizer_moves_without_a_gradient(start):
-    """Momentum would: after one whole batch, a batch of windows has nothing for the critic, a stale one nothing
-    for the policy."""
+    """Momentum alone would move an optimizer.
+
+    After one whole batch, a batch of windows has nothing to train the critic on, and a stale batch has
+    nothing to train the policy on.
+    """
     engine = start(algorithm=method("critic"), max_policy_lag=1)
     whole = make_batch_of_groups(1, 4, version=2)
     engine.update(whole, current_version=2)

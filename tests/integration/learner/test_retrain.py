@@ -1,4 +1,4 @@
-"""A run trained again from its journal has the same weights, bit for bit; the engine is real, rollouts are made up."""
+"""Retraining a run from its journal gives bit-equal weights. The engine is real, the rollouts are not."""
 
 import dataclasses
 import queue
@@ -39,7 +39,7 @@ from protocol.messages import (
 )
 from tests.integration.learner.tiny_qwen3 import VOCAB, save, tiny_model
 
-# inside torch, when DeepSpeed imports it
+# The warning comes from inside torch, when DeepSpeed imports it.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 
 SEED = 5
@@ -73,7 +73,7 @@ def model(tmp_path_factory):
 
 
 class System:
-    """Broker, actors and generators in one: samples at once, by recent versions, and keeps the broker's journal."""
+    """Broker, actors and generators in one. It samples at once, at recent versions, and keeps the journal."""
 
     def __init__(self, folder, config):
         self.rng, self.config = np.random.default_rng(0), config
@@ -84,7 +84,7 @@ class System:
         self.known: set[str] = set()
         self.groups: dict[str, list] = {}
         self.units: dict[str, tuple] = {}
-        """Frames of each unit and the tasks in it, in the order in which they became ready."""
+        """Frames and tasks of each unit by unit id, in the order in which the units became ready."""
         self.committed: dict[str, int] = {}
         self.queue: list = []
         self.joined = True
@@ -94,7 +94,7 @@ class System:
         return self.version
 
     def rejoin(self):
-        """At the end: the broker holds nothing that is committed."""
+        """Answer the join at the end of the run: the broker holds no committed unit."""
         self.queue += [None, (Held(task_ids=[]), [])]
 
     @property
@@ -111,13 +111,13 @@ class System:
             step=begin.step,
             deliver=self.deliver,
         )
-        self.note(LearnerJoined(hello=hello))
+        self.record_event(LearnerJoined(hello=hello))
         self.committed = {unit: step for unit, step in self.committed.items() if step <= begin.step}
         back = [unit for unit in self.units if unit not in self.committed]
         held = sorted({task for unit in back for task in self.units[unit][1]})
         self.queue = [None, (Held(task_ids=held), []), *(self.units[unit][0] for unit in back)]
 
-    def note(self, event):
+    def record_event(self, event):
         self.journal.append(Kind.EVENT, encode_event(event))
 
     def send(self, message, join=None):
@@ -127,7 +127,7 @@ class System:
                     self.put(task)
             case Commit():
                 self.committed |= dict.fromkeys([*message.trained, *message.dropped], message.step)
-                self.note(
+                self.record_event(
                     Committed(
                         epoch=message.epoch,
                         step=message.step,
@@ -139,7 +139,7 @@ class System:
                 )
             case PublishWeights(version=version, line=line):
                 self.version = version
-                self.note(Published(epoch=message.epoch, version=version, manifest="m", line=line))
+                self.record_event(Published(epoch=message.epoch, version=version, manifest="m", line=line))
 
     def put(self, task):
         if task.task_id in self.known:
@@ -171,7 +171,7 @@ class System:
         self.queue.append(self.units[unit_id][0])
 
     def rollout(self, task):
-        """Segments of one trajectory: a prompt and some windows of actions."""
+        """Return the segments of one trajectory: a prompt and some windows of actions."""
         windows = int(self.rng.integers(1, 4))
         version = max(0, self.version - int(self.rng.integers(0, 4)))
         segments = []
@@ -221,11 +221,11 @@ class System:
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """Exception that stands for the death of the process."""
 
 
 def learn(system, folder, config, model, *, resume=False, kill_at=None):
-    """One learner process of a run; returns the learner."""
+    """Run one learner process of a run. Return the learner."""
     begin = start(folder, resume=resume, lockstep=False)
     engine = TrainingEngine(config, model=model, total_steps=config.steps, seed=SEED)
     system.join(begin)
@@ -264,7 +264,7 @@ def learn(system, folder, config, model, *, resume=False, kill_at=None):
 
 @pytest.fixture(params=sorted(METHODS))
 def run(request, tmp_path, model):
-    """Plays a run, of one learner process or of two; returns its folder and configuration."""
+    """Return a function that plays a run of one or two learner processes; it returns folder and settings."""
 
     def play(*, kill_at=None):
         config = LearnerConfig.model_validate(COMMON | METHODS[request.param])
@@ -283,7 +283,7 @@ def run(request, tmp_path, model):
     return play
 
 
-def again(folder, config, model, out, last=None):
+def train_again(folder, config, model, out, last=None):
     recorded = recording.read(folder / "journal")
     steps = recorded.steps(last or recorded.last)
     return retrain(config, model=model, seed=SEED, steps=steps, out=out)
@@ -292,15 +292,15 @@ def again(folder, config, model, out, last=None):
 def test_two_replays_and_the_run_itself_have_the_same_weights(run, model, tmp_path):
     folder, config = run()
     for name in ("one", "two"):
-        assert again(folder, config, model, tmp_path / name) == config.steps
+        assert train_again(folder, config, model, tmp_path / name) == config.steps
         assert same_weights(tmp_path / name, folder / "model")
-    assert again(folder, config, model, tmp_path / "half", last=4) == 4
+    assert train_again(folder, config, model, tmp_path / "half", last=4) == 4
     assert not same_weights(tmp_path / "half", folder / "model")
 
 
 def test_a_run_whose_learner_was_killed_is_replayed_as_it_went_on(run, model, tmp_path):
     folder, config = run(kill_at=5)
-    assert again(folder, config, model, tmp_path / "one") == config.steps
+    assert train_again(folder, config, model, tmp_path / "one") == config.steps
     assert same_weights(tmp_path / "one", folder / "model")
 
 

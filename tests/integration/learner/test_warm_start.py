@@ -18,7 +18,7 @@ def folder(tmp_path):
 
 
 def make_examples(count, seed):
-    """Three letters, then the first of them again: the last token is to be learnt."""
+    """Return examples of three letters and then the first again; only the last token is to be learnt."""
     letters = np.random.default_rng(seed).integers(20, 24, (count, 3)).tolist()
     return [([1, *row, row[0]], [False, False, False, False, True]) for row in letters]
 
@@ -51,7 +51,7 @@ def test_warm_start_learns_in_place_and_stops_when_good_enough(folder):
 
 
 def test_only_tokens_to_be_learnt_count(folder):
-    """With everything masked but the last token, the loss of the first step is that token's alone."""
+    """The loss of the first step is the last token's alone, because all others are masked."""
     examples = make_examples(8, seed=3)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ids = torch.tensor([ids for ids, _ in examples])

@@ -1,4 +1,4 @@
-"""Windows of a trajectory reach the learner's inlet while it is still being generated; broker and actor are real."""
+"""Windows of a growing trajectory reach the learner's intake; the broker and the actor are real."""
 
 import asyncio
 import socket
@@ -41,7 +41,7 @@ def free_port():
 
 
 class Run:
-    """A broker process and an actor process; generator and learner live in the test."""
+    """A broker process and an actor process; the generator and the learner live in the test."""
 
     def __init__(self, folder):
         self.endpoint, self.http = f"tcp://127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
@@ -51,7 +51,7 @@ class Run:
         self.curriculum = Curriculum(self.env, CONFIG)
         self.intake = Intake(self.curriculum, filter_uniform=False, windows=True)
         self.units: list[tuple[str, int]] = []
-        """Each unit that came, and how many turns the generator had been asked for by then."""
+        """Delivered units, each with the number of turns requested from the generator by then."""
         self.processes, self.links = [], []
 
     async def start(self):
@@ -93,7 +93,7 @@ class Run:
         self.learner.send(DeliveryCredit(units=1000))
 
     def train(self, step=1):
-        """Take all that is ready, and say that it is trained."""
+        """Take all ready units and commit them as trained. Return their trajectories."""
         groups = self.intake.take(1000)
         commit = self.intake.commit(0, step, groups)
         if commit is not None:
@@ -130,7 +130,7 @@ def windows_of(trajectories, trajectory_id):
 
 
 def check_cover(windows):
-    """In order, each on top of those before, every action token of the whole in exactly one of them."""
+    """Assert that windows come in order, each extending the last, with every action token exactly once."""
     whole = windows[-1]
     covered = np.zeros(len(whole), dtype=int)
     for before, t in zip([None, *windows], windows, strict=False):
@@ -148,7 +148,8 @@ def test_windows_come_in_order_while_the_trajectory_is_being_generated(run):
         await until(lambda: run.intake.ready, "the first windows are here")
         assert len(run.generator.requests) < 2 * TURNS, "most turns are still to be sampled"
         trained += run.train()
-        run.generator.version = 1  # as if the weights changed in the middle
+        # The weights change while the trajectories are being generated.
+        run.generator.version = 1
         await until(lambda: len(run.intake.recent) == 2, "both trajectories have ended")
         trained += run.train()
         for member in range(2):

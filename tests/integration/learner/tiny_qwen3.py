@@ -1,4 +1,4 @@
-"""Random Qwen3 models of a quarter of a million parameters, and versions of them as a learner publishes."""
+"""Random Qwen3 models of a quarter of a million parameters, published as versions like a learner's."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ EOS = 1
 
 
 def tiny_model(*, tied: bool, seed: int, intermediate: int = 192) -> Qwen3ForCausalLM:
-    """A model in fp32. vLLM's CPU attention needs a head size of 32 at least."""
+    """Return a model in float32 with a head size of 32, the least that vLLM's CPU attention needs."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=VOCAB,
@@ -27,7 +27,8 @@ def tiny_model(*, tied: bool, seed: int, intermediate: int = 192) -> Qwen3ForCau
         eos_token_id=EOS,
         bos_token_id=0,
         pad_token_id=2,
-        initializer_range=0.2,  # far from uniform: a wrong weight shows in every log-probability
+        # The policy is far from uniform, so a wrong weight shows in every log-probability.
+        initializer_range=0.2,
     )
     return Qwen3ForCausalLM(config).float().eval()
 
@@ -48,7 +49,8 @@ def publish(
     flat: str = "",
 ) -> Path:
     """Write the model as a version; ``without`` leaves a tensor out, ``flat`` gives one a wrong shape."""
-    names = [name for name, _ in model.named_parameters() if name != without]  # named once when tied
+    # Tied weights have one name only.
+    names = [name for name, _ in model.named_parameters() if name != without]
     tensors = {name: model.get_parameter(name).detach() for name in names}
     if flat:
         tensors[flat] = tensors[flat].flatten()
@@ -64,7 +66,7 @@ def publish(
 
 @torch.no_grad()
 def score(model: Qwen3ForCausalLM, prompt: list[int], answer: list[int]) -> list[float]:
-    """Log-probability of each token of the answer in one forward pass."""
+    """Return the log-probability of each token of the answer, from one forward pass."""
     logits = model(torch.tensor([prompt + answer])).logits[0].float()
     logps = torch.log_softmax(logits, dim=-1)
     return [logps[len(prompt) - 1 + i, token].item() for i, token in enumerate(answer)]
@@ -72,7 +74,7 @@ def score(model: Qwen3ForCausalLM, prompt: list[int], answer: list[int]) -> list
 
 @torch.no_grad()
 def greedy(model: Qwen3ForCausalLM, prompt: list[int], count: int) -> list[int]:
-    """The most likely continuation, token by token."""
+    """Return the most likely continuation, decoded token by token."""
     ids = list(prompt)
     for _ in range(count):
         ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))

@@ -1,6 +1,6 @@
-"""Program for torchrun: two ranks train, are poisoned, save and resume; rank 0 writes down what came out.
+"""Program for torchrun: two ranks train, meet a NaN, save and resume; rank 0 writes the results.
 
-torchrun --nproc_per_node 2 -- tests/integration/learner/two_ranks.py MODEL OUT STAGE-DTYPE ...
+Usage: torchrun --nproc_per_node 2 -- tests/integration/learner/two_ranks.py MODEL OUT STAGE-DTYPE ...
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ def settings(stage, dtype, processes):
 
 
 def batches():
-    """Three batches; the last has one trajectory, so that one of two ranks has nothing to do."""
+    """Return three batches; the last has one trajectory, so that one of two ranks has nothing to do."""
     return [make_batch_of_groups(3, 3), make_batch_of_groups(2, 4), make_batch_of_groups(2, 2)[:1]]
 
 
@@ -46,7 +46,7 @@ def method_settings(name, processes):
 
 
 def method_batches():
-    """Two batches with tokens of lags 0 to 2, behaviour near the policy, and unequal lengths."""
+    """Return two batches with lags 0 to 2, behaviour policies near the current one, and unequal lengths."""
     return [
         [*make_batch_of_groups(2, 3, version=2), *make_group("h", [0.1, 0.9, 0.4], version=1, spread=0.2)],
         [*make_batch_of_groups(1, 4, version=0), *make_group("i", [1.0, 0.0, 0.3], version=2, spread=0.2)],
@@ -121,7 +121,8 @@ def main():
         else:
             engine.release()
     sys.stdout.flush()
-    os._exit(0)  # interpreter shutdown races with gloo's threads
+    # A normal interpreter shutdown would race with gloo's threads.
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A broker process with keys, and peers that say what they are told to."""
+"""A broker process with keys, and peers that send what a test tells them to."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def free_port():
 
 
 class Broker:
-    """A broker process; ``keys`` None: without encryption."""
+    """A broker process, without encryption if ``keys`` is None."""
 
     def __init__(self, keys, log, *, endpoint="", **settings):
         self.endpoint = endpoint or f"tcp://127.0.0.1:{free_port()}"
@@ -86,12 +86,13 @@ class Broker:
 
     def stop(self):
         if self.process.poll() is None:
-            self.process.kill()  # at SIGTERM it would wait for peers that do not say Goodbye
+            # At SIGTERM, the broker would wait for peers that do not say Goodbye.
+            self.process.kill()
             self.process.wait(PATIENCE_S)
 
 
 class Peer:
-    """A DEALER that says what it is told to, with the keys it is given."""
+    """A DEALER socket with given keys that sends what a test tells it to."""
 
     def __init__(self, context, broker, keys, role, name, *, key="", route=b""):
         own = None

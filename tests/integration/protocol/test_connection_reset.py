@@ -1,5 +1,7 @@
-"""A connection that is reset or garbled, on its way to a broker that lives, loses what was under way: the peer joins
-again, and is not left without a connection."""
+"""A reset or garbled connection to a live broker loses the messages in transit.
+
+The peer joins again and is not left without a connection.
+"""
 
 import asyncio
 import threading
@@ -93,7 +95,8 @@ def test_what_is_of_a_join_is_not_said_in_the_next(broker, proxy):
     link.rejoin()
     until(lambda: link.session.joins == 2)
     link.send(DeliveryCredit(units=2), join=1)
-    link.send(DeliveryCredit(units=2), join=0)  # from before the first
+    # This join number is from before the first join.
+    link.send(DeliveryCredit(units=2), join=0)
     link.send(DeliveryCredit(units=3), join=2)
     link.send(DeliveryCredit(units=4))
     until(lambda: 4 in broker.credit)
@@ -117,7 +120,7 @@ def test_a_loop_that_is_cut_off_joins_again(broker, proxy):
 
 
 class Garbage:
-    """What comes is no message any more, once."""
+    """A filter that turns the first data it gets into garbage, and passes all later data."""
 
     def __init__(self):
         self.count = 0

@@ -1,4 +1,4 @@
-"""Keys between real processes and sockets: who is let in, who is not, and what those are told."""
+"""Test keys between real processes and sockets: who is admitted, who is not, and which errors those get."""
 
 import asyncio
 import time
@@ -187,7 +187,7 @@ def test_an_earlier_key_is_let_in_until_it_is_revoked(broker, peer, keys, tmp_pa
 
 @contextmanager
 def joining(endpoint, keys, role="actor"):
-    """Text of the error of a link that waits for its Welcome in vain."""
+    """Yield the error text of a link that waits for its Welcome in vain."""
     found = []
 
     async def main():
@@ -293,7 +293,7 @@ def test_other_hosts_can_be_listened_to_with_keys(broker, peer, keys):
 
 
 def test_a_client_that_no_handler_vouches_for_is_not_let_in(keys):
-    """ZeroMQ would let everybody in while no ZAP handler answers; our sockets do not."""
+    """ZeroMQ would admit everybody while no ZAP handler answers; our sockets do not."""
 
     async def main():
         context = zmq.Context()

@@ -1,4 +1,4 @@
-"""Strangers at the HTTP port: they hold no connection for long and write nothing into the log."""
+"""Strangers at the HTTP port hold no connection for long and write nothing into the log."""
 
 import asyncio
 import logging
@@ -104,9 +104,8 @@ def test_a_certificate_that_is_replaced_is_shown_while_the_server_runs(tmp_path,
         async with serving(web.Application(), "127.0.0.1", 0, tmp_path, shutdown_s=1.0) as port:
             before, private = client_context(tmp_path), (tmp_path / "http.key").read_bytes()
             assert await taken(port, before)
-            (tmp_path / "http.key").write_bytes(
-                b"nonsense"
-            )  # in the middle of a change: the one before stays
+            # A file may be broken in the middle of a change: the certificate before it stays in force.
+            (tmp_path / "http.key").write_bytes(b"nonsense")
             await until(complained)
             assert await taken(port, before)
             (tmp_path / "http.key").write_bytes(private)

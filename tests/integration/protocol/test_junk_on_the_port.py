@@ -1,5 +1,7 @@
-"""Strangers, junk, floods and bombs at the broker's port;
-OFFBEAT_JUNK=10000 runs the numbers of docs/run/security.md."""
+"""Send junk, floods and bombs to the broker's port, as strangers and as peers.
+
+OFFBEAT_JUNK=10000 runs with the numbers of docs/run/security.md.
+"""
 
 import contextlib
 import os
@@ -24,7 +26,7 @@ CURVE_GREETING = GREETING + b"CURVE".ljust(20, b"\0") + bytes(32)
 NULL_GREETING = GREETING + b"NULL".ljust(20, b"\0") + bytes(32)
 READY = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x06DEALER"
 GROWTH_MB = 24.0
-"""At most so much more memory, whatever the number."""
+"""Upper limit of the memory growth in MB, whatever the number of connections."""
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def broker(tmp_path, keys):
 
 
 def junk(rng):
-    """One of several kinds of what a stranger may send."""
+    """Return bytes that a stranger may send, of one of several kinds."""
     kinds = [
         lambda: b"",
         lambda: rng.randbytes(rng.randrange(1, 4_096)),
@@ -55,12 +57,13 @@ def junk(rng):
 
 
 def flood(endpoint, count, each=lambda: None):
-    """That many connections, some of them held open for a while."""
+    """Open ``count`` connections that send junk; some are held open for a while."""
     rng, held = random.Random(7), []
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     for number in range(count):
         stranger = socket.create_connection((host, int(port)), timeout=10.0)
-        with contextlib.suppress(OSError):  # cut already
+        # The broker may have cut this connection already.
+        with contextlib.suppress(OSError):
             stranger.sendall(junk(rng))
         held.append(stranger)
         if len(held) > 200:
@@ -129,12 +132,12 @@ def test_strangers_with_keys_of_their_own_are_held_off(broker, keys, tmp_path):
 
 
 def nested(depth):
-    """A header whose free-form field holds lists in lists."""
+    """Return a header whose free-form field holds lists in lists."""
     return b"\x83\xa4type\xa8put_task\xa5tasks" + b"\x91" * depth + b"\xc0"
 
 
 def bombs():
-    """Frames that an admitted peer may send to break the broker, and the code of the answer."""
+    """Return frames with which an admitted peer may try to break the broker, and the codes of the answers."""
     task = {"task_id": "t", "env": "e", "group_id": "g", "group_size": 1}
     deep: object = 1
     for _ in range(900):

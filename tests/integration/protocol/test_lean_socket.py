@@ -1,4 +1,4 @@
-"""The sockets of `protocol.sockets`: every frame arrives as it was sent, whatever its size."""
+"""The sockets of `protocol.sockets` deliver every frame as it was sent, whatever its size."""
 
 import os
 
@@ -42,7 +42,8 @@ def test_a_large_body_is_kept_where_it_came_and_sent_on_as_often_as_wanted():
         assert [type(part) for part in received[3:]] == [memoryview, bytes, memoryview]
         for _ in range(2):
             server.send_multipart([b"a", *received[1:]])
-            server.send_multipart([b"a", received[5][:7]])  # a part of it is no frame
+            # A slice of a received frame goes out as the slice, not as the whole frame.
+            server.send_multipart([b"a", received[5][:7]])
         for _ in range(2):
             assert client.poll(WAIT_MS)
             assert client.recv_multipart() == frames

@@ -1,4 +1,4 @@
-"""Broker, journal, learner and actor in a process in which unpickling ends it: a whole round trip goes well."""
+"""Run broker, journal, learner and actor in a process that ends if it unpickles: a whole round trip works."""
 
 import os
 import subprocess

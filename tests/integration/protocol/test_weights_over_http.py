@@ -1,4 +1,4 @@
-"""Versions fetched from real servers through a network that breaks, lies and stalls."""
+"""Fetch versions from real servers through a network that breaks, corrupts and stalls."""
 
 import asyncio
 import contextlib
@@ -57,7 +57,7 @@ def versions(tmp_path):
 
 
 both_ways = pytest.mark.parametrize("keys", ["as it is", "encrypted"], indirect=True)
-"""For what depends on the way the bytes travel."""
+"""Parameter for tests that depend on how the bytes travel: plain or encrypted."""
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_transfer_broken_at_any_byte_goes_on(versions, url, cache):
     cut_after = random.Random(seed).randrange(3 * CHUNK, 8 * CHUNK)
     with proxy(url, cut_after=cut_after, cuts=8) as flaky:
         assert same(cache.obtain(1, 7, [flaky.url]), source)
-        # each cut loses at most the chunk that was on its way, on each of the connections
+        # Each cut loses at most the chunk in transit, on each of the connections.
         lost = 8 * actors.generator.weights.fetch.CONNECTIONS * (CHUNK + 65_536)
         assert flaky.passed < size_of(source) + lost + 100_000
 
@@ -124,7 +124,8 @@ def fetch_in_process(folder: str, sources: list[str], version: int, result, go) 
     held = Cache(Path(folder), RUN)
     found = held.obtain(1, version, sources)
     result.put((held.fetched_bytes, found.with_name(DATA).stat().st_ino))
-    go.wait(60)  # the others shall find the cache in use
+    # Hold the cache until then, so that the other processes find it in use.
+    go.wait(60)
     held.close()
 
 
@@ -365,12 +366,12 @@ def test_a_base_the_server_never_had_gives_the_whole_version(versions, url, cach
     with server(versions, versions.parent) as fresh:
         before = cache.fetched_bytes
         cache.obtain(1, 9, [fresh])
-        # chunks that are the same need no journey; with a step of 1 % there are none
+        # Equal chunks are not fetched again, but a step of 1 % leaves no equal chunks.
         assert cache.fetched_bytes - before > 0.9 * before
 
 
 def test_equal_chunks_are_not_fetched_again(versions, url, cache, monkeypatch):
-    monkeypatch.setattr(protocol.weights.server.Shelf, "delta", lambda *_: None)
+    monkeypatch.setattr(protocol.weights.server.VersionOpener, "delta", lambda *_: None)
     write(versions, 7)
     cache.obtain(1, 7, [url])
     before = cache.fetched_bytes

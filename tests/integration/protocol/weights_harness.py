@@ -29,7 +29,7 @@ def write(
     seed: int = 0,
     step: float = 0.0,
 ) -> Path:
-    """A version of random float32 weights; a ``step`` changes that share of them."""
+    """Write a version of random float32 weights; ``step`` is the share of them to change."""
     rng, places = np.random.default_rng(seed), np.random.default_rng(version)
     arrays = {}
     for name in ("a", "b"):
@@ -55,7 +55,7 @@ def size_of(manifest: Path) -> int:
 def server(
     folder: Path, scratch: Path, *, run: str = RUN, keys: Path | None = None, locate=None
 ) -> Iterator[str]:
-    """URL of a server of a folder of versions, in a thread."""
+    """Serve a folder of versions from a thread. Yield the URL."""
     url: list[str] = []
     ready, stop = threading.Event(), threading.Event()
 
@@ -80,15 +80,15 @@ def server(
 
 
 class Proxy:
-    """Passes requests on to a server, and its bytes back with faults.
+    """A proxy that passes requests on to a server, and damages the bytes that come back.
 
     Args:
-        cut_after: bytes in all after which a connection is cut, and the count begins anew.
-        cuts: how often; afterwards all is well.
-        dies: after the last cut nothing is answered any more.
-        flip_at: number of the byte, of all that comes back, that is changed.
+        cut_after: bytes over all connections after which a connection is cut and the count begins anew.
+        cuts: number of cuts; afterwards nothing is cut.
+        dies: whether the proxy stops answering after the last cut.
+        flip_at: position of the byte to change, counted over all bytes that come back.
         rate: bytes per second.
-        silent: nothing comes back.
+        silent: whether nothing comes back.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Proxy:
         self._flip_at, self._rate, self._silent = flip_at, rate, silent
         self._lock = threading.Lock()
         self.passed = 0
-        self.heard = bytearray()  # both ways
+        self.heard = bytearray()  # bytes in both directions
         self._since_cut = 0
         self._stop = threading.Event()
         self._listening = socket.create_server(("127.0.0.1", 0))

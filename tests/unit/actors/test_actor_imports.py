@@ -1,4 +1,4 @@
-"""The actor stays light: no deep-learning library and no task library in its process."""
+"""The actor's process imports no deep-learning library and no task library."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What an actor answers to leases; the link is a list of what was sent."""
+"""Test how an actor answers leases; the link is a list of the messages sent."""
 
 import asyncio
 from types import SimpleNamespace

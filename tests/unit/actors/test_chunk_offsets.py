@@ -1,4 +1,4 @@
-"""Chunks that were lost on the way are missed, and the turn goes on from what is contiguous."""
+"""The pool notices chunks that were lost, and the turn continues from the contiguous tokens."""
 
 import asyncio
 from contextlib import aclosing
@@ -15,7 +15,7 @@ EOS = 0
 
 
 class Wire:
-    """In place of a socket: a generator that answers each request with the next list of chunks."""
+    """A stand-in for a socket: a generator that answers each request with the next list of chunks."""
 
     def __init__(self, on_frames, answers, log):
         self._on_frames, self._answers, self._log = on_frames, answers, log
@@ -38,7 +38,7 @@ class Wire:
 
 
 def sample(monkeypatch, *answers):
-    """Tokens, interruptions and what was sent to the generator."""
+    """Return the tokens, the interruptions, and the messages sent to the generator."""
     log = []
 
     class Well:

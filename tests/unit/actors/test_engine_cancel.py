@@ -1,4 +1,4 @@
-"""A weight load that is cancelled ends as a cancellation, and leaves an engine that says it is lost."""
+"""A cancelled weight load ends as a cancellation, and its engine then reports that it is lost."""
 
 import asyncio
 import sys
@@ -31,7 +31,8 @@ def vllm_engine(monkeypatch):
 
 
 def http_engine(monkeypatch):
-    engine = HttpEngine.__new__(HttpEngine)  # without the server that `connect` asks
+    # Make the engine without `connect`, which needs a server.
+    engine = HttpEngine.__new__(HttpEngine)
     engine.kv, engine._frozen, engine._failed, engine._streams = "recomputed", "", "", {}
     engine._open = asyncio.Event()
     monkeypatch.setattr(engine, "_post", never)

@@ -1,4 +1,4 @@
-"""An episode with a scripted policy and environment: whatever happens, the trajectory is closed."""
+"""Test an episode with a scripted policy and environment: whatever happens, the trajectory is closed."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ EOS = 0
 
 
 class Letters:
-    """Tokens are character codes; 0 ends a turn, '|' is what the template writes between turns."""
+    """A renderer whose tokens are character codes; 0 ends a turn, and '|' separates turns."""
 
     eos_ids = (EOS,)
 
@@ -35,7 +35,7 @@ class Letters:
 
 
 class Script:
-    """Answers turns one after the other; an exception in the script is raised."""
+    """A policy that answers turns one after the other; an exception in the script is raised."""
 
     def __init__(self, *turns):
         self.turns, self.requests = list(turns), []
@@ -140,14 +140,16 @@ def test_a_turn_cut_by_length_is_closed_before_the_next_observation():
     assert text_of(cuts) == "Q:abcd$|gox$"
     assert env.actions[0] == "abcd"
     mask = np.concatenate([c.arrays["action_mask"] for c in cuts]).tolist()
-    assert mask == [0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1]  # the added end is not the policy's
+    # The policy did not sample the end token that was added.
+    assert mask == [0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1]
     assert cuts[0].segment.stop_reason == "length"
 
 
 def test_the_turn_limit_truncates():
     cuts, _ = play(Env(say("a"), say("b")), Script("1$", "2$"), Bounds(max_turns=2))
     assert (cuts[-1].segment.status, cuts[-1].segment.stop_reason) == ("truncated", "max_turns")
-    assert text_of(cuts) == "Q:1$|a2$"  # the last observation is nobody's prompt
+    # No turn follows the last observation, so it is left out.
+    assert text_of(cuts) == "Q:1$|a2$"
 
 
 def test_the_token_limit_truncates_before_an_observation_that_leaves_no_room():
@@ -293,7 +295,8 @@ def versions(script):
 
 
 def test_in_step_a_turn_stops_at_the_end_of_each_segment_and_waits_for_the_next_version():
-    script = Script("ab", "cdef", "g$")  # two tokens of the first segment are the prompt
+    # The prompt takes two tokens of the first segment.
+    script = Script("ab", "cdef", "g$")
     cuts, _ = play(Env(DONE), script, IN_STEP)
     assert text_of(cuts) == "Q:abcdefg$"
     assert [(cut.segment.tokens, cut.segment.status) for cut in cuts] == [

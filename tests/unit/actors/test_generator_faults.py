@@ -1,4 +1,4 @@
-"""A generator whose background work has ended says so and stops; one that others could reach does not start."""
+"""A generator whose background work ends reports it and stops; one open to strangers does not start."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from protocol.weights.format import Manifest
 
 
 class Engine:
-    """One whose loads hang."""
+    """An engine whose weight loads hang."""
 
     version = 0
 
@@ -34,7 +34,7 @@ class Engine:
 
 
 class Staged:
-    """A stage that is done, or takes its time."""
+    """A weight stage that takes ``seconds``."""
 
     def __init__(self, seconds=0.0, nbytes=0):
         self.seconds, self.nbytes, self.discarded = seconds, nbytes, 0

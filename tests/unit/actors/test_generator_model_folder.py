@@ -1,4 +1,4 @@
-"""What a generator reads in a model folder."""
+"""Test what a generator reads in a model folder."""
 
 import json
 

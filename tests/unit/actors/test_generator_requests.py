@@ -1,4 +1,4 @@
-"""States of a generator's requests, and stamping of tokens with versions."""
+"""Test the states of a generator's requests, and the stamping of tokens with versions."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from protocol.messages import Generate
         ([(7, 0), (8, 3)], 3, 5, [8, 8]),
         ([(7, 0), (8, 3)], 0, 2, [7, 7]),
         ([(7, 0), (8, 9)], 4, 6, [7, 7]),
-        ([(7, 0), (6, 2)], 1, 3, [7, 6]),  # an epoch later the version may be lower
+        ([(7, 0), (6, 2)], 1, 3, [7, 6]),  # a later epoch may have a lower version
     ],
 )
 def test_every_token_gets_the_version_whose_span_it_lies_in(starts, begin, end, expected):
@@ -84,12 +84,14 @@ def test_a_stall_is_time_without_a_token_while_requests_run():
     book = RequestBook(0.0)
     assert book.stalled_for(100.0) == 0.0
     book.add("held", min_version=9, version=0, now=100.0)
-    assert book.stalled_for(130.0) == 0.0  # a request that waits for a version does not stall
+    # A request that waits for a version does not stall.
+    assert book.stalled_for(130.0) == 0.0
     book.add("a", min_version=0, version=0, now=130.0)
     assert book.stalled_for(133.0) == 3.0
     book.tokens(2, 133.0)
     book.add("b", min_version=0, version=0, now=134.0)
-    assert book.stalled_for(135.0) == 2.0  # another request is no progress
+    # A new request is no progress.
+    assert book.stalled_for(135.0) == 2.0
     book.pardon(136.0)
     assert book.stalled_for(137.0) == 1.0
     book.finish("a", 137.0)

@@ -1,4 +1,4 @@
-"""Requests and updates of a generator around an engine of a few lines: no sockets, no vLLM."""
+"""Test a generator's requests and updates around a small fake engine, without sockets and vLLM."""
 
 import asyncio
 import time
@@ -29,7 +29,7 @@ def sampled(ids, logp, version, finish_reason=""):
 
 
 class EchoEngine:
-    """Answers with the prompt, two tokens at a time, and waits to be let go before the last ones."""
+    """An engine that answers with the prompt: two tokens at once, and the others when ``go`` is set."""
 
     kv = "recomputed"
 
@@ -74,7 +74,7 @@ class EchoEngine:
 
 
 class Desk:
-    """A Serving and what it has sent."""
+    """A Serving, and the messages it has sent."""
 
     def __init__(self) -> None:
         self.engine = EchoEngine()
@@ -93,7 +93,7 @@ class Desk:
         self.serving.received([actor, *encode(Abort(request_id=request_id))])
 
     def chunks(self, request_id):
-        """(routing id, finish reason, ids, versions, error) of each chunk sent."""
+        """Return (routing id, finish reason, ids, versions, error) of each chunk sent."""
         found = []
         for actor, *frames in self.sent:
             chunk, rest = decode(frames)
@@ -117,7 +117,8 @@ def test_an_answer_is_streamed_to_the_actor_that_asked():
     async def main():
         desk = Desk()
         desk.ask("r", actor=b"actor-7")
-        desk.ask("r", actor=b"actor-8")  # ids of two actors may be equal
+        # Two actors may use equal request ids.
+        desk.ask("r", actor=b"actor-8")
         await desk.settle()
         assert desk.chunks("r") == [
             (b"actor-7", "", [5, 6], [0, 0], ""),
@@ -377,7 +378,8 @@ def test_an_engine_that_refuses_lives_on_and_one_that_fails_is_lost(tmp_path, er
         assert up.gauges()["updates_refused_total"] == refused
         assert len(failures) == lost
         up.offer(publish(tmp_path / "w", 4))
-        assert (up._queue.take() is None) == bool(refused)  # what it can never take is not staged again
+        # A version that the engine can never take is not staged again.
+        assert (up._queue.take() is None) == bool(refused)
 
     asyncio.run(main())
 

@@ -1,4 +1,4 @@
-"""Order, staging and verification of weight versions."""
+"""Test the order, staging and verification of weight versions."""
 
 import os
 import shutil
@@ -56,7 +56,8 @@ def test_nothing_behind_what_is_in_service_is_taken():
     assert not queue.offer(Announced(2, 10))
     assert not queue.offer(Announced(2, 9))
     assert not queue.offer(Announced(1, 99))
-    assert queue.offer(Announced(3, 4))  # a later epoch may start at a lower version
+    # A later epoch may start at a lower version.
+    assert queue.offer(Announced(3, 4))
 
 
 def test_a_refused_version_may_be_announced_again():
@@ -88,8 +89,10 @@ def test_a_good_version_is_staged_under_a_name_of_our_own(tmp_path):
     manifest, data = stage.stage(Announced(0, 7, str(manifest_path)), "r")
     assert manifest.version == 7
     assert data.parent == stage.folder
-    assert data.samefile(manifest_path.with_name(DATA))  # linked: no bytes were copied
-    manifest_path.with_name(DATA).unlink()  # the publisher retires it
+    # The file is linked: no bytes were copied.
+    assert data.samefile(manifest_path.with_name(DATA))
+    # The publisher retires the version.
+    manifest_path.with_name(DATA).unlink()
     assert data.stat().st_size == manifest.nbytes
     stage.discard(data)
     assert staged_files(stage) == []
@@ -186,7 +189,8 @@ def test_a_version_that_is_gone_is_refused(tmp_path):
 
 def test_what_a_killed_process_of_the_same_name_left_is_removed(tmp_path):
     folder = stage_in(tmp_path).folder
-    dead = folder.with_name("offbeat-stage-generator-0-4194305")  # past the largest process id of Linux
+    # This process id is larger than any of Linux, so no such process lives.
+    dead = folder.with_name("offbeat-stage-generator-0-4194305")
     dead.mkdir()
     (dead / "e0-v1.safetensors").write_bytes(b"left")
     stage_in(tmp_path)

@@ -1,4 +1,4 @@
-"""Text to tokens: as transformers renders it, and never the same text twice."""
+"""Text becomes tokens as transformers renders it, and no text is rendered twice."""
 
 import json
 
@@ -21,7 +21,7 @@ CHATML = """{%- for message in messages %}
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}
 """
-# Like Qwen3: an empty thought in the last assistant turn, none in earlier ones before another question.
+# Like Qwen3: an empty thought in the last assistant turn, and none in turns before a later question.
 THINKING = """{%- set ns = namespace(last=0) %}
 {%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}
 {%- for m in messages %}
@@ -47,7 +47,7 @@ TALK = [
 
 
 def byte_level():
-    """A byte-level tokenizer with ChatML markers, as Qwen's, but without merges."""
+    """Return a byte-level tokenizer with ChatML markers, like Qwen's, but without merges."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -111,7 +111,8 @@ def test_tiny_tokenizer_round_trips_and_matches_its_template(tiny):
     question = "Spell this word backward (example: sun -> nus): horse"
     ids = tiny.prompt([{"role": "user", "content": question}])
     assert tiny.decode(ids) == question
-    assert len(ids) < len(question) / 2  # words of the template are one token each
+    # Each word of the template is one token.
+    assert len(ids) < len(question) / 2
     action = [*tiny.encode("esroh"), *tiny.eos_ids]
     assert tiny.decode(action[:-1]) == "esroh"
     observation = tiny.observation({"role": "tool", "content": "7"}, action)

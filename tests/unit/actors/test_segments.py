@@ -1,4 +1,4 @@
-"""How a trajectory is cut into segments."""
+"""Test how a trajectory is cut into segments."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What an actor keeps until the broker has it, and how many tasks it says it can take."""
+"""Test what an actor keeps until the broker has stored it, and how many tasks it offers to take."""
 
 import numpy as np
 
@@ -34,7 +34,8 @@ def test_no_more_than_the_credit_is_unacknowledged():
     assert sent(outbox) == ["a0", "a1"]
     assert outbox.waiting == 1
     outbox.acked(stored("a", 0))
-    assert sent(outbox) == []  # an acknowledgement alone is no credit
+    # An acknowledgement alone is no credit.
+    assert sent(outbox) == []
     outbox.granted(1)
     assert sent(outbox) == ["a2"]
     assert not outbox.empty
@@ -47,7 +48,8 @@ def test_after_a_rejoin_everything_unacknowledged_is_sent_again_in_order():
     assert sent(outbox) == ["a0", "a1", "a2"]
     outbox.acked(stored("a", 1))
     outbox.rejoined()
-    assert sent(outbox) == []  # credit of the old connection is void
+    # The old connection's credit is void.
+    assert sent(outbox) == []
     outbox.granted(10)
     assert sent(outbox) == ["a0", "a2", "a3"]
     assert outbox.resent == 2

@@ -1,4 +1,4 @@
-"""Gauges of vLLM's scheduler: means over steps, and a count that goes on."""
+"""Test the gauges of vLLM's scheduler: means over steps, and a running count."""
 
 from types import SimpleNamespace
 

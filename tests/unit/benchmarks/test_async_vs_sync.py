@@ -1,4 +1,4 @@
-"""What the benchmarks of asynchrony conclude from their runs, and the tasks they run on."""
+"""Test what the benchmarks of asynchrony conclude from their runs, and the tasks they run on."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from learner.intake.exchange import TIME_LIMIT
 
 
 def run(mode, *, seconds, steps=10, tokens=100, rewards=(0.2, 0.6), seed=0):
-    """A run of even steps, and of even gains."""
+    """Return a run with equal steps and equal gains."""
     times = np.linspace(0, seconds, len(rewards))
     return Run(
         arm="uniform",
@@ -156,7 +156,7 @@ def test_only_the_heavy_arm_gives_responses_a_budget():
         suite = WorkSuite(**config.env.params)
         assert suite.budgeted == (arm == "heavy")
         task = suite.task(3, "train")
-        assert suite.budget(3, "train") == task.length + 1  # and the end of the turn
+        assert suite.budget(3, "train") == task.length + 1  # plus the end of the turn
 
 
 def test_a_benchmark_ends_when_a_role_of_it_does(tmp_path):

@@ -1,4 +1,4 @@
-"""The proof of a campaign of faults finds what it is there to find."""
+"""The audit of a fault campaign finds the faults that it is there to find."""
 
 import json
 
@@ -16,7 +16,7 @@ from tests.broker_driver import Driver, group
 
 @pytest.fixture
 def run(tmp_path):
-    """A run folder whose broker wrote its journal: one unit in a checkpoint, one trained behind it, one waiting."""
+    """Return the driver of a run folder: one unit is in a checkpoint, one was trained after it, one waits."""
     folder = tmp_path / "run"
     (folder / "logs").mkdir(parents=True)
     driver = Driver(folder=folder / "journal", heartbeat_s=1.0, task_lease_s=1000.0)
@@ -67,7 +67,8 @@ def test_what_a_learner_took_with_it_is_out_of_the_line(run):
 
 
 def test_units_that_are_gone_with_a_learner_are_found(run):
-    run.learner(epoch=2, lineage=1, step=0)  # falls behind the checkpoint it had told of
+    # The new learner goes back behind the checkpoint that the old one reported.
+    run.learner(epoch=2, lineage=1, step=0)
     assert any("gone with a learner" in text and "a.0.0" in text for text in end(run).wrong)
 
 

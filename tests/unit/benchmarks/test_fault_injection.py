@@ -1,4 +1,4 @@
-"""What a campaign of faults breaks is broken in the way that it says."""
+"""A fault campaign breaks things in exactly the way that it reports."""
 
 import random
 

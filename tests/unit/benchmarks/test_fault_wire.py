@@ -1,4 +1,4 @@
-"""The wire on which a campaign of faults tampers, against an echo on loopback."""
+"""Test the wire that a fault campaign tampers with, against an echo server on loopback."""
 
 import random
 import socket
@@ -12,7 +12,7 @@ from benchmarks.faults.wire import Flips, Proxy, Swaps
 
 @pytest.fixture
 def proxy():
-    """A proxy before a server that sends back what comes."""
+    """Yield a proxy in front of an echo server."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def serve():
@@ -64,7 +64,7 @@ def test_each_flip_changes_one_bit(proxy, client):
     ask(client, b"x")
     proxy.mangle = flips = Flips(random.Random(1), share=1.0)
     got = ask(client, bytes(100))
-    assert sum(byte.bit_count() for byte in got) == flips.count == 2  # there and back
+    assert sum(byte.bit_count() for byte in got) == flips.count == 2  # one there, one back
 
 
 def test_swapped_halves_have_all_bytes(proxy, client):

@@ -1,4 +1,4 @@
-"""A few hundred inputs of each fuzzing target, always the same ones; docs/run/fuzzing.md has the long runs."""
+"""Run a few hundred fixed inputs of each fuzzing target; docs/run/fuzzing.md has the long runs."""
 
 import json
 
@@ -26,7 +26,7 @@ def test_an_input_follows_from_seed_and_number(name):
 
 
 class Broken:
-    """Fails in two places, one of them twice, and never ends for one input."""
+    """A target that fails in two places, in one of them for two inputs, and never ends for one input."""
 
     name, unit, done = "broken", "", 0
 
@@ -64,7 +64,8 @@ def test_an_input_that_does_not_end_is_a_finding_and_the_run_goes_on():
     loop.one(b"x")
     assert list(loop.report.findings) == ["an input took too long"]
     assert loop.report.inputs == 2
-    assert not issubclass(Hang, Exception)  # so that nothing that is tested can catch it
+    # Hang is not an Exception, so that the tested code cannot catch it.
+    assert not issubclass(Hang, Exception)
 
 
 def test_a_run_in_its_own_process_reports_and_can_be_taken_up_anywhere(tmp_path, monkeypatch, capsys):
@@ -74,7 +75,7 @@ def test_a_run_in_its_own_process_reports_and_can_be_taken_up_anywhere(tmp_path,
     with pytest.raises(SystemExit) as ended:
         fuzz.main()
     assert ended.value.code == 0
-    (report,) = json.loads(out.read_text())
+    (report,) = json.loads(out.read_text())["results"]
     assert (report["target"], report["inputs"], report["findings"]) == ("decoder", 50, {})
     assert 0 < report["peak_rss"] < fuzz.MAX_RSS_BYTES
     assert "| decoder | 50 |" in capsys.readouterr().out

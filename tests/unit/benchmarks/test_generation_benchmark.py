@@ -1,4 +1,4 @@
-"""What `benchmarks.generation` and `benchmarks.weights` print, from figures that are known."""
+"""Test what `benchmarks.generation` and `benchmarks.weights` print for known figures."""
 
 from benchmarks.generation import program as generation
 from benchmarks.generation.arms import Outcome

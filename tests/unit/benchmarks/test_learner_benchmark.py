@@ -1,4 +1,4 @@
-"""The learner's benchmark: both sides do the same work, and the profile says where time goes."""
+"""Both sides of the learner's benchmark do equal work, and the profile shows where time goes."""
 
 import time
 import xml.etree.ElementTree as ET
@@ -29,7 +29,7 @@ TINY = Size(vocabulary=64, width=32, layers=1, heads=2, inner=64, trajectories=1
 
 @pytest.mark.parametrize("updates", [1, 2])
 def test_both_sides_take_the_same_step(tmp_path, updates):
-    """After one update the weights agree, but for the ways sums are rounded."""
+    """After one update the weights agree, up to the rounding of sums."""
     make_model(tmp_path, TINY)
     config = LearnerConfig.model_validate({"algorithm": {"updates_per_batch": updates}})
     trajectories = make_trajectories("long-tailed", TINY)

@@ -1,4 +1,4 @@
-"""The check that codec, batching and objective have not become dearer."""
+"""Test the check that codec, batching and objective do not cost more than before."""
 
 import json
 
@@ -56,7 +56,8 @@ def test_an_extra_copy_and_an_extra_operator_show():
 def test_both_ways_of_a_pair_give_the_same_where_they_can_be_compared():
     for name in ("objective", "log-probabilities"):
         ours, plain, _ = pairs()[name]
-        sign = -1 if name == "log-probabilities" else 1  # there ours is the log-probability, not a loss
+        # Our side of this pair returns the log-probability, not a loss.
+        sign = -1 if name == "log-probabilities" else 1
         for got, want in zip(ours(), plain(), strict=True):
             torch.testing.assert_close(sign * got, want, atol=1e-4, rtol=1e-4)
 

@@ -1,4 +1,4 @@
-"""What the truncation benchmark concludes from its runs."""
+"""Test what the truncation benchmark concludes from its runs."""
 
 import json
 from dataclasses import asdict
@@ -47,7 +47,7 @@ def test_an_arm_that_never_gets_there_is_shown_and_not_averaged():
 
 
 def test_smoothing_delays_no_arm():
-    """A reward that rises with time reads the same from dense and from sparse arrivals."""
+    """A reward that rises with time gives equal curves for dense and for sparse arrivals."""
     many = {kind: 12 * size for kind, size in SMOOTHED.items()}
     for gap in (0.1, 0.5):
         ended = [

@@ -1,4 +1,4 @@
-"""Pure parts of the benchmark against TRL: curves, thresholds, tables, and that both sides are told the same."""
+"""Test the pure parts of the benchmark against TRL: curves, thresholds, tables, equal settings."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ from benchmarks.versus_trl.tasks import ARMS, TASKS, configured
 
 
 def result(arm: str, seed: int, *, pace: float, task: str = "letter") -> dict[str, Any]:
-    """A run whose steps of 100 tokens take ``pace`` seconds, and whose reward rises by 0.1 a step."""
+    """Return a run whose steps of 100 tokens take ``pace`` seconds, and whose reward rises by 0.1 a step."""
     ends = [(pace * (i + 1), 100) for i in range(12)]
     rewards = [(end, min(1.0, 0.1 * i)) for i, (end, _) in enumerate(ends) for _ in range(64)]
     return {"task": task, "arm": arm, "seed": seed, "startup": 5.0, "steps": ends, "rewards": rewards}
@@ -34,7 +34,7 @@ def test_tokens_per_second_of_a_run_with_few_steps_takes_what_there_is():
 
 
 def test_smoothing_delays_neither_side():
-    """A step function keeps its place, however many trajectories come at a time."""
+    """A step function keeps its place, however many trajectories arrive at a time."""
     for size in (1, 8):
         rewards = [(t + 0.5, float(t >= 100)) for t in range(200) for _ in range(size)]
         reached = seconds_to(curve(rewards, 16 * size), 0.5)
@@ -84,7 +84,7 @@ def test_with_one_side_there_are_no_ratios():
 
 
 def fresh(learner):
-    """Without what is there for stale tokens, and in one precision."""
+    """Return the settings in float32, without the parts that handle stale tokens."""
     algorithm = learner.algorithm
     surrogate = algorithm.surrogate.model_copy(update={"centre": "behaviour"})
     algorithm = algorithm.model_copy(update={"corrections": (), "surrogate": surrogate})
@@ -148,7 +148,7 @@ def test_spec_survives_its_file(tmp_path):
 
 
 def test_without_trl_the_peer_names_the_extra(tmp_path):
-    """A module of that name that cannot be imported stands for one that is not there."""
+    """A module that cannot be imported stands for a module that is not installed."""
     (tmp_path / "trl.py").write_text("raise ImportError('No module named trl')")
     (tmp_path / "datasets.py").write_text("")
     (tmp_path / "torch.py").write_text("")

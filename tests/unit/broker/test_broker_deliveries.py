@@ -1,4 +1,4 @@
-"""Units: when one is ready, who gets it, what comes back, what is too old."""
+"""Test units: when one is ready, who gets it, what is redelivered, what is too old."""
 
 import pytest
 
@@ -154,7 +154,8 @@ def test_a_change_of_units_cuts_what_is_here(driver):
     driver.learner(deliver="group", epoch=3)
     assert [d.redelivered for d in driver.deliveries()] == [True, True]
     driver.segment("actor", two, 1, offset=4)
-    assert units(driver) == ["g.1.0/1"]  # one delivered in part goes on in parts
+    # A rollout group that was delivered in part continues in parts.
+    assert units(driver) == ["g.1.0/1"]
     assert driver.balanced()
     assert driver.dispatcher.state.assembly.groups == {}
 
@@ -180,7 +181,8 @@ def test_without_progress_of_the_learner_a_delivery_comes_again(driver):
     (again,) = driver.deliveries()
     assert (again.unit_id, again.redelivered) == ("g", True)
     assert driver.dispatcher.state.ledger.redelivered.tokens == 4
-    driver.commit(first.unit_id)  # late, but in time to prevent a second training
+    # The commit is late, but still prevents a second training.
+    driver.commit(first.unit_id)
     assert driver.held == 0
     driver.commit(again.unit_id)
     assert driver.dispatcher.state.ledger.outcomes["trained"].tokens == 4
@@ -195,7 +197,8 @@ def test_a_learner_that_leaves_returns_its_deliveries(driver):
     driver.learner()
     (again,) = driver.deliveries()
     assert (again.unit_id, again.redelivered) == (first.unit_id, True)
-    driver.commit(first.unit_id)  # of before the Goodbye; it names the unit, so it counts
+    # The delivery is from before the Goodbye, but the commit names the unit, so it counts.
+    driver.commit(first.unit_id)
     assert driver.held == 0
 
 
@@ -218,7 +221,7 @@ def test_a_group_without_any_fresh_token_is_dropped_at_delivery():
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_after_a_learner_went_back_staleness_is_counted_along_its_weights(killed, tmp_path):
-    """A checkpoint at 10, a crash at 19: what 9 sampled is one update old under 20, not eleven."""
+    """After a checkpoint at 10 and a crash at 19, version 9 is one update behind version 20, not eleven."""
     driver = Driver(lag=2, heartbeat_s=1000.0, folder=tmp_path if killed else None)
     driver.learner(credit=0)
     driver.actor()
@@ -233,7 +236,7 @@ def test_after_a_learner_went_back_staleness_is_counted_along_its_weights(killed
         driver.kill_broker()
         driver.learner(epoch=2, credit=0)
     driver.say("learner", DeliveryCredit(units=9))
-    # a unit is known by its largest number, so of "undone" the broker cannot tell; the learner masks its tokens
+    # The broker knows only a unit's largest version, so it keeps "undone"; the learner masks its tokens.
     assert units(driver) == ["kept", "undone"]
     assert [dropped.unit_id for dropped in driver.dropped()] == ["old"]
     assert driver.balanced()
@@ -280,7 +283,8 @@ def test_a_repeated_hello_brings_again_what_may_have_been_lost_on_the_way(driver
     driver.learner()
     again = driver.deliveries()
     assert [(d.unit_id, d.redelivered) for d in again] == [("g", True), ("h", True)]
-    driver.commit(first.unit_id)  # of the same process: counts
+    # The commit comes from the same process, so it counts.
+    driver.commit(first.unit_id)
     driver.commit(again[1].unit_id)
     assert driver.held == 0
     assert driver.balanced()
@@ -292,7 +296,8 @@ def test_tasks_put_again_whose_notice_was_lost_are_said_to_be_over_once_a_group(
     driver.wait(31.0)
     assert [d.reason for d in driver.dropped()] == ["deadline"]
     driver.put(*group("g", 4))
-    assert driver.dropped() == []  # it was told since the last Hello
+    # The learner was notified since its last Hello.
+    assert driver.dropped() == []
     driver.learner()
     driver.put(*group("g", 4), *group("running", 2))
     driver.put(*group("g", 4))

@@ -1,4 +1,4 @@
-"""Learners that die and come back: what returns, what is released, what another lineage leaves behind."""
+"""Test learners that die and return: what is redelivered, what is released, what a new lineage leaves."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def driver():
 
 
 def make(driver, *names):
-    """Groups of one, done and delivered."""
+    """Finish rollout groups of one. Return the ids of the delivered units."""
     driver.put(*(task for name in names for task in group(name, 1)))
     for lease in driver.leases():
         assert driver.segment("actor", lease).status == "stored"
@@ -28,7 +28,7 @@ def units(driver):
 
 
 def held(driver):
-    """What the learner was told last: tasks and units."""
+    """Return the task ids and unit ids of the last Held, which may span several messages."""
     said = driver.take("learner", Held)
     begin = max((n for n, one in enumerate(said[:-1], start=1) if not one.more), default=0)
     last = said[begin:]
@@ -68,7 +68,8 @@ def test_a_checkpoint_the_broker_did_not_hear_of_counts_by_the_hello(driver):
 def test_a_commit_that_was_lost_can_be_made_again(driver):
     make(driver, "a")
     driver.learner(epoch=2, lineage=1, step=5)
-    assert units(driver) == ["a"]  # trained at step 3, says the checkpoint: the learner commits it again
+    # The checkpoint says that the unit was trained at step 3, so the learner commits it again.
+    assert units(driver) == ["a"]
     driver.commit("a", epoch=2, step=5)
     driver.commit("a", epoch=2, step=5)
     assert tokens(driver, "trained") == 4
@@ -96,7 +97,8 @@ def test_evaluations_of_a_learner_that_is_gone_are_let_go(driver):
     one, two = driver.leases()
     driver.segment("actor", one)
     driver.learner(epoch=2, lineage=1)
-    assert units(driver) == ["ev1.0"]  # what had gone to the one before
+    # This unit had been delivered to the previous learner.
+    assert units(driver) == ["ev1.0"]
     assert [c.lease_id for c in driver.got("actor", CancelTask)] == [two.lease_id]
     assert driver.held == 0
     assert driver.dispatcher.state.tasks.live() == []

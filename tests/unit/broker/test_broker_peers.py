@@ -1,4 +1,4 @@
-"""Joining, liveness, incarnations, epochs, generators' health."""
+"""Test joining, liveness, incarnations, epochs, and the generators' health."""
 
 from protocol.messages import (
     CancelTask,
@@ -98,8 +98,10 @@ def test_the_same_incarnation_keeps_its_leases_and_starts_without_credit():
     assert driver.credit() == 8
     driver.hello("actor", "actor", incarnation=1)
     assert driver.credit() == 8
-    assert len(driver.leases()) == 3  # told again, before the Welcome
-    assert driver.leases() == []  # task credit counts from zero
+    # The broker sends the leases again, before the Welcome.
+    assert len(driver.leases()) == 3
+    # Task credit counts from zero.
+    assert driver.leases() == []
     driver.say("actor", TaskCredit(tasks=1))
     assert len(driver.leases()) == 1
     assert driver.segment("actor", first).status == "stored"
@@ -304,7 +306,8 @@ def test_statistics_reach_the_learner_each_second_with_gauges_put_together():
     assert stats[-1].gauges["actor/episodes_running"] == 7.0
     assert stats[-1].gauges["broker/tasks_queued"] == 0.0
     driver.say("g0", Goodbye())
-    assert driver.dispatcher.gauges()["generator/tokens_total"] == 15.0  # totals outlive their peer
+    # Totals outlive their peer.
+    assert driver.dispatcher.gauges()["generator/tokens_total"] == 15.0
     assert driver.dispatcher.gauges()["generator/idle_share"] == 0.0
 
 

@@ -1,4 +1,4 @@
-"""A broker that is killed and comes back has the books it had."""
+"""A broker that is killed and recovers has the state it had."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ def driver(tmp_path):
 
 
 def picture(state: BrokerState) -> dict:
-    """What must outlive the process: a snapshot, without clocks and without counts of refusals."""
+    """Return what must outlive the process: a snapshot, without clocks and without counts of refusals."""
     saved = msgspec.to_builtins(msgspec.msgpack.decode(snapshot(state, state.store), type=Snapshot))
     for record in saved["tasks"]:
         record["retry_at"] = 0.0
@@ -40,7 +40,7 @@ def picture(state: BrokerState) -> dict:
 
 
 def busy(driver):
-    """Something of everything."""
+    """Give the broker tasks and units in every state. Return the leases by task id."""
     driver.put(*group("done", 1), *group("kept", 1), *group("half", 2), *group("g", 3), evaluation("ev"))
     driver.publish(3)
     leases = {lease.task.task_id: lease for lease in driver.leases()}
@@ -80,7 +80,8 @@ def test_what_follows_a_snapshot_is_read_on_top_of_it(driver):
 def test_an_episode_goes_on_after_the_broker_was_killed(driver):
     leases = busy(driver)
     driver.kill_broker()
-    driver.actor(tasks=100)  # the same process: its leases are live, and told again
+    # The actor is the same process, so its leases live, and the broker sends them again.
+    driver.actor(tasks=100)
     assert {lease.lease_id for lease in driver.leases()} == {
         leases[name].lease_id for name in ("half.1", "g.0", "g.1", "g.2")
     }
@@ -94,7 +95,8 @@ def test_a_learner_goes_on_and_a_commit_to_the_one_before_counts_now(driver):
     driver.kill_broker()
     driver.learner(epoch=1, lineage=1, credit=0)
     driver.say("learner", DeliveryCredit(units=10))
-    assert [d.unit_id for d in driver.deliveries()] == ["ev.0"]  # all else was committed
+    # All other units were committed.
+    assert [d.unit_id for d in driver.deliveries()] == ["ev.0"]
     driver.commit("kept", step=2)
     assert "unknown_unit" not in driver.dispatcher.state.ledger.refused
 

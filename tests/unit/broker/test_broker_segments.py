@@ -1,4 +1,4 @@
-"""Segments in: order, sanity, duplicates, credit and bounds."""
+"""Test incoming segments: order, validity, duplicates, credit and bounds."""
 
 from collections import deque
 
@@ -217,7 +217,8 @@ def test_while_the_learner_computes_the_bound_is_kept():
         credit += driver.credit() - 1
     driver.wait(5.0)
     assert (index, driver.credit()) == (4, 0)
-    driver.wait(6.0)  # busy, they say, but nothing moves: better over the bound than standing still
+    # The peers claim to be busy, but nothing moves: exceeding the bound is better than standing still.
+    driver.wait(6.0)
     assert driver.credit() == 1
 
 

@@ -1,4 +1,4 @@
-"""Who waits for whom, and the two pages of numbers."""
+"""Test who waits for whom, and the two pages of numbers."""
 
 import json
 

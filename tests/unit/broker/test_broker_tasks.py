@@ -1,4 +1,4 @@
-"""The task queue: order, fairness, leases, loss, giving up."""
+"""Test the task queue: order, fairness, leases, loss, giving up."""
 
 import pytest
 
@@ -78,7 +78,8 @@ def test_without_progress_a_lease_ends_and_the_old_holder_is_told(driver):
     driver.actor("b", tasks=0)
     driver.wait(9.0)
     assert driver.got("a", CancelTask) == []
-    driver.say("a", TaskCredit(tasks=0))  # life is not progress
+    # A sign of life is not progress.
+    driver.say("a", TaskCredit(tasks=0))
     driver.wait(1.5)
     assert [c.lease_id for c in driver.got("a", CancelTask)] == [lease.lease_id]
     (again,) = driver.leases("a") + driver.leases("b")

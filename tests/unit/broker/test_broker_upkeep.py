@@ -1,4 +1,4 @@
-"""What keeps the broker honest and quick: the ledger's checks, and segments delivered from memory."""
+"""Test the ledger's checks, and segments that are delivered from memory."""
 
 import pytest
 
@@ -68,5 +68,5 @@ def test_what_is_delivered_is_what_was_sent_from_memory_or_from_the_journal(tmp_
 
 
 def store_read(store, key):
-    """As it stands in the journal, whatever is in memory."""
+    """Return a segment as it stands in the journal, whatever is in memory."""
     return journal_store.unpack_segment(store.journal.read(store._places[key]))

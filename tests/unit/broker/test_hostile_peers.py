@@ -1,4 +1,4 @@
-"""What fuzzing found: peers that keep to the protocol's words, and would have broken or filled the broker by them."""
+"""Test peers, found by fuzzing, whose well-formed messages would have broken or filled the broker."""
 
 from zlib import crc32
 

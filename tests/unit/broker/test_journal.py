@@ -1,4 +1,4 @@
-"""The journal: what is appended is there again, files follow each other, and nothing needed is deleted."""
+"""Test the journal: appended records are read again, files follow each other, nothing needed is deleted."""
 
 import os
 import threading
@@ -135,7 +135,7 @@ def test_a_new_file_begins_with_a_snapshot_and_only_what_follows_is_read_again(f
 
 
 def rotated(journal, count):
-    """``count`` files, each with one segment; returns where those are."""
+    """Write ``count`` files with one segment each. Return the segments' places."""
     places = []
     for i in range(count):
         places.append(journal.append(Kind.SEGMENT, b"%d" % i * 1000))
@@ -247,7 +247,7 @@ def test_it_says_when_room_is_low(folder, monkeypatch):
         assert journal.low
 
 
-# --- whose it is --------------------------------------------------------------------------------------------
+# --- ownership ----------------------------------------------------------------------------------------------
 
 
 def test_one_broker_at_a_time(folder):

@@ -1,4 +1,4 @@
-"""What a killed writer leaves is cut, and nothing else: every other damage is refused, with its place."""
+"""Only the torn end that a killed writer leaves is cut: all other damage is refused, with its place."""
 
 import shutil
 
@@ -14,7 +14,7 @@ from tests.journals import DEADLINE_S, begin, contents, small
 
 @pytest.fixture
 def folder(tmp_path):
-    """Three files; the last holds a snapshot and three records."""
+    """Return a journal of three files; the last holds a snapshot, an event and a segment."""
     folder = tmp_path / "journal"
     with begin(folder, small()) as journal:
         journal.append(Kind.EVENT, b"first")
@@ -34,7 +34,7 @@ WHOLE = [b"snapshot 2", b"before", LAST]
 
 
 def change(folder, number, at, *, to=None):
-    """Flip a bit of a file's byte, or cut the file there; returns what was there."""
+    """Flip one bit of a file's byte, or cut the file there. Return the file's bytes from before."""
     path = folder / file_name(number)
     before = path.read_bytes()
     if to == "cut":
@@ -80,14 +80,15 @@ def test_a_torn_end_is_reported_with_its_bytes(folder, caplog):
 
 
 def test_no_flipped_bit_goes_unnoticed(folder, tmp_path):
-    """Anywhere but in the last record, where it is taken for a torn end, damage is refused; nothing wrong is read."""
+    """Damage is refused, except in the last record, where it counts as a torn end; nothing wrong is read."""
     last = (folder / file_name(3)).stat().st_size - HEAD_BYTES - len(LAST)
     for number in numbers(folder):
         for at in range((folder / file_name(number)).stat().st_size):
             before = change(folder, number, at)
             try:
                 found = survey(folder)
-            except JournalError as error:  # the version of the format: its checksum is right first
+            except JournalError as error:
+                # Only a foreign format version raises this, and the checksum, checked first, must fail here.
                 pytest.fail(f"{number}, {at}: {error}")
             if (number, at) >= (3, last):
                 assert found.torn is not None
@@ -153,7 +154,8 @@ def test_damage_is_refused_with_its_place_and_can_be_accepted(folder, harm, text
         place = journal.append(Kind.EVENT, b"goes on")
         assert journal.holds(place)
         assert place.file == (3 if text.startswith(("journal-00000001", "journal-00000002")) else 4)
-    assert contents(folder) == [*kept, b"goes on"]  # nobody is asked again
+    # The loss stays accepted: nobody is asked again.
+    assert contents(folder) == [*kept, b"goes on"]
     with begin(folder) as journal:
         journal.rotate(b"new")
     assert contents(folder) == [b"new"]
@@ -185,7 +187,7 @@ def test_a_record_put_in_twice_is_noticed(folder):
 
 
 def test_a_power_failure_takes_only_what_the_disk_did_not_have_yet(tmp_path):
-    """The end of a file is gone, the next one has a snapshot, but nobody was told that the disk has either."""
+    """A file's end is gone and the next file has a snapshot, but neither was reported as on the disk."""
     folder = tmp_path / "journal"
     with begin(folder, small(sync_interval_s=1e6)) as journal:
         journal.append(Kind.EVENT, b"on the disk")

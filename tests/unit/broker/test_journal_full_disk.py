@@ -1,4 +1,4 @@
-"""A full disk takes part of a write and then nothing: no hole, nothing doubled, nothing called safe too early."""
+"""A full disk takes part of a write, then nothing: no hole, no double record, nothing durable too early."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ from tests.journals import DEADLINE_S, begin, contents, files, small
 
 @dataclass
 class Disk:
-    """Room for so many bytes; opening a file takes ``name`` bytes."""
+    """A disk with room for ``room`` bytes; creating a file needs ``name`` bytes of room."""
 
     room: int
     name: int = 0
@@ -130,7 +130,8 @@ def test_a_new_file_that_cannot_be_begun_is_begun_later(tmp_path, disk):
         assert list(files(tmp_path)) == ["journal-00000001.log"]
         assert journal.read(place) == b"e"
         disk.name = 0
-        journal.flush()  # its head is cut
+        # The disk has room for a part of the new file's head only.
+        journal.flush()
         assert journal.blocked
         disk.room = 1 << 30
         journal.flush()
@@ -162,7 +163,8 @@ def test_tries_are_spaced(tmp_path, disk, monkeypatch):
         disk.room = 1 << 30
         journal.flush()
         assert journal.durable == 0
-    assert contents(tmp_path) == [b"e"]  # closing does not wait
+    # Closing does not wait.
+    assert contents(tmp_path) == [b"e"]
 
 
 def test_closing_on_a_full_disk_says_what_is_not_safe(tmp_path, disk, caplog):

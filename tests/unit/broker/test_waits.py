@@ -1,4 +1,4 @@
-"""Who waits for whom, from what a broker said at `/status`."""
+"""Test who waits for whom, as read from what a broker serves at `/status`."""
 
 import json
 from copy import deepcopy
@@ -30,7 +30,7 @@ RECORDED = json.loads("""
 
 
 def changed(**peers):
-    """The recorded status, with other fields of some peers (None: the peer is gone) and of the status itself."""
+    """Return the recorded status with changed fields of some peers; None removes the peer."""
     said = deepcopy(RECORDED)
     for name, fields in peers.items():
         (peer,) = [p for p in said["peers"] if p["name"] == name.replace("_", "-")]

@@ -1,4 +1,4 @@
-"""The calculator's rules, on questions as the library writes them."""
+"""Test the calculator's rules on questions as the library writes them."""
 
 import pytest
 

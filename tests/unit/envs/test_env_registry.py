@@ -1,4 +1,4 @@
-"""From the name in the run file to a suite, and what a wrong name is told."""
+"""Test how the name in the run file becomes a suite, and the error for a wrong name."""
 
 import sys
 import textwrap

@@ -1,7 +1,8 @@
-"""No call in these packages waits without a deadline, but for those listed here with the reason.
+"""No call in these packages waits without a deadline, except those listed here with a reason.
 
-It reads the source: a call that can block and is given no timeout, and that stands neither in ``asyncio.wait_for(...)``
-nor below ``async with asyncio.timeout(...)``. docs/run/operations.md has the table of all waits.
+The test reads the source. It finds each call that can block, has no timeout, and stands neither in
+``asyncio.wait_for(...)`` nor inside ``async with asyncio.timeout(...)``. docs/run/operations.md has the
+table of all waits.
 """
 
 import ast
@@ -63,7 +64,7 @@ ALLOWED = {
 
 
 def unbounded(path: Path) -> Iterator[str]:
-    """Source of each call in a file that may wait for ever."""
+    """Return the source of each call in a file that may wait for ever."""
     tree = ast.parse(path.read_text())
 
     def look(node: ast.AST, bounded: bool) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What is sent is declared, and what is declared is sent."""
+"""Every gauge that is sent is declared, and every declared gauge is sent."""
 
 import time
 from types import SimpleNamespace

@@ -7,18 +7,19 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "protocol" / "SPEC.md"]
-LINK = re.compile(r"\]\(([^)#\s]*)(#[^)]*)?\)")
+LINK = re.compile(r"\]\(([^)#\s]*)(#[^)]*)?\)|^\[[^\]]+\]: ([^#\s]+)()$", re.MULTILINE)
 
 
 def anchors(page):
-    """Anchors that a renderer makes of a page's headings."""
+    """Return the anchors that a renderer makes of a page's headings."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), flags=re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
-    for target, fragment in LINK.findall(page.read_text()):
+    for inline, fragment, reference, _ in LINK.findall(page.read_text()):
+        target = inline or reference
         if ":" in target:
             continue
         file = (page.parent / target).resolve() if target else page

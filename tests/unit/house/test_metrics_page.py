@@ -1,4 +1,4 @@
-"""The page of metrics is what the code declares."""
+"""The page of metrics agrees with what the code declares."""
 
 from pathlib import Path
 

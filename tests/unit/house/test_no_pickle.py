@@ -1,6 +1,6 @@
-"""No source of ours unpickles, evaluates or loads code from data.
+"""No source file of ours unpickles, evaluates or loads code from data.
 
-The one reader of pickles in the system is DeepSpeed, with the checkpoints that this learner has written itself.
+Only DeepSpeed reads pickles: the checkpoints that this learner has written itself.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""Each class and type alias of the product has a name of its own."""
+"""Each class and type alias of the product has a unique name."""
 
 import ast
 from collections import defaultdict
@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("protocol", "broker", "actors", "envs", "learner", "launch")
 SHARED = {"Unit"}
-"""The broker's and the learner's view of one thing."""
+"""Names for the broker's and the learner's view of one thing."""
 
 
 def names(tree):

@@ -1,4 +1,4 @@
-"""README.md names every command there is."""
+"""README.md lists every command and no other."""
 
 import argparse
 import re

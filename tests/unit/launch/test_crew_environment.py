@@ -1,4 +1,4 @@
-"""What the roles of one machine are told about its cores."""
+"""Test the environment that the roles of one machine get, given its cores and threads."""
 
 import pytest
 
@@ -27,9 +27,10 @@ def run(mode="async", learner=1, generator=1, count=1, **settings):
         (run(learner=2), 2, True),
         (run(learner=2, generator=2), 4, False),
         (run(generator=2, count=2), 4, True),
-        (run("sync", learner=2, generator=2), 2, False),  # they take turns
-        (run("sync", generator=2, count=2), 2, True),  # but not among themselves
-        (run(learner=2, generator=2, backend="http", url="http://127.0.0.1:1"), 2, False),  # it is elsewhere
+        (run("sync", learner=2, generator=2), 2, False),  # learner and generator take turns
+        (run("sync", generator=2, count=2), 2, True),  # two generators compute at the same time
+        # The generator runs elsewhere.
+        (run(learner=2, generator=2, backend="http", url="http://127.0.0.1:1"), 2, False),
     ],
 )
 def test_threads_are_counted_where_they_compute_at_a_time(config, cores, expected):

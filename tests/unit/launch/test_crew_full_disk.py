@@ -1,4 +1,4 @@
-"""A disk that is full ends no run: the supervisor writes when there is room again."""
+"""A full disk ends no run: the supervisor writes when there is room again."""
 
 import errno
 import json
@@ -22,7 +22,7 @@ def notes():
 
 @pytest.fixture
 def spawned(monkeypatch):
-    """Processes that were started, in place of real ones; while ``full``, none can be."""
+    """Return a record of the fake processes started in place of real ones; while ``full``, none can start."""
     found = SimpleNamespace(children=[], full=False)
 
     def spawn(name, command, *, log, env):
@@ -51,7 +51,8 @@ def state(crew):
 
 
 def test_a_state_that_cannot_be_written_is_written_later(crew, notes):
-    crew.start(["broker", "learner"], resume=False)  # there is not even a folder
+    # The folder does not exist yet.
+    crew.start(["broker", "learner"], resume=False)
     crew.revive(1.0)
     assert len(notes) == 1
     assert "offbeat status" in notes[0]

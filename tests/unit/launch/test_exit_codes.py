@@ -1,4 +1,4 @@
-"""Exit codes say whether another start could help."""
+"""Exit codes say whether a restart could help."""
 
 import pytest
 

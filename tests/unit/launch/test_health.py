@@ -1,4 +1,4 @@
-"""Who hangs, by what broker and kernel say."""
+"""Test which roles hang, judged by the broker's and the kernel's numbers."""
 
 from launch.supervise.health import Hung, Limits, Vitals, Watchdog
 
@@ -24,7 +24,7 @@ def watching(*names, now=0.0):
 
 
 def seconds(dog, begin, end, status, vitals=lambda now: {}):
-    """One look a second; the first findings, and when."""
+    """Look once a second. Return the time of the first findings and the findings, or None."""
     for now in range(begin, end):
         if hung := dog.look(status(now), vitals(now), float(now)):
             return now, hung
@@ -39,7 +39,8 @@ def test_a_peer_that_falls_silent_is_found_within_ten_seconds_also_when_the_brok
     dog = watching("broker", "actor-0")
     assert seconds(dog, 1, 20, listed(peer("actor-0"))) is None
 
-    def then(now):  # last heard at 19; the broker drops it after five seconds
+    # The peer was last heard at 19; the broker drops it after five seconds.
+    def then(now):
         return listed(peer("actor-0", silent=now - 19.0))(now) if now < 25 else {"peers": []}
 
     now, hung = seconds(dog, 20, 60, then)
@@ -110,7 +111,8 @@ def test_a_broker_that_stops_answering_is_found_and_takes_nobody_with_it():
 def test_one_late_answer_is_no_silence():
     dog = watching("broker")
     dog.look({"peers": []}, {}, 1.0)
-    for now in (10.0, 20.0, 30.0):  # the supervisor itself stands still
+    # The supervisor itself stands still between these looks.
+    for now in (10.0, 20.0, 30.0):
         assert dog.look(None, {}, now) == []
 
 

@@ -1,4 +1,4 @@
-"""`offbeat journal`: what it prints of a journal, what it finds wrong, what it takes out."""
+"""Test `offbeat journal`: what it prints of a journal, which damage it finds, what it exports."""
 
 import json
 
@@ -17,7 +17,7 @@ from tests.journals import DEADLINE_S, begin, small
 
 
 def segment(trajectory, index, tokens, *, offset=0, status="unfinished", **fields):
-    """Parts of a SEGMENT record."""
+    """Return the parts of a SEGMENT record."""
     ids = np.arange(offset, offset + tokens)
     task = trajectory.rpartition(".")[0]
     message = Segment(
@@ -44,7 +44,7 @@ def segment(trajectory, index, tokens, *, offset=0, status="unfinished", **field
 
 @pytest.fixture
 def run(tmp_path):
-    """The folder of a run whose broker is at work."""
+    """Yield the folder of a run whose broker is at work."""
     folder = tmp_path / "run"
     task = Task(task_id="1g7.3", env="game", group_id="1g7", group_size=2)
     with begin(folder / "journal", small(keep_bytes=0)) as journal:
@@ -75,7 +75,7 @@ def run(tmp_path):
 
 
 def said(capsys, *arguments, code=0):
-    """Lines printed."""
+    """Run `offbeat journal`. Return the lines it printed."""
     assert main(["journal", *map(str, arguments)]) == code
     return capsys.readouterr().out.splitlines()
 

@@ -1,4 +1,4 @@
-"""Lines of a log are ours, whatever text of others is in them."""
+"""No text of others can forge a line of a log."""
 
 import logging
 

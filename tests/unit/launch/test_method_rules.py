@@ -1,4 +1,4 @@
-"""A method that lacks what it lives on, or counts something twice, is refused before anything starts."""
+"""A method that lacks a required part, or corrects for something twice, is refused before anything starts."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def run_file(learner, **sections):
 
 
 def problems(learner, **sections):
-    """Lines of what is refused; none if all is well."""
+    """Return the lines of the error for these settings, or [] if they are accepted."""
     try:
         check(run_file(learner, **sections), "run.toml")
     except ConfigError as error:
@@ -194,7 +194,7 @@ def test_what_a_run_can_supply_is_taken(learner):
     ids=lambda s: s["kind"],
 )
 def test_staleness_is_not_corrected_twice(surrogate):
-    """By the surrogate's own ratio current / behaviour, and by a weight proximal / behaviour."""
+    """The surrogate's ratio current / behaviour corrects; a weight proximal / behaviour would do it again."""
     mask = {"kind": "interval", "weight": False}
     for corrections in ([{"kind": "truncated"}], [{"kind": "interval"}], [mask, {"kind": "truncated"}]):
         (line,) = problems(algorithm(surrogate=surrogate, corrections=corrections))
@@ -267,7 +267,7 @@ def test_a_forced_lag_is_the_bound_that_all_roles_keep():
 
 
 def test_the_table_is_asked_with_the_items_that_it_would_get():
-    """One group of 4 is fresh per step and is kept for 2: a table never holds the 3 groups it waits for."""
+    """One group of 4 is fresh per step and stays for 2 steps: the table never holds the 3 it waits for."""
     replay = {"rule": "recent", "share": 0.5, "max_policy_lag": 2, "min_size": 3}
     learner = {"group_size": 4, "batch_trajectories": 8, "replay": replay}
     (line,) = problems(learner)

@@ -1,4 +1,4 @@
-"""How `offbeat plan --calibrate` watches a run; the run is a metrics file that grows with each look at the broker."""
+"""Test how `offbeat plan --calibrate` watches a run; each look at the broker adds a step to its metrics."""
 
 import json
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ CONFIG = check(
 
 
 class Run:
-    """A run that does a step at each look."""
+    """A run that does one step at each look at its broker."""
 
     def __init__(self, folder):
         self.path, self.steps, self.stands_still = folder / "metrics.jsonl", 0, False
@@ -61,7 +61,7 @@ def test_it_measures_from_the_end_of_a_step_to_the_end_of_another(run, tmp_path)
     assert len(seen.lines) >= LEAST_STEPS
     assert seen.before["step"] == begun + 1
     assert [line["step"] for line in seen.lines] == list(range(begun + 2, begun + 2 + len(seen.lines)))
-    # the broker is looked at after a step, at both ends
+    # At both ends, the broker is looked at after a step.
     assert seen.sampled == pytest.approx(100 * len(seen.lines), abs=200)
     assert seen.seconds >= 0.02
     assert seen.generators[0] == [{"running_requests": 3.0}]

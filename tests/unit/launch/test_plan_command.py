@@ -1,4 +1,4 @@
-"""`offbeat plan`: arguments, what it prints, and what it refuses."""
+"""Test `offbeat plan`: its arguments, what it prints, and what it refuses."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Rates of `offbeat plan`: their file, mistakes in it, and how they are read from a run."""
+"""Test the rates of `offbeat plan`: their file, mistakes in the file, and how they are read from a run."""
 
 import random
 import statistics
@@ -10,7 +10,7 @@ from launch.plan.parts import Setting, between, draw_turns
 from launch.plan.probe import Probe
 from launch.plan.rates import Law
 from launch.plan.rates_file import check_rates, format_rates, load_rates
-from launch.plan.reading import Seen, quantiles, read
+from launch.plan.reading import Observations, quantiles, read
 
 BY_HAND = """
 [generator]
@@ -169,7 +169,7 @@ def seen(**changes):
             {"action": True, "start": 20, "end": 30},
         ]
     }
-    found = Seen(
+    found = Observations(
         seconds=12.7,
         lines=lines,
         before=line(0, 100, 0.0),
@@ -196,13 +196,13 @@ def test_rates_of_a_run_are_read_from_its_metrics():
     assert rates.learner.step_seconds == pytest.approx(0.1)
     assert rates.learner.seconds_per_token == pytest.approx(0.001)
     assert rates.learner.publish_seconds == pytest.approx(0.02)
-    # 12.7 s less 10 steps with 0.5 of waiting, 0.1 + 0.001 * 550 of update and 0.02 of publishing
+    # 12.7 s less 10 steps of 0.5 s waiting, 0.1 + 0.001 * 550 s update and 0.02 s publishing.
     assert rates.learner.after_seconds == pytest.approx(0.1)
     assert rates.generator.pause_seconds == 0.03
     assert rates.episode.turns == rates.episode.turns.model_copy(update={"fixed": 2.0})
     assert rates.episode.observation_tokens.fixed == 2.0
     assert rates.episode.tool_seconds.fixed == 0.01
-    # two more episodes than requests, 50 turns a second, 10 ms of them in the environment
+    # Two more episodes than requests at 50 turns a second are 40 ms a turn, 10 ms in the environment.
     assert rates.episode.between_seconds == pytest.approx(0.03)
     assert rates.episode.filtered_groups == pytest.approx(0.6, abs=1e-4)
     assert rates.sharing.slowdown == 1.0
@@ -212,7 +212,7 @@ def test_rates_of_a_run_are_read_from_its_metrics():
 
 def test_what_generators_lose_to_the_learner_is_the_slowdown():
     rates = read(seen(), PROBE, Setting(), run="r", machine="m")
-    # alone it gives about 1,100 tokens a second with 11 requests, of which 500 / 0.9 were seen
+    # Alone, the generator gives about 1,100 tokens a second with 11 requests; the run showed 500 / 0.9.
     assert rates.sharing.slowdown > 1.5
     assert rates.learner.seconds_per_token < 0.001 / 1.4
     each, tenth = (

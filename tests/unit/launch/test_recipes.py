@@ -39,7 +39,7 @@ def test_a_recipe_is_its_base_and_little_else(path):
 
 
 def contains(found, written):
-    """Whether all that is written stands in what was found, too."""
+    """Return whether ``found`` contains everything that is in ``written``."""
     if isinstance(written, dict):
         return all(contains(found[name], value) for name, value in written.items())
     if isinstance(written, list):
@@ -48,7 +48,7 @@ def contains(found, written):
 
 
 def test_settings_written_are_settings_in_force(path):
-    """Whatever the base may say one day."""
+    """A recipe's own settings stay in force, whatever its base may set one day."""
     config = load(path)
     own = read_own(path)["learner"]["algorithm"]
     in_force = config.model_dump(mode="json")["learner"]["algorithm"]
@@ -81,7 +81,7 @@ def test_pages_name_metrics_that_exist(path):
 
 
 def test_pages_name_settings_that_exist(path):
-    """Fields in the first column of the table of settings."""
+    """The fields in the first column of the table of settings exist, with the values of the second column."""
     text = (DOCS / f"{path.stem}.md").read_text()
     rows = re.findall(r"^\| `([a-z0-9_.]+)` \| `([^`]+)` \|", text, flags=re.M)
     assert rows

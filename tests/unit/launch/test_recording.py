@@ -1,4 +1,4 @@
-"""What a journal says of the steps a run's checkpoints stand on."""
+"""Test what a journal records of the steps that a run's checkpoints stand on."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def published(version, epoch=1, line=()):
 def recorded(*events):
     recording = Recording(None)
     for event in events:
-        recording.happened(event)
+        recording.add_event(event)
     return recording
 
 
@@ -73,10 +73,10 @@ def test_what_a_crash_undid_is_left_out():
 
 def test_forks_are_those_that_the_process_of_a_step_knew_of():
     events = [hello(1), published(1), trained(1, "a"), published(2), trained(2, "b"), published(3)]
-    # back to step 1, killed before another checkpoint, back to step 1 again: it never heard of version 4
+    # Back at step 1, the learner is killed before a checkpoint. Back again, it never hears of version 4.
     events += [hello(2, step=1), published(4, 2, [(1, 4)]), trained(2, "c", epoch=2, version=4)]
     events += [hello(3, step=1), published(6, 3, [(1, 6)]), published(7, 3, [(1, 6)])]
-    # its commit of step 2 is lost, and said again by the process that continues from there
+    # The commit of step 2 is lost; the process that continues from there sends it again.
     events += [hello(4, step=2), published(8, 4, [(1, 6), (7, 8)]), trained(3, "e", epoch=4, version=8)]
     events += [trained(2, "d", epoch=4, version=6)]
     recording = recorded(*events)

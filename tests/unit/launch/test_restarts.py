@@ -1,4 +1,4 @@
-"""Delays grow within a row; a process that has settled begins a new one."""
+"""Delays grow within a row of restarts; a process that has lived long enough begins a new row."""
 
 from launch.supervise.restarts import FIRST_DELAY_S, LONGEST_DELAY_S, Patience, RestartBackoff
 

@@ -127,7 +127,7 @@ def test_an_override_that_cannot_be_meant_is_refused(tmp_path, override):
 
 
 def written(tmp_path, **files):
-    """Run files in a folder."""
+    """Write run files into a folder. Return the folder."""
     for name, text in files.items():
         path = tmp_path / f"{name}.toml"
         path.parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""`[security]` and `offbeat keys`: keys are made where they open something, and asked for where they would not."""
+"""Test `[security]` and `offbeat keys`: keys are made where they fit the broker, and asked for elsewhere."""
 
 import pytest
 

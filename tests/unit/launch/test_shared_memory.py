@@ -1,4 +1,4 @@
-"""What killed runs have left in shared memory goes; what belongs to the living stays."""
+"""Shared memory that killed runs have left is removed; shared memory of living runs stays."""
 
 import os
 import subprocess
@@ -34,9 +34,10 @@ def dead_pid():
 
 def test_a_held_folder_stays_and_goes_when_its_owner_does(shm, tmp_path):
     mine, theirs = tmp_path / "mine", tmp_path / "theirs"
-    with shared_memory.own(mine):
+    with shared_memory.hold_folder(mine):
         kept, left = weights(mine), weights(theirs)
-        left.with_name(left.name + ".owner").write_text(str(theirs))  # its lock went with its process
+        # The owner's lock went with its process.
+        left.with_name(left.name + ".owner").write_text(str(theirs))
         assert shared_memory.sweep(shm) == [left]
         assert kept.is_dir()
         assert not left.exists()
@@ -58,7 +59,7 @@ def test_staged_files_go_with_their_generator(shm, tmp_path):
     unseen = shm / f"offbeat-stage-mine-generator-0-{other}"
     for folder in (dead, alive, unseen):
         folder.mkdir()
-    with shared_memory.own(tmp_path / "mine"):
+    with shared_memory.hold_folder(tmp_path / "mine"):
         assert shared_memory.sweep(shm) == [dead]
     assert alive.is_dir()
     assert unseen.is_dir(), "a generator of a living run may be in another container"
@@ -66,7 +67,8 @@ def test_staged_files_go_with_their_generator(shm, tmp_path):
 
 def test_what_is_not_ours_stays(shm):
     (shm / "psm_1234").mkdir()
-    (shm / "offbeat-cache-spell-0").mkdir()  # has a lock of its own
+    # This folder has its own lock.
+    (shm / "offbeat-cache-spell-0").mkdir()
     (shm / "offbeat-file").write_text("x")
     assert shared_memory.sweep(shm, now=time.time() + 1e9) == []
     assert len(list(shm.iterdir())) == 3
@@ -77,7 +79,7 @@ def test_a_killed_owner_holds_nothing(shm, tmp_path):
         "import os, signal, sys, pathlib\n"
         "import learner.run_files as files, launch.supervise.shared_memory as memory\n"
         "files.SHARED_MEMORY = memory.SHARED_MEMORY = pathlib.Path(sys.argv[1])\n"
-        "with memory.own(pathlib.Path(sys.argv[2])):\n"
+        "with memory.hold_folder(pathlib.Path(sys.argv[2])):\n"
         "    memory.weights_folder(pathlib.Path(sys.argv[2])).mkdir()\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -1,4 +1,4 @@
-"""The tiny models' own tokenizer."""
+"""Test the tiny models' own tokenizer."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What changes from step to step, and what an update is told of it."""
+"""Test the values that change from step to step, and how an update gets them."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def test_a_dual_variable_starts_with_its_surrogate():
 
 
 def test_advantages_are_whitened_over_what_will_be_trained():
-    """Fresh responses all earned 1, stale ones 0: among the fresh there is nothing to prefer."""
+    """All fresh responses earned 1 and all stale ones 0, so no fresh response is better than the others."""
     rows = [make_trajectory(f"t{i}", group=f"g{i}", reward=float(i < 2)) for i in range(4)]
     config = AlgorithmConfig(advantage=GaeAdvantage(trace=1.0), critic=CriticConfig())
     total = sum(map(len, rows))

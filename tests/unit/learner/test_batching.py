@@ -50,7 +50,7 @@ def test_every_target_appears_once_with_its_own_numbers(ranks, budget, aggregati
 
 
 def test_inputs_end_where_the_last_target_is_predicted():
-    """Prompt 4, actions at 4..8, of which 6..8 are an observation: nothing after token 4 need be seen."""
+    """The prompt is 0..3, the actions are 4 and 5, the observation is 6..8: token 4 is the last input."""
     batch = batch_of([make_trajectory("a", prompt=4, actions=5, observation=(6, 9))])
     [[m]] = plan(batch)
     assert m.token_ids.tolist() == [batch.token_ids[:5].tolist()]
@@ -139,7 +139,7 @@ def padded(cuts, lengths):
 
 
 def test_cuts_are_the_cheapest_of_all():
-    """Against trying all 2^8 ways to cut nine rows."""
+    """The cuts cost as little as the best of all 2^8 ways to cut nine rows."""
     rng = np.random.default_rng(2)
     budget = 120
     for _ in range(20):
@@ -177,6 +177,6 @@ def test_a_token_from_the_future_is_refused():
 
 
 def test_greedy_trajectories_carry_no_gradient():
-    """They have no behaviour distribution to train against; others are compared with them."""
+    """Greedy trajectories have no behaviour distribution to train against; others are compared with them."""
     batch = batch_of([make_trajectory("a", temperature=0.0), make_trajectory("b")])
     assert batch.trained.tolist() == [0, 5]

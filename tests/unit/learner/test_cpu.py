@@ -1,4 +1,4 @@
-"""Training on a CPU: freed memory is kept, and short bfloat16 sequences are attended to in float32."""
+"""Test training on a CPU: freed memory is kept, and attention over short bfloat16 sequences is in float32."""
 
 import copy
 import subprocess
@@ -32,7 +32,7 @@ ALL_PAGES = 20 * 4 * 1024
 
 
 class Attention(torch.nn.Module):
-    """What transformers' attention asks of its module."""
+    """The attributes that transformers' attention needs of its module."""
 
     num_key_value_groups = 1
     is_causal = True
@@ -56,7 +56,7 @@ def torchs(query, key, value):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator is meant")
 def test_memory_that_was_freed_is_used_again():
-    """Tensors of 4 MiB, made and freed in turns, cost no page faults."""
+    """Tensors of 4 MiB, made and freed in turns, cost almost no page faults."""
     counted = subprocess.run([sys.executable, "-c", COUNT_FAULTS], capture_output=True, text=True, check=True)
     assert int(counted.stdout) < ALL_PAGES / 100
 
@@ -78,7 +78,7 @@ def test_long_sequences_are_left_to_torch(length, same):
 
 
 def test_short_ones_are_rounded_once():
-    """Below the limit the result is that of float32 on the same bfloat16 states, rounded."""
+    """Below the limit, the result is float32 attention on the bfloat16 states, rounded once."""
     torch.manual_seed(0)
     states = [torch.randn(2, 2, 40, 32).bfloat16() for _ in range(3)]
     assert torch.equal(ours(*states), torchs(*(s.float() for s in states)).bfloat16())
@@ -107,7 +107,7 @@ def test_models_use_it_without_being_told_and_those_in_float32_see_no_change(dty
 
 @pytest.fixture(autouse=True)
 def plain_attention():
-    """Each test begins, and ends, with what transformers has by itself."""
+    """Restore transformers' own attention before and after each test."""
     AttentionInterface.register("sdpa", sdpa_attention_forward)
     yield
     AttentionInterface.register("sdpa", sdpa_attention_forward)

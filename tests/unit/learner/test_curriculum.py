@@ -1,4 +1,4 @@
-"""What is under way never exceeds the capacity that the lag bound allows."""
+"""The tasks under way never exceed the capacity that the lag bound allows."""
 
 import pytest
 from hypothesis import given
@@ -73,7 +73,7 @@ def test_capacity_is_never_exceeded(settles, lag, groups_per_batch):
 @pytest.mark.parametrize("train_on", ["trajectories", "windows"])
 @given(st.lists(st.integers(0, 50), max_size=60), st.integers(0, 2))
 def test_where_members_are_trained_alone_the_smallest_room_is_filled(train_on, settles, lag):
-    """A group's place may never be free as a whole; a lag of 0 would then wait for ever."""
+    """A whole group's place may never be free; with a lag of 0, the learner would then wait for ever."""
     c = curriculum(train_on=train_on, max_policy_lag=lag)
     dealt = []
     for choice in settles:

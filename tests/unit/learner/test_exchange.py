@@ -1,4 +1,4 @@
-"""What the learner says to the broker, and when, on a link that a script plays."""
+"""Test what the learner sends to the broker, and when, on a scripted link."""
 
 import queue
 
@@ -28,12 +28,12 @@ class Session:
 
 
 class Link:
-    """``inbox`` gives what the script holds, then nothing."""
+    """A link whose ``inbox`` gives what the script holds, then nothing."""
 
     def __init__(self, *script):
         self.script, self.sent, self.session, self.inbox = list(script), [], Session(), self
         self.helds = []  # answers to `rejoin`, one each
-        self.credit = []  # units, and the join they are of
+        self.credit = []  # units, and the join they belong to
 
     def send(self, message, join=None):
         self.sent.append(message)
@@ -164,7 +164,7 @@ def test_with_checkpoints_a_commit_is_final_when_one_covers_it_and_a_new_broker_
 
 @pytest.mark.parametrize(("train_on", "later"), [("groups", 0), ("windows", 1)])
 def test_context_that_is_dropped_after_a_checkpoint_belongs_to_the_next_step(train_on, later):
-    """Else a crash would restore a checkpoint without it, and the broker would have let it go."""
+    """Otherwise a crash would restore a checkpoint without the context that the broker has released."""
     it = an_exchange(train_on=train_on, step=5)
     for step in (5, 6):
         it.intake._dropped.append(f"3g0.0.0/{step}")
@@ -175,14 +175,14 @@ def test_context_that_is_dropped_after_a_checkpoint_belongs_to_the_next_step(tra
 def test_a_wish_for_a_checkpoint_is_heard_while_waiting():
     it = an_exchange(None, CheckpointWanted(reason="the journal is filling"))
     seen = []
-    it.between = lambda: seen.append(it.checkpoint_wanted)
+    it.while_waiting = lambda: seen.append(it.checkpoint_wanted)
     with pytest.raises(NoData):
         it.collect(step=0, version=0)
     assert "the journal is filling" in seen
 
 
 def settling(*helds):
-    """An exchange at the end of its run, in which 3g0 was trained."""
+    """Return an exchange at the end of its run, in which 3g0 was trained."""
     it = an_exchange(None)
     it._link.helds += helds
     it.curriculum.restore({**STATE, "unfinished": []})
@@ -191,7 +191,7 @@ def settling(*helds):
 
 
 def test_after_a_lost_connection_commits_go_out_again_before_the_broker_may_deliver():
-    """It would drop as stale what is trained already, if the version has risen meanwhile."""
+    """Otherwise the broker would drop a trained unit as stale, if the version has risen meanwhile."""
     it = settling()
     it._link.script += [HELD]
     it._pump(0.0)
@@ -199,7 +199,7 @@ def test_after_a_lost_connection_commits_go_out_again_before_the_broker_may_deli
 
 
 def test_credit_is_of_the_join_in_which_the_delivery_came():
-    """Else, sent in the next join, it would have the broker deliver before it hears what is trained."""
+    """Credit sent in the next join would make the broker deliver before it hears what is trained."""
     it = an_exchange(
         None, HELD, Deliver(unit_id="3g9", segments=1), None, HELD, Deliver(unit_id="3g8", segments=1)
     )
@@ -208,7 +208,7 @@ def test_credit_is_of_the_join_in_which_the_delivery_came():
 
 
 def test_what_answers_a_hello_that_was_given_up_is_of_no_join():
-    """A broker that starts late answers each Hello that waited for it; only the last of them counts."""
+    """A broker that starts late answers each Hello that waited; only the answer to the last Hello counts."""
     it = an_exchange(HELD, HELD, None, HELD)
     it._pump(0.0)
     assert it._link.credit == [(64, 0), (64, 0), (64, 1)]

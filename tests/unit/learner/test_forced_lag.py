@@ -1,4 +1,4 @@
-"""A lag that is forced is exact: the batch of step s was sampled wholly by version s - L, or the first one."""
+"""A forced lag is exact: version s - L, or the first version, sampled the whole batch of step s."""
 
 import queue
 
@@ -14,7 +14,7 @@ from protocol.messages import Deliver, PutTasks, Reward, Segment, Task, Turn
 
 
 class System:
-    """Stands for link, broker, actors and generators: samples at once, by the newest version, in any order."""
+    """A stand-in for link, broker, actors and generators; it samples at the newest version, in any order."""
 
     def __init__(self, seed, *, uniform_share):
         self.rng, self.uniform_share = np.random.default_rng(seed), uniform_share
@@ -37,7 +37,7 @@ class System:
         return self.get_nowait()
 
     def rollout(self, group_id):
-        """A group comes in, sampled by the newest version there is."""
+        """Return the delivery of a group that the newest version has sampled."""
         uniform = self.rng.random() < self.uniform_share
         members = [self.segment(task, 0.0 if uniform else task.member) for task in self.waiting.pop(group_id)]
         head = Deliver(unit_id=group_id, segments=len(members))
@@ -69,7 +69,7 @@ class System:
 @pytest.mark.parametrize("lag", [0, 1, 3, 8])
 @pytest.mark.parametrize("uniform_share", [0.0, 0.5])
 def test_every_batch_lags_exactly(lag, uniform_share):
-    """Also when groups are filtered out: others take their place under the same version."""
+    """The lag is exact even if groups are filtered out: groups of the same version take their place."""
     config = LearnerConfig(group_size=2, batch_trajectories=4, max_policy_lag=0, forced_lag=lag, steps=12)
     system = System(lag, uniform_share=uniform_share)
     curriculum = Curriculum("calculator", config)

@@ -1,4 +1,4 @@
-"""Deliveries become groups, commits and counts."""
+"""Test how deliveries become groups, commits and counts."""
 
 import json
 
@@ -62,14 +62,14 @@ def deliver(intake, unit, *members):
     intake.received(message, rest)
 
 
-def inlet_with_tasks(*, filter_uniform=True, **settings):
+def intake_with_tasks(*, filter_uniform=True, **settings):
     curriculum = Curriculum("calculator", LearnerConfig.model_validate(CONFIG.model_dump() | settings))
     curriculum.refill(version=0, lockstep=False)
     return Intake(curriculum, filter_uniform)
 
 
 def test_a_group_with_different_returns_is_ready_and_committed_as_trained():
-    intake = inlet_with_tasks()
+    intake = intake_with_tasks()
     deliver(intake, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0))
     assert len(intake.ready) == 1
     batch = intake.take(1)
@@ -80,20 +80,21 @@ def test_a_group_with_different_returns_is_ready_and_committed_as_trained():
 
 
 def test_versions_of_undone_steps_are_counted_from_where_the_line_left_them():
-    intake = inlet_with_tasks()
+    intake = intake_with_tasks()
     intake.line.fork(0, 3)
     deliver(intake, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0, version=2))
     lags = [3 - t.policy_version[t.action_mask] for group in intake.ready for t in group.trajectories]
     assert [lag.tolist() for lag in lags] == [[0, 0], [2, 2]]
-    intake.drop_stale(2)  # of version 0 are the weights that are trained now
+    # The weights that are trained now continue version 0.
+    intake.drop_stale(2)
     assert len(intake.ready) == 1
-    again = inlet_with_tasks()
+    again = intake_with_tasks()
     again.restore(json.loads(json.dumps(intake.state())))
     assert again.line.forks == ((0, 3),)
 
 
 def test_equal_returns_are_dropped_and_make_room():
-    intake = inlet_with_tasks()
+    intake = intake_with_tasks()
     deliver(intake, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 1.0))
     assert not intake.ready
     assert intake.counts.trajectories == {"uniform": 2}
@@ -103,7 +104,7 @@ def test_equal_returns_are_dropped_and_make_room():
 
 
 def test_a_broken_member_is_rejected_and_the_others_stay():
-    intake = inlet_with_tasks()
+    intake = intake_with_tasks()
     deliver(intake, "0g0", member("0g0", 0, 1.0), member("0g0", 1, float("nan")))
     assert intake.counts.trajectories["rejected"] == 1
     deliver(intake, "0g1", member("0g1", 0, 1.0), member("0g1", 1, 0.0, logp=float("inf")))
@@ -112,14 +113,14 @@ def test_a_broken_member_is_rejected_and_the_others_stay():
 
 
 def test_a_failed_member_is_counted_and_not_trained():
-    intake = inlet_with_tasks()
+    intake = intake_with_tasks()
     deliver(intake, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0, status="failed"))
     assert intake.counts.trajectories["failed"] == 1
     assert not intake.ready
 
 
 def test_evaluation_goes_aside():
-    intake = inlet_with_tasks()
+    intake = intake_with_tasks()
     deliver(intake, "0eval-before-0", member("0eval-before-0", 0, 1.0, purpose="eval", correct=True))
     assert intake.evaluated["0eval-before-0"].correct is True
     assert not intake.ready
@@ -127,14 +128,14 @@ def test_evaluation_goes_aside():
 
 
 def test_work_of_another_epoch_is_dropped():
-    intake = inlet_with_tasks()
+    intake = intake_with_tasks()
     deliver(intake, "9g0", member("9g0", 0, 1.0), member("9g0", 1, 0.0))
     assert intake.counts.trajectories == {"other_epoch": 2}
     assert not intake.ready
 
 
 def test_the_broker_s_drops_and_gauges():
-    intake = inlet_with_tasks()
+    intake = intake_with_tasks()
     intake.received(Dropped(unit_id="0g1", group_id="0g1", trajectories=2, reason="stale"), [])
     assert intake.counts.trajectories == {"dropped_stale": 2}
     assert not intake.curriculum.owns("0g1")
@@ -143,7 +144,7 @@ def test_the_broker_s_drops_and_gauges():
 
 
 def test_take_is_oldest_first_and_whole_groups():
-    intake = inlet_with_tasks()
+    intake = intake_with_tasks()
     for group in ("0g0", "0g1"):
         deliver(intake, group, member(group, 0, 1.0), member(group, 1, 0.0))
     assert [g.group_id for g in intake.take(1)] == ["0g0"]
@@ -151,7 +152,7 @@ def test_take_is_oldest_first_and_whole_groups():
 
 
 def test_a_unit_we_hold_is_not_trained_twice():
-    intake = inlet_with_tasks()
+    intake = intake_with_tasks()
     members = [member("0g0", 0, 1.0), member("0g0", 1, 0.0)]
     deliver(intake, "0g0", *members)
     again = encode_delivery(Deliver(unit_id="0g0", segments=2, redelivered=True), members)
@@ -166,14 +167,14 @@ def test_a_unit_we_hold_is_not_trained_twice():
 
 
 def test_an_evaluation_task_that_was_given_up_is_not_waited_for():
-    intake = inlet_with_tasks()
+    intake = intake_with_tasks()
     name = intake.curriculum.evaluation("before", 0)[0].group_id
     intake.received(Dropped(unit_id=name, group_id=name, trajectories=1, reason="given_up"), [])
     assert intake.evaluated == {name: None}
 
 
 def test_groups_that_went_stale_while_they_waited_are_let_go():
-    intake = inlet_with_tasks()
+    intake = intake_with_tasks()
     deliver(intake, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0))
     intake.drop_stale(0)
     assert len(intake.ready) == 1
@@ -184,14 +185,14 @@ def test_groups_that_went_stale_while_they_waited_are_let_go():
 
 
 def test_an_evaluation_that_cannot_be_read_is_not_waited_for():
-    intake = inlet_with_tasks()
+    intake = intake_with_tasks()
     name = intake.curriculum.evaluation("before", 0)[0].group_id
     deliver(intake, f"{name}.0", member(name, 0, float("nan"), purpose="eval"))
     assert intake.evaluated == {name: None}
 
 
 def test_a_group_that_is_here_or_being_trained_is_not_asked_for_again():
-    intake = inlet_with_tasks()
+    intake = intake_with_tasks()
     deliver(intake, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0))
     batch = intake.take(1)
     assert {task.group_id for task in intake.awaited()} == {"0g1"}
@@ -200,17 +201,17 @@ def test_a_group_that_is_here_or_being_trained_is_not_asked_for_again():
 
 
 def test_in_order_means_as_dealt_out_not_as_arrived():
-    intake = inlet_with_tasks(batch_trajectories=24)
+    intake = intake_with_tasks(batch_trajectories=24)
     for group in ("0g10", "0g2", "0g9"):
         deliver(intake, group, member(group, 0, 1.0), member(group, 1, 0.0))
     assert [g.group_id for g in intake.take(3, in_order=True)] == ["0g2", "0g9", "0g10"]
 
 
-# --- members trained by themselves --------------------------------------------------------------------------
+# --- members trained alone ----------------------------------------------------------------------------------
 
 
 def test_trajectories_are_trained_one_by_one_and_free_their_own_room():
-    intake = inlet_with_tasks(filter_uniform=False, train_on="trajectories")
+    intake = intake_with_tasks(filter_uniform=False, train_on="trajectories")
     deliver(intake, "0g0.1.0", member("0g0", 1, 1.0))
     deliver(intake, "0g0.0.0", member("0g0", 0, 0.0, status="failed"))
     assert [g.unit_id for g in intake.ready] == ["0g0.1.0"]
@@ -221,14 +222,14 @@ def test_trajectories_are_trained_one_by_one_and_free_their_own_room():
 
 
 def test_a_trajectory_the_broker_dropped_frees_its_own_room_only():
-    intake = inlet_with_tasks(filter_uniform=False, train_on="trajectories")
+    intake = intake_with_tasks(filter_uniform=False, train_on="trajectories")
     intake.received(Dropped(unit_id="0g0.1.2", group_id="0g0", trajectories=1, reason="stale"), [])
     intake.received(Dropped(unit_id="0g1.0", group_id="0g1", trajectories=1, reason="given_up"), [])
     assert [task.task_id for task in intake.awaited()] == ["0g0.0", "0g1.1"]
 
 
 def test_a_trajectory_that_cannot_be_read_frees_its_room():
-    intake = inlet_with_tasks(filter_uniform=False, train_on="trajectories")
+    intake = intake_with_tasks(filter_uniform=False, train_on="trajectories")
     intake.received(Deliver(unit_id="0g0.1.0", segments=1), [b"no segment", b""])
     deliver(intake, "0g1.0.0", member("0g1", 0, float("nan")))
     assert [task.task_id for task in intake.awaited()] == ["0g0.0", "0g1.1"]
@@ -238,7 +239,7 @@ def test_a_trajectory_that_cannot_be_read_frees_its_room():
 
 
 def with_baseline():
-    return inlet_with_tasks(filter_uniform=False, algorithm={"advantage": {"kind": "greedy"}})
+    return intake_with_tasks(filter_uniform=False, algorithm={"advantage": {"kind": "greedy"}})
 
 
 def test_a_group_needs_its_greedy_member():
@@ -277,18 +278,18 @@ def test_a_greedy_member_does_not_make_a_signal():
 
 
 def test_a_failed_group_that_can_be_rescued_is_kept():
-    intake = inlet_with_tasks()
+    intake = intake_with_tasks()
     intake.rescuable = lambda trajectories: trajectories[0].group_id == "0g1"
     deliver(intake, "0g0", member("0g0", 0, 0.0), member("0g0", 1, 0.0))
     deliver(intake, "0g1", member("0g1", 0, 0.0), member("0g1", 1, 0.0))
     assert [group.group_id for group in intake.ready] == ["0g1"]
 
 
-# --- what comes again ---------------------------------------------------------------------------------------
+# --- redelivery ---------------------------------------------------------------------------------------------
 
 
 def continued(intake):
-    """A process that goes on from a checkpoint of this inlet; the broker holds what it was told to hold."""
+    """Return the intake of a process that continues from a checkpoint; tests choose what the broker holds."""
     fresh = Curriculum("calculator", intake.curriculum.config, epoch=1, lineage=0)
     fresh.restore(intake.curriculum.state())
     again = Intake(fresh, intake.filter_uniform, intake.windows)
@@ -298,7 +299,7 @@ def continued(intake):
 
 
 def test_a_unit_that_comes_again_after_its_commit_is_committed_again_and_not_trained():
-    intake = inlet_with_tasks()
+    intake = intake_with_tasks()
     members = [member("0g0", 0, 1.0), member("0g0", 1, 0.0)]
     deliver(intake, "0g0", *members)
     deliver(intake, "0g1", member("0g1", 0, 1.0), member("0g1", 1, 1.0))
@@ -315,7 +316,7 @@ def test_a_unit_that_comes_again_after_its_commit_is_committed_again_and_not_tra
 
 
 def test_units_committed_at_several_steps_are_committed_again_at_those():
-    intake = inlet_with_tasks(filter_uniform=False)
+    intake = intake_with_tasks(filter_uniform=False)
     for step in (1, 2):
         deliver(intake, f"0g{step - 1}", member(f"0g{step - 1}", 0, 1.0), member(f"0g{step - 1}", 1, 0.0))
         intake.commit(1, step, intake.take(1))
@@ -325,8 +326,8 @@ def test_units_committed_at_several_steps_are_committed_again_at_those():
 
 
 def test_a_checkpoint_knows_what_is_committed_and_what_is_done_is_not_adopted():
-    """The commit before the checkpoint was lost with the broker: it holds the unit still."""
-    intake = inlet_with_tasks()
+    """The commit before the checkpoint was lost with the broker, so the broker still holds the unit."""
+    intake = intake_with_tasks()
     members = [member("0g0", 0, 1.0), member("0g0", 1, 0.0)]
     deliver(intake, "0g0", *members)
     intake.commit(1, 3, intake.take(1))
@@ -343,7 +344,7 @@ def test_a_checkpoint_knows_what_is_committed_and_what_is_done_is_not_adopted():
 
 
 def test_what_was_ready_at_the_checkpoint_is_trained_when_it_comes_again():
-    intake = inlet_with_tasks()
+    intake = intake_with_tasks()
     members = [member("0g0", 0, 1.0), member("0g0", 1, 0.0)]
     deliver(intake, "0g0", *members)
     again = continued(intake)
@@ -353,7 +354,7 @@ def test_what_was_ready_at_the_checkpoint_is_trained_when_it_comes_again():
 
 
 def test_an_evaluation_that_comes_again_is_not_kept_for_ever():
-    intake = inlet_with_tasks()
+    intake = intake_with_tasks()
     name = intake.curriculum.evaluation("before", 0)[0].group_id
     deliver(intake, name, member(name, 0, 1.0, purpose="eval"))
     intake.commit(1, 0, [])
@@ -364,7 +365,7 @@ def test_an_evaluation_that_comes_again_is_not_kept_for_ever():
 
 
 def test_of_a_trajectory_that_comes_again_the_broker_is_told_and_others_are_awaited_still():
-    intake = inlet_with_tasks(filter_uniform=False, train_on="trajectories")
+    intake = intake_with_tasks(filter_uniform=False, train_on="trajectories")
     deliver(intake, "0g0.1.0", member("0g0", 1, 1.0))
     intake.commit(1, 1, intake.take(1))
     again = continued(intake)
@@ -376,8 +377,8 @@ def test_of_a_trajectory_that_comes_again_the_broker_is_told_and_others_are_awai
 
 
 def test_what_is_here_under_the_name_of_a_committed_unit_is_another():
-    """A broker without memory had it made again: it is trained, and not committed for the step of the one before."""
-    intake = inlet_with_tasks(filter_uniform=False)
+    """A broker without memory had the unit made again: it is trained, and not committed for the old step."""
+    intake = intake_with_tasks(filter_uniform=False)
     deliver(intake, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0))
     intake.committed.add("0g0", step=1, trained=True)
     assert intake.commit_again(["0g0"]) == 0
@@ -406,7 +407,7 @@ def test_only_the_last_units_are_remembered_and_in_order():
 
 
 def test_every_token_that_came_is_in_one_place_whatever_became_of_it():
-    intake = inlet_with_tasks(batch_trajectories=20)
+    intake = intake_with_tasks(batch_trajectories=20)
     deliver(intake, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0))
     deliver(intake, "0g1", member("0g1", 0, 1.0), member("0g1", 1, 1.0))
     deliver(intake, "0g2", member("0g2", 0, 1.0), member("0g2", 1, float("nan")))
@@ -426,7 +427,7 @@ def test_every_token_that_came_is_in_one_place_whatever_became_of_it():
 
 
 def test_the_ledger_finds_a_token_that_is_lost_or_counted_twice():
-    intake = inlet_with_tasks()
+    intake = intake_with_tasks()
     deliver(intake, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0))
     batch = intake.take(1)
     with pytest.raises(LedgerViolation, match=r"of 4 .* 0 are accounted for \(difference 4\)"):
@@ -438,10 +439,11 @@ def test_the_ledger_finds_a_token_that_is_lost_or_counted_twice():
 
 
 def test_tokens_sampled_are_counted_over_restarts_of_learner_and_generators():
-    intake = inlet_with_tasks()
+    intake = intake_with_tasks()
     for total in (10.0, 30.0):
         intake.received(QueueStats(gauges={"generator/tokens_total": total}), [])
     again = continued(intake)
-    for total in (35.0, 3.0, 8.0):  # generators went on, and were started again
+    # The generators continued, and were then restarted.
+    for total in (35.0, 3.0, 8.0):
         again.received(QueueStats(gauges={"generator/tokens_total": total}), [])
     assert again.sampled_tokens == 40

@@ -1,4 +1,4 @@
-"""Small parts of the learner: schedule, commands, checkpoint files, report, warm start's order."""
+"""Test small parts of the learner: schedule, commands, checkpoint files, report, warm start's order."""
 
 import itertools
 import json

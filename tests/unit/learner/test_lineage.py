@@ -1,4 +1,4 @@
-"""Which epoch, lineage and step a learner process begins with."""
+"""Test which epoch, lineage and step a learner process begins with."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""The training loop on scripted parts: what follows an update, a skipped one, and a stop."""
+"""Test the training loop on scripted parts: what follows an update, a skipped update, and a stop."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ from protocol.version_line import VersionLine
 from tests.trajectories import make_trajectory
 
 
-class Inlet:
+class Intake:
     def __init__(self):
         self.gauges = {"broker/units_ready": 2.0, "env/number": 1.0}
         self.counts, self.sampled_tokens, self.open = Counts(), 0, OpenTrajectories()
@@ -38,10 +38,10 @@ class Inlet:
 
 
 class Exchange:
-    """Hands out the same batch until the script says stop, and remembers what it was told."""
+    """An exchange that hands out one batch until the script says stop, and records the calls it gets."""
 
     def __init__(self, stop_at=None):
-        self.intake, self.log, self.stop_at, self.replayed = Inlet(), [], stop_at, []
+        self.intake, self.log, self.stop_at, self.replayed = Intake(), [], stop_at, []
 
     version_before = 0
     checkpoint_wanted = ""
@@ -213,7 +213,7 @@ def test_a_learner_that_takes_over_publishes_above_what_generators_have(tmp_path
 
 
 def test_a_broker_that_lost_what_it_knew_does_not_bring_versions_back(tmp_path):
-    """Generators still serve the newer ones; a number given twice would be two sets of weights."""
+    """Generators still serve the newer versions; a number used twice would name two sets of weights."""
     it = learner(tmp_path, ["applied"], evaluation_tasks=0)
     it.version, it.publisher.published, it.exchange.version_before = 4, PublishedVersion(9), 0
     it.take_over(always=True)
@@ -236,7 +236,7 @@ def test_weights_that_were_published_before_keep_their_number(tmp_path):
 
 
 def test_weights_ahead_of_what_was_published_get_a_number_of_their_own(tmp_path):
-    """A checkpoint out of turn, between two publications."""
+    """The checkpoint was made out of turn, between two publications."""
     it = learner(tmp_path, ["applied"], evaluation_tasks=0, publish_every=2)
     it.step, it.version, it.unpublished, it.exchange.version_before = 5, 2, 1, 2
     it.take_over(always=True)
@@ -249,7 +249,8 @@ def test_the_report_forgets_what_came_after_a_checkpoint(tmp_path):
         report.write(step, {"learner/loss": float(step)})
     report.close()
     with open(tmp_path / "metrics.jsonl", "a") as lines:
-        lines.write('{"step": 4, "learner/lo')  # cut by a crash
+        # A crash cut this line.
+        lines.write('{"step": 4, "learner/lo')
     report = RealReport(tmp_path)
     report.rewind(2)
     report.write(3, {"learner/loss": 30.0})
@@ -281,7 +282,7 @@ def test_what_was_trained_is_replayed_told_apart_and_part_of_the_checkpoint(tmp_
     assert it.exchange.replayed == [0, 4, 4]
     assert (it.totals.trained_tokens, it.totals.replayed_tokens) == (4, 8)
     assert it.report.lines[1][1]["replay/share"] == 0.5
-    # The fake's trajectories are all of version 0; the updates were of versions 0, 1 and 2.
+    # All trajectories of the fake have version 0; the updates had versions 0, 1 and 2.
     assert [scalars["replay/age_mean_versions"] for _, scalars in it.report.lines] == [0.0, 1.0, 2.0]
     it.save_beside(tmp_path)
     again = make_table(config)
@@ -310,7 +311,7 @@ def test_the_broker_can_ask_for_a_checkpoint_between_steps_and_while_we_wait(tmp
     def wanted(*, step, version):
         if step == 1:
             it.exchange.checkpoint_wanted = "the journal is filling"
-            it.exchange.between()
+            it.exchange.while_waiting()
             assert [state["step"] for state in it.engine.saved] == [1]
             assert not it.exchange.checkpoint_wanted
         if step == 2:

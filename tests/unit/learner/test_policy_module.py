@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of chosen targets: exact for any padding, chunks and temperature."""
+"""Log-probabilities and entropies of chosen targets are exact for any padding, chunks and temperature."""
 
 import copy
 
@@ -22,7 +22,7 @@ def lm():
 
 
 def run(module, *, budget=10_000, temperature=1.0, entropy_gradient=False):
-    """Log-probability and entropy of every trained token of TRAJECTORIES, in their order."""
+    """Return the log-probability and entropy of every trained token of TRAJECTORIES, in their order."""
     batch = batch_of(TRAJECTORIES)
     logps = torch.zeros(int(batch.loss_mask.sum()))
     entropies = torch.zeros_like(logps)
@@ -38,7 +38,7 @@ def run(module, *, budget=10_000, temperature=1.0, entropy_gradient=False):
 
 @torch.no_grad()
 def one_by_one(lm, temperature=1.0):
-    """The same from full logits, one trajectory at a time."""
+    """Return the log-probabilities and entropies from full logits, one trajectory at a time."""
     logps, entropies = [], []
     for t in TRAJECTORIES:
         ids = torch.from_numpy(t.token_ids).long()[None]
@@ -86,7 +86,7 @@ def test_entropy_carries_gradient_only_when_asked(lm):
 
 
 def test_what_follows_the_last_target_and_other_rows_do_not_matter(lm):
-    """Padding is arbitrary: other token ids there give the very same numbers."""
+    """Padding is arbitrary: different token ids there give exactly equal numbers."""
     module = PolicyModule(lm, after_head=logits_after_head(lm))
     token_ids = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0]])
     other = torch.tensor([[1, 2, 3, 4], [5, 6, 40, 41]])
@@ -98,7 +98,7 @@ def test_what_follows_the_last_target_and_other_rows_do_not_matter(lm):
 
 
 class Altered(torch.nn.Module):
-    """A model that does something to its logits, and perhaps says so in its config."""
+    """A model that alters its logits, and may say so in its config."""
 
     def __init__(self, lm, alter, **settings):
         super().__init__()
@@ -137,9 +137,8 @@ def test_logits_that_are_scaled_or_capped_are_formed_for_targets_only(lm, kind):
 def test_a_model_that_alters_its_logits_in_an_unknown_way_is_found_out(lm):
     assert logits_after_head(lm) is not None
     assert logits_after_head(Altered(lm, torch.tanh)) is None
-    assert (
-        logits_after_head(Altered(lm, lambda z: z, logit_scale=0.5)) is not None
-    )  # a setting without effect
+    # The setting has no effect on the logits.
+    assert logits_after_head(Altered(lm, lambda z: z, logit_scale=0.5)) is not None
 
 
 def test_dropout_is_off_after_loading(tmp_path):

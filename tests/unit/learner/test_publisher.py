@@ -1,4 +1,4 @@
-"""What a publisher remembers of the learners before it."""
+"""Test what a publisher remembers of the learners before it."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def test_the_newest_version_and_its_line_outlive_the_process(tmp_path):
 
 
 def publish(publisher, version):
-    """One of four values, each the version; returns the name of its folder and the values' bytes."""
+    """Publish a tensor of four values, each the version. Return the name of the version's folder."""
     values = np.full(4, version, dtype="<f4")
     message = publisher.publish(version, {"a": ("F32", (4,))}, [("a", memoryview(values).cast("B"))])
     manifest = Path(message.manifest)
@@ -47,7 +47,8 @@ def test_room_for_the_next_version_is_there_before_it_is_published(tmp_path):
 
 
 def test_who_publishes_again_at_once_does_not_wait_for_room(tmp_path, monkeypatch):
-    monkeypatch.setattr("learner.publisher.GENERATORS_BYTES_PER_S", 1e-6)  # generators that take for ever
+    # The generators seem to take for ever.
+    monkeypatch.setattr("learner.publisher.GENERATORS_BYTES_PER_S", 1e-6)
     publisher = Publisher("run", tmp_path, epoch=1, keep=1)
     publish(publisher, 1)
     second = publish(publisher, 2)

@@ -1,4 +1,4 @@
-"""The replay table: what it keeps, refuses, and writes down; and how it meets the batch."""
+"""Test the replay table: what it keeps, refuses and writes, and how it joins the batch."""
 
 from dataclasses import fields, replace
 
@@ -27,7 +27,7 @@ def group_of(name, rewards=(0.0, 1.0), version=0):
 
 
 def task_group(name, rewards, prompt):
-    """A group whose members all began with the same tokens."""
+    """Return a group whose members all begin with the same tokens."""
     members = [make_trajectory(f"{name}.{i}", group=name, reward=r) for i, r in enumerate(rewards)]
     return Unit(name, name, [replace(t, token_ids=np.full(len(t), prompt, np.int32)) for t in members])
 
@@ -45,7 +45,7 @@ def balanced(table):
     return table.inserted == len(table) + sum(table.evicted.values())
 
 
-# --- what stays -------------------------------------------------------------------------------------------
+# --- retention --------------------------------------------------------------------------------------------
 
 
 def test_oldest_goes_when_full():
@@ -118,7 +118,7 @@ def test_counts_of_tokens():
     }  # fmt: skip
 
 
-# --- what is drawn ----------------------------------------------------------------------------------------
+# --- sampling ---------------------------------------------------------------------------------------------
 
 
 def test_nothing_before_the_minimum_is_there():
@@ -130,7 +130,7 @@ def test_nothing_before_the_minimum_is_there():
 
 
 def test_samples_keep_to_inserts():
-    """Two per insert beyond the first, and two ahead."""
+    """The table gives two samples per insert beyond the first, and two ahead."""
     table = table_of(samples_per_insert=2.0, share=0.5, max_uses=9)
     drawn = []
     for name in "abcd":
@@ -204,7 +204,7 @@ def test_settings_on_the_edge_are_taken(settings, known):
     "settings", [{"min_size": 9, "capacity_groups": 8}, {"min_size": 9, "max_policy_lag": 2}]
 )
 def test_what_is_refused_would_have_waited_for_ever(settings):
-    """Four items per step, in lockstep."""
+    """The test inserts four items per step, in lockstep, and no draw ever succeeds."""
     config = ReplayConfig(rule="uniform", **settings)
     table = ReplayTable(config, make_selector(config), Limiter(config.min_size))
     for version in range(50):
@@ -280,7 +280,8 @@ def test_a_greedy_member_is_neither_stored_nor_replaced():
     assert len(table) == 0
     remember(table, [Unit("u", "g0", [replace(greedy, temperature=1.0)])], step=0)
     group = [replace(greedy, rewards=[]), replace(greedy, rewards=[], temperature=1.0)]
-    for seed in range(4):  # as often as the one success may be used
+    # Draw as often as the one success may be used.
+    for seed in range(4):
         rescued = rescue_group(table, group, step=1, version=0, rng=rng(seed))
         assert [t.replayed for t in rescued] == [False, True]
 
@@ -296,7 +297,8 @@ def test_winners_are_replayed_alone_with_an_advantage_of_today():
     won = batch[-1]
     assert (won.group_id, won.group_size) == ("a.2", 1)
     assert won.advantage == pytest.approx(0.5 * (1.0 - 0.2)), "return less the median of 0.4 and 0"
-    remember(table, [group_of(n, [1.0, 1.0]) for n in "dgh"], step=1)  # what is usual now is as good
+    # The usual return is now as good as the stored one.
+    remember(table, [group_of(n, [1.0, 1.0]) for n in "dgh"], step=1)
     assert not any(t.replayed for t in mix(table, [group_of("f")] * 2, step=2, version=1, rng=rng()))
     assert alone(entry, [1.5]).advantage == pytest.approx(-0.5)
 

@@ -1,4 +1,4 @@
-"""The bound on the lag is asserted where the gradient is, not only where the data comes in."""
+"""The bound on the lag is asserted where the gradient is made, not only where data arrives."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def test_assertion_names_the_oldest_token():
 
 
 def test_a_broken_mask_is_caught_before_the_gradient(monkeypatch):
-    """A mask that lets everything pass stands for a fault of ours; the assertion has to fire behind it."""
+    """A mask that passes everything stands for a bug of ours; the assertion behind the mask must fire."""
     monkeypatch.setattr(learner.update.batching, "loss_mask", lambda action_mask, version, **_: action_mask)
     with pytest.raises(StaleTokens, match="lags 9 behind 9, bound 2"):
         batch_of([make_trajectory("t", version=0)], current_version=9, max_policy_lag=2)

@@ -1,4 +1,4 @@
-"""Batches keep coming, whatever a batch is made of: the learner's exchange and the broker's state, no sockets."""
+"""Batches keep coming for every kind of unit, with a real exchange and broker state, without sockets."""
 
 import queue
 from collections import deque
@@ -29,7 +29,7 @@ EPISODES = 6
 
 
 class Supply:
-    """The learner's link to a broker whose one actor moves by one segment whenever the learner waits."""
+    """The learner's link to a broker whose one actor sends one segment whenever the learner waits."""
 
     def __init__(self, train_on, *, lag, seed, trouble):
         self.rng, self.trouble = np.random.default_rng(seed), trouble
@@ -38,7 +38,7 @@ class Supply:
         self.driver.actor(tasks=EPISODES)
         self.inbox, self.session, self.version = self, None, 0
         self.running: dict[str, tuple[LeaseTask, int, int]] = {}
-        """Lease, next index and segments it will have, by lease id."""
+        """Lease, next index and number of segments of each running episode, by lease id."""
         self.queued: deque = deque([None])
         self.joins = 1
 
@@ -51,7 +51,7 @@ class Supply:
         self.send(PublishWeights(epoch=0, version=version, manifest="m"))
 
     def hear(self):
-        """What the broker has said lies in the inbox."""
+        """Move the broker's messages into the inbox."""
         for message in self.driver.take("learner", (Deliver, Dropped, Refused, Held, CheckpointWanted)):
             frames = self.driver.frames[message.unit_id] if isinstance(message, Deliver) else []
             self.queued.append((message, [frame for pair in frames for frame in pair]))
@@ -67,11 +67,12 @@ class Supply:
         return self.get_nowait()
 
     def go_on(self):
-        """Some episode."""
+        """Continue an episode, chosen at random."""
         self.take_leases()
         if self.running:
             self.move(str(self.rng.choice(list(self.running))))
-        else:  # a task that was lost comes again after a while
+        else:
+            # The broker offers a lost task again after a while.
             self.driver.wait(1.5, beating=("actor", "learner"))
 
     def take_leases(self):
@@ -79,7 +80,7 @@ class Supply:
             self.running.setdefault(lease.lease_id, (lease, 0, int(self.rng.integers(1, 4))))
 
     def move(self, lease_id):
-        """The next segment of an episode; in troubled times an actor loses it, or it fails."""
+        """Send the next segment of an episode; in trouble, the actor may lose the episode, or it may fail."""
         lease, index, length = self.running.pop(lease_id)
         if self.trouble and self.rng.random() < 0.1:
             self.driver.say("actor", TaskRejected(lease_id=lease_id, reason="lost"))

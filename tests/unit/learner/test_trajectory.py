@@ -13,7 +13,7 @@ from tests.trajectories import make_trajectory
 
 
 def make_segments():
-    """Prompt of 2, action turn of 3 cut after its first token, observation of 1, action turn of 2."""
+    """Return segments: prompt of 2, action turn of 3 cut after 1, observation of 1, action turn of 2."""
     first = Segment(
         trajectory_id="t.0", task_id="t", group_id="g", group_size=4, index=0, offset=0, tokens=3,
         action_tokens=1, status="unfinished", env="calculator", temperature=0.9,
@@ -138,7 +138,7 @@ def test_first_token_cannot_be_an_action():
 
 
 def test_rewards_stand_on_the_last_action_token_of_their_turn():
-    """Turn 1 is tokens 2 and 3, turn 3 is tokens 5 and 6; turn 2 has no action token, nor has turn 9."""
+    """Turn 1 is tokens 2 and 3, turn 3 is tokens 5 and 6; turns 2 and 9 have no action token."""
     turns = [Turn(0, 0, 2, False), Turn(1, 2, 4, True), Turn(2, 4, 5, False), Turn(3, 5, 7, True)]
     rewards = [Reward("a", 1, 0.5), Reward("b", 3, 1.0), Reward("c", 2, 0.25), Reward("d", 9, 2.0)]
     t = replace(make_trajectory("t", prompt=2, actions=5, observation=(4, 5)), turns=turns, rewards=rewards)

@@ -1,4 +1,4 @@
-"""Trajectories trained window by window while they are still being generated."""
+"""Test trajectories that are trained window by window while they are still being generated."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ LONGEST = 5
 ATTEMPTS = st.lists(
     st.lists(st.sampled_from([0, 1, 1, 2]), min_size=1, max_size=LONGEST), min_size=1, max_size=3
 )
-"""How often each segment of each attempt at a task comes."""
+"""Number of times that each segment of each attempt at a task is delivered."""
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def intake():
 
 
 def segment(index, *, task="0g0.0", attempt=0, status="unfinished", version=0, logp=-0.5, prompt_only=False):
-    """The prompt and a window of actions, or a window more."""
+    """Return the prompt with the first window of actions, or a later window."""
     start = 0 if index == 0 else PROMPT + WINDOW * index
     end = PROMPT + WINDOW * (index + 1)
     turns = [Turn(0, 0, PROMPT, False)] if index == 0 else []
@@ -143,7 +143,8 @@ def test_a_prompt_longer_than_a_segment_is_context_and_no_window(intake):
     assert not intake.ready
     assert intake.counts.tokens == {}
     assert intake.open.tokens == PROMPT + WINDOW
-    deliver(intake, 0, prompt_only=True)  # again, because our commit was lost
+    # The broker delivers the unit again, because the learner's commit was lost.
+    deliver(intake, 0, prompt_only=True)
     deliver(intake, 1, status="finished")
     (group,) = intake.take(1)
     assert group.trajectories[0].window_start == PROMPT + WINDOW
@@ -234,7 +235,7 @@ def test_prefixes_are_bounded_and_none_is_left_whatever_is_lost(data):
 
 
 def unroll(attempts):
-    """Segments in order; the last attempt ends."""
+    """Yield the segments in order; the last attempt ends."""
     for number, counts in enumerate(attempts):
         for index, times in enumerate(counts):
             ends = number == len(attempts) - 1 and index == len(counts) - 1
@@ -280,11 +281,11 @@ def test_a_group_of_several_is_free_when_its_last_member_is():
     assert not curriculum.owns("0g0")
 
 
-# --- over a restart of the learner --------------------------------------------------------------------------
+# --- restart of the learner ---------------------------------------------------------------------------------
 
 
 def continued(intake):
-    """A process that goes on from a checkpoint of this inlet, while the broker holds all that is outstanding."""
+    """Return a new process's intake from a checkpoint, while the broker holds all outstanding tasks."""
     fresh = Curriculum("calculator", CONFIG, epoch=1, lineage=0)
     fresh.restore(intake.curriculum.state())
     again = Intake(fresh, filter_uniform=False, windows=True)
@@ -308,7 +309,7 @@ def test_a_trajectory_goes_on_after_a_restart_with_its_context(intake):
 
 
 def test_windows_that_waited_at_the_checkpoint_are_trained_when_they_come_again(intake):
-    """Also those of a trajectory that had ended, and others of it are trained already."""
+    """This holds also for a trajectory that had ended, of which other windows are trained already."""
     deliver(intake, 0)
     intake.commit(1, 1, intake.take(1))
     deliver(intake, 1)
@@ -349,7 +350,7 @@ def test_stored_trajectories_that_cannot_be_read_name_the_cure(intake):
 
 
 class World:
-    """A broker that forgets no unit before its commit is covered, and a learner that dies at any moment."""
+    """A broker that keeps units until a checkpoint covers their commit; a learner that dies at any moment."""
 
     def __init__(self, length):
         self.curriculum = Curriculum("calculator", CONFIG)
@@ -386,14 +387,14 @@ class World:
         self.saved = self.step, continued(self.intake), list(self.trained)
 
     def crash(self):
-        """The process that comes next does the steps since its checkpoint again, with what comes back."""
+        """Start the next process, which repeats the steps since its checkpoint with redelivered units."""
         self.step, intake, trained = self.saved
         self.intake, self.trained = continued(intake), list(trained)
         self.committed = {unit: at for unit, at in self.committed.items() if at <= self.step}
         self.redeliver()
 
     def redeliver(self):
-        """The broker was started again, or has another learner: what it knows no commit of goes out once more."""
+        """Queue all uncommitted units again, because the broker was restarted or has a new learner."""
         self.queue = [(t, i) for t, i in self.stored if f"{t}.0/{i}" not in self.committed]
 
 

@@ -1,9 +1,9 @@
-"""Who may connect, how often, and whom a connection speaks for; time is passed in, no sockets."""
+"""Test who may connect, how often, and for whom a connection speaks; time is passed in, without sockets."""
 
 import pytest
 
 from broker.errors import NameInUse, WrongKey
-from broker.identities import MAX_CALLERS, REVOKED, Identities
+from broker.identities import MAX_IDENTITIES, REVOKED, Identities
 from protocol.messages import Heartbeat, Hello
 from protocol.security import key_files
 from protocol.security.handshakes import MAX_ADDRESSES, RELOAD_S, Admission, Rate, TokenBucket
@@ -28,7 +28,8 @@ def test_a_bucket_lets_a_burst_through_and_then_its_rate():
     assert sum(bucket.take(100.0) for _ in range(20)) == 5
     assert sum(bucket.take(100.0 + i / 100) for i in range(1, 101)) == 10
     assert sum(bucket.take(1_000.0) for _ in range(20)) == 5
-    assert not bucket.take(0.0)  # a clock that goes backwards fills nothing
+    # A clock that goes backwards fills nothing.
+    assert not bucket.take(0.0)
 
 
 def test_only_keys_of_the_roles_asked_for_are_admitted(keys):
@@ -46,7 +47,7 @@ def test_one_address_cannot_take_the_handshakes_of_others(keys):
     key = public(keys, "actor")
     verdicts = [admission.handshake(key, "bad", 0.0) for _ in range(1_000)]
     assert sum(v.admitted for v in verdicts) == 10
-    assert all(v.for_now for v in verdicts if not v.admitted)
+    assert all(v.temporary for v in verdicts if not v.admitted)
     assert admission.handshake(key, "good", 0.0).admitted
     assert admission.refused == {"address_rate": 990}
 
@@ -80,7 +81,7 @@ def test_a_folder_that_cannot_be_read_changes_nothing(keys, caplog):
     assert "stays as it was" in caplog.text
 
 
-# --- callers ------------------------------------------------------------------------------------------------
+# --- identities ---------------------------------------------------------------------------------------------
 
 
 ACTOR, LEARNER, OWN = principal("actor"), principal("learner"), principal("actor-gpu7")
@@ -115,7 +116,7 @@ def test_a_newer_connection_takes_the_name_and_the_older_is_a_stranger(callers):
 
 
 class Wire:
-    """Stands for a connection."""
+    """A stand-in for a connection."""
 
     is_open = True
 
@@ -135,7 +136,8 @@ def test_a_name_is_not_given_away_while_its_process_is_connected_and_heard(keys,
     assert callers.name(b"r2").startswith("?")
     wires[b"r1"].is_open = False
     wires[b"r1"] = Wire()
-    join(b"r1")  # the same process, by another connection
+    # The same process joins over a new connection.
+    join(b"r1")
     with pytest.raises(NameInUse):
         join(b"r2")
     if end == "closed":
@@ -177,9 +179,8 @@ def test_a_key_that_does_not_fit_is_refused_and_binds_nothing(callers, who, mess
 
 def test_a_connection_keeps_its_name_and_its_key(callers):
     callers.check(b"r1", ACTOR, hello("actor", "actor-0"))
-    assert (
-        callers.check(b"r1", ACTOR, hello("actor", "actor-1")) == "actor-0"
-    )  # the state refuses such a Hello
+    # The broker's state refuses such a Hello.
+    assert callers.check(b"r1", ACTOR, hello("actor", "actor-1")) == "actor-0"
     assert callers.route("actor-1") is None
     with pytest.raises(WrongKey, match="another key"):
         callers.check(b"r1", OWN, Heartbeat())
@@ -200,9 +201,9 @@ def test_names_without_a_role_in_them_are_free_to_a_key_of_a_role(callers):
 
 
 def test_the_table_is_bounded_and_forgets_the_quietest(callers):
-    for i in range(MAX_CALLERS + 10):
+    for i in range(MAX_IDENTITIES + 10):
         callers.check(i.to_bytes(4, "big"), ACTOR, hello("actor", f"a{i}"))
         callers.check((0).to_bytes(4, "big"), ACTOR, hello("actor", "a0"))
     assert callers.route("a0") == (0).to_bytes(4, "big")
     assert callers.route("a1") is None
-    assert len(callers._callers) == len(callers._routes) == MAX_CALLERS
+    assert len(callers._by_route) == len(callers._routes) == MAX_IDENTITIES

@@ -1,4 +1,4 @@
-"""Messages to frames and back; limits before decoding."""
+"""Test messages to frames and back, and the limits before decoding."""
 
 import msgspec
 import numpy as np

@@ -1,4 +1,4 @@
-"""A connection is known by its descriptor and its inode, so that no other is taken for it."""
+"""A connection is known by its descriptor and its inode, so that it is never mistaken for a different one."""
 
 import os
 import socket

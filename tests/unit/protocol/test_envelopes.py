@@ -1,4 +1,4 @@
-"""What is said to one peer in one turn leaves as one message, in order, and comes apart again. No sockets."""
+"""All messages to one peer in one turn leave as one envelope, in order, and are split again. No sockets."""
 
 import msgspec
 import numpy as np

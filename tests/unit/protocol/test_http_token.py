@@ -1,4 +1,4 @@
-"""The bearer token: who has the folder may ask. No sockets."""
+"""The bearer token admits whoever has the keys folder. No sockets."""
 
 import asyncio
 import os

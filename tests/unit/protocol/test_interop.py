@@ -1,4 +1,4 @@
-"""The wire without our codec: msgpack and numpy are all that a foreign peer needs."""
+"""Test the wire without our codec: msgpack and numpy are all that a foreign peer needs."""
 
 import msgpack
 import numpy as np
@@ -13,7 +13,7 @@ DTYPES = {"i4": "<i4", "i8": "<i8", "u1": "u1", "f4": "<f4", "f8": "<f8"}
 
 
 def foreign_decode(frames):
-    """Header as a dict and arrays, by the words of SPEC.md only."""
+    """Return the header as a dict, and the arrays, by the words of SPEC.md only."""
     assert frames[0][:2] == b"OB"
     assert frames[0][2] == 4
     header = msgpack.unpackb(frames[1])
@@ -25,7 +25,7 @@ def foreign_decode(frames):
 
 
 def foreign_segment(lease, **more):
-    """A segment as another implementation would write it."""
+    """Return a segment as a foreign implementation would write it."""
     ids, mask = np.array([7, 8, 9], "<i4").tobytes(), np.array([0, 1, 1], "u1").tobytes()
     logp, version = np.array([0, -1, -2], "<f4").tobytes(), np.array([-1, 2, 3], "<i4").tobytes()
     body, specs = b"", []

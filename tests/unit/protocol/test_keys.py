@@ -1,4 +1,4 @@
-"""Keys on disk: made once by whoever comes first, replaced, revoked, handed out. No sockets."""
+"""Test keys on disk: made once by whoever comes first, replaced, revoked, handed out. No sockets."""
 
 import stat
 import threading

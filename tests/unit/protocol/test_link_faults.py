@@ -1,4 +1,4 @@
-"""What breaks in the background of a connection is seen by its owner. No sockets: those are stood in for."""
+"""The owner of a connection sees what breaks in its background. Stand-ins replace the sockets."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from protocol.errors import LinkDown
 from protocol.link import AsyncLink, ThreadLink
 from protocol.messages import Drain, Hello, TaskCredit, Welcome
 from protocol.session import Progress
-from protocol.sockets import SAID_LIMIT, AsyncSocket
+from protocol.sockets import UNSENT_LIMIT, AsyncSocket
 from tests.hearing import heard
 
 HELLO = Hello(role="actor", peer="a", incarnation=1)
@@ -23,7 +23,7 @@ FAULT = ZeroDivisionError("in progress")
 
 
 class Received:
-    """A socket with messages to be read, and none sent."""
+    """A socket with messages to read, which sends none."""
 
     type = zmq.DEALER
 
@@ -55,7 +55,7 @@ class Received:
 
 
 class NothingToSee:
-    """In place of the watch over handshakes."""
+    """A stand-in for the watch over handshakes."""
 
     why = ""
 
@@ -113,7 +113,7 @@ def test_whatever_is_said_in_one_turn_is_sent_and_the_limit_is_for_what_nobody_t
             sent.append(frames)
 
     def say_much(socket):
-        for n in range(3 * SAID_LIMIT):
+        for n in range(3 * UNSENT_LIMIT):
             socket.send(encode(TaskCredit(tasks=n)))
 
     async def main():
@@ -127,7 +127,7 @@ def test_whatever_is_said_in_one_turn_is_sent_and_the_limit_is_for_what_nobody_t
         blocked.close()
 
     asyncio.run(main())
-    assert [m.tasks for frames in sent for m in heard(frames)[0]] == [*range(3 * SAID_LIMIT)]
+    assert [m.tasks for frames in sent for m in heard(frames)[0]] == [*range(3 * UNSENT_LIMIT)]
 
 
 def test_messages_that_take_long_do_not_keep_the_loop_from_others(monkeypatch):

@@ -1,4 +1,4 @@
-"""Every string and list of the protocol has a limit, and who breaks one does not keep others from anything."""
+"""Every string and list of the protocol has a limit, and a peer that breaks one does not hinder others."""
 
 import types
 import typing
@@ -34,7 +34,7 @@ STRUCTS = [
 
 
 def unbounded(annotation, bounds=()):
-    """What may be of any length in a field of this type."""
+    """Return the parts of a field's type that have no limit of length or size."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         metas = [meta for meta in annotation.__metadata__ if isinstance(meta, msgspec.Meta)]

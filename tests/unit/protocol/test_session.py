@@ -1,4 +1,4 @@
-"""The peer's side of a connection: join, beat, join again."""
+"""Test the peer's side of a connection: join, beat, join again."""
 
 import math
 
@@ -77,7 +77,7 @@ def test_a_slow_broker_is_given_time_to_answer_the_last_hello():
     session.due(0.0, Progress())
     session.due(1.0, Progress())
     assert not session.received(WELCOME, 1.5)
-    # Another Hello now, and its answer, late by 1.5 s each time, would never be to the last one.
+    # If the peer sent a new Hello now, each answer, 1.5 s late, would never answer the last Hello.
     assert session.due(2.4, Progress()) == []
     assert session.received(replace(WELCOME, attempt=1), 2.5)
 
@@ -113,7 +113,8 @@ def test_what_was_answered_on_the_connection_before_is_no_join():
     session = Session(HELLO, now=0.0)
     session.due(0.0, Progress())
     session.reconnected(now=0.1)
-    assert not session.received(WELCOME, now=0.1)  # it was here already, and not yet read
+    # This answer was here already, but not yet read.
+    assert not session.received(WELCOME, now=0.1)
     assert session.due(0.1, Progress()) == [replace(HELLO, attempt=1)]
     assert session.received(replace(WELCOME, attempt=1), now=0.2)
 

@@ -1,4 +1,4 @@
-"""protocol/SPEC.md names what the code has."""
+"""protocol/SPEC.md names the messages, fields and limits of the code."""
 
 import re
 from pathlib import Path

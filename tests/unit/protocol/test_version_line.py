@@ -18,7 +18,8 @@ def test_what_a_checkpoint_covers_lags_as_before_and_what_was_undone_lags_its_wa
 
 
 def test_two_crashes_between_two_checkpoints():
-    line = VersionLine([(10, 20), (10, 25)])  # 20 to 24 are undone too, and went on from 10
+    # Versions 20 to 24, which continued from 10, are undone, too.
+    line = VersionLine([(10, 20), (10, 25)])
     assert [line.lag(v, 25) for v in (10, 20, 23, 15, 8)] == [0, 0, 3, 5, 2]
 
 

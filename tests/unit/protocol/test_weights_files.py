@@ -1,4 +1,4 @@
-"""Versions larger than one chunk: hashes are made while the file is written, and name what was damaged."""
+"""Versions larger than one chunk are hashed while the file is written; the hashes name what was damaged."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from protocol.errors import WeightsError
 from protocol.weights.chunks import digest, digests, file_chunks
 from protocol.weights.files import untouched, verify_bytes, write_version
 from protocol.weights.format import DATA, read_manifest
-from protocol.weights.preallocated import Blank
+from protocol.weights.preallocated import PreallocatedFile
 
 SHAPES = {
     "first": ("F32", (700,)),
@@ -27,7 +27,8 @@ SHAPES = {
 @pytest.fixture
 def manifest_path(tmp_path, monkeypatch):
     monkeypatch.setattr(protocol.weights.files, "CHUNK_BYTES", 1_024)
-    monkeypatch.setattr(protocol.weights.preallocated, "COPY_BYTES", 2_500)  # two chunks at a time are hashed
+    # Two chunks are hashed at a time.
+    monkeypatch.setattr(protocol.weights.preallocated, "COPY_BYTES", 2_500)
     rng = np.random.default_rng(0)
     sizes = {"first": 2_800, "empty": 0, "second": 7_600, "third": 11}
     tensors = ((name, memoryview(rng.bytes(size))) for name, size in sizes.items())
@@ -68,18 +69,24 @@ def test_of_many_tensors_in_a_chunk_a_few_are_named(tmp_path):
             verify_bytes(read_manifest(path), file)
 
 
-def version_of(root, number, blank=None, values=(1.0, 2.0)):
+def version_of(root, number, preallocated=None, values=(1.0, 2.0)):
     data = memoryview(np.array(values, dtype="<f4")).cast("B")
     shapes = {"a": ("F32", (len(values),))}
     return write_version(
-        root, run="r", epoch=1, version=number, shapes=shapes, tensors=[("a", data)], blank=blank
+        root,
+        run="r",
+        epoch=1,
+        version=number,
+        shapes=shapes,
+        tensors=[("a", data)],
+        preallocated=preallocated,
     )
 
 
 def test_a_version_written_into_room_made_ahead_is_the_same(tmp_path):
     plain = version_of(tmp_path, 1)
     nbytes = read_manifest(plain).nbytes
-    blank = Blank(tmp_path, nbytes)
+    blank = PreallocatedFile(tmp_path, nbytes)
     blank.touch()
     ahead = version_of(tmp_path, 2, blank)
     assert read_manifest(ahead).root == read_manifest(plain).root
@@ -88,7 +95,7 @@ def test_a_version_written_into_room_made_ahead_is_the_same(tmp_path):
 
 
 def test_room_of_another_size_is_given_back(tmp_path):
-    other = Blank(tmp_path, 5_000)
+    other = PreallocatedFile(tmp_path, 5_000)
     path = version_of(tmp_path, 1, other)
     with open(path.with_name(DATA), "rb") as file:
         verify_bytes(read_manifest(path), file)
@@ -104,7 +111,7 @@ def test_tensors_that_do_not_match_leave_nothing(tmp_path):
 
 def test_want_of_room_is_an_error_and_leaves_nothing(tmp_path):
     with pytest.raises(OSError, match=r"No space left|too large"):
-        Blank(tmp_path, 2**60)
+        PreallocatedFile(tmp_path, 2**60)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -113,7 +120,7 @@ def test_hashes_are_of_every_step_whatever_the_pieces(tmp_path, monkeypatch, ste
     monkeypatch.setattr(protocol.weights.preallocated, "COPY_BYTES", 1_000)
     content = np.random.default_rng(1).bytes(9_001)
     pieces = [memoryview(content)[a:b] for a, b in [(0, 1), (1, 4_500), (4_500, 4_501), (4_501, 9_001)]]
-    blank = Blank(tmp_path, len(content))
+    blank = PreallocatedFile(tmp_path, len(content))
     hashes = blank.fill(pieces, step)
     assert (blank.folder / DATA).read_bytes() == content
     assert hashes == b"".join(digest(content[i : i + step]) for i in range(0, len(content), step))
@@ -136,7 +143,8 @@ def write_the_same(data: Path) -> Path:
 
 
 def copy(data: Path) -> Path:
-    return Path(shutil.copy2(data, data.with_name("copied")))  # the time, too
+    # copy2 copies the file's time, too.
+    return Path(shutil.copy2(data, data.with_name("copied")))
 
 
 def put_another_there(data: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Weights on disk: an ordinary safetensors file, whole or not there."""
+"""Weights on disk are an ordinary safetensors file, which is whole or not there."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Chunks, deltas, and what a manifest must not say; no sockets."""
+"""Test chunks, deltas, and what a manifest must not contain; no sockets."""
 
 import os
 import random
@@ -29,7 +29,7 @@ from protocol.weights.format import (
     read_manifest,
     root_hash,
 )
-from protocol.weights.open_versions import MAX_NAMELESS, Shelf, superfluous
+from protocol.weights.open_versions import MAX_NAMELESS, VersionOpener, versions_to_close
 
 SHAPES = {"a": ("F32", (3, 5)), "b": ("F32", (7,))}
 
@@ -50,7 +50,7 @@ def altered(manifest: Manifest, **change) -> bytes:
 
 
 def tensor(manifest: Manifest, **change) -> dict[str, object]:
-    """The manifest's fields with its first tensor changed, and a root that fits."""
+    """Return the manifest's fields with its first tensor changed, and a root hash that fits."""
     tensors = [msgspec.structs.replace(manifest.tensors[0], **change), *manifest.tensors[1:]]
     return {"tensors": tensors, "root": root_hash(tensors, manifest.chunk_bytes, manifest.chunks)}
 
@@ -248,7 +248,7 @@ def test_a_sample_tells_that_a_delta_is_not_worth_it(tmp_path):
 def test_other_tensors_have_no_delta(tmp_path):
     write(tmp_path, 1)
     write(tmp_path, 2, shapes={"a": ("F32", (5, 3)), "b": ("F32", (7,))})
-    shelf = Shelf("r", lambda _, version: tmp_path / f"v{version:08d}", tmp_path)
+    shelf = VersionOpener("r", lambda _, version: tmp_path / f"v{version:08d}", tmp_path)
     one, two = shelf.open(1, 1), shelf.open(1, 2)
     assert shelf.delta(two, one) is None
     one.file.close()
@@ -256,7 +256,7 @@ def test_other_tensors_have_no_delta(tmp_path):
 
 
 def test_what_is_idle_is_closed_and_few_retired_versions_are_kept(tmp_path):
-    shelf = Shelf("r", lambda _, version: tmp_path / f"v{version:08d}", tmp_path, clock=lambda: 0.0)
+    shelf = VersionOpener("r", lambda _, version: tmp_path / f"v{version:08d}", tmp_path, clock=lambda: 0.0)
     held = {}
     for version in range(6):
         path = write(tmp_path, version)
@@ -264,10 +264,10 @@ def test_what_is_idle_is_closed_and_few_retired_versions_are_kept(tmp_path):
         held[(1, version, None)].used = float(version)
         if version < 4:
             path.with_name(DATA).unlink()
-    assert superfluous(held, 10.0) == [(1, 0, None), (1, 1, None)]
+    assert versions_to_close(held, 10.0) == [(1, 0, None), (1, 1, None)]
     held[(1, 0, None)].transfers = 1
-    assert superfluous(held, 10.0) == [(1, 1, None), (1, 2, None)]
-    assert len(superfluous(held, 1_000.0)) == 5
+    assert versions_to_close(held, 10.0) == [(1, 1, None), (1, 2, None)]
+    assert len(versions_to_close(held, 1_000.0)) == 5
     assert MAX_NAMELESS == 2
     for one in held.values():
         one.file.close()

@@ -1,4 +1,4 @@
-"""Nothing leaves the broker before the journal has what it rests on."""
+"""No message leaves the broker before the journal has what the message rests on."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ from tests.broker_driver import group, segment_frames
 
 
 class Scene:
-    """A desk whose journal is written only when asked."""
+    """An OutputCommit whose journal is written only when a test asks."""
 
     def __init__(self, folder):
         self.folder, self.now = folder, 1000.0
@@ -47,7 +47,7 @@ class Scene:
         return [action.message for action in self.desk.flush()]
 
     def kill(self):
-        """Without the buffer being written."""
+        """Kill the broker without writing the buffer, then open it again."""
         self.desk.journal.abandon()
         self.open()
 
@@ -103,7 +103,8 @@ def test_nothing_leaves_while_the_disk_is_full_and_all_of_it_afterwards(scene, m
     assert (status["messages_waiting"] > 0, "space" in status["blocked"]) == (True, True)
     assert scene.desk.dispatcher.state.full()
     monkeypatch.undo()
-    monkeypatch.setattr("time.monotonic", lambda: 1e9)  # past the pause between two tries
+    # The time is now past the pause between two tries.
+    monkeypatch.setattr("time.monotonic", lambda: 1e9)
     assert {SegmentAck, Deliver} <= kinds(scene.flush())
     assert scene.desk.status()["blocked"] == ""
 
@@ -131,7 +132,7 @@ def test_a_message_that_breaks_the_books_ends_the_process_and_is_refused_by_the_
     assert len(scene.desk.dispatcher.state.store) == 0
     (refused,) = scene.frames("actor", frames)
     assert refused.code == "poison"
-    scene.desk.bury("actor", "malformed", "no message", [b"x"])
+    scene.desk.keep_dead_letter("actor", "malformed", "no message", [b"x"])
     assert scene.desk.status()["dead_letters"] == 1
 
 
@@ -139,7 +140,7 @@ def test_who_speaks_behind_the_message_that_broke_the_books_is_not_blamed(scene,
     scene.say("learner", PutTasks(tasks=group("g", 2)))
     one, two = (message for message in scene.flush() if isinstance(message, LeaseTask))
     for i in range(MAX_DEAD_LETTERS):
-        scene.desk.bury("junk", "malformed", "no message", [b"%d" % i])
+        scene.desk.keep_dead_letter("junk", "malformed", "no message", [b"%d" % i])
     assembly = type(scene.desk.dispatcher.state.assembly)
     with monkeypatch.context() as broken:
         broken.setattr(assembly, "add", lambda *_: 1 / 0)
@@ -154,7 +155,7 @@ def test_who_speaks_behind_the_message_that_broke_the_books_is_not_blamed(scene,
     assert [message.status for message in scene.flush() if isinstance(message, SegmentAck)] == ["stored"]
 
 
-@pytest.mark.parametrize("name", ["put", "note"])
+@pytest.mark.parametrize("name", ["put", "record_event"])
 def test_a_record_that_the_books_do_not_have_is_not_written(scene, monkeypatch, name):
     scene.say("learner", PutTasks(tasks=group("g", 1)))
     (lease,) = scene.flush()
@@ -168,7 +169,7 @@ def test_a_record_that_the_books_do_not_have_is_not_written(scene, monkeypatch, 
     monkeypatch.setattr(store, name, fails)
     caused_by = {
         "put": ("actor", segment_frames(lease)),
-        "note": ("learner", encode(Commit(epoch=1, step=1, trained=["g"]))),
+        "record_event": ("learner", encode(Commit(epoch=1, step=1, trained=["g"]))),
     }
     with pytest.raises(StateBroken, match="stored already"):
         scene.frames(*caused_by[name])

@@ -1,0 +1,83 @@
+"""How benchmarks keep and show their results: JSON files that docs/benchmarks.md is made from, memory, plots."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+
+def save_results(path: Path, tables: Mapping[str, str], results: Any) -> None:
+    """Write what a benchmark has found, with the tables that a page shows and where the figures come from.
+
+    Args:
+        tables: Markdown by name; `benchmarks.page` puts them into pages.
+        results: everything that was measured, in a form that JSON can hold.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = {
+        "command": " ".join(["python -m", _module(), *map(str, sys.argv[1:])]),
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": _commit(),
+        "machine": machine(),
+        "tables": {name: text.strip() for name, text in tables.items()},
+        "results": results,
+    }
+    path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def machine() -> str:
+    """Describe the processor and the memory of this machine in one line."""
+    model = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    cores = len(os.sched_getaffinity(0))
+    return f"{model}, {cores} cores, {memory:.0f} GiB, Python {platform.python_version()}"
+
+
+def peak_rss() -> int:
+    """Return the peak resident memory of this process, in bytes.
+
+    getrusage would also count the memory of the process from which this one was forked.
+
+    Raises:
+        RuntimeError: the system is not Linux.
+    """
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status has no VmHWM: run this on Linux")
+
+
+def pyplot() -> Any:
+    """Import Matplotlib, which only plots need, and return pyplot with a backend that needs no screen."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _module() -> str:
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec.name.removesuffix(".__main__") if spec is not None else Path(sys.argv[0]).stem
+
+
+def _commit() -> str:
+    """Return the commit that was measured, with "+" if files differ from it; empty outside a checkout."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=30)
+        return done.stdout.strip()
+
+    return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
