@@ -44,7 +44,7 @@ class Publisher:
         self.seconds = 0.0
         self._tidying: threading.Thread | None = None
         self._next_version_due = threading.Event()
-        # Invariant: the tidying thread writes `_blank`; other threads read it after they have joined that thread.
+        # Invariant: the tidying thread writes `_preallocated`; others read it after joining that thread.
         self._preallocated: PreallocatedFile | None = None
         self._note_writer = ThreadPoolExecutor(1, "published")
 

@@ -1,4 +1,4 @@
-"""TokenAdvantages assignment: from rewards, and values where there is a critic, to an advantage for every token.
+"""Credit assignment: from rewards, and values where there is a critic, to an advantage for every token.
 
 These pure functions run on rank 0, on whole trajectories. "Rows" are trajectories laid one behind the other:
 ΣT tokens.

@@ -67,7 +67,7 @@ class WeightsServer:
     Args:
         run: name of the run.
         locate: returns the folder of a version.
-        scratch: folder for deltas, see `protocol.weights.open_versions.Shelf`.
+        scratch: folder for deltas, see `protocol.weights.open_versions.VersionOpener`.
         keys: keys folder of the run, for its token and certificate; None: no token, and nothing is encrypted.
     """
 
