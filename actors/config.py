@@ -19,7 +19,8 @@ class ActorConfig(Section):
     max_turns: int = Field(32, ge=1)
     """Action turns after which an episode is truncated."""
     generator_timeout_s: float = Field(30.0, gt=0)
-    """Longest wait for a token. Then the actor aborts the request and sends it to a different generator."""
+    """Longest silence of a generator during a request: generators report every 5 s that a request is under way.
+    Then the actor aborts the request and sends it to a different generator."""
     env_timeout_s: float = Field(30.0, gt=0)
     """Longest time that an environment's reset or step may take. A longer one fails its episode."""
     drain_timeout_s: float = Field(10.0, gt=0)
@@ -63,10 +64,12 @@ class GeneratorConfig(Section):
     stream_interval: int = Field(16, ge=1)
     """Tokens per chunk that the generator sends to an actor."""
     stall_timeout_s: float = Field(8.0, gt=0)
-    """Longest time without a token while requests run. Then the generator fails, and is replaced."""
-    warm_up_s: float = Field(60.0, gt=0)
-    """Limit that replaces a smaller `stall_timeout_s` until the generator's first token, because an engine
-    may compile or allocate for its first requests."""
+    """Least time for which the engine may make no step while requests run. It is longer where steps take
+    long: eight times the longest step that was measured at the start or seen lately. Then the generator
+    fails, and is replaced."""
+    warm_up_s: float = Field(300.0, gt=0)
+    """Longest time for the engine's first steps, which the generator makes before it takes requests. They may
+    compile and allocate, and their time is measured."""
     load_timeout_s: float = Field(300.0, gt=0)
     """Longest time that loading a version may take. For a small model it is `stall_timeout_s` plus 1 s per
     50 MB."""

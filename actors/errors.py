@@ -3,8 +3,12 @@
 ActorError
 ├── PrefixBroken       the next prompt does not begin with the tokens of the trajectory so far
 ├── TemplateUnusable   the model folder has no usable tokenizer or chat template
-└── GenerationFailed   no generator continued the turn
-    └── NoGenerator    the broker listed no generator within the deadline
+├── TurnRefused        a request to a generator is itself at fault, for example a prompt that is too long
+├── EnvironmentFailed  the environment raised an error, took too long, or returned something that is no result
+└── Infrastructure     neither the environment nor the model is at fault; a later attempt may succeed
+    ├── GenerationFailed   no generator continued the turn
+    │   └── NoGenerator    the broker listed no generator within the deadline
+    └── EnvironmentStuck   code of a different task blocks the thread in which environments run
 
 GeneratorError
 ├── RequestRefused     the engine cannot serve one request, but still works
@@ -32,12 +36,28 @@ class TemplateUnusable(ActorError, ValueError):
     """The model folder has no usable tokenizer or chat template; the message names the file."""
 
 
-class GenerationFailed(ActorError, RuntimeError):
+class TurnRefused(ActorError, ValueError):
+    """A request to a generator is itself at fault; a different generator would refuse it, too."""
+
+
+class EnvironmentFailed(ActorError, RuntimeError):
+    """The environment failed an episode; the message names what it did, with file and line where they are known."""
+
+
+class Infrastructure(ActorError, RuntimeError):
+    """Neither the environment nor the model failed an episode: its task is given back, and runs again."""
+
+
+class GenerationFailed(Infrastructure):
     """No generator continued the turn; the message says how each attempt failed."""
 
 
 class NoGenerator(GenerationFailed):
     """The broker listed no generator within the deadline."""
+
+
+class EnvironmentStuck(Infrastructure):
+    """The thread in which environments run was blocked by code of a different task, and was left behind."""
 
 
 class GeneratorError(Exception):

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import zmq
 
-from actors.errors import GenerationFailed, NoGenerator
+from actors.errors import GenerationFailed, NoGenerator, TurnRefused
 from actors.sampled import FinishReason, Sampled, nothing
 from protocol.arrays import SAMPLED_ARRAYS, TOKEN_ARRAYS
 from protocol.codec import Frames, encode, encode_arrays, unpack_arrays
@@ -24,13 +24,8 @@ from protocol.sockets import AsyncSocket, dealer
 
 log = logging.getLogger(__name__)
 
-VERSION_WAIT_S = 70.0
-"""Extra patience for the first token of a request that asks for a version newer than the generator's.
-
-A generator may hold such a request for `actors.generator.requests.HOLD_TIMEOUT_S` = 60 s.
-"""
 LEAVING_S = 2.0
-"""Longest wait for a token of a generator that the broker no longer lists."""
+"""Longest wait for a chunk of a generator that the broker no longer lists."""
 SUSPECT_S = 10.0
 """Time after a generator's failure during which `GeneratorPool` prefers others."""
 NO_GENERATOR_S = 120.0
@@ -38,7 +33,8 @@ NO_GENERATOR_S = 120.0
 MAX_ATTEMPTS = 5
 RETRY_S = 0.25
 FAILURES = ("error", "abort")
-"""Finish reasons with which a generator ends an answer before the turn is complete."""
+"""Finish reasons with which a generator ends an answer before the turn is complete: the request is at fault, or
+the generator cannot go on."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +78,8 @@ class GeneratorPool:
 
     Args:
         name: peer name of this actor.
-        timeout_s: longest wait for a token. Then the request goes to a different generator.
+        timeout_s: longest wait for a chunk. Generators send an empty one every few seconds while a request is
+            under way. Then the request goes to a different generator.
         clock: returns monotonic seconds.
         keys: folder of the keys. None means that nothing is encrypted.
     """
@@ -99,7 +96,7 @@ class GeneratorPool:
         self._generators: dict[str, _Generator] = {}
         self._changed = asyncio.Event()
         self._counter = itertools.count()
-        self.interruptions = 0
+        self.interruptions = self.chunks = 0
 
     def update(self, infos: Sequence[GeneratorInfo]) -> None:
         """Replace the list of generators. Running requests of one that has left go on, with less patience."""
@@ -124,6 +121,7 @@ class GeneratorPool:
         """Sample one action turn, on several generators if some fail. Tokens once received are kept.
 
         Raises:
+            TurnRefused: a generator says that the request itself is at fault.
             GenerationFailed: `MAX_ATTEMPTS` attempts failed.
             NoGenerator: the broker listed no generator within `NO_GENERATOR_S`.
         """
@@ -164,8 +162,15 @@ class GeneratorPool:
         watch = HandshakeWatch(socket, info.endpoint, keys, "generator")
         socket.connect(info.endpoint)
         streams: dict[str, asyncio.Queue[_Arrived | None]] = {}
-        guided = AsyncSocket(socket, lambda frames: _received(streams, frames), watch)
+        guided = AsyncSocket(socket, lambda frames: self._received(streams, frames), watch)
         return _Generator(info, guided, watch, streams)
+
+    def _received(self, streams: dict[str, "asyncio.Queue[_Arrived | None]"], frames: list[bytes]) -> None:
+        for message, rest in messages_in(frames, "a generator"):
+            # Chunks with other ids belong to requests that have ended here.
+            if isinstance(message, Chunk) and message.request_id in streams:
+                self.chunks += 1
+                streams[message.request_id].put_nowait(_Arrived(message, rest))
 
     def _leave(self, generator: _Generator) -> None:
         generator.leaving = True
@@ -207,17 +212,16 @@ class GeneratorPool:
 
         Raises:
             _Interrupted: the answer stopped before its end.
+            TurnRefused: the request itself is at fault.
         """
         request_id = f"{request.trajectory_id[-200:]}#{request.turn}.{next(self._counter)}"
         inbox: asyncio.Queue[_Arrived | None] = asyncio.Queue()
         generator.streams[request_id] = inbox
         generator.socket.send(_generate(request_id, request, received))
         over, have = False, 0
-        held = request.min_policy_version > generator.info.policy_version
         try:
             while not over:
-                arrived = await self._next(generator, inbox, VERSION_WAIT_S if held else 0.0)
-                held = False
+                arrived = await self._next(generator, inbox)
                 chunk = arrived.chunk
                 over = chunk.finish_reason != ""
                 sampled = _sampled(arrived, generator.info.peer)
@@ -225,19 +229,19 @@ class GeneratorPool:
                 have += len(sampled)
                 if len(sampled) or sampled.finish_reason:
                     yield sampled
-                if chunk.finish_reason in FAILURES:
-                    raise _Interrupted(f"{chunk.finish_reason} {chunk.error}".rstrip())
+                if chunk.finish_reason == "error":
+                    raise TurnRefused(f"{generator.info.peer} refused a request: {chunk.error}")
+                if chunk.finish_reason == "abort":
+                    raise _Interrupted(chunk.error or "aborted")
         finally:
             del generator.streams[request_id]
             if not over:
                 generator.socket.send(encode(Abort(request_id=request_id)))
             self._forget_if_idle(generator)
 
-    async def _next(
-        self, generator: _Generator, inbox: "asyncio.Queue[_Arrived | None]", extra_s: float
-    ) -> _Arrived:
+    async def _next(self, generator: _Generator, inbox: "asyncio.Queue[_Arrived | None]") -> _Arrived:
         while True:
-            patience = min(LEAVING_S, self._timeout_s) if generator.leaving else self._timeout_s + extra_s
+            patience = min(LEAVING_S, self._timeout_s) if generator.leaving else self._timeout_s
             try:
                 # asyncio.timeout, because wait_for would make a task for each chunk.
                 async with asyncio.timeout(patience):
@@ -245,7 +249,7 @@ class GeneratorPool:
             except TimeoutError:
                 gone = ", and the broker no longer lists it" if generator.leaving else ""
                 gone += f"; {generator.watch.why}" if generator.watch.why else ""
-                raise _Interrupted(f"no token for {patience:g} s{gone}") from None
+                raise _Interrupted(f"no word for {patience:g} s{gone}") from None
             if arrived is not None:
                 return arrived
 
@@ -274,13 +278,6 @@ def _generate(request_id: str, request: TurnRequest, received: Sequence[Sampled]
     )
     prompt = [np.array(request.prompt, np.int32), *(sampled.token_ids for sampled in received)]
     return encode_arrays(message, {"token_ids": np.concatenate(prompt)})
-
-
-def _received(streams: dict[str, "asyncio.Queue[_Arrived | None]"], frames: list[bytes]) -> None:
-    for message, rest in messages_in(frames, "a generator"):
-        # Chunks with other ids belong to requests that have ended here.
-        if isinstance(message, Chunk) and message.request_id in streams:
-            streams[message.request_id].put_nowait(_Arrived(message, rest))
 
 
 def _check_offset(chunk: Chunk, have: int, count: int) -> None:

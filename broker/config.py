@@ -39,5 +39,6 @@ class BrokerConfig(Section):
     journal: JournalConfig = JournalConfig()
     """Settings of the journal, from which a restarted broker recovers its state."""
     generator_stall_s: float = Field(8.0, gt=0)
-    """Seconds a generator with work may go without a token. After that it is not offered to actors until it
-    makes progress."""
+    """Least time in seconds for which a generator with work may make no step of its engine. It is longer for a
+    generator that reports that its steps take long. After that it is not offered to actors until it makes
+    progress."""

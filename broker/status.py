@@ -96,6 +96,7 @@ def _peer(dispatcher: Dispatcher, peer: Peer, now: float) -> dict[str, Any]:
     else:
         entry["endpoint"] = peer.hello.endpoint
         entry["policy_version"] = peer.heartbeat.policy_version
+        entry["patience_s"] = peer.heartbeat.patience_s
     return entry
 
 

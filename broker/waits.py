@@ -108,7 +108,7 @@ def _generator(status: Status, generator: Status) -> Iterator[str]:
         yield f"{name} is silent for {generator['silent_s']:.1f} s"
         return
     if generator["busy"] and generator["stalled_s"] > STILL_S:
-        yield f"{name} has {_count(running, 'request')} without a token for {generator['stalled_s']:.1f} s"
+        yield f"{name} has {_count(running, 'request')} without a step of its engine for {generator['stalled_s']:.1f} s"
     elif held:
         yield f"{_count(held, 'request')} at {name} wait for a policy version it does not have yet"
     elif not running:

@@ -26,6 +26,8 @@ DeliveryUnit = Literal["group", "trajectory", "segment"]
 MAX_NAME, MAX_ID, MAX_ADDRESS, MAX_PATH, MAX_TEXT, MAX_ROOT = 256, 512, 512, 4_096, 16_384, 64
 MAX_ITEMS, MAX_TASKS, MAX_IDS, MAX_KEYS, MAX_SOURCES, MAX_ARRAYS = 4_096, 8_192, 65_536, 1_024, 64, 64
 LARGEST_COUNT, LARGEST_VERSION, LARGEST_DURATION_S = 2**63 - 1, 2**31 - 1, 1e9
+MAX_PATIENCE_S = 3_600.0
+"""Longest time for which a generator may ask not to be held for stalled."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 Label = Annotated[str, Meta(max_length=MAX_NAME)]
@@ -202,6 +204,12 @@ class Heartbeat(Message, tag="heartbeat", frozen=True):
     """
     gauges: Gauges = field(default_factory=dict)
     """Written by the peer, merged by the broker for `/status`, `/metrics` and QueueStats."""
+    patience_s: Annotated[float, Meta(ge=0, le=MAX_PATIENCE_S)] = 0.0
+    """Written by a generator: how long its engine may make no step, as measured. 0 means that it is not known.
+
+    The broker and `offbeat train` wait this long, if it is longer than their own limits, before they hold the
+    generator for stalled.
+    """
 
 
 class Goodbye(Message, tag="goodbye", frozen=True):
@@ -370,6 +378,11 @@ class TaskRejected(Message, tag="task_rejected", frozen=True):
     """Written by the actor; the broker ends this lease."""
     reason: Prose
     """Written by the actor. At "draining" and "full" the broker voids its task credit and counts no loss."""
+    fault: bool = True
+    """Written by the actor; the broker counts the attempt towards max_attempts only if it is true.
+
+    False means that neither the environment nor the model failed the attempt: no generator could continue it.
+    """
 
 
 # --- broker -> any role -----------------------------------------------------------------------------------
@@ -593,7 +606,12 @@ class Chunk(Message, tag="chunk", frozen=True):
     If the actor has a different number, tokens were lost: it gives the request up and asks again.
     """
     finish_reason: Literal["", "stop", "length", "abort", "error"] = ""
-    """Written by the generator; "" means that more follows. At "abort" and "error" the actor asks again."""
+    """Written by the generator; "" means that more follows.
+
+    At "error" the request itself is at fault, and the actor fails the episode. At "abort" the actor sends the
+    request to a different generator. A chunk without tokens and without a finish reason says that the request
+    is still under way.
+    """
     error: Prose = ""
     """Written by the generator; the actor names it in its log and in the error of a failed episode."""
     kv: KvPolicy = "recomputed"

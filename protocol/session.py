@@ -27,6 +27,7 @@ class Progress:
     busy: bool = False
     policy_version: int = 0
     gauges: tuple[tuple[str, float], ...] = ()
+    patience_s: float = 0.0
 
 
 class Session:
@@ -113,5 +114,6 @@ class Session:
                 busy=progress.busy,
                 policy_version=progress.policy_version,
                 gauges=dict(progress.gauges),
+                patience_s=progress.patience_s,
             )
         ]

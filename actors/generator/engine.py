@@ -28,10 +28,19 @@ class SamplingEngine(Protocol):
     """Engine that continues token ids, reports log-probabilities and versions, and takes new weights."""
 
     kv: KvPolicy
+    full_step_s: float
+    """Seconds that the largest step took at the start; 0 if it was not measured. See `actors.generator.pace`."""
+    frozen: str
+    """Reason why this engine never takes new weights; "" if it takes them."""
 
     @property
     def version(self) -> int:
         """Policy version that samples now."""
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that the engine has made: it grows whenever prompt tokens are computed or tokens
+        are sampled."""
 
     def generate(self, request: Request) -> AsyncIterator[Sampled]:
         """Yield the tokens of one request as they come. The last item has a finish reason.

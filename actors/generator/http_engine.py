@@ -33,10 +33,12 @@ from protocol.weights.format import Manifest
 
 log = logging.getLogger(__name__)
 
-HEALTH_INTERVAL_S = 2.0
+HEALTH_INTERVAL_S = 1.0
 HEALTH_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 30.0
 UNLABELLED = "default"
+STEPS = "vllm:iteration_tokens_total_count"
+"""Metric of the server that counts its engine's steps."""
 
 
 class _TokenLogp(msgspec.Struct):
@@ -79,6 +81,17 @@ class _Stream:
     logps: list[float] = field(default_factory=list)
 
 
+def steps_of(metrics: str) -> int:
+    """Return the number of engine steps that a vLLM server's page /metrics shows; 0 if it shows none.
+
+    Example:
+        >>> steps_of('vllm:iteration_tokens_total_count{engine="0",model_name="m"} 17.0')
+        17
+    """
+    lines = (line for line in metrics.splitlines() if line.startswith(STEPS))
+    return int(sum(float(line.rpartition(" ")[2]) for line in lines))
+
+
 class HttpEngine:
     """`actors.generator.engine.SamplingEngine` on a vLLM server.
 
@@ -92,7 +105,9 @@ class HttpEngine:
         self._session = session
         self._interval = config.stream_interval
         self._version = 0
-        self._frozen = ""
+        self.full_step_s = 0.0
+        self.frozen = ""
+        self._steps = self._chunks = 0
         self._failed = ""
         self._prefix = uuid.uuid4().hex[:8]
         self._streams: dict[str, _Stream] = {}
@@ -127,6 +142,11 @@ class HttpEngine:
     def version(self) -> int:
         return self._version
 
+    @property
+    def steps(self) -> int:
+        # A server that keeps no statistics shows its progress by the chunks of its answers alone.
+        return self._steps + self._chunks
+
     async def generate(self, request: Request) -> AsyncIterator[Sampled]:
         await self._open.wait()
         stream = self._streams[request.id] = _Stream(self._version)
@@ -158,8 +178,8 @@ class HttpEngine:
                 await self._post("/inference/v1/abort_requests", {"request_ids": ids})
 
     async def apply_weights(self, manifest: Manifest, data: Path) -> float:
-        if self._frozen:
-            raise UpdateRefused(f"the policy of this server is frozen: {self._frozen}")
+        if self.frozen:
+            raise UpdateRefused(f"the policy of this server is frozen: {self.frozen}")
         self._open.clear()
         for stream in self._streams.values():
             stream.uncertain = True
@@ -203,12 +223,12 @@ class HttpEngine:
             "/init_weight_transfer_engine", json={"init_info": {"format": FILE_FORMAT}}
         ) as response:
             if response.status != 200:
-                self._frozen = (
+                self.frozen = (
                     f"/init_weight_transfer_engine answers with status {response.status}; start the server "
                     "with VLLM_SERVER_DEV_MODE=1, --worker-extension-cls actors.vllm_worker.WeightWorker and "
                     '--weight-transfer-config \'{"backend": "offbeat_file"}\''
                 )
-                log.warning("policy version 0 for ever: %s", self._frozen)
+                log.warning("policy version 0 for ever: %s", self.frozen)
                 return
         async with self._session.get("/is_paused") as response:
             if (await response.json())["is_paused"]:
@@ -250,6 +270,7 @@ class HttpEngine:
         if not event.choices:
             return None
         choice = event.choices[0]
+        self._chunks += 1
         stream.ids += choice.token_ids or []
         if choice.logprobs and choice.logprobs.content:
             stream.logps += [entry.logprob for entry in choice.logprobs.content]
@@ -280,9 +301,13 @@ class HttpEngine:
         while not self._failed:
             await asyncio.sleep(HEALTH_INTERVAL_S)
             try:
-                async with asyncio.timeout(HEALTH_TIMEOUT_S), self._session.get("/health") as response:
-                    if response.status != 200:
-                        self._failed = f"/health answers with status {response.status}"
+                async with asyncio.timeout(HEALTH_TIMEOUT_S):
+                    async with self._session.get("/health") as response:
+                        if response.status != 200:
+                            self._failed = f"/health answers with status {response.status}"
+                    async with self._session.get("/metrics") as response:
+                        if response.status == 200:
+                            self._steps = steps_of(await response.text())
             except (aiohttp.ClientError, TimeoutError) as error:
                 self._failed = f"the server does not answer: {type(error).__name__}: {error}"
 

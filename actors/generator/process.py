@@ -25,13 +25,14 @@ from actors.errors import GeneratorFailed
 from actors.generator.engine import SamplingEngine
 from actors.generator.listening import Listener, endpoint_for_actors
 from actors.generator.model_folder import ModelFacts, read_model_facts
+from actors.generator.pace import Pace
 from actors.generator.serving import Serving
 from actors.generator.weights.cache import Cache, cache_folder
 from actors.generator.weights.relay import relay
 from actors.generator.weights.staging import Announced, NewestWins, Stage, shared_memory
 from actors.generator.weights.updater import WeightUpdater
 from protocol.link import AsyncLink
-from protocol.messages import AnyMessage, Drain, Hello, Refused, WeightsReady
+from protocol.messages import MAX_PATIENCE_S, AnyMessage, Drain, Hello, Refused, WeightsReady
 from protocol.security.addresses import check_endpoint
 from protocol.security.http_tls import access
 from protocol.session import Progress
@@ -149,6 +150,7 @@ class Generator:
         )
         self._gauges: tuple[tuple[str, float], ...] = ()
         self._window = time.monotonic()
+        self._pace = Pace(self._window, config.stall_timeout_s, engine.full_step_s)
         self._link: AsyncLink | None = None
         self.weights_url = ""
 
@@ -195,15 +197,15 @@ class Generator:
     def progress(self) -> Progress:
         """Return what the next heartbeat reports.
 
-        The generator is not busy while it loads an update or before its first token, so the broker then
-        expects no progress. This process has its own deadlines for both.
+        Its progress is the engine's steps. The generator is not busy while it loads an update, so the broker
+        then expects no progress; this process has its own deadline for a load.
         """
-        book = self._serving.book
         return Progress(
-            progress=float(book.tokens_total),
-            busy=book.running > 0 and not self._updater.loading and book.tokens_total > 0,
+            progress=float(self._engine.steps),
+            busy=self._serving.book.running > 0 and not self._updater.loading,
             policy_version=self._engine.version,
             gauges=self._gauges,
+            patience_s=min(MAX_PATIENCE_S, self._pace.patience_s),
         )
 
     def _hello(self, endpoint: str) -> Hello:
@@ -224,7 +226,11 @@ class Generator:
         assert welcome is not None
         if welcome.run != self._run:
             self._fail(f"the broker serves run {welcome.run!r}, this generator belongs to {self._run!r}")
-        elif self._link.session.joins == 1 and welcome.policy_version > self._engine.version:
+        elif (
+            self._link.session.joins == 1
+            and welcome.policy_version > self._engine.version
+            and not self._engine.frozen
+        ):
             # A generator that joins late samples no token before it has caught up with the run.
             self._serving.book.gate = welcome.policy_version
 
@@ -255,20 +261,25 @@ class Generator:
                 f"the broker has not been heard for {silent:.0f} s; is it running, is the way to it open?"
             )
         self._serving.expire(now)
-        if self._updater.loading:
-            self._serving.book.pardon(now)
-        elif (seconds := self._serving.book.stalled_for(now)) > self._patience_s():
-            self._fail(f"{self._serving.book.running} requests run, without a token for {seconds:.1f} s")
+        self._serving.keep_alive(now)
+        self._watch_steps(now)
         welcome = self._link.session.welcome if self._link else None
         if now - self._window >= (welcome.heartbeat_s if welcome else 1.0):
             self._window = now
             gauges = self._serving.gauges(now) | self._updater.gauges() | self._engine.gauges()
             self._gauges = tuple(gauges.items())
 
-    def _patience_s(self) -> float:
-        config = self._config
-        warm = self._serving.book.tokens_total > 0
-        return config.stall_timeout_s if warm else max(config.warm_up_s, config.stall_timeout_s)
+    def _watch_steps(self, now: float) -> None:
+        """End this process if the engine has work and makes no step for longer than steps take here."""
+        pace, running = self._pace, self._serving.book.running
+        pace.look(steps=self._engine.steps, running=running > 0, now=now)
+        if self._updater.loading:
+            pace.excuse(now)
+        elif (still := pace.still_s(now)) > pace.patience_s:
+            self._fail(
+                f"the engine hangs: {running} requests run, and it has made no step for {still:.1f} s "
+                f"(allowed here: {pace.patience_s:.1f} s)"
+            )
 
     def _updates_ended(self, updates: "asyncio.Task[None]") -> None:
         if not updates.cancelled() and (error := updates.exception()) is not None:

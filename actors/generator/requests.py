@@ -1,8 +1,7 @@
 """State of a generator's requests, without sockets, engines and clocks.
 
 A request is *held* until the policy version that it asks for is in service, then *running* until its last
-token. `RequestBook` also counts tokens, the time since the last token, and the time without a running
-request.
+token. `RequestBook` also counts tokens and the time without a running request.
 """
 
 import math
@@ -100,7 +99,6 @@ class RequestBook:
         self.tokens_total = 0
         self._held: dict[str, _Held] = {}
         self._running: set[str] = set()
-        self._moved = now
         self._started = self._changed = now
         self._idle = 0.0
         self._window = (now, 0, 0.0)
@@ -150,10 +148,9 @@ class RequestBook:
             del self._held[key]
         return late
 
-    def tokens(self, count: int, now: float) -> None:
+    def tokens(self, count: int) -> None:
         """Count newly sampled tokens of any request."""
         self.tokens_total += count
-        self._moved = now
 
     def finish(self, key: str, now: float) -> None:
         """Remove a request."""
@@ -161,15 +158,6 @@ class RequestBook:
         if key in self._running:
             self._account_idle_time(now)
             self._running.discard(key)
-            self._moved = now
-
-    def pardon(self, now: float) -> None:
-        """Restart the clock of `stalled_for`, because no token could come during a weight update."""
-        self._moved = now
-
-    def stalled_for(self, now: float) -> float:
-        """Return the seconds without a token while requests run; 0 if none runs."""
-        return now - self._moved if self._running else 0.0
 
     def rates(self, now: float) -> RequestRates:
         """Return the rates since the last call."""
@@ -188,8 +176,6 @@ class RequestBook:
 
     def _start(self, key: str, now: float) -> None:
         self._account_idle_time(now)
-        if not self._running:
-            self._moved = now
         self._running.add(key)
 
     def _account_idle_time(self, now: float) -> None:

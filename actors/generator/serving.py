@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from actors.config import GeneratorConfig
 from actors.errors import EngineFailed, RequestRefused
@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 MAX_REQUESTS, MAX_REQUESTS_OF_ACTOR = 65_536, 16_384
 """Upper limits of the requests under way, in all and of one actor. More are refused, and the actor asks a
 different generator."""
+KEEP_ALIVE_S = 5.0
+"""Time without a chunk after which a request's actor gets an empty one, so that it keeps waiting."""
+LOOK_S = 1.0
 MAX_WARNINGS = 100
 NOTHING = nothing()
 
@@ -34,6 +37,8 @@ class _RunningRequest:
     actor: bytes
     request_id: str
     request: Request
+    heard: float
+    """Monotonic time of the last chunk, or of the request."""
     sent: int = 0
     """Tokens sent in chunks so far."""
 
@@ -65,6 +70,7 @@ class Serving:
         """Number of requests under way for each connection, by routing id."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._count = self._refused = 0
+        self._looked = 0.0
         self._closing = ""
 
     def received(self, frames: list[bytes]) -> None:
@@ -109,11 +115,24 @@ class Serving:
         """Answer requests that have waited too long for a policy version."""
         for key, version in self.book.expire(now):
             have = self._engine.version
-            self._end(
+            self._give_up(
                 self._entries[key],
                 f"waited {HOLD_TIMEOUT_S:g} s for policy version {version}, in service is {have}; "
                 "does the learner publish, and can this generator read what it publishes?",
             )
+
+    def keep_alive(self, now: float) -> None:
+        """Send an empty chunk for each request that is under way and whose actor has not heard for a while.
+
+        An actor thus tells a generator that is slow from one that is gone.
+        """
+        if now - self._looked < LOOK_S:
+            return
+        self._looked = now
+        for entry in self._entries.values():
+            if now - entry.heard >= KEEP_ALIVE_S:
+                entry.heard = now
+                self._reply(entry.actor, Chunk(request_id=entry.request_id, offset=entry.sent), NOTHING)
 
     async def drain(self, failure: str, timeout_s: float) -> None:
         """End every request: with the tokens it has if the engine works, else with the failure."""
@@ -121,7 +140,7 @@ class Serving:
         for key in self.book.keys():  # noqa: SIM118 (a method, not a mapping)
             entry = self._entries[key]
             if failure:
-                self._end(entry, f"the generator has failed: {failure}")
+                self._give_up(entry, f"the generator has failed: {failure}")
             elif self.book.is_held(key):
                 self._abort_held(entry)
             else:
@@ -146,18 +165,13 @@ class Serving:
         }
 
     def _generate(self, actor: bytes, message: Generate, prompt: list[int]) -> None:
-        why = self._closing or why_invalid(
+        if why := why_invalid(
             prompt, message, vocab_size=self._facts.vocab_size, max_model_len=self._config.max_model_len
-        )
-        if (actor, message.request_id) in self._keys:
-            why = "a request of this id is running already; ids must not be used twice"
-        elif len(self._entries) >= MAX_REQUESTS or self._of_actor[actor] >= MAX_REQUESTS_OF_ACTOR:
-            why = (
-                why
-                or f"{self._of_actor[actor]} requests of this actor, {len(self._entries)} of all are under way"
-            )
-        if why:
-            self._refuse(actor, message.request_id, why)
+        ):
+            self._end_answer(actor, message.request_id, "error", why)
+            return
+        if why := self._why_not_here(actor, message.request_id):
+            self._end_answer(actor, message.request_id, "abort", why)
             return
         self._count += 1
         key = str(self._count)
@@ -172,12 +186,23 @@ class Serving:
             # Ids past the vocabulary are never sampled, and some engines reject them.
             stop=[i for i in message.stop_token_ids or self._facts.eos_ids if i < self._facts.vocab_size],
         )
-        entry = self._entries[key] = _RunningRequest(key, actor, message.request_id, request)
+        version, now = self._engine.version, time.monotonic()
+        entry = self._entries[key] = _RunningRequest(key, actor, message.request_id, request, now)
         self._keys[actor, message.request_id] = key
         self._of_actor[actor] += 1
-        version, now = self._engine.version, time.monotonic()
         if self.book.add(key, min_version=message.min_policy_version, version=version, now=now):
             self._start(entry)
+
+    def _why_not_here(self, actor: bytes, request_id: str) -> str:
+        """Return why this generator takes no such request now, or "". A different generator may take it."""
+        if self._closing:
+            return self._closing
+        if (actor, request_id) in self._keys:
+            return "a request of this id is running already; ids must not be used twice"
+        own, total = self._of_actor[actor], len(self._entries)
+        if total >= MAX_REQUESTS or own >= MAX_REQUESTS_OF_ACTOR:
+            return f"{own} requests of this actor, {total} of all are under way"
+        return ""
 
     def _abort(self, actor: bytes, request_id: str) -> None:
         key = self._keys.get((actor, request_id))
@@ -207,7 +232,8 @@ class Serving:
                 if entry.key not in self._entries:
                     # The request was ended meanwhile.
                     return
-                self.book.tokens(len(sampled), time.monotonic())
+                self.book.tokens(len(sampled))
+                entry.heard = time.monotonic()
                 if sampled.finish_reason:
                     self._forget(entry)
                 chunk = Chunk(
@@ -219,21 +245,26 @@ class Serving:
                 entry.sent += len(sampled)
                 self._reply(entry.actor, chunk, sampled)
         except RequestRefused as error:
-            self._end(entry, str(error))
+            self._forget(entry)
+            self._end_answer(entry.actor, entry.request_id, "error", str(error), offset=entry.sent)
         except EngineFailed as error:
-            self._end(entry, f"the generator has failed: {error}")
+            self._give_up(entry, f"the generator has failed: {error}")
             self._on_failure(str(error))
         except Exception as error:
             # A bug of this generator: tell the actor at once, so that it does not wait for its timeout.
             log.exception("request %s of actor %r ended by a fault", entry.request_id, entry.actor)
-            self._end(entry, f"a fault of the generator: {error!r}")
+            self._give_up(entry, f"a fault of the generator: {error!r}")
 
-    def _end(self, entry: _RunningRequest, error: str) -> None:
+    def _give_up(self, entry: _RunningRequest, why: str) -> None:
+        """End a request that is not at fault, so that its actor sends it to a different generator."""
         self._forget(entry)
-        self._refuse(entry.actor, entry.request_id, error, offset=entry.sent)
+        self._end_answer(entry.actor, entry.request_id, "abort", why, offset=entry.sent)
 
-    def _refuse(self, actor: bytes, request_id: str, why: str, *, offset: int = 0) -> None:
-        chunk = Chunk(request_id=request_id, offset=offset, finish_reason="error", error=why[:2_000])
+    def _end_answer(
+        self, actor: bytes, request_id: str, reason: Literal["abort", "error"], why: str, *, offset: int = 0
+    ) -> None:
+        """Send the last chunk of an answer that is not whole: "error" if the request is at fault."""
+        chunk = Chunk(request_id=request_id, offset=offset, finish_reason=reason, error=why[:2_000])
         self._reply(actor, chunk, NOTHING)
 
     def _forget(self, entry: _RunningRequest) -> None:

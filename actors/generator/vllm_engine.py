@@ -33,6 +33,9 @@ WORKER_EXTENSION = "actors.generator.vllm_worker.WeightWorker"
 CLOSE_TIMEOUT_S = 1.0
 # With vLLM's default of 128, short prompts get no prefix caching at all.
 CPU_BLOCK_SIZE = 32
+CPU_STEP_TOKENS = 512
+"""Most tokens of one step on a CPU. A step cannot be interrupted: new weights, and the first token of a request
+that comes during it, wait for its end. For a model of 135 million parameters such a step takes some seconds."""
 
 
 def prepare_environment(config: GeneratorConfig) -> None:
@@ -98,9 +101,29 @@ def engine_arguments(config: GeneratorConfig, *, model: str, seed: int, cpu: boo
     }
     if cpu:
         arguments["kv_cache_memory_bytes"] = config.kv_cache_mb << 20
+        # vLLM wants at least one token for each running request.
+        arguments["max_num_batched_tokens"] = max(CPU_STEP_TOKENS, config.max_num_seqs)
     else:
         arguments["gpu_memory_utilization"] = config.gpu_memory_utilization
     return {name: value for name, value in arguments.items() if value is not None}
+
+
+def warm_up_prompts(tokens: int, config: GeneratorConfig, vocab_size: int) -> list[list[list[int]]]:
+    """Return two batches of prompts, each with as many tokens as one step computes, as far as requests allow.
+
+    All prompts differ from their first token on, so that no one finds another's keys and values in the cache.
+
+    Example:
+        >>> first, second = warm_up_prompts(512, GeneratorConfig(max_model_len=101), vocab_size=50)
+        >>> [len(prompt) for prompt in first], first[0][:3], second[0][:3]
+        ([100, 100, 100, 100, 100], [0, 1, 2], [5, 6, 7])
+    """
+    length = min(tokens, config.max_model_len - 1)
+    count = max(1, min(config.max_num_seqs, tokens // length))
+    return [
+        [[(turn * count + i + j) % vocab_size for j in range(length)] for i in range(count)]
+        for turn in range(2)
+    ]
 
 
 class VllmEngine:
@@ -111,8 +134,11 @@ class VllmEngine:
     per version then keeps requests that start later from reading entries of earlier weights.
     """
 
+    frozen = ""
+
     def __init__(self, llm: Any, kv: KvPolicy, stream_interval: int, stats: SchedulerGauges) -> None:
         self.kv = kv
+        self.full_step_s = 0.0
         self._llm = llm
         self._stats = stats
         self._version = 0
@@ -125,9 +151,12 @@ class VllmEngine:
 
     @classmethod
     async def start(cls, config: GeneratorConfig, *, model: str, seed: int) -> "VllmEngine":
-        """Load the model folder as version 0.
+        """Load the model folder as version 0, and measure how long the largest step takes.
 
         Runs in the caller's thread on purpose: the engine process dies with the thread that started it.
+
+        Raises:
+            EngineFailed: the first steps took longer than ``config.warm_up_s``.
         """
         prepare_environment(config)
         vllm = import_vllm()
@@ -143,11 +172,49 @@ class VllmEngine:
         # vLLM keeps this frame alive, but `close` has to drop the last reference.
         del llm
         await engine._llm.update_weight_version("0")
+        await engine._warm_up(config)
         return engine
+
+    async def _warm_up(self, config: GeneratorConfig) -> None:
+        """Make a few of the largest steps: the first may compile and allocate, the others are measured.
+
+        Raises:
+            EngineFailed: they took longer than ``config.warm_up_s``.
+        """
+        vllm_config = self._llm.vllm_config
+        tokens = vllm_config.scheduler_config.max_num_batched_tokens
+        prompts = warm_up_prompts(tokens, config, vllm_config.model_config.get_vocab_size())
+        try:
+            async with asyncio.timeout(config.warm_up_s):
+                for turn, batch in enumerate(prompts):
+                    began, before = time.monotonic(), self.steps
+                    await asyncio.gather(
+                        *(self._prefill(f"warm-up-{turn}-{i}", p) for i, p in enumerate(batch))
+                    )
+                    self.full_step_s = (time.monotonic() - began) / max(1, self.steps - before)
+        except TimeoutError:
+            await self.close()
+            raise EngineFailed(
+                f"the engine did not make its first steps of {tokens} tokens within generator.warm_up_s = "
+                f"{config.warm_up_s:g} s; raise it if the model is that large"
+            ) from None
+        self._stats.take()
+        log.info("a step of %d tokens takes %.2f s", tokens, self.full_step_s)
+
+    async def _prefill(self, request_id: str, prompt: list[int]) -> None:
+        request = Request(
+            request_id, prompt, max_tokens=1, temperature=0.0, top_p=1.0, top_k=0, seed=None, stop=[]
+        )
+        async for _ in self.generate(request):
+            pass
 
     @property
     def version(self) -> int:
         return self._version
+
+    @property
+    def steps(self) -> int:
+        return self._stats.steps_total
 
     async def generate(self, request: Request) -> AsyncIterator[Sampled]:
         from vllm.exceptions import GracefulHTTPError, VLLMClientError

@@ -11,10 +11,11 @@ FULL_SHARE = 0.9
 class SchedulerGauges:
     """Sums over the engine's steps since `take` was last called.
 
-    Only ``recomputed`` is never reset. It counts the requests that were computed again from their beginning,
-    because their keys and values were dropped for new weights or for lack of room.
+    Two counts are never reset: ``steps_total``, and ``recomputed``, the requests that were computed again from
+    their beginning, because their keys and values were dropped for new weights or for lack of room.
     """
 
+    steps_total: int = 0
     steps: int = 0
     kv_cache: float = 0.0
     waiting: float = 0.0
@@ -28,6 +29,7 @@ class SchedulerGauges:
         Args:
             stats: vLLM's ``SchedulerStats``.
         """
+        self.steps_total += 1
         self.steps += 1
         self.kv_cache += stats.kv_cache_usage
         self.waiting += stats.num_waiting_reqs

@@ -106,14 +106,17 @@ class ActorSide:
         return None
 
     def rejected(self, peer: Peer, message: TaskRejected, now: float) -> None:
-        """End the lease of a task that an actor rejects; "draining" or "full" means that it wants no task."""
+        """End the lease of a task that an actor rejects; "draining" or "full" means that it wants no task.
+
+        The attempt counts as lost only if the actor says that the environment or the model failed it.
+        """
         record = self._state.tasks.by_lease(message.lease_id)
         wants_none = message.reason in (DRAINING, FULL)
         if wants_none:
             peer.task_credit = 0
             self._hungry.pop(peer.name, None)
         if record is not None and record.lease is not None and record.lease.actor == peer.name:
-            self.end_lease(record, "", now, fault=not wants_none, avoid=peer.name)
+            self.end_lease(record, "", now, fault=message.fault and not wants_none, avoid=peer.name)
 
     def end_lease(
         self, record: TaskRecord, reason: str, now: float, *, fault: bool = True, avoid: str = ""

@@ -54,6 +54,7 @@ class Peer:
             progress=heartbeat.progress,
             busy=heartbeat.busy,
             policy_version=heartbeat.policy_version,
+            patience_s=heartbeat.patience_s,
             gauges={
                 name: value
                 for name, value in list(heartbeat.gauges.items())[:MAX_GAUGES]
@@ -121,13 +122,16 @@ class Peers:
             self._gone.popitem(last=False)
 
     def healthy_generators(self, now: float, stall_s: float) -> list[GeneratorInfo]:
-        """Return the generators that actors may use: alive, with an endpoint, and not stalled with work."""
+        """Return the generators that actors may use: alive, with an endpoint, and not stalled with work.
+
+        ``stall_s`` is the least time for which a generator may make no step; its own measure may be longer.
+        """
         return [
             GeneratorInfo(
                 peer=peer.name, endpoint=peer.hello.endpoint, policy_version=peer.heartbeat.policy_version
             )
             for peer in self.of("generator")
-            if peer.hello.endpoint and peer.stalled_for(now) < stall_s
+            if peer.hello.endpoint and peer.stalled_for(now) < max(stall_s, peer.heartbeat.patience_s)
         ]
 
     def fitting(self, infos: list[GeneratorInfo]) -> list[GeneratorInfo]:

@@ -16,7 +16,7 @@ from launch.errors import RoleFailed
 from launch.processes import Child, kill, role_command, role_environment, spawn, stop, vitals
 from launch.run_file.sections import RunConfig
 from launch.supervise.broker_status import Answer
-from launch.supervise.health import BROKER, Limits, Watchdog, role_of
+from launch.supervise.health import BROKER, STALL_MARGIN_S, Limits, Watchdog, role_of
 from launch.supervise.restarts import Patience, RestartBackoff
 from launch.weights_role import WEIGHTS
 from learner.run_files import PID_FILE, weights_folder
@@ -27,8 +27,6 @@ BROKER_START_S = 120.0
 """Longest wait for the first answer of a broker, because reading a long journal takes a while."""
 LEARNER_STOP_S = 60.0
 OTHERS_STOP_S = 30.0
-STALL_MARGIN_S = 1.0
-"""Time added to a generator's own stall timeout, so that the generator can act before the supervisor does."""
 START_RETRY_S = 2.0
 STATE_FILE = "supervisor.json"
 RESULT = "result.json"

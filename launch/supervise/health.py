@@ -18,6 +18,8 @@ COMPUTING_SHARE = 0.1
 BROKER = "broker"
 PEERS = ("learner", "generator", "actor")
 """Roles that join the broker. The weights server does not; it is judged by the kernel's findings alone."""
+STALL_MARGIN_S = 1.0
+"""Time added to a generator's own patience, so that the generator can act before the supervisor does."""
 MIN_MISSES = 3
 """Requests in a row that the broker must leave unanswered before the length of its silence counts."""
 
@@ -184,7 +186,8 @@ class Watchdog:
 
     def _stalled(self, name: str, entry: Mapping[str, Any]) -> str:
         limit = {
-            "generator": self._limits.generator_stall_s,
+            # A generator that has measured long steps asks for more time, and gets a second to end by itself.
+            "generator": max(self._limits.generator_stall_s, entry.get("patience_s", 0.0) + STALL_MARGIN_S),
             "learner": self._limits.learner_stall_s,
         }.get(role_of(name))
         if limit is None or not entry["busy"] or entry["stalled_s"] < limit:

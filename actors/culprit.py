@@ -1,0 +1,63 @@
+"""Finds the line of user code at which a thread or a coroutine stands. Pure."""
+
+import sysconfig
+from collections.abc import Iterator, Sequence
+from types import CodeType, CoroutineType, FrameType
+from typing import Any
+
+_LIBRARIES = tuple(
+    path
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    if (path := sysconfig.get_path(name)) is not None
+)
+
+
+def place_of_thread(frame: FrameType | None) -> str:
+    """Return the place at which a thread stands, from its innermost frame; "" if there is none.
+
+    Args:
+        frame: entry of the thread in ``sys._current_frames()``.
+    """
+    codes = list[tuple[CodeType, int]]()
+    while frame is not None:
+        codes.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return place(codes[::-1])
+
+
+def place_of_coroutine(coroutine: Any) -> str:
+    """Return the place at which a suspended coroutine waits; "" if it has ended.
+
+    Example:
+        >>> import asyncio
+        >>> async def reset(): await asyncio.sleep(9)
+        >>> waiting = reset()
+        >>> place_of_coroutine(waiting).endswith(" in reset")
+        True
+        >>> waiting.close()
+    """
+    return place([(frame.f_code, frame.f_lineno) for frame in _awaited(coroutine)])
+
+
+def place(codes: Sequence[tuple[CodeType, int]]) -> str:
+    """Return ``FILE:LINE in FUNCTION`` of the innermost line that belongs to no library.
+
+    Args:
+        codes: code and line of each frame, the outermost first.
+    """
+    own = [at for at in codes if not _is_library(at[0])] or list(codes)
+    if not own:
+        return ""
+    code, line = own[-1]
+    return f"{code.co_filename}:{line} in {code.co_name}"
+
+
+def _awaited(coroutine: Any) -> Iterator[FrameType]:
+    while isinstance(coroutine, CoroutineType):
+        if coroutine.cr_frame is not None:
+            yield coroutine.cr_frame
+        coroutine = coroutine.cr_await
+
+
+def _is_library(code: CodeType) -> bool:
+    return code.co_filename.startswith((*_LIBRARIES, "<"))

@@ -1,0 +1,349 @@
+"""Runs the code of environments away from the actor's event loop, so that code that blocks stops nothing else.
+
+Coroutines run in an event loop of their own thread; plain functions run in further threads. Every call has a
+deadline. A thread cannot be ended from outside, so a call that blocks past its deadline is left behind, and
+its error names the line at which it stands.
+"""
+
+import asyncio
+import inspect
+import logging
+import queue
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from actors.culprit import place_of_coroutine, place_of_thread
+from actors.errors import EnvironmentFailed, EnvironmentStuck
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.25
+BLOCKED_S = 2.0
+"""Time without a tick after which the environments' event loop counts as blocked, and the log names the line."""
+MAX_LEFT_BEHIND = 64
+"""Upper limit of the threads that were left behind because a function in them does not end."""
+
+
+@dataclass(eq=False)
+class _Call:
+    """One call of an environment's function. The main thread reads what the thread that runs it wrote."""
+
+    what: str
+    task: "asyncio.Task[Any] | None" = None
+    """Task in the environments' loop that runs the call."""
+    thread: int = 0
+    """Thread that runs the call if it is a plain function."""
+
+    @property
+    def place(self) -> str:
+        """Line at which the call stands now; "" if it is not known."""
+        if self.thread:
+            return place_of_thread(sys._current_frames().get(self.thread))
+        return place_of_coroutine(self.task.get_coro()) if self.task is not None else ""
+
+
+class EnvironmentRunner:
+    """Threads in which the code of environments runs.
+
+    All methods are for one event loop, the actor's.
+
+    Args:
+        calls: plain functions that may run at the same time.
+
+    Example:
+        >>> async def main():
+        ...     runner = EnvironmentRunner(calls=2)
+        ...     try:
+        ...         return await runner.call(str.upper, "a", what="upper", timeout_s=60.0)
+        ...     finally:
+        ...         runner.close()
+        >>> asyncio.run(main())
+        'A'
+    """
+
+    def __init__(self, *, calls: int) -> None:
+        self._stage = _Stage()
+        self._threads = _Threads(calls)
+        self._warned = ""
+        self.running = 0
+        """Calls that have not ended, each within its deadline."""
+
+    async def call(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        what: str,
+        timeout_s: float,
+        on_loop: bool = False,
+    ) -> Any:
+        """Call a function of an environment and return its result.
+
+        Args:
+            function: coroutine function, or plain function.
+            what: words for errors: which function, for which task.
+            timeout_s: seconds after which the call fails.
+            on_loop: call a plain function in the environments' event loop. It must return at once.
+
+        Raises:
+            EnvironmentFailed: the call took longer than ``timeout_s``; the text names the line.
+            EnvironmentStuck: code of a different call blocked the environments' event loop.
+            Exception: the function's own errors.
+        """
+        until = time.monotonic() + timeout_s
+        call = _Call(what)
+        self.running += 1
+        try:
+            if on_loop or inspect.iscoroutinefunction(function):
+                return await self._on_loop(call, function, arguments, until, timeout_s)
+            result = await self._in_thread(call, function, arguments, until, timeout_s)
+            if not inspect.isawaitable(result):
+                return result
+            call.thread = 0
+            return await self._on_loop(call, _await, (result,), until, timeout_s)
+        finally:
+            self.running -= 1
+
+    def look(self) -> None:
+        """Log the line at which code blocks the environments' event loop, once for each line."""
+        blocked_s, (what, place) = self._stage.blocked_s, self._stage.stands_in()
+        if blocked_s < BLOCKED_S or place == self._warned:
+            return
+        self._warned = place
+        log.warning(
+            "%s has stood for %.1f s in %s: all environments of this actor wait for it; make it a plain "
+            "function (def), which runs in a thread, or await what it waits for",
+            what, blocked_s, place,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """End the threads that can be ended. The others end with the process."""
+        self._stage.leave("the actor ends")
+        self._threads.close()
+
+    async def _on_loop(
+        self,
+        call: _Call,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        until: float,
+        timeout_s: float,
+    ) -> Any:
+        stage = self._stage
+        waiting = stage.start(call, _invoke(call, function, arguments))
+        try:
+            await asyncio.wait({waiting}, timeout=until - time.monotonic())
+        except asyncio.CancelledError:
+            waiting.cancel()
+            raise
+        if waiting.cancelled():
+            raise EnvironmentStuck(f"{call.what} was given up: {stage.left}")
+        if waiting.done():
+            return waiting.result()
+        place = call.place
+        if stage.blocked_s > BLOCKED_S:
+            culprit, place = stage.stands_in()
+            waiting.cancel()
+            self._stage = _Stage()
+            stage.leave(
+                f"{culprit} blocked all environments of this actor for {stage.blocked_s:.0f} s in {place}"
+            )
+            if culprit != call.what:
+                raise EnvironmentStuck(f"{call.what} was given up: {stage.left}")
+        waiting.cancel()
+        raise _took_longer(call.what, timeout_s, place)
+
+    async def _in_thread(
+        self,
+        call: _Call,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        until: float,
+        timeout_s: float,
+    ) -> Any:
+        waiting = asyncio.wrap_future(self._threads.start(call, function, arguments))
+        try:
+            await asyncio.wait({waiting}, timeout=until - time.monotonic())
+        except asyncio.CancelledError:
+            self._threads.leave(call)
+            raise
+        if waiting.done():
+            return waiting.result()
+        place = call.place
+        self._threads.leave(call)
+        raise _took_longer(call.what, timeout_s, place)
+
+
+def _took_longer(what: str, timeout_s: float, place: str) -> EnvironmentFailed:
+    where = f"; it stands in {place}" if place else ""
+    return EnvironmentFailed(f"environment: {what} took longer than env_timeout_s = {timeout_s:g} s{where}")
+
+
+async def _invoke(call: _Call, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    call.task = asyncio.current_task()
+    result = function(*arguments)
+    return await result if inspect.isawaitable(result) else result
+
+
+async def _await(awaitable: Any) -> Any:
+    return await awaitable
+
+
+class _Stage:
+    """A thread with an event loop for the coroutines of environments."""
+
+    def __init__(self) -> None:
+        self.left = ""
+        """Reason why this thread was left behind; "" while it is in use."""
+        self._loop = asyncio.new_event_loop()
+        self._ticked = time.monotonic()
+        self._calls: dict[asyncio.Future[Any], _Call] = {}
+        self._thread = threading.Thread(target=self._run, name="environments", daemon=True)
+        self._thread.start()
+
+    @property
+    def blocked_s(self) -> float:
+        """Seconds for which the loop has not come back to its next step."""
+        return time.monotonic() - self._ticked
+
+    def stands_in(self) -> tuple[str, str]:
+        """Return which call the thread executes now, and its line."""
+        task = asyncio.current_task(self._loop)
+        what = next(
+            (call.what for call in self._calls.values() if call.task is task and task), "an environment"
+        )
+        return what, place_of_thread(sys._current_frames().get(self._thread.ident or 0))
+
+    def start(self, call: _Call, work: Coroutine[Any, Any, Any]) -> "asyncio.Future[Any]":
+        """Run a coroutine in this thread. The future belongs to the loop of the caller."""
+        waiting = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        self._calls[waiting] = call
+        waiting.add_done_callback(lambda done: self._calls.pop(done, None))
+        return waiting
+
+    def leave(self, why: str) -> None:
+        """Give up all calls, and end the thread as soon as its code lets it."""
+        self.left = why
+        for waiting in list(self._calls):
+            waiting.cancel()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._tick()
+        self._loop.run_forever()
+        # What was cancelled gets its chance to clean up.
+        for task in (tasks := asyncio.all_tasks(self._loop)):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.close()
+
+    def _tick(self) -> None:
+        # Invariant: the actor's thread only reads this number.
+        self._ticked = time.monotonic()
+        self._loop.call_later(TICK_S, self._tick)
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A thread that runs one plain function after the other."""
+
+    inbox: "queue.SimpleQueue[tuple[_Call, Callable[..., Any], tuple[Any, ...], Future[Any]] | None]" = field(
+        default_factory=queue.SimpleQueue
+    )
+
+
+class _Threads:
+    """Daemon threads for plain functions. The pool of `concurrent.futures` would wait for them at the end."""
+
+    def __init__(self, calls: int) -> None:
+        self._limit = calls
+        self._idle: deque[_Worker] = deque()
+        self._count = 0
+        self._left: set[_Call] = set()
+        self._waiting: deque[tuple[_Call, Callable[..., Any], tuple[Any, ...], Future[Any]]] = deque()
+        # Invariant: workers and the actor's thread change all of these under this lock.
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def start(self, call: _Call, function: Callable[..., Any], arguments: tuple[Any, ...]) -> "Future[Any]":
+        """Run a function in a thread, as soon as one is free.
+
+        Raises:
+            EnvironmentFailed: too many threads were left behind.
+        """
+        done: Future[Any] = Future()
+        work = (call, function, arguments, done)
+        with self._lock:
+            if len(self._left) >= MAX_LEFT_BEHIND:
+                stuck = next(iter(self._left))
+                raise EnvironmentFailed(
+                    f"environment: {len(self._left)} calls never ended, for example {stuck.what} in {stuck.place}"
+                )
+            if self._idle:
+                self._idle.popleft().inbox.put(work)
+            elif self._count < self._limit + len(self._left):
+                self._count += 1
+                worker = _Worker()
+                worker.inbox.put(work)
+                threading.Thread(target=self._work, args=(worker,), name="environment", daemon=True).start()
+            else:
+                self._waiting.append(work)
+        return done
+
+    def leave(self, call: _Call) -> None:
+        """Leave a call behind: another thread may run in its place."""
+        with self._lock:
+            if call.thread:
+                self._left.add(call)
+            else:
+                self._waiting = deque(work for work in self._waiting if work[0] is not call)
+
+    def close(self) -> None:
+        """End the threads that wait for work."""
+        with self._lock:
+            self._closed = True
+            for worker in self._idle:
+                worker.inbox.put(None)
+
+    def _work(self, worker: _Worker) -> None:
+        while (work := worker.inbox.get()) is not None:
+            call, function, arguments, done = work
+            call.thread = threading.get_ident()
+            try:
+                result = function(*arguments)
+            except BaseException as error:
+                _finish(done, error=error)
+            else:
+                _finish(done, result=result)
+            call.thread = 0
+            if not self._next(worker, call):
+                return
+
+    def _next(self, worker: _Worker, call: _Call) -> bool:
+        """Give the worker its next work, or let it wait; return False if its thread has to end."""
+        with self._lock:
+            self._left.discard(call)
+            if self._closed or self._count > self._limit + len(self._left):
+                self._count -= 1
+                return False
+            if self._waiting:
+                worker.inbox.put(self._waiting.popleft())
+            else:
+                self._idle.append(worker)
+            return True
+
+
+def _finish(done: "Future[Any]", *, result: Any = None, error: BaseException | None = None) -> None:
+    """Hand a result over, unless its caller has given it up."""
+    if not done.set_running_or_notify_cancel():
+        return
+    if error is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(result)
