@@ -8,14 +8,15 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import zmq
 
 from actors.config import ActorConfig
+from actors.environment import EnvironmentRunner
 from actors.episode import Bounds, Episode
-from actors.errors import ActorError
+from actors.errors import ActorError, EnvironmentStuck, Infrastructure
 from actors.generator_client import GeneratorPool
 from actors.render import Renderer
 from actors.uplink import LeaseBook, Outbox
@@ -46,6 +47,11 @@ JOIN_TIMEOUT_S = 60.0
 ACK_TIMEOUT_S = 5.0
 GIVE_UP_S = 10.0
 SUITE_CLOSE_S = 10.0
+REMAKE_S = 120.0
+"""Longest time for making the suite anew after code has blocked the thread of the environments."""
+SWITCH_S = 0.001
+"""Time after which a thread that computes in Python lets another one run. The default of 5 ms would let a few
+computing environments delay the heartbeats."""
 WATCH_S = 1.0
 BROKER_LOST_S = 600.0
 """Longest silence of the broker. Then this process ends, because its supervisor may know a different one."""
@@ -83,13 +89,13 @@ def run_actor(
     """
     # This handler works until the event loop installs its own.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    suite = make_suite(env.name, env.params)
-    try:
-        renderer = Renderer(Path(model))
-    except ActorError:
-        asyncio.run(suite.close())
-        raise
-    asyncio.run(_serve(config, name, broker, env.name, run, suite, renderer, keys, in_step))
+    sys.setswitchinterval(SWITCH_S)
+    renderer = Renderer(Path(model))
+
+    def make() -> Suite:
+        return make_suite(env.name, env.params)
+
+    asyncio.run(_serve(config, name, broker, env.name, run, make, renderer, keys, in_step))
     # The linger time lets the Goodbye leave.
     zmq.Context.instance().destroy(linger=1_000)
 
@@ -100,27 +106,26 @@ async def _serve(
     broker: str,
     env_name: str,
     run: str,
-    suite: Suite,
+    make: Callable[[], Suite],
     renderer: Renderer,
     keys: Path | None,
     in_step: bool,
 ) -> None:
-    actor = Actor(config, name, broker, env_name, run, suite, renderer, keys, in_step=in_step)
+    actor = Actor(config, name, broker, env_name, run, make, renderer, keys, in_step=in_step)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, actor.stop)
-    try:
-        await actor.run()
-    finally:
-        try:
-            async with asyncio.timeout(SUITE_CLOSE_S):
-                await suite.close()
-        except TimeoutError:
-            log.error("the environment did not close within %g s", SUITE_CLOSE_S)
+    await actor.run()
 
 
 class Actor:
-    """State of the actor process. All of it is used on one event loop."""
+    """State of the actor process. All of it is used on one event loop.
+
+    The code of environments runs in threads of its own; see `actors.environment`.
+
+    Args:
+        make: makes the suite. It is called at once, and again if code has blocked the environments' thread.
+    """
 
     def __init__(
         self,
@@ -129,14 +134,16 @@ class Actor:
         broker: str,
         env_name: str,
         run: str,
-        suite: Suite,
+        make: Callable[[], Suite],
         renderer: Renderer,
         keys: Path | None = None,
         *,
         in_step: bool = False,
     ) -> None:
         self._config, self._env_name, self._run = config, env_name, run
-        self._suite, self._renderer = suite, renderer
+        self._make, self._suite, self._renderer = make, make(), renderer
+        self._environments = EnvironmentRunner(calls=config.concurrent_episodes)
+        self._remaking: asyncio.Task[None] | None = None
         self._bounds = Bounds(config.segment_tokens, config.max_turns, config.env_timeout_s, in_step)
         self._pool = GeneratorPool(name, config.generator_timeout_s, keys=keys)
         self._outbox, self._book = Outbox(), LeaseBook(config.concurrent_episodes)
@@ -144,8 +151,11 @@ class Actor:
         self._stop = asyncio.Event()
         self._room = asyncio.Event()
         self._fatal = ""
-        self._finished = self._failed = self._tokens = 0
+        self._finished = self._failed = self._given_back = self._tokens = 0
         self._env_seconds = 0.0
+        self._env_gauges: dict[str, float] = {}
+        # Looks at which environments were at work. Each call has a deadline, so this counts as progress.
+        self._looks_at_work = 0
         hello = Hello(
             role="actor",
             peer=name,
@@ -176,16 +186,23 @@ class Actor:
             ActorError: the broker refuses this actor, serves a different run, or has been silent too long.
             LinkDown: no broker answers.
         """
+        reading: asyncio.Task[None] | None = None
         try:
             await self._wait_for_broker()
             while not self._stop.is_set():
                 self._give_up_lost_broker(time.monotonic())
+                self._environments.look()
+                self._looks_at_work += self._environments.running > 0
+                if reading is None or reading.done():
+                    reading = asyncio.create_task(self._read_suite_gauges(), name="gauges of the suite")
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stop.wait(), WATCH_S)
             await self._drain()
         finally:
             await self._link.close(self._fatal or "drained")
             self._pool.close()
+            await self._close_suite()
+            self._environments.close()
         if self._fatal:
             raise ActorError(self._fatal)
 
@@ -303,7 +320,11 @@ class Actor:
     # --- episodes -----------------------------------------------------------------------------------------
 
     async def _run_episode(self, lease: LeaseTask) -> None:
-        episode = Episode(lease, self._suite, self._renderer, self._pool, self._bounds, self._emit)
+        if self._remaking is not None:
+            await self._remaking
+        episode = Episode(
+            lease, self._suite, self._renderer, self._pool, self._bounds, self._emit, self._environments
+        )
         try:
             await episode.run()
             self._finished += episode.status != "failed"
@@ -320,11 +341,19 @@ class Actor:
         del self._episodes[lease.lease_id]
         credit = self._book.ended(lease.lease_id)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("episode of %s could not be recorded", lease.task.task_id, exc_info=error)
+            fault = not isinstance(error, Infrastructure)
+            if fault:
+                log.error("episode of %s could not be recorded", lease.task.task_id, exc_info=error)
+            else:
+                self._given_back += 1
+                log.warning("task %s is given back: %s", lease.task.task_id, error)
+            if isinstance(error, EnvironmentStuck) and self._remaking is None:
+                self._remaking = asyncio.create_task(self._remake(), name="make the suite anew")
             # If this rejection is lost, the broker repeats the lease, and `_leased` rejects it once more. It
             # does so only while the outbox holds no segment of the trajectory.
             self._outbox.forget(lease.trajectory_id)
-            self._link.send(TaskRejected(lease_id=lease.lease_id, reason=f"not recordable: {error!r}"[:500]))
+            reason = f"not recordable: {error!r}" if fault else str(error)
+            self._link.send(TaskRejected(lease_id=lease.lease_id, reason=reason[:500], fault=fault))
         self._give_back(credit)
 
     async def _emit(self, cuts: Sequence[SegmentArrays]) -> None:
@@ -350,26 +379,49 @@ class Actor:
             "episodes_running": float(len(self._book)),
             "episodes_finished_total": float(self._finished),
             "episodes_failed_total": float(self._failed),
+            "episodes_given_back_total": float(self._given_back),
             "env_seconds": self._env_seconds / max(1, ended),
             "tokens_total": float(self._tokens),
             "segments_waiting": float(self._outbox.waiting),
             "segments_refused_total": float(self._outbox.acks["refused"]),
             "generator_interruptions_total": float(self._pool.interruptions),
         }
-        gauges |= self._suite_gauges()
+        gauges |= self._env_gauges
         # Episodes that wait for segment credit wait for the broker, so this actor does not count as busy.
         busy = len(self._book) > 0 and self._outbox.waiting == 0
-        return Progress(float(self._tokens + ended), busy, 0, tuple(gauges.items()))
+        progress = self._tokens + ended + self._pool.chunks + self._looks_at_work
+        return Progress(float(progress), busy, 0, tuple(gauges.items()))
 
-    def _suite_gauges(self) -> dict[str, float]:
-        """Return the gauges of the suite, if it has some. An error in them must not stop the heartbeat."""
+    # --- the suite ----------------------------------------------------------------------------------------
+
+    async def _read_suite_gauges(self) -> None:
+        """Read the gauges of the suite, if it has some. An error in them must not stop the actor."""
         if not isinstance(self._suite, HasGauges):
-            return {}
+            return
         try:
-            return {f"{ENV}{name}": float(value) for name, value in self._suite.gauges().items()}
+            gauges = await self._environments.call(
+                self._suite.gauges, what="gauges", timeout_s=self._bounds.env_timeout_s, on_loop=True
+            )
+            self._env_gauges = {f"{ENV}{name}": float(value) for name, value in gauges.items()}
         except Exception as error:
             log.warning("gauges of the environment: %r", error)
-            return {}
+
+    async def _remake(self) -> None:
+        """Make the suite anew, because the old one belongs to an event loop that was left behind."""
+        try:
+            self._suite = await self._environments.call(
+                self._make, what="making the environment anew", timeout_s=REMAKE_S
+            )
+        except Exception as error:
+            self._give_up(f"the environment could not be made anew: {error}")
+        finally:
+            self._remaking = None
+
+    async def _close_suite(self) -> None:
+        try:
+            await self._environments.call(self._suite.close, what="close", timeout_s=SUITE_CLOSE_S)
+        except Exception as error:
+            log.error("the environment did not close: %s", error)
 
     # --- the end ------------------------------------------------------------------------------------------
 

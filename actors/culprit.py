@@ -39,6 +39,23 @@ def place_of_coroutine(coroutine: Any) -> str:
     return place([(frame.f_code, frame.f_lineno) for frame in _awaited(coroutine)])
 
 
+def place_of_error(error: BaseException) -> str:
+    """Return the place at which an error was raised; "" if it has no traceback.
+
+    Example:
+        >>> try:
+        ...     {}["answer"]
+        ... except KeyError as error:
+        ...     place_of_error(error).endswith("in <module>")
+        True
+    """
+    codes, step = list[tuple[CodeType, int]](), error.__traceback__
+    while step is not None:
+        codes.append((step.tb_frame.f_code, step.tb_lineno))
+        step = step.tb_next
+    return place(codes)
+
+
 def place(codes: Sequence[tuple[CodeType, int]]) -> str:
     """Return ``FILE:LINE in FUNCTION`` of the innermost line that belongs to no library.
 

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.culprit import place_of_coroutine, place_of_thread
+from actors.culprit import place_of_coroutine, place_of_error, place_of_thread
 from actors.errors import EnvironmentFailed, EnvironmentStuck
 
 log = logging.getLogger(__name__)
@@ -30,11 +30,20 @@ MAX_LEFT_BEHIND = 64
 """Upper limit of the threads that were left behind because a function in them does not end."""
 
 
+@dataclass(frozen=True)
+class _Raised:
+    """An error of an environment's function. Futures would replace some errors by copies without traceback."""
+
+    error: Exception
+
+
 @dataclass(eq=False)
 class _Call:
     """One call of an environment's function. The main thread reads what the thread that runs it wrote."""
 
     what: str
+    until: float
+    """Monotonic time after which the call has failed."""
     task: "asyncio.Task[Any] | None" = None
     """Task in the environments' loop that runs the call."""
     thread: int = 0
@@ -68,7 +77,7 @@ class EnvironmentRunner:
     """
 
     def __init__(self, *, calls: int) -> None:
-        self._stage = _Stage()
+        self._stage: _Stage | None = None
         self._threads = _Threads(calls)
         self._warned = ""
         self.running = 0
@@ -96,34 +105,40 @@ class EnvironmentRunner:
             Exception: the function's own errors.
         """
         until = time.monotonic() + timeout_s
-        call = _Call(what)
+        call = _Call(what, until)
         self.running += 1
         try:
             if on_loop or inspect.iscoroutinefunction(function):
-                return await self._on_loop(call, function, arguments, until, timeout_s)
-            result = await self._in_thread(call, function, arguments, until, timeout_s)
+                return await self._on_loop(call, function, arguments, timeout_s)
+            result = await self._in_thread(call, function, arguments, timeout_s)
             if not inspect.isawaitable(result):
                 return result
             call.thread = 0
-            return await self._on_loop(call, _await, (result,), until, timeout_s)
+            return await self._on_loop(call, _await, (result,), timeout_s)
         finally:
             self.running -= 1
 
     def look(self) -> None:
         """Log the line at which code blocks the environments' event loop, once for each line."""
-        blocked_s, (what, place) = self._stage.blocked_s, self._stage.stands_in()
-        if blocked_s < BLOCKED_S or place == self._warned:
+        stage = self._stage
+        if (
+            stage is None
+            or (blocked_s := stage.blocked_s) < BLOCKED_S
+            or (place := stage.place) == self._warned
+        ):
             return
         self._warned = place
+        call = stage.running_call()
         log.warning(
             "%s has stood for %.1f s in %s: all environments of this actor wait for it; make it a plain "
             "function (def), which runs in a thread, or await what it waits for",
-            what, blocked_s, place,
+            call.what if call else "an environment", blocked_s, place,
         )  # fmt: skip
 
     def close(self) -> None:
         """End the threads that can be ended. The others end with the process."""
-        self._stage.leave("the actor ends")
+        if self._stage is not None:
+            self._stage.leave("the actor ends")
         self._threads.close()
 
     async def _on_loop(
@@ -131,31 +146,34 @@ class EnvironmentRunner:
         call: _Call,
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
-        until: float,
         timeout_s: float,
     ) -> Any:
+        if self._stage is None:
+            self._stage = _Stage()
         stage = self._stage
         waiting = stage.start(call, _invoke(call, function, arguments))
         try:
-            await asyncio.wait({waiting}, timeout=until - time.monotonic())
+            await asyncio.wait({waiting}, timeout=call.until - time.monotonic())
         except asyncio.CancelledError:
             waiting.cancel()
             raise
         if waiting.cancelled():
-            raise EnvironmentStuck(f"{call.what} was given up: {stage.left}")
-        if waiting.done():
-            return waiting.result()
-        place = call.place
-        if stage.blocked_s > BLOCKED_S:
-            culprit, place = stage.stands_in()
-            waiting.cancel()
-            self._stage = _Stage()
-            stage.leave(
-                f"{culprit} blocked all environments of this actor for {stage.blocked_s:.0f} s in {place}"
-            )
-            if culprit != call.what:
+            if stage.left:
                 raise EnvironmentStuck(f"{call.what} was given up: {stage.left}")
+            raise EnvironmentFailed(f"environment: {call.what} cancelled itself")
+        if waiting.done():
+            return _answer(waiting.result())
+        place = call.place
         waiting.cancel()
+        if stage is self._stage and stage.blocked_s > BLOCKED_S:
+            culprit, place = stage.running_call(), stage.place
+            what = culprit.what if culprit else "an environment"
+            why = f"{what} blocked all environments of this actor for {stage.blocked_s:.0f} s in {place}"
+            if culprit is None or time.monotonic() >= culprit.until:
+                self._stage = None
+                stage.leave(why)
+            if culprit is not call:
+                raise EnvironmentStuck(f"{call.what} was given up: {why}")
         raise _took_longer(call.what, timeout_s, place)
 
     async def _in_thread(
@@ -163,17 +181,16 @@ class EnvironmentRunner:
         call: _Call,
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
-        until: float,
         timeout_s: float,
     ) -> Any:
         waiting = asyncio.wrap_future(self._threads.start(call, function, arguments))
         try:
-            await asyncio.wait({waiting}, timeout=until - time.monotonic())
+            await asyncio.wait({waiting}, timeout=call.until - time.monotonic())
         except asyncio.CancelledError:
             self._threads.leave(call)
             raise
         if waiting.done():
-            return waiting.result()
+            return _answer(waiting.result())
         place = call.place
         self._threads.leave(call)
         raise _took_longer(call.what, timeout_s, place)
@@ -186,8 +203,25 @@ def _took_longer(what: str, timeout_s: float, place: str) -> EnvironmentFailed:
 
 async def _invoke(call: _Call, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     call.task = asyncio.current_task()
-    result = function(*arguments)
-    return await result if inspect.isawaitable(result) else result
+    try:
+        result = function(*arguments)
+        return await result if inspect.isawaitable(result) else result
+    except Exception as error:
+        return _Raised(error)
+    except (SystemExit, KeyboardInterrupt) as error:
+        return _Raised(_would_end(call, error))
+
+
+def _would_end(call: _Call, error: BaseException) -> EnvironmentFailed:
+    """Return the error for code that would end the process, such as ``sys.exit()``."""
+    return EnvironmentFailed(f"environment: {call.what} raised {error!r} in {place_of_error(error)}")
+
+
+def _answer(result: Any) -> Any:
+    """Return the result of a function, or raise its error."""
+    if isinstance(result, _Raised):
+        raise result.error
+    return result
 
 
 async def _await(awaitable: Any) -> Any:
@@ -211,13 +245,15 @@ class _Stage:
         """Seconds for which the loop has not come back to its next step."""
         return time.monotonic() - self._ticked
 
-    def stands_in(self) -> tuple[str, str]:
-        """Return which call the thread executes now, and its line."""
+    @property
+    def place(self) -> str:
+        """Line that the thread executes now."""
+        return place_of_thread(sys._current_frames().get(self._thread.ident or 0))
+
+    def running_call(self) -> _Call | None:
+        """Return the call whose code the thread executes now, if it is known."""
         task = asyncio.current_task(self._loop)
-        what = next(
-            (call.what for call in self._calls.values() if call.task is task and task), "an environment"
-        )
-        return what, place_of_thread(sys._current_frames().get(self._thread.ident or 0))
+        return next((call for call in self._calls.values() if task and call.task is task), None)
 
     def start(self, call: _Call, work: Coroutine[Any, Any, Any]) -> "asyncio.Future[Any]":
         """Run a coroutine in this thread. The future belongs to the loop of the caller."""
@@ -317,10 +353,13 @@ class _Threads:
             call.thread = threading.get_ident()
             try:
                 result = function(*arguments)
+            except Exception as error:
+                result = _Raised(error)
             except BaseException as error:
-                _finish(done, error=error)
-            else:
-                _finish(done, result=result)
+                result = _Raised(_would_end(call, error))
+            # The caller may have given the call up.
+            if done.set_running_or_notify_cancel():
+                done.set_result(result)
             call.thread = 0
             if not self._next(worker, call):
                 return
@@ -337,13 +376,3 @@ class _Threads:
             else:
                 self._idle.append(worker)
             return True
-
-
-def _finish(done: "Future[Any]", *, result: Any = None, error: BaseException | None = None) -> None:
-    """Hand a result over, unless its caller has given it up."""
-    if not done.set_running_or_notify_cancel():
-        return
-    if error is not None:
-        done.set_exception(error)
-    else:
-        done.set_result(result)

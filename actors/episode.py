@@ -4,14 +4,15 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 
-from actors.errors import ActorError
+from actors.culprit import place_of_error
+from actors.errors import ActorError, EnvironmentFailed, Infrastructure
 from actors.generator_client import TurnRequest
 from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
@@ -24,8 +25,6 @@ log = logging.getLogger(__name__)
 MAX_ERROR_CHARS = 2_000
 MAX_INFO_BYTES = 32_768
 CLOSE_TIMEOUT_S = 5.0
-
-T = TypeVar("T")
 
 
 class Policy(Protocol):
@@ -45,6 +44,19 @@ class Text(Protocol):
     def check_prefix(self, known: Sequence[int], prompt: Sequence[int]) -> None: ...
 
 
+class Caller(Protocol):
+    """Runs functions of environments: an `actors.environment.EnvironmentRunner`."""
+
+    async def call(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        what: str,
+        timeout_s: float,
+        on_loop: bool = False,
+    ) -> Any: ...
+
+
 @dataclass(frozen=True)
 class Bounds:
     """Limits of an episode that come from the actor's settings. The task sets further limits."""
@@ -62,21 +74,32 @@ Emit = Callable[[Sequence[SegmentArrays]], Awaitable[None]]
 class Episode:
     """Runs one leased task and emits its segments as they are cut.
 
-    An error in the environment or in generators ends the trajectory with status "failed" and the error's
-    text. It is recorded as data and does not end the actor. Only a cancellation passes through.
+    An error of the environment or of the model's answer ends the trajectory with status "failed" and the
+    error's text. It is recorded as data and does not end the actor. A cancellation and the errors that are
+    nobody's fault here (`Infrastructure`) pass through: such a task runs again.
     """
 
     def __init__(
-        self, lease: LeaseTask, suite: Suite, text: Text, policy: Policy, bounds: Bounds, emit: Emit
+        self,
+        lease: LeaseTask,
+        suite: Suite,
+        text: Text,
+        policy: Policy,
+        bounds: Bounds,
+        emit: Emit,
+        environments: Caller,
     ) -> None:
         self._task, self._suite, self._text, self._policy = lease.task, suite, text, policy
-        self._bounds, self._emit_cuts = bounds, emit
+        self._bounds, self._emit_cuts, self._environments = bounds, emit, environments
         self.trajectory_id = lease.trajectory_id
         self._cutter = SegmentCutter(lease.task, self.trajectory_id, bounds.segment_tokens)
         self._tokens: list[int] = []
         self._in_step = bounds.in_step and lease.task.purpose == "train"
         self._min_version = lease.task.min_policy_version
         self._generator = ""
+        self._deadline: asyncio.Timeout | None = None
+        self._closed = False
+        """Whether the closing segment was handed over."""
         self.env_seconds = 0.0
         self.status = "unfinished"
 
@@ -86,23 +109,31 @@ class Episode:
         return len(self._tokens)
 
     async def run(self) -> None:
-        """Run the episode to its end. Afterwards the trajectory is closed, unless this call was cancelled."""
+        """Run the episode to its end. Afterwards the trajectory is closed, unless this call was cancelled.
+
+        Raises:
+            Infrastructure: neither the environment nor the model is at fault; the trajectory is not closed.
+            ProtocolError: the closing segment cannot be encoded.
+        """
         env: Env | None = None
         try:
-            async with asyncio.timeout(self._task.deadline_s) as deadline:
-                env = self._suite.episode()
+            async with asyncio.timeout(self._task.deadline_s) as self._deadline:
+                env = await self._ask(self._suite.episode, on_loop=True)
                 await self._play(env)
-        except TimeoutError as error:
-            late = f"the episode took longer than its deadline of {self._task.deadline_s:g} s"
-            await self._fail(late if deadline.expired() else f"TimeoutError: {error}")
+        except Infrastructure:
+            raise
         except Exception as error:
-            log.warning("episode %s failed: %s", self.trajectory_id, error)
-            await self._fail(f"{type(error).__name__}: {error}")
+            late = self._deadline is not None and self._deadline.expired()
+            why = self._late() if late else error
+            self._deadline = None
+            log.warning("episode %s failed: %s", self.trajectory_id, why)
+            await self._fail(why)
         finally:
             await self._close(env)
 
     async def _play(self, env: Env) -> None:
-        messages = await self._ask(env.reset(dict(self._task.data)), "reset")
+        messages = await self._ask(env.reset, dict(self._task.data))
+        _check_conversation(messages)
         prompt = self._text.prompt(messages)
         limit = self._task.sampling.max_trajectory_tokens
         if len(prompt) >= limit:
@@ -113,7 +144,9 @@ class Episode:
         await self._observe(prompt)
         for turn in range(self._bounds.max_turns):
             sampled, reason = await self._act(turn)
-            result = await self._ask(env.step(self._answer(sampled)), "step")
+            result = await self._ask(env.step, self._answer(sampled))
+            if not isinstance(result, StepResult):
+                raise EnvironmentFailed(f"environment: step returned {result!r:.200}, not a StepResult")
             rewards = finite_rewards(result)
             observation = self._observation(result, sampled)
             closing = self._end(result, turn, reason, len(observation))
@@ -176,7 +209,7 @@ class Episode:
         if result.done:
             return []
         if result.observation is None:
-            raise ActorError("environment: step returned neither an observation nor done")
+            raise EnvironmentFailed("environment: step returned neither an observation nor done")
         return self._text.observation(result.observation, sampled)
 
     def _end(self, result: StepResult, turn: int, reason: str, observed: int) -> Closing | None:
@@ -199,48 +232,85 @@ class Episode:
             return
         if self._in_step:
             self._min_version = max(self._min_version, *(cut.segment.version_max + 1 for cut in cuts))
-        # Emit all cuts in one call: the deadline may end any wait, and a missing cut would leave a gap.
+        # The wait for room in the outbox is a wait for the broker, so it does not count for the deadline.
+        loop, deadline = asyncio.get_running_loop(), self._deadline
+        left = None
+        if deadline is not None and (when := deadline.when()) is not None and not deadline.expired():
+            left = when - loop.time()
+            deadline.reschedule(None)
+        # Emit all cuts in one call, because a cancellation may end any wait, and a missing cut leaves a gap.
         await self._emit_cuts(cuts)
+        self._closed = cuts[-1].segment.status != "unfinished"
+        if deadline is not None and left is not None:
+            deadline.reschedule(loop.time() + left)
 
-    async def _ask(self, answer: Awaitable[T], what: str) -> T:
-        """Wait for the environment's answer, at most ``env_timeout_s``.
+    async def _ask(self, function: Callable[..., Any], *arguments: Any, on_loop: bool = False) -> Any:
+        """Call a function of the environment, and wait for its answer, at most ``env_timeout_s``.
 
         Raises:
-            ActorError: the environment took longer.
+            EnvironmentFailed: the function raised an error or took longer. The text names file and line.
+            Infrastructure: code of a different task blocks the environments of this actor.
         """
-        begun = time.monotonic()
+        begun, name = time.monotonic(), getattr(function, "__name__", "function")
         try:
-            async with asyncio.timeout(self._bounds.env_timeout_s) as limit:
-                return await answer
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise ActorError(
-                f"environment: {what} took longer than env_timeout_s = {self._bounds.env_timeout_s:g} s"
+            return await self._environments.call(
+                function,
+                *arguments,
+                what=f"{name} of {self.trajectory_id}",
+                timeout_s=self._bounds.env_timeout_s,
+                on_loop=on_loop,
+            )
+        except ActorError:
+            raise
+        except Exception as error:
+            place = place_of_error(error)
+            raise EnvironmentFailed(
+                f"environment: {name}: {type(error).__name__}: {error}" + (f" ({place})" if place else "")
             ) from error
         finally:
             self.env_seconds += time.monotonic() - begun
 
-    async def _fail(self, error: str) -> None:
+    def _late(self) -> ActorError:
+        return ActorError(
+            f"the episode took longer than its deadline of {self._task.deadline_s:g} s "
+            "(learner.sampling.max_trajectory_s)"
+        )
+
+    async def _fail(self, error: Exception) -> None:
         self.status = "failed"
         if not self._cutter.closed:
-            await self._emit(self._cutter.abandon(Closing("failed", error=error[:MAX_ERROR_CHARS])))
+            text = f"{type(error).__name__}: {error}"
+            await self._emit(self._cutter.abandon(Closing("failed", error=text[:MAX_ERROR_CHARS])))
+        elif not self._closed:
+            # The closing segment was cut but could not be sent, so nothing closes this trajectory.
+            raise error
 
     async def _close(self, env: Env | None) -> None:
         if env is None:
             return
+        what = f"close of {self.trajectory_id}"
         try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await env.close()
+            await self._environments.call(env.close, what=what, timeout_s=CLOSE_TIMEOUT_S)
         except Exception as error:
             log.warning("environment of %s did not close: %r", self.trajectory_id, error)
+
+
+def _check_conversation(messages: Any) -> None:
+    """Raise EnvironmentFailed unless ``messages`` is a conversation."""
+    if not isinstance(messages, Sequence) or not all(
+        isinstance(message, Mapping) and isinstance(message.get("content"), str) for message in messages
+    ):
+        raise EnvironmentFailed(
+            f"environment: reset returned {messages!r:.200}; it must be a list of "
+            '{"role": "user", "content": TEXT}'
+        )
 
 
 def finite_rewards(result: StepResult) -> dict[str, float]:
     """Return the rewards of a step as floats.
 
     Raises:
-        ActorError: a reward is not a finite number, a name is too long, or there are too many rewards.
+        EnvironmentFailed: a reward is not a finite number, a name is too long, or there are too many rewards.
 
     Example:
         >>> finite_rewards(StepResult(rewards={"score": 1}))
@@ -248,16 +318,16 @@ def finite_rewards(result: StepResult) -> dict[str, float]:
     """
     rewards: dict[str, float] = {}
     if len(result.rewards) > MAX_ITEMS or any(len(name) > MAX_NAME for name in result.rewards):
-        raise ActorError(
+        raise EnvironmentFailed(
             f"environment: rewards are at most {MAX_ITEMS}, with names of at most {MAX_NAME} characters"
         )
     for name, value in result.rewards.items():
         try:
             rewards[name] = float(value)
         except (TypeError, ValueError):
-            raise ActorError(f"environment: reward {name!r} is {value!r}, not a number") from None
+            raise EnvironmentFailed(f"environment: reward {name!r} is {value!r}, not a number") from None
         if not math.isfinite(rewards[name]):
-            raise ActorError(f"environment: reward {name!r} is {value!r}, not a finite number")
+            raise EnvironmentFailed(f"environment: reward {name!r} is {value!r}, not a finite number")
     return rewards
 
 

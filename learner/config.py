@@ -21,6 +21,8 @@ class SamplingConfig(Section):
     """Most action tokens in one turn. At least 1, and less than `max_trajectory_tokens`."""
     max_trajectory_tokens: int = Field(256, ge=2)
     """Most tokens of a trajectory: prompt, observations and actions together. At least 2."""
+    max_trajectory_s: float = Field(600.0, gt=0)
+    """Longest time of a trajectory, in seconds, without the waits for room at the broker. A longer one fails."""
 
 
 class OptimizerConfig(Section):

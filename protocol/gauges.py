@@ -87,6 +87,12 @@ ACTOR = table(
         Gauge("episodes_running", "episodes", "episodes under way", "sum"),
         Gauge("episodes_finished_total", "episodes", "episodes that ended", "total"),
         Gauge("episodes_failed_total", "episodes", "episodes that failed", "total"),
+        Gauge(
+            "episodes_given_back_total",
+            "episodes",
+            "episodes that ended by the fault of neither environment nor model, so that their task runs again",
+            "total",
+        ),
         Gauge("env_seconds", "s", "mean time that an episode spends in its environment"),
         Gauge("tokens_total", "tokens", "tokens of all episodes, observations included", "total"),
         Gauge("segments_waiting", "segments", "segments that wait for segment credit", "sum"),

@@ -115,7 +115,7 @@ class AsyncLink:
             while True:
                 if self._watch.reconnected():
                     self.session.reconnected(time.monotonic())
-                for message in self.session.due(time.monotonic(), self._progress()):
+                for message in self.session.due(time.monotonic(), self._progress):
                     self.send(message)
                 await asyncio.sleep(TICK_S)
         except Exception as error:
@@ -231,7 +231,7 @@ class ThreadLink:
                 self.session.reconnected(time.monotonic())
             if socket in ready:
                 self._receive(socket)
-            for message in self.session.due(time.monotonic(), self._progress()):
+            for message in self.session.due(time.monotonic(), self._progress):
                 self._outbox.append((encode(message), None))
             stopping = self._stop.is_set()
             said = [self._outbox.popleft() for _ in range(len(self._outbox))]

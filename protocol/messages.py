@@ -107,7 +107,7 @@ class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):
     deadline_s: Duration = 120.0
     """Read by the actor, which fails a longer episode, and by the broker for the end of the lease.
 
-    The learner of Offbeat leaves the default.
+    The learner of Offbeat writes learner.sampling.max_trajectory_s.
     """
 
 

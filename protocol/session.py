@@ -6,6 +6,7 @@ Welcome asks for. It says Hello again when the broker has been silent, when the 
 seconds) in and sends the messages that come out.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -35,15 +36,15 @@ class Session:
 
     Example:
         >>> session = Session(Hello(role="actor", peer="a0", incarnation=1), now=0.0)
-        >>> [type(m).__name__ for m in session.due(0.0, Progress())]
+        >>> [type(m).__name__ for m in session.due(0.0, Progress)]
         ['Hello']
-        >>> session.due(0.5, Progress())
+        >>> session.due(0.5, Progress)
         []
         >>> session.received(Welcome(run="r", epoch=0, heartbeat_s=1.0, policy_version=0), now=0.6)
         True
-        >>> [type(m).__name__ for m in session.due(1.7, Progress(progress=3.0))]
+        >>> [type(m).__name__ for m in session.due(1.7, lambda: Progress(progress=3.0))]
         ['Heartbeat']
-        >>> [type(m).__name__ for m in session.due(99.0, Progress())]  # silence: start over
+        >>> [type(m).__name__ for m in session.due(99.0, Progress)]  # silence: start over
         ['Hello']
     """
 
@@ -96,8 +97,12 @@ class Session:
         self.welcome, self._void = None, self._attempts
         self._next = now
 
-    def due(self, now: float, progress: Progress) -> list[AnyMessage]:
-        """Return the messages to send now."""
+    def due(self, now: float, progress: Callable[[], Progress]) -> list[AnyMessage]:
+        """Return the messages to send now.
+
+        Args:
+            progress: called for the content of a heartbeat, only if one is due.
+        """
         if self.welcome and self.silent_for(now) > MISSED_BEATS * self._beat_s:
             self.welcome = None
             self._next = now
@@ -108,12 +113,13 @@ class Session:
             self._attempts += 1
             return [replace(self.hello, attempt=self._attempts - 1)]
         self._next = now + self._beat_s
+        content = progress()
         return [
             Heartbeat(
-                progress=progress.progress,
-                busy=progress.busy,
-                policy_version=progress.policy_version,
-                gauges=dict(progress.gauges),
-                patience_s=progress.patience_s,
+                progress=content.progress,
+                busy=content.busy,
+                policy_version=content.policy_version,
+                gauges=dict(content.gauges),
+                patience_s=content.patience_s,
             )
         ]

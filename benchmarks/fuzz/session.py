@@ -53,7 +53,7 @@ class SessionTarget:
         """Check that the session sends Hello again to a broker that stays silent."""
         hellos = 0
         for step in range(400):
-            hellos += sum(isinstance(m, Hello) for m in session.due(now + SILENT_S * step, Progress()))
+            hellos += sum(isinstance(m, Hello) for m in session.due(now + SILENT_S * step, Progress))
         assert hellos > 0, "a silent broker is never asked again"
 
     def _receive(self, choices: Choices, session: Session, now: float) -> None:

@@ -127,6 +127,7 @@ class Curriculum:
                 purpose="eval",
                 sampling=sampling,
                 min_policy_version=version,
+                deadline_s=self.config.sampling.max_trajectory_s,
             )
             for i, name in enumerate(ids)
         ]
@@ -212,6 +213,7 @@ class Curriculum:
                 data={"index": index, "split": "train"},
                 sampling=self._sampling(temperature=temperature if member < self.config.group_size else 0.0),
                 min_policy_version=min_version,
+                deadline_s=self.config.sampling.max_trajectory_s,
             )
             for member in members
         ]

@@ -43,7 +43,9 @@ class World:
     def __init__(self):
         self.driver = Driver(heartbeat_s=1000.0, max_attempts=1000, segment_credit=4)
         self.driver.learner()
-        self.actor = Actor(ActorConfig(concurrent_episodes=CAPACITY), "a", "tcp://b", "e", "run", None, None)
+        self.actor = Actor(
+            ActorConfig(concurrent_episodes=CAPACITY), "a", "tcp://b", "e", "run", lambda: None, None
+        )
         self.wire = self.actor._link
         self.groups = self.attempts = 0
         self.hello()

@@ -38,7 +38,7 @@ def make(monkeypatch):
     monkeypatch.setattr(Actor, "_run_episode", run_episode)
 
     def make():
-        return Actor(ActorConfig(concurrent_episodes=2), "a", "tcp://b", "e", "r", Suite(), None)
+        return Actor(ActorConfig(concurrent_episodes=2), "a", "tcp://b", "e", "r", Suite, None)
 
     return make
 

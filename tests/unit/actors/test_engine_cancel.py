@@ -33,7 +33,7 @@ def vllm_engine(monkeypatch):
 def http_engine(monkeypatch):
     # Make the engine without `connect`, which needs a server.
     engine = HttpEngine.__new__(HttpEngine)
-    engine.kv, engine._frozen, engine._failed, engine._streams = "recomputed", "", "", {}
+    engine.kv, engine.frozen, engine._failed, engine._streams = "recomputed", "", "", {}
     engine._open = asyncio.Event()
     monkeypatch.setattr(engine, "_post", never)
     return engine

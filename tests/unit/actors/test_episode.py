@@ -1,14 +1,18 @@
 """Test an episode with a scripted policy and environment: whatever happens, the trajectory is closed."""
 
 import asyncio
+import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from actors.environment import EnvironmentRunner
 from actors.episode import Bounds, Episode, bounded, finite_rewards
-from actors.errors import ActorError, GenerationFailed, PrefixBroken
+from actors.errors import EnvironmentFailed, GenerationFailed, Infrastructure, PrefixBroken, TurnRefused
 from actors.sampled import Sampled
 from envs.base import StepResult
+from protocol.errors import ProtocolError
 from protocol.messages import LeaseTask, Sampling, Task
 
 EOS = 0
@@ -70,7 +74,7 @@ class Env:
     async def step(self, action):
         self.actions.append(action)
         step = self.steps.pop(0)
-        if isinstance(step, Exception):
+        if isinstance(step, BaseException):
             raise step
         if callable(step):
             return await step()
@@ -102,9 +106,20 @@ def play(env, script, bounds=None, deadline_s=60.0, **sampling):
         sampling=Sampling(**({"max_turn_tokens": 16, "max_trajectory_tokens": 64} | sampling)),
     )  # fmt: skip
     lease = LeaseTask(lease_id="l", attempt=2, task=task)
-    episode = Episode(lease, Suite(), Letters(), script, bounds or Bounds(), emit)
-    asyncio.run(episode.run())
-    return cuts, episode
+    return cuts, run(lease, Suite(), script, bounds or Bounds(), emit)
+
+
+def run(lease, suite, script, bounds, emit):
+    async def main():
+        runner = EnvironmentRunner(calls=4)
+        episode = Episode(lease, suite, Letters(), script, bounds, emit, runner)
+        try:
+            await episode.run()
+        finally:
+            runner.close()
+        return episode
+
+    return asyncio.run(main())
 
 
 def text_of(cuts):
@@ -166,14 +181,21 @@ def test_the_room_left_bounds_a_turn():
     assert cuts[-1].segment.status == "truncated"
 
 
+async def answer(value):
+    return value
+
+
 @pytest.mark.parametrize(
     ("env", "script", "error"),
     [
-        (Env(ValueError("boom")), Script("1$"), "ValueError: boom"),
+        (Env(ValueError("boom")), Script("1$"), "step: ValueError: boom ("),
         (Env(StepResult(rewards={"r": float("nan")}, done=True)), Script("1$"), "reward 'r' is nan"),
         (Env(StepResult(rewards={"r": "x"}, done=True)), Script("1$"), "'x', not a number"),
         (Env(StepResult()), Script("1$"), "neither an observation nor done"),
-        (Env(DONE), Script(GenerationFailed("5 attempts failed")), "5 attempts failed"),
+        (Env(StepResult(done=True, rewards={})), Script(TurnRefused("too long")), "TurnRefused: too long"),
+        (Env(lambda: answer("done")), Script("1$"), "step returned 'done', not a StepResult"),
+        (Env(DONE, reset=lambda: answer("Q")), Script("1$"), "reset returned 'Q'; it must be a list of"),
+        (Env(SystemExit(3)), Script("1$"), "raised SystemExit(3) in"),
         (Env(DONE), Script(""), "without a token"),
         (Env(TimeoutError("its own")), Script("1$"), "TimeoutError: its own"),
     ],
@@ -186,6 +208,82 @@ def test_what_breaks_down_is_recorded_as_failed(env, script, error):
     assert last.rewards == []
     assert env.closed == 1
     assert episode.status == "failed"
+
+
+def test_an_error_of_user_code_names_its_file_and_line():
+    cuts, _ = play(Env(ValueError("boom")), Script("1$"))
+    lines = Path(__file__).read_text().splitlines()
+    line = next(n for n, text in enumerate(lines, 1) if text.strip() == "raise step")
+    assert f"{__file__}:{line} in step" in cuts[-1].segment.error
+
+
+def test_an_episode_that_lost_its_generators_is_given_back_and_not_recorded():
+    """L3: a task burned one of its attempts when the generator died under it."""
+    env = Env(DONE)
+    with pytest.raises(Infrastructure, match="5 attempts failed"):
+        play(env, Script(GenerationFailed("5 attempts failed")))
+    assert env.closed == 1
+
+
+def test_an_end_that_cannot_be_sent_is_an_error_and_no_open_trajectory():
+    async def emit(cuts):
+        if cuts[-1].segment.status != "unfinished":
+            raise ProtocolError("header of 300000 bytes, at most 262144")
+
+    class Suite:
+        def episode(self):
+            return Env(DONE)
+
+    lease = LeaseTask(lease_id="l", attempt=0, task=Task(task_id="t", env="e", group_id="g", group_size=1))
+    with pytest.raises(ProtocolError, match="300000"):
+        run(lease, Suite(), Script("1$"), Bounds(), emit)
+
+
+class Plain:
+    """An environment of plain functions."""
+
+    closed = 0
+
+    def __init__(self, step):
+        self._step = step
+
+    def reset(self, data):
+        return [{"role": "user", "content": "Q:"}]
+
+    def step(self, action):
+        return self._step()
+
+    def close(self):
+        self.closed += 1
+
+
+def test_an_environment_may_have_plain_functions_and_they_may_block():
+    """U10: a reward that blocked stopped the whole actor."""
+    threads = []
+
+    def step():
+        threads.append(threading.current_thread())
+        return DONE
+
+    env = Plain(step)
+    cuts, _ = play(env, Script("1$"))
+    assert cuts[-1].segment.status == "finished"
+    assert threads[0] is not threading.main_thread()
+    assert env.closed == 1
+
+
+def test_a_plain_function_that_hangs_is_given_up_with_its_line():
+    hang = threading.Event()
+
+    def step():
+        hang.wait(60)
+        return DONE
+
+    cuts, _ = play(Plain(step), Script("1$"), Bounds(env_timeout_s=0.2))
+    hang.set()
+    error = cuts[-1].segment.error
+    assert "step of t.2 took longer than env_timeout_s = 0.2 s; it stands in" in error
+    assert f"{__file__}:{step.__code__.co_firstlineno + 1} in step" in error
 
 
 def test_tokens_sampled_before_a_failure_are_recorded():
@@ -208,27 +306,25 @@ def test_the_deadline_of_the_task_holds():
     assert "deadline of 0.02 s" in cuts[-1].segment.error
 
 
-def test_no_segment_is_missing_when_the_deadline_ends_a_wait_for_credit():
+def test_the_wait_for_credit_does_not_count_for_the_deadline():
     cuts = []
 
     async def emit(new):
-        waits = not cuts
         cuts.extend(new)
-        if waits:
-            await forever()
+        await asyncio.sleep(0.2)
 
     class Suite:
         def episode(self):
             return Env(DONE)
 
     sampling = Sampling(max_turn_tokens=16, max_trajectory_tokens=64)
-    task = Task(task_id="t", env="e", group_id="g", group_size=1, deadline_s=0.02, sampling=sampling)
+    task = Task(task_id="t", env="e", group_id="g", group_size=1, deadline_s=0.6, sampling=sampling)
     lease = LeaseTask(lease_id="l", attempt=0, task=task)
     bounds = Bounds(segment_tokens=2)
-    asyncio.run(Episode(lease, Suite(), Letters(), Script("1234567$"), bounds, emit).run())
+    run(lease, Suite(), Script("1234567$"), bounds, emit)
     assert [cut.segment.index for cut in cuts] == list(range(len(cuts)))
     assert sum(cut.segment.tokens for cut in cuts) == 10
-    assert (len(cuts), cuts[-1].segment.status) == (5, "failed")
+    assert (len(cuts), cuts[-1].segment.status) == (5, "finished")
 
 
 def test_a_prompt_without_room_for_an_answer_is_refused_with_the_figures():
@@ -239,14 +335,17 @@ def test_a_prompt_without_room_for_an_answer_is_refused_with_the_figures():
 def test_cancellation_passes_through_and_closes_the_environment():
     begun = asyncio.Event()
 
-    async def begin():
-        begun.set()
-        await forever()
-
-    env = Env(begin)
+    env = Env()
 
     async def main():
-        cuts = []
+        loop, cuts = asyncio.get_running_loop(), []
+
+        async def begin():
+            loop.call_soon_threadsafe(begun.set)
+            await forever()
+
+        env.steps.append(begin)
+        runner = EnvironmentRunner(calls=1)
 
         async def emit(new):
             cuts.extend(new)
@@ -257,11 +356,13 @@ def test_cancellation_passes_through_and_closes_the_environment():
 
         task = Task(task_id="t", env="e", group_id="g", group_size=1)
         lease = LeaseTask(lease_id="l", attempt=0, task=task)
-        running = asyncio.create_task(Episode(lease, Suite(), Letters(), Script("1$"), Bounds(), emit).run())
+        episode = Episode(lease, Suite(), Letters(), Script("1$"), Bounds(), emit, runner)
+        running = asyncio.create_task(episode.run())
         await begun.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
+        runner.close()
         assert cuts == []
 
     asyncio.run(main())
@@ -278,12 +379,12 @@ def test_info_that_cannot_travel_is_replaced_by_a_note():
     "rewards", [{"r" * 257: 1.0}, {f"r{n}": 1.0 for n in range(4097)}], ids=["long", "many"]
 )
 def test_rewards_that_no_segment_can_carry_are_refused_here(rewards):
-    with pytest.raises(ActorError, match="rewards are at most"):
+    with pytest.raises(EnvironmentFailed, match="rewards are at most"):
         finite_rewards(StepResult(rewards=rewards))
 
 
 def test_infinite_rewards_are_named():
-    with pytest.raises(ActorError, match="'r' is inf"):
+    with pytest.raises(EnvironmentFailed, match="'r' is inf"):
         finite_rewards(StepResult(rewards={"r": float("inf")}))
 
 
@@ -343,5 +444,5 @@ def test_evaluations_do_not_wait_in_step():
         sampling=Sampling(max_turn_tokens=16, max_trajectory_tokens=64),
     )  # fmt: skip
     lease = LeaseTask(lease_id="l", attempt=0, task=task)
-    asyncio.run(Episode(lease, Suite(), Letters(), script, IN_STEP, emit).run())
+    run(lease, Suite(), script, IN_STEP, emit)
     assert versions(script) == [(0, 16, 0)]

@@ -17,7 +17,9 @@ from protocol.weights.format import Manifest
 class Engine:
     """An engine whose weight loads hang."""
 
-    version = 0
+    version = steps = 0
+    full_step_s = 0.0
+    frozen = ""
 
     def __init__(self):
         self.asked = asyncio.Event()
@@ -62,7 +64,6 @@ def test_a_load_that_hangs_ends_the_generator_after_the_deadline_of_its_size():
         async with asyncio.timeout(10):
             await hanging._engine.asked.wait()
         hanging._serving.book.add("a", min_version=0, version=0, now=0.0)
-        hanging._serving.book.tokens(1, time.monotonic())
         assert not hanging.progress().busy, "nothing is expected to move"
         assert await loading is False
         assert "loading version 1 failed, the engine is lost: it took longer than 0.6 s" in hanging._failure
@@ -83,17 +84,52 @@ def test_staging_that_hangs_ends_the_generator(monkeypatch):
     asyncio.run(main())
 
 
-def test_a_generator_has_longer_for_its_first_token_than_for_the_next():
+def test_an_engine_that_makes_steps_is_slow_and_one_that_makes_none_hangs():
     async def main():
-        slow = generator(stall_timeout_s=0.1, warm_up_s=1000.0)
-        book = slow._serving.book
-        book.add("a", min_version=0, version=0, now=time.monotonic() - 500.0)
-        slow._tick()
-        assert (slow._failure, slow.progress().busy) == ("", False)
-        book.tokens(1, time.monotonic() - 500.0)
-        assert slow.progress().busy
-        slow._tick()
-        assert "1 requests run, without a token for 500." in slow._failure
+        slow = generator(stall_timeout_s=8.0)
+        slow._serving.book.add("a", min_version=0, version=0, now=0.0)
+        now = time.monotonic()
+        # No token for a minute, but a step each five seconds: prompts are computed.
+        for second in range(0, 60, 5):
+            slow._engine.steps += 1
+            slow._watch_steps(now + second)
+        assert (slow._failure, slow.progress().busy, slow.progress().progress) == ("", True, 12.0)
+        assert slow.progress().patience_s == 40.0
+        slow._watch_steps(now + 94)
+        assert slow._failure == ""
+        slow._watch_steps(now + 96)
+        assert "1 requests run, and it has made no step for 41.0 s" in slow._failure
+
+    asyncio.run(main())
+
+
+def test_an_engine_with_short_steps_that_stops_is_found_in_ten_seconds_with_the_defaults():
+    async def main():
+        stopped = generator()
+        stopped._serving.book.add("a", min_version=0, version=0, now=0.0)
+        now = time.monotonic()
+        for step in range(100):
+            stopped._engine.steps += 1
+            stopped._watch_steps(now + step * 0.5)
+        stopped._watch_steps(now + 49.5 + 9.5)
+        assert "the engine hangs" in stopped._failure
+
+    asyncio.run(main())
+
+
+def test_a_load_of_weights_is_no_time_without_a_step():
+    async def main():
+        loading = generator(stall_timeout_s=1.0)
+        loading._serving.book.add("a", min_version=0, version=0, now=0.0)
+        now = time.monotonic()
+        loading._watch_steps(now)
+        loading._updater.loading = True
+        loading._watch_steps(now + 30.0)
+        loading._updater.loading = False
+        loading._watch_steps(now + 30.9)
+        assert loading._failure == ""
+        loading._watch_steps(now + 31.1)
+        assert "the engine hangs" in loading._failure
 
     asyncio.run(main())
 

@@ -80,29 +80,10 @@ def test_a_held_request_expires_at_its_deadline_and_names_the_version():
     assert book.start_held(version=9, now=99.0) == []
 
 
-def test_a_stall_is_time_without_a_token_while_requests_run():
-    book = RequestBook(0.0)
-    assert book.stalled_for(100.0) == 0.0
-    book.add("held", min_version=9, version=0, now=100.0)
-    # A request that waits for a version does not stall.
-    assert book.stalled_for(130.0) == 0.0
-    book.add("a", min_version=0, version=0, now=130.0)
-    assert book.stalled_for(133.0) == 3.0
-    book.tokens(2, 133.0)
-    book.add("b", min_version=0, version=0, now=134.0)
-    # A new request is no progress.
-    assert book.stalled_for(135.0) == 2.0
-    book.pardon(136.0)
-    assert book.stalled_for(137.0) == 1.0
-    book.finish("a", 137.0)
-    book.finish("b", 137.0)
-    assert book.stalled_for(999.0) == 0.0
-
-
 def test_rates_cover_the_window_since_they_were_asked_for():
     book = RequestBook(0.0)
     book.add("a", min_version=0, version=0, now=4.0)
-    book.tokens(30, 5.0)
+    book.tokens(30)
     book.finish("a", 7.0)
     rates = book.rates(10.0)
     assert rates.tokens_per_second == 3.0

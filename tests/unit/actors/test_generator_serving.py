@@ -11,7 +11,7 @@ from actors.config import GeneratorConfig
 from actors.errors import EngineFailed, RequestRefused, UpdateRefused
 from actors.generator.model_folder import ModelFacts
 from actors.generator.requests import HOLD_TIMEOUT_S
-from actors.generator.serving import Serving
+from actors.generator.serving import KEEP_ALIVE_S, Serving
 from actors.generator.weights.staging import Announced, NewestWins, Stage
 from actors.generator.weights.updater import WeightUpdater
 from actors.sampled import Sampled
@@ -184,7 +184,7 @@ def test_an_error_says_where_the_answer_stood():
         desk.ask("r")
         await desk.settle()
         await desk.serving.drain("half an update", timeout_s=1.0)
-        assert [(chunk.offset, chunk.finish_reason) for chunk in desk.headers("r")] == [(0, ""), (2, "error")]
+        assert [(chunk.offset, chunk.finish_reason) for chunk in desk.headers("r")] == [(0, ""), (2, "abort")]
 
     asyncio.run(main())
 
@@ -196,7 +196,7 @@ def test_a_fault_in_a_request_is_its_end_and_the_actor_hears_of_it():
         desk.ask("r")
         await desk.settle()
         ((_, reason, _, _, error),) = desk.chunks("r")
-        assert reason == "error"
+        assert reason == "abort"
         assert "KeyError('span')" in error
         assert desk.serving.book.keys() == []
         assert desk.failures == []
@@ -212,7 +212,7 @@ def test_an_id_that_runs_already_is_refused_and_the_first_request_goes_on():
         desk.engine.go.set()
         await desk.settle()
         reasons = sorted(chunk[1] for chunk in desk.chunks("r"))
-        assert reasons == ["", "error", "stop"]
+        assert reasons == ["", "abort", "stop"]
 
     asyncio.run(main())
 
@@ -225,6 +225,28 @@ def test_a_refused_request_leaves_the_engine_in_service():
         await desk.settle()
         assert [(chunk[1], chunk[4]) for chunk in desk.chunks("r")] == [("error", "no such seed")]
         assert desk.failures == []
+
+    asyncio.run(main())
+
+
+def test_an_actor_hears_every_few_seconds_that_its_request_is_under_way():
+    async def main():
+        desk = Desk()
+        desk.ask("r")
+        desk.ask("held", min_policy_version=3)
+        await desk.settle()
+        now = time.monotonic()
+        desk.serving.keep_alive(now + KEEP_ALIVE_S - 1)
+        assert len(desk.chunks("r")) == 1
+        desk.serving.keep_alive(now + KEEP_ALIVE_S + 1)
+        desk.serving.keep_alive(now + KEEP_ALIVE_S + 3)
+        assert [chunk[1:4] for chunk in desk.chunks("r")] == [("", [5, 6], [0, 0]), ("", [], [])]
+        assert [chunk[1:4] for chunk in desk.chunks("held")] == [("", [], [])]
+        assert desk.headers("r")[-1].offset == 2
+        desk.engine.go.set()
+        await desk.settle()
+        desk.serving.keep_alive(now + 99)
+        assert desk.chunks("r")[-1][1] == "stop"
 
     asyncio.run(main())
 
@@ -249,7 +271,7 @@ def test_a_held_request_is_answered_when_its_time_is_up():
         assert desk.chunks("r") == []
         desk.serving.expire(time.monotonic() + HOLD_TIMEOUT_S)
         ((_, reason, ids, _, error),) = desk.chunks("r")
-        assert (reason, ids) == ("error", [])
+        assert (reason, ids) == ("abort", [])
         assert "policy version 3, in service is 0" in error
         desk.engine.version = 3
         desk.serving.updated()
@@ -300,7 +322,7 @@ def test_after_a_failure_no_token_of_the_engine_is_passed_on():
         desk.engine.go.set()
         await desk.settle()
         reasons = [(chunk[1], chunk[2]) for chunk in desk.chunks("r")]
-        assert reasons == [("", [5, 6]), ("error", [])]
+        assert reasons == [("", [5, 6]), ("abort", [])]
         assert desk.failures == []
 
     asyncio.run(main())
@@ -394,17 +416,17 @@ def test_more_requests_than_are_held_at_a_time_are_refused_until_one_has_ended(l
             desk.ask(name)
         await desk.settle()
         ((_, finish, _, _, error),) = desk.chunks("c")
-        assert finish == "error"
+        assert finish == "abort"
         assert error == "2 requests of this actor, 2 of all are under way"
         desk.ask("d", actor=b"actor-1")
         await desk.settle()
         assert len(desk.chunks("d")) == 1
-        assert (desk.chunks("d")[0][1] == "error") == (limit == "MAX_REQUESTS")
+        assert (desk.chunks("d")[0][1] == "abort") == (limit == "MAX_REQUESTS")
         desk.engine.go.set()
         await desk.settle()
         desk.ask("c")
         await desk.settle()
-        assert [chunk[1] for chunk in desk.chunks("c")] == ["error", "", "stop"]
+        assert [chunk[1] for chunk in desk.chunks("c")] == ["abort", "", "stop"]
 
     asyncio.run(main())
 

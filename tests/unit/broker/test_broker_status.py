@@ -65,7 +65,7 @@ def test_a_full_broker_and_a_standing_generator_are_named():
         for line in said(driver)
     )
     (standing,) = [line for line in said(driver) if "g0" in line]
-    assert standing.startswith("g0 has 3 requests without a token for 4")
+    assert standing.startswith("g0 has 3 requests without a step of its engine for 4")
 
 
 def test_the_pages_have_peers_queues_and_the_ledger():

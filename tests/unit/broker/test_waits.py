@@ -54,7 +54,7 @@ def test_the_chain_goes_on_to_a_generator_that_stands_still():
         "learner waits 12.3 s for 5 of 8 groups: actors run 24 tasks; actors wait for generator-0; "
         "of 3 groups some members are still out",
         "actor-0 has 24 episodes without progress for 6.4 s",
-        "generator-0 has 24 requests without a token for 6.5 s",
+        "generator-0 has 24 requests without a step of its engine for 6.5 s",
     ]
 
 

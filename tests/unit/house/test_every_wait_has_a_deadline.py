@@ -52,6 +52,15 @@ ALLOWED = {
         "actors/generator/http_engine.py",
         "asyncio.gather(self._watch, return_exceptions=True)",
     ): "it has been cancelled",
+    ("actors/environment.py", "waiting.result()"): "it is done",
+    (
+        "actors/environment.py",
+        "asyncio.gather(*tasks, return_exceptions=True)",
+    ): "a daemon thread that was left behind lets cancelled coroutines clean up; nobody waits for it",
+    (
+        "actors/environment.py",
+        "worker.inbox.get()",
+    ): "an idle daemon thread waits for work; nobody waits for it",
     ("launch/weights_role.py", "stop.wait()"): "for SIGTERM",
     (
         "actors/generator/weights/updater.py",

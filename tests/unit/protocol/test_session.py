@@ -14,35 +14,35 @@ WELCOME = Welcome(run="r", epoch=0, heartbeat_s=2.0, policy_version=0)
 
 def joined(now=0.0):
     session = Session(HELLO, now)
-    assert session.due(now, Progress()) == [HELLO]
+    assert session.due(now, Progress) == [HELLO]
     assert session.received(WELCOME, now)
     return session
 
 
 def test_hello_is_repeated_until_a_welcome_comes():
     session = Session(HELLO, 0.0)
-    sent = [now for now in range(5) for _ in session.due(float(now) * HELLO_RETRY_S, Progress())]
+    sent = [now for now in range(5) for _ in session.due(float(now) * HELLO_RETRY_S, Progress)]
     assert sent == [0, 1, 2, 3, 4]
     assert not session.joined
-    assert session.due(4.5 * HELLO_RETRY_S, Progress()) == []
+    assert session.due(4.5 * HELLO_RETRY_S, Progress) == []
 
 
 def test_heartbeats_follow_the_broker_s_rhythm_and_carry_progress():
     session = joined()
     progress = Progress(progress=7.0, busy=True, policy_version=3, gauges=(("x", 1.0),))
-    assert session.due(1.9, progress) == []
+    assert session.due(1.9, lambda: progress) == []
     wanted = Heartbeat(progress=7.0, busy=True, policy_version=3, gauges={"x": 1.0})
-    assert session.due(2.0, progress) == [wanted]
-    assert session.due(3.9, progress) == []
-    assert session.due(4.0, progress) == [wanted]
+    assert session.due(2.0, lambda: progress) == [wanted]
+    assert session.due(3.9, lambda: progress) == []
+    assert session.due(4.0, lambda: progress) == [wanted]
 
 
 def test_silence_of_five_beats_means_hello_again():
     session = joined()
     limit = MISSED_BEATS * WELCOME.heartbeat_s
-    session.due(limit - 0.1, Progress())
+    session.due(limit - 0.1, Progress)
     assert session.joined
-    assert session.due(limit + 0.1, Progress()) == [replace(HELLO, attempt=1)]
+    assert session.due(limit + 0.1, Progress) == [replace(HELLO, attempt=1)]
     assert not session.joined
     assert session.received(replace(WELCOME, attempt=1), limit + 0.2)
     assert session.joins == 2
@@ -52,7 +52,7 @@ def test_any_message_is_a_sign_of_life():
     session = joined()
     for beat in range(20):
         assert not session.received(Heartbeat(), beat * 4.0)
-        assert not any(isinstance(m, Hello) for m in session.due(beat * 4.0, Progress()))
+        assert not any(isinstance(m, Hello) for m in session.due(beat * 4.0, Progress))
     assert session.silent_for(80.0) == 4.0
 
 
@@ -60,12 +60,12 @@ def test_a_broker_that_does_not_know_us_gets_a_hello_at_once():
     session = joined()
     session.received(Refused(code="unknown_peer", message="?"), 0.5)
     assert not session.joined
-    assert session.due(0.5, Progress()) == [replace(HELLO, attempt=1)]
+    assert session.due(0.5, Progress) == [replace(HELLO, attempt=1)]
 
 
 def test_of_several_hellos_only_the_last_one_s_welcome_is_a_join():
     session = Session(HELLO, 0.0)
-    sent = [message for now in (0.0, 1.0, 2.0) for message in session.due(now, Progress())]
+    sent = [message for now in (0.0, 1.0, 2.0) for message in session.due(now, Progress)]
     assert [hello.attempt for hello in sent] == [0, 1, 2]
     joins = [session.received(replace(WELCOME, attempt=hello.attempt), 2.5) for hello in sent]
     assert joins == [False, False, True]
@@ -74,11 +74,11 @@ def test_of_several_hellos_only_the_last_one_s_welcome_is_a_join():
 
 def test_a_slow_broker_is_given_time_to_answer_the_last_hello():
     session = Session(HELLO, 0.0)
-    session.due(0.0, Progress())
-    session.due(1.0, Progress())
+    session.due(0.0, Progress)
+    session.due(1.0, Progress)
     assert not session.received(WELCOME, 1.5)
     # If the peer sent a new Hello now, each answer, 1.5 s late, would never answer the last Hello.
-    assert session.due(2.4, Progress()) == []
+    assert session.due(2.4, Progress) == []
     assert session.received(replace(WELCOME, attempt=1), 2.5)
 
 
@@ -91,37 +91,37 @@ def test_other_refusals_change_nothing():
 @pytest.mark.parametrize("heartbeat_s", [0.0, -1.0, math.nan, math.inf, 1e308])
 def test_whatever_rhythm_is_asked_for_a_peer_neither_floods_nor_forgets_the_broker(heartbeat_s):
     session = Session(HELLO, 0.0)
-    session.due(0.0, Progress())
+    session.due(0.0, Progress)
     assert session.received(replace(WELCOME, heartbeat_s=heartbeat_s), 0.0)
-    session.due(LONGEST_BEAT_S, Progress())
-    assert session.due(LONGEST_BEAT_S, Progress()) == []
-    assert type(session.due((MISSED_BEATS + 1) * LONGEST_BEAT_S, Progress())[0]) is Hello
+    session.due(LONGEST_BEAT_S, Progress)
+    assert session.due(LONGEST_BEAT_S, Progress) == []
+    assert type(session.due((MISSED_BEATS + 1) * LONGEST_BEAT_S, Progress)[0]) is Hello
 
 
 def test_another_connection_means_joining_again():
     session = Session(HELLO, now=0.0)
-    session.due(0.0, Progress())
+    session.due(0.0, Progress)
     session.received(WELCOME, now=0.1)
     session.reconnected(now=1.0)
     assert not session.joined
-    assert session.due(1.0, Progress()) == [replace(HELLO, attempt=1)]
+    assert session.due(1.0, Progress) == [replace(HELLO, attempt=1)]
     assert session.received(replace(WELCOME, attempt=1), now=1.1)
     assert session.joins == 2
 
 
 def test_what_was_answered_on_the_connection_before_is_no_join():
     session = Session(HELLO, now=0.0)
-    session.due(0.0, Progress())
+    session.due(0.0, Progress)
     session.reconnected(now=0.1)
     # This answer was here already, but not yet read.
     assert not session.received(WELCOME, now=0.1)
-    assert session.due(0.1, Progress()) == [replace(HELLO, attempt=1)]
+    assert session.due(0.1, Progress) == [replace(HELLO, attempt=1)]
     assert session.received(replace(WELCOME, attempt=1), now=0.2)
 
 
 def test_the_policy_version_of_the_last_welcome_is_known_while_joining_again():
     session = Session(HELLO, now=0.0)
-    session.due(0.0, Progress())
+    session.due(0.0, Progress)
     session.received(replace(WELCOME, policy_version=19), now=0.1)
     session.reconnected(now=1.0)
     assert (session.joined, session.policy_version) == (False, 19)
