@@ -38,7 +38,10 @@ class StepResult:
 
 
 class Env(Protocol):
-    """Environment of one episode."""
+    """Environment of one episode.
+
+    The functions may also be plain ones (``def``). The actor runs these in threads, so they may block.
+    """
 
     async def reset(self, data: dict[str, Any]) -> list[ChatMessage]:
         """Return the first observation. ``data`` is usually the task's ``{"index": int, "split": Split}``."""

@@ -18,6 +18,7 @@ from protocol.orphans import die_with_parent
 
 KILL_S = 10.0
 """Longest wait after SIGKILL. A process that lives longer waits in the kernel for a disk or a device."""
+DUMP_S = 0.3
 TAIL_BYTES = 65_536
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -86,6 +87,8 @@ def role_environment(threads: int, *, local_model: bool, crowded: bool = False) 
         "MKL_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
+        # A file or folder of the user's working folder must not take the place of a module of ours.
+        "PYTHONSAFEPATH": "1",
         "PYTHONWARNINGS": "ignore::FutureWarning:torch.distributed.c10d_logger",
     }
     if not Path("/dev/nvidiactl").exists():
@@ -124,6 +127,16 @@ def stop(children: Sequence[Child], *, patience_s: float) -> list[str]:
             stubborn.append(child.name)
             kill(child)
     return stubborn
+
+
+def dump_stacks(child: Child) -> None:
+    """Ask a process that hangs to write into its log where its threads stand, and give it a moment for it.
+
+    `launch.role` registers the handler. A process without one ends by the signal.
+    """
+    child.process.send_signal(signal.SIGUSR1)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.process.wait(DUMP_S)
 
 
 def kill(child: Child) -> bool:

@@ -5,8 +5,10 @@ Each branch imports only its own role, so that a broker never loads torch.
 
 import argparse
 import contextlib
+import faulthandler
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -124,6 +126,8 @@ def main() -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         # A learner rank's parent is torchrun, not the supervisor, so each rank asks to die with torchrun.
         die_with_parent()
+    # Before it kills a process that hangs, the supervisor asks it where its threads stand.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     config = run_folder.load_config(args.folder / args.config)
     if args.minutes is not None:
         limited = config.run.model_copy(update={"max_minutes": args.minutes})

@@ -13,7 +13,16 @@ from typing import Any
 
 from launch import exit_codes
 from launch.errors import RoleFailed
-from launch.processes import Child, kill, role_command, role_environment, spawn, stop, vitals
+from launch.processes import (
+    Child,
+    dump_stacks,
+    kill,
+    role_command,
+    role_environment,
+    spawn,
+    stop,
+    vitals,
+)
 from launch.run_file.sections import RunConfig
 from launch.supervise.broker_status import Answer
 from launch.supervise.health import BROKER, STALL_MARGIN_S, Limits, Watchdog, role_of
@@ -191,6 +200,7 @@ class Crew:
             if post.child is None or not post.running:
                 continue
             post.why = f"hung: {hung.why}"
+            dump_stacks(post.child)
             if not kill(post.child):
                 raise RoleFailed(
                     f"{hung.name} hung ({hung.why}) and cannot be killed; look at its disk and devices"

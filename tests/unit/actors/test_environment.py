@@ -54,8 +54,7 @@ def test_a_function_that_blocks_delays_neither_the_loop_nor_others():
 
     async def main(runner):
         waiting = asyncio.create_task(runner.call(block, what="block", timeout_s=LONG_S))
-        while not blocked.is_set():
-            await asyncio.sleep(0)
+        assert await asyncio.to_thread(blocked.wait, LONG_S)
         assert await runner.call(quick, what="quick", timeout_s=LONG_S) == "quick"
         assert await runner.call(str.upper, "a", what="upper", timeout_s=LONG_S) == "A"
         free.set()
@@ -111,8 +110,7 @@ def test_a_coroutine_that_blocks_is_named_by_call_and_line_and_the_others_are_gi
 
     async def main(runner):
         first = asyncio.create_task(runner.call(culprit, what="step of t.1", timeout_s=1.0))
-        while not blocked.is_set():
-            await asyncio.sleep(0)
+        assert await asyncio.to_thread(blocked.wait, LONG_S)
         second = asyncio.create_task(runner.call(victim, what="step of t.2", timeout_s=1.2))
         place = f"{__file__}:{culprit.__code__.co_firstlineno + 2} in culprit"
         while not caplog.records:
@@ -142,8 +140,7 @@ def test_a_short_call_does_not_end_a_coroutine_that_blocks_within_its_own_deadli
 
     async def main(runner):
         first = asyncio.create_task(runner.call(slow, what="slow", timeout_s=LONG_S))
-        while not blocked.is_set():
-            await asyncio.sleep(0)
+        assert await asyncio.to_thread(blocked.wait, LONG_S)
         with pytest.raises(EnvironmentStuck, match="slow blocked all environments"):
             await runner.call(dict, what="gauges", timeout_s=0.5, on_loop=True)
         free.set()
