@@ -148,9 +148,7 @@ class Generator:
             patience_s=config.stall_timeout_s,
             longest_s=config.load_timeout_s,
         )
-        self._gauges: tuple[tuple[str, float], ...] = ()
-        self._window = time.monotonic()
-        self._pace = Pace(self._window, config.stall_timeout_s, engine.full_step_s)
+        self._pace = Pace(time.monotonic(), config.stall_timeout_s, engine.full_step_s)
         self._link: AsyncLink | None = None
         self.weights_url = ""
 
@@ -195,16 +193,18 @@ class Generator:
             raise GeneratorFailed(f"{self._name}: {self._failure}")
 
     def progress(self) -> Progress:
-        """Return what the next heartbeat reports.
+        """Return what the next heartbeat reports: gauges since the last call, so it is called once for each.
 
         Its progress is the engine's steps. The generator is not busy while it loads an update, so the broker
         then expects no progress; this process has its own deadline for a load.
         """
+        now = time.monotonic()
+        gauges = self._serving.gauges(now) | self._updater.gauges() | self._engine.gauges()
         return Progress(
             progress=float(self._engine.steps),
             busy=self._serving.book.running > 0 and not self._updater.loading,
             policy_version=self._engine.version,
-            gauges=self._gauges,
+            gauges=tuple(gauges.items()),
             patience_s=min(MAX_PATIENCE_S, self._pace.patience_s),
         )
 
@@ -263,11 +263,6 @@ class Generator:
         self._serving.expire(now)
         self._serving.keep_alive(now)
         self._watch_steps(now)
-        welcome = self._link.session.welcome if self._link else None
-        if now - self._window >= (welcome.heartbeat_s if welcome else 1.0):
-            self._window = now
-            gauges = self._serving.gauges(now) | self._updater.gauges() | self._engine.gauges()
-            self._gauges = tuple(gauges.items())
 
     def _watch_steps(self, now: float) -> None:
         """End this process if the engine has work and makes no step for longer than steps take here."""

@@ -29,6 +29,8 @@ from protocol.messages import (
 from protocol.sockets import dealer, router
 
 RUN = "test"
+DEADLINE_S = 400.0
+"""Longest wait of a test. It is far above what a wait takes on a busy machine, since a wait ends by its event."""
 
 
 class BrokerStub:
@@ -42,6 +44,8 @@ class BrokerStub:
         self.hello: Hello | None = None
         self.beat = Heartbeat()
         self.beats = 0
+        self.told: list[dict[str, float]] = []
+        """Gauges of all heartbeats, in order."""
         self.goodbye: Goodbye | None = None
         self._peer = b""
 
@@ -58,6 +62,7 @@ class BrokerStub:
                 self.send(replace(self._welcome, attempt=hello.attempt))
             case Heartbeat() as beat:
                 self.beat = beat
+                self.told.append(dict(beat.gauges))
                 self.beats += 1
             case Goodbye() as goodbye:
                 self.goodbye = goodbye
@@ -133,15 +138,15 @@ class Running:
         )
         self.process.start()
         self._actors: list[ActorStub] = []
-        self.until(lambda: self.broker.hello is not None, 90.0)
+        self.until(lambda: self.broker.hello is not None)
 
     def actor(self, name: str = "actor-0") -> ActorStub:
         assert self.broker.hello is not None
         self._actors.append(ActorStub(self.broker.hello.endpoint, name))
         return self._actors[-1]
 
-    def until(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-        """Serve the sockets until the condition holds."""
+    def until(self, condition: Callable[[], bool], timeout_s: float = DEADLINE_S) -> None:
+        """Serve the sockets until the condition holds. It fails at once if the generator has died."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, "the condition did not come true in time"

@@ -80,6 +80,10 @@ class Lab:
     def gauge(self, name: str) -> float:
         return self.running.broker.beat.gauges.get(name, 0.0)
 
+    def told(self, name: str, above: float) -> bool:
+        """Return whether any heartbeat had a gauge above a number."""
+        return any(gauges.get(name, 0.0) > above for gauges in self.running.broker.told)
+
     def close(self) -> None:
         """Send SIGTERM during a request: the partial answer is sent, and no process stays behind."""
         actor = self.running.actor("last")
@@ -324,13 +328,13 @@ def test_a_heartbeat_tells_of_a_cache_that_is_full_and_of_prompts_that_were_cach
         actor = lab.running.actor()
         for i in range(64):
             actor.ask(f"many-{i}", LONG_PROMPT, max_tokens=400, seed=i, stop_token_ids=NEVER)
-        lab.running.until(lambda: lab.gauge("kv_cache_share") > 0.9 and lab.gauge("waiting_requests") >= 1)
+        lab.running.until(lambda: lab.told("kv_cache_share", 0.9) and lab.told("waiting_requests", 0.99))
         lab.running.until(lambda: all(answer.finish_reason for answer in actor.answers.values()))
         lab.running.until(lambda: lab.gauge("idle_share") == 1.0)
         assert lab.gauge("recomputed_total") > 0
         assert lab.gauge("kv_cache_share") == lab.gauge("waiting_requests") == 0.0
         actor.ask("again", LONG_PROMPT, max_tokens=40, stop_token_ids=NEVER)
-        lab.running.until(lambda: lab.gauge("prefix_hit_share") > 0.9)
+        lab.running.until(lambda: lab.told("prefix_hit_share", 0.9))
     finally:
         lab.running.close()
 

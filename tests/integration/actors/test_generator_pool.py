@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from actors import generator_client
-from actors.errors import GenerationFailed, NoGenerator
+from actors.errors import GenerationFailed, NoGenerator, TurnRefused
 from actors.generator_client import GeneratorPool, TurnRequest
 from protocol.codec import encode, encode_arrays
 from protocol.envelopes import messages_in
@@ -22,12 +22,12 @@ EOS = 0
 class Server:
     """A generator with a scripted answer to each request: chunks of (tokens, finish reason)."""
 
-    def __init__(self, name, *answers, delay_s=0.0):
+    def __init__(self, name, *answers, delay_s=0.0, pause_s=0.0):
         socket = router(zmq.Context.instance())
         socket.bind("tcp://127.0.0.1:0")
         self.info = GeneratorInfo(peer=name, endpoint=socket.getsockopt_string(zmq.LAST_ENDPOINT))
         self.requests, self.aborted = [], []
-        self._answers, self._delay_s = list(answers), delay_s
+        self._answers, self._delay_s, self._pause_s = list(answers), delay_s, pause_s
         self._socket = AsyncSocket(socket, self._received)
 
     def close(self):
@@ -38,33 +38,40 @@ class Server:
             if isinstance(message, Generate):
                 self.requests.append(message)
                 answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-                asyncio.get_running_loop().call_later(self._delay_s, self._answer, frames[0], message, answer)
+                self._answer(frames[0], message, answer)
             elif isinstance(message, Abort):
                 self.aborted.append(message.request_id)
 
     def _answer(self, peer, request, answer):
         sent = 0
-        for tokens, reason in answer:
+        for number, (tokens, reason) in enumerate(answer):
+            after_s = self._delay_s + number * self._pause_s
             chunk = Chunk(
                 request_id=request.request_id,
                 offset=sent,
                 finish_reason=reason,
-                error="broken" * (reason == "error"),
+                error="broken" * (reason in ("error", "abort")),
             )
             sent += len(tokens or ())
             # None stands for a chunk without its arrays.
             if tokens is None:
-                self._socket.send([peer, *encode(chunk)])
+                self._send(after_s, [peer, *encode(chunk)])
                 continue
             arrays = {
                 "token_ids": np.array(tokens, "i4"),
                 "logp_behaviour": np.array([np.nan if t == 99 else -1.0 for t in tokens], "f4"),
                 "policy_version": np.full(len(tokens), len(self.requests), "i4"),
             }
-            self._socket.send([peer, *encode_arrays(chunk, arrays)])
+            self._send(after_s, [peer, *encode_arrays(chunk, arrays)])
+
+    def _send(self, after_s, frames):
+        if after_s:
+            asyncio.get_running_loop().call_later(after_s, self._socket.send, frames)
+        else:
+            self._socket.send(frames)
 
 
-def sample(*servers, timeout_s=0.4, **request):
+def sample(*servers, timeout_s=30.0, **request):
     """Run one turn. Return its tokens, its finish reason, the servers, and the pool."""
 
     async def main():
@@ -103,10 +110,9 @@ def test_a_turn_in_chunks():
     assert (tokens, reason, pool.interruptions) == ([1, 2, 3, EOS], "stop", 0)
 
 
-@pytest.mark.parametrize("end", ["error", "abort"])
-def test_tokens_before_an_error_are_kept_and_the_rest_asked_elsewhere(end):
+def test_tokens_before_an_abort_are_kept_and_the_rest_asked_elsewhere():
     tokens, reason, (first, second), pool = sample(
-        ("g0", [([1, 2], ""), ([3], end)]), ("g1", [([4, EOS], "stop")])
+        ("g0", [([1, 2], ""), ([3], "abort")]), ("g1", [([4, EOS], "stop")])
     )
     assert (tokens, reason, pool.interruptions) == ([1, 2, 3, 4, EOS], "stop", 1)
     assert first.requests[0].max_tokens == 8
@@ -122,14 +128,19 @@ def test_a_chunk_that_cannot_be_used_counts_as_a_failure(broken):
 
 
 def test_the_only_generator_is_asked_again():
-    tokens, _, (server,), pool = sample(("g0", [([1], "error")], [([2, EOS], "stop")]))
+    tokens, _, (server,), pool = sample(("g0", [([1], "abort")], [([2, EOS], "stop")]))
     assert tokens == [1, 2, EOS]
     assert (len(server.requests), pool.interruptions) == (2, 1)
 
 
 def test_after_enough_attempts_every_one_is_told():
-    with pytest.raises(GenerationFailed, match=r"5 attempts failed: g0: error broken; .*g0: error broken"):
-        sample(("g0", [([], "error")]))
+    with pytest.raises(GenerationFailed, match=r"5 attempts failed: g0: broken; .*g0: broken"):
+        sample(("g0", [([], "abort")]))
+
+
+def test_a_request_at_fault_is_not_sent_to_others():
+    with pytest.raises(TurnRefused, match="g0 refused a request: broken"):
+        sample(("g0", [([], "error")]), ("g1", [([4, EOS], "stop")]))
 
 
 def test_a_turn_that_was_complete_before_the_failure_is_complete():
@@ -139,14 +150,20 @@ def test_a_turn_that_was_complete_before_the_failure_is_complete():
     assert (tokens, reason) == ([1, 2], "length")
 
 
-def test_waiting_for_a_policy_version_is_not_standing_still():
+def test_a_generator_that_says_nothing_is_left():
     def late():
         return Server("g0", [([1, EOS], "stop")], delay_s=0.4)
 
-    _, _, _, pool = sample(late, timeout_s=0.1, min_policy_version=7)
-    assert pool.interruptions == 0
-    with pytest.raises(GenerationFailed, match=r"no token for 0\.1 s"):
+    with pytest.raises(GenerationFailed, match=r"no word for 0\.1 s"):
         sample(late, timeout_s=0.1)
+
+
+def test_a_generator_that_says_that_it_works_is_waited_for():
+    def slow():
+        return Server("g0", [*[([], "")] * 8, ([1, EOS], "stop")], pause_s=0.5)
+
+    tokens, _, (server,), pool = sample(slow, timeout_s=3.0)
+    assert (tokens, len(server.requests), pool.interruptions) == ([1, EOS], 1, 0)
 
 
 def test_without_any_generator_the_wait_has_an_end(monkeypatch):
@@ -158,7 +175,7 @@ def test_without_any_generator_the_wait_has_an_end(monkeypatch):
 
 
 def test_a_continuation_draws_from_another_random_stream():
-    _, _, (server,), _ = sample(("g0", [([1], "error")], [([2, EOS], "stop")]), sampling=Sampling(seed=3))
+    _, _, (server,), _ = sample(("g0", [([1], "abort")], [([2, EOS], "stop")]), sampling=Sampling(seed=3))
     seeds = [request.seed for request in server.requests]
     assert seeds[0] == 3
     assert seeds[1] not in (3, None)
