@@ -31,9 +31,10 @@ def unnamed(route: bytes) -> str:
 class Identities:
     """Peers by connection and connections by peer, in a broker that checks keys.
 
-    A connection gets its name with its Hello. A newer connection takes the name over if its key permits that
-    name, once the older connection is closed or silent. From then on the older connection is a stranger,
-    until it says Hello again. Learners need not wait, because their epochs say which one is newer.
+    A connection gets its name by `bind`, once the broker accepts its Hello. A newer connection takes the name
+    over if its key permits that name, once the older connection is closed or silent. From then on the older
+    connection is a stranger, until it says Hello again. Learners need not wait, because their epochs say
+    which one is newer.
 
     Args:
         admission: its allow-list says which key permits which name.
@@ -54,17 +55,13 @@ class Identities:
         """Return the connection of a peer, by a name that `name` or `check` returned; None if it has none."""
         return bytes.fromhex(peer[len(UNNAMED) :]) if peer.startswith(UNNAMED) else self._routes.get(peer)
 
-    def check(
-        self,
-        route: bytes,
-        who: Principal | None,
-        message: AnyMessage,
-        connection: Callable[[], Connection | None] = lambda: None,
-    ) -> str:
-        """Return the name of the peer that sends this message. A Hello gives its connection the name.
+    def address(self, peer: str) -> str | None:
+        """Return a name for the connection that a peer has now. It stays when the peer's name moves on."""
+        route = self.route(peer)
+        return unnamed(route) if route is not None else None
 
-        Args:
-            connection: returns the connection that the message came by; called for a Hello only.
+    def check(self, route: bytes, who: Principal | None, message: AnyMessage) -> str:
+        """Return the name of the peer that sends this message; of a Hello the name that it asks for.
 
         Raises:
             WrongKey: the key does not permit this message.
@@ -93,13 +90,17 @@ class Identities:
                 f"a process called {message.peer} is connected; names must be unique in a run. If that one is dead, "
                 "this one is let in when its connection has ended"
             )
+        return caller.peer if caller is not None else message.peer
+
+    def bind(self, route: bytes, who: Principal, peer: str, connection: Connection | None = None) -> None:
+        """Give a connection the name of the peer whose Hello came by it and was accepted."""
+        caller = self._by_route.get(route)
         if caller is None:
-            self._bind(route, _Identity(message.peer, who, connection()))
+            self._bind(route, _Identity(peer, who, connection))
         else:
             # The peer may have connected anew.
-            self._by_route[route] = replace(caller, connection=connection())
+            self._by_route[route] = replace(caller, connection=connection)
             self._by_route.move_to_end(route)
-        return self.name(route)
 
     def _in_use(self, holder: _Identity) -> bool:
         return holder.connection is not None and holder.connection.is_open and self._heard(holder.peer)

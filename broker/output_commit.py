@@ -25,7 +25,7 @@ from broker.journal.journal import (
 from broker.journal_store import JournalStore
 from broker.recovery import poison_of, recover, snapshot
 from protocol.codec import Buffer
-from protocol.messages import AnyMessage, Heartbeat, QueueStats, Refused
+from protocol.messages import AnyMessage, Heartbeat, Hello, QueueStats, Refused
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ NEED_NOT_WAIT = (Heartbeat, QueueStats, Refused)
 MAX_DEAD_LETTERS = 1_000
 MAX_DEAD_BYTES = 64 * 1024
 POISON = "broker_fault"
+POISONED = "this message broke the broker before"
 
 
 class Bell:
@@ -57,6 +58,8 @@ class OutputCommit:
 
     def __init__(self, dispatcher: Dispatcher, journal: Journal | None, store: JournalStore | None) -> None:
         self.dispatcher, self.journal = dispatcher, journal
+        self.address: Callable[[str], str | None] = lambda peer: peer
+        """Returns the address of a peer's connection, by which `Send.peer` names it while a message waits."""
         self._store = store
         self._reopen: Callable[[], Journal]
         self._waiting: deque[tuple[int, Send]] = deque()
@@ -104,6 +107,12 @@ class OutputCommit:
 
     # --- messages in --------------------------------------------------------------------------------------
 
+    def objection(self, name: str, hello: Hello, frames: Sequence[Buffer]) -> Refused | None:
+        """Return the refusal that the peer ``name`` would get for this Hello, or None. Changes nothing."""
+        if self._is_poison(name, frames):
+            return Refused(code="poison", message=POISONED)
+        return self.dispatcher.objection(name, hello)
+
     def handle(self, name: str, message: AnyMessage, frames: Sequence[Buffer], now: float) -> list[Send]:
         """Handle one message of a peer; return the messages that may leave at once.
 
@@ -114,10 +123,8 @@ class OutputCommit:
         # Half of a change is applied, so no message that comes now is to blame.
         if self._broken:
             return []
-        if self._poison and _digest(name, frames) in self._poison:
-            return self._may_leave(
-                self.dispatcher.refuse(name, "poison", "this message broke the broker before")
-            )
+        if self._is_poison(name, frames):
+            return self._may_leave(self.dispatcher.refuse(name, "poison", POISONED))
         try:
             return self._may_leave(self.dispatcher.handle(name, message, frames, now))
         except StateBroken as error:
@@ -160,8 +167,9 @@ class OutputCommit:
         for action in actions:
             if isinstance(action.message, NEED_NOT_WAIT):
                 at_once.append(action)
-            else:
-                self._waiting.append((sequence, action))
+            elif (address := self.address(action.peer)) is not None:
+                # Address the connection, because the name may belong to another process when this leaves.
+                self._waiting.append((sequence, Send(address, action.message, action.frames)))
         return at_once
 
     def flush(self) -> list[Send]:
@@ -221,6 +229,9 @@ class OutputCommit:
             self.journal.close()
 
     # --- dead letters -------------------------------------------------------------------------------------
+
+    def _is_poison(self, name: str, frames: Sequence[Buffer]) -> bool:
+        return bool(self._poison) and _digest(name, frames) in self._poison
 
     def keep_dead_letter(self, name: str, code: str, reason: str, frames: Sequence[Buffer]) -> None:
         """Keep a message that could not be handled, with the reason, as a dead letter.

@@ -131,6 +131,7 @@ class Service:
             self._identities = Identities(
                 self._guard.admission, lambda peer: self._dispatcher.state.peers.get(peer) is not None
             )
+            self._output_commit.address = self._identities.address
         socket = router(context) if self._guard is None else self._guard.router(context)
         try:
             socket.bind(self._config.endpoint)
@@ -195,7 +196,7 @@ class Service:
             return
         if self._identities is not None:
             try:
-                name = self._identities.check(route, sender, message, self._connection)
+                name = self._identities.check(route, sender, message)
             except WrongKey as error:
                 self._refuse_key(route, type(message).__name__, str(error))
                 return
@@ -204,6 +205,13 @@ class Service:
                 return
         if isinstance(message, COMING_AND_GOING):
             log.info("%s from %r", type(message).__name__, name)
+        if self._identities is not None and isinstance(message, Hello):
+            assert sender is not None
+            refusal = self._output_commit.objection(name, message, frames[1:])
+            if refusal is not None:
+                self._refuse(route, refusal)
+                return
+            self._identities.bind(route, sender, name, self._connection())
         try:
             self._act(self._output_commit.handle(name, message, frames[1:], time.monotonic()))
         except BrokerError as error:
@@ -224,9 +232,12 @@ class Service:
     def _refuse_key(self, route: bytes, what: str, why: str) -> None:
         if self._may_log("wrong_key"):
             log.warning("%s from %r refused: %s", what, self._name(route), why)
-        self._dispatcher.state.ledger.refuse("wrong_key")
-        # Address the connection, because the name may belong to another peer when this leaves.
-        self._act([Send(unnamed(route), Refused(code="wrong_key", message=why, fatal=True))])
+        self._refuse(route, Refused(code="wrong_key", message=why, fatal=True))
+
+    def _refuse(self, route: bytes, refusal: Refused) -> None:
+        """Refuse a message of a connection that has no right to the name that it says."""
+        self._dispatcher.state.ledger.refuse(refusal.code)
+        self._act([Send(unnamed(route), refusal)])
 
     def _may_log(self, code: str) -> bool:
         """Return whether a refusal with this code is still logged. The limit keeps the log small."""

@@ -32,6 +32,7 @@ from protocol.messages import (
     PublishWeights,
     PutTasks,
     QueueStats,
+    Refused,
     Segment,
     TaskCredit,
     TaskRejected,
@@ -172,8 +173,10 @@ class Dispatcher:
     # --- joining and leaving ------------------------------------------------------------------------------
 
     def _hello(self, name: str, hello: Hello, now: float) -> None:
-        known = self.state.peers.get(name)
-        if not self._may_join(name, hello, known):
+        known, refusal = self.state.peers.get(name), self.objection(name, hello)
+        if refusal is not None:
+            self.state.ledger.refuse(refusal.code)
+            self.state.send(name, refusal)
             return
         if known is not None and (known.hello.incarnation, known.role) != (hello.incarnation, hello.role):
             self._lose(known, now, fault=True)
@@ -194,19 +197,20 @@ class Dispatcher:
             self.state.send(name, Drain(reason="the broker is ending"))
         self._offer_generators(now)
 
-    def _may_join(self, name: str, hello: Hello, known: Peer | None) -> bool:
+    def objection(self, name: str, hello: Hello) -> Refused | None:
+        """Return the refusal that the peer ``name`` would get for this Hello, or None. Changes nothing."""
+        known = self.state.peers.get(name)
         if hello.peer != name:
             text = f"the routing id is {name!r}, Hello says {hello.peer!r}; they must be equal"
-            self.state.refuse(name, "bad_hello", text, fatal=True)
-            return False
+            return Refused(code="bad_hello", message=text, fatal=True)
         if known is not None and hello.incarnation < known.hello.incarnation:
             text = f"a newer process of the name {name!r} has joined; names must be unique in a run"
-            self.state.refuse(name, "stale_incarnation", text, fatal=True)
-            return False
+            return Refused(code="stale_incarnation", message=text, fatal=True)
         if known is None and len(self.state.peers) >= MAX_PEERS:
-            self.state.refuse(name, "too_many_peers", f"{MAX_PEERS} peers are connected, the limit")
-            return False
-        return hello.role != "learner" or self.learners.may_join(hello)
+            return Refused(
+                code="too_many_peers", message=f"{MAX_PEERS} peers are connected, the limit; try again later"
+            )
+        return self.learners.objection(hello) if hello.role == "learner" else None
 
     def _welcome(self, attempt: int) -> Welcome:
         return Welcome(

@@ -23,6 +23,7 @@ from protocol.messages import (
     Hello,
     PublishWeights,
     PutTasks,
+    Refused,
     Task,
     WeightsReady,
 )
@@ -64,22 +65,20 @@ class LearnerSide:
 
     # --- joining and leaving ------------------------------------------------------------------------------
 
-    def may_join(self, hello: Hello) -> bool:
-        """Return whether a learner may join; refuse it otherwise.
+    def objection(self, hello: Hello) -> Refused | None:
+        """Return the refusal that a learner would get for this Hello, or None.
 
         A learner of a lower epoch is too late, and each epoch has only one live learner.
         """
         if self._state.lineage is None or hello.epoch > self._state.lineage.epoch:
-            return True
+            return None
         if hello.epoch < self._state.lineage.epoch:
             text = f"epoch {hello.epoch} is over, a learner of epoch {self._state.lineage.epoch} has joined"
-            self._state.refuse(hello.peer, "stale_epoch", text, fatal=True)
-            return False
+            return Refused(code="stale_epoch", message=text, fatal=True)
         if self.learner is not None and self.learner.name != hello.peer:
             text = f"learner {self.learner.name!r} of the same epoch {hello.epoch} is alive"
-            self._state.refuse(hello.peer, "second_learner", text)
-            return False
-        return True
+            return Refused(code="second_learner", message=text)
+        return None
 
     def joined(self, peer: Peer, now: float) -> None:
         """Let a learner take over. Leased units become ready again, because they may have been lost.

@@ -91,6 +91,13 @@ def hello(role, peer):
     return Hello(role=role, peer=peer, incarnation=1)
 
 
+def join(callers, route, who, message, connection=None):
+    """Let a connection say a Hello that the state accepts. Return the name of the connection."""
+    name = callers.check(route, who, message)
+    callers.bind(route, who, name, connection)
+    return name
+
+
 @pytest.fixture
 def callers(keys):
     return Identities(Admission(keys, ALL, 0.0))
@@ -101,17 +108,22 @@ def test_a_connection_gets_its_name_with_its_hello(callers):
     assert stranger.startswith("?")
     assert callers.route(stranger) == b"r1"
     assert callers.check(b"r1", ACTOR, hello("actor", "actor-0")) == "actor-0"
+    # A Hello alone binds no name: the state may refuse it.
+    assert callers.name(b"r1") == stranger
+    assert callers.address("actor-0") is None
+    assert join(callers, b"r1", ACTOR, hello("actor", "actor-0")) == "actor-0"
+    assert callers.address("actor-0") == stranger
     assert callers.check(b"r1", ACTOR, Heartbeat()) == callers.name(b"r1") == "actor-0"
     assert callers.route("actor-0") == b"r1"
     assert callers.route("actor-1") is None
 
 
 def test_a_newer_connection_takes_the_name_and_the_older_is_a_stranger(callers):
-    callers.check(b"r1", ACTOR, hello("actor", "actor-0"))
-    callers.check(b"r2", ACTOR, hello("actor", "actor-0"))
+    join(callers, b"r1", ACTOR, hello("actor", "actor-0"))
+    join(callers, b"r2", ACTOR, hello("actor", "actor-0"))
     assert callers.route("actor-0") == b"r2"
     assert callers.name(b"r1").startswith("?")
-    callers.check(b"r1", ACTOR, hello("actor", "actor-0"))
+    join(callers, b"r1", ACTOR, hello("actor", "actor-0"))
     assert callers.route("actor-0") == b"r1"
 
 
@@ -126,32 +138,32 @@ def test_a_name_is_not_given_away_while_its_process_is_connected_and_heard(keys,
     heard, wires = {"actor-0"}, {route: Wire() for route in (b"r1", b"r2", b"r3")}
     callers = Identities(Admission(keys, ALL, 0.0), heard.__contains__)
 
-    def join(route):
-        return callers.check(route, ACTOR, hello("actor", "actor-0"), lambda: wires[route])
+    def again(route):
+        return join(callers, route, ACTOR, hello("actor", "actor-0"), wires[route])
 
-    join(b"r1")
+    again(b"r1")
     with pytest.raises(NameInUse, match="actor-0"):
-        join(b"r2")
+        again(b"r2")
     assert callers.route("actor-0") == b"r1"
     assert callers.name(b"r2").startswith("?")
     wires[b"r1"].is_open = False
     wires[b"r1"] = Wire()
     # The same process joins over a new connection.
-    join(b"r1")
+    again(b"r1")
     with pytest.raises(NameInUse):
-        join(b"r2")
+        again(b"r2")
     if end == "closed":
         wires[b"r1"].is_open = False
     else:
         heard.clear()
-    join(b"r2")
+    again(b"r2")
     assert callers.route("actor-0") == b"r2"
 
 
 def test_a_learner_need_not_wait_for_the_end_of_the_one_before(keys):
     callers = Identities(Admission(keys, ALL, 0.0), lambda peer: True)
     for route in (b"r1", b"r2"):
-        callers.check(route, LEARNER, hello("learner", "learner"), Wire)
+        join(callers, route, LEARNER, hello("learner", "learner"), Wire())
     assert callers.route("learner") == b"r2"
 
 
@@ -178,7 +190,7 @@ def test_a_key_that_does_not_fit_is_refused_and_binds_nothing(callers, who, mess
 
 
 def test_a_connection_keeps_its_name_and_its_key(callers):
-    callers.check(b"r1", ACTOR, hello("actor", "actor-0"))
+    join(callers, b"r1", ACTOR, hello("actor", "actor-0"))
     # The broker's state refuses such a Hello.
     assert callers.check(b"r1", ACTOR, hello("actor", "actor-1")) == "actor-0"
     assert callers.route("actor-1") is None
@@ -189,21 +201,21 @@ def test_a_connection_keeps_its_name_and_its_key(callers):
 
 
 def test_a_revoked_key_is_told_so(callers):
-    callers.check(b"r1", ACTOR, hello("actor", "actor-0"))
+    join(callers, b"r1", ACTOR, hello("actor", "actor-0"))
     with pytest.raises(WrongKey, match=REVOKED[:20]):
         callers.check(b"r1", None, Heartbeat())
 
 
 def test_names_without_a_role_in_them_are_free_to_a_key_of_a_role(callers):
-    assert callers.check(b"r1", ACTOR, hello("actor", "worker")) == "worker"
+    assert join(callers, b"r1", ACTOR, hello("actor", "worker")) == "worker"
     with pytest.raises(WrongKey, match="role actor"):
         callers.check(b"r2", LEARNER, hello("learner", "worker"))
 
 
 def test_the_table_is_bounded_and_forgets_the_quietest(callers):
     for i in range(MAX_IDENTITIES + 10):
-        callers.check(i.to_bytes(4, "big"), ACTOR, hello("actor", f"a{i}"))
-        callers.check((0).to_bytes(4, "big"), ACTOR, hello("actor", "a0"))
+        join(callers, i.to_bytes(4, "big"), ACTOR, hello("actor", f"a{i}"))
+        join(callers, (0).to_bytes(4, "big"), ACTOR, hello("actor", "a0"))
     assert callers.route("a0") == (0).to_bytes(4, "big")
     assert callers.route("a1") is None
     assert len(callers._by_route) == len(callers._routes) == MAX_IDENTITIES
