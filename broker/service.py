@@ -287,18 +287,19 @@ class Service:
             self._say(self._output_commit.release())
 
     def _say(self, actions: list[Send]) -> None:
+        encoder = Encoder()
         for action in actions:
-            route, message = self._route(action.peer), action.message
+            route = self._route(action.peer)
             # No connection of this peer is known, for example since a restart of the broker. ZeroMQ would
             # drop the message, too.
             if route is None:
                 continue
             assert self._socket is not None
             try:
-                self._socket.send([route, *_encode(message, action.frames)])
+                self._socket.send([route, *encoder.frames(action)])
             except (LimitExceeded, LinkDown) as error:
                 if self._may_log("not_sent"):
-                    log.error("%s to %s not sent: %s", type(message).__name__, action.peer, error)
+                    log.error("%s to %s not sent: %s", type(action.message).__name__, action.peer, error)
                 self._dispatcher.state.ledger.refuse("not_sent")
 
     # --- HTTP ---------------------------------------------------------------------------------------------
@@ -334,5 +335,21 @@ class Service:
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
 
-def _encode(message: AnyMessage, frames: Sequence[tuple[bytes, Buffer]]) -> Sequence[Buffer]:
-    return encode_delivery(message, frames) if isinstance(message, Deliver) else encode(message)
+class Encoder:
+    """Encodes actions. A message that leaves for many peers in a row is encoded once."""
+
+    def __init__(self) -> None:
+        self._last: AnyMessage | None = None
+        self._frames: Sequence[Buffer] = ()
+
+    def frames(self, action: Send) -> Sequence[Buffer]:
+        """Return the frames of an action.
+
+        Raises:
+            LimitExceeded: the message is too large.
+        """
+        if isinstance(action.message, Deliver):
+            return encode_delivery(action.message, action.frames)
+        if action.message is not self._last:
+            self._frames, self._last = encode(action.message), action.message
+        return self._frames

@@ -31,7 +31,7 @@ def status(dispatcher: Dispatcher, now: float, **more: dict[str, Any]) -> dict[s
         "lineage": state.lineage.lineage if state.lineage else 0,
         "delivery_unit": state.assembly.mode,
         "peers": [_peer(dispatcher, peer, now) for peer in state.peers],
-        "generators_offered": [info.peer for info in dispatcher.offered],
+        "generators_offered": [info.peer for info in dispatcher.generators.offered],
         "queues": {
             "tasks_queued": state.tasks.queued,
             "tasks_leased": state.tasks.leased,

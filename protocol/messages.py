@@ -428,11 +428,14 @@ class GeneratorInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     endpoint: Address
     """Address that actors connect to."""
     policy_version: Version = 0
-    """Version in service. An actor that needs a later one waits longer for the first token."""
+    """Version in service when the broker wrote the list. For programs of others; nothing in Offbeat reads it."""
 
 
 class Generators(Message, tag="generators", frozen=True):
-    """List of the healthy generators, sent to an actor that joins and to all actors on every change."""
+    """List of the healthy generators, sent to an actor that joins, and to all actors when it has changed.
+
+    A new policy version of a generator is no change. Changes that come fast leave as one list.
+    """
 
     generators: Annotated[list[GeneratorInfo], Meta(max_length=MAX_ITEMS)]
     """Written by the broker; the actor asks these generators and no others."""

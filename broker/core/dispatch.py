@@ -13,6 +13,7 @@ from broker.config import BrokerConfig
 from broker.core.actor_side import ActorSide
 from broker.core.admission import why_tasks_invalid
 from broker.core.events import GroupClosed
+from broker.core.generator_list import GeneratorList
 from broker.core.learner_side import LearnerSide
 from broker.core.peers import MAX_PEERS, Peer
 from broker.core.state import BrokerState, Send
@@ -24,7 +25,6 @@ from protocol.messages import (
     Commit,
     DeliveryCredit,
     Drain,
-    GeneratorInfo,
     Generators,
     Goodbye,
     Heartbeat,
@@ -87,9 +87,7 @@ class Dispatcher:
         self.state = BrokerState(config, MemoryStore() if store is None else store, max_policy_lag, boot)
         self.actors = ActorSide(self.state)
         self.learners = LearnerSide(self.state)
-        self.offered: list[GeneratorInfo] = []
-        """Generators as actors know them: as many healthy ones as one message holds."""
-        self._healthy: list[GeneratorInfo] = []
+        self.generators = GeneratorList(self.state.peers, config.generator_stall_s)
         self._draining_since: float | None = None
         self._swept = self._stats_sent = now
 
@@ -187,15 +185,16 @@ class Dispatcher:
             self.actors.tell_leases(peer, now)
         self.state.send(name, self._welcome(hello.attempt))
         if hello.role == "actor":
-            self.state.send(name, Generators(generators=self.offered))
+            self.state.send(name, Generators(generators=self.generators.offered))
             self.actors.joined(peer, trickle=self.learners.starving(now))
         elif hello.role == "generator":
-            self.learners.announce(peer)
+            self.generators.heard(peer, now)
+            self.learners.news.heard(peer)
+            self.learners.news.announce(peer)
         else:
             self.learners.welcome(peer)
         if self._draining_since is not None:
             self.state.send(name, Drain(reason="the broker is ending"))
-        self._offer_generators(now)
 
     def objection(self, name: str, hello: Hello) -> Refused | None:
         """Return the refusal that the peer ``name`` would get for this Hello, or None. Changes nothing."""
@@ -234,7 +233,9 @@ class Dispatcher:
             self.actors.left(peer, now, fault=fault)
         elif peer.role == "learner":
             self.learners.left(peer, on_purpose=not fault)
-        self._offer_generators(now)
+        else:
+            self.generators.left(peer.name)
+            self.learners.news.left(peer.name)
 
     def _from_peer(self, peer: Peer, message: AnyMessage, frames: Sequence[Buffer], now: float) -> None:
         # The most frequent messages come first.
@@ -252,8 +253,9 @@ class Dispatcher:
                 peer.beat(message, now)
                 self.state.send(peer.name, Heartbeat(policy_version=self.learners.policy_version))
                 if peer.role == "generator":
-                    self.learners.remind(peer, now)
-                self._offer_generators(now)
+                    self.generators.heard(peer, now)
+                    self.learners.news.heard(peer)
+                    self.learners.news.remind(peer, now)
             case Goodbye():
                 self._lose(peer, now, fault=False)
             case PutTasks():
@@ -274,14 +276,14 @@ class Dispatcher:
     # --- consequences -------------------------------------------------------------------------------------
 
     def _offer_generators(self, now: float) -> None:
-        healthy = self.state.peers.healthy_generators(now, self.config.generator_stall_s)
-        if healthy == self._healthy:
-            return
-        self._healthy, offered = healthy, self.state.peers.fitting(healthy)
-        if offered != self.offered:
-            self.offered = offered
-            for actor in self.state.peers.of("actor"):
-                self.state.send(actor.name, Generators(generators=offered))
+        """Send the list of generators to all actors, if a new one is due."""
+        actors = self.state.peers.of("actor") if self.generators.is_changed else []
+        offered = self.generators.take(actors=len(actors), now=now)
+        if offered is not None:
+            # One message for all, so that it is encoded once.
+            generators = Generators(generators=offered)
+            for actor in actors:
+                self.state.send(actor.name, generators)
 
     def _sweep(self, now: float) -> None:
         elapsed, self._swept = now - self._swept, now
@@ -290,7 +292,8 @@ class Dispatcher:
             if now - peer.heard > silence:
                 self.state.ledger.task("peers_lost")
                 self._lose(peer, now, fault=True)
-        self._offer_generators(now)
+            elif peer.role == "generator":
+                self.generators.heard(peer, now)
         self.actors.sweep(elapsed, now, trickle=self.learners.starving(now))
         if self.state.full():
             self.state.assembly.postpone(elapsed)
@@ -299,7 +302,8 @@ class Dispatcher:
         self.learners.sweep(now)
 
     def _flush(self, now: float) -> list[Send]:
-        """Deliver units, lease tasks and send notices as far as possible now; return the actions."""
+        """Deliver units, lease tasks, send notices and lists as far as possible now; return the actions."""
+        self._offer_generators(now)
         if self._draining_since is None:
             if self.state.deliveries.ready:
                 self.learners.deliver(now)

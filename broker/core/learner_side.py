@@ -9,11 +9,11 @@ from broker.core.events import Committed, Delivered, LearnerJoined, Published, R
 from broker.core.peers import Peer
 from broker.core.recent import Recent
 from broker.core.state import BrokerState, process
+from broker.core.weights_news import REMIND_S, WeightsNews
 from broker.errors import BrokerError, TryLater
 from protocol.codec import MAX_HEADER_BYTES
 from protocol.messages import (
     MAX_IDS,
-    MAX_SOURCES,
     Checkpointed,
     CheckpointWanted,
     Commit,
@@ -25,7 +25,6 @@ from protocol.messages import (
     PutTasks,
     Refused,
     Task,
-    WeightsReady,
 )
 from protocol.version_line import VersionLine
 
@@ -35,7 +34,6 @@ MAX_NOTICES = 65_536
 ID_OVERHEAD, MESSAGE_OVERHEAD = 3, 1_024
 """Bytes of a string's head in MessagePack, and bytes reserved in a Held for everything but ids."""
 MAX_CREDIT = 1 << 20
-REMIND_S = 5.0
 
 
 class LearnerSide:
@@ -43,6 +41,7 @@ class LearnerSide:
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
+        self.news = WeightsNews(state)
         self.learner: Peer | None = None
         self._asked_at = self._failed_at = -math.inf
         self._notices: deque[Dropped] = deque(maxlen=MAX_NOTICES)
@@ -219,39 +218,7 @@ class LearnerSide:
         )
         if event != newest:
             self._state.record(event, now)
-        for generator in self._state.peers.of("generator"):
-            self.announce(generator)
-
-    def announce(self, generator: Peer) -> None:
-        """Announce the newest weights to a generator, with the hosts that serve them, the learner's last."""
-        newest = self._state.published
-        if newest is None:
-            return
-        others = [
-            peer.hello.weights_url
-            for peer in self._state.peers.of("generator")
-            if peer.hello.weights_url
-            and peer is not generator
-            and peer.heartbeat.policy_version == newest.version
-        ]
-        own = [newest.url] if newest.url else []
-        sources = [*list(dict.fromkeys(others))[: MAX_SOURCES - 1], *own]
-        ready = WeightsReady(
-            epoch=newest.epoch,
-            version=newest.version,
-            manifest=newest.manifest,
-            sources=sources,
-            root=newest.root,
-        )
-        self._state.send(generator.name, ready)
-
-    def remind(self, generator: Peer, now: float) -> None:
-        """Repeat the announcement, which may have been lost, if a generator serves a different version."""
-        if self._state.published is None or generator.heartbeat.policy_version == self.policy_version:
-            return
-        if now - generator.reminded_at >= REMIND_S:
-            generator.reminded_at = now
-            self.announce(generator)
+        self.news.published()
 
     def _of_this_epoch(self, peer: Peer, epoch: int, what: str) -> bool:
         if epoch == peer.hello.epoch:

@@ -66,6 +66,13 @@ class Peer:
         """Return the seconds that the peer has had work without progress."""
         return now - self.progress_at
 
+    def may_serve(self, now: float, stall_s: float) -> bool:
+        """Return whether actors may use this generator: it has an endpoint and is not stalled with work.
+
+        ``stall_s`` is the least time for which a generator may make no step; its own measure may be longer.
+        """
+        return bool(self.hello.endpoint) and self.stalled_for(now) < max(stall_s, self.heartbeat.patience_s)
+
 
 class Peers:
     """Registry of the connected peers."""
@@ -73,7 +80,7 @@ class Peers:
     def __init__(self) -> None:
         self._peers: dict[str, Peer] = {}
         self._of: dict[Role, dict[str, Peer]] = {"learner": {}, "actor": {}, "generator": {}}
-        """Peers by role: every heartbeat looks at all generators, and need not walk over the actors."""
+        """Peers by role."""
         self._retired: dict[str, float] = {}
         self._gone: OrderedDict[tuple[str, int], dict[str, float]] = OrderedDict()
         """Totals of processes that are gone, by name and incarnation, in case one turns out to be alive."""
@@ -122,16 +129,13 @@ class Peers:
             self._gone.popitem(last=False)
 
     def healthy_generators(self, now: float, stall_s: float) -> list[GeneratorInfo]:
-        """Return the generators that actors may use: alive, with an endpoint, and not stalled with work.
-
-        ``stall_s`` is the least time for which a generator may make no step; its own measure may be longer.
-        """
+        """Return the generators that actors may use, see `Peer.may_serve`."""
         return [
             GeneratorInfo(
                 peer=peer.name, endpoint=peer.hello.endpoint, policy_version=peer.heartbeat.policy_version
             )
             for peer in self.of("generator")
-            if peer.hello.endpoint and peer.stalled_for(now) < max(stall_s, peer.heartbeat.patience_s)
+            if peer.may_serve(now, stall_s)
         ]
 
     def fitting(self, infos: list[GeneratorInfo]) -> list[GeneratorInfo]:

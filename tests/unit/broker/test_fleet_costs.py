@@ -1,0 +1,166 @@
+"""What a fleet of hundreds of peers costs the broker: bytes and CPU, without sockets."""
+
+import sys
+import time
+
+import pytest
+
+from broker.core.dispatch import Dispatcher
+from broker.service import Encoder
+from protocol.messages import (
+    MAX_SOURCES,
+    Generators,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    PublishWeights,
+    WeightsReady,
+)
+from tests.broker_driver import config
+
+ENDPOINT = "tcp://10.20.{}.{}:45001"
+
+
+class Fleet:
+    """A Dispatcher with many peers, which counts what it sends."""
+
+    def __init__(self, generators, actors=0):
+        self.now = 0.0
+        self.reset()
+        self.dispatcher = Dispatcher(config(), run="run", max_policy_lag=4, now=self.now)
+        self.generators = [f"generator-host{i}-0" for i in range(generators)]
+        self.actors = [f"actor-{i}" for i in range(actors)]
+        self.say("learner", Hello(role="learner", peer="learner", incarnation=1, epoch=1))
+        for name in self.actors:
+            self.say(name, Hello(role="actor", peer=name, incarnation=1))
+        for i, name in enumerate(self.generators):
+            place = i >> 8, i & 255
+            self.say(
+                name,
+                Hello(
+                    role="generator",
+                    peer=name,
+                    incarnation=1,
+                    endpoint=ENDPOINT.format(*place),
+                    weights_url=f"http://10.20.{place[0]}.{place[1]}:5757",
+                ),
+            )
+        self.tick(3.0)
+        self.reset()
+
+    def reset(self):
+        self.bytes, self.sent = 0, []
+
+    def say(self, name, message):
+        self._leave(self.dispatcher.handle(name, message, [], self.now))
+
+    def tick(self, seconds):
+        """Let time pass. All peers beat once a second."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 1.0
+            for peer in self.dispatcher.state.peers:
+                self.say(peer.name, Heartbeat(policy_version=peer.heartbeat.policy_version))
+            self._leave(self.dispatcher.tick(self.now))
+
+    def _leave(self, actions):
+        encoder = Encoder()
+        for action in actions:
+            self.bytes += sum(map(len, encoder.frames(action)))
+            self.sent.append((action.peer, action.message))
+
+    def publish(self, version):
+        """Publish a version, which all generators report a moment later. Return the seconds of CPU."""
+        before = time.process_time()
+        self.say("learner", PublishWeights(epoch=1, version=version, manifest=f"/dev/shm/v{version}"))
+        for name in self.generators:
+            self.say(name, Heartbeat(policy_version=version))
+        self._leave(self.dispatcher.tick(self.now))
+        return time.process_time() - before
+
+    def lists(self):
+        return [peer for peer, message in self.sent if isinstance(message, Generators)]
+
+
+def test_a_version_costs_messages_in_the_number_of_peers_and_not_in_their_product():
+    fleet = Fleet(generators=256, actors=256)
+    cpu = []
+    for version in range(1, 6):
+        fleet.reset()
+        fleet.now += 0.01
+        cpu.append(fleet.publish(version))
+        assert len(fleet.sent) <= 2 * 256
+        assert fleet.bytes < 5_000_000
+    # The least of five: other work on the machine adds to the rest.
+    assert min(cpu) < 0.05
+
+
+def test_generators_that_join_at_once_are_listed_together():
+    fleet = Fleet(generators=0, actors=100)
+    for i in range(100):
+        name = f"g{i}"
+        endpoint = ENDPOINT.format(0, i)
+        fleet.say(name, Hello(role="generator", peer=name, incarnation=1, endpoint=endpoint))
+    fleet.tick(1.0)
+    # The first list leaves at once, so that a small fleet waits for nothing.
+    assert 2 * 100 <= len(fleet.lists()) <= 4 * 100
+    last = [message for _, message in fleet.sent if isinstance(message, Generators)][-100:]
+    assert {len(message.generators) for message in last} == {100}
+    fleet.reset()
+    for i in range(50):
+        fleet.say(f"g{i}", Goodbye())
+    fleet.tick(1.0)
+    last = [message for _, message in fleet.sent if isinstance(message, Generators)][-100:]
+    assert {len(message.generators) for message in last} == {50}
+    assert len(fleet.lists()) <= 4 * 100
+
+
+@pytest.mark.parametrize("speaker", ["generator-host0-0", "actor-0", "learner"])
+def test_a_heartbeat_costs_the_same_with_one_generator_and_with_a_thousand(speaker):
+    costs = set()
+    for count in (1, 1000):
+        fleet = Fleet(generators=count, actors=1)
+        fleet.publish(1)
+        fleet.now += 5.1
+        # The version is not the newest, so the broker announces the newest one again.
+        costs.add(instructions(lambda fleet=fleet: fleet.say(speaker, Heartbeat(policy_version=0))))
+    few, many = min(costs), max(costs)
+    # An announcement names as many sources as fit.
+    assert many - few < 40 * MAX_SOURCES
+
+
+def instructions(call):
+    """Return the number of bytecode instructions that a call executes."""
+    count = 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_an_announcement_names_those_that_serve_the_version():
+    fleet = Fleet(generators=100)
+    fleet.publish(7)
+    fleet.reset()
+    fleet.now += 5.1
+    fleet.say("generator-host3-0", Heartbeat(policy_version=6))
+    ((_, ready),) = [(peer, m) for peer, m in fleet.sent if isinstance(m, WeightsReady)]
+    assert len(ready.sources) == len(set(ready.sources)) == MAX_SOURCES - 1
+    assert "http://10.20.0.3:5757" not in ready.sources
+    for i in range(100):
+        if i != 50:
+            fleet.say(f"generator-host{i}-0", Goodbye())
+    fleet.reset()
+    fleet.say("late", Hello(role="generator", peer="late", incarnation=1, endpoint="tcp://10.0.0.1:1"))
+    ((_, ready),) = [(peer, m) for peer, m in fleet.sent if isinstance(m, WeightsReady)]
+    assert ready.sources == ["http://10.20.0.50:5757"]
