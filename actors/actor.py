@@ -231,6 +231,8 @@ class Actor:
             return self._give_up(
                 f"the broker serves run {welcome.run!r}, this actor belongs to {self._run!r}"
             )
+        if welcome is not None:
+            self._pool.placed(welcome.place)
         self._outbox.rejoined()
         credit = self._book.joined()
         if credit is not None:

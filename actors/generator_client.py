@@ -13,6 +13,7 @@ import numpy as np
 import zmq
 
 from actors.errors import GenerationFailed, NoGenerator, TurnRefused
+from actors.generator_order import order
 from actors.sampled import FinishReason, Sampled, nothing
 from protocol.arrays import SAMPLED_ARRAYS, TOKEN_ARRAYS
 from protocol.codec import Frames, encode, encode_arrays, unpack_arrays
@@ -94,9 +95,15 @@ class GeneratorPool:
     ) -> None:
         self._name, self._timeout_s, self._clock, self._keys = name, timeout_s, clock, keys
         self._generators: dict[str, _Generator] = {}
+        self._place, self._order = 0, dict[str, float]()
         self._changed = asyncio.Event()
         self._counter = itertools.count()
         self.interruptions = self.chunks = 0
+
+    def placed(self, place: int) -> None:
+        """Note the place that the broker gives this actor. It decides between equally busy generators."""
+        self._place = place
+        self._order = order(self._generators, place)
 
     def update(self, infos: Sequence[GeneratorInfo]) -> None:
         """Replace the list of generators. Running requests of one that has left go on, with less patience."""
@@ -114,6 +121,7 @@ class GeneratorPool:
                     self._generators[info.peer] = self._connect(info)
                 except KeysUnusable as error:
                     log.error("generator %s cannot be asked: %s", info.peer, error)
+        self._order = order(listed, self._place)
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -199,7 +207,15 @@ class GeneratorPool:
                     f"the broker listed no generator for {NO_GENERATOR_S:g} s; is one running? see /status"
                 ) from None
         now = self._clock()
-        chosen = min(usable, key=lambda g: (g.suspect_until > now, g.info.peer != preferred, len(g.streams)))
+        chosen = min(
+            usable,
+            key=lambda g: (
+                g.suspect_until > now,
+                g.info.peer != preferred,
+                len(g.streams),
+                self._order.get(g.info.peer, 1.0),
+            ),
+        )
         if after_failure and chosen.suspect_until > now:
             # All usable generators have failed lately: pause instead of trying again at once.
             await asyncio.sleep(RETRY_S)

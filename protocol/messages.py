@@ -407,6 +407,11 @@ class Welcome(Message, tag="welcome", frozen=True):
     """Size limits of the broker. For programs of others; nothing in Offbeat reads it."""
     attempt: Count = 0
     """Hello.attempt of the Hello that this answers. The peer ignores a Welcome to an earlier Hello."""
+    place: Count = 0
+    """Read by an actor: its number among the connected actors, the lowest that was free when it joined.
+
+    Actors begin at different generators by it, where several are equally busy.
+    """
 
 
 class Refused(Message, tag="refused", frozen=True):

@@ -183,7 +183,7 @@ class Dispatcher:
             self.learners.joined(peer, now)
         elif hello.role == "actor":
             self.actors.tell_leases(peer, now)
-        self.state.send(name, self._welcome(hello.attempt))
+        self.state.send(name, self._welcome(peer))
         if hello.role == "actor":
             self.state.send(name, Generators(generators=self.generators.offered))
             self.actors.joined(peer, trickle=self.learners.starving(now))
@@ -211,7 +211,7 @@ class Dispatcher:
             )
         return self.learners.objection(hello) if hello.role == "learner" else None
 
-    def _welcome(self, attempt: int) -> Welcome:
+    def _welcome(self, peer: Peer) -> Welcome:
         return Welcome(
             run=self.run,
             epoch=self.state.lineage.epoch if self.state.lineage else 0,
@@ -223,7 +223,8 @@ class Dispatcher:
                 "queued_tasks": self.config.max_queued_tasks,
                 "unacknowledged_segments": self.config.segment_credit,
             },
-            attempt=attempt,
+            attempt=peer.hello.attempt,
+            place=peer.place,
         )
 
     def _lose(self, peer: Peer, now: float, *, fault: bool) -> None:

@@ -1,5 +1,6 @@
 """The connected peers: their liveness, progress and credit, and the gauges they report. Pure."""
 
+import heapq
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -35,6 +36,8 @@ class Peer:
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     task_credit: int = 0
     delivery_credit: int = 0
+    place: int = 0
+    """Number of an actor among the connected actors, see `protocol.messages.Welcome`."""
 
     @property
     def name(self) -> str:
@@ -74,6 +77,31 @@ class Peer:
         return bool(self.hello.endpoint) and self.stalled_for(now) < max(stall_s, self.heartbeat.patience_s)
 
 
+class Places:
+    """Numbers from 0 on: `take` returns the lowest one that is free.
+
+    Example:
+        >>> places = Places()
+        >>> places.take(), places.take(), places.take()
+        (0, 1, 2)
+        >>> places.free(1); places.take(), places.take()
+        (1, 3)
+    """
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self._next = 0
+
+    def take(self) -> int:
+        if self._free:
+            return heapq.heappop(self._free)
+        self._next += 1
+        return self._next - 1
+
+    def free(self, place: int) -> None:
+        heapq.heappush(self._free, place)
+
+
 class Peers:
     """Registry of the connected peers."""
 
@@ -81,6 +109,7 @@ class Peers:
         self._peers: dict[str, Peer] = {}
         self._of: dict[Role, dict[str, Peer]] = {"learner": {}, "actor": {}, "generator": {}}
         """Peers by role."""
+        self._places = Places()
         self._retired: dict[str, float] = {}
         self._gone: OrderedDict[tuple[str, int], dict[str, float]] = OrderedDict()
         """Totals of processes that are gone, by name and incarnation, in case one turns out to be alive."""
@@ -104,6 +133,9 @@ class Peers:
         peer = Peer(hello, joined=now, heard=now, progress_at=now, grew_at=now, reminded_at=now)
         if known is not None and known.hello.incarnation == hello.incarnation:
             peer.joined, peer.heartbeat = known.joined, known.heartbeat
+        if hello.role == "actor":
+            is_here = known is not None and known.role == "actor"
+            peer.place = known.place if known is not None and is_here else self._places.take()
         if known is not None and known.role != hello.role:
             del self._of[known.role][hello.peer]
         self._peers[hello.peer] = self._of[hello.role][hello.peer] = peer
@@ -115,6 +147,8 @@ class Peers:
         """Remove a peer; its totals stay in the sums."""
         peer = self._peers.pop(name)
         del self._of[peer.role][name]
+        if peer.role == "actor":
+            self._places.free(peer.place)
         totals = {
             tag(peer.role, gauge): value
             for gauge, value in peer.heartbeat.gauges.items()
