@@ -50,6 +50,8 @@ MaybeVersion = Annotated[int, Meta(ge=-1, le=LARGEST_VERSION)]
 AtLeastOne = Annotated[int, Meta(ge=1, le=LARGEST_VERSION)]
 Int32 = Annotated[int, Meta(ge=-LARGEST_VERSION, le=LARGEST_VERSION)]
 Seed = Annotated[int, Meta(ge=-LARGEST_COUNT, le=LARGEST_COUNT)]
+Growing = Annotated[float, Meta(ge=0, le=LARGEST_COUNT)]
+"""A number that grows. The bounds leave out NaN, which differs from itself, and infinity, which cannot grow."""
 Duration = Annotated[float, Meta(gt=0, le=LARGEST_DURATION_S)]
 Summand = Annotated[int, Meta(ge=0, le=2**40)]
 """A number that is added up. The bound keeps sums within the 64 bits of a MessagePack integer."""
@@ -186,7 +188,7 @@ class Heartbeat(Message, tag="heartbeat", frozen=True):
     the broker lives.
     """
 
-    progress: float = 0.0
+    progress: Growing = 0.0
     """Written by the peer: a number that grows while it works. The broker renews leases by it."""
     busy: bool = False
     """Written by the peer: it has work.

@@ -1,5 +1,6 @@
 """Test peers, found by fuzzing, whose well-formed messages would have broken or filled the broker."""
 
+import math
 from zlib import crc32
 
 import msgspec
@@ -14,7 +15,7 @@ from broker.journal_store import JournalStore
 from broker.recovery import recover, snapshot
 from protocol.codec import decode, encode
 from protocol.errors import Malformed
-from protocol.messages import Commit
+from protocol.messages import Commit, Heartbeat
 from tests.broker_driver import Driver, config, evaluation, group
 from tests.journals import begin
 
@@ -53,6 +54,13 @@ def test_the_sums_close_when_a_group_has_the_name_of_another_unit(name):
 def test_a_sum_that_no_snapshot_could_hold_is_refused():
     with pytest.raises(Malformed, match="replayed_tokens"):
         decode(encode(Commit(epoch=1, step=1, replayed_tokens=2**64 - 1)))
+
+
+@pytest.mark.parametrize("progress", [math.nan, math.inf, -math.inf, -1.0, 1e300])
+def test_progress_that_cannot_grow_is_refused(progress):
+    # NaN differs from itself, so it would count as progress for ever, and `/status` would be no JSON.
+    with pytest.raises(Malformed, match="progress"):
+        decode(encode(Heartbeat(progress=progress)))
 
 
 def test_files_far_apart_are_a_loss_and_cost_no_more_than_others(tmp_path):
