@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from envs.base import Suite
+from envs.blame import in_one_line
 from envs.errors import EnvError, UnknownEnv
 
 BUILT_IN = {
@@ -23,7 +25,7 @@ def make_suite(name: str, params: dict[str, Any]) -> Suite:
 
     Raises:
         UnknownEnv: there is no suite of this name; the message names the nearest one.
-        EnvError: the suite does not take these ``params``.
+        EnvError: the suite does not take these ``params``, or its file or constructor raised an exception.
 
     Example:
         >>> make_suite("calculatr", {})  # doctest: +ELLIPSIS
@@ -32,10 +34,38 @@ def make_suite(name: str, params: dict[str, Any]) -> Suite:
         envs.errors.UnknownEnv: no environment 'calculatr'; did you mean 'calculator'? (built in: ...)
     """
     factory = find_factory(name)
+    _check_params(name, factory, params)
     try:
         return factory(**params)
-    except TypeError as error:
-        raise EnvError(f"environment {name!r} does not take params {params}: {error}") from error
+    except EnvError:
+        raise
+    except Exception as error:
+        raise EnvError(in_one_line(error, params)) from error
+
+
+def _check_params(name: str, factory: Callable[..., Suite], params: dict[str, Any]) -> None:
+    """Check the names of the parameters against the factory's signature, if it has one.
+
+    Raises:
+        EnvError: a parameter is unknown or missing.
+    """
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):
+        return
+    takes = signature.parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
+        for key in params:
+            if key not in takes:
+                cure = _nearest(key, list(takes)) or f"; it takes {', '.join(takes) or 'no parameters'}"
+                raise EnvError(f"environment {name!r} does not take params.{key}{cure}")
+    for key, parameter in takes.items():
+        needed = parameter.default is parameter.empty and parameter.kind in (
+            parameter.POSITIONAL_OR_KEYWORD,
+            parameter.KEYWORD_ONLY,
+        )
+        if needed and key not in params:
+            raise EnvError(f"environment {name!r} needs params.{key}; add it to [env.params]")
 
 
 def find_factory(name: str) -> Callable[..., Suite]:
@@ -43,6 +73,7 @@ def find_factory(name: str) -> Callable[..., Suite]:
 
     Raises:
         UnknownEnv: there is no such module, file or callable.
+        EnvError: the module or file raised an exception when it was imported.
     """
     path, colon, attribute = BUILT_IN.get(name, name).rpartition(":")
     if not colon:
@@ -71,18 +102,26 @@ def _load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     # dataclasses and pickling look the module up by name.
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    # Neighbours of the file are importable, as for a script that Python runs.
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise EnvError(in_one_line(error)) from error
     return module
 
 
 def _load_module(path: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (path == error.name or path.startswith(error.name + ".")):
-            # The module exists, but a module that it imports does not.
-            raise
-        raise UnknownEnv(f"environment {name!r}: no module {error.name!r}; is it on PYTHONPATH?") from None
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and (path == missing or path.startswith(missing + ".")):
+            raise UnknownEnv(f"environment {name!r}: no module {missing!r}; is it on PYTHONPATH?") from None
+        raise EnvError(in_one_line(error)) from error
 
 
 def _nearest(word: str, choices: list[str]) -> str:

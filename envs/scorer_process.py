@@ -90,6 +90,8 @@ class ScorerProcess:
             "PATH": os.defpath,
             "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
             "PYTHONDONTWRITEBYTECODE": "1",
+            # The library and its dependencies are compiled at each start, and some of them have sloppy syntax.
+            "PYTHONWARNINGS": "ignore::SyntaxWarning",
             # Families that iterate over sets must give equal entries in every process.
             "PYTHONHASHSEED": "0",
             "OMP_NUM_THREADS": "1",

@@ -19,7 +19,8 @@ One TOML file configures all roles. `extends = "other.toml"` at its top takes an
 as base: tables are merged key by key, arrays replaced, and a table of another `kind` replaces that of the base, as does
 `[env]` with another `name`. Any field can be overridden on the command line, by the same rules: `learner.steps=20`.
 Unknown keys, wrong types and impossible combinations are refused before anything starts (`offbeat check`). Where a
-section has several forms, `kind` says which, and each form has its own fields. [Recipes](../recipes/README.md) are
+section has several forms, `kind` says which, and each form has its own fields; a table without `kind` has the kind of
+the default. [Recipes](../recipes/README.md) are
 settings that belong together.
 This page is generated from the code by `make docs`.
 """

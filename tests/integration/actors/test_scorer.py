@@ -45,6 +45,11 @@ def status_of(pid):
     return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
 
 
+def test_sloppy_syntax_in_the_libraries_is_no_news_to_the_terminal(words):
+    environment = Path(f"/proc/{words.scorer.pid}/environ").read_bytes().split(b"\0")
+    assert b"PYTHONWARNINGS=ignore::SyntaxWarning" in environment
+
+
 def test_a_task_is_the_same_question_in_every_process(words):
     again = Scorer(Family("spell_backward"), "process")
     for index in range(5):

@@ -49,16 +49,83 @@ def test_a_miss_names_the_nearest(own_env):
         make_suite("mazes:Maze", {})
 
 
-def test_wrong_params_are_named(own_env):
-    with pytest.raises(EnvError, match=r"does not take params \{'colour': 1\}"):
+def test_a_wrong_param_names_the_nearest(own_env):
+    with pytest.raises(EnvError, match=r"does not take params\.sise; did you mean 'size'\?"):
+        make_suite(f"{own_env}:Maze", {"sise": 1})
+    with pytest.raises(EnvError, match=r"does not take params\.colour; it takes size"):
         make_suite(f"{own_env}:Maze", {"colour": 1})
+    with pytest.raises(EnvError, match=r"needs params\.family; add it to \[env\.params\]"):
+        make_suite("reasoning_gym", {})
 
 
-def test_an_import_error_inside_a_module_of_the_user_is_not_hidden(tmp_path, monkeypatch):
-    (tmp_path / "broken_env.py").write_text("import no_such_library\n")
+def suite_file(tmp_path, name, text):
+    file = tmp_path / name
+    file.write_text(textwrap.dedent(text))
+    return file
+
+
+@pytest.fixture
+def path(monkeypatch):
+    """Give the test a search path and a table of modules that it may change."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+
+
+def test_an_exception_of_the_constructor_is_one_line_with_place_type_and_param(tmp_path, monkeypatch, path):
+    suite_file(
+        tmp_path,
+        "my_task.py",
+        """
+        class Suite:
+            def __init__(self, train, pieces=1):
+                self.size = 10 // pieces
+                self.lines = open(train).readlines()
+        """,
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(EnvError) as caught:
+        make_suite("my_task.py:Suite", {"train": "nope.jsonl"})
+    assert str(caught.value) == "my_task.py:5: FileNotFoundError: no file nope.jsonl (params.train)"
+    with pytest.raises(EnvError, match=r"^my_task\.py:4: ZeroDivisionError: .*by zero$"):
+        make_suite("my_task.py:Suite", {"train": "nope.jsonl", "pieces": 0})
+    with pytest.raises(EnvError, match=r"^my_task\.py:4: TypeError: unsupported operand"):
+        make_suite("my_task.py:Suite", {"train": "nope.jsonl", "pieces": "2"})
+
+
+def test_an_error_inside_a_library_is_blamed_on_the_line_that_called_it(tmp_path, monkeypatch, path):
+    suite_file(tmp_path, "my_json.py", "import json\n\ndef Suite():\n    return json.loads('{')\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(EnvError, match=r"^my_json\.py:4: JSONDecodeError: "):
+        make_suite("my_json.py:Suite", {})
+
+
+def test_an_env_file_may_import_its_neighbours(tmp_path, path):
+    suite_file(tmp_path, "rewards_next_door.py", "def reward():\n    return 0.5\n")
+    file = suite_file(
+        tmp_path,
+        "uses_neighbour.py",
+        """
+        from rewards_next_door import reward
+
+        class Suite:
+            half = reward()
+        """,
+    )
+    assert make_suite(f"{file}:Suite", {}).half == 0.5
+
+
+def test_an_import_error_inside_the_users_code_is_one_line_and_not_hidden(tmp_path, monkeypatch, path):
+    (tmp_path / "broken_env.py").write_text("\nimport no_such_library\n")
+    (tmp_path / "no_python.py").write_text("x = 1\nclass Suite(:\n")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+    said = r"^broken_env\.py:2: ModuleNotFoundError: No module named 'no_such_library'$"
+    with pytest.raises(EnvError, match=said):
         find_factory("broken_env:Suite")
+    with pytest.raises(EnvError, match=said):
+        find_factory("broken_env.py:Suite")
+    with pytest.raises(EnvError, match=r"^no_python\.py:2: SyntaxError: "):
+        find_factory("no_python.py:Suite")
 
 
 @pytest.mark.parametrize("family", sorted(ACCEPTS_JUNK))

@@ -70,11 +70,11 @@ def test_every_recipe_loads(path):
         ({"learner": {"algorithm": {"updates_per_batch": 1000}}}, ["updates_per_batch is 1000"]),
         ({"learner": {"micro_batch_tokens": 64}}, ["micro_batch_tokens 64", "raise it"]),
         (
-            {"learner": {"algorithm": {"surrogate": {"low": 0.1}}}},
+            {"learner": {"algorithm": {"kl": {"coefficient": 0.1}}}},
             [
-                "learner.algorithm.surrogate: the form is not said",
-                "add learner.algorithm.surrogate.kind",
-                "lag",
+                "learner.algorithm.kl: the form is not said",
+                "add learner.algorithm.kl.kind",
+                "convex",
             ],
         ),
         (
@@ -101,6 +101,15 @@ def test_a_wrong_run_file_is_refused_with_the_cure(sections, words):
         check(changed(**sections), "run.toml")
     for word in words:
         assert word in str(caught.value)
+
+
+def test_a_table_without_a_kind_has_the_kind_of_the_default():
+    algorithm = {"surrogate": {"high": 0.5}, "advantage": {"scale": "none"}}
+    config = check(changed(learner={"algorithm": algorithm}), "run.toml")
+    assert config.learner.algorithm.surrogate == ClipSurrogate(high=0.5)
+    assert config.learner.algorithm.advantage.kind == "group"
+    with pytest.raises(ConfigError, match=r"surrogate\.hihg: unknown key .*did you mean 'high'"):
+        check(changed(learner={"algorithm": {"surrogate": {"hihg": 0.5}}}), "run.toml")
 
 
 def test_all_contradictions_are_reported_at_once():

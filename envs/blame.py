@@ -1,0 +1,68 @@
+"""Finds the line of a user's code in which an exception arose."""
+
+import sysconfig
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+OWN = ("protocol", "broker", "envs", "actors", "learner", "launch")
+"""Packages of Offbeat, in `ROOT`."""
+LIBRARIES = tuple(
+    Path(path).resolve()
+    for path in {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+"""Folders of the standard library and of installed packages."""
+
+
+def is_own(filename: str) -> bool:
+    """Return whether a file is a user's code: neither of the standard library, of a package, nor of Offbeat.
+
+    Example:
+        >>> is_own(__file__), is_own(traceback.__file__), is_own("/home/me/my_task.py"), is_own("<string>")
+        (False, False, True, False)
+    """
+    if filename.startswith("<"):
+        return False
+    path = Path(filename).resolve()
+    if "site-packages" in path.parts or any(path.is_relative_to(folder) for folder in LIBRARIES):
+        return False
+    return not any(path.is_relative_to(ROOT / package) for package in OWN)
+
+
+def place(error: BaseException) -> str:
+    """Return ``file:line`` of the innermost line of the user's code that an exception passed through.
+
+    Without such a line it is the innermost line of all. A syntax error is in the file that it names.
+    """
+    if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith("<"):
+        return f"{shown(error.filename)}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if is_own(frame.filename)] or list(frames)
+    return f"{shown(own[-1].filename)}:{own[-1].lineno}" if own else ""
+
+
+def shown(filename: str) -> str:
+    """Return a path as a person would write it: relative to the current folder if it lies inside."""
+    path, here = Path(filename).resolve(), Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def in_one_line(error: BaseException, params: Mapping[str, Any] | None = None) -> str:
+    """Return place, type and text of an exception, and the parameters whose values the text repeats.
+
+    Args:
+        params: parameters of the run file that the failing code was given.
+    """
+    text = " ".join(str(error).split())
+    if isinstance(error, FileNotFoundError) and error.filename is not None:
+        text = f"no file {error.filename}"
+    named = [
+        f"params.{name}"
+        for name, value in (params or {}).items()
+        if isinstance(value, str) and len(value) > 1 and value in text
+    ]
+    where = place(error)
+    parts = [where, type(error).__name__, text]
+    return ": ".join(part for part in parts if part) + (f" ({', '.join(named)})" if named else "")
