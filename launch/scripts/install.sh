@@ -18,5 +18,9 @@ else
     # The registry's builds of these need CUDA and break `import transformers` with a CPU torch. Offbeat uses none of them.
     "$venv/bin/python" -m pip --disable-pip-version-check uninstall --quiet --yes torchvision torchaudio torchcodec
 fi
-"$venv/bin/python" -c 'import torch, transformers; from vllm import LLM' >/dev/null
+# Quiet unless it fails: on a CPU vLLM warns that Triton has no backend, which is no fault of the installation.
+if ! said=$("$venv/bin/python" -c 'import torch, transformers; from vllm import LLM' 2>&1 >/dev/null); then
+    printf '%s\n' "$said" >&2
+    exit 1
+fi
 touch "$venv/.installed"
