@@ -1,14 +1,13 @@
 """The command `offbeat`."""
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from launch.commands.journal_arguments import add_journal
 from launch.commands.keys import add_keys
-from launch.errors import ConfigError, LaunchError
+from launch.errors import LaunchError
 from launch.plan.arguments import add_plan
 from launch.run_file.load import load
 from launch.run_file.sections import RunConfig
@@ -25,7 +24,7 @@ COMMANDS = {
     "generator": "run one generator in this terminal",
     "actor": "run one actor in this terminal",
     "weights": "serve the learner's versions to other hosts, from its host, in this terminal",
-    "check": "check a run file, start nothing",
+    "check": "check a run file, its model and its environment; start nothing",
     "model": "make and warm-start the tiny model of a run file, unless it is cached",
 }
 
@@ -133,20 +132,24 @@ def execute(args: argparse.Namespace, config: RunConfig) -> int:
     """Run one command that takes a run file. Return the exit code."""
     match args.command:
         case "check":
-            verify_environment(config)
+            from launch.preflight import preflight
+
+            for remark in preflight(config):
+                sys.stdout.write(f"{args.run_file}: note: {remark}\n")
             sys.stdout.write(f"{args.run_file}: ok (run {config.run.name}, mode {config.run.mode})\n")
         case "train":
+            from launch.preflight import preflight
             from launch.supervise.panel import Panel
             from launch.supervise.supervisor import train
 
-            verify_environment(config)
+            remarks = preflight(config)
             with Panel() as panel:
+                for remark in remarks:
+                    panel.note(remark)
                 train(config, resume=args.resume, panel=panel)
         case "plan":
             from launch.plan.command import plan
 
-            if args.calibrate is not None:
-                verify_environment(config)
             return plan(args, config)
         case "model":
             from launch import logs
@@ -159,22 +162,6 @@ def execute(args: argparse.Namespace, config: RunConfig) -> int:
 
             run_by_hand(role, config, name=getattr(args, "name", ""), resume=getattr(args, "resume", False))
     return 0
-
-
-def verify_environment(config: RunConfig) -> None:
-    """Open the task suite once, so that a wrong name, family or parameter is found before any role starts.
-
-    Raises:
-        ConfigError: the suite cannot be made; the text is the suite's error.
-    """
-    from envs.errors import EnvError
-    from envs.registry import make_suite
-
-    try:
-        suite = make_suite(config.env.name, config.env.params)
-    except EnvError as error:
-        raise ConfigError(f"env: {error}") from None
-    asyncio.run(suite.close())
 
 
 if __name__ == "__main__":

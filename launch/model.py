@@ -23,6 +23,10 @@ RECIPE_VERSION = 2
 """Version of the way tiny models are made. Raise it with each change, so that no older model is used."""
 VALIDATION_SHARE = 0.1
 """Share of the demonstrations that the warm start does not train on."""
+SMALL_FILES = ["*.json", "*.jinja"]
+"""Patterns of the files of a hub model that hold tokenizer, chat template and configuration."""
+NEEDLESS_FILES = ["*.pt", "*.bin", "*.gguf", "original/*"]
+"""Patterns of the files of a hub model that no role reads."""
 OTHER_MAKER_S = 7200.0
 """Longest wait for another process that makes the same model."""
 
@@ -37,12 +41,10 @@ def prepare(config: RunConfig) -> Path:
         LaunchError: another process has been making the same model for `OTHER_MAKER_S`.
     """
     if config.model.path or config.model.tiny is None:
-        return _find(config.model.path)
-    text = config.model.tiny.model_dump_json() + config.env.model_dump_json()
-    length = config.generator.max_model_len
-    key = hashlib.sha256(f"{RECIPE_VERSION} {length} {text}".encode()).hexdigest()[:16]
-    folder = config.model.cache / f"tiny-{key}"
-    with _locked(config.model.cache / f"tiny-{key}.lock"):
+        path = config.model.path
+        return Path(path) if Path(path).is_dir() else download(path)
+    folder = _tiny_folder(config, config.model.tiny)
+    with _locked(folder.with_suffix(".lock")):
         if folder.is_dir():
             log.info("cached: %s", folder)
         else:
@@ -51,6 +53,21 @@ def prepare(config: RunConfig) -> Path:
             make(config, config.model.tiny, partial)
             partial.rename(folder)
     return folder
+
+
+def kept_model(config: RunConfig) -> Path | None:
+    """Return the folder of this run's tiny model, or None if it is not made yet."""
+    if config.model.path or config.model.tiny is None:
+        return None
+    folder = _tiny_folder(config, config.model.tiny)
+    return folder if folder.is_dir() else None
+
+
+def _tiny_folder(config: RunConfig, tiny: TinyModel) -> Path:
+    text = tiny.model_dump_json() + config.env.model_dump_json()
+    length = config.generator.max_model_len
+    key = hashlib.sha256(f"{RECIPE_VERSION} {length} {text}".encode()).hexdigest()[:16]
+    return config.model.cache / f"tiny-{key}"
 
 
 def make(config: RunConfig, tiny: TinyModel, folder: Path) -> None:
@@ -138,17 +155,23 @@ def example(renderer: Renderer, talk: Sequence[ChatMessage]) -> tuple[list[int],
     return ids, learnt
 
 
-def _find(path: str) -> Path:
-    if Path(path).is_dir():
-        return Path(path)
+def download(name: str, files: list[str] | None = None) -> Path:
+    """Return the folder of a model of the Hugging Face hub, and download what is missing.
+
+    Args:
+        files: patterns of the files that are needed; None: all that a run needs.
+
+    Raises:
+        ConfigError: the hub does not give the model.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
-        return Path(snapshot_download(path, ignore_patterns=["*.pt", "*.bin", "*.gguf", "original/*"]))
+        return Path(snapshot_download(name, allow_patterns=files, ignore_patterns=NEEDLESS_FILES))
     except (HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError) as error:
         raise ConfigError(
-            f"model.path {path!r} is neither a folder nor a model the hub gives us ({type(error).__name__}); check the "
+            f"model.path {name!r} is neither a folder nor a model the hub gives us ({type(error).__name__}); check the "
             "name, the connection and HF_TOKEN, or name a folder"
         ) from None
 

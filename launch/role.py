@@ -45,7 +45,12 @@ def run(role: str, config: RunConfig, folder: Path, *, name: str = "", resume: b
                 http_keys=http_keys(config, keys),
             )
         case "model":
+            from launch.preflight import preflight
+
             _model(config)
+            # The tokenizer of a tiny model exists only now.
+            for remark in preflight(config):
+                logging.getLogger(__name__).warning("%s", remark)
         case "learner":
             learner(config, folder, keys, resume=resume)
         case "generator":

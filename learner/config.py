@@ -19,8 +19,9 @@ class SamplingConfig(Section):
     """Sampling temperature. Above 0."""
     max_turn_tokens: int = Field(64, ge=1)
     """Most action tokens in one turn. At least 1, and less than `max_trajectory_tokens`."""
-    max_trajectory_tokens: int = Field(256, ge=2)
-    """Most tokens of a trajectory: prompt, observations and actions together. At least 2."""
+    max_trajectory_tokens: int = Field(1024, ge=2)
+    """Most tokens of a trajectory: prompt, observations and actions together. At least 2. Absent: the smaller
+    of generator.max_model_len and `micro_batch_tokens`."""
     max_trajectory_s: float = Field(600.0, gt=0)
     """Longest time of a trajectory, in seconds, without the waits for room at the broker. A longer one fails."""
 

@@ -55,9 +55,11 @@ def calibrate_to(path: Path, seconds: float, config: RunConfig) -> None:
     """Measure rates and write them to a file.
 
     Raises:
-        ConfigError: the seconds are out of range, or the file cannot be written; nothing was started then.
+        ConfigError: the seconds are out of range, the file cannot be written, or model and environment cannot
+            be used; nothing was started then.
     """
     from launch.plan.calibration import calibrate
+    from launch.preflight import preflight
     from launch.supervise.panel import Panel
 
     if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
@@ -74,6 +76,7 @@ def calibrate_to(path: Path, seconds: float, config: RunConfig) -> None:
         raise ConfigError(
             f"--rates {path}: cannot be written ({error.strerror}); name another file"
         ) from None
+    preflight(config)
     # Standard output is reserved for the plan, so progress goes to standard error.
     with contextlib.redirect_stdout(sys.stderr), Panel() as panel:
         rates = calibrate(config, seconds, panel)

@@ -1,9 +1,9 @@
 """The run file's sections: one for each role, and sections that all roles share."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from actors.config import ActorConfig, GeneratorConfig
 from broker.config import BrokerConfig
@@ -153,6 +153,26 @@ class RunConfig(Section):
     supervisor: SupervisorSection = SupervisorSection()
     security: SecurityConfig = SecurityConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _derived_length(cls, data: Any) -> Any:
+        """Fill in `max_trajectory_tokens` where the run file leaves it out."""
+        generator, learner = (_table(data, name) for name in ("generator", "learner"))
+        sampling = _table(learner, "sampling")
+        lengths = (
+            generator.get("max_model_len", GeneratorConfig().max_model_len),
+            learner.get("micro_batch_tokens", LearnerConfig().micro_batch_tokens),
+        )
+        # Values of a wrong type are reported by the fields themselves.
+        if "max_trajectory_tokens" in sampling or not all(type(length) is int for length in lengths):
+            return data
+        if not all(
+            isinstance(part, dict) for part in (data, data.get("learner", {}), learner.get("sampling", {}))
+        ):
+            return data
+        sampling = {**sampling, "max_trajectory_tokens": min(lengths)}
+        return {**data, "learner": {**learner, "sampling": sampling}}
+
     @property
     def max_policy_lag(self) -> int:
         """Lag bound in force: in lockstep `learner.forced_lag`, else `learner.max_policy_lag`."""
@@ -162,3 +182,9 @@ class RunConfig(Section):
     def windows_in_step(self) -> bool:
         """Whether trajectories wait at the end of each window until it is trained (lockstep with windows)."""
         return self.run.mode == "sync" and self.learner.train_on == "windows"
+
+
+def _table(data: Any, name: str) -> dict[str, Any]:
+    """Return a table of unchecked data; an empty one if it is missing or no table."""
+    table = data.get(name, {}) if isinstance(data, dict) else {}
+    return table if isinstance(table, dict) else {}

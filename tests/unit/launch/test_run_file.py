@@ -62,13 +62,22 @@ def test_every_recipe_loads(path):
             },
             ["max_policy_lag 3", "max_queued_segments is 100", "never be reached"],
         ),
-        ({"generator": {"max_model_len": 32}}, ["max_trajectory_tokens 256", "max_model_len 32"]),
+        (
+            {
+                "generator": {"max_model_len": 32},
+                "learner": {"sampling": {"max_trajectory_tokens": 256}},
+            },
+            ["max_trajectory_tokens 256", "max_model_len 32"],
+        ),
         ({"learner": {"zero_stage": 0, "dtype": "bfloat16"}}, ["zero_stage 0", "use zero_stage 1"]),
         ({"run": {"mode": "sync"}, "learner": {"publish_every": 2}}, ["publish_every is 2"]),
         ({"generator": {"backend": "http"}}, ["generator.url is empty"]),
         ({"model": {"path": ""}}, ["model.path", "[model.tiny]"]),
         ({"learner": {"algorithm": {"updates_per_batch": 1000}}}, ["updates_per_batch is 1000"]),
-        ({"learner": {"micro_batch_tokens": 64}}, ["micro_batch_tokens 64", "raise it"]),
+        (
+            {"learner": {"micro_batch_tokens": 64, "sampling": {"max_trajectory_tokens": 256}}},
+            ["micro_batch_tokens 64", "raise it"],
+        ),
         (
             {"learner": {"algorithm": {"kl": {"coefficient": 0.1}}}},
             [

@@ -1,0 +1,255 @@
+"""Opens a run's model and environment before anything starts, and refuses what could not work.
+
+`offbeat check` and `offbeat train` call `preflight`. It reads the tokenizer, the chat template and the model's
+configuration, takes a few tasks of each split, and counts the tokens of their first prompts.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from actors.environment import EnvironmentRunner
+from actors.episode import finite_rewards
+from actors.errors import ActorError
+from actors.render import Renderer
+from envs.base import Split, StepResult, Suite
+from envs.blame import in_one_line
+from envs.errors import EnvError
+from envs.registry import make_suite
+from launch.errors import ConfigError
+from launch.model import SMALL_FILES, download, kept_model
+from launch.run_file.sections import RunConfig
+
+TRAIN_TASKS = 8
+"""Training tasks whose first prompts are counted; of held-out tasks only the first is."""
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
+"""Keys of config.json that may hold the longest sequence of a model."""
+ALREADY_SCALED = ("default", "su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
+"""Kinds of rotary embedding whose `factor` does not lengthen the context that config.json states."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """First prompt of a task, with its length in tokens."""
+
+    split: Split
+    index: int
+    tokens: int
+
+    @property
+    def task(self) -> str:
+        return f"the first prompt of {self.split} task {self.index}"
+
+
+def preflight(config: RunConfig) -> list[str]:
+    """Open model and environment once. Return remarks on what is allowed but probably not meant.
+
+    A tiny model that is not made yet has no tokenizer, so only its environment is tried.
+
+    Raises:
+        ConfigError: the model or the environment cannot be used, or the lengths do not fit; one line each.
+    """
+    folder = model_files(config)
+    renderer, context = None, None
+    if folder is not None:
+        try:
+            renderer = Renderer(folder)
+        except ActorError as error:
+            raise ConfigError(f"model.path: {error}") from None
+        context = longest_sequence(folder)
+    prompts = asyncio.run(_try_environment(config, renderer))
+    if problems := [*too_long_model(config, context, folder), *no_room(config, prompts, context)]:
+        raise ConfigError("\n".join(problems))
+    return list(cut_answers(config, prompts))
+
+
+def model_files(config: RunConfig) -> Path | None:
+    """Return a folder with the model's small files, or None for a tiny model that is not made yet.
+
+    Raises:
+        ConfigError: the model's path is neither a folder nor the name of a model on the hub.
+    """
+    path = config.model.path
+    if not path:
+        return kept_model(config)
+    if Path(path).is_dir():
+        return Path(path)
+    if not HUB_NAME.fullmatch(path):
+        raise ConfigError(
+            f"model.path is {path!r}: there is no such folder, and a name on the hub has the form NAME/NAME, "
+            "for example Qwen/Qwen3-0.6B"
+        )
+    return download(path, SMALL_FILES)
+
+
+def longest_sequence(folder: Path) -> int | None:
+    """Return the longest sequence that a model's config.json allows; None if it names none.
+
+    Raises:
+        ConfigError: there is no config.json, or it is not a JSON object.
+    """
+    path = folder / "config.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path: {path}: {error}; a model folder has one") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"model.path: {path}: expected an object, found {type(content).__name__}")
+    return context_of(content)
+
+
+def context_of(content: dict[str, Any]) -> int | None:
+    """Return the longest sequence that the content of a config.json allows, scaling included.
+
+    Example:
+        >>> context_of({"max_position_embeddings": 2048})
+        2048
+        >>> context_of({"n_positions": 1024, "rope_scaling": {"rope_type": "linear", "factor": 4.0}})
+        4096
+        >>> context_of({"text_config": {"max_position_embeddings": 512}}), context_of({})
+        (512, None)
+    """
+    for part in (content.get("text_config"), content):
+        if not isinstance(part, dict):
+            continue
+        stated = [part[key] for key in CONTEXT_KEYS if isinstance(part.get(key), int) and part[key] > 0]
+        if stated:
+            return int(max(stated) * _stretch(part.get("rope_scaling") or part.get("rope_parameters")))
+    return None
+
+
+def _stretch(rope: Any) -> float:
+    if not isinstance(rope, dict):
+        return 1.0
+    kind, factor = rope.get("rope_type", rope.get("type", "default")), rope.get("factor")
+    return factor if kind not in ALREADY_SCALED and isinstance(factor, int | float) else 1.0
+
+
+def too_long_model(config: RunConfig, context: int | None, folder: Path | None) -> Iterator[str]:
+    """Yield the refusal of a `max_model_len` beyond the model's own limit."""
+    length = config.generator.max_model_len
+    if context is not None and length > context:
+        yield (
+            f"generator.max_model_len is {length}, but the model's own limit is {context} "
+            f"({folder}/config.json); lower it to at most {context}"
+        )
+
+
+def no_room(config: RunConfig, prompts: Sequence[Prompt], context: int | None) -> Iterator[str]:
+    """Yield the refusal of prompts that leave no room for an answer; the longest is named."""
+    sampling = config.learner.sampling
+    most, longest = sampling.max_trajectory_tokens, max(prompts, key=lambda p: p.tokens, default=None)
+    if longest is None or longest.tokens < most:
+        return
+    needed = longest.tokens + sampling.max_turn_tokens
+    others = [
+        f"{field} (now {value})"
+        for field, value in (
+            ("generator.max_model_len", config.generator.max_model_len),
+            ("learner.micro_batch_tokens", config.learner.micro_batch_tokens),
+        )
+        if value < needed
+    ]
+    where = f"{longest.task} has {longest.tokens} tokens"
+    if context is not None and needed > context:
+        yield f"{where}, and an answer needs {sampling.max_turn_tokens}, but the model takes {context}; shorten it"
+        return
+    yield (
+        f"learner.sampling.max_trajectory_tokens is {most}, prompt included, but {where}, which leaves no room for an "
+        f"answer; raise it{''.join(f' and {other}' for other in others)} to at least {needed}"
+    )
+
+
+def cut_answers(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[str]:
+    """Yield a remark if prompts leave less room than the longest answer may take."""
+    sampling = config.learner.sampling
+    room = sampling.max_trajectory_tokens - sampling.max_turn_tokens
+    tight = [prompt for prompt in prompts if prompt.tokens > room]
+    if tight:
+        longest = max(tight, key=lambda prompt: prompt.tokens)
+        yield (
+            f"{longest.task} has {longest.tokens} tokens, so its answer is cut after "
+            f"{sampling.max_trajectory_tokens - longest.tokens} tokens, not after max_turn_tokens = "
+            f"{sampling.max_turn_tokens}; learner.sampling.max_trajectory_tokens = "
+            f"{longest.tokens + sampling.max_turn_tokens} would avoid that"
+        )
+
+
+async def _try_environment(config: RunConfig, renderer: Renderer | None) -> list[Prompt]:
+    """Begin some tasks of each split, answer the first with an empty text, and count the first prompts.
+
+    Raises:
+        ConfigError: the environment cannot be made, raises an exception, or returns something unusable.
+    """
+    try:
+        suite = make_suite(config.env.name, config.env.params)
+    except EnvError as error:
+        raise ConfigError(f"env: {error}") from None
+    trial = _Trial(config, suite)
+    tasks: list[tuple[Split, int]] = [("train", index) for index in range(TRAIN_TASKS)]
+    if config.learner.evaluation_tasks:
+        tasks.append(("heldout", 0))
+    try:
+        prompts = [await trial.begin(renderer, split, index) for split, index in tasks]
+    finally:
+        await trial.close()
+    return [prompt for prompt in prompts if prompt is not None]
+
+
+class _Trial:
+    """Calls an environment as an actor does: in threads, with deadlines."""
+
+    def __init__(self, config: RunConfig, suite: Suite) -> None:
+        self._params, self._limit_s, self._suite = config.env.params, config.actor.env_timeout_s, suite
+        self._runner = EnvironmentRunner(calls=1)
+
+    async def begin(self, renderer: Renderer | None, split: Split, index: int) -> Prompt | None:
+        """Begin one task; answer it, too, if it is the first of its split. Return None without a renderer."""
+        task = f"{split} task {index}"
+        env = await self._ask(self._suite.episode, what=f"episode of {task}", on_loop=True)
+        try:
+            messages = await self._ask(env.reset, {"index": index, "split": split}, what=f"reset of {task}")
+            try:
+                tokens = len(renderer.prompt(messages)) if renderer is not None else 0
+            except Exception as error:
+                raise ConfigError(f"env: the prompt of {task}: {in_one_line(error)}") from None
+            if index == 0:
+                what = f'step("") of {task}'
+                _check_result(await self._ask(env.step, "", what=what), what)
+        finally:
+            await self._ask(env.close, what=f"close of {task}")
+        return Prompt(split, index, tokens) if renderer is not None else None
+
+    async def close(self) -> None:
+        try:
+            await self._ask(self._suite.close, what="close of the suite")
+        finally:
+            self._runner.close()
+
+    async def _ask(
+        self, function: Callable[..., Any], *arguments: Any, what: str, on_loop: bool = False
+    ) -> Any:
+        try:
+            return await self._runner.call(
+                function, *arguments, what=what, timeout_s=self._limit_s, on_loop=on_loop
+            )
+        except (EnvError, ActorError) as error:
+            raise ConfigError(f"env: {what}: {error}") from None
+        except Exception as error:
+            raise ConfigError(f"env: {what}: {in_one_line(error, self._params)}") from None
+
+
+def _check_result(result: object, what: str) -> None:
+    if not isinstance(result, StepResult):
+        raise ConfigError(
+            f"env: {what} returned a {type(result).__name__}; it has to be an envs.base.StepResult"
+        )
+    try:
+        finite_rewards(result)
+    except ActorError as error:
+        raise ConfigError(f"env: {what}: {error}") from None

@@ -1,0 +1,168 @@
+"""`offbeat check` opens model and environment, and refuses what could not work, with the cure."""
+
+import json
+import sys
+import textwrap
+
+import pytest
+
+from launch.cli import main
+from launch.errors import ConfigError
+from launch.preflight import preflight
+from launch.run_file.load import check
+from launch.tokenizer import make_tokenizer, save_tokenizer
+
+
+@pytest.fixture
+def path(monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Folder of a model of 2,048 tokens, without weights."""
+    folder = tmp_path / "model"
+    save_tokenizer(make_tokenizer(["What is 1 + 1?", "What is 2 + 3?"]), folder, max_length=2048)
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path, model, path):
+    """Return a function that makes a run with an environment of its own file."""
+
+    def make(
+        prompt="'What is 1 + 1?'", step="return StepResult(rewards={'score': 0.0}, done=True)", **sections
+    ):
+        (tmp_path / "my_task.py").write_text(
+            textwrap.dedent(
+                f"""
+                from envs.base import StepResult
+
+                class Env:
+                    async def reset(self, data):
+                        assert data["split"] in ("train", "heldout")
+                        return [{{"role": "user", "content": {prompt}}}]
+
+                    async def step(self, action):
+                        {step}
+
+                    async def close(self):
+                        pass
+
+                class Suite:
+                    def episode(self):
+                        return Env()
+
+                    async def close(self):
+                        pass
+                """
+            )
+        )
+        settings = {
+            "model": {"path": str(model)},
+            "env": {"name": f"{tmp_path / 'my_task.py'}:Suite"},
+            **sections,
+        }
+        return check(settings, "run.toml")
+
+    return make
+
+
+def refusal(config):
+    with pytest.raises(ConfigError) as caught:
+        preflight(config)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_run_that_fits_passes_without_a_remark(run):
+    assert preflight(run()) == []
+
+
+def test_a_model_without_a_chat_template_is_refused(run, model):
+    config = run()
+    for file in model.glob("chat_template*"):
+        file.unlink()
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert "no chat template; put one into chat_template.jinja" in refusal(config)
+
+
+@pytest.mark.parametrize("path", ["nowhere", "./no/such/folder", "/no/folder"])
+def test_a_path_that_is_neither_folder_nor_hub_name_is_refused(run, path):
+    said = refusal(run(model={"path": path}))
+    assert said.startswith(f"model.path is {path!r}: there is no such folder")
+
+
+def test_a_model_folder_without_config_json_is_refused(run, model):
+    (model / "config.json").unlink()
+    assert "config.json" in refusal(run())
+
+
+def test_a_length_beyond_the_models_own_is_refused(run):
+    said = refusal(run(generator={"max_model_len": 100_000}))
+    assert "generator.max_model_len is 100000, but the model's own limit is 2048" in said
+
+
+def test_a_prompt_without_room_for_an_answer_is_refused_with_all_numbers(run):
+    said = refusal(run(prompt="'x' * (1500 if data['index'] == 5 else 3)"))
+    assert "max_trajectory_tokens is 1024" in said
+    assert "the first prompt of train task 5 has 150" in said
+    assert "and generator.max_model_len (now 1024) to at least 15" in said
+    assert "the model takes 2048; shorten it" in refusal(run(prompt="'x' * 2500"))
+    assert "heldout task 0" in refusal(run(prompt="'x' * (1500 if data['split'] == 'heldout' else 3)"))
+
+
+def test_a_prompt_that_cuts_answers_gives_a_remark_with_the_length_needed(run):
+    (remark,) = preflight(run(prompt="'x' * 980"))
+    assert "its answer is cut after" in remark
+    assert "not after max_turn_tokens = 64" in remark
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        ("return {}['answer']", "my_task.py:10: KeyError: 'answer'"),
+        ("return 0.5", 'step("") of train task 0 returned a float; it has to be an envs.base.StepResult'),
+        ("return StepResult(rewards={'r': 'good'})", "reward 'r' is 'good', not a number"),
+        ("import asyncio; await asyncio.sleep(60)", "took longer than env_timeout_s = 0.2 s; it stands in"),
+    ],
+)
+def test_an_environment_that_cannot_answer_is_refused(run, step, words):
+    assert words in refusal(run(step=step, actor={"env_timeout_s": 0.2}))
+
+
+def test_an_environment_of_plain_functions_is_tried_too(run, tmp_path):
+    config = run()
+    file = tmp_path / "my_task.py"
+    file.write_text(file.read_text().replace("async def", "def"))
+    assert preflight(config) == []
+
+
+def test_a_failing_reset_names_task_file_and_line(run):
+    assert "env: reset of train task 0: " in refusal(run(prompt="data['question']"))
+    assert "my_task.py:7: KeyError: 'question'" in refusal(run(prompt="data['question']"))
+
+
+def test_the_default_length_of_a_trajectory_is_what_engine_and_learner_can_hold(run):
+    assert run().learner.sampling.max_trajectory_tokens == 1024
+    longer = run(generator={"max_model_len": 16_384}, learner={"sampling": {"max_turn_tokens": 32}})
+    assert longer.learner.sampling.max_trajectory_tokens == 8192
+    assert longer.learner.sampling.max_turn_tokens == 32
+    for learner in (3, {"sampling": 3}, {"micro_batch_tokens": "many"}):
+        with pytest.raises(ConfigError, match="learner"):
+            run(learner=learner)
+
+
+def test_check_says_remarks_and_passes(tmp_path, run, model, capsys):
+    run(prompt="'x' * 980")
+    file = tmp_path / "run.toml"
+    file.write_text(f'[model]\npath = "{model}"\n[env]\nname = "{tmp_path / "my_task.py"}:Suite"\n')
+    assert main(["check", str(file)]) == 0
+    said = capsys.readouterr()
+    assert "note: the first prompt" in said.out
+    assert said.out.endswith(": ok (run run, mode async)\n")
+    assert said.err == ""
