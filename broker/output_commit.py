@@ -221,6 +221,7 @@ class OutputCommit:
             "messages_waiting": len(self._waiting),
             "blocked": self.journal.blocked,
             "low": self.journal.low,
+            "why_low": self.journal.why_low,
             "dead_letters": self._dead,
         }
 

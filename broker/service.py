@@ -22,7 +22,7 @@ from broker.core.state import Send
 from broker.errors import BindRefused, BrokerError, NameInUse, StateBroken, WrongKey
 from broker.identities import REVOKED, Identities, unnamed
 from broker.journal.journal import JournalError
-from broker.listening import allow_many_connections
+from broker.listening import allow_many_connections, bind_failure
 from broker.output_commit import OutputCommit
 from broker.status import prometheus, status
 from protocol.codec import Buffer, decode, encode, encode_delivery
@@ -137,9 +137,7 @@ class Service:
             socket.bind(self._config.endpoint)
         except zmq.ZMQError as error:
             socket.close()
-            raise BindRefused(
-                f"broker.endpoint {self._config.endpoint}: {error} (it has to be an address of this host, as a number)"
-            ) from None
+            raise BindRefused(bind_failure("broker.endpoint", self._config.endpoint, error.errno)) from None
         if self._guard is None:
             self._socket = AsyncSocket(socket, self._received)
         else:
@@ -152,7 +150,7 @@ class Service:
         try:
             bound = await stack.enter_async_context(http)
         except OSError as error:
-            raise BindRefused(f"broker.http {self._config.http}: {error}") from None
+            raise BindRefused(bind_failure("broker.http", self._config.http, error.errno)) from None
         log.info("%s://%s:%d/status", scheme(self._http_keys), host, bound)
 
     async def _drain(self) -> None:

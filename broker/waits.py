@@ -28,6 +28,8 @@ def _faults(status: Status) -> Iterator[str]:
     journal = status.get("journal", {})
     if journal.get("blocked"):
         yield f"actors wait for the journal: {journal['blocked']}"
+    if why := journal.get("why_low"):
+        yield f"actors wait for room on the disk: {why}"
     if waiting := journal.get("messages_waiting"):
         yield f"{waiting} messages wait for the journal to be written"
     if violation := status.get("ledger", {}).get("violation"):

@@ -8,6 +8,9 @@ FAILED = 1
 FINAL = 65
 """Error that another start would only repeat: a wrong setting, a diverged run, an unusable journal."""
 
+MAX_REASON = 1_000
+"""Characters kept of a role's reason to end."""
+
 
 def exit_code(error: BaseException) -> int:
     """Return the exit code of a role that ends because of ``error``, whose class says whether it is final.
@@ -20,17 +23,33 @@ def exit_code(error: BaseException) -> int:
     return FINAL if getattr(error, "final", False) else FAILED
 
 
-def leave_note(folder: Path, name: str, code: int) -> None:
-    """Write the code for `read_note`, because torchrun exits with 1 whatever its ranks exited with."""
-    (folder / f"{name}.exit").write_text(str(code))
+def leave_note(folder: Path, name: str, code: int, reason: str = "") -> None:
+    """Write why a role ends, for `read_note` and `read_reason`.
+
+    The code is there, too, because torchrun exits with 1 whatever its ranks exited with.
+    """
+    (folder / f"{name}.exit").write_text(f"{code}\n{' '.join(reason.split())[:MAX_REASON]}", encoding="utf-8")
 
 
 def read_note(folder: Path, name: str) -> int | None:
     """Return the code that a role wrote before it ended, or None if it wrote none."""
     try:
-        return int((folder / f"{name}.exit").read_text())
+        return int(_note(folder, name)[0])
     except (OSError, ValueError):
         return None
+
+
+def read_reason(folder: Path, name: str) -> str:
+    """Return the line in which a role wrote why it ended, or "" if it wrote none."""
+    try:
+        return _note(folder, name)[1]
+    except OSError:
+        return ""
+
+
+def _note(folder: Path, name: str) -> tuple[str, str]:
+    code, _, reason = (folder / f"{name}.exit").read_text(encoding="utf-8", errors="replace").partition("\n")
+    return code, reason
 
 
 def clear_note(folder: Path, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Opens a run's model and environment before anything starts, and refuses what could not work.
+"""Tries a run's folder, model and environment before anything starts, and refuses what could not work.
 
 `offbeat check` and `offbeat train` call `preflight`. It reads the tokenizer, the chat template and the model's
 configuration, takes a few tasks of each split, and counts the tokens of their first prompts.
@@ -23,6 +23,7 @@ from envs.registry import make_suite
 from launch.errors import ConfigError
 from launch.model import SMALL_FILES, download, kept_model
 from launch.run_file.sections import RunConfig
+from launch.run_folder import check_place
 
 TRAIN_TASKS = 8
 """Training tasks whose first prompts are counted; of held-out tasks only the first is."""
@@ -47,13 +48,15 @@ class Prompt:
 
 
 def preflight(config: RunConfig) -> list[str]:
-    """Open model and environment once. Return remarks on what is allowed but probably not meant.
+    """Try run folder, model and environment. Return remarks on what is allowed but probably not meant.
 
     A tiny model that is not made yet has no tokenizer, so only its environment is tried.
 
     Raises:
-        ConfigError: the model or the environment cannot be used, or the lengths do not fit; one line each.
+        ConfigError: the run folder, the model or the environment cannot be used, or the lengths do not fit;
+            one line each.
     """
+    check_place(config)
     folder = model_files(config)
     renderer, context = None, None
     if folder is not None:

@@ -13,9 +13,10 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from broker.errors import BindRefused
 from launch import logs, run_folder
 from launch.errors import LaunchError
-from launch.exit_codes import FINAL, exit_code, leave_note
+from launch.exit_codes import exit_code, leave_note
 from launch.run_file.keys_folder import http_keys, prepare_keys
 from launch.run_file.sections import RunConfig
 from protocol.errors import KeysUnusable, LinkDown
@@ -146,11 +147,10 @@ def main() -> None:
 def exit_with_code(error: Exception, folder: Path, name: str) -> NoReturn:
     """Exit with a code that says whether another start could help. Log a traceback if it may be needed."""
     code = exit_code(error)
-    if code == FINAL:
-        # Only torchrun needs the note, because it hides the code; without torchrun the exit code is enough.
-        with contextlib.suppress(OSError):
-            leave_note(folder, name, code)
-    if isinstance(error, LaunchError | LinkDown | KeysUnusable):
+    known = isinstance(error, LaunchError | LinkDown | KeysUnusable | BindRefused)
+    with contextlib.suppress(OSError):
+        leave_note(folder, name, code, str(error) if known else f"{type(error).__name__}: {error}")
+    if known:
         sys.stderr.write(f"{name}: {error}\n")
     else:
         logging.getLogger(__name__).critical("%s ends: %s", name, error, exc_info=error)

@@ -2,6 +2,8 @@
 
 import fcntl
 import re
+import shutil
+import tempfile
 from pathlib import Path
 from typing import IO
 
@@ -20,7 +22,7 @@ def create(config: RunConfig, *, resume: bool) -> Path:
     With ``resume``, return instead the newest of these folders in which a learner has begun.
 
     Raises:
-        ConfigError: there is no folder to resume.
+        ConfigError: there is no folder to resume, or the folder cannot be made.
     """
     base = config.run.dir / config.run.name
     if resume:
@@ -35,8 +37,51 @@ def create(config: RunConfig, *, resume: bool) -> Path:
     folder, n = base, 2
     while folder.exists():
         folder, n = base.with_name(f"{base.name}-{n}"), n + 1
-    folder.mkdir(parents=True)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise _unwritable(config, error) from None
     return folder
+
+
+def check_place(config: RunConfig) -> None:
+    """Make sure that the run folder can be made, on a disk with room. Leaves nothing behind.
+
+    Raises:
+        ConfigError: nothing can be written in ``run.dir``, or the disk is nearly full.
+    """
+    folder = config.run.dir.absolute()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        with tempfile.TemporaryDirectory(prefix=".offbeat-", dir=there):
+            free = shutil.disk_usage(there).free
+    except OSError as error:
+        raise _unwritable(config, error) from None
+    needed = config.broker.journal.min_free_bytes
+    if free < needed:
+        raise ConfigError(
+            f"run.dir: the disk of {there} has {megabytes(free)} free, but broker.journal.min_free_bytes is "
+            f"{megabytes(needed)}, below which actors may send nothing; free some space, or choose another run.dir"
+        )
+
+
+def megabytes(nbytes: int) -> str:
+    """Return a number of bytes as a person reads it.
+
+    Example:
+        >>> megabytes(64 << 20), megabytes(20 << 30), megabytes(1843)
+        ('67.1 MB', '21.5 GB', '1.8 kB')
+    """
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if nbytes >= factor:
+            return f"{nbytes / factor:.1f} {unit}"
+    return f"{nbytes} bytes"
+
+
+def _unwritable(config: RunConfig, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"run.dir: cannot write in {config.run.dir} ({error.strerror}); choose a folder that you may write in"
+    )
 
 
 def join(config: RunConfig) -> Path:
@@ -45,7 +90,7 @@ def join(config: RunConfig) -> Path:
     Ports must be fixed, because no supervisor tells these roles which free ports were chosen.
 
     Raises:
-        ConfigError: a port is 0.
+        ConfigError: a port is 0, or the folder cannot be made.
     """
     for field, value, port in (
         ("broker.endpoint", config.broker.endpoint, 5755),
@@ -58,7 +103,10 @@ def join(config: RunConfig) -> Path:
                 f"add an override, for example {field}={value[:-1]}{port}"
             )
     folder = config.run.dir / config.run.name
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(config, error) from None
     return folder
 
 

@@ -33,3 +33,23 @@ class JournalConfig(Section):
                 "stop the run; lower keep_bytes or raise max_bytes"
             )
         return self
+
+    def why_low(self, free: int, nbytes: int) -> str:
+        """Say why the journal may take no more segments; "" if it may.
+
+        Args:
+            free: free bytes of the disk.
+            nbytes: bytes of all files of the journal.
+
+        Example:
+            >>> JournalConfig().why_low(free=40_000_000, nbytes=0)
+            'the disk has 40.0 MB free, broker.journal.min_free_bytes is 67.1 MB'
+        """
+        if free < self.min_free_bytes:
+            return (
+                f"the disk has {free / 1e6:,.1f} MB free, broker.journal.min_free_bytes is "
+                f"{self.min_free_bytes / 1e6:,.1f} MB"
+            )
+        if nbytes > self.max_bytes:
+            return f"the journal has {nbytes / 1e6:,.1f} MB, broker.journal.max_bytes is {self.max_bytes / 1e6:,.1f} MB"
+        return ""

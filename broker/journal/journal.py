@@ -78,7 +78,7 @@ class Journal:
 
         First the disk must have all records up to `_release_at`, which say that the files are not needed.
         """
-        self._low, self._looked_at = False, float("-inf")
+        self._why_low, self._looked_at = "", float("-inf")
         self._file, header = max([0, here.mark, *self._files]), b""
         damaged = any(loss.file >= self._file for loss in self.losses)
         # Nothing is appended after damage.
@@ -261,8 +261,13 @@ class Journal:
             except OSError as error:
                 log.warning("journal: %s: %s", self._folder, error.strerror)
                 free = 0
-            self._low = free < self._config.min_free_bytes or self.nbytes > self._config.max_bytes
-        return self._low
+            self._why_low = self._config.why_low(free, self.nbytes)
+        return bool(self._why_low)
+
+    @property
+    def why_low(self) -> str:
+        """Say what `low` found the last time it looked: which room is short, in bytes; "" if none is."""
+        return self._why_low
 
     # --- reading ------------------------------------------------------------------------------------------
 

@@ -239,7 +239,10 @@ class Crew:
         """Return the error that says how a process ended, with the end of its log."""
         post = self._post(name)
         assert post.child is not None
-        return RoleFailed(f"{how_it_ended(post)}; the end of {post.child.log}:\n{post.child.tail()}")
+        how = how_it_ended(post, self._folder)
+        if not post.why and exit_codes.read_reason(self._folder, name):
+            return RoleFailed(f"{how} (log: {post.child.log})")
+        return RoleFailed(f"{how}; the end of {post.child.log}:\n{post.child.tail()}")
 
     def _post(self, name: str) -> Post:
         return next(post for post in self.posts if post.name == name)
@@ -254,7 +257,7 @@ class Crew:
         self._watchdog.ended(post.name)
         if final(post, self._folder) or (post.name == BROKER and not self.broker_answered):
             raise self.failed(post.name)
-        why = how_it_ended(post)
+        why = how_it_ended(post, self._folder)
         lived_s = now - post.child.started
         post.due = post.backoff.ended(why, lived_s=lived_s, now=now, patience=self._patience)
         if post.due is None:
@@ -318,8 +321,8 @@ class Crew:
             self._unsaved = False
 
 
-def how_it_ended(post: Post) -> str:
-    """Return in words how a process ended."""
+def how_it_ended(post: Post, folder: Path) -> str:
+    """Return in words how a process ended, with the reason if it left one in the run folder."""
     assert post.child is not None
     code = post.child.process.poll()
     if post.why:
@@ -328,7 +331,8 @@ def how_it_ended(post: Post) -> str:
         return f"{post.name} does not answer"
     if code < 0:
         return f"{post.name} was ended by {signal.strsignal(-code)} (signal {-code})"
-    return f"{post.name} ended with code {code}"
+    reason = exit_codes.read_reason(folder, post.name)
+    return f"{post.name} ended with code {code}{f': {reason}' if reason else ''}"
 
 
 def final(post: Post, folder: Path) -> bool:

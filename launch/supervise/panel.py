@@ -86,13 +86,19 @@ def trailer(restarts: Mapping[str, int], answer: Answer | None, still_s: float) 
         >>> waits = ["everybody waits for a learner: none has joined"]
         >>> trailer({"broker": 0}, Answer(0.0, {"waits": waits}), STILL_S + 1)
         ' | everybody waits for a learner: none has joined'
+        >>> trailer({}, Answer(0.0, {"waits": waits, "journal": {"why_low": "40 MB free"}}), 0.0)
+        ' | disk low: 40 MB free'
     """
     again = ", ".join(f"{role} {count}" for role, count in restarts.items() if count)
     text = f" | started again: {again}" if again else ""
     if answer is not None and answer.status is None:
         return f"{text} | the broker does not answer"
-    if answer is not None and answer.status is not None and still_s > STILL_S:
-        text += "".join(f" | {line}" for line in answer.status["waits"][:1])
+    if answer is not None and answer.status is not None:
+        waits = answer.status["waits"]
+        low = answer.status.get("journal", {}).get("why_low", "")
+        # A disk that is nearly full stops the run, so it is named at once and in its own words.
+        shown = [f"disk low: {low}"] if low else waits[:1] if still_s > STILL_S else []
+        text += "".join(f" | {line}" for line in shown)
     return text
 
 

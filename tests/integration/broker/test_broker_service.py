@@ -361,4 +361,5 @@ def test_a_port_that_is_taken_is_named():
             check=False,
         )
     assert ended.returncode != 0
-    assert f"broker.endpoint tcp://127.0.0.1:{port}: Address already in use" in ended.stderr
+    said = f"broker.endpoint is tcp://127.0.0.1:{port}, but the port is in use by process {os.getpid()}"
+    assert said in ended.stderr

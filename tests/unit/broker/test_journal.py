@@ -243,8 +243,10 @@ def test_it_says_when_room_is_low(folder, monkeypatch):
         assert journal.low
         journal.retain([])
         assert not journal.low
+        assert journal.why_low == ""
     with begin(folder, small(min_free_bytes=1 << 60)) as journal:
         assert journal.low
+        assert "broker.journal.min_free_bytes is" in journal.why_low
 
 
 # --- ownership ----------------------------------------------------------------------------------------------

@@ -159,3 +159,8 @@ def test_it_reads_what_a_broker_really_says():
     assert status(driver.dispatcher, driver.now)["waits"] == [
         "a0 waits for tasks, it has room for 2 more episodes"
     ]
+
+
+def test_a_disk_without_room_is_the_first_thing_that_is_said():
+    said = changed() | {"journal": {"low": True, "why_low": "the disk has 40.0 MB free"}}
+    assert who_waits(said)[0] == "actors wait for room on the disk: the disk has 40.0 MB free"

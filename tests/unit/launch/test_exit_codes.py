@@ -8,8 +8,10 @@ import envs.errors
 import launch.errors
 import learner.errors
 import protocol.errors
+from broker.errors import BindRefused
 from launch import exit_codes
 from launch.errors import ConfigError
+from launch.role import exit_with_code
 from protocol.errors import LinkDown
 
 FINAL = {
@@ -60,8 +62,18 @@ def test_an_error_below_a_final_one_is_final_too():
 
 def test_a_note_lives_until_the_next_start(tmp_path):
     assert exit_codes.read_note(tmp_path, "learner") is None
-    exit_codes.leave_note(tmp_path, "learner", exit_codes.FINAL)
+    exit_codes.leave_note(tmp_path, "learner", exit_codes.FINAL, "diverged\nat step 3")
+    assert exit_codes.read_reason(tmp_path, "learner") == "diverged at step 3"
     assert exit_codes.read_note(tmp_path, "learner") == exit_codes.FINAL
     exit_codes.clear_note(tmp_path, "learner")
     exit_codes.clear_note(tmp_path, "learner")
     assert exit_codes.read_note(tmp_path, "learner") is None
+
+
+def test_a_port_in_use_is_one_line_and_the_reason_in_the_note(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        exit_with_code(BindRefused("broker.http is taken"), tmp_path, "broker")
+    assert ended.value.code == exit_codes.FAILED
+    assert capsys.readouterr().err == "broker: broker.http is taken\n"
+    assert exit_codes.read_reason(tmp_path, "broker") == "broker.http is taken"
+    assert exit_codes.read_note(tmp_path, "broker") == exit_codes.FAILED
