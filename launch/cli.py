@@ -55,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     )
     status.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
     status.add_argument("--json", action="store_true", help="what the broker says, for programs")
+    status.add_argument("-v", "--verbose", action="store_true", help="all numbers of queues and journal")
     status.add_argument(
         "--keys", type=Path, help="keys folder with the token, for a broker named by its address"
     )
@@ -86,7 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.command == "status":
             from launch.commands.status import show
 
-            return show(args.target, watch=args.watch, as_json=args.json, keys=args.keys)
+            return show(
+                args.target, watch=args.watch, as_json=args.json, keys=args.keys, verbose=args.verbose
+            )
         if args.command == "journal":
             from launch.commands.journal import run
 

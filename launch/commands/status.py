@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launch.commands.ended import ended_page, seconds_since_end, summary_of
 from launch.errors import ConfigError, NoAnswer
 from launch.logs import plain
 from launch.processes import tail
 from launch.run_file.keys_folder import http_keys, keys_folder
 from launch.run_file.sections import RunConfig
-from launch.run_folder import CONFIG, load_config
+from launch.run_folder import CONFIG, load_config, megabytes
 from launch.supervise.broker_status import fetch
 from launch.supervise.crew import STATE_FILE
 from launch.supervise.health import BROKER
@@ -29,11 +30,14 @@ CONFIGS = (CONFIG, f"config-{BROKER}.json")
 """Configuration files that `offbeat train` and a broker started by hand write to the run folder."""
 
 
-def show(target: str, *, watch: bool, as_json: bool, keys: Path | None = None) -> int:
+def show(target: str, *, watch: bool, as_json: bool, keys: Path | None = None, verbose: bool = False) -> int:
     """Print the status of a run once, or every second. Return the exit code: 0 if its broker answers.
+
+    A run that has ended is shown by its summary, once, with exit code 0.
 
     Args:
         target: run folder, or address of the broker; "": the newest run.
+        verbose: show all numbers of the queues and the journal, not only what is unusual.
         keys: folder with the token; None: the run's own keys folder, if ``target`` is a run folder.
 
     Raises:
@@ -45,9 +49,14 @@ def show(target: str, *, watch: bool, as_json: bool, keys: Path | None = None) -
     if watch:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     while True:
+        if folder is not None and (summary := ended(folder)) is not None:
+            since = seconds_since_end(folder)
+            text = json.dumps({"ended": summary}, indent=1) if as_json else ended_page(summary, since)
+            sys.stdout.write(plain(text) + "\n")
+            return 0
         try:
             status = fetch(http, TIMEOUT_S, keys=keys)
-            text = json.dumps(status, indent=1) if as_json else page(status, crew(folder))
+            text = json.dumps(status, indent=1) if as_json else page(status, crew(folder), verbose)
             code = 0
         except NoAnswer as error:
             facts = without_answer(str(error), folder)
@@ -118,11 +127,17 @@ def crew(folder: Path | None) -> dict[str, Any]:
         return {}
 
 
-def page(status: Mapping[str, Any], supervised: Mapping[str, Any]) -> str:
+def ended(folder: Path) -> dict[str, Any] | None:
+    """Return the summary of a run that has ended and that no supervisor holds, else None."""
+    return None if supervised_now(folder) else summary_of(folder, [folder / name for name in CONFIGS])
+
+
+def page(status: Mapping[str, Any], supervised: Mapping[str, Any], verbose: bool = False) -> str:
     """Return the whole page.
 
     Args:
         supervised: content of ``supervisor.json``, for restarts; may be empty.
+        verbose: show all numbers of the queues and the journal.
     """
     lines = [
         f"run {status['run']}: policy version {status['policy_version']}, learner's epoch {status['epoch']}",
@@ -132,9 +147,10 @@ def page(status: Mapping[str, Any], supervised: Mapping[str, Any]) -> str:
         "waits",
         *(f"  {line}" for line in status["waits"] or ["nobody waits"]),
         "",
-        "queues   " + ", ".join(f"{name} {value:,}" for name, value in status["queues"].items()),
+        "queues   " + (all_of(status["queues"]) if verbose else queues_line(status["queues"])),
         "ledger   " + ledger_line(status["ledger"]),
-        "journal  " + ", ".join(f"{name} {value}" for name, value in status.get("journal", {}).items()),
+        "journal  "
+        + (all_of(status.get("journal", {})) if verbose else journal_line(status.get("journal", {}))),
     ]
     return "\n".join(lines)
 
@@ -160,6 +176,68 @@ def table(peers: Sequence[Mapping[str, Any]], supervised: Mapping[str, Any]) -> 
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
+
+
+def all_of(section: Mapping[str, Any]) -> str:
+    """Return all numbers of a section by name.
+
+    Example:
+        >>> all_of({"tasks_queued": 1200, "blocked": ""})
+        "tasks_queued 1,200, blocked ''"
+    """
+    return ", ".join(
+        f"{name} {value:,}" if type(value) in (int, float) else f"{name} {value!r}"
+        for name, value in section.items()
+    )
+
+
+def queues_line(queues: Mapping[str, int]) -> str:
+    """Return what the queues hold now, without those that are empty.
+
+    Example:
+        >>> queues_line({"tasks_queued": 0, "tasks_leased": 24, "segments_held": 40, "bytes_held": 1843})
+        '24 tasks with actors, 40 segments held (1.8 kB)'
+        >>> queues_line({})
+        'empty'
+    """
+    words = {
+        "tasks_queued": "tasks queued",
+        "tasks_leased": "tasks with actors",
+        "units_ready": "units ready",
+        "units_leased": "units with the learner",
+        "segments_held": "segments held",
+    }
+    parts = [f"{queues[name]:,} {text}" for name, text in words.items() if queues.get(name)]
+    if queues.get("segments_held"):
+        parts[-1] += f" ({megabytes(queues.get('bytes_held', 0))})"
+    if "room_segments" in queues and not queues["room_segments"]:
+        parts.append("no room for more segments")
+    return ", ".join(parts) or "empty"
+
+
+def journal_line(journal: Mapping[str, Any]) -> str:
+    """Return the journal's size, and what is unusual about it.
+
+    Example:
+        >>> journal_line({"kind": "files", "bytes": 18824, "blocked": "", "why_low": "", "dead_letters": 0})
+        '18.8 kB in files'
+        >>> journal_line({"kind": "files", "bytes": 18824, "blocked": "disk full", "dead_letters": 2})
+        '18.8 kB in files, blocked: disk full, 2 dead letters'
+    """
+    if "bytes" not in journal:
+        return str(journal.get("kind", "none"))
+    parts = [f"{megabytes(journal['bytes'])} in files"]
+    parts += [
+        f"{name}: {journal[key]}"
+        for key, name in (("blocked", "blocked"), ("why_low", "low"))
+        if journal.get(key)
+    ]
+    parts += [
+        f"{journal[key]:,} {text}"
+        for key, text in (("messages_waiting", "messages wait for it"), ("dead_letters", "dead letters"))
+        if journal.get(key)
+    ]
+    return ", ".join(parts)
 
 
 def ledger_line(ledger: Mapping[str, Any]) -> str:

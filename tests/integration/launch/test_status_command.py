@@ -88,9 +88,13 @@ def test_a_page_by_address_by_folder_and_of_the_newest_run(broker, tmp_path, mon
         page = capsys.readouterr().out
         assert "learner waits for groups: actors run 2 tasks" in page
         assert "generator-0 idle: no requests" in page
-        assert "tasks_leased 2" in page
+        assert "queues   2 tasks with actors\n" in page
         assert "0 tokens stored, 0 held" in page
-        assert "journal  kind files" in page
+        assert "journal  4.1 kB in files" in page
+    assert main(["status", "-v", address(broker)]) == 0
+    page = capsys.readouterr().out
+    assert "tasks_leased 2, " in page
+    assert "journal  kind 'files', blocked '', bytes 4,096" in page
 
 
 def test_json_is_what_the_broker_said(broker, capsys):
@@ -217,3 +221,49 @@ def test_watch_goes_on_until_it_is_interrupted(broker):
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode == 130
+
+
+SUMMARY = {
+    "run": "spell",
+    "ended_by": "all steps done",
+    "steps": 20,
+    "policy_version": 20,
+    "wall_seconds": 90.0,
+    "training_seconds": 60.0,
+    "accuracy": {"before": 0.2, "after": 0.79, "tasks": 64},
+    "evaluations": [],
+    "tokens_generated": 1000,
+    "tokens_trained": 900,
+    "trajectories_trained": 80,
+    "trajectories_by_outcome": {},
+    "policy_lag": {"mean_versions": 1.0, "max_versions": 2, "bound": 4},
+    "idle_share": {"learner": 0.1, "generator": 0.2},
+    "restarts": {},
+    "tensorboard": "runs/spell/tb",
+    "learning_curve": "runs/spell/learning_curve.png",
+    "model": "runs/spell/model",
+}
+
+
+def test_a_run_that_has_ended_is_shown_by_its_summary(tmp_path, capsys):
+    folder = run_of(tmp_path, "127.0.0.1:1")
+    (folder / "summary.json").write_text(json.dumps(SUMMARY))
+    for arguments in ([], ["--watch"]):
+        assert main(["status", str(folder), *arguments]) == 0
+        said = capsys.readouterr().out
+        assert said.startswith("run spell ended just now: all steps done\n")
+        assert "0.200 before, 0.790 after" in said
+        assert "runs/spell/model" in said
+        assert "refused" not in said
+    assert main(["status", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ended"]["steps"] == 20
+
+
+def test_a_run_that_was_begun_again_is_not_shown_by_its_old_summary(tmp_path, capsys):
+    folder = run_of(tmp_path, "127.0.0.1:1")
+    (folder / "summary.json").write_text(json.dumps(SUMMARY))
+    with run_folder.claim(folder):
+        assert main(["status", str(folder)]) == 1
+    os.utime(folder / "summary.json", (1.0, 1.0))
+    assert main(["status", str(folder)]) == 1
+    assert "the broker does not answer" in capsys.readouterr().out
