@@ -4,6 +4,7 @@ LaunchError
 ├── ConfigError      the run file, or a combination in it, is wrong; nothing was started (final)
 ├── RoleFailed       a process that the run needs has ended
 ├── RecordingError   a journal does not hold what was trained
+├── NothingTrained   the run ended before its first step
 ├── TooSlow          too little happened to measure anything
 └── NoAnswer         the broker did not return its status
 
@@ -31,6 +32,10 @@ class RoleFailed(LaunchError, RuntimeError):
 
 class RecordingError(LaunchError):
     """The journal does not hold what was trained; the text says what is missing, and the cure."""
+
+
+class NothingTrained(LaunchError):
+    """The run ended before its first step, so there is no summary; the text says what ended it."""
 
 
 class TooSlow(LaunchError):

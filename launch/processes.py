@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,10 @@ from pathlib import Path
 from launch.supervise.health import Vitals
 from protocol.orphans import die_with_parent
 
+KILL_ALL_S = 2.0
+"""Longest wait of `kill_all`."""
+LATE_S = 2.0
+"""Time after which `stop` names the processes that it waits for."""
 KILL_S = 10.0
 """Longest wait after SIGKILL. A process that lives longer waits in the kernel for a disk or a device."""
 DUMP_S = 0.3
@@ -109,8 +113,16 @@ def role_command(role: str, run_dir: Path, *arguments: str, processes: int = 1) 
     return [*torchrun, "--master_port", str(free_port()), "--module", "--", *module]
 
 
-def stop(children: Sequence[Child], *, patience_s: float) -> list[str]:
+def stop(
+    children: Sequence[Child],
+    *,
+    patience_s: float,
+    late: Callable[[Sequence[str]], None] = lambda names: None,
+) -> list[str]:
     """Send SIGTERM to all, wait up to ``patience_s``, then kill the families of those that still run.
+
+    Args:
+        late: called with the names of those that still run after `LATE_S`.
 
     Returns:
         The names of the processes that had to be killed.
@@ -118,8 +130,12 @@ def stop(children: Sequence[Child], *, patience_s: float) -> list[str]:
     for child in children:
         if child.running:
             child.process.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + patience_s
+    began = time.monotonic()
+    deadline = began + patience_s
     stubborn = []
+    _wait(children, min(began + LATE_S, deadline))
+    if slow := [child.name for child in children if child.running]:
+        late(slow)
     for child in children:
         try:
             child.process.wait(max(0.0, deadline - time.monotonic()))
@@ -127,6 +143,35 @@ def stop(children: Sequence[Child], *, patience_s: float) -> list[str]:
             stubborn.append(child.name)
             kill(child)
     return stubborn
+
+
+def kill_all(children: Sequence[Child]) -> list[str]:
+    """Send SIGKILL to all processes with their descendants at once, and wait up to `KILL_ALL_S`.
+
+    Returns:
+        The names of the processes that are still there.
+    """
+    for child, family in zip(children, families([c.process.pid for c in children]).values(), strict=True):
+        if child.running:
+            _send_kill(child, family)
+    _wait(children, time.monotonic() + KILL_ALL_S)
+    return [child.name for child in children if child.running]
+
+
+def _wait(children: Sequence[Child], deadline: float) -> None:
+    for child in children:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.process.wait(max(0.0, deadline - time.monotonic()))
+
+
+def _send_kill(child: Child, family: Iterable[int]) -> None:
+    # Killing the group is not enough, because torchrun's ranks have their own groups.
+    with contextlib.suppress(ProcessLookupError):
+        # `spawn` made the process the leader of its group, so its pid names the group.
+        os.killpg(child.process.pid, signal.SIGKILL)
+    for pid in family:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def dump_stacks(child: Child) -> None:
@@ -144,14 +189,7 @@ def kill(child: Child) -> bool:
 
     Return whether it is gone within `KILL_S`.
     """
-    # Killing the group is not enough, because torchrun's ranks have their own groups.
-    family = families([child.process.pid])[child.process.pid]
-    with contextlib.suppress(ProcessLookupError):
-        # `spawn` made the process the leader of its group, so its pid names the group.
-        os.killpg(child.process.pid, signal.SIGKILL)
-    for pid in family:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    _send_kill(child, families([child.process.pid])[child.process.pid])
     try:
         child.process.wait(KILL_S)
     except subprocess.TimeoutExpired:

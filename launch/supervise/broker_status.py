@@ -1,4 +1,4 @@
-"""The broker's answer at `/status`, fetched once, or once a second by a thread."""
+"""The broker's answer at `/status`, and the weights server's at `/`: fetched once, or once a second by a thread."""
 
 import http.client as http_client
 import json
@@ -7,6 +7,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,36 @@ def fetch(http: str, timeout_s: float = TIMEOUT_S, *, keys: Path | None = None) 
     Raises:
         NoAnswer: the broker does not answer in time, or the answer is not a status.
     """
-    url = f"{http if '://' in http else f'{scheme(keys)}://{http}'}/status"
+    status = _fetch(f"{_base(http, keys)}/status", timeout_s, keys)
+    if "peers" not in status:
+        raise NoAnswer(f"{_base(http, keys)}/status: answers, but not as a broker does")
+    return status
+
+
+def fetch_weights_server(
+    http: str, timeout_s: float = TIMEOUT_S, *, keys: Path | None = None
+) -> dict[str, Any]:
+    """Return the weights server's page about itself.
+
+    Raises:
+        NoAnswer: the server does not answer in time, or the answer is not such a page.
+    """
+    page = _fetch(f"{_base(http, keys)}/", timeout_s, keys)
+    if "held" not in page:
+        raise NoAnswer(f"{_base(http, keys)}/: answers, but not as a weights server does")
+    return page
+
+
+def _base(http: str, keys: Path | None) -> str:
+    return http if "://" in http else f"{scheme(keys)}://{http}"
+
+
+def _fetch(url: str, timeout_s: float, keys: Path | None) -> dict[str, Any]:
+    """Return the JSON object at a URL.
+
+    Raises:
+        NoAnswer: there is no answer in time, or it is no JSON object.
+    """
     if keys is not None and not url.startswith("https://"):
         raise NoAnswer(f"{url}: the token is sent under https only; leave the scheme out, or the keys")
     try:
@@ -54,8 +84,8 @@ def fetch(http: str, timeout_s: float = TIMEOUT_S, *, keys: Path | None = None) 
         raise NoAnswer(f"{url}: {error}{cure}") from None
     except (KeysUnusable, OSError, ValueError, http_client.HTTPException) as error:
         raise NoAnswer(f"{url}: {error}{_cure(error, keys)}") from None
-    if not isinstance(status, dict) or "peers" not in status:
-        raise NoAnswer(f"{url}: answers, but not as a broker does")
+    if not isinstance(status, dict):
+        raise NoAnswer(f"{url}: answers, but not with a JSON object")
     return status
 
 
@@ -83,13 +113,21 @@ class Answer:
 
 
 class Poller:
-    """Asks once a second in a thread, so that a broker that hangs does not block the supervisor."""
+    """Asks once a second in a thread, so that a server that hangs does not block the supervisor.
 
-    def __init__(self, http: str, keys: Path | None = None) -> None:
-        self._http, self._keys = http, keys
+    Args:
+        http: address of the server.
+        keys: folder with the token and the certificate, if the server asks for them.
+        ask: `fetch`, or `fetch_weights_server`.
+    """
+
+    def __init__(
+        self, http: str, keys: Path | None = None, ask: Callable[..., dict[str, Any]] = fetch
+    ) -> None:
+        self._http, self._keys, self._ask = http, keys, ask
         self._answer: Answer | None = None
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="broker status", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"asks {http}", daemon=True)
         self._thread.start()
 
     def take(self) -> Answer | None:
@@ -108,7 +146,7 @@ class Poller:
         while True:
             due = time.monotonic() + INTERVAL_S
             try:
-                status = fetch(self._http, keys=self._keys)
+                status = self._ask(self._http, keys=self._keys)
                 self._answer = Answer(time.monotonic(), status)
             except NoAnswer as error:
                 self._answer = Answer(time.monotonic(), None, str(error))

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from launch.processes import (
     Child,
     dump_stacks,
     kill,
+    kill_all,
     role_command,
     role_environment,
     spawn,
@@ -35,6 +37,8 @@ LEARNER = "learner"
 BROKER_START_S = 120.0
 """Longest wait for the first answer of a broker, because reading a long journal takes a while."""
 LEARNER_STOP_S = 60.0
+LEARNER_EXIT_S = 60.0
+"""Longest time between a learner's result and the end of its process."""
 OTHERS_STOP_S = 30.0
 START_RETRY_S = 2.0
 STATE_FILE = "supervisor.json"
@@ -127,6 +131,8 @@ class Crew:
         self.posts = posts(config)
         self.broker_answered = False
         self._unsaved = False
+        self._result_seen: float | None = None
+        self._weights_answered, self._weights_named = float("-inf"), False
 
     @property
     def names(self) -> list[str]:
@@ -194,6 +200,7 @@ class Crew:
         if (self._folder / RESULT).exists():
             # The learner has written its result and left the broker, so silence while it exits is no fault.
             self._watchdog.ended(LEARNER)
+            self._end_late_learner(answer.at)
         running = [post.child for post in self.posts if post.child is not None and post.running]
         for hung in self._watchdog.look(answer.status, vitals(running), answer.at):
             post = self._post(hung.name)
@@ -205,6 +212,37 @@ class Crew:
                 raise RoleFailed(
                     f"{hung.name} hung ({hung.why}) and cannot be killed; look at its disk and devices"
                 )
+
+    def examine_weights(self, answer: Answer) -> None:
+        """Name a weights server that does not answer, and kill it if that lasts; `revive` restarts it."""
+        post = self._post(WEIGHTS)
+        if post.child is None or not post.running:
+            return
+        if answer.status is not None:
+            self._weights_answered, self._weights_named = answer.at, False
+            return
+        own = self._config.supervisor
+        silent_s = answer.at - max(self._weights_answered, post.child.started)
+        if silent_s > own.silence_s and not self._weights_named:
+            self._weights_named = True
+            self._note(
+                f"{WEIGHTS} has not answered for {silent_s:.0f} s: generators on other hosts get no versions from it "
+                f"({answer.why})"
+            )
+        if silent_s > own.computing_silence_s:
+            post.why = f"hung: it has not answered for {silent_s:.0f} s"
+            dump_stacks(post.child)
+            kill(post.child)
+
+    def _end_late_learner(self, now: float) -> None:
+        """Kill a learner that does not exit although it has written its result, which stays valid."""
+        learner = self._post(LEARNER)
+        if self._result_seen is None:
+            self._result_seen = now
+        elif now - self._result_seen > LEARNER_EXIT_S and learner.child is not None and learner.running:
+            self._note(f"learner has not ended within {LEARNER_EXIT_S:g} s after its result; killing it")
+            dump_stacks(learner.child)
+            kill(learner.child)
 
     def ask_learner_to_end(self) -> None:
         """Send SIGTERM to the learner's rank 0; torchrun would kill the ranks and report a failure."""
@@ -229,11 +267,25 @@ class Crew:
                 post.child for post in self.posts if role_of(post.name) == role and post.child is not None
             ]
             patience_s = LEARNER_STOP_S if role == LEARNER else OTHERS_STOP_S
-            stubborn += stop(children, patience_s=patience_s)
+            stubborn += stop(children, patience_s=patience_s, late=partial(self._note_late, patience_s))
+        self._clean_up()
+        return stubborn
+
+    def kill(self) -> list[str]:
+        """Kill all roles at once. Return the names of those that are still there after `KILL_ALL_S`."""
+        left = kill_all([post.child for post in self.posts if post.child is not None])
+        self._clean_up()
+        return left
+
+    def _clean_up(self) -> None:
         # A learner that was killed could not remove its weights itself.
         shutil.rmtree(weights_folder(self._folder), ignore_errors=True)
         self._save_state()
-        return stubborn
+
+    def _note_late(self, patience_s: float, names: Sequence[str]) -> None:
+        self._note(
+            f"waiting up to {patience_s:g} s for {', '.join(names)} to end; Ctrl-C again kills all at once"
+        )
 
     def failed(self, name: str) -> RoleFailed:
         """Return the error that says how a process ended, with the end of its log."""
@@ -284,6 +336,7 @@ class Crew:
         if post.name == LEARNER:
             (self._folder / PID_FILE).unlink(missing_ok=True)
             (self._folder / RESULT).unlink(missing_ok=True)
+            self._result_seen = None
             arguments += ["--resume"] if self._resume or again else []
             arguments += ["--minutes", f"{self._minutes_left():.3f}"]
         exit_codes.clear_note(self._folder, post.name)

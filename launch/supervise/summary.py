@@ -15,6 +15,7 @@ def write_summary(
     config: RunConfig,
     folder: Path,
     *,
+    ended_by: str,
     wall_seconds: float,
     killed: list[str],
     restarts: dict[str, int],
@@ -32,7 +33,7 @@ def write_summary(
         "run": folder.name,
         "mode": config.run.mode,
         "seed": config.run.seed,
-        "ended_by": result["ended_by"],
+        "ended_by": ended_by,
         "steps": result["steps"],
         "policy_version": result["policy_version"],
         "wall_seconds": wall_seconds,
@@ -114,7 +115,8 @@ def draw_curve(
     top.set_title(title)
     top.set_ylabel("return / share")
     top.grid(alpha=0.3)
-    top.legend()
+    if top.get_legend_handles_labels()[0]:
+        top.legend()
     for name, label in (
         ("learner/policy_lag_mean_versions", "mean"),
         ("learner/policy_lag_max_versions", "max"),

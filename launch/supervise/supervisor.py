@@ -1,19 +1,21 @@
 """`offbeat train`: starts every role, watches them, shows progress, stops them, writes the summary."""
 
 import contextlib
+import json
 import logging
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
 from launch import run_folder
-from launch.errors import RoleFailed
+from launch.errors import NothingTrained, RoleFailed
 from launch.processes import role_command, role_environment, spawn, stop, tail
 from launch.run_file.keys_folder import http_keys, prepare_keys
 from launch.run_file.sections import RunConfig
 from launch.supervise import shared_memory
-from launch.supervise.broker_status import Poller
+from launch.supervise.broker_status import Poller, fetch_weights_server
 from launch.supervise.crew import BROKER_START_S, LEARNER, LEARNER_STOP_S, RESULT, Crew
 from launch.supervise.health import BROKER
 from launch.supervise.panel import Panel
@@ -24,6 +26,12 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.25
 PREPARE_S = 7200.0
+WORDS: dict[int, str] = {
+    signal.SIGINT: "Ctrl-C",
+    signal.SIGTERM: "SIGTERM",
+    signal.SIGHUP: "SIGHUP (its terminal closed)",
+}
+"""Names of the signals that end a run, for people."""
 
 
 def train(config: RunConfig, *, resume: bool, panel: Panel) -> Summary:
@@ -32,7 +40,8 @@ def train(config: RunConfig, *, resume: bool, panel: Panel) -> Summary:
     Raises:
         RoleFailed: the model could not be made, a process ended with an error that another start would
             repeat, or a process ended too often in a row. All other processes are stopped first.
-        KeyboardInterrupt: interrupted before training began, or twice.
+        NothingTrained: the run ended before its first step.
+        KeyboardInterrupt: interrupted before the roles were started, or twice; all are killed then.
     """
     started = time.monotonic()
     interrupt = Interrupt()
@@ -51,11 +60,14 @@ def train(config: RunConfig, *, resume: bool, panel: Panel) -> Summary:
         try:
             supervise(crew, config, folder, panel, interrupt, resume=resume)
         finally:
-            stubborn = crew.stop()
+            stubborn = end(crew, interrupt, panel.note)
             panel.close()
+        if interrupt.again:
+            raise KeyboardInterrupt
         summary = write_summary(
             config,
             folder,
+            ended_by=how_it_ended(folder, interrupt),
             wall_seconds=time.monotonic() - started,
             killed=stubborn,
             restarts=crew.restarts,
@@ -63,6 +75,35 @@ def train(config: RunConfig, *, resume: bool, panel: Panel) -> Summary:
         )
     panel.show(summary)
     return summary
+
+
+def end(crew: Crew, interrupt: "Interrupt", note: Callable[[str], None]) -> list[str]:
+    """Stop all roles in order, or kill them all after a second interrupt. Return who had to be killed."""
+    if not interrupt.again:
+        try:
+            return crew.stop()
+        except KeyboardInterrupt:
+            pass
+    running = [name for name in crew.names if crew.running(name)]
+    note(f"killing {', '.join(running) or 'nobody: all have ended'}")
+    if left := crew.kill():
+        note(f"{', '.join(left)} cannot be killed: the kernel waits for a disk or a device")
+    return running
+
+
+def how_it_ended(folder: Path, interrupt: "Interrupt") -> str:
+    """Return what ended the run, in the user's words: the learner knows the supervisor's signal only.
+
+    Raises:
+        NothingTrained: the run ended before its first step.
+    """
+    result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    ended_by = str(result["ended_by"])
+    if ended_by == "SIGTERM" and interrupt.word:
+        ended_by = interrupt.word
+    if not result["steps"]:
+        raise NothingTrained(f"ended before the first step: {ended_by}; nothing was trained")
+    return ended_by
 
 
 def supervise(
@@ -76,15 +117,19 @@ def supervise(
     crew.start([BROKER], resume=resume)
     ask_with = http_keys(config, keys)
     poller = Poller(config.broker.http, ask_with)
+    served = config.weights.http
+    weights = Poller(served, keys, fetch_weights_server) if served else None
     try:
         await_broker(crew, poller, interrupt)
         crew.start([name for name in crew.names if name != BROKER], resume=resume)
         panel.note(
             f"started {', '.join(crew.names)}; status at {scheme(ask_with)}://{config.broker.http}/status"
         )
-        watch(crew, poller, config, folder, panel, interrupt)
+        watch(crew, poller, config, folder, panel, interrupt, weights)
     finally:
         poller.close()
+        if weights is not None:
+            weights.close()
 
 
 def await_broker(crew: Crew, poller: Poller, interrupt: "Interrupt") -> None:
@@ -107,21 +152,34 @@ def await_broker(crew: Crew, poller: Poller, interrupt: "Interrupt") -> None:
 
 
 def watch(
-    crew: Crew, poller: Poller, config: RunConfig, folder: Path, panel: Panel, interrupt: "Interrupt"
+    crew: Crew,
+    poller: Poller,
+    config: RunConfig,
+    folder: Path,
+    panel: Panel,
+    interrupt: "Interrupt",
+    weights: Poller | None = None,
 ) -> None:
     """Restart processes that end or hang, show progress and pass an interrupt on, until the learner is done.
 
     Raises:
         RoleFailed: the learner left no result, or a process cannot be started again.
+        NothingTrained: interrupted before the learner had joined the broker.
     """
-    asked_at = 0.0
+    asked_at, joined = 0.0, False
     while not crew.finished():
         if answer := poller.take():
             crew.examine(answer)
             panel.heard(answer)
+            if answer.status is not None:
+                joined |= any(peer["name"] == LEARNER for peer in answer.status["peers"])
+        if weights is not None and (answer := weights.take()):
+            crew.examine_weights(answer)
         if not asked_at:
             crew.revive(time.monotonic())
         panel.update(folder, config, restarts=crew.restarts)
+        if interrupt.asked and not joined:
+            raise NothingTrained(f"{interrupt.word} before the learner had joined; nothing was trained")
         if interrupt.asked and not asked_at:
             panel.note("stopping: the learner writes a checkpoint")
             crew.ask_learner_to_end()
@@ -162,14 +220,21 @@ def prepare_model(config: RunConfig, folder: Path, panel: Panel, interrupt: "Int
 
 
 class Interrupt:
-    """Turns the first SIGINT, SIGTERM or SIGHUP into an orderly stop; the next raises KeyboardInterrupt."""
+    """Turns the first SIGINT, SIGTERM or SIGHUP into an orderly stop; the second raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.asked = False
+        self.again = False
+        """True after the second signal. Further ones are ignored."""
+        self.word = ""
+        """Name of the first signal for people; "" before it."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._signal)
 
     def _signal(self, number: int, frame: FrameType | None) -> None:
+        if self.again:
+            return
         if self.asked:
+            self.again = True
             raise KeyboardInterrupt
-        self.asked = True
+        self.asked, self.word = True, WORDS.get(number, "a signal")

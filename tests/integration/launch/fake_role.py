@@ -3,7 +3,8 @@
 Usage: ``python fake_role.py ROLE FOLDER [--name NAME] ...``. A peer beats by writing ``FOLDER/beats/NAME``,
 and the broker lists the peers that have beaten within five seconds. The learner is done once
 ``FOLDER/enough`` exists. A file ``FOLDER/NAME.end`` makes a process end with the exit code in it. A file
-``FOLDER/NAME.stall`` makes a process busy without progress.
+``FOLDER/NAME.stall`` makes a process busy without progress, ``FOLDER/NAME.mute`` lets it not join, and
+``FOLDER/NAME.deaf`` (or ``FOLDER/deaf``, for all) lets it ignore SIGTERM.
 """
 
 import http.server
@@ -58,7 +59,8 @@ def main() -> None:
     name = sys.argv[sys.argv.index("--name") + 1] if "--name" in sys.argv else role
     with open(folder / "starts", "a") as starts:
         starts.write(" ".join([name, *sys.argv[3:]]) + "\n")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    deaf = (folder / "deaf", folder / f"{name}.deaf")
+    signal.signal(signal.SIGTERM, lambda *_: any(path.exists() for path in deaf) or sys.exit(0))
     if role == "broker":
         serve(folder)
     (folder / "beats").mkdir(exist_ok=True)
@@ -67,7 +69,7 @@ def main() -> None:
         if (code := folder / f"{name}.end").exists():
             number = int(code.read_text())
             sys.exit(number)
-        if role != "broker":
+        if role not in ("broker", "weights") and not (folder / f"{name}.mute").exists():
             busy_since = (busy_since or time.time()) if (folder / f"{name}.stall").exists() else 0.0
             partial = folder / f"{name}.beat"
             partial.write_text(f"{joined} {busy_since}")

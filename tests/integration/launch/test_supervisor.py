@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from launch import exit_codes, run_folder
-from launch.errors import RoleFailed
+from launch.errors import NothingTrained, RoleFailed
 from launch.run_file.load import check
 from launch.supervise.crew import Crew
-from launch.supervise.supervisor import supervise
+from launch.supervise.supervisor import end, how_it_ended, supervise
 
 FAKE = Path(__file__).with_name("fake_role.py")
 ROOT = Path(__file__).parents[3]
@@ -24,6 +24,8 @@ class Silent:
     """A panel that only keeps notes, and an interrupt that never comes."""
 
     asked = False
+    again = False
+    word = "Ctrl-C"
 
     def __init__(self):
         self.notes = []
@@ -48,7 +50,7 @@ class Job:
         self.config = run_folder.with_ports(check(settings, "test"))
         folder.mkdir()
         run_folder.save_config(self.config, folder / run_folder.CONFIG)
-        self.over = False
+        self.over, self.wait_for = False, ("learner", "generator-0", "actor-0")
         self.crew = Crew(self.config, folder, note=self.panel.note)
 
     def run(self, *script, resume=False):
@@ -65,7 +67,7 @@ class Job:
 
     def _play(self, *script):
         try:
-            self.until(lambda: all(self.beats(name) for name in ("learner", "generator-0", "actor-0")))
+            self.until(lambda: all(self.beats(name) for name in self.wait_for))
             for step in script:
                 step(self)
         except AssertionError as error:
@@ -194,3 +196,85 @@ def test_a_broker_that_cannot_start_ends_the_run_at_once(job):
         supervise(run.crew, run.config, run.folder, run.panel, run.panel, resume=False)
     assert len(run.starts("broker")) == 1
     assert not run.crew.running("learner")
+
+
+def deaf(job):
+    """Let every role of the run ignore SIGTERM from now on."""
+    (job.folder / "deaf").touch()
+
+
+def test_an_interrupt_before_the_learner_has_joined_ends_the_run_at_once(job):
+    run = job()
+    (run.folder / "learner.mute").touch()
+
+    def interrupt(job):
+        began = time.monotonic()
+        job.panel.asked = True
+        job.until(lambda: job.over)
+        job.seconds = time.monotonic() - began
+
+    run.wait_for = ("generator-0", "actor-0")
+    with pytest.raises(NothingTrained, match="Ctrl-C before the learner had joined"):
+        run.run(interrupt)
+    assert run.seconds < 30.0
+
+
+def test_a_second_interrupt_kills_everything_within_two_seconds_and_names_it(job):
+    run = job()
+
+    def twice(job):
+        deaf(job)
+        job.panel.again = True
+        began = time.monotonic()
+        job.killed = end(job.crew, job.panel, job.panel.note)
+        job.seconds = time.monotonic() - began
+        (job.folder / "result.json").write_text("{}")
+
+    run.run(twice)
+    assert run.seconds < 4.0, "two seconds, and some for a busy machine"
+    assert set(run.killed) == set(run.crew.names)
+    assert any(note.startswith("killing broker, learner") for note in run.panel.notes)
+
+
+def test_an_orderly_stop_says_who_is_waited_for(job, monkeypatch):
+    monkeypatch.setattr("launch.supervise.crew.LEARNER_STOP_S", 4.0)
+    run = job()
+
+    def stop(job):
+        (job.folder / "learner.deaf").touch()
+        job.killed = end(job.crew, job.panel, job.panel.note)
+        (job.folder / "result.json").write_text("{}")
+
+    run.run(stop)
+    assert run.killed == ["learner"]
+    assert "waiting up to 4 s for learner to end; Ctrl-C again kills all at once" in run.panel.notes
+
+
+def test_a_learner_that_does_not_exit_after_its_result_is_killed(job, monkeypatch):
+    monkeypatch.setattr("launch.supervise.crew.LEARNER_EXIT_S", 1.0)
+    run = job()
+    run.run(lambda job: (job.folder / "result.json").write_text("{}") and job.until(lambda: job.over))
+    assert any("has not ended within 1 s after its result" in note for note in run.panel.notes)
+    assert len(run.starts("learner")) == 1
+
+
+def test_how_a_run_ended_is_said_in_the_users_words(tmp_path):
+    class Interrupted:
+        word = "Ctrl-C"
+
+    (tmp_path / "result.json").write_text('{"ended_by": "SIGTERM", "steps": 3}')
+    assert how_it_ended(tmp_path, Interrupted()) == "Ctrl-C"
+    (tmp_path / "result.json").write_text('{"ended_by": "SIGTERM", "steps": 0}')
+    with pytest.raises(NothingTrained, match="before the first step: Ctrl-C"):
+        how_it_ended(tmp_path, Interrupted())
+
+
+def test_a_weights_server_that_does_not_answer_is_named_and_replaced(job):
+    run = job(silence_s=3.0, computing_silence_s=6.0)
+    settings = run.config.model_copy(
+        update={"weights": run.config.weights.model_copy(update={"http": "127.0.0.1:1"})}
+    )
+    run.config, run.crew = settings, Crew(settings, run.folder, note=run.panel.note)
+    run.run(lambda job: job.until(lambda: len(job.starts("weights")) > 1))
+    assert any(note.startswith("weights has not answered for") for note in run.panel.notes)
+    assert "weights hung: it has not answered for" in run.crew.restart_reasons[0]
