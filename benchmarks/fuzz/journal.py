@@ -19,7 +19,7 @@ from benchmarks.fuzz.messages import arrays, evaluation, group, segment
 from broker.config import BrokerConfig
 from broker.core.dispatch import Dispatcher
 from broker.journal.config import JournalConfig
-from broker.journal.files import ACCEPTED, LOCK, numbers, records, survey
+from broker.journal.files import ACCEPTED, numbers, records, survey
 from broker.journal.journal import (
     DeadLetter,
     Journal,
@@ -28,6 +28,7 @@ from broker.journal.journal import (
     pack_dead_letter,
     unpack_dead_letter,
 )
+from broker.journal.mark import LOCK, Mark, pack_mark
 from broker.journal.records import (
     FoundRecord,
     Header,
@@ -56,6 +57,9 @@ TEXTS = (
     b"",
     b"2\n",
     b"00000003\n",
+    pack_mark(Mark(3, 200)),
+    pack_mark(Mark(1, 1 << 40)),
+    pack_mark(Mark(3, 200))[:-5] + b"0000\n",
     b"9" * 30,
     b"9" * 5000,
     b"-1",

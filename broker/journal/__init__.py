@@ -3,5 +3,6 @@
 It does not know tasks.
 
 - `journal`: the open journal. `writer`: its thread. `records`: the bytes of a record.
-- `opening`, `files`: claim, check and repair a folder. `config`: `[broker.journal]`.
+- `opening`, `files`: check and repair a folder. `claim`: hold it. `mark`: how much of it the disk has.
+- `config`: `[broker.journal]`.
 """

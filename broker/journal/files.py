@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from broker.errors import JournalError
+from broker.journal.mark import Mark, read_mark
 from broker.journal.records import (
     HEAD_BYTES,
     FoundRecord,
@@ -26,7 +27,6 @@ from broker.journal.records import (
     unpack_header,
 )
 
-LOCK = "lock"
 ACCEPTED = "accepted-losses.json"
 MAX_DIGITS = 12
 """Upper limit of the digits in the number of a file."""
@@ -70,8 +70,8 @@ class Survey:
     """Bytes of each file, by number."""
     released: list[int] = field(default_factory=list)
     """Numbers of the files that were deleted because nothing needed them."""
-    mark: int = 0
-    """Number of the newest file that the disk is known to have from its beginning; 0: not known."""
+    mark: Mark = field(default_factory=Mark)
+    """Up to which byte of which file the disk is known to have the journal."""
     runs: set[str] = field(default_factory=set)
     losses: list[Loss] = field(default_factory=list)
     """Damage that nobody has accepted yet."""
@@ -176,7 +176,7 @@ def survey(folder: Path) -> Survey:
     Raises:
         JournalError: a file cannot be read.
     """
-    here = Survey(mark=_mark(folder))
+    here = Survey(mark=read_mark(folder))
     logs, here.released = numbers(folder), numbers(folder, ".released")
     losses: list[Loss] = []
     expected: int | None = None
@@ -188,19 +188,23 @@ def survey(folder: Path) -> Survey:
             continue
         contents, gap = found
         if before is not None and before.number == number - 1:
-            end = _end(before, contents, expected or 0)
+            end = _end(before, contents, expected or 0, here.mark.bytes_of(before.number))
             # A power failure took what the disk did not have yet.
-            if end is not None and 0 < here.mark < number:
+            if end is not None and here.mark.file and not here.mark.covers(before.number, end.offset):
                 here.torn, here.unbegun = end, [n for n in logs if n >= number]
                 break
             losses += [end] if end is not None else []
+        elif before is not None and before.torn is not None:
+            # The file behind it is gone, but it was begun, and the disk then had all of this one.
+            losses.append(before.torn._replace(torn=False))
         losses += [gap] if gap is not None else []
         if number == logs[-1]:
             _last(here, contents)
         expected = _note(here, losses, contents, expected)
         before = contents
-    if logs and logs[-1] < here.mark:
-        losses.append(Loss(here.mark, 0, 0, 0, "missing, the newest; how many records is not known"))
+    newest, nbytes = here.mark
+    if newest > max(logs, default=0):
+        losses.append(Loss(newest, 0, nbytes, 0, "missing, the newest; how many records is not known"))
     accepted = _accepted(folder)
     here.losses = [loss for loss in losses if (loss.file, loss.offset) not in accepted]
     here.accepted = [loss for loss in losses if (loss.file, loss.offset) in accepted]
@@ -246,22 +250,31 @@ def _note(here: Survey, losses: list[Loss], contents: Contents, expected: int | 
 def _last(here: Survey, contents: Contents) -> None:
     """Classify an incomplete end of the newest file.
 
-    It is torn, or the file was not begun in full. If the disk is known to have had the head, it is damage.
+    It is torn, or the file was not begun in full. If the disk is known to have had what is missing, it is damage.
     """
-    if contents.torn is None:
-        return
-    if contents.header is not None:
-        here.torn = contents.torn
-    elif contents.number > here.mark:
-        here.unbegun = [contents.number]
+    number, size, torn = contents.number, len(contents.data), contents.torn
+    least = here.mark.bytes_of(number)
+    what = f"{size} bytes, at least {least} were written; how many records is not known"
+    if torn is None:
+        if size < least:
+            contents.found.append(Loss(number, size, least - size, 0, what))
+    elif here.mark.covers(number, torn.offset):
+        nbytes = max(size, least) - torn.offset
+        what = f"{torn.what}; {what}" if size < least else torn.what
+        contents.found[-1] = torn._replace(nbytes=nbytes, what=what, torn=False)
+    elif contents.header is None:
+        here.unbegun = [number]
     else:
-        contents.found[-1] = contents.torn._replace(torn=False)
+        here.torn = torn
 
 
-def _end(before: Contents, after: Contents, expected: int) -> Loss | None:
-    """Return what is missing at the end of a file, according to the head of the file after it."""
+def _end(before: Contents, after: Contents, expected: int, least: int) -> Loss | None:
+    """Return what is missing at the end of a file, according to the head of the file after it.
+
+    ``least``: bytes that the disk is known to have had of the file, for an ``after`` without a head.
+    """
     torn, size = before.torn, len(before.data)
-    written = after.header.previous_nbytes if after.header is not None else size
+    written = after.header.previous_nbytes if after.header is not None else max(size, least)
     records = after.header.first - expected if after.header is not None else 0
     if torn is not None:
         return torn._replace(records=max(records, 1), nbytes=max(size, written) - torn.offset, torn=False)
@@ -269,16 +282,6 @@ def _end(before: Contents, after: Contents, expected: int) -> Loss | None:
         return None
     what = f"{size} bytes, {written} were written"
     return Loss(before.number, size, max(0, written - size), records, what)
-
-
-def _mark(folder: Path) -> int:
-    try:
-        text = (folder / LOCK).read_text(errors="replace").strip()
-    except FileNotFoundError:
-        return 0
-    except OSError as error:
-        raise JournalError(f"{folder / LOCK}: {error.strerror}") from None
-    return int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else 0
 
 
 def _accepted(folder: Path) -> set[tuple[int, int]]:

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from broker.errors import JournalError, TryLater
+from broker.journal.claim import Claim
 from broker.journal.config import JournalConfig
 from broker.journal.files import Survey, read_file, survey
-from broker.journal.opening import accept, check, claim, release, released_name, repair
+from broker.journal.opening import accept, check, release, released_name, repair
 from broker.journal.records import (
     HEAD_BYTES,
     DeadLetter,
@@ -59,11 +60,11 @@ class Journal:
         folder: Path,
         run: str,
         config: JournalConfig,
-        lock: int,
+        claim: Claim,
         here: Survey,
         on_durable: Callable[[], None],
     ) -> None:
-        self._folder, self._run, self._config, self._lock = folder, run, config, lock
+        self._folder, self._run, self._config, self._claim = folder, run, config, claim
         self.losses = [*here.accepted, *here.losses]
         """Damage that was accepted."""
         self._files, self._released = dict(here.files), list(here.released)
@@ -79,13 +80,15 @@ class Journal:
         First the disk must have all records up to `_release_at`, which say that the files are not needed.
         """
         self._why_low, self._looked_at = "", float("-inf")
-        self._file, header = max([0, here.mark, *self._files]), b""
+        self._closed = False
+        self._file, header = max([0, here.mark.file, *self._files]), b""
         damaged = any(loss.file >= self._file for loss in self.losses)
         # Nothing is appended after damage.
         if damaged or self._file not in self._files:
             header = self._new_file(self._file + 1, self._first)
             self._files[self._file] = len(header)
-        self._writer = Writer(folder, config, lock, self._file, header, on_durable)
+        start = 0 if header else self._files[self._file]
+        self._writer = Writer(config, claim, self._file, start, header, on_durable)
 
     @classmethod
     def open(
@@ -107,19 +110,19 @@ class Journal:
             JournalError: another process uses the journal, it belongs to another run, it is damaged elsewhere
                 than at its end, or the disk is full.
         """
-        lock = claim(folder)
+        claim = Claim(folder)
         try:
             here = survey(folder)
             check(folder, here, run=run, accept_loss=accept_loss)
             repair(folder, here)
             if here.losses:
                 accept(folder, [*here.accepted, *here.losses])
-            journal = cls(folder, run, config, lock, here, on_durable)
+            journal = cls(folder, run, config, claim, here, on_durable)
         except OSError as error:
-            os.close(lock)
+            claim.close()
             raise JournalError(f"{folder}: {error.strerror}; make room, or check the disk") from error
         except BaseException:
-            os.close(lock)
+            claim.close()
             raise
         if journal.blocked:
             journal.abandon()
@@ -316,11 +319,11 @@ class Journal:
         self._leave(write=False)
 
     def _leave(self, *, write: bool) -> None:
-        if self._lock < 0:
+        if self._closed:
             return
+        self._closed = True
         self._writer.close(write=write)
         for fd in self._readers.values():
             os.close(fd)
         self._readers = {}
-        os.close(self._lock)
-        self._lock = -1
+        self._claim.close()

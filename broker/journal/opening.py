@@ -1,6 +1,5 @@
-"""Claim a journal's folder for one process, and repair what a killed process left half done."""
+"""Check a journal's folder, and repair what a killed process left half done."""
 
-import fcntl
 import logging
 import os
 from collections.abc import Iterable
@@ -9,30 +8,12 @@ from pathlib import Path
 import msgspec
 
 from broker.errors import JournalError
-from broker.journal.files import ACCEPTED, LOCK, Survey, survey
+from broker.journal.claim import Claim
+from broker.journal.files import ACCEPTED, Survey, survey
 from broker.journal.records import Loss, file_name
 from protocol.whole_files import sync_folder, write_whole
 
 log = logging.getLogger(__name__)
-
-
-def claim(folder: Path) -> int:
-    """Lock the folder; return the descriptor of the lock, which is held until the descriptor is closed.
-
-    Raises:
-        JournalError: another process has the lock, or the folder cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise JournalError(f"{folder}: {error.strerror}; the broker needs a folder it may write to") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise JournalError(f"{folder} is in use by another broker; end that first") from None
-    return lock
 
 
 def check(folder: Path, here: Survey, *, run: str, accept_loss: bool) -> None:
@@ -65,14 +46,14 @@ def accept_losses(folder: Path) -> list[Loss]:
     Raises:
         JournalError: a broker is using the journal.
     """
-    lock = claim(folder)
+    claim = Claim(folder)
     try:
         here = survey(folder)
         if here.losses:
             accept(folder, [*here.accepted, *here.losses])
         return here.losses
     finally:
-        os.close(lock)
+        claim.close()
 
 
 def repair(folder: Path, here: Survey) -> None:
@@ -106,12 +87,3 @@ def release(folder: Path, number: int) -> None:
     """Delete a file. This needs no room on the disk, which may be full."""
     (folder / file_name(number)).rename(folder / released_name(number))
     os.truncate(folder / released_name(number), 0)
-
-
-def write_mark(lock: int, number: int) -> None:
-    """Note the newest file that is on the disk, so that its loss would be noticed."""
-    try:
-        os.pwrite(lock, b"%08d\n" % number, 0)
-        os.fdatasync(lock)
-    except OSError as error:
-        log.warning("journal: the newest file is not noted: %s", error)

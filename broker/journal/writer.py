@@ -12,11 +12,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from broker.errors import JournalError
+from broker.journal.claim import Claim
 from broker.journal.config import JournalConfig
-from broker.journal.opening import write_mark
+from broker.journal.mark import Mark
 from broker.journal.records import file_name
 from protocol.codec import Buffer
 from protocol.whole_files import sync_folder
@@ -58,22 +58,22 @@ class Writer:
 
     def __init__(
         self,
-        folder: Path,
         config: JournalConfig,
-        lock: int,
+        claim: Claim,
         newest: int,
+        start: int,
         header: bytes,
         on_durable: Callable[[], None],
     ) -> None:
-        """Go on in the file ``newest``, or begin it if there is a ``header``."""
-        self._folder, self._lock, self._on_durable = folder, lock, on_durable
+        """Go on in the file ``newest`` at byte ``start``, or begin the file if there is a ``header``."""
+        self._claim, self._folder, self._on_durable = claim, claim.folder, on_durable
         self._synced_mode, self._interval_s = config.durability == "synced", config.sync_interval_s
         self._fresh: list[WriteGroup] = []
         """Groups added since the last `flush`; the thread does not use them."""
         self._guard = threading.Condition()
         """Lock for what both threads use.
 
-        Invariant: `_pending`, `_open`, `_written`, `_at`, `_synced`, `_requested` and `_closing` change only
+        Invariant: `_pending`, `_open`, `_written`, `_at`, `_end`, `_synced`, `_requested` and `_closing` change only
         while it is held.
         """
         self._syncing = threading.Lock()
@@ -85,13 +85,16 @@ class Writer:
         self._requested = self._closing = False
         self._at = self.durable_file = 0
         """Number of the file written to last, and of the newest file that the disk has from its beginning."""
+        self._end = 0
+        """Bytes of the file written to last, as far as it has whole groups."""
+        self._mark_sync_at = 0.0
         self._begin(newest)
         if header:
             self.add(newest, 0, (header,), len(header), records=0)
             self._hand_over()
             self._write()
         else:
-            self._at = newest
+            self._at, self._end = newest, start
         self._sync()
         self._syncer = threading.Thread(target=self._work, name="journal", daemon=True)
         self._syncer.start()
@@ -255,7 +258,7 @@ class Writer:
             group.done += os.pwrite(fd, rest, group.start + group.done)
         with self._guard:
             self._pending.popleft()
-            self._written, self._at = group.last, group.file
+            self._written, self._at, self._end = group.last, group.file, group.start + group.nbytes
 
     # --- the thread ---------------------------------------------------------------------------------------
 
@@ -298,16 +301,18 @@ class Writer:
 
     def _sync_files(self) -> bool:
         with self._guard:
-            reached, at, files = self._written, self._at, list(self._open)
+            reached, files = self._written, list(self._open)
+            at, end = self._at, self._end
         if reached == self._synced and at == self.durable_file:
             return False
         # Older files first, so that the disk has no record without those before it.
         for _, fd in files:
             os.fdatasync(fd)
-        if at != self.durable_file:
+        began = at != self.durable_file
+        if began:
             sync_folder(self._folder)
-            write_mark(self._lock, at)
-            self.durable_file = at
+        self._mark(Mark(at, end), sync=began)
+        self.durable_file = at
         with self._guard:
             for _, fd in files[:-1]:
                 os.close(fd)
@@ -315,6 +320,14 @@ class Writer:
             rose, self._synced = reached > self._synced, reached
             self._guard.notify_all()
         return rose
+
+    def _mark(self, mark: Mark, *, sync: bool) -> None:
+        """Mark what the disk has. The mark is synced at intervals, because each sync makes answers wait."""
+        now = time.monotonic()
+        sync = sync or now >= self._mark_sync_at
+        self._claim.mark(mark, sync=sync)
+        if sync:
+            self._mark_sync_at = now + self._interval_s
 
     def _describe(self, error: OSError) -> str:
         place = file_name(self._open[-1][0]) if self._open else ""

@@ -15,6 +15,7 @@ import msgspec
 
 from broker.errors import JournalError
 from broker.journal.files import Contents, each_file, numbers, survey
+from broker.journal.mark import read_mark
 from broker.journal.opening import accept_losses
 from broker.journal.records import FoundRecord, Kind, Loss, file_name, unpack_dead_letter, unpack_segment
 from launch.commands.journal_export import export
@@ -36,7 +37,8 @@ def run(args: argparse.Namespace) -> int:
     """
     folder = args.run / JOURNAL
     try:
-        if not numbers(folder):
+        # A journal whose only file is gone still has its mark, by which `verify` names the file.
+        if not numbers(folder) and not read_mark(folder).file:
             raise LaunchError(f"{folder}: no journal there; name the folder of a run that has had a broker")
         match args.action:
             case "ls":

@@ -11,8 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from broker.journal.files import LOCK, numbers
+from broker.journal.files import numbers
 from broker.journal.journal import Journal, Kind
+from broker.journal.mark import read_mark
 from broker.journal.records import Header, file_name, pack_header
 from tests.journals import DEADLINE_S, small
 from tests.property.effort import EFFORT
@@ -122,9 +123,9 @@ class JournalMachine(RuleBasedStateMachine):
         path = self.folder / file_name(last)
         sure = [record for history in self.histories for record in history.said[: history.sure]]
         ends = [place.offset + place.nbytes for _, _, place in sure if place.file == last]
-        marked = last <= int((self.folder / LOCK).read_text())
-        head = len(pack_header(Header("run", 1, 0, 0))) if marked else 0
-        least = max(ends, default=head)
+        mark = read_mark(self.folder)
+        head = len(pack_header(Header("run", 1, 0, 0))) if last <= mark.file else 0
+        least = max([head, mark.bytes_of(last), *ends])
         with open(path, "r+b") as file:
             file.truncate(least + round(kept * (path.stat().st_size - least)))
         self.come_back()

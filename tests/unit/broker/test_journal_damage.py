@@ -1,5 +1,6 @@
 """Only the torn end that a killed writer leaves is cut: all other damage is refused, with its place."""
 
+import os
 import shutil
 
 import msgspec
@@ -7,6 +8,7 @@ import pytest
 
 from broker.journal.files import each_file, numbers, survey
 from broker.journal.journal import JournalError, Kind, pack_segment
+from broker.journal.mark import LOCK, Mark, pack_mark, read_mark
 from broker.journal.opening import accept_losses
 from broker.journal.records import HEAD_BYTES, file_name, record_at
 from tests.journals import DEADLINE_S, begin, contents, small
@@ -44,8 +46,16 @@ def change(folder, number, at, *, to=None):
     return before
 
 
+def unsynced(folder, nbytes):
+    """Mark the last ``nbytes`` of the newest file as not yet on the disk, as after a kill between two syncs."""
+    newest = numbers(folder)[-1]
+    size = (folder / file_name(newest)).stat().st_size
+    (folder / LOCK).write_bytes(pack_mark(Mark(newest, size - nbytes)))
+
+
 def test_a_cut_at_any_byte_of_the_last_record_costs_that_record_alone(folder, tmp_path):
     size = (folder / file_name(3)).stat().st_size
+    unsynced(folder, HEAD_BYTES + len(LAST))
     for lost in range(1, HEAD_BYTES + len(LAST) + 1):
         copy = shutil.copytree(folder, tmp_path / str(lost))
         change(copy, 3, size - lost, to="cut")
@@ -74,14 +84,16 @@ def test_a_cut_in_the_first_record_of_a_file_goes_back_to_the_snapshot_before(tm
 
 def test_a_torn_end_is_reported_with_its_bytes(folder, caplog):
     size = (folder / file_name(3)).stat().st_size
+    unsynced(folder, HEAD_BYTES + len(LAST))
     change(folder, 3, size - 5, to="cut")
     assert contents(folder) == WHOLE[:2]
     assert f"({1} records, {HEAD_BYTES + len(LAST) - 5} bytes)" in caplog.text
 
 
 def test_no_flipped_bit_goes_unnoticed(folder, tmp_path):
-    """Damage is refused, except in the last record, where it counts as a torn end; nothing wrong is read."""
+    """Damage is refused, except in an unsynced last record, where it is a torn end; nothing wrong is read."""
     last = (folder / file_name(3)).stat().st_size - HEAD_BYTES - len(LAST)
+    unsynced(folder, HEAD_BYTES + len(LAST))
     for number in numbers(folder):
         for at in range((folder / file_name(number)).stat().st_size):
             before = change(folder, number, at)
@@ -159,6 +171,124 @@ def test_damage_is_refused_with_its_place_and_can_be_accepted(folder, harm, text
     with begin(folder) as journal:
         journal.rotate(b"new")
     assert contents(folder) == [b"new"]
+
+
+# --- the newest file ------------------------------------------------------------------------------------------
+
+
+def test_no_byte_that_the_disk_had_can_be_cut_off_or_changed_unnoticed(folder):
+    """The mark says how far the disk had the newest file, so its end is no torn end."""
+    size = (folder / file_name(3)).stat().st_size
+    assert read_mark(folder) == Mark(3, size)
+    for at in range(size):
+        for to in ("cut", None):
+            before = change(folder, 3, at, to=to)
+            here = survey(folder)
+            assert [loss.file for loss in here.losses] == [3]
+            assert (here.torn, here.unbegun) == (None, [])
+            (folder / file_name(3)).write_bytes(before)
+    assert survey(folder).losses == []
+
+
+def test_a_newest_file_cut_between_two_records_is_refused_with_its_name(folder):
+    size = (folder / file_name(3)).stat().st_size
+    cut = size - HEAD_BYTES - len(LAST)
+    change(folder, 3, cut, to="cut")
+    with pytest.raises(
+        JournalError, match=f"{file_name(3)}, byte {cut}: {cut} bytes, at least {size} were written"
+    ):
+        begin(folder)
+    with begin(folder, accept_loss=True) as journal:
+        assert [record.payload for record in journal.recovered()] == WHOLE[:2]
+        assert journal.append(Kind.EVENT, b"goes on").file == 4
+    assert contents(folder) == [*WHOLE[:2], b"goes on"]
+
+
+@pytest.mark.parametrize("lock", [None, b"00000001\n"])
+def test_the_only_file_of_a_journal_cannot_vanish_unnoticed(tmp_path, lock):
+    folder = tmp_path / "journal"
+    with begin(folder) as journal:
+        journal.append(Kind.EVENT, b"one")
+    size = (folder / file_name(1)).stat().st_size
+    if lock is not None:
+        (folder / LOCK).write_bytes(lock)
+    (folder / file_name(1)).unlink()
+    with pytest.raises(
+        JournalError, match=rf"{file_name(1)}, byte 0: missing, the newest.*\D{0 if lock else size} bytes"
+    ):
+        begin(folder)
+    assert numbers(folder) == []
+    with begin(folder, accept_loss=True) as journal:
+        assert journal.append(Kind.EVENT, b"two").file == 2
+    assert contents(folder) == [b"two"]
+
+
+def test_what_was_not_yet_on_the_disk_may_be_cut_off(tmp_path):
+    folder = tmp_path / "journal"
+    with begin(folder, small(sync_interval_s=1e6)) as journal:
+        journal.append(Kind.EVENT, b"on the disk")
+        assert journal.sync(DEADLINE_S)
+        synced = journal.nbytes
+        journal.append(Kind.EVENT, b"gone")
+        journal.flush()
+        assert read_mark(folder) == Mark(1, synced)
+        journal.abandon()
+    for at in range((folder / file_name(1)).stat().st_size - 1, synced - 1, -1):
+        change(folder, 1, at, to="cut")
+        here = survey(folder)
+        assert here.losses == []
+        assert (here.torn is None) == (at == synced)
+    assert contents(folder) == [b"on the disk"]
+
+
+def test_a_cut_file_before_one_that_was_not_begun_is_noticed(tmp_path):
+    folder = tmp_path / "journal"
+    with begin(folder, small(sync_interval_s=1e6)) as journal:
+        journal.append(Kind.EVENT, b"kept")
+        journal.flush()
+        kept = journal.nbytes
+        journal.append(Kind.EVENT, b"gone")
+        assert journal.sync(DEADLINE_S)
+        journal.abandon()
+    change(folder, 1, kept, to="cut")
+    (folder / file_name(2)).touch()
+    with pytest.raises(JournalError, match=f"{file_name(1)}, byte {kept}: {kept} bytes, .* were written"):
+        begin(folder)
+
+
+def test_a_torn_file_before_a_deleted_one_is_damage(folder):
+    change(folder, 1, (folder / file_name(1)).stat().st_size - 1, to="cut")
+    (folder / file_name(2)).rename(folder / "journal-00000002.released")
+    with pytest.raises(JournalError, match=f"{file_name(1)}, byte .* a record that is cut"):
+        begin(folder)
+
+
+@pytest.mark.parametrize("lock", [b"00000003\n", b"", b"00000003 0000000000000999 00000000\n", b"junk"])
+def test_a_lock_of_an_earlier_version_or_one_that_is_unreadable_says_nothing_of_bytes(folder, lock):
+    (folder / LOCK).write_bytes(lock)
+    change(folder, 3, (folder / file_name(3)).stat().st_size - HEAD_BYTES - len(LAST), to="cut")
+    assert contents(folder) == WHOLE[:2]
+    # From now on the mark names the byte, too.
+    assert read_mark(folder) == Mark(3, (folder / file_name(3)).stat().st_size)
+
+
+def test_a_mark_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path, monkeypatch, caplog):
+    with begin(tmp_path) as journal:
+        original = os.pwrite
+
+        def fails(fd, data, offset):
+            raise OSError(5, "Input/output error")
+
+        # Only the mark is written with pwrite; records are written with pwritev.
+        monkeypatch.setattr(os, "pwrite", fails)
+        for _ in range(3):
+            journal.append(Kind.EVENT, b"x")
+            assert journal.sync(DEADLINE_S)
+        assert caplog.text.count("the mark is not written: Input/output error") == 1
+        monkeypatch.setattr(os, "pwrite", original)
+        journal.append(Kind.EVENT, b"x")
+        assert journal.sync(DEADLINE_S)
+        assert read_mark(tmp_path).nbytes == journal.nbytes
 
 
 def test_accepting_once_does_not_accept_what_comes_later(folder):

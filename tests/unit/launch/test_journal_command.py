@@ -145,8 +145,27 @@ def test_verify(run, capsys):
 
 def test_verify_says_what_is_still_being_written(run, capsys):
     path = run / "journal" / file_name(4)
-    path.write_bytes(path.read_bytes()[:-3])
+    with open(path, "ab") as file:
+        file.write(b"\xf5OBr")
     assert said(capsys, "verify", run)[0].startswith("torn end, which the broker is still writing")
+
+
+def test_verify_finds_a_newest_file_that_is_shorter_than_the_disk_had_it_or_missing(run, capsys):
+    path = run / "journal" / file_name(4)
+    path.write_bytes(path.read_bytes()[:-30])
+    assert "were written" in said(capsys, "verify", run, code=1)[0]
+    path.unlink()
+    assert said(capsys, "verify", run, code=1)[0].startswith(f"damaged: {file_name(4)}, byte 0: missing")
+
+
+def test_verify_finds_that_the_only_file_is_missing(tmp_path, capsys):
+    begin(tmp_path / "journal").close()
+    (tmp_path / "journal" / file_name(1)).unlink()
+    assert said(capsys, "verify", tmp_path, code=1) == [
+        f"damaged: {file_name(1)}, byte 0: missing, the newest; how many records is not known (0 records, 39 bytes)",
+        f"{tmp_path / 'journal'}: 0 files, 0 bytes, damaged",
+    ]
+    assert said(capsys, "accept-loss", tmp_path)[0].startswith(f"accepted: {file_name(1)}")
 
 
 def test_accept_loss(tmp_path, capsys):
