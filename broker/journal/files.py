@@ -28,6 +28,8 @@ from broker.journal.records import (
 )
 
 ACCEPTED = "accepted-losses.json"
+DAMAGED = ".damaged"
+"""Ending of the name of a file that a repair has set aside. No reader of the journal reads it."""
 MAX_DIGITS = 12
 """Upper limit of the digits in the number of a file."""
 
@@ -79,7 +81,7 @@ class Survey:
     torn: Loss | None = None
     """Torn end that a killed writer left; `repair` cuts it."""
     unbegun: list[int] = field(default_factory=list)
-    """Numbers of files after a torn end, or not begun in full; `repair` removes them."""
+    """Numbers of files after a torn end, or not begun in full; `repair` sets them aside."""
     snapshot: Place | None = None
     """Place of the newest snapshot."""
     next_number: int = 0

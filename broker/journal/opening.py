@@ -3,13 +3,14 @@
 import logging
 import os
 from collections.abc import Iterable
+from itertools import chain, count
 from pathlib import Path
 
 import msgspec
 
 from broker.errors import JournalError
 from broker.journal.claim import Claim
-from broker.journal.files import ACCEPTED, Survey, survey
+from broker.journal.files import ACCEPTED, DAMAGED, Survey, survey
 from broker.journal.records import Loss, file_name
 from protocol.whole_files import sync_folder, write_whole
 
@@ -57,20 +58,46 @@ def accept_losses(folder: Path) -> list[Loss]:
 
 
 def repair(folder: Path, here: Survey) -> None:
-    """Cut a torn end, remove files that were not begun in full, and finish interrupted deletions."""
-    for number in here.unbegun:
-        log.warning("journal: %s was not begun in full, it is removed", file_name(number))
-        (folder / file_name(number)).unlink()
+    """Cut a torn end, set aside files behind it or not begun in full, and finish interrupted deletions.
+
+    Files are renamed, never removed: what looks like a power failure may be damage to records that count.
+    """
+    # The newest file goes first, and each name is synced, so that no file ever seems to be missing between two others.
+    for number in sorted(here.unbegun, reverse=True):
+        aside = _unused(folder, number)
+        (folder / file_name(number)).rename(aside)
+        sync_folder(folder)
+        log.warning(
+            "journal: %s was not begun in full, or comes after a torn end: it is now %s",
+            file_name(number), aside.name,
+        )  # fmt: skip
     if here.torn is not None and here.torn.offset < here.files[here.torn.file]:
-        log.warning("journal: a torn end is cut: %s", here.torn)
-        with open(folder / file_name(here.torn.file), "r+b") as file:
-            file.truncate(here.torn.offset)
-            os.fsync(file.fileno())
+        _cut(folder, here.torn, keep=bool(here.unbegun))
         here.files[here.torn.file] = here.torn.offset
     here.files = {number: size for number, size in here.files.items() if number not in here.unbegun}
     for number in here.released:
         os.truncate(folder / released_name(number), 0)
     sync_folder(folder)
+
+
+def _cut(folder: Path, torn: Loss, *, keep: bool) -> None:
+    """Cut a torn end; ``keep``: write its bytes to a file that is set aside."""
+    path = folder / file_name(torn.file)
+    log.warning("journal: a torn end is cut: %s", torn)
+    if keep:
+        aside = _unused(folder, torn.file)
+        write_whole(aside, path.read_bytes()[torn.offset :])
+        log.warning("journal: the torn end is kept as %s", aside.name)
+    with open(path, "r+b") as file:
+        file.truncate(torn.offset)
+        os.fsync(file.fileno())
+
+
+def _unused(folder: Path, number: int) -> Path:
+    """Return a name for a file that is set aside, which no earlier repair has used."""
+    plain = (folder / file_name(number)).with_suffix(DAMAGED)
+    names = chain([plain], (plain.with_name(f"{plain.stem}-{i}{DAMAGED}") for i in count(2)))
+    return next(path for path in names if not path.exists())
 
 
 def accept(folder: Path, losses: Iterable[Loss]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from broker.errors import JournalError
-from broker.journal.files import Contents, each_file, numbers, survey
+from broker.journal.files import DAMAGED, Contents, each_file, numbers, survey
 from broker.journal.mark import read_mark
 from broker.journal.opening import accept_losses
 from broker.journal.records import FoundRecord, Kind, Loss, file_name, unpack_dead_letter, unpack_segment
@@ -214,7 +214,11 @@ def verify(folder: Path) -> int:
     lines = [f"damaged: {loss}" for loss in losses] + [f"damaged, and accepted: {loss}" for loss in accepted]
     if found.torn is not None:
         lines.append(f"torn end, which the broker is still writing, or cuts when it starts: {found.torn}")
-    lines += [f"not begun in full, the broker removes it: {file_name(number)}" for number in found.unbegun]
+    lines += [f"not begun in full, the broker sets it aside: {file_name(number)}" for number in found.unbegun]
+    lines += [
+        f"set aside by a repair: {path.name}, {path.stat().st_size} bytes"
+        for path in sorted(folder.glob(f"*{DAMAGED}"))
+    ]
     verdict = "damaged" if losses or accepted else "whole"
     lines.append(f"{folder}: {len(found.files)} files, {sum(found.files.values())} bytes, {verdict}")
     sys.stdout.writelines(f"{line}\n" for line in lines)

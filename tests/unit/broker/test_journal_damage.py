@@ -263,6 +263,72 @@ def test_a_torn_file_before_a_deleted_one_is_damage(folder):
         begin(folder)
 
 
+def lagging(folder):
+    """Write three files of which the disk is known to have the first record only."""
+    with begin(folder, small(sync_interval_s=1e6)) as journal:
+        journal.append(Kind.EVENT, b"on the disk")
+        assert journal.sync(DEADLINE_S)
+        journal.append(Kind.EVENT, b"confirmed")
+        journal.rotate(b"snapshot 1")
+        journal.append(Kind.EVENT, b"confirmed, too")
+        journal.rotate(b"snapshot 2")
+        journal.abandon()
+
+
+def test_a_repair_removes_no_byte(tmp_path, caplog):
+    """A flipped bit in the unsynced end of a file looks like a power failure, but the files behind it are good."""
+    folder = tmp_path / "journal"
+    lagging(folder)
+    before = {number: (folder / file_name(number)).read_bytes() for number in (1, 2, 3)}
+    change(folder, 1, len(before[1]) - 2)
+    damaged = (folder / file_name(1)).read_bytes()
+    assert contents(folder) == [b"on the disk"]
+    aside = {n: (folder / f"journal-{n:08d}.damaged") for n in (1, 2, 3)}
+    assert [aside[n].read_bytes() for n in (2, 3)] == [before[2], before[3]]
+    assert (folder / file_name(1)).read_bytes() + aside[1].read_bytes() == damaged
+    for path in aside.values():
+        assert path.name in caplog.text
+    assert numbers(folder) == [1]
+    assert contents(folder) == [b"on the disk"]
+    # Restored by hand, the records are read again.
+    for n in (1, 2, 3):
+        (folder / file_name(n)).write_bytes(before[n])
+    assert contents(folder) == [b"snapshot 2"]
+
+
+def test_a_second_repair_does_not_replace_what_the_first_one_kept(tmp_path):
+    folder = tmp_path / "journal"
+    for content in (b"first", b"second", b"third"):
+        begin(folder).close()
+        (folder / file_name(2)).write_bytes(content)
+    begin(folder).close()
+    kept = {path.name: path.read_bytes() for path in folder.glob("*.damaged")}
+    assert kept == {
+        "journal-00000002.damaged": b"first",
+        "journal-00000002-2.damaged": b"second",
+        "journal-00000002-3.damaged": b"third",
+    }
+
+
+@pytest.mark.parametrize("steps", range(1, 6))
+def test_a_repair_that_is_interrupted_is_finished(tmp_path, monkeypatch, steps):
+    folder = tmp_path / "journal"
+    lagging(folder)
+    change(folder, 1, (folder / file_name(1)).stat().st_size - 2)
+    left, original = iter(range(steps)), os.fsync
+
+    def sync(fd):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        original(fd)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    with pytest.raises(KeyboardInterrupt):
+        begin(folder)
+    monkeypatch.undo()
+    assert contents(folder) == [b"on the disk"]
+
+
 @pytest.mark.parametrize("lock", [b"00000003\n", b"", b"00000003 0000000000000999 00000000\n", b"junk"])
 def test_a_lock_of_an_earlier_version_or_one_that_is_unreadable_says_nothing_of_bytes(folder, lock):
     (folder / LOCK).write_bytes(lock)

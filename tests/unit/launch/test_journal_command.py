@@ -158,6 +158,13 @@ def test_verify_finds_a_newest_file_that_is_shorter_than_the_disk_had_it_or_miss
     assert said(capsys, "verify", run, code=1)[0].startswith(f"damaged: {file_name(4)}, byte 0: missing")
 
 
+def test_verify_lists_what_a_repair_has_set_aside(run, capsys):
+    (run / "journal" / "journal-00000005.damaged").write_bytes(b"12345")
+    lines = said(capsys, "verify", run)
+    assert lines[0] == "set aside by a repair: journal-00000005.damaged, 5 bytes"
+    assert lines[-1].endswith("bytes, whole")
+
+
 def test_verify_finds_that_the_only_file_is_missing(tmp_path, capsys):
     begin(tmp_path / "journal").close()
     (tmp_path / "journal" / file_name(1)).unlink()
