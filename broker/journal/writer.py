@@ -305,6 +305,7 @@ class Writer:
             at, end = self._at, self._end
         if reached == self._synced and at == self.durable_file:
             return False
+        self._claim.check()
         # Older files first, so that the disk has no record without those before it.
         for _, fd in files:
             os.fdatasync(fd)

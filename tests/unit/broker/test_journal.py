@@ -1,5 +1,7 @@
 """Test the journal: appended records are read again, files follow each other, nothing needed is deleted."""
 
+import errno
+import fcntl
 import os
 import threading
 from zlib import crc32
@@ -10,6 +12,7 @@ from broker.journal import writer as journal_writer
 from broker.journal.config import JournalConfig
 from broker.journal.files import numbers
 from broker.journal.journal import Journal, JournalError, Kind, pack_segment, unpack_segment
+from broker.journal.mark import LOCK, read_mark
 from tests.journals import DEADLINE_S, begin, contents, files, small
 
 MODES = ("written", "synced")
@@ -256,6 +259,57 @@ def test_one_broker_at_a_time(folder):
     with begin(folder), pytest.raises(JournalError, match="in use by another broker"):
         begin(folder)
     begin(folder).close()
+
+
+def test_deleting_the_lock_does_not_let_a_second_broker_in(folder):
+    with begin(folder, small(sync_interval_s=1e6)) as journal:
+        (folder / LOCK).unlink()
+        with pytest.raises(JournalError, match="in use by another broker"):
+            begin(folder)
+        journal.append(Kind.EVENT, b"e")
+        assert journal.sync(DEADLINE_S)
+        # The next sync makes the lock again, with its mark, and a broker of an earlier version finds it locked.
+        assert read_mark(folder).nbytes == journal.nbytes
+        with open(folder / LOCK, "rb") as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert contents(folder) == [b"e"]
+
+
+def test_a_broker_of_an_earlier_version_keeps_a_new_one_out(folder):
+    begin(folder).close()
+    with open(folder / LOCK, "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(JournalError, match="in use by another broker"):
+            begin(folder)
+    begin(folder).close()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_broker_whose_folder_was_removed_or_replaced_ends(folder, replaced):
+    with begin(folder, small(sync_interval_s=1e6)) as journal:
+        folder.rename(folder.with_name("elsewhere"))
+        if replaced:
+            begin(folder).close()
+        journal.append(Kind.EVENT, b"e")
+        journal.flush()
+        assert not journal.sync(DEADLINE_S)
+        with pytest.raises(JournalError, match="was removed or replaced while the broker used it"):
+            journal.flush()
+        if replaced:
+            assert numbers(folder) == [1]
+
+
+def test_a_file_system_that_locks_no_folders_will_do(folder, monkeypatch):
+    original = fcntl.flock
+
+    def flock(fd, how):
+        if os.path.isdir(f"/proc/self/fd/{fd}"):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        original(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with begin(folder), pytest.raises(JournalError, match="in use by another broker"):
+        begin(folder)
 
 
 def test_another_runs_journal_is_refused(folder):
