@@ -28,6 +28,8 @@ class JournalStore(Counted):
         self.journal, self._max_bytes = journal, max_bytes
         self._places: dict[SegmentKey, Place] = {}
         self._files: Counter[int] = Counter()
+        self.freed = 0
+        """How many times a file came to hold no needed segment."""
         self._recent: OrderedDict[SegmentKey, tuple[bytes, Buffer]] = OrderedDict()
         self._recent_nbytes = 0
 
@@ -79,6 +81,7 @@ class JournalStore(Counted):
         self._files[file] -= 1
         if not self._files[file]:
             del self._files[file]
+            self.freed += 1
 
     def record_event(self, event: AnyEvent) -> None:
         self.journal.append(Kind.EVENT, encode_event(event))

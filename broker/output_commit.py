@@ -22,6 +22,7 @@ from broker.journal.journal import (
     pack_dead_letter,
     unpack_dead_letter,
 )
+from broker.journal.records import MAX_PAYLOAD_BYTES
 from broker.journal_store import JournalStore
 from broker.recovery import poison_of, recover, snapshot
 from protocol.codec import Buffer
@@ -65,6 +66,8 @@ class OutputCommit:
         self._waiting: deque[tuple[int, Send]] = deque()
         self._poison: set[bytes] = set()
         self._dead = 0
+        self._freed = 0
+        """`JournalStore.freed` when needless files were last deleted; -1: look for them at the next flush."""
         self._blocked = ""
         self._broken = False
         self.bell = Bell()
@@ -196,9 +199,15 @@ class OutputCommit:
     def _look_after_files(self, journal: Journal) -> None:
         assert self._store is not None
         if journal.wants_snapshot:
-            journal.rotate(snapshot(self.dispatcher.state, self._store, self._poison))
-            journal.retain(self._store.files)
-        elif journal.low:
+            saved = snapshot(self.dispatcher.state, self._store, self._poison)
+            if len(saved) > MAX_PAYLOAD_BYTES:
+                journal.postpone(len(saved))
+            else:
+                journal.rotate(saved)
+                # The new snapshot makes files needless that the last `retain` had to keep.
+                self._freed = -1
+        if (journal.low or self._freed != self._store.freed) and not journal.releasing:
+            self._freed = self._store.freed
             journal.retain(self._store.files)
 
     def release(self) -> list[Send]:

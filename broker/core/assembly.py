@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
+from msgspec.structs import replace
+
 from broker.core.ledger import Ledger
 from broker.core.records import GroupRecord, Outcome, StoredSegment, TrajectoryRecord, Unit
 from broker.core.store import SegmentStore
@@ -67,7 +69,9 @@ class Assembly:
         trajectory_id, tokens, action_tokens = segment.trajectory_id, segment.tokens, segment.action_tokens
         trajectory = self.trajectories.get(trajectory_id)
         if trajectory is None:
-            trajectory = self.trajectories[trajectory_id] = TrajectoryRecord(trajectory_id, task)
+            trajectory = self.trajectories[trajectory_id] = TrajectoryRecord(
+                trajectory_id, _without_data(task)
+            )
         stored = StoredSegment(
             (trajectory_id, segment.index), tokens, action_tokens, segment.version_max, nbytes
         )
@@ -105,6 +109,9 @@ class Assembly:
         self.mode = mode
         self.trajectories = {trajectory.trajectory_id: trajectory for trajectory in trajectories}
         self.groups = {group.group_id: group for group in groups}
+        # Snapshots of earlier versions have the data.
+        for trajectory in (*self.trajectories.values(), *(t for g in self.groups.values() for t in g.here)):
+            trajectory.task = _without_data(trajectory.task)
         for group in self.groups.values():
             group.since = now if group.since is not None else None
 
@@ -243,3 +250,11 @@ class Assembly:
         for stored in segments:
             self._store.drop(stored.key)
             self._ledger.note_outcome(outcome, stored)
+
+
+def _without_data(task: Task) -> Task:
+    """Return a task without the data for its environment.
+
+    Only the actor needs the data, and the task queue has it as long as the task may be leased again.
+    """
+    return replace(task, data={}) if task.data else task

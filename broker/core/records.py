@@ -56,6 +56,7 @@ class TrajectoryRecord(Struct):
 
     trajectory_id: str
     task: Task
+    """The trajectory's task, without its data."""
     segments: list[StoredSegment] = field(name="pieces", default_factory=list)
     next_index: int = 0
     tokens: int = 0

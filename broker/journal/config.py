@@ -16,7 +16,8 @@ class JournalConfig(Section):
     sync_interval_s: float = Field(0.2, gt=0)
     """Seconds between two syncs to the disk with "written": what a power failure may cost."""
     file_bytes: int = Field(64 << 20, ge=4096, le=1 << 30)
-    """Bytes of a file after which the journal goes on in a new one, which begins with a snapshot."""
+    """Bytes of a file after which the journal goes on in a new one, which begins with a snapshot. A file that
+    began with a large snapshot grows to four times the size of that."""
     keep_bytes: int = Field(1 << 30, ge=0)
     """Bytes up to which the journal keeps files that are no longer needed, as a flight record."""
     max_bytes: int = Field(16 << 30, ge=4096)

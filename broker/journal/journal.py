@@ -21,6 +21,7 @@ from broker.journal.files import Survey, read_file, survey
 from broker.journal.opening import accept, check, release, released_name, repair
 from broker.journal.records import (
     HEAD_BYTES,
+    MAX_PAYLOAD_BYTES,
     DeadLetter,
     Header,
     Kind,
@@ -48,6 +49,12 @@ log = logging.getLogger(__name__)
 
 SPACE_S = 0.2
 MAX_OPEN = 16
+FILE_SNAPSHOTS = 4
+"""Size that a file reaches before the next one, in sizes of the snapshot that it begins with.
+
+Without this a snapshot as large as `file_bytes` would be written again at each flush. With 4, snapshots take at
+most a third of what other records take.
+"""
 TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 """Errors of reading that come from a lack of resources, and say nothing about the file."""
 
@@ -80,6 +87,7 @@ class Journal:
         First the disk must have all records up to `_release_at`, which say that the files are not needed.
         """
         self._why_low, self._looked_at = "", float("-inf")
+        self._rotate_at = self._full(here.snapshot.nbytes if here.snapshot else 0)
         self._closed = False
         self._file, header = max([0, here.mark.file, *self._files]), b""
         damaged = any(loss.file >= self._file for loss in self.losses)
@@ -195,13 +203,30 @@ class Journal:
     @property
     def wants_snapshot(self) -> bool:
         """Whether the current file is full, and a new one can be begun."""
-        return self._files[self._file] > self._config.file_bytes and not self.blocked
+        return self._files[self._file] > self._rotate_at and not self.blocked
+
+    def _full(self, snapshot_nbytes: int) -> int:
+        """Return the bytes after which a file with a snapshot of this size is full."""
+        return max(self._config.file_bytes, FILE_SNAPSHOTS * snapshot_nbytes)
+
+    def postpone(self, snapshot_nbytes: int) -> None:
+        """Go on in the current file, because the snapshot is too large for a record.
+
+        `wants_snapshot` asks again when the file has grown by ``snapshot_nbytes``.
+        """
+        self._rotate_at = self._files[self._file] + snapshot_nbytes
+        log.error(
+            "journal: a snapshot of %d bytes is more than a record holds (%d): the journal goes on in %s, and no file "
+            "is deleted; put fewer tasks, or tasks with less data",
+            snapshot_nbytes, MAX_PAYLOAD_BYTES, file_name(self._file),
+        )  # fmt: skip
 
     def rotate(self, snapshot: bytes) -> Place:
         """Go on in a new file, which begins with ``snapshot``; return the snapshot's place."""
         header = self._new_file(self._file + 1, self._first + self._writer.count)
         place = self._append(Kind.SNAPSHOT, (snapshot,), header)
         self._snapshot_file = self._file
+        self._rotate_at = self._full(len(snapshot))
         self.flush()
         return place
 
@@ -221,6 +246,11 @@ class Journal:
             self._needed, self._releasable = set(needed), self._snapshot_file
             self._release_at = self._writer.count
         self._release()
+
+    @property
+    def releasing(self) -> bool:
+        """Whether a deletion that `retain` asked for is pending."""
+        return self._releasable > 0
 
     def _release(self) -> None:
         if self._writer.durable_file < self._releasable or self._writer.synced < self._release_at:

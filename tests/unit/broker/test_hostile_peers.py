@@ -8,8 +8,9 @@ import pytest
 
 from broker.core.events import decode_event
 from broker.core.state import BrokerState
-from broker.journal.files import LOCK, survey
+from broker.journal.files import survey
 from broker.journal.journal import JournalError, Kind, Place, Record
+from broker.journal.mark import LOCK, Mark
 from broker.journal.records import Header, file_name, pack_header, unpack_header, unpack_segment
 from broker.journal_store import JournalStore
 from broker.recovery import recover, snapshot
@@ -74,7 +75,7 @@ def test_files_far_apart_are_a_loss_and_cost_no_more_than_others(tmp_path):
 def test_a_mark_without_end_is_none(tmp_path):
     begin(tmp_path / "journal").close()
     (tmp_path / "journal" / LOCK).write_text("9" * 5000)
-    assert survey(tmp_path / "journal").mark == 0
+    assert survey(tmp_path / "journal").mark == Mark()
 
 
 @pytest.mark.parametrize("content", [b'[["\xff"]]', b"[" * 100_000], ids=["no text", "deep"])

@@ -252,6 +252,36 @@ def test_it_says_when_room_is_low(folder, monkeypatch):
         assert "broker.journal.min_free_bytes is" in journal.why_low
 
 
+def test_a_file_grows_to_several_times_its_snapshot_before_the_next_one(folder):
+    with begin(folder, small(file_bytes=4096)) as journal:
+        journal.rotate(b"s" * 10_000)
+        for reopened in (False, True):
+            assert not journal.wants_snapshot, reopened
+            if not reopened:
+                journal.append(Kind.EVENT, b"e" * 25_000)
+                assert not journal.wants_snapshot
+                journal.close()
+                journal = begin(folder, small(file_bytes=4096)).thing
+        journal.append(Kind.EVENT, b"e" * 10_000)
+        assert journal.wants_snapshot
+        journal.rotate(b"small again")
+        journal.append(Kind.EVENT, b"e" * 5_000)
+        assert journal.wants_snapshot
+        journal.close()
+
+
+def test_a_snapshot_that_is_postponed_is_wanted_again_when_the_file_has_grown_by_its_size(folder, caplog):
+    with begin(folder, small(file_bytes=4096)) as journal:
+        journal.append(Kind.EVENT, b"e" * 5_000)
+        journal.postpone(3_000)
+        assert "journal goes on in journal-00000001.log" in caplog.text
+        assert not journal.wants_snapshot
+        journal.append(Kind.EVENT, b"e" * 2_900)
+        assert not journal.wants_snapshot
+        journal.append(Kind.EVENT, b"e" * 200)
+        assert journal.wants_snapshot
+
+
 # --- ownership ----------------------------------------------------------------------------------------------
 
 
