@@ -33,7 +33,14 @@ log = logging.getLogger(__name__)
 NEED_NOT_WAIT = (Heartbeat, QueueStats, Refused)
 """Messages that promise nothing, so they need not wait for the journal."""
 MAX_DEAD_LETTERS = 1_000
+"""Upper limit of the dead letters that one process keeps."""
+MAX_DEAD_TOTAL_BYTES = 16 << 20
+"""Upper limit of the bytes of all dead letters that one process keeps."""
 MAX_DEAD_BYTES = 64 * 1024
+"""Upper limit of the bytes of one dead letter, all frames together."""
+MAX_DEAD_FRAMES = 64
+MAX_DEAD_REASON = 1_000
+"""Upper limit of the characters of a dead letter's reason."""
 POISON = "broker_fault"
 POISONED = "this message broke the broker before"
 
@@ -65,7 +72,7 @@ class OutputCommit:
         self._reopen: Callable[[], Journal]
         self._waiting: deque[tuple[int, Send]] = deque()
         self._poison: set[bytes] = set()
-        self._dead = 0
+        self._dead = self._dead_bytes = 0
         self._freed = 0
         """`JournalStore.freed` when needless files were last deleted; -1: look for them at the next flush."""
         self._blocked = ""
@@ -146,7 +153,7 @@ class OutputCommit:
             self.journal.abandon()
             self.journal = self._reopen()
             # Start counting again, because without this dead letter the next process would break, too.
-            self._dead = 0
+            self._dead = self._dead_bytes = 0
             self.keep_dead_letter(name, POISON, reason, frames)
             self.journal.close()
 
@@ -246,16 +253,29 @@ class OutputCommit:
     def keep_dead_letter(self, name: str, code: str, reason: str, frames: Sequence[Buffer]) -> None:
         """Keep a message that could not be handled, with the reason, as a dead letter.
 
-        A process keeps its first `MAX_DEAD_LETTERS`.
+        A process keeps its first `MAX_DEAD_LETTERS`, up to `MAX_DEAD_TOTAL_BYTES`. While the disk is nearly full
+        it keeps only those of messages that broke the broker, which the next process must know.
         """
-        if code == POISON:
-            self._poison.add(_digest(name, frames))
-        if self.journal is None or self._dead >= MAX_DEAD_LETTERS:
+        digest = _digest(name, frames) if code == POISON else b""
+        if digest:
+            self._poison.add(digest)
+        journal = self.journal
+        if journal is None or self._dead >= MAX_DEAD_LETTERS or self._dead_bytes >= MAX_DEAD_TOTAL_BYTES:
             return
+        if code != POISON and (journal.low or journal.blocked):
+            return
+        letter = DeadLetter(
+            peer=name,
+            code=code,
+            reason=reason[:MAX_DEAD_REASON],
+            frames=_first_bytes(frames),
+            nbytes=sum(map(len, frames)),
+            digest=digest,
+        )
+        packed = pack_dead_letter(letter)
         self._dead += 1
-        kept = [bytes(frame[:MAX_DEAD_BYTES]) for frame in frames]
-        letter = DeadLetter(peer=name, code=code, reason=reason, frames=kept)
-        self.journal.append(Kind.DEAD, pack_dead_letter(letter))
+        self._dead_bytes += len(packed)
+        journal.append(Kind.DEAD, packed)
 
     def _note_dead(self, record: Record) -> Record:
         if record.kind is Kind.SNAPSHOT:
@@ -263,12 +283,29 @@ class OutputCommit:
         elif record.kind is Kind.DEAD:
             letter = unpack_dead_letter(record.payload)
             if letter.code == POISON:
-                self._poison.add(_digest(letter.peer, letter.frames))
+                self._poison.add(letter.digest or _digest(letter.peer, letter.frames))
         return record
+
+
+def _first_bytes(frames: Sequence[Buffer]) -> list[bytes]:
+    """Return the first frames of a message, cut to `MAX_DEAD_BYTES` in sum.
+
+    Example:
+        >>> [len(frame) for frame in _first_bytes([b"x" * 60_000, b"y" * 60_000, b"z"])]
+        [60000, 5536]
+    """
+    kept, room = list[bytes](), MAX_DEAD_BYTES
+    for frame in frames[:MAX_DEAD_FRAMES]:
+        if not room and len(frame):
+            break
+        kept.append(bytes(frame[:room]))
+        room -= len(kept[-1])
+    return kept
 
 
 def _digest(name: str, frames: Sequence[Buffer]) -> bytes:
     digest = hashlib.sha256(name.encode("utf-8", "surrogateescape"))
     for frame in frames:
-        digest.update(b"/" + bytes(frame[:MAX_DEAD_BYTES]))
+        # Letters of earlier versions have these bytes of each frame, and no digest.
+        digest.update(b"/" + bytes(frame[: 64 * 1024]))
     return digest.digest()

@@ -263,6 +263,11 @@ class DeadLetter(Struct, frozen=True):
     code: str
     reason: str
     frames: list[bytes]
+    """The first bytes of the message, in its frames."""
+    nbytes: int = 0
+    """Bytes of the whole message; 0 in letters of earlier versions."""
+    digest: bytes = b""
+    """Digest by which the broker knows the message again; empty in letters of earlier versions."""
 
 
 _dead_letter = msgspec.msgpack.Decoder(DeadLetter)

@@ -198,7 +198,9 @@ def dead_letters(folder: Path) -> Iterator[str]:
                 frames = "".join(
                     f"\n{'':11}{len(frame)} bytes: {_cut(repr(frame))}" for frame in letter.frames
                 )
-                yield f"{entry.number:>9}  {letter.peer}  {letter.code}: {letter.reason}{frames}"
+                cut = letter.nbytes > sum(map(len, letter.frames))
+                more = f"\n{'':11}cut, the message had {letter.nbytes} bytes" if cut else ""
+                yield f"{entry.number:>9}  {letter.peer}  {letter.code}: {letter.reason}{frames}{more}"
 
 
 # --- verify -------------------------------------------------------------------------------------------------

@@ -3,12 +3,14 @@
 import errno
 import os
 
+import msgspec
 import pytest
 
 from broker.config import BrokerConfig
 from broker.errors import StateBroken
-from broker.journal.journal import Journal, JournalError
-from broker.output_commit import MAX_DEAD_LETTERS, OutputCommit
+from broker.journal.files import records
+from broker.journal.journal import Journal, JournalError, Kind, Record, unpack_dead_letter
+from broker.output_commit import MAX_DEAD_LETTERS, MAX_DEAD_TOTAL_BYTES, POISON, OutputCommit
 from protocol.codec import decode, encode
 from protocol.messages import (
     Commit,
@@ -153,6 +155,74 @@ def test_who_speaks_behind_the_message_that_broke_the_books_is_not_blamed(scene,
     assert [message.code for message in scene.frames("actor", segment_frames(one))] == ["poison"]
     scene.frames("actor", segment_frames(two))
     assert [message.status for message in scene.flush() if isinstance(message, SegmentAck)] == ["stored"]
+
+
+# --- dead letters ---------------------------------------------------------------------------------------------
+
+
+def letters(folder):
+    return [
+        unpack_dead_letter(r.payload)
+        for r in records(folder)
+        if isinstance(r, Record) and r.kind is Kind.DEAD
+    ]
+
+
+def test_a_dead_letter_has_a_limit_of_its_own_whatever_its_frames_are(scene):
+    before = scene.desk.journal.nbytes
+    scene.desk.keep_dead_letter("junk", "malformed", "long " * 10_000, [b"x" * 65_536] * 1000)
+    scene.desk.keep_dead_letter("junk", "malformed", "no message", [b""] * 65_536)
+    scene.flush()
+    assert scene.desk.journal.nbytes - before < 80_000
+    long, empty = letters(scene.folder)
+    assert (sum(map(len, long.frames)), long.nbytes, len(long.reason)) == (65_536, 65_536_000, 1000)
+    assert (len(empty.frames), empty.nbytes) == (64, 0)
+
+
+def test_all_dead_letters_of_a_process_have_a_limit(scene):
+    before = scene.desk.journal.nbytes
+    for i in range(MAX_DEAD_LETTERS):
+        scene.desk.keep_dead_letter("junk", "malformed", "no message", [b"%d" % i, b"x" * 100_000])
+    scene.flush()
+    assert scene.desk.journal.nbytes - before < MAX_DEAD_TOTAL_BYTES + 100_000
+    assert scene.desk.status()["dead_letters"] < MAX_DEAD_LETTERS
+
+
+@pytest.mark.parametrize("why", ["low", "blocked"])
+def test_a_disk_that_is_nearly_full_is_for_more_than_dead_letters(scene, monkeypatch, why):
+    monkeypatch.setattr(Journal, why, True)
+    scene.desk.keep_dead_letter("junk", "malformed", "no message", [b"x"])
+    assert scene.desk.status()["dead_letters"] == 0
+    scene.desk.keep_dead_letter("actor", POISON, "a fault", [b"x"])
+    assert scene.desk.status()["dead_letters"] == 1
+
+
+def test_a_long_message_that_broke_the_broker_is_known_again_by_its_letter_alone(scene):
+    frames = [b"header", b"x" * 60_000, b"y" * 60_000]
+    scene.desk.keep_dead_letter("actor", POISON, "a fault", frames)
+    scene.flush()
+    scene.kill()
+    known = scene.desk.handle("actor", Heartbeat(progress=1.0), frames, scene.now)
+    assert [action.message.code for action in known] == ["poison"]
+    other = [*frames[:2], b"y" * 59_999 + b"z"]
+    said = scene.desk.handle("actor", Heartbeat(progress=1.0), other, scene.now)
+    assert "poison" not in [getattr(action.message, "code", "") for action in said]
+
+
+def test_a_letter_of_an_earlier_version_is_known_again(scene):
+    """It has 64 KiB of each frame, and no digest."""
+    frames = [b"header", b"x" * 100_000, b"y" * 60_000]
+    old = {
+        "peer": "actor",
+        "code": POISON,
+        "reason": "a fault",
+        "frames": [frame[:65_536] for frame in frames],
+    }
+    scene.desk.journal.append(Kind.DEAD, msgspec.msgpack.encode(old))
+    scene.flush()
+    scene.kill()
+    known = scene.desk.handle("actor", Heartbeat(progress=1.0), frames, scene.now)
+    assert [action.message.code for action in known] == ["poison"]
 
 
 @pytest.mark.parametrize("name", ["put", "record_event"])

@@ -131,6 +131,13 @@ def test_show_prints_dead_letters_with_their_frames(run, capsys):
     ]  # fmt: skip
 
 
+def test_show_says_when_a_dead_letter_is_cut(tmp_path, capsys):
+    letter = DeadLetter(peer="a", code="malformed", reason="no map", frames=[b"x"], nbytes=70_000)
+    with begin(tmp_path / "journal") as journal:
+        journal.append(Kind.DEAD, pack_dead_letter(letter))
+    assert said(capsys, "show", tmp_path, "--dead")[-1].strip() == "cut, the message had 70000 bytes"
+
+
 def test_verify(run, capsys):
     assert said(capsys, "verify", run)[-1].endswith("bytes, whole")
     path = run / "journal" / file_name(2)
