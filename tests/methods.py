@@ -51,6 +51,23 @@ METHODS = {
 }
 
 
+LEVELS = ("token", "turn", "sequence", "group")
+COMPARED = {
+    f"compared_{level}": {
+        "surrogate": {"kind": "entropy"},
+        "corrections": [{"kind": "truncated", "level": level}],
+        "kl": {"kind": "convex", "coefficient": 0.1, "hold": 0, "every": 1},
+    }
+    for level in LEVELS
+}
+"""Settings that need every kind of score: a signal and a weight that compare tokens, and frozen policies."""
+
+
 def method(name: str) -> AlgorithmConfig:
-    """Return the algorithm settings with this name."""
-    return AlgorithmConfig.model_validate(METHODS[name])
+    """Return the algorithm settings with this name; "hapo+2x3" has 2 updates per batch in each of 3 passes."""
+    name, _, steps = name.partition("+")
+    settings = dict((METHODS | COMPARED)[name])
+    if steps:
+        updates, passes = steps.split("x")
+        settings |= {"updates_per_batch": int(updates), "passes": int(passes)}
+    return AlgorithmConfig.model_validate(settings)

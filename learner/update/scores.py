@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -14,8 +13,8 @@ from learner.algorithms.ratios import segment_ratio
 from learner.surrogate_config import EntropySurrogate
 from learner.update.adaptive import has_group_ratio, needs_scores
 from learner.update.batching import Batch, MicroBatch
+from learner.update.deepspeed_zero import sum_over_ranks
 from learner.update.frozen import FrozenPolicy
-from learner.update.outcome import TokenRecorder
 from learner.update.policy import Outputs
 
 Forward = Callable[[MicroBatch], Outputs]
@@ -42,54 +41,84 @@ def score_mini_batches(
     mini_batches: Sequence[Sequence[MicroBatch]],
     algorithm: AlgorithmConfig,
     *,
+    first_pass: int,
     ranks: int,
     device: torch.device,
 ) -> list[list[Scores]]:
-    """Score every micro-batch of every mini-batch. This is a collective call."""
-    own = needs_scores(algorithm, len(mini_batches))
-    outputs = [[forward(m) if own else None for m in part] for part in mini_batches]
-    signal = group_ratio = None
-    surrogate = algorithm.surrogate
-    if isinstance(surrogate, EntropySurrogate):
-        entropy = _gather_row("entropy", batch, mini_batches, outputs, ranks)
-        signal = _entropy_signal(batch, entropy, quantile=surrogate.quantile)
-    if has_group_ratio(algorithm):
-        logp = _gather_row("logp_current", batch, mini_batches, outputs, ranks)
-        group_ratio = _group_ratio(batch, logp)
-    logp_frozen = {name: [policy.score(part) for part in mini_batches] for name, policy in frozen.items()}
+    """Score every micro-batch of every mini-batch. This is a collective call.
 
-    def of(micro_batch: MicroBatch, values: Tensor | None) -> Tensor | None:
-        return None if values is None else values[np.maximum(micro_batch.token, 0)].to(device)
+    All passes have the same tokens, and the scores are those before the first optimizer step. So the models
+    run on the first pass only, and the micro-batches of later passes look their tokens up.
 
-    return [
-        [
-            Scores(
-                logp_proximal=None if output is None else output.logp,
-                entropy_signal=of(micro_batch, signal),
-                logp_reference=logp_frozen["reference"][i][j] if "reference" in frozen else None,
-                logp_predecessor=logp_frozen["predecessor"][i][j] if "predecessor" in frozen else None,
-                group_ratio=of(micro_batch, group_ratio),
-            )
-            for j, (output, micro_batch) in enumerate(zip(outputs[i], mini_batches[i], strict=True))
-        ]
-        for i in range(len(mini_batches))
+    Args:
+        mini_batches: micro-batches of this rank for each mini-batch of all passes, in order.
+        first_pass: number of mini-batches of the first pass, which together have each seen token once.
+    """
+    if not mini_batches:
+        return []
+    first = [micro_batch for part in mini_batches[:first_pass] for micro_batch in part]
+    every = [micro_batch for part in mini_batches for micro_batch in part]
+    again = len(mini_batches) > first_pass
+    rows = {f"logp_{name}": policy.score(first) for name, policy in frozen.items()}
+    compared: dict[str, list[Tensor]] = {}
+    if needs_scores(algorithm, len(mini_batches)):
+        outputs = [forward(micro_batch) for micro_batch in first]
+        rows["logp_proximal"] = [output.logp for output in outputs]
+        compared = _compared_rows(algorithm, outputs)
+    tokens = _gather(first, compared | rows if again else compared, batch, ranks)
+    table = _compare(batch, tokens, algorithm)
+    if again:
+        table |= {name: tokens[name] for name in rows}
+        rows = {}
+    scores = [
+        Scores(
+            **{name: values[i] for name, values in rows.items()},
+            **{name: values[np.maximum(micro_batch.token, 0)].to(device) for name, values in table.items()},
+        )
+        for i, micro_batch in enumerate(every)
     ]
+    in_order = iter(scores)
+    return [[next(in_order) for _ in part] for part in mini_batches]
 
 
-def _gather_row(
-    row: Literal["entropy", "logp_current"],
-    batch: Batch,
-    mini_batches: Sequence[Sequence[MicroBatch]],
-    outputs: Sequence[Sequence[Outputs | None]],
-    ranks: int,
-) -> Tensor:
-    """Gather one row of the outputs for the batch's seen tokens [M], from all ranks."""
-    recorder = TokenRecorder(int(batch.seen_mask.sum()), ranks)
-    for part, said in zip(mini_batches, outputs, strict=True):
-        for micro_batch, output in zip(part, said, strict=True):
-            if output is not None:
-                recorder.put(micro_batch, {"entropy": output.entropy, "logp_current": output.logp})
-    return torch.from_numpy(recorder.gathered(row)[row])
+def _compared_rows(algorithm: AlgorithmConfig, outputs: Sequence[Outputs]) -> dict[str, list[Tensor]]:
+    """Return the rows of outputs that must be compared over all tokens of the batch."""
+    rows = {}
+    if isinstance(algorithm.surrogate, EntropySurrogate):
+        rows["entropy"] = [output.entropy for output in outputs]
+    if has_group_ratio(algorithm):
+        rows["logp_proximal"] = [output.logp for output in outputs]
+    return rows
+
+
+def _gather(
+    micro_batches: Sequence[MicroBatch], rows: Mapping[str, Sequence[Tensor]], batch: Batch, ranks: int
+) -> dict[str, Tensor]:
+    """Gather rows of the micro-batches' targets for the batch's seen tokens [M], from all ranks.
+
+    Each token must be a target once, on one rank. This is a collective call, unless there are no rows.
+    """
+    if not rows:
+        return {}
+    gathered = torch.zeros(len(rows), int(batch.seen_mask.sum()))
+    for i, micro_batch in enumerate(micro_batches):
+        # A dummy has no token.
+        if micro_batch.token[0] >= 0:
+            gathered[:, micro_batch.token] = torch.stack(
+                [values[i].float() for values in rows.values()]
+            ).cpu()
+    return dict(zip(rows, sum_over_ranks(gathered, ranks), strict=True))
+
+
+def _compare(batch: Batch, tokens: Mapping[str, Tensor], algorithm: AlgorithmConfig) -> dict[str, Tensor]:
+    """Compute the scores [M] that compare a token with other tokens of the batch."""
+    scores = {}
+    if isinstance(algorithm.surrogate, EntropySurrogate):
+        quantile = algorithm.surrogate.quantile
+        scores["entropy_signal"] = _entropy_signal(batch, tokens["entropy"], quantile=quantile)
+    if has_group_ratio(algorithm):
+        scores["group_ratio"] = _group_ratio(batch, tokens["logp_proximal"])
+    return scores
 
 
 def _entropy_signal(batch: Batch, entropy: Tensor, *, quantile: float) -> Tensor:

@@ -101,6 +101,7 @@ class Updater:
             batch,
             [m.micro_batches for m in mini_batches],
             algorithm,
+            first_pass=sum(m.pass_index == 0 for m in mini_batches),
             ranks=self.ranks,
             device=self.device,
         )

@@ -181,6 +181,7 @@ def scores_of(engine, trajectories):
         batch,
         mini_batches,
         engine.config.algorithm,
+        first_pass=len(mini_batches),
         ranks=updater.ranks,
         device=updater.device,
     )
