@@ -18,6 +18,8 @@ from protocol.arrays import Float64s
 
 STD_EPSILON = 1e-6
 """Number added to a standard deviation before dividing by it."""
+VARIANCE_EPSILON = 1e-8
+"""Number added to a variance before dividing by its root."""
 UNIFORM_SPREAD = 1e-9
 """Values are equal up to rounding if their range is at most this share of the largest size among them, or of
 1 where all are smaller than 1."""
@@ -304,9 +306,12 @@ def turn_return_advantage(
 def whiten(values: ArrayLike, mask: ArrayLike) -> Float64s:
     r"""Scale values to mean 0 and variance 1 over the mask, and set them to 0 outside it.
 
+    .. math:: \hat v_t = \frac{v_t - \mathrm{mean}(v)}{\sqrt{\mathrm{var}(v) + 10^{-8}}}
+
     PPO implementations whiten the advantages of all policy tokens of a batch in this way. The variance
-    divides by the number of tokens. Nothing is added to the deviation; values that are equal up to rounding
-    become 0.
+    divides by the number of tokens. The addend keeps values that differ by far less than 1e-4, for example in
+    a batch where every task is solved, from becoming a step of full size; verl and TRL have it, too. Values
+    that are equal up to rounding become 0.
 
     Args:
         values: [M]; anything outside the mask, NaN included.
@@ -319,7 +324,7 @@ def whiten(values: ArrayLike, mask: ArrayLike) -> Float64s:
         ValueError: a value inside the mask is not finite, or the lengths differ.
 
     Example:
-        >>> whiten([1.0, 3.0, 9.0], [True, True, False]).tolist()
+        >>> whiten([1.0, 3.0, 9.0], [True, True, False]).round(6).tolist()
         [-1.0, 1.0, 0.0]
     """
     inside = np.asarray(mask, dtype=np.bool_)
@@ -329,7 +334,7 @@ def whiten(values: ArrayLike, mask: ArrayLike) -> Float64s:
     masked = _finite("masked value", everything[inside])
     whitened = np.zeros_like(everything)
     if not _uniform(masked):
-        whitened[inside] = (masked - masked.mean()) / masked.std()
+        whitened[inside] = (masked - masked.mean()) / np.sqrt(masked.var() + VARIANCE_EPSILON)
     return whitened
 
 

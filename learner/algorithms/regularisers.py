@@ -19,6 +19,8 @@ from learner.algorithms.ratios import LOG_RATIO_LIMIT
 from learner.algorithms.shapes import check_same_shape
 
 KlEstimator = Literal["k1", "k2", "k3"]
+K3_CEILING = 10.0
+"""Largest value of `kl_k3` in a loss, in nats."""
 
 
 def kl_k1(logp_a: Tensor, logp_b: Tensor) -> Tensor:
@@ -80,7 +82,11 @@ def kl_k3(logp_a: Tensor, logp_b: Tensor) -> Tensor:
 
 
 def kl_estimate(logp_a: Tensor, logp_b: Tensor, *, estimator: KlEstimator) -> Tensor:
-    """Estimate KL(a || b) per token, in nats, with the named estimator.
+    """Estimate KL(a || b) per token, in nats, with the named estimator, for a loss.
+
+    k3 is cut at 10, as in verl and slime, so that one token cannot fill the gradient: its slope at 20 nats
+    would be 5e8. Its gradient is zero where the cut acts, at d above 2.61 or below -11. So k3 does not pull a
+    token back that the policy has left far behind; k2 does.
 
     Args:
         logp_a: log-probabilities [N] of the tokens under a, nats; in a penalty, a is the current policy.
@@ -107,7 +113,7 @@ def kl_estimate(logp_a: Tensor, logp_b: Tensor, *, estimator: KlEstimator) -> Te
         case "k2":
             return kl_k2(logp_a, logp_b)
         case "k3":
-            return kl_k3(logp_a, logp_b)
+            return kl_k3(logp_a, logp_b).clamp(max=K3_CEILING)
         case _:
             assert_never(estimator)
 

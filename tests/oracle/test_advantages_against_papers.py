@@ -134,7 +134,7 @@ def test_returns_equal_but_for_rounding_give_exactly_zero(other, scale):
 
 def test_a_small_difference_that_is_no_rounding_counts():
     returns = [0.3, 0.3 + 1e-6, 0.3]
-    np.testing.assert_allclose(whiten(returns, [True] * 3), [-(0.5**0.5), 2**0.5, -(0.5**0.5)], atol=1e-6)
+    assert whiten(returns, [True] * 3) == pytest.approx([-1 / 300, 2 / 300, -1 / 300], rel=1e-4)
     assert informative_scale(returns, ["a"] * 3) == 1.0
     assert leave_one_out_advantage(returns, ["a"] * 3)[1] == pytest.approx(1e-6)
 
@@ -256,7 +256,16 @@ def test_no_trajectories_at_all():
 def test_whitened_by_hand():
     """1, 3, 5 have mean 3 and variance 8/3. A NaN outside the mask has no effect."""
     result = whiten([1, math.nan, 3, 5], [True, False, True, True])
-    np.testing.assert_allclose(result, [-math.sqrt(1.5), 0, 0, math.sqrt(1.5)], atol=1e-15)
+    np.testing.assert_allclose(result, [-math.sqrt(1.5), 0, 0, math.sqrt(1.5)], atol=1e-8)
+
+
+@pytest.mark.parametrize("spread", [1e-8, 1e-6, 1e-4, 1.0])
+def test_whitening_has_a_floor(spread):
+    """As in verl (`masked_whiten`) and TRL: (v - mean) / sqrt(var + 1e-8), so that rounding stays small."""
+    values = spread * np.array([1.0, -1.0, 3.0, 0.5])
+    expected = (values - values.mean()) / math.sqrt(np.mean((values - values.mean()) ** 2) + 1e-8)
+    np.testing.assert_allclose(whiten(values, [True] * 4), expected, rtol=1e-12)
+    assert np.abs(whiten(values, [True] * 4)).max() <= 3e4 * spread
 
 
 def test_informative_scale_by_hand():
