@@ -137,7 +137,8 @@ class LearnerConfig(Section):
     """OpenMP threads per rank, on CPU. At least 1. If the threads of learner and generators together exceed
     the cores, `offbeat train` makes waiting threads sleep instead of spin."""
     publish_every: int = Field(1, ge=1)
-    """Learner steps between two published versions. At least 1; must be 1 with run.mode = "sync"."""
+    """Learner steps between two published versions, without skipped steps. At least 1; must be 1 with
+    run.mode = "sync"."""
     publish_dtype: Literal["trained", "bfloat16"] = "trained"
     """Float type of published versions: that of the trained weights, or bfloat16, which halves the bytes of
     float32 weights. Generators then sample from the rounded policy, and report its probabilities as behaviour

@@ -126,7 +126,7 @@ class Trainer:
         self.totals.add(report, sum(len(unit.trajectories) for unit in units))
         if self.replay is not None and not report.nonfinite:
             remember(self.replay, units, step=self.step - 1)
-        if self.step % self.config.publish_every == 0:
+        if self.unpublished >= self.config.publish_every:
             self.next_version()
 
     def next_version(self) -> None:

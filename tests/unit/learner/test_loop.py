@@ -159,6 +159,17 @@ def test_weights_are_published_every_nth_step(tmp_path):
     assert (it.step, it.version) == (5, 2)
 
 
+def test_a_skipped_step_delays_a_publication_by_one_step(tmp_path):
+    it = learner(tmp_path, ["applied", "nonfinite", "applied", "applied", "applied"], publish_every=2)
+    it.train()
+    assert [entry for entry in it.exchange.log if entry[0] in ("announce", "commit")] == [
+        *(("commit", 1), ("commit", 2)),
+        *(("announce", 1), ("commit", 3)),
+        ("commit", 4),
+        *(("announce", 2), ("commit", 5)),
+    ]
+
+
 def test_a_step_that_is_not_finite_publishes_nothing_and_saves_its_trajectories(tmp_path):
     it = learner(tmp_path, ["applied", "nonfinite", "applied"])
     it.train()
