@@ -79,6 +79,7 @@ def learner(config: RunConfig, folder: Path, keys: Path | None, *, resume: bool)
         mode=config.run.mode,
         max_minutes=config.run.max_minutes,
         resume=resume,
+        segment_tokens=config.actor.segment_tokens,
         keys=keys,
         weights_url=weights_url(config, keys),
     )

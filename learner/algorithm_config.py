@@ -155,7 +155,7 @@ class KlPenalty(Section):
     estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the KL, with d = log other - log current. "k1": -d, whose gradient is zero on average, so
     it regularises nothing; "k2": d^2 / 2, whose gradient is that of the KL; "k3": exp(d) - 1 - d, the one of
-    GRPO."""
+    GRPO, cut at 10: a token with d above 2.61 is not pulled back, so use "k2" where the policy may go far."""
 
 
 class KlConvex(Section):
@@ -252,6 +252,8 @@ class Reincarnation(Section):
     """Corrections from that step on."""
     updates_per_batch: int = Field(1, ge=1)
     """Optimizer steps on one batch and pass from then on. At least 1."""
+    passes: int = Field(1, ge=1)
+    """How often each trajectory of a batch is trained on from then on. At least 1."""
 
 
 class AlgorithmConfig(Section):
@@ -286,7 +288,10 @@ class AlgorithmConfig(Section):
     """Multiply advantages by the number of groups over the number of groups with unequal returns (RAPO,
     arXiv:2509.24107)."""
     imitation_coefficient: float = Field(0.0, ge=0)
-    """Factor of the negative log-likelihood of finished trajectories with a return above 0, which is added to
-    the loss (T-PPO uses 0.1). 0: no imitation."""
+    """Factor of the negative log-likelihood of trajectories that solved their task, which is added to the
+    loss (T-PPO uses 0.1). 0: no imitation."""
+    imitation_return: float = 1.0
+    """Smallest return of a trajectory that is imitated, in environments that do not tell whether a task was
+    solved. Where they tell (`StepResult.correct`), it has no effect."""
     critic: CriticConfig | None = None
     reincarnation: Reincarnation | None = None

@@ -53,12 +53,14 @@ def run_learner(
     mode: str,
     max_minutes: float,
     resume: bool,
+    segment_tokens: int | None = None,
     keys: Path | None = None,
     weights_url: str = "",
 ) -> None:
     """Train until done, then write ``run_dir/result.json``. Blocks; SIGTERM ends it with a checkpoint.
 
     Args:
+        segment_tokens: most tokens of a segment; see `TrainingEngine`.
         keys: folder of the keys; None: nothing is encrypted.
         weights_url: URL from which other hosts can fetch versions; empty: only this host can.
 
@@ -66,7 +68,7 @@ def run_learner(
         LinkDown: no broker answered, or it serves another run.
     """
     stop = _Stop()
-    engine = lead(config, stop, model=model, seed=seed)
+    engine = lead(config, stop, model=model, seed=seed, segment_tokens=segment_tokens)
     # A process that wants to end the learner must signal rank 0: torchrun would kill the ranks.
     (run_dir / PID_FILE).write_text(str(os.getpid()))
     lockstep = mode == "sync"
@@ -101,7 +103,9 @@ def run_learner(
         _leave()
 
 
-def lead(config: LearnerConfig, stop: "_Stop", *, model: str, seed: int) -> "TrainingEngine":
+def lead(
+    config: LearnerConfig, stop: "_Stop", *, model: str, seed: int, segment_tokens: int | None
+) -> "TrainingEngine":
     """Return the engine on rank 0. Other ranks follow rank 0 until the end and do not return."""
     from learner.update.engine import TrainingEngine
 
@@ -109,7 +113,9 @@ def lead(config: LearnerConfig, stop: "_Stop", *, model: str, seed: int) -> "Tra
     if rank > 0:
         # Only rank 0 decides when to end.
         stop.ignore()
-    engine = TrainingEngine(config, model=model, total_steps=config.steps, seed=seed)
+    engine = TrainingEngine(
+        config, model=model, total_steps=config.steps, seed=seed, segment_tokens=segment_tokens
+    )
     if rank > 0:
         engine.follow()
         _leave()

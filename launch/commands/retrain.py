@@ -61,7 +61,14 @@ def train(config: RunConfig, steps: Iterable[RecordedStep], out: Path) -> None:
 
     settings = config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag})
     try:
-        train_recorded(settings, model=str(prepare(config)), seed=config.run.seed, steps=steps, out=out)
+        train_recorded(
+            settings,
+            model=str(prepare(config)),
+            seed=config.run.seed,
+            steps=steps,
+            out=out,
+            segment_tokens=config.actor.segment_tokens,
+        )
     except CannotRetrain as error:
         raise ConfigError(str(error)) from None
 

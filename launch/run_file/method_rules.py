@@ -51,15 +51,25 @@ class ChangedObjective(NamedTuple):
     surrogate: SurrogateConfig
     corrections: tuple[CorrectionConfig, ...]
     updates_per_batch: int
+    passes: int
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps on one batch."""
+        return self.updates_per_batch * self.passes
 
 
 def objectives_of(algorithm: AlgorithmConfig) -> Iterator[ChangedObjective]:
     """Yield the objective of the first step, then the objective after the reincarnation, if there is one."""
     name, change = "learner.algorithm", algorithm.reincarnation
-    yield ChangedObjective(name, algorithm.surrogate, algorithm.corrections, algorithm.updates_per_batch)
+    yield ChangedObjective(
+        name, algorithm.surrogate, algorithm.corrections, algorithm.updates_per_batch, algorithm.passes
+    )
     if change is not None:
         name += ".reincarnation"
-        yield ChangedObjective(name, change.surrogate, change.corrections, change.updates_per_batch)
+        yield ChangedObjective(
+            name, change.surrogate, change.corrections, change.updates_per_batch, change.passes
+        )
 
 
 def compares_members(learner: LearnerConfig) -> bool:
@@ -173,7 +183,7 @@ def _reincarnation(learner: LearnerConfig) -> Iterator[str]:
 
 def _ratios(algorithm: AlgorithmConfig) -> Iterator[str]:
     """Check that staleness is corrected once, and that ratios refer to the policy that the surrogate uses."""
-    for name, surrogate, corrections, _ in objectives_of(algorithm):
+    for name, surrogate, corrections, *_ in objectives_of(algorithm):
         if isinstance(surrogate, EntropySurrogate) and algorithm.proximal != "recomputed":
             yield (
                 f'{name}.surrogate.kind is "entropy" but learner.algorithm.proximal is "{algorithm.proximal}": the '
@@ -218,7 +228,7 @@ def _without_effect(algorithm: AlgorithmConfig) -> Iterator[str]:
 
 
 def _bounds(algorithm: AlgorithmConfig) -> Iterator[str]:
-    for name, surrogate, corrections, _ in objectives_of(algorithm):
+    for name, surrogate, corrections, *_ in objectives_of(algorithm):
         for i, correction in enumerate(corrections):
             if isinstance(correction, IntervalCorrection) and correction.low >= correction.high:
                 yield (
@@ -273,11 +283,12 @@ def _updates(learner: LearnerConfig) -> Iterator[str]:
     room, units = learner.batch_trajectories, "trajectories" if learner.train_on != "windows" else "windows"
     if learner.train_on == "groups":
         room, units = learner.batch_trajectories // learner.group_size, "groups"
-    for name, surrogate, _, updates in objectives_of(algorithm):
+    for objective in objectives_of(algorithm):
+        name, updates = objective.name, objective.updates_per_batch
         if updates > max(1, room):
             yield f"{name}.updates_per_batch is {updates} but a batch has only {room} {units}; lower it"
-        if isinstance(surrogate, MirrorDescentSurrogate) and updates * algorithm.passes == 1:
+        if isinstance(objective.surrogate, MirrorDescentSurrogate) and objective.steps == 1:
             yield (
                 f'{name}.surrogate.kind is "mirror_descent" with a single step per batch, of which its KL has no '
-                "gradient; raise learner.algorithm.passes to 2 or more"
+                f"gradient; raise {name}.passes to 2 or more"
             )

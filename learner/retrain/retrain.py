@@ -99,7 +99,15 @@ class Unpublished:
         return PublishWeights(epoch=0, version=version, manifest="-", line=list(line))
 
 
-def retrain(config: LearnerConfig, *, model: str, seed: int, steps: Iterable[RecordedStep], out: Path) -> int:
+def retrain(
+    config: LearnerConfig,
+    *,
+    model: str,
+    seed: int,
+    steps: Iterable[RecordedStep],
+    out: Path,
+    segment_tokens: int | None = None,
+) -> int:
     """Train a model on recorded steps and return their number.
 
     With dtype float32 the result depends on nothing but the arguments; one process trains, whatever
@@ -111,13 +119,16 @@ def retrain(config: LearnerConfig, *, model: str, seed: int, steps: Iterable[Rec
         seed: seed of the recorded run.
         steps: recorded steps, from step 1 on, without gaps.
         out: folder for the trained model, as a Hugging Face folder, and for metrics, as in a run folder.
+        segment_tokens: most tokens of a segment in the recorded run; see `TrainingEngine`.
 
     Raises:
         CannotRetrain: a step is missing, or a unit of its batch cannot be trained.
     """
     settings = config.model_copy(update={"processes": 1, "checkpoint_every": 0, "evaluation_every": 0})
     out.mkdir(parents=True, exist_ok=True)
-    engine = TrainingEngine(settings, model=model, total_steps=config.steps, seed=seed)
+    engine = TrainingEngine(
+        settings, model=model, total_steps=config.steps, seed=seed, segment_tokens=segment_tokens
+    )
     report = Report(out)
     batches = RecordedBatches(settings)
     trainer = Trainer(

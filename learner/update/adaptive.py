@@ -55,6 +55,7 @@ def algorithm_at(config: AlgorithmConfig, step: int) -> AlgorithmConfig:
             "surrogate": change.surrogate,
             "corrections": change.corrections,
             "updates_per_batch": change.updates_per_batch,
+            "passes": change.passes,
         }
     )
 

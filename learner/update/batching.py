@@ -96,7 +96,7 @@ def make_batch(
     current_version: int,
     max_policy_lag: int,
     max_replay_lag: int = 0,
-    imitate: bool = False,
+    imitate_from: float | None = None,
 ) -> Batch:
     """Lay trajectories out and decide which tokens carry gradient.
 
@@ -106,7 +106,8 @@ def make_batch(
     Args:
         max_policy_lag: bound for trajectories that are trained for the first time.
         max_replay_lag: bound for replayed ones.
-        imitate: whether the fresh tokens of finished trajectories with a return above 0 are imitated.
+        imitate_from: the fresh tokens of good trajectories are imitated, see `_is_good`. The number is the
+            smallest return of a good one where the environment does not tell; None: nothing is imitated.
 
     Raises:
         StaleTokens: a token is from a version that does not exist yet, or a fault in the mask lets a token
@@ -117,7 +118,7 @@ def make_batch(
     present = [np.arange(len(t)) >= t.window_start for t in trajectories]
     fresh = np.concatenate([mask & here for mask, here in zip(within, present, strict=True)])
     lengths = np.array([len(t) for t in trajectories], dtype=np.int32)
-    good = [imitate and t.status != "unfinished" and t.return_ > 0 for t in trajectories]
+    good = [imitate_from is not None and _is_good(t, imitate_from) for t in trajectories]
     imitation = np.concatenate(within) & np.repeat(np.array(good, dtype=np.bool_), lengths)
     loss_mask = fresh & credit.policy
     _assert_bounds(trajectories, loss_mask | imitation, current_version, bounds)
@@ -141,6 +142,16 @@ def make_batch(
         seen_mask=loss_mask | credit.value | imitation,
         columns={name: np.ascontiguousarray(column, dtype=np.float32) for name, column in columns.items()},
     )
+
+
+def _is_good(t: Trajectory, smallest_return: float) -> bool:
+    """Return whether a trajectory ended and solved its task.
+
+    A wrong answer with partial credit is not good. The return decides only if the environment does not tell.
+    """
+    if t.status == "unfinished":
+        return False
+    return t.return_ >= smallest_return if t.correct is None else t.correct
 
 
 def _within_bound(t: Trajectory, current_version: int, max_policy_lag: int) -> NDArray[np.bool_]:

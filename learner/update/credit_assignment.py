@@ -4,6 +4,7 @@ These pure functions run on rank 0, on whole trajectories. "Rows" are trajectori
 ΣT tokens.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
@@ -81,6 +82,8 @@ def assign_credit(
     trajectories: Sequence[Trajectory],
     estimates: Estimates | None = None,
     fresh: Mask | None = None,
+    *,
+    window_tokens: int = 0,
 ) -> TokenAdvantages:
     """Compute advantages, and targets for the critic if there is one.
 
@@ -89,6 +92,7 @@ def assign_credit(
         estimates: needed for advantages of kind "gae".
         fresh: tokens [ΣT] within the lag bound, over which advantages of kind "gae" are whitened; all tokens
             by default.
+        window_tokens: largest number of action tokens in a window, for advantages of kind "gae".
 
     Raises:
         ValueError: a return is not finite, a greedy member is missing where one is needed, or a critic or its
@@ -97,7 +101,7 @@ def assign_credit(
     if isinstance(config.advantage, GaeAdvantage):
         if estimates is None or config.critic is None:
             raise ValueError("advantages of kind gae need a critic; add [learner.algorithm.critic]")
-        return _estimated(config.advantage, config.critic, trajectories, estimates, fresh)
+        return _estimated(config.advantage, config.critic, trajectories, estimates, fresh, window_tokens)
     if isinstance(config.advantage, TurnReturnAdvantage):
         return _turn_credit(config.advantage, trajectories)
     advantages, median = trajectory_advantages(config.advantage, trajectories)
@@ -157,7 +161,7 @@ def _turn_credit(config: TurnReturnAdvantage, trajectories: Sequence[Trajectory]
     """Compute advantages from the discounted return from each action turn on."""
     action_turns = [sorted({turn.index for turn in t.turns if turn.action}) for t in trajectories]
     returns = [
-        adv.turn_returns(np.array([t.turn_rewards.get(i, 0.0) for i in turns]), discount=config.discount)
+        adv.turn_returns(_rewards_of_action_turns(t, turns), discount=config.discount)
         for t, turns in zip(trajectories, action_turns, strict=True)
     ]
     groups = [t.group_id for t in trajectories]
@@ -173,12 +177,26 @@ def _turn_credit(config: TurnReturnAdvantage, trajectories: Sequence[Trajectory]
     return TokenAdvantages.of_tokens(advantage, advantage)
 
 
+def _rewards_of_action_turns(t: Trajectory, turns: Sequence[int]) -> Float64s:
+    """Return the rewards [J] of the action turns, given by their indices in order.
+
+    A reward of a different turn, for example of the observation that follows an action, belongs to the action
+    turn before it, or to the first one.
+    """
+    rewards = np.zeros(len(turns))
+    if turns:
+        for index, reward in t.turn_rewards.items():
+            rewards[max(0, bisect_right(turns, index) - 1)] += reward
+    return rewards
+
+
 def _estimated(
     config: GaeAdvantage,
     critic: CriticConfig,
     trajectories: Sequence[Trajectory],
     estimates: Estimates,
     fresh: Mask | None,
+    window_tokens: int,
 ) -> TokenAdvantages:
     """Compute advantages from values, token by token, whitened over the batch's policy tokens."""
     total = len(estimates.value)
@@ -191,7 +209,10 @@ def _estimated(
         window = actions[actions >= start + t.window_start]
         rewards = t.reward_per_token()
         finished = t.status != "unfinished"
-        advantage[window] = _window_advantage(config, t, rewards, estimates.value[row], window - start)
+        trace = _trace(config, t, window_tokens)
+        advantage[window] = _window_advantage(
+            config, t, rewards, estimates.value[row], window - start, trace=trace
+        )
         tail = truncation.tail_mask(len(window), finished=finished, ignore=config.ignored_tail)
         policy[window] = tail
         if len(actions) and (finished or critic.target != "monte_carlo"):
@@ -207,25 +228,34 @@ def _estimated(
     return TokenAdvantages(advantage, advantage, policy, value_mask, target)
 
 
+def _trace(config: GaeAdvantage, t: Trajectory, window_tokens: int) -> float:
+    """Return lambda for a trajectory."""
+    if not config.adaptive_alpha or not t.action_tokens:
+        return config.trace
+    return truncation.adaptive_trace(
+        t.action_tokens,
+        unfinished=t.status == "unfinished",
+        window=window_tokens,
+        alpha=config.adaptive_alpha,
+        base=config.trace,
+    )
+
+
 def _window_advantage(
-    config: GaeAdvantage, t: Trajectory, rewards: Float64s, values: Float64s, window: NDArray[np.intp]
+    config: GaeAdvantage,
+    t: Trajectory,
+    rewards: Float64s,
+    values: Float64s,
+    window: NDArray[np.intp],
+    *,
+    trace: float,
 ) -> Float64s:
     if not len(window):
         return np.zeros(0)
-    finished = t.status != "unfinished"
-    trace = config.trace
-    if config.adaptive_alpha:
-        trace = truncation.adaptive_trace(
-            t.action_tokens,
-            unfinished=not finished,
-            window=len(window),
-            alpha=config.adaptive_alpha,
-            base=config.trace,
-        )
     return truncation.extended_gae(
         rewards[window],
         values[window],
-        finished=finished,
+        finished=t.status != "unfinished",
         discount=config.discount,
         trace=trace,
     )

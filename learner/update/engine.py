@@ -64,13 +64,23 @@ class TrainingEngine:
         model: Hugging Face name or folder.
         total_steps: learner steps of the whole run, for the learning-rate schedule.
         seed: seed of torch, and of the dealing of trajectories to mini-batches.
+        segment_tokens: ``actor.segment_tokens``, the tokens of a window if the learner trains on windows;
+            None: a window ends with its turn only.
 
     Raises:
         RuntimeError: ``config.processes`` does not agree with how this process was started.
         ValueError: DeepSpeed would train wrongly with these settings.
     """
 
-    def __init__(self, config: LearnerConfig, *, model: str, total_steps: int, seed: int) -> None:
+    def __init__(
+        self,
+        config: LearnerConfig,
+        *,
+        model: str,
+        total_steps: int,
+        seed: int,
+        segment_tokens: int | None = None,
+    ) -> None:
         torch.manual_seed(seed)
         torch.set_num_threads(config.threads)
         keep_freed_memory()
@@ -103,6 +113,9 @@ class TrainingEngine:
             state=first_state(algorithm),
         )
         self._values = ValueMemory()
+        # A window ends with its turn at the latest.
+        turn = config.sampling.max_turn_tokens
+        self._window_tokens = turn if segment_tokens is None else min(turn, segment_tokens)
         self.updates = 0
         """Updates run so far, over restarts, without those that ended because estimates were not finite."""
         self.optimizer_steps = 0
@@ -141,7 +154,7 @@ class TrainingEngine:
             current_version=current_version,
             max_policy_lag=self.config.lag_bound,
             max_replay_lag=self.config.replay.max_policy_lag if self.config.replay else 0,
-            imitate=algorithm.imitation_coefficient > 0,
+            imitate_from=algorithm.imitation_return if algorithm.imitation_coefficient else None,
         )
         if algorithm.critic is None:
             return lay_out(assign_credit(algorithm, trajectories))
@@ -155,7 +168,10 @@ class TrainingEngine:
         ):
             return None
         fresh = unknown.columns["fresh"] > 0
-        batch = lay_out(assign_credit(algorithm, trajectories, estimates, fresh))
+        credit = assign_credit(
+            algorithm, trajectories, estimates, fresh, window_tokens=self._window_tokens
+        )
+        batch = lay_out(credit)
         batch.columns["value_before"] = self._values.recall(trajectories, estimates.value)
         return batch
 

@@ -298,10 +298,10 @@ def test_a_policy_does_not_decay_while_its_critic_warms_up(start):
 
 def test_all_of_a_finished_trajectory_is_imitated(start):
     last = dataclasses.replace(
-        make_trajectory("t", prompt=4, actions=8, reward=1.0, version=0), window_start=8
+        make_trajectory("t", prompt=4, actions=8, reward=0.4, version=0), window_start=8, correct=True
     )
     engine = start(algorithm=method("value_head"))
-    batch = engine._batch([last, make_trajectory("u", group="g1", reward=0.0, version=0)], 0)
+    batch = engine._batch([last, make_trajectory("u", group="g1", reward=0.9, version=0)], 0)
     assert batch.columns["imitation_mask"].sum() == 8
     assert batch.loss_mask.sum() == 4 + 5
 
