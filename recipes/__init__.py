@@ -2,3 +2,14 @@
 
 Every TOML file here is a whole run file. docs/recipes/ has a page for each method.
 """
+
+ONE_ALGORITHM = (("calculator", "cispo", "decoupled-ppo", "spell_backward"),)
+"""Groups of recipes whose learner step is equal as shipped. They differ in their tasks and in parts that do not
+act; docs/recipes/README.md explains why. A test computes the gradient of all recipes and fails if two are equal
+that are not in one group here."""
+
+BOUNDS_NEVER_ACT = (
+    "calculator", "decoupled-ppo", "gspo", "hapo", "icepop", "ipa", "minirl", "ppo", "spell_backward", "tppo",
+)  # fmt: skip
+"""Recipes whose surrogate has bounds that never act as shipped, with one step per batch. Without the bounds the
+gradient is equal."""

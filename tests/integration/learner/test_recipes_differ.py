@@ -1,0 +1,176 @@
+"""Recipes that are equal as shipped, and bounds that never act, are declared in `recipes`: the real engine tells.
+
+Every recipe makes one learner step on equal data, with the updates and passes that it ships.
+"""
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from launch.run_file.load import load
+from launch.run_file.recipes import FOLDER
+from learner.config import OptimizerConfig
+from learner.surrogate_config import (
+    ChunkSurrogate,
+    EntropySurrogate,
+    LagSurrogate,
+    MiniRlSurrogate,
+    MirrorDescentSurrogate,
+    TripletSurrogate,
+    WeightedSurrogate,
+    WindowSurrogate,
+)
+from learner.update.engine import TrainingEngine
+from protocol.messages import Reward, Turn
+from recipes import BOUNDS_NEVER_ACT, ONE_ALGORITHM
+from tests.integration.learner.tiny_qwen3 import save, tiny_model
+from tests.integration.learner.two_ranks import weights_of
+from tests.trajectories import make_trajectory
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning"),
+    # The first test makes a step with each recipe.
+    pytest.mark.timeout(600),
+]
+
+NAMES = sorted(path.stem for path in FOLDER.glob("*.toml"))
+WITHOUT_BOUNDS = ("remax", "rloo")
+"""Recipes whose surrogate is REINFORCE; the bounds of its weight, which is 1, are no part of the method."""
+OPTIMIZER = OptimizerConfig(lr=0.5, eps=1.0, max_grad_norm=1e9)
+"""With so large an eps a step is nearly proportional to the gradient, so methods may differ by a factor."""
+EQUAL, DIFFERENT = 1e-4, 1e-2
+"""Distances of two steps, as a share of the larger one. None may be between."""
+VERSION = 2
+FAR = 1e6
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(save(tiny_model(tied=True, seed=3), tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def step(model, groups):
+    """Return a function that makes one learner step from equal weights and returns the change as one vector."""
+    before = torch.cat([p.detach().flatten() for p in AutoModelForCausalLM.from_pretrained(model).parameters()])
+
+    def make(learner):
+        engine = TrainingEngine(learner, model=model, total_steps=10, seed=5)
+        greedy = learner.algorithm.advantage.kind == "greedy"
+        batch = [t for group in groups for t in group if greedy or not t.baseline]
+        assert engine.update(batch, current_version=VERSION).applied
+        change = torch.cat([tensor.flatten() for tensor in weights_of(engine).values()]) - before
+        engine.close()
+        return change
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def groups(model):
+    """Return rollout groups of two turns, unequal lengths, and lags from 0 to the least bound of a recipe."""
+    assert min(settings(name).max_policy_lag for name in NAMES) == VERSION
+    lm = AutoModelForCausalLM.from_pretrained(model)
+    rng = np.random.default_rng(11)
+    return [[*(rollout(lm, rng, g, i) for i in range(6)), greedy_rollout(rng, g)] for g in range(4)]
+
+
+def rollout(lm, rng, g, i):
+    """Return a prompt, an action, an observation of two tokens, and an action; behaviour drifts with lag."""
+    first, second = (int(n) for n in rng.integers(2, 7, 2))
+    prompt, actions = 3, first + 2 + second
+    t = make_trajectory(f"g{g}.{i}", group=f"g{g}", prompt=prompt, actions=actions,
+                        observation=(prompt + first, prompt + first + 2))  # fmt: skip
+    lag = np.where(t.action_mask, rng.integers(0, VERSION + 1, len(t)), 0)
+    with torch.no_grad():
+        ids = torch.from_numpy(t.token_ids).long()[None]
+        logp = lm(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].numpy()
+    drift = 0.5 * lag * rng.standard_normal(len(t)) * t.action_mask
+    behaviour = np.minimum(np.concatenate([[0.0], logp]) + drift, -1e-3) * t.action_mask
+    ends = np.cumsum([prompt, first, 2, second]).tolist()
+    return replace(
+        t,
+        logp_behaviour=behaviour.astype(np.float32),
+        policy_version=np.where(t.action_mask, VERSION - lag, -1).astype(np.int32),
+        turns=[
+            Turn(k, start, end, k % 2 == 1)
+            for k, (start, end) in enumerate(itertools.pairwise([0, *ends]))
+        ],
+        rewards=[Reward("step", 1, float(rng.random())), Reward("answer", 3, float(rng.random()))],
+        correct=bool(rng.random() < 0.5),
+    )
+
+
+def greedy_rollout(rng, g):
+    """Return the greedy answer of a group, which is trained by nobody."""
+    return make_trajectory(
+        f"g{g}.greedy", group=f"g{g}", reward=float(rng.random()), version=VERSION, temperature=0.0
+    )
+
+
+def settings(name):
+    """Return the learner's settings of a recipe, after the steps that train the critic alone."""
+    learner = load(FOLDER / f"{name}.toml").learner
+    algorithm = learner.algorithm
+    if algorithm.critic is not None:
+        critic = algorithm.critic.model_copy(update={"warmup_steps": 0})
+        algorithm = algorithm.model_copy(update={"critic": critic})
+    return learner.model_copy(update={"optimizer": OPTIMIZER, "algorithm": algorithm})
+
+
+def without_bounds(learner):
+    """Return the settings with the surrogate's clip, mask, bound or penalty taken out: REINFORCE by a ratio."""
+    surrogate = learner.algorithm.surrogate
+    match surrogate:
+        case EntropySurrogate():
+            plain = surrogate.model_copy(update={"low": 1.0, "high": FAR, "dual": 0.0})
+        case MiniRlSurrogate(ceiling=ceiling):
+            plain = WeightedSurrogate(centre="behaviour", high=ceiling)
+        case TripletSurrogate() | WindowSurrogate():
+            plain = WeightedSurrogate(centre="behaviour", high=FAR)
+        case ChunkSurrogate() | LagSurrogate() | MirrorDescentSurrogate():
+            plain = WeightedSurrogate(centre="proximal", high=FAR)
+        case _:
+            plain = WeightedSurrogate(centre=surrogate.centre, high=FAR)
+    return learner.model_copy(
+        update={"algorithm": learner.algorithm.model_copy(update={"surrogate": plain})}
+    )
+
+
+def distance(a, b):
+    return float((a - b).norm() / max(a.norm(), b.norm()))
+
+
+@pytest.fixture(scope="module")
+def steps(step):
+    return {name: step(settings(name)) for name in NAMES}
+
+
+@pytest.mark.parametrize(("a", "b"), list(itertools.combinations(NAMES, 2)))
+def test_recipes_that_are_equal_are_declared_as_one_algorithm(steps, a, b):
+    declared = any(a in group and b in group for group in ONE_ALGORITHM)
+    found = distance(steps[a], steps[b])
+    assert found < EQUAL or found > DIFFERENT
+    assert (found < EQUAL) == declared, "declare it in recipes/__init__.py and on the page docs/recipes/README.md"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bounds_that_never_act_are_declared(step, steps, name):
+    found = distance(steps[name], step(without_bounds(settings(name))))
+    assert found < EQUAL or found > DIFFERENT
+    assert (found < EQUAL) == (name in BOUNDS_NEVER_ACT or name in WITHOUT_BOUNDS)
+
+
+def test_the_page_shows_what_is_declared():
+    text = (Path(__file__).parents[3] / "docs" / "recipes" / "README.md").read_text()
+    section = text.partition("## What acts as shipped")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")] for line in section.splitlines() if line.startswith("| `")]
+    void = {name for row in rows if row[5] != "nothing" for name in row[1].split("`")[1::2]}
+    assert void == set(BOUNDS_NEVER_ACT)
+    for group in ONE_ALGORITHM:
+        assert ", ".join(f"`{name}`" for name in group[:-1]) + f" and `{group[-1]}` are one algorithm" in section
