@@ -135,17 +135,14 @@ def execute(args: argparse.Namespace, config: RunConfig) -> int:
     """Run one command that takes a run file. Return the exit code."""
     match args.command:
         case "check":
-            from launch.preflight import preflight
-
-            for remark in preflight(config):
+            for remark in remarks_on(config):
                 sys.stdout.write(f"{args.run_file}: note: {remark}\n")
             sys.stdout.write(f"{args.run_file}: ok (run {config.run.name}, mode {config.run.mode})\n")
         case "train":
-            from launch.preflight import preflight
             from launch.supervise.panel import Panel
             from launch.supervise.supervisor import train
 
-            remarks = preflight(config)
+            remarks = remarks_on(config)
             with Panel() as panel:
                 for remark in remarks:
                     panel.note(remark)
@@ -165,6 +162,18 @@ def execute(args: argparse.Namespace, config: RunConfig) -> int:
 
             run_by_hand(role, config, name=getattr(args, "name", ""), resume=getattr(args, "resume", False))
     return 0
+
+
+def remarks_on(config: RunConfig) -> list[str]:
+    """Return what works, but may not do what the settings say.
+
+    Raises:
+        ConfigError: the model, the environment, the run folder or the disk cannot be used.
+    """
+    from launch.preflight import preflight
+    from launch.run_file.method_effect import notes
+
+    return [*preflight(config), *notes(config.learner)]
 
 
 if __name__ == "__main__":

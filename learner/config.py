@@ -103,7 +103,7 @@ class LearnerConfig(Section):
     multiple of `group_size`."""
     max_policy_lag: int = Field(4, ge=0)
     """Largest policy lag of a token that carries gradient, in versions. It also bounds how many trajectories
-    are under way. At least 0."""
+    are under way. At least 0. With `publish_every` = P a token of lag L may be P L + P - 1 updates old."""
     forced_lag: int = Field(0, ge=0)
     """Policy lag, in versions, that every batch has exactly; for experiments on staleness. At least 0; above
     0 only with run.mode = "sync" and train_on = "groups"."""

@@ -1,6 +1,7 @@
 """Contradictions in `[learner]`: a method misses a required part, or corrects something twice.
 
 There is one function per subject. Each yields a line per mistake, with field, value seen and cure.
+`launch.run_file.method_effect` has settings without effect.
 """
 
 from collections.abc import Iterator
@@ -24,7 +25,6 @@ from learner.surrogate_config import (
     EntropySurrogate,
     LagSurrogate,
     MiniRlSurrogate,
-    MirrorDescentSurrogate,
     SurrogateConfig,
     TripletSurrogate,
     WeightedSurrogate,
@@ -39,7 +39,6 @@ def method_contradictions(learner: LearnerConfig) -> Iterator[str]:
     yield from _replay(learner)
     yield from _reincarnation(learner)
     yield from _ratios(learner.algorithm)
-    yield from _without_effect(learner.algorithm)
     yield from _bounds(learner.algorithm)
     yield from _updates(learner)
 
@@ -212,21 +211,6 @@ def _ratios(algorithm: AlgorithmConfig) -> Iterator[str]:
             )
 
 
-def _without_effect(algorithm: AlgorithmConfig) -> Iterator[str]:
-    """Yield settings that would have no effect."""
-    if algorithm.lr_by_ess != "none" and algorithm.proximal == "behaviour":
-        yield (
-            f'learner.algorithm.lr_by_ess is "{algorithm.lr_by_ess}" but learner.algorithm.proximal is "behaviour": '
-            'all weights, and the effective sample size, are 1 then; use proximal = "recomputed"'
-        )
-    kl, single = algorithm.kl, algorithm.updates_per_batch * algorithm.passes == 1
-    if isinstance(kl, KlPenalty) and kl.to == "proximal" and single and algorithm.proximal == "recomputed":
-        yield (
-            'learner.algorithm.kl.to is "proximal" with a single step per batch, which begins at the proximal policy, '
-            "where the penalty has no gradient; raise learner.algorithm.passes to 2 or more, or use reference"
-        )
-
-
 def _bounds(algorithm: AlgorithmConfig) -> Iterator[str]:
     for name, surrogate, corrections, *_ in objectives_of(algorithm):
         for i, correction in enumerate(corrections):
@@ -287,8 +271,3 @@ def _updates(learner: LearnerConfig) -> Iterator[str]:
         name, updates = objective.name, objective.updates_per_batch
         if updates > max(1, room):
             yield f"{name}.updates_per_batch is {updates} but a batch has only {room} {units}; lower it"
-        if isinstance(objective.surrogate, MirrorDescentSurrogate) and objective.steps == 1:
-            yield (
-                f'{name}.surrogate.kind is "mirror_descent" with a single step per batch, of which its KL has no '
-                f"gradient; raise {name}.passes to 2 or more"
-            )

@@ -1,11 +1,13 @@
 """Combinations in a run file that can never work, each with the cure.
 
-`launch.run_file.method_rules` has the combinations that concern the training method.
+`launch.run_file.method_rules` and `launch.run_file.method_effect` have the combinations that concern the training
+method.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 
+from launch.run_file.method_effect import settings_without_effect
 from launch.run_file.method_rules import method_contradictions
 from launch.run_file.sections import RunConfig
 from learner.algorithm_config import GaeAdvantage
@@ -19,6 +21,7 @@ def contradictions(config: RunConfig) -> Iterator[str]:
         yield "model: set model.path (a Hugging Face name or folder), or add the section [model.tiny]"
     yield from _batches(config)
     yield from method_contradictions(config.learner)
+    yield from settings_without_effect(config.learner)
     yield from _queues(config)
     yield from _windows(config)
     yield from _lengths(config)

@@ -216,7 +216,7 @@ def hapo(ratio, advantage, h):
 
 
 def k3(current, other):
-    return (other - current).exp() - 1 - (other - current)
+    return ((other - current).exp() - 1 - (other - current)).clamp(max=10)
 
 
 def test_every_named_method_is_one_of_the_settings():

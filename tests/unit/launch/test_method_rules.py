@@ -3,8 +3,11 @@
 import pytest
 
 from launch.errors import ConfigError
-from launch.run_file.load import check
+from launch.run_file.load import check, load
+from launch.run_file.method_effect import notes
+from launch.run_file.recipes import FOLDER
 from learner.replay.table import ReplayConfigError, make_table
+from recipes import BOUNDS_NEVER_ACT
 
 GAE = {"kind": "gae"}
 WINDOWS = {"train_on": "windows", "algorithm": {"advantage": GAE, "critic": {}}}
@@ -148,6 +151,39 @@ REFUSED = {
     "an entropy coefficient above its maximum": (
         algorithm(entropy={"coefficient": 0.1, "target": 0.5}), ["coefficient 0.1", "maximum 0.02"]
     ),
+    "a scale of groups that were dropped": (
+        algorithm(scale_by_informative=True), ["scale_by_informative", "filter_uniform_groups = false"]
+    ),
+    "balanced bounds of a ratio that is 1": (
+        algorithm(surrogate={"kind": "balanced", "centre": "proximal"}),
+        ['kind "balanced"', "ratio is 1", "updates_per_batch to 2", 'centre = "behaviour"'],
+    ),
+    "a penalty on a ratio that is 1": (
+        algorithm(surrogate={"kind": "ratio_variance", "centre": "proximal"}),
+        ['kind "ratio_variance"', "ratio is 1"],
+    ),
+    "a penalty on a ratio that is 1, once reincarnated": (
+        algorithm(reincarnation={"surrogate": {"kind": "mirror_descent"}}, passes=2, kl={"kind": "convex"}),
+        ["reincarnation.surrogate", "mirror_descent", "raise learner.algorithm.reincarnation.passes"],
+    ),
+    "three bounds that leave fresh tokens below": (
+        algorithm(surrogate={"kind": "triplet", "negative_low": 1.1}, corrections=[]),
+        ["negative_low is 1.1", "no gradient", "at most 1"],
+    ),
+    "three bounds that leave fresh tokens above": (
+        algorithm(surrogate={"kind": "triplet", "positive_high": 0.9}, corrections=[]),
+        ["positive_high is 0.9", "at least 1"],
+    ),
+    "a penalty that regularises nothing": (
+        algorithm(kl={"kind": "penalty", "estimator": "k1"}), ['estimator is "k1"', 'use "k2" or "k3"']
+    ),
+    "a mixture of penalties that regularises nothing": (
+        algorithm(kl={"kind": "convex", "estimator": "k1"}), ['estimator is "k1"']
+    ),
+    "interpolation by a lag that does not count updates": (
+        {"publish_every": 3} | algorithm(proximal="interpolated"),
+        ['"interpolated"', "publish_every is 3", "2 updates old", "publish_every = 1"],
+    ),
     "a lag forced upon nobody": ({"forced_lag": 2}, ["forced_lag is 2", "run.mode", '"sync"']),
 }  # fmt: skip
 
@@ -173,6 +209,10 @@ def test_what_a_run_cannot_supply_is_refused_with_the_cure(name):
         algorithm(reincarnation={}, kl={"kind": "penalty"}),
         algorithm(surrogate={"kind": "mirror_descent"}, updates_per_batch=2),
         algorithm(surrogate={"kind": "clip", "high": 0.28, "dual": 1.3}),
+        {"filter_uniform_groups": False} | algorithm(scale_by_informative=True),
+        algorithm(surrogate={"kind": "ratio_variance", "centre": "proximal"}, passes=2),
+        algorithm(surrogate={"kind": "triplet", "negative_low": 1.0, "positive_high": 1.0}, corrections=[]),
+        algorithm(proximal="interpolated"),
     ],
 )
 def test_what_a_run_can_supply_is_taken(learner):
@@ -277,3 +317,40 @@ def test_the_table_is_asked_with_the_items_that_it_would_get():
     config = check(run_file(winners), "x").learner.replay
     with pytest.raises(ReplayConfigError):
         make_table(config, fresh_items=1)
+
+
+BEHAVIOUR = {"corrections": [], "surrogate": CENTRED}
+
+
+@pytest.mark.parametrize(
+    ("learner", "words"),
+    [
+        (algorithm(), [["surrogate", '"clip"', "never act", "raise learner.algorithm.updates_per_batch"]]),
+        (algorithm(updates_per_batch=2), []),
+        (algorithm(passes=2), []),
+        (algorithm(proximal="interpolated"), []),
+        (algorithm(**BEHAVIOUR), []),
+        (algorithm(surrogate={"kind": "weighted", "centre": "proximal"}), [['"weighted"', "never act"]]),
+        (algorithm(surrogate={"kind": "minirl"}, corrections=[]), [['"minirl"', "never act"]]),
+        (algorithm(surrogate={"kind": "bounded"}), []),
+        (
+            algorithm(updates_per_batch=2, reincarnation={}, kl={"kind": "convex"}),
+            [["raise learner.algorithm.reincarnation.updates_per_batch"]],
+        ),
+        (
+            {"max_policy_lag": 0, "publish_every": 5} | algorithm(**BEHAVIOUR),
+            [["max_policy_lag is 0", "publish_every 5", "4 updates old"]],
+        ),
+    ],
+)
+def test_what_never_acts_is_noted(learner, words):
+    config = check(run_file(learner), "run.toml")
+    found = list(notes(config.learner))
+    assert len(found) == len(words)
+    for line, expected in zip(found, words, strict=True):
+        assert all(word in line for word in expected), line
+
+
+def test_recipes_whose_bounds_never_act_have_a_note():
+    noted = {path.stem for path in FOLDER.glob("*.toml") if any("never act" in n for n in notes(load(path).learner))}
+    assert noted == {*BOUNDS_NEVER_ACT, "rloo", "remax", "remix"}, "and remix after its reincarnation"
