@@ -1,44 +1,89 @@
-"""Puts the figures of benchmarks/results into the pages that show them.
+"""Put the figures of benchmarks/results into the pages that show them.
 
     python -m benchmarks.page [PAGE ...]
 
-A page has a place for each table, which this program fills from benchmarks/results/NAME.json::
+A page has a place for each table. This program fills the place from benchmarks/results/NAME.json::
 
     <!-- results: NAME.TABLE -->
     <!-- end -->
 
-Each table is followed by the command, the day, the commit and the machine of the run that wrote the file.
+A table is followed by the command, the day, the commit and the machine of the run that wrote the file. If there
+is no such file, the page says that nothing was measured, and names the command. `<!-- headlines -->` is a place
+for one table of the ratios that all results give.
 """
 
 import argparse
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).with_name("results")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+COMMANDS = {
+    "async_vs_sync": "async_vs_sync --arms heavy tools",
+    "broker": "broker --sizes '16 KB'",
+    "endtoend": "endtoend spell_backward --seeds 0",
+    "generation": "generation",
+    "learner": "learner",
+    "plan": "plan recipes/spell_backward.toml --calibrate 30",
+    "ratios": "ratios",
+    "scaling": "scaling",
+    "seeds-calculator": "seeds calculator",
+    "seeds-spell_backward": "seeds spell_backward",
+    "staleness": "staleness",
+    "truncation": "truncation",
+    "versus_trl": "versus_trl",
+    "weights": "weights",
+}
+"""Program and arguments that write benchmarks/results/NAME.json, by NAME."""
 _PLACE = re.compile(r"<!-- results: ([\w-]+)\.([\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
+_HEADLINES = re.compile(r"<!-- headlines -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def filled(page: str, results: Path = RESULTS) -> str:
-    """Return the page with each table made anew from its JSON file.
+    """Return the page with each place filled anew from the JSON files.
 
     Raises:
-        FileNotFoundError: the page names results that no benchmark has written.
-        KeyError: the file has no such table; the text names both.
+        KeyError: the page names a benchmark that is not in `COMMANDS`, or a table that its file does not have.
     """
-    return _PLACE.sub(lambda place: _table(place[1], place[2], results), page)
+    page = _PLACE.sub(lambda place: _table(place[1], place[2], results), page)
+    return _HEADLINES.sub(lambda _: f"<!-- headlines -->\n{_headlines(results)}\n<!-- end -->", page)
+
+
+def command(name: str) -> str:
+    """Return the command line that writes benchmarks/results/NAME.json."""
+    return f"python -m benchmarks.{COMMANDS[name]} --json benchmarks/results/{name}.json"
 
 
 def _table(name: str, table: str, results: Path) -> str:
-    found = json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
+    path = results / f"{name}.json"
+    place = f"<!-- results: {name}.{table} -->"
+    if not path.exists():
+        return f"{place}\nNot measured on this version. `{command(name)}` measures it.\n<!-- end -->"
+    found = json.loads(path.read_text(encoding="utf-8"))
     if table not in found["tables"]:
         raise KeyError(
             f"benchmarks/results/{name}.json has no table {table!r}, but {sorted(found['tables'])}"
         )
-    source = f"`{found['command']}`, {found['date']}, commit {found['commit']}, {found['machine']}."
-    return f"<!-- results: {name}.{table} -->\n{found['tables'][table]}\n\n{source}\n<!-- end -->"
+    return f"{place}\n{found['tables'][table]}\n\n{_source(found)}\n<!-- end -->"
+
+
+def _source(found: dict[str, Any]) -> str:
+    return f"`{found['command']}`, {found['date']}, commit {found['commit']}, {found['machine']}."
+
+
+def _headlines(results: Path) -> str:
+    rows, machines = [], set()
+    for path in sorted(results.glob("*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        rows += [f"| {' | '.join(headline)} |" for headline in found.get("headlines", [])]
+        machines |= {found["machine"]} if found.get("headlines") else set()
+    if not rows:
+        return "No ratio was measured on this version."
+    head = ["| what Offbeat does | compared with | ratio |", "|---|---|---|"]
+    return "\n".join([*head, *rows, "", *(f"Measured on {machine}." for machine in sorted(machines))])
 
 
 def main() -> None:

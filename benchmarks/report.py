@@ -3,30 +3,37 @@
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+# Counted when the program starts, because a benchmark may pin itself to one core later.
+_CORES = len(os.sched_getaffinity(0))
 
 
-def save_results(path: Path, tables: Mapping[str, str], results: Any) -> None:
+def save_results(
+    path: Path, tables: Mapping[str, str], results: Any, headlines: Sequence[tuple[str, str, str]] = ()
+) -> None:
     """Write what a benchmark has found, with the tables that a page shows and where the figures come from.
 
     Args:
         tables: Markdown by name; `benchmarks.page` puts them into pages.
         results: everything that was measured, in a form that JSON can hold.
+        headlines: the ratios to show in the README: what Offbeat does, the peer or limit, the ratio.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     found = {
-        "command": " ".join(["python -m", _module(), *map(str, sys.argv[1:])]),
+        "command": shlex.join(["python", "-m", _module(), *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d"),
         "commit": _commit(),
         "machine": machine(),
         "tables": {name: text.strip() for name, text in tables.items()},
+        "headlines": [list(headline) for headline in headlines],
         "results": results,
     }
     path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -40,8 +47,7 @@ def machine() -> str:
             model = line.partition(":")[2].strip()
             break
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    cores = len(os.sched_getaffinity(0))
-    return f"{model}, {cores} cores, {memory:.0f} GiB, Python {platform.python_version()}"
+    return f"{model}, {_CORES} cores, {memory:.0f} GiB, Python {platform.python_version()}"
 
 
 def peak_rss() -> int:

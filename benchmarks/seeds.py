@@ -1,6 +1,6 @@
 """Run a whole shipped recipe once per seed and print all results, to see whether it learns on every seed.
 
-    python -m benchmarks.seeds [RECIPE] [--seeds 0 1 2] [--models] [--out FILE.json]
+    python -m benchmarks.seeds [RECIPE] [--seeds 0 1 2] [--models] [--json FILE.json]
 
 All seeds start from the recipe's warm-started model. With --models each seed makes its own model.
 Accuracy is measured on held-out tasks with greedy sampling.
@@ -18,6 +18,8 @@ from typing import Any
 from benchmarks.report import save_results
 
 ROOT = Path(__file__).parents[1]
+PATHS = {"tensorboard", "learning_curve", "model"}
+"""Fields of a summary that name files of the run's folder, which is deleted."""
 
 
 def run(recipe: str, seed: int, folder: Path, *, models: bool) -> dict[str, Any]:
@@ -33,7 +35,8 @@ def run(recipe: str, seed: int, folder: Path, *, models: bool) -> dict[str, Any]
         *overrides,
     ]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    return json.loads((folder / f"seed{seed}" / "summary.json").read_text())
+    summary = json.loads((folder / f"seed{seed}" / "summary.json").read_text())
+    return {name: value for name, value in summary.items() if name not in PATHS}
 
 
 def table(summaries: list[dict[str, Any]]) -> str:
@@ -61,13 +64,13 @@ def main() -> None:
     parser.add_argument("recipe", nargs="?", default="spell_backward")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--models", action="store_true")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         summaries = [run(args.recipe, seed, Path(folder), models=args.models) for seed in args.seeds]
     sys.stdout.write(table(summaries) + "\n")
-    if args.out:
-        save_results(args.out, {"seeds": table(summaries)}, summaries)
+    if args.json:
+        save_results(args.json, {"seeds": table(summaries)}, summaries)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.async_vs_sync.run import Run, read, train
-from benchmarks.async_vs_sync.table import plot, summary, tables
+from benchmarks.async_vs_sync.table import headlines, plot, summary, tables
 from benchmarks.report import save_results
 from benchmarks.staleness.lag_system import running
 from launch.model import prepare
@@ -171,6 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runs = run_all(args)
     sys.stdout.write(tables(runs, args.arms) + "\n")
     if args.json is not None:
-        save_results(args.json, {"arms": tables(runs, args.arms)}, [asdict(run) for run in runs])
+        found = [asdict(run) for run in runs]
+        save_results(args.json, {"arms": tables(runs, args.arms)}, found, headlines(runs, args.arms))
     if args.plot:
         plot(runs, args.arms, args.plot)

@@ -92,6 +92,19 @@ def tables(runs: Sequence[Run], arms: Sequence[str]) -> str:
     return "\n".join(["**Median, in brackets least and most**", "", *rows, "", *more])
 
 
+def headlines(runs: Sequence[Run], arms: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Return the ratio of each arm in trained tokens, for the README."""
+    return [
+        (
+            f"asynchronous, arm `{arm}`: speed to equal trained tokens",
+            "lockstep on the same cores",
+            _spread([token_ratio(*pair) for pair in both]),
+        )
+        for arm in arms
+        if (both := pairs(runs, arm))
+    ]
+
+
 def _row(arm: str, mode: str, runs: Sequence[Run]) -> str:
     def median(values: Sequence[float]) -> float:
         return float(statistics.median(values))

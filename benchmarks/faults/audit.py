@@ -74,7 +74,7 @@ class _Index(Counted):
 
     low = crowded = False
 
-    def put(self, key: SegmentKey, header: bytes, body: bytes) -> None:
+    def put(self, key: SegmentKey, header: bytes, body: bytes | memoryview) -> None:
         self.add(key, len(header) + len(body))
 
     def get(self, key: SegmentKey) -> tuple[bytes, bytes]:

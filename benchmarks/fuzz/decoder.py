@@ -14,9 +14,9 @@ import numpy as np
 
 from benchmarks.fuzz.engine import mutate_bytes, mutate_value
 from benchmarks.fuzz.messages import samples
+from protocol.arrays import Arrays
 from protocol.codec import (
     PRELUDE,
-    Arrays,
     decode,
     decode_delivery,
     decode_segment,

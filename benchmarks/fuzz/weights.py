@@ -114,7 +114,9 @@ class ManifestTarget:
         if isinstance(tree, dict) and rng.getrandbits(2):
             try:
                 listed = msgspec.convert(tree.get("tensors"), Manifest.__annotations__["tensors"])
-                tree["root"] = root_hash(listed, tree.get("chunk_bytes"), tree.get("chunks"))
+                chunk_bytes: Any = tree.get("chunk_bytes")
+                chunks: Any = tree.get("chunks")
+                tree["root"] = root_hash(listed, chunk_bytes, chunks)
             except (msgspec.MsgspecError, TypeError):
                 tree["root"] = "0" * 64
         try:

@@ -139,5 +139,12 @@ def main() -> None:
 def report(arguments: argparse.Namespace, results: dict[str, Any]) -> None:
     if arguments.json is not None:
         settings = {name: str(value) for name, value in vars(arguments).items()}
-        save_results(arguments.json, {"arms": table(results)}, {"settings": settings, "arms": results})
+        ratio, least, most = results[OURS]["over_bare"]
+        headline = (
+            f"tokens/s through broker, generator and actor, encrypted, {arguments.size} parameters",
+            "bare vLLM",
+            f"{ratio:.2f} [{least:.2f}, {most:.2f}]",
+        )
+        found = {"settings": settings, "arms": results}
+        save_results(arguments.json, {"arms": table(results)}, found, [headline])
     logging.info("%s", table(results))

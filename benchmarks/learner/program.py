@@ -158,6 +158,15 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def headline(rows: list[dict[str, Any]]) -> tuple[str, str, str]:
+    """Return the range of the arms' median ratios, for the README."""
+    ratios = [row["ratio_wall"][0] for row in rows]
+    sizes = [row["parameters"] / 1e6 for row in rows]
+    span = " to ".join(dict.fromkeys(f"{size:.0f}" for size in (min(sizes), max(sizes))))
+    what = f"trained tokens/s of a learner step, {span} M parameters"
+    return what, "a bare PyTorch loop", f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+
 def pin() -> None:
     """Limit this process to one thread on one core."""
     torch.set_num_threads(1)
@@ -189,7 +198,8 @@ def main() -> None:
             rows.append(measure(size, lengths, arguments))
             logging.info("%s", {name: value for name, value in rows[-1].items() if name != "rounds"})
     if arguments.json is not None:
-        save_results(arguments.json, {"arms": table(rows)}, {"torch": torch.__version__, "rows": rows})
+        found = {"torch": torch.__version__, "rows": rows}
+        save_results(arguments.json, {"arms": table(rows)}, found, [headline(rows)])
     sys.stdout.write(table(rows) + "\n")
 
 

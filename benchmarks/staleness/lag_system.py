@@ -24,7 +24,8 @@ from envs.base import Split
 from launch import run_folder
 from launch.processes import Child, role_command, spawn, stop
 from launch.run_file.sections import RunConfig
-from launch.supervise.crew import BROKER, environment, posts
+from launch.supervise.crew import environment, posts
+from launch.supervise.health import BROKER
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import TIME_LIMIT, Exchange
 from learner.loop import Learner

@@ -47,7 +47,7 @@ from typing import Any
 
 from benchmarks.report import save_results
 from benchmarks.versus_trl.runs import Spec
-from benchmarks.versus_trl.table import brief, plot, tables
+from benchmarks.versus_trl.table import brief, headlines, plot, tables
 from benchmarks.versus_trl.tasks import ARMS, TASKS, configured
 from launch.run_file.sections import RunConfig
 
@@ -172,6 +172,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results = run_all(args)
     sys.stdout.write(tables(results) + "\n")
     if args.json is not None:
-        save_results(args.json, {"tasks": tables(results)}, results)
+        save_results(args.json, {"tasks": tables(results)}, results, headlines(results))
     if args.plot:
         plot(results, args.plot)

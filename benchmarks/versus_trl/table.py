@@ -1,5 +1,6 @@
 """Tables and the plot of benchmarks/versus_trl/program.py."""
 
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,21 @@ def _ratio_table(task: str, results: Sequence[dict[str, Any]]) -> str:
             cells.append(f"{spread(speed)}; {spread(time_)}")
         rows.append(f"| {arm} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
+
+
+def headlines(results: Sequence[dict[str, Any]]) -> list[tuple[str, str, str]]:
+    """Return the ratio of each of our arms in trained tokens/s, over the fastest of TRL's arms, for the README."""
+    rows = []
+    for task in TASKS:
+        of_task = [r for r in results if r["task"] == task]
+        speeds = {peer: _by_seed(of_task, peer, "tokens") for peer in _present(of_task, ours=False)}
+        if not speeds:
+            continue
+        fastest = max(speeds, key=lambda peer: statistics.median(s for s in speeds[peer] if s is not None))
+        for arm in _present(of_task, ours=True):
+            over = spread(ratio(_by_seed(of_task, arm, "tokens"), speeds[fastest]))
+            rows.append((f"trained tokens/s, task `{task}`, arm `{arm}`", f"TRL, arm `{fastest}`", over))
+    return rows
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:

@@ -180,6 +180,16 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def headline(results: dict[str, Any]) -> tuple[str, str, str]:
+    """Return the range of the ways' median ratios of pause over load, for the README."""
+    ratios = [row["paused_over_load"][0] for result in results.values() for row in result["ways"].values()]
+    return (
+        "pause of sampling for new weights (less is better)",
+        "vLLM's own load",
+        f"{min(ratios):.2f} to {max(ratios):.2f}",
+    )
+
+
 def _cell(figures: list[float], unit: float) -> str:
     digits = 0 if unit > 1 and figures[0] * unit >= 20 else 1 if unit > 1 else 2
     median, least, most = (f"{figure * unit:,.{digits}f}" for figure in figures)
@@ -215,5 +225,5 @@ def report(arguments: argparse.Namespace, rows: Results) -> None:
         for size, found in rows.items()
     }
     if arguments.json is not None:
-        save_results(arguments.json, {"arms": table(results)}, results)
+        save_results(arguments.json, {"arms": table(results)}, results, [headline(results)])
     logging.info("%s", table(results))

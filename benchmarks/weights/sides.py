@@ -5,6 +5,7 @@ import multiprocessing
 import statistics
 import sys
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from actors.config import GeneratorConfig
 from actors.generator.process import SWITCH_S
+from actors.sampled import Sampled
 from protocol.security.http_tls import access
 from protocol.weights.format import version_folder
 
@@ -182,8 +184,9 @@ class _Taking:
         self._started += 1
         prompt = [number % 40 + 7] * PROMPT
         request = Request(str(self._started), prompt, max_tokens, 1.0, 1.0, 0, None, [])
-        async for sampled in self._engine.generate(request):
-            self._tokens += len(sampled.ids)
+        answer: AsyncIterator[Sampled] = self._engine.generate(request)
+        async for sampled in answer:
+            self._tokens += len(sampled)
 
     def _timed(self, call: Any, total: str) -> Any:
         async def timed(*arguments: Any, **named: Any) -> None:

@@ -1,10 +1,15 @@
 """The figures in the pages are those that benchmark runs wrote."""
 
 import json
+import re
+import shlex
 
 import pytest
 
-from benchmarks.page import PAGES, RESULTS, filled
+from benchmarks.page import COMMANDS, PAGES, RESULTS, ROOT, command, filled
+from benchmarks.report import save_results
+
+SHOWN = "".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -14,10 +19,37 @@ def test_the_figures_are_those_of_the_results(page):
 
 
 def test_every_result_is_shown():
-    shown = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     for path in RESULTS.glob("*.json"):
         for table in json.loads(path.read_text())["tables"]:
-            assert f"<!-- results: {path.stem}.{table} -->" in shown, f"{path.name}: {table}"
+            assert f"<!-- results: {path.stem}.{table} -->" in SHOWN, f"{path.name}: {table}"
+
+
+def test_every_benchmark_has_a_place_and_a_command():
+    assert {name for name, _ in re.findall(r"<!-- results: ([\w-]+)\.([\w-]+) -->", SHOWN)} == set(COMMANDS)
+    assert {path.stem for path in RESULTS.glob("*.json")} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_command_of_a_benchmark_exists(name):
+    program = shlex.split(COMMANDS[name])[0]
+    file = ROOT / "benchmarks" / f"{program}.py"
+    folder = ROOT / "benchmarks" / program
+    sources = [file] if file.exists() else [folder / "program.py", folder / "__main__.py"]
+    assert '"--json"' in "".join(source.read_text() for source in sources)
+    for option in re.findall(r"--[a-z-]+", COMMANDS[name]):
+        assert f'"{option}"' in "".join(source.read_text() for source in sources)
+
+
+def test_what_was_not_measured_is_said_with_the_command(tmp_path):
+    page = filled("<!-- results: learner.arms -->\n| old | 0.97 |\n<!-- end -->", tmp_path)
+    assert page == (
+        "<!-- results: learner.arms -->\n"
+        "Not measured on this version. `python -m benchmarks.learner --json benchmarks/results/learner.json` "
+        "measures it.\n<!-- end -->"
+    )
+    assert command("learner") in page
+    with pytest.raises(KeyError):
+        filled("<!-- results: no_such_benchmark.arms -->\n<!-- end -->", tmp_path)
 
 
 def test_a_table_comes_with_its_source_and_an_unknown_one_is_named(tmp_path):
@@ -38,3 +70,22 @@ def test_a_table_comes_with_its_source_and_an_unknown_one_is_named(tmp_path):
     assert filled(page, tmp_path) == page
     with pytest.raises(KeyError, match="no table 'none'"):
         filled("<!-- results: x.none -->\n<!-- end -->", tmp_path)
+
+
+def test_headlines_are_gathered_from_all_results(tmp_path):
+    place = "<!-- headlines -->\nold\n<!-- end -->"
+    assert "No ratio was measured on this version." in filled(place, tmp_path)
+    save_results(tmp_path / "a.json", {"arms": "| a |"}, {}, [("tokens/s", "bare vLLM", "1.00")])
+    save_results(tmp_path / "b.json", {"arms": "| b |"}, {}, [("pause", "load", "1.04")])
+    save_results(tmp_path / "c.json", {"arms": "| c |"}, {})
+    page = filled(place, tmp_path)
+    first, second = "| tokens/s | bare vLLM | 1.00 |", "| pause | load | 1.04 |"
+    assert f"|---|---|---|\n{first}\n{second}\n\nMeasured on " in page
+    assert page.count("Measured on") == 1
+    assert filled(page, tmp_path) == page
+
+
+def test_results_keep_a_command_that_a_shell_reads_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["x", "--sizes", "16 KB"])
+    save_results(tmp_path / "a.json", {}, {})
+    assert json.loads((tmp_path / "a.json").read_text())["command"].endswith("--sizes '16 KB'")
