@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import save_results
+from launch.run_file.shipped import located
 from launch.supervise.summary import read_metrics
 
 ROOT = Path(__file__).parents[1]
@@ -94,7 +95,7 @@ def table(results: Sequence[Result]) -> str:
 
 def run_all(args: argparse.Namespace) -> list[Result]:
     """Run the seeds that have no result yet. Return the results of all requested seeds."""
-    recipe = Path(args.recipe) if args.recipe.endswith(".toml") else ROOT / "recipes" / f"{args.recipe}.toml"
+    recipe = located(Path(args.recipe))
     overrides = [*args.set, *([f"run.max_minutes={args.minutes}"] if args.minutes else [])]
     settings = fingerprint(recipe, overrides)
     out: Path = args.out

@@ -31,7 +31,7 @@ def run(recipe: str, seed: int, folder: Path, *, models: bool) -> dict[str, Any]
         "-m",
         "launch.cli",
         "train",
-        str(ROOT / "recipes" / f"{recipe}.toml"),
+        recipe,
         *overrides,
     ]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)

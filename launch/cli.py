@@ -13,7 +13,7 @@ from launch.run_file.load import load
 from launch.run_file.sections import RunConfig
 
 EPILOG = """
-Every command takes a run file (see recipes/) and overrides such as learner.steps=20 run.seed=1.
+Every command takes a run file, or a name of `offbeat recipes`, and overrides such as learner.steps=20 run.seed=1.
 Roles started by hand (broker, learner, generator, actor) need fixed ports, for example
 broker.endpoint=tcp://127.0.0.1:5755 broker.http=127.0.0.1:5756, the same for all of them.
 """

@@ -1,4 +1,7 @@
-"""The run files that come with Offbeat: jobs, and methods that extend them. `offbeat recipes` lists them.
+"""The run files that come with Offbeat. `offbeat recipes` lists them, and every command takes them by name.
+
+- `spell_backward`, `calculator`: jobs.
+- `methods/`: methods, which extend a job.
 
 Every TOML file here is a whole run file. docs/recipes/ has a page for each method.
 """

@@ -32,7 +32,6 @@ from benchmarks.staleness.plots import cells, curves, plot
 from launch.run_file.load import check, load
 from launch.run_file.sections import RunConfig
 
-ROOT = Path(__file__).parents[2]
 LAGS = (0, 1, 2, 4, 8, 16, 32)
 RECIPES = (
     "grpo", "ppo", "rloo", "cispo", "gspo", "decoupled-ppo", "minirl", "hispo", "bapo", "hapo", "tppo", "remix",
@@ -76,8 +75,7 @@ def base(steps: int, lr: float) -> RunConfig:
 
 def with_recipe(config: RunConfig, recipe: str, lag: int) -> RunConfig:
     """Return the settings with the recipe's objective and replay, and with the lag forced."""
-    file = Path(recipe) if recipe.endswith(".toml") else ROOT / "recipes" / f"{recipe}.toml"
-    theirs = load(file).learner
+    theirs = load(Path(recipe)).learner
     replay = theirs.replay
     # Replayed tokens are older by the forced lag.
     if replay is not None:

@@ -15,9 +15,10 @@ from launch.run_file.sections import RunConfig
 
 HEAD = """# The run file
 
-One TOML file configures all roles. `extends = "other.toml"` at its top takes another file, named relative to this one,
-as base: tables are merged key by key, arrays replaced, and a table of another `kind` replaces that of the base, as does
-`[env]` with another `name`. Any field can be overridden on the command line, by the same rules: `learner.steps=20`.
+One TOML file configures all roles. With `extends` at its top it takes another file as base: `"other.toml"` is relative
+to this file, and a name without folder and ending, as `"bapo"`, is a shipped recipe. Tables are merged key by key, and
+arrays are replaced. A table with a different `kind` replaces the whole table, and so does `[env]` with a different
+`name`. Any field can be overridden on the command line, by equal rules: `learner.steps=20`.
 Unknown keys, wrong types and impossible combinations are refused before anything starts (`offbeat check`). Where a
 section has several forms, `kind` says which, and each form has its own fields; a table without `kind` has the kind of
 the default. [Recipes](../recipes/README.md) are

@@ -11,13 +11,16 @@ from pydantic import BaseModel, ValidationError
 from launch.errors import ConfigError
 from launch.run_file.rules import contradictions
 from launch.run_file.sections import RunConfig
+from launch.run_file.shipped import located
 
 FORM_NAMED_BY = {"env": "name"}
 """Keys that name a table's form in place of `kind`: a different environment has different params."""
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a run file and all that it extends, apply ``key.path=value`` overrides, check types and rules.
+    """Read a run file, or a shipped recipe by name, and all that it extends. Apply overrides, check types and rules.
+
+    An override is ``key.path=value``.
 
     Raises:
         ConfigError: something is wrong; one line per mistake, with field, value seen and cure.
@@ -29,9 +32,12 @@ def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 def read(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Return the content of a run file, merged over the file it extends, which may extend a further file.
 
+    Both may be named as shipped recipes, without folder and ending; see `launch.run_file.shipped`.
+
     Raises:
         ConfigError: a file cannot be read or is not TOML; files extend each other in a circle.
     """
+    path = located(path)
     content = read_own(path)
     base = content.pop("extends", None)
     if base is None:
@@ -39,8 +45,12 @@ def read(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not isinstance(base, str):
         raise ConfigError(f"{path}: extends is {base!r}; write the name of one file, as a string")
     file, chain = path.parent / base, (*extended_by, path.resolve())
+    file = file if file.is_file() else located(Path(base))
     if not file.is_file():
-        raise ConfigError(f"{path}: extends {base!r}: there is no file {file}; name it relative to {path}")
+        raise ConfigError(
+            f"{path}: extends {base!r}: there is no file {path.parent / base}, and `offbeat recipes` lists no "
+            f"such recipe; name a file relative to {path}, or a recipe"
+        )
     if file.resolve() in chain:
         names = " -> ".join(p.name for p in (*chain, file.resolve()))
         raise ConfigError(f"{path}: extends {base!r} makes a circle: {names}; take one extends out")
@@ -57,7 +67,7 @@ def read_own(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot be read ({error.strerror}); name a run file, for example one of recipes/"
+            f"{path}: cannot be read ({error.strerror}); name a run file, or one of `offbeat recipes`"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None

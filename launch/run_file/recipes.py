@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import recipes as recipes_package
 from launch.errors import ConfigError
 from launch.run_file.load import load, read
 from launch.run_file.method_rules import compares_members
 from launch.run_file.sections import RunConfig
+from launch.run_file.shipped import FOLDER, run_files
 from learner.algorithm_config import KlConvex, KlPenalty
 
 ROOT = Path(__file__).parents[2]
-FOLDER = Path(recipes_package.__path__[0])
 DOCS = ROOT / "docs" / "recipes"
 
 
@@ -68,7 +67,7 @@ def recipes(folder: Path = FOLDER) -> list[Recipe]:
     Raises:
         ConfigError: there are no recipes, or one is wrong.
     """
-    return [_recipe(path) for path in _run_files(folder)]
+    return [_recipe(path) for path in _run_files(folder).values()]
 
 
 def find(name: str, folder: Path = FOLDER) -> Recipe:
@@ -77,11 +76,11 @@ def find(name: str, folder: Path = FOLDER) -> Recipe:
     Raises:
         ConfigError: there is no such recipe.
     """
-    names = [path.stem for path in _run_files(folder)]
-    path = folder / f"{name.removesuffix('.toml')}.toml"
-    if path.stem not in names:
-        near = difflib.get_close_matches(name, names, n=1)
-        cure = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
+    files = _run_files(folder)
+    path = files.get(name.removesuffix(".toml"))
+    if path is None:
+        near = difflib.get_close_matches(name, files, n=1)
+        cure = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(files)}"
         raise ConfigError(f"no recipe {name!r}; {cure}")
     return _recipe(path)
 
@@ -145,8 +144,8 @@ def _value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)
 
 
-def _run_files(folder: Path) -> list[Path]:
-    paths = sorted(folder.glob("*.toml"))
+def _run_files(folder: Path) -> dict[str, Path]:
+    paths = run_files(folder)
     if not paths:
         raise ConfigError(
             f"{folder}: no run files there; the installation is not whole, install offbeat again"

@@ -59,7 +59,7 @@ def test_recipes_are_listed_and_printed():
     done = offbeat("recipes")
     assert (done.returncode, done.stderr) == (0, "")
     rows = {line.split()[0]: line for line in done.stdout.splitlines()[1:]}
-    assert set(rows) == {path.stem for path in (ROOT / "recipes").glob("*.toml")}
+    assert set(rows) == {path.stem for path in (ROOT / "recipes").rglob("*.toml")}
     assert "critic, windows" in rows["tppo"]
     assert "2506.15050" in rows["tppo"]
 

@@ -114,7 +114,7 @@ def test_rates_that_cannot_be_written_are_found_before_anything_starts(files, ca
 
 
 def test_a_run_that_trains_on_windows_is_refused(files, capsys):
-    assert main(["plan", str(RECIPES / "tppo.toml"), *files[1:]]) == 1
+    assert main(["plan", str(RECIPES / "methods" / "tppo.toml"), *files[1:]]) == 1
     assert "learner.train_on is 'windows'" in capsys.readouterr().err
 
 

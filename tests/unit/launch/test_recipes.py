@@ -9,11 +9,12 @@ import pytest
 from launch.errors import ConfigError
 from launch.reference.metrics import tags
 from launch.run_file.load import check, load, read, read_own
-from launch.run_file.recipes import FOLDER, Recipe, find, page, recipes, table
+from launch.run_file.recipes import Recipe, find, page, recipes, table
+from launch.run_file.shipped import FOLDER, run_files
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs" / "recipes"
-METHODS = sorted(p for p in FOLDER.glob("*.toml") if "recipe" in tomllib.loads(p.read_text()))
+METHODS = sorted((FOLDER / "methods").glob("*.toml"))
 JOBS = {"calculator", "spell_backward"}
 MEASURED = "[staleness](../benchmarks.md#staleness)"
 
@@ -26,12 +27,19 @@ def path(request):
 def test_all_methods_are_there():
     expected = "grpo ppo rloo cispo gspo decoupled-ppo minirl hispo bapo hapo tppo remix r2vpo gbpo lag-clip"
     assert {*expected.split(), "icepop", "ipa", "remax", "mdpo"} == {p.stem for p in METHODS}
-    assert {p.stem for p in FOLDER.glob("*.toml")} == {p.stem for p in METHODS} | JOBS
+    assert {p.stem for p in FOLDER.glob("*.toml")} == JOBS
+    assert set(run_files()) == {p.stem for p in METHODS} | JOBS
+    assert all("recipe" in tomllib.loads(path.read_text()) for path in METHODS)
+
+
+def test_every_room_of_the_recipes_can_be_overlooked():
+    for folder in (FOLDER, *(path for path in FOLDER.rglob("*") if path.is_dir())):
+        assert sum(path.is_file() for path in folder.iterdir()) <= 20
 
 
 def test_a_recipe_is_its_base_and_little_else(path):
     own = read_own(path)
-    assert own["extends"] in {f"{job}.toml" for job in JOBS}
+    assert own["extends"] in {f"../{job}.toml" for job in JOBS}
     assert set(own) <= {"extends", "recipe", "run", "actor", "learner"}
     assert own["run"] == {"name": path.stem}
     assert path.read_text().startswith("# ")
@@ -63,7 +71,7 @@ def test_every_method_has_a_page(path):
     assert MEASURED in measured
     assert f"](../images/recipes/{path.stem}.png)" in measured
     assert (DOCS.parent / "images" / "recipes" / f"{path.stem}.png").is_file()
-    assert f"recipes/{path.stem}.toml" in text
+    assert f"`.venv/bin/offbeat train {path.stem}`" in text
     for source in find(path.stem).source.split(", "):
         assert source in text
     for heading in ("## Formula", "## Settings", "## Watch", "## Differences"):

@@ -23,7 +23,7 @@ def changed(**sections):
     return data
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").rglob("*.toml")), ids=lambda p: p.stem)
 def test_every_recipe_loads(path):
     assert load(path).learner.steps > 0
 
@@ -225,6 +225,26 @@ def test_what_cannot_be_extended_is_refused(tmp_path, text, words):
         assert word in str(caught.value)
 
 
+def test_a_shipped_recipe_is_found_by_name_and_by_its_old_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    places = ["bapo", "recipes/bapo.toml", str(ROOT / "recipes" / "bapo.toml")]
+    texts = {name: f'extends = "{place}"' for name, place in zip("abc", places, strict=True)}
+    written(tmp_path, **texts, bapo=BASE)
+    bapo = load(ROOT / "recipes" / "methods" / "bapo.toml")
+    assert all(load(Path(place)) == bapo for place in places)
+    assert all(load(tmp_path / f"{name}.toml") == bapo for name in texts)
+    assert load(Path("bapo.toml")) == load(tmp_path / "bapo.toml") != bapo, "a file that exists comes first"
+
+
+@pytest.mark.parametrize("name", ["bappo", "bapo.toml", "other/bapo.toml"])
+def test_other_names_are_no_shipped_recipes(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="name a run file, or one of `offbeat recipes`"):
+        load(Path(name))
+    with pytest.raises(ConfigError, match="there is no file"):
+        load(written(tmp_path, top=f'extends = "{name}"') / "top.toml")
+
+
 @pytest.mark.parametrize("backward", [False, True])
 def test_an_override_of_a_kind_drops_the_other_keys_whatever_the_order(tmp_path, backward):
     name = "learner.algorithm.surrogate"
@@ -238,7 +258,7 @@ def test_an_override_of_a_kind_drops_the_other_keys_whatever_the_order(tmp_path,
 
 
 def test_a_job_of_ones_own_takes_a_method_along(tmp_path):
-    bapo = ROOT / "recipes" / "bapo.toml"
+    bapo = ROOT / "recipes" / "methods" / "bapo.toml"
     job = f'extends = "{bapo}"\n[model]\npath = "m"\n[env]\nname = "calculator"\n'
     written(tmp_path, job=job, same=job + "[env.params]\nmax_turns = 3\n")
     config, base = load(tmp_path / "job.toml"), load(bapo)
