@@ -11,9 +11,10 @@ from typing import Any
 
 from envs.base import ChatMessage, Env, Split, StepResult
 from envs.errors import EnvError
+from envs.family import Family
 from envs.reasoning_gym_suite import opening, task_of
-from envs.scorer import Sandbox, Scorer
-from envs.scorer_process import Family
+from envs.sandbox import Sandbox
+from envs.scorer import Scorer
 
 MOST_DIGITS = 12
 _NUMBER = rf"-?[0-9]{{1,{MOST_DIGITS}}}"

@@ -4,8 +4,9 @@ from typing import Any
 
 from envs.base import ChatMessage, Env, Split, StepResult
 from envs.errors import EnvError
-from envs.scorer import Question, Sandbox, Scorer
-from envs.scorer_process import Family
+from envs.family import Family
+from envs.sandbox import Sandbox
+from envs.scorer import Question, Scorer
 
 
 class ReasoningGymSuite:

@@ -7,41 +7,33 @@ takes too long, the answer scores 0, and the scorer kills the worker and starts 
 import asyncio
 import difflib
 import logging
-import os
-import shutil
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from itertools import cycle
+from typing import Any, NamedTuple
 
 from envs.base import Split
-from envs.errors import EnvError, RefusedFamily, ScorerFailed
-from envs.scorer_process import START_DEADLINE_S, Family, ScorerProcess, Wrap
+from envs.canaries import Canary, choose_canaries
+from envs.errors import EnvError, ScorerFailed
+from envs.family import Family
+from envs.sandbox import Sandbox, ways_to_start
+from envs.scorer_process import START_DEADLINE_S, ScorerProcess
 from protocol.gauges import Gauge, table
 
 log = logging.getLogger(__name__)
 
-Sandbox = Literal["auto", "bwrap", "process"]
-
 ENTRY_DEADLINE_S = 20.0
 SCORE_DEADLINE_S = 2.0
+GRACE_S = 3.0
+"""Time in which a worker ends the process of an answer that exceeds `SCORE_DEADLINE_S`."""
 OPEN_DEADLINE_S = 3 * START_DEADLINE_S + 10.0
-"""Longest time to open a scorer. It may try three ways to start a worker, see `envs.scorer_process.Wrap`."""
+"""Longest time to open a scorer. It may try three ways to start a worker, see `envs.sandbox.Wrap`."""
+CANARIES_DEADLINE_S = 60.0
 MAX_ANSWER_CHARS = 65_536
-
-RUNS_ANSWERS = frozenset(
-    {
-        "binary_matrix",
-        "countdown",
-        "intermediate_integration",
-        "n_queens",
-        "polynomial_multiplication",
-        "puzzle24",
-        "simple_integration",
-        "spiral_matrix",
-        "string_insertion",
-    }
-)
-ACCEPTS_JUNK = frozenset({"game_of_life_halting", "complex_arithmetic", "coin_flip"})
+MOST_TOGETHER = 16
+"""Most answers that one pair of canaries checks."""
 
 
 class Question(NamedTuple):
@@ -59,6 +51,7 @@ class ScorerCounters:
     scorer_timeouts: int = 0
     scorer_errors: int = 0
     scorer_restarts: int = 0
+    scorer_tampered: int = 0
 
 
 GAUGES = table(
@@ -71,49 +64,35 @@ GAUGES = table(
         ),
         Gauge("scorer_errors_total", "answers", "answers whose scoring failed, and scored 0", "total"),
         Gauge("scorer_restarts_total", "restarts", "scorer processes that were started again", "total"),
+        Gauge(
+            "scorer_tampered_total",
+            "scorers",
+            "scorer processes that gave canary answers wrong scores, and were started again",
+            "total",
+        ),
     ]
 )
 """Gauges that a suite with a scorer reports; `ScorerCounters` counts them."""
 
 
-def choose_sandbox(family: str, sandbox: Sandbox) -> Literal["bwrap", "process"]:
-    """Choose how the worker is confined.
+class _Waiting(NamedTuple):
+    """An answer that waits for its score."""
 
-    Raises:
-        EnvError: there is no such sandbox.
-        RefusedFamily: the family's scorer accepts junk. Or bubblewrap is not installed although ``sandbox``
-            asks for it, or not used although the scorer runs answers as Python.
-
-    Example:
-        >>> choose_sandbox("coin_flip", "process")
-        Traceback (most recent call last):
-        ...
-        envs.errors.RefusedFamily: reasoning_gym family 'coin_flip': its scorer accepts junk; use another
-    """
-    if sandbox not in get_args(Sandbox):
-        raise EnvError(f"sandbox = {sandbox!r}: use one of {', '.join(get_args(Sandbox))}")
-    if family in ACCEPTS_JUNK:
-        raise RefusedFamily(f"reasoning_gym family {family!r}: its scorer accepts junk; use another")
-    installed = shutil.which("bwrap") is not None
-    if sandbox == "bwrap" and not installed:
-        raise RefusedFamily('sandbox = "bwrap", but there is no bwrap on PATH; install bubblewrap')
-    chosen: Literal["bwrap", "process"] = "bwrap" if sandbox != "process" and installed else "process"
-    if family in RUNS_ANSWERS and chosen != "bwrap":
-        raise RefusedFamily(
-            f"reasoning_gym family {family!r}: its scorer runs the answer as Python code; "
-            'install bubblewrap and set sandbox = "bwrap"'
-        )
-    return chosen
+    position: int
+    answer: str
+    score: Future[float]
 
 
 class Scorer:
     """Questions and scores of one family, for use from threads and from an event loop.
 
     The constructor blocks while the worker imports the library (about 3 s), and raises if a setting is wrong.
+    If the library runs answers as Python, canaries follow the answers, see `envs.canaries`. No score leaves
+    before canaries have got their scores from the same worker.
 
     Raises:
-        EnvError: there is no such sandbox.
-        RefusedFamily: see `choose_sandbox`.
+        EnvError: a setting is wrong.
+        RefusedFamily: see `envs.sandbox.ways_to_start`.
         ScorerFailed: the worker cannot be started with these settings; the message says why.
     """
 
@@ -123,20 +102,25 @@ class Scorer:
         # Invariant: this one thread starts every worker and sends every request. It outlives all workers,
         # because a worker dies with the thread that started it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorer")
-        self._wraps = _wraps(choose_sandbox(family.name, sandbox), sandbox, family.name)
+        self._ways = ways_to_start(family, sandbox)
+        # Invariant: only the thread takes answers out of here.
+        self._waiting: deque[_Waiting] = deque()
         self._process: ScorerProcess | None = self._thread.submit(self._open).result(OPEN_DEADLINE_S)
+        self._canaries: Iterator[tuple[Canary, Canary]] | None = None
+        if family.runs_answers:
+            self._canaries = cycle(self._thread.submit(self._choose_canaries).result(CANARIES_DEADLINE_S))
 
     @property
     def sandbox(self) -> str:
         """Confinement of the worker: "bwrap", "bwrap-userns" or "process"."""
-        return self._wraps[0]
+        return self._ways[0].name
 
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
     async def entry(self, index: int, split: Split) -> Question:
-        """Return the question of task ``index`` of a split; see `envs.scorer_worker.Questions`."""
+        """Return the question of task ``index`` of a split; see `envs.questions.Questions`."""
         found: Question = await self._elsewhere(self._entry, index, split)
         return found
 
@@ -145,9 +129,14 @@ class Scorer:
         return self._thread.submit(self._entry, index, split).result(OPEN_DEADLINE_S + ENTRY_DEADLINE_S)
 
     async def score(self, position: int, answer: str) -> float:
-        """Return the score of an answer, in [0, 1]. It is 0, and counted, if scoring fails or exceeds 2 s."""
-        score: float = await self._elsewhere(self._score, position, answer)
-        return score
+        """Return the score of an answer, in [0, 1].
+
+        It is 0, and counted, if scoring fails or exceeds 2 s, or if the answer tampered with the scorer.
+        """
+        waiting = _Waiting(position, answer[:MAX_ANSWER_CHARS], Future())
+        self._waiting.append(waiting)
+        await self._elsewhere(self._score_waiting)
+        return await asyncio.wrap_future(waiting.score)
 
     def gauges(self) -> dict[str, float]:
         """Return the counters, for a heartbeat."""
@@ -162,29 +151,37 @@ class Scorer:
 
     def _open(self) -> ScorerProcess:
         failures: list[str] = []
-        for wrap in self._wraps:
+        for way in self._ways:
             try:
-                process = ScorerProcess(self._family, wrap)
+                process = ScorerProcess(self._family, way)
             except (TimeoutError, ScorerFailed) as error:
-                failures.append(f"{wrap}: {error}")
+                failures.append(f"{way.name}: {error}")
                 continue
             if "error" in process.opened:
                 process.close()
                 raise _settings_error(self._family, process.opened)
-            self._wraps = [wrap]
+            if failures:
+                log.warning(
+                    "scorer runs as %s, because stronger ways failed: %s", way.name, "; ".join(failures)
+                )
+            self._ways = [way]
             return process
         raise ScorerFailed(
             f"reasoning_gym family {self._family.name!r}: no scorer starts ({'; '.join(failures)})"
         )
 
-    def _request(self, message: dict[str, Any], deadline_s: float) -> dict[str, Any]:
+    def _running(self) -> ScorerProcess:
         if self._process is not None and not self._process.alive():
             self._drop()
         if self._process is None:
             self.counters.scorer_restarts += 1
             self._process = self._open()
+        return self._process
+
+    def _request(self, message: dict[str, Any], deadline_s: float) -> dict[str, Any]:
+        process = self._running()
         try:
-            return self._process.request(message, deadline_s)
+            return process.request(message, deadline_s)
         except (TimeoutError, ScorerFailed):
             self._drop()
             raise
@@ -200,10 +197,71 @@ class Scorer:
             raise ScorerFailed(f"family {self._family.name!r}, task {index} of {split}: {reply['error']}")
         return Question(reply["question"], reply["answer"], reply["position"])
 
-    def _score(self, position: int, answer: str) -> float:
-        request = {"op": "score", "position": position, "answer": answer[:MAX_ANSWER_CHARS]}
+    def _score_waiting(self) -> None:
+        """Score the answers that wait, at most `MOST_TOGETHER`. An earlier call may have scored them all."""
+        taken = [self._waiting.popleft() for _ in range(min(MOST_TOGETHER, len(self._waiting)))]
+        waiting = [one for one in taken if one.score.set_running_or_notify_cancel()]
         try:
-            reply = self._request(request, SCORE_DEADLINE_S)
+            scores = self._checked_scores([(one.position, one.answer) for one in waiting])
+        except Exception as error:
+            for one in waiting:
+                one.score.set_exception(error)
+            return
+        for one, score in zip(waiting, scores, strict=True):
+            one.score.set_result(score)
+
+    def _checked_scores(self, answers: list[tuple[int, str]]) -> list[float]:
+        """Return the scores of answers. If canaries fail behind them, score each again, in a new worker."""
+        if self._canaries is None or not answers:
+            return [self._score(*answer) for answer in answers]
+        try:
+            worker = self._running()
+        except (TimeoutError, ScorerFailed) as error:
+            self.counters.scorer_errors += len(answers)
+            log.warning("scorer failed: %s", error)
+            return [0.0] * len(answers)
+        scores = [self._score(*answer) for answer in answers]
+        # An answer may have changed the worker and then ended it, so only this worker's canaries count.
+        if self._process is worker and worker.alive():
+            if self._canaries_hold(*next(self._canaries)) and self._process is worker:
+                return scores
+            self.counters.scorer_tampered += 1
+            log.warning("scorer gave canaries wrong scores after %s answers; starting it again", len(answers))
+            self._drop()
+        if len(answers) == 1:
+            return [0.0]
+        return [score for answer in answers for score in self._checked_scores([answer])]
+
+    def _canaries_hold(self, *canaries: Canary) -> bool:
+        try:
+            return all(
+                self._request(self._scoring(c.position, c.answer), ENTRY_DEADLINE_S).get("score") == c.score
+                for c in canaries
+            )
+        except (TimeoutError, ScorerFailed):
+            return False
+
+    def _choose_canaries(self) -> list[tuple[Canary, Canary]]:
+        def solution(index: int) -> tuple[int, str | None]:
+            question = self._entry(index, "train")
+            return question.position, question.answer
+
+        def score(position: int, answer: str) -> float:
+            reply = self._request(self._scoring(position, answer), ENTRY_DEADLINE_S)
+            if "score" not in reply:
+                raise ScorerFailed(f"family {self._family.name!r}, canary at {position}: {reply['error']}")
+            return float(reply["score"])
+
+        return choose_canaries(solution, score)
+
+    @staticmethod
+    def _scoring(position: int, answer: str) -> dict[str, Any]:
+        return {"op": "score", "position": position, "answer": answer, "limit_s": SCORE_DEADLINE_S}
+
+    def _score(self, position: int, answer: str) -> float:
+        grace = GRACE_S if self._family.runs_answers else 0.0
+        try:
+            reply = self._request(self._scoring(position, answer), SCORE_DEADLINE_S + grace)
         except TimeoutError:
             self.counters.scorer_timeouts += 1
             log.warning("scoring took longer than %s s; score 0, worker restarted", SCORE_DEADLINE_S)
@@ -213,22 +271,13 @@ class Scorer:
             log.warning("scorer failed: %s", error)
             return 0.0
         score = reply.get("score")
+        if reply.get("timed_out"):
+            self.counters.scorer_timeouts += 1
+            return 0.0
         if not isinstance(score, float) or not 0.0 <= score <= 1.0:
             self.counters.scorer_errors += 1
             return 0.0
         return score
-
-
-def _wraps(chosen: Literal["bwrap", "process"], wanted: Sandbox, family: str) -> list[Wrap]:
-    """Return the ways to start the worker, strongest first. A plain process comes last, if it is allowed."""
-    if chosen == "process":
-        return ["process"]
-    wraps: list[Wrap] = ["bwrap-userns"]
-    if os.geteuid() == 0:
-        wraps.insert(0, "bwrap")
-    if wanted == "auto" and family not in RUNS_ANSWERS:
-        wraps.append("process")
-    return wraps
 
 
 def _settings_error(family: Family, reply: dict[str, Any]) -> EnvError:

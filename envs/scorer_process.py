@@ -5,73 +5,21 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any
 
 import msgspec
 
-from envs.errors import EnvError, ScorerFailed
+from envs.errors import ScorerFailed
+from envs.family import Family
+from envs.sandbox import PROCESS, Wrap, bubblewrap_command
 from envs.scorer_worker import MAX_FRAME, frame
-
-Wrap = Literal["bwrap", "bwrap-userns", "process"]
 
 START_DEADLINE_S = 60.0
 KILL_DEADLINE_S = 5.0
-
-
-@dataclass(frozen=True)
-class Family:
-    """A family of reasoning_gym, its settings and the share held out: what a worker opens first.
-
-    Raises:
-        EnvError: no question would be left to train on, or none would be held out.
-    """
-
-    name: str
-    config: dict[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    heldout_share: float = 0.125
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.heldout_share < 1.0:
-            raise EnvError(
-                f"heldout_share = {self.heldout_share:g}: nothing would be left to "
-                f"{'train on' if self.heldout_share >= 1 else 'evaluate on'}; choose it between 0 and 1"
-            )
-
-
-def bubblewrap_command(command: list[str], *, user_namespace: bool) -> list[str]:
-    """Wrap a command in bubblewrap: it sees only the system, Python and this package, all read-only.
-
-    It has no network, its own processes and an empty /tmp. Without ``user_namespace`` the caller has to be
-    root, and the worker changes to an unprivileged user itself. That needs two capabilities and is stronger,
-    because limits on processes do not hold for root. Any other user needs a user namespace.
-    """
-    roots = [Path(p) for p in ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache")]
-    python = {Path(p) for p in (sys.prefix, sys.base_prefix, *sys.path) if p and Path(p).is_dir()}
-    package = Path(__file__).resolve().parent
-    python -= {package.parent, Path.cwd(), Path("/")}
-    binds = [*roots, *sorted(python), package]
-    wrap = [
-        "bwrap",
-        "--unshare-ipc",
-        "--unshare-pid",
-        "--unshare-net",
-        "--unshare-uts",
-        "--unshare-cgroup-try",
-    ]
-    if user_namespace:
-        wrap += ["--unshare-user", "--disable-userns", "--uid", "65534", "--gid", "65534"]
-    wrap += ["--cap-drop", "ALL"]
-    if not user_namespace:
-        wrap += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-    wrap += ["--die-with-parent", "--new-session", "--proc", "/proc", "--dev", "/dev"]
-    wrap += ["--size", str(16 << 20), "--tmpfs", "/tmp"]
-    for path in binds:
-        wrap += ["--ro-bind-try", str(path), str(path)]
-    return [*wrap, "--chdir", "/", "--", *command]
+LONGEST_LINE = 300
 
 
 class ScorerProcess:
@@ -79,42 +27,30 @@ class ScorerProcess:
 
     Raises:
         TimeoutError: the worker did not answer within `START_DEADLINE_S`.
-        ScorerFailed: the worker ended or sent nonsense.
+        ScorerFailed: the worker cannot be started, ended, or sent nonsense.
     """
 
     def __init__(self, family: Family, wrap: Wrap) -> None:
         command = [sys.executable, "-m", "envs.scorer_worker"]
-        if wrap != "process":
-            command = bubblewrap_command(command, user_namespace=wrap == "bwrap-userns")
-        environment = {
-            "PATH": os.defpath,
-            "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            # The library and its dependencies are compiled at each start, and some of them have sloppy syntax.
-            "PYTHONWARNINGS": "ignore::SyntaxWarning",
-            # Families that iterate over sets must give equal entries in every process.
-            "PYTHONHASHSEED": "0",
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-        }
-        # Inside bubblewrap the library's imports print warnings about missing font caches at every start.
-        noise = None if wrap == "process" else subprocess.DEVNULL
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=noise,
-            bufsize=0,
-            env=environment,
-            cwd="/",
-        )
         opening = {"family": family.name, "config": family.config, "seed": family.seed}
-        opening |= {"heldout_share": family.heldout_share, "bubblewrap": wrap != "process"}
-        try:
-            self.opened = self.request(opening, START_DEADLINE_S)
-        except BaseException:
-            self.close()
-            raise
+        opening |= {"heldout_share": family.heldout_share, "apart": family.runs_answers}
+        opening["bubblewrap"] = wrap != PROCESS
+        # bubblewrap says here why it cannot start. Inside, the library's imports print warnings here, too.
+        with tempfile.TemporaryFile() as noise:
+            try:
+                if wrap != PROCESS:
+                    command = bubblewrap_command(wrap, command)
+                self._process = _start(command, None if wrap == PROCESS else noise)
+            except OSError as error:
+                raise ScorerFailed(f"{command[0]}: {error.strerror}") from None
+            try:
+                self.opened = self.request(opening, START_DEADLINE_S)
+            except ScorerFailed as error:
+                self.close()
+                raise ScorerFailed(f"{error}{_last_line(noise)}") from None
+            except BaseException:
+                self.close()
+                raise
 
     @property
     def pid(self) -> int:
@@ -186,3 +122,33 @@ class ScorerProcess:
                 raise self._has_ended()
             pieces += piece
         return bytes(pieces)
+
+
+def _start(command: list[str], stderr: IO[bytes] | None) -> subprocess.Popen[bytes]:
+    environment = {
+        "PATH": os.defpath,
+        "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        # The library and its dependencies are compiled at each start, and some of them have sloppy syntax.
+        "PYTHONWARNINGS": "ignore::SyntaxWarning",
+        # Families that iterate over sets must give equal entries in every process.
+        "PYTHONHASHSEED": "0",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        bufsize=0,
+        env=environment,
+        cwd="/",
+    )
+
+
+def _last_line(noise: IO[bytes]) -> str:
+    """Return what was last printed, with a colon in front; empty if nothing was."""
+    noise.seek(0)
+    lines = noise.read().decode(errors="replace").strip().splitlines()
+    return f": {lines[-1][:LONGEST_LINE]}" if lines else ""

@@ -11,10 +11,10 @@ import pytest
 
 from envs.calculator import CalculatorSuite
 from envs.errors import EnvError, ScorerFailed
+from envs.family import RUNS_ANSWERS, Family
+from envs.questions import WALK_STRIDE, split_of
 from envs.reasoning_gym_suite import ReasoningGymSuite
-from envs.scorer import Scorer
-from envs.scorer_process import Family
-from envs.scorer_worker import WALK_STRIDE, split_of
+from envs.scorer import Scorer, ScorerCounters
 
 JUNK = [
     "", " ", "\n", "0", "1", "-1", "nan", "inf", "-inf", "None", "True", "False", "[]", "{}", "()", "a",
@@ -198,6 +198,44 @@ def test_a_wrong_setting_is_named():
         ReasoningGymSuite("spell_backward", config={"colour": 1})
     with pytest.raises(EnvError, match="max_turns = 2"):
         CalculatorSuite(max_terms=3, max_turns=2)
+
+
+def test_a_composite_from_a_run_file_opens():
+    datasets = [{"name": "spell_backward"}, {"name": "chain_sum", "weight": 2.0, "config": {"min_terms": 3}}]
+    scorer = Scorer(Family("composite", {"datasets": datasets}), "process")
+
+    async def main():
+        entries = [await scorer.entry(index, "train") for index in range(10)]
+        assert len({entry.question.split()[0] for entry in entries}) > 1
+        assert [await scorer.score(entry.position, entry.answer) for entry in entries] == [1.0] * 10
+        await scorer.close()
+
+    asyncio.run(main())
+
+
+@needs_bwrap
+def test_every_family_that_runs_answers_tells_right_from_wrong():
+    scorer = Scorer(
+        Family("composite", {"datasets": [{"name": name} for name in sorted(RUNS_ANSWERS)]}), "bwrap"
+    )
+
+    async def main():
+        for index in range(40):
+            entry = await scorer.entry(index, "train")
+            assert await scorer.score(entry.position, entry.answer) == 1.0, entry
+            assert await scorer.score(entry.position, "[[[") < 0.1, entry
+        assert scorer.counters == ScorerCounters()
+        await scorer.close()
+
+    asyncio.run(main())
+
+
+@needs_bwrap
+def test_modules_that_the_library_imports_late_are_found():
+    """As an unprivileged user, the worker has to pass the folders above those that it sees."""
+    scorer = Scorer(Family("intermediate_integration"), "bwrap")
+    assert all(scorer.entry_now(index, "train").question for index in range(6))
+    asyncio.run(scorer.close())
 
 
 @needs_bwrap

@@ -5,11 +5,9 @@ import textwrap
 
 import pytest
 
-from envs.errors import EnvError, RefusedFamily, UnknownEnv
+from envs.errors import EnvError, UnknownEnv
 from envs.reasoning_gym_suite import blend, task_of
 from envs.registry import find_factory, make_suite
-from envs.scorer import ACCEPTS_JUNK, RUNS_ANSWERS, choose_sandbox
-from envs.scorer_process import Family
 
 
 @pytest.fixture
@@ -126,36 +124,6 @@ def test_an_import_error_inside_the_users_code_is_one_line_and_not_hidden(tmp_pa
         find_factory("broken_env.py:Suite")
     with pytest.raises(EnvError, match=r"^no_python\.py:2: SyntaxError: "):
         find_factory("no_python.py:Suite")
-
-
-@pytest.mark.parametrize("family", sorted(ACCEPTS_JUNK))
-def test_families_that_accept_junk_are_refused(family):
-    for sandbox in ("auto", "bwrap", "process"):
-        with pytest.raises(RefusedFamily, match="junk"):
-            choose_sandbox(family, sandbox)
-
-
-def test_a_sandbox_that_does_not_exist_is_refused():
-    with pytest.raises(EnvError, match="sandbox = 'bwarp': use one of auto, bwrap, process"):
-        choose_sandbox("spell_backward", "bwarp")
-
-
-@pytest.mark.parametrize(("share", "said"), [(0.0, "evaluate on"), (1.0, "train on"), (-0.5, "evaluate on")])
-def test_a_share_that_holds_out_all_or_nothing_is_refused(share, said):
-    with pytest.raises(EnvError, match=said):
-        Family("spell_backward", heldout_share=share)
-
-
-@pytest.mark.parametrize("family", sorted(RUNS_ANSWERS))
-def test_families_that_run_answers_need_bubblewrap(family, monkeypatch):
-    with pytest.raises(RefusedFamily, match="runs the answer as Python"):
-        choose_sandbox(family, "process")
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    for sandbox in ("auto", "bwrap"):
-        with pytest.raises(RefusedFamily, match="bubblewrap"):
-            choose_sandbox(family, sandbox)
-    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/bwrap")
-    assert choose_sandbox(family, "auto") == "bwrap"
 
 
 def test_the_bonus_moves_weight_to_exact_answers():
