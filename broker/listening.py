@@ -39,7 +39,9 @@ def bind_failure(field: str, address: str, number: int | None) -> str:
         )
     if number in (errno.EADDRNOTAVAIL, errno.ENODEV):
         return f"{field} is {address}, but this host has no such address; give one of its own, as a number"
-    return f"{field} is {address}, which cannot be listened on: {os.strerror(number or 0)}; choose another one"
+    return (
+        f"{field} is {address}, which cannot be listened on: {os.strerror(number or 0)}; choose another one"
+    )
 
 
 def holder(port: int) -> str:

@@ -174,7 +174,13 @@ def train(system: System, config: RunConfig, seed: int) -> Outcome:
     """Run one learner from the first weights to the last step."""
     started = time.monotonic()
     learner_config = config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag})
-    engine = TrainingEngine(learner_config, model=system.model, total_steps=learner_config.steps, seed=seed, segment_tokens=config.actor.segment_tokens)
+    engine = TrainingEngine(
+        learner_config,
+        model=system.model,
+        total_steps=learner_config.steps,
+        seed=seed,
+        segment_tokens=config.actor.segment_tokens,
+    )
     epoch = next_epoch(system.folder)
     folder = system.folder / f"learner-{epoch}"
     folder.mkdir()

@@ -105,7 +105,13 @@ def configured(arm: str, seed: int, minutes: float, overrides: Sequence[str]) ->
 def train(system: System, arm: str, config: RunConfig) -> Run:
     """Run one learner from the first weights until its time is up."""
     settings = config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag})
-    engine = TrainingEngine(settings, model=system.model, total_steps=settings.steps, seed=config.run.seed, segment_tokens=config.actor.segment_tokens)
+    engine = TrainingEngine(
+        settings,
+        model=system.model,
+        total_steps=settings.steps,
+        seed=config.run.seed,
+        segment_tokens=config.actor.segment_tokens,
+    )
     epoch = next_epoch(system.folder)
     link = join(settings, system.config.broker.endpoint, system.folder.name, epoch=epoch, progress=Progress)
     report = Report(system.folder)

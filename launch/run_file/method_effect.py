@@ -51,7 +51,11 @@ def settings_without_effect(learner: LearnerConfig) -> Iterator[str]:
 def notes(learner: LearnerConfig) -> Iterator[str]:
     """Yield a line for each part of the method that never acts, and for a bound that is wider than it looks."""
     for objective in objectives_of(learner.algorithm):
-        if learner.algorithm.proximal == "recomputed" and objective.steps == 1 and _has_void_bounds(objective):
+        if (
+            learner.algorithm.proximal == "recomputed"
+            and objective.steps == 1
+            and _has_void_bounds(objective)
+        ):
             yield (
                 f'{objective.name}.surrogate of kind "{objective.surrogate.kind}" bounds the ratio current / proximal, '
                 "which is 1 with a single step per batch: its bounds never act; raise "

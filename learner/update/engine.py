@@ -168,9 +168,7 @@ class TrainingEngine:
         ):
             return None
         fresh = unknown.columns["fresh"] > 0
-        credit = assign_credit(
-            algorithm, trajectories, estimates, fresh, window_tokens=self._window_tokens
-        )
+        credit = assign_credit(algorithm, trajectories, estimates, fresh, window_tokens=self._window_tokens)
         batch = lay_out(credit)
         batch.columns["value_before"] = self._values.recall(trajectories, estimates.value)
         return batch

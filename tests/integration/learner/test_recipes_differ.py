@@ -57,7 +57,9 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def step(model, groups):
     """Return a function that makes one learner step from equal weights and returns the change as one vector."""
-    before = torch.cat([p.detach().flatten() for p in AutoModelForCausalLM.from_pretrained(model).parameters()])
+    before = torch.cat(
+        [p.detach().flatten() for p in AutoModelForCausalLM.from_pretrained(model).parameters()]
+    )
 
     def make(learner):
         engine = TrainingEngine(learner, model=model, total_steps=10, seed=5)
@@ -98,8 +100,7 @@ def rollout(lm, rng, g, i):
         logp_behaviour=behaviour.astype(np.float32),
         policy_version=np.where(t.action_mask, VERSION - lag, -1).astype(np.int32),
         turns=[
-            Turn(k, start, end, k % 2 == 1)
-            for k, (start, end) in enumerate(itertools.pairwise([0, *ends]))
+            Turn(k, start, end, k % 2 == 1) for k, (start, end) in enumerate(itertools.pairwise([0, *ends]))
         ],
         rewards=[Reward("step", 1, float(rng.random())), Reward("answer", 3, float(rng.random()))],
         correct=bool(rng.random() < 0.5),
@@ -137,9 +138,7 @@ def without_bounds(learner):
             plain = WeightedSurrogate(centre="proximal", high=FAR)
         case _:
             plain = WeightedSurrogate(centre=surrogate.centre, high=FAR)
-    return learner.model_copy(
-        update={"algorithm": learner.algorithm.model_copy(update={"surrogate": plain})}
-    )
+    return learner.model_copy(update={"algorithm": learner.algorithm.model_copy(update={"surrogate": plain})})
 
 
 def distance(a, b):
@@ -156,7 +155,9 @@ def test_recipes_that_are_equal_are_declared_as_one_algorithm(steps, a, b):
     declared = any(a in group and b in group for group in ONE_ALGORITHM)
     found = distance(steps[a], steps[b])
     assert found < EQUAL or found > DIFFERENT
-    assert (found < EQUAL) == declared, "declare it in recipes/__init__.py and on the page docs/recipes/README.md"
+    assert (found < EQUAL) == declared, (
+        "declare it in recipes/__init__.py and on the page docs/recipes/README.md"
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -169,8 +170,12 @@ def test_bounds_that_never_act_are_declared(step, steps, name):
 def test_the_page_shows_what_is_declared():
     text = (Path(__file__).parents[3] / "docs" / "recipes" / "README.md").read_text()
     section = text.partition("## What acts as shipped")[2].partition("\n## ")[0]
-    rows = [[cell.strip() for cell in line.split("|")] for line in section.splitlines() if line.startswith("| `")]
+    rows = [
+        [cell.strip() for cell in line.split("|")] for line in section.splitlines() if line.startswith("| `")
+    ]
     void = {name for row in rows if row[5] != "nothing" for name in row[1].split("`")[1::2]}
     assert void == set(BOUNDS_NEVER_ACT)
     for group in ONE_ALGORITHM:
-        assert ", ".join(f"`{name}`" for name in group[:-1]) + f" and `{group[-1]}` are one algorithm" in section
+        assert (
+            ", ".join(f"`{name}`" for name in group[:-1]) + f" and `{group[-1]}` are one algorithm" in section
+        )

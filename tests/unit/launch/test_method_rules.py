@@ -5,7 +5,7 @@ import pytest
 from launch.errors import ConfigError
 from launch.run_file.load import check, load
 from launch.run_file.method_effect import notes
-from launch.run_file.recipes import FOLDER
+from launch.run_file.recipes import recipes
 from learner.replay.table import ReplayConfigError, make_table
 from recipes import BOUNDS_NEVER_ACT
 
@@ -352,5 +352,9 @@ def test_what_never_acts_is_noted(learner, words):
 
 
 def test_recipes_whose_bounds_never_act_have_a_note():
-    noted = {path.stem for path in FOLDER.glob("*.toml") if any("never act" in n for n in notes(load(path).learner))}
+    noted = {
+        recipe.name
+        for recipe in recipes()
+        if any("never act" in n for n in notes(load(recipe.path).learner))
+    }
     assert noted == {*BOUNDS_NEVER_ACT, "rloo", "remax", "remix"}, "and remix after its reincarnation"

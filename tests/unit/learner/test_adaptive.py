@@ -26,7 +26,10 @@ from tests.trajectories import make_group, make_trajectory
 def test_a_reincarnated_run_has_as_many_optimizer_steps_as_it_takes(field, before, after, expected):
     change = Reincarnation(step=50, **{field: after})
     config = AlgorithmConfig(**{field: before}, reincarnation=change)
-    assert (getattr(algorithm_at(config, 49), field), getattr(algorithm_at(config, 50), field)) == (before, after)
+    assert (getattr(algorithm_at(config, 49), field), getattr(algorithm_at(config, 50), field)) == (
+        before,
+        after,
+    )
     assert total_optimizer_steps(config, 600) == expected
     assert total_optimizer_steps(config, 20) == 20 * before
 
@@ -63,7 +66,9 @@ def test_replayed_singles_do_not_dilute_the_scale_of_groups():
     assert set(joined.advantage[len(alone) :]) == set(joined.median_advantage[len(alone) :]) == {0.25}
 
 
-@pytest.mark.parametrize(("turn", "expected"), [(0, [2, 0]), (1, [2, 0]), (2, [2, 0]), (3, [2, 2]), (4, [2, 2])])
+@pytest.mark.parametrize(
+    ("turn", "expected"), [(0, [2, 0]), (1, [2, 0]), (2, [2, 0]), (3, [2, 2]), (4, [2, 2])]
+)
 def test_a_reward_between_two_actions_is_credited_to_the_action_before_it(turn, expected):
     """Tokens 0 and 1 are the prompt, 2 and 3 the first action, 4 an observation, 5 and 6 the second action."""
     turns = [Turn(0, 0, 2, False), Turn(1, 2, 4, True), Turn(2, 4, 5, False), Turn(3, 5, 7, True)]
