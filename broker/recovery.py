@@ -8,8 +8,9 @@ import msgspec
 from msgspec import Struct
 
 from broker.core.events import Published, decode_event
-from broker.core.ledger import Ledger
+from broker.core.ledger import OUTCOMES, Ledger, Tally
 from broker.core.records import GroupRecord, TaskRecord, TrajectoryRecord, Unit
+from broker.core.released import LearnerSteps
 from broker.core.state import BrokerState
 from broker.errors import BrokerError, StateBroken
 from broker.journal.journal import JournalError, Kind, Place, Record, unpack_segment
@@ -38,6 +39,8 @@ class Snapshot(Struct, tag_field="type", tag="snapshot", frozen=True, kw_only=Tr
     published: Published | None
     poison: list[bytes] = []
     """Digests of messages that broke the broker."""
+    steps: LearnerSteps | None = None
+    """None in a snapshot of an earlier version."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -60,6 +63,7 @@ def snapshot(state: BrokerState, store: JournalStore, poison: Iterable[bytes] = 
             lineage=state.lineage,
             published=state.published,
             poison=sorted(poison),
+            steps=state.steps,
         )
     )
 
@@ -141,15 +145,25 @@ def _restore(state: BrokerState, store: JournalStore, saved: Snapshot, now: floa
             store.commit(key)
     for part in fields(Ledger):
         setattr(state.ledger, part.name, getattr(saved.ledger, part.name))
+    # An earlier version knew fewer outcomes.
+    for outcome in OUTCOMES:
+        state.ledger.outcomes.setdefault(outcome, Tally())
     state.tasks.restore(saved.tasks, saved.over, now)
     state.assembly.restore(saved.trajectories, saved.groups, saved.mode, now)
     state.deliveries.restore(saved.units, saved.unit_count)
     state.lineage = saved.lineage
+    state.steps = saved.steps or _steps_of(saved)
     if saved.published is not None:
         state.now_published(saved.published)
     assert _keys(state) == {(key, committed) for key, _, _, committed in saved.segments}, (
         "its units are not of its segments"
     )
+
+
+def _steps_of(saved: Snapshot) -> LearnerSteps:
+    """Return what a snapshot of an earlier version tells of the learner's steps."""
+    step = saved.lineage.step if saved.lineage is not None else 0
+    return LearnerSteps(committed=max([step, *(unit.step for unit in saved.units)]), released=step)
 
 
 def _keys(state: BrokerState) -> set[tuple[SegmentKey, bool]]:

@@ -27,6 +27,8 @@ class Start:
     """True if there is a checkpoint to continue from."""
     again: bool = False
     """True if the run is resumed: an earlier learner may have left files."""
+    step_back: bool = False
+    """True if the checkpoint may be older than the newest one that was written, whose units the broker deleted."""
 
     @property
     def continues(self) -> bool:

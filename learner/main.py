@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from learner.config import LearnerConfig
+from learner.errors import BrokerRefused
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import TIME_LIMIT, Exchange
 from learner.lineage import Start, start
@@ -81,6 +82,8 @@ def run_learner(
         epoch=begin.epoch,
         lineage=begin.lineage,
         step=begin.step,
+        # Without checkpoints each restart begins anew, as the configuration asks for.
+        step_back=begin.step_back or not config.checkpoint_every,
         progress=progress,
         keys=keys,
     )
@@ -244,6 +247,7 @@ def join(
     progress: Callable[[], Progress],
     lineage: int | None = None,
     step: int = 0,
+    step_back: bool = False,
     keys: Path | None = None,
 ) -> ThreadLink:
     """Connect to the broker as this epoch's learner.
@@ -252,6 +256,7 @@ def join(
         progress: called from the link's thread for each heartbeat.
         lineage: epoch that began the line of checkpoints; None: this one.
         step: learner steps that the checkpoint covers.
+        step_back: whether the broker lets a learner with fewer steps than were released join.
         keys: folder of the keys; None: nothing is encrypted.
 
     Raises:
@@ -266,6 +271,7 @@ def join(
         epoch=epoch,
         lineage=epoch if lineage is None else lineage,
         step=step,
+        step_back=step_back,
         deliver=DELIVERY_UNITS[config.train_on],
     )
     link = ThreadLink(broker, hello, progress=progress, keys=keys)
@@ -281,9 +287,15 @@ def await_broker(link: ThreadLink, broker: str) -> None:
 
     Raises:
         LinkDown: the broker did not answer within `JOIN_TIMEOUT_S`.
+        BrokerRefused: the broker will never let this process join.
     """
     deadline = time.monotonic() + JOIN_TIMEOUT_S
     while not link.session.joined:
+        # A person may list the key while the learner waits, so a wrong key is not the end.
+        if link.refused is not None and link.refused.code != "wrong_key":
+            raise BrokerRefused(
+                f"the broker refused the learner ({link.refused.code}): {link.refused.message}"
+            )
         if time.monotonic() > deadline:
             raise LinkDown(
                 link.trouble

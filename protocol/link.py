@@ -130,7 +130,8 @@ class ThreadLink:
 
     Messages arrive in ``inbox``, a queue of (message, frames behind the header). None marks each join and
     rejoin. An exception is the last item: it has ended the thread, and the reader of the inbox should raise
-    it. ``trouble`` says why the broker does not admit this peer, if it said so.
+    it. ``trouble`` says why the broker does not admit this peer, if it said so, and ``refused`` is the fatal
+    refusal that said it, if it was one.
 
     Args:
         progress: called in the link's thread for the content of each heartbeat.
@@ -146,6 +147,7 @@ class ThreadLink:
         keys: Path | None = None,
     ) -> None:
         self.trouble = ""
+        self.refused: Refused | None = None
         self._keys = _broker_keys(keys, hello)
         self.inbox: queue.SimpleQueue[Inbox] = queue.SimpleQueue()
         self.session = Session(hello, time.monotonic())
@@ -259,11 +261,11 @@ class ThreadLink:
 
     def _take(self, message: AnyMessage, rest: list[bytes]) -> None:
         if self.session.received(message, time.monotonic()):
-            self.trouble = ""
+            self.trouble, self.refused = "", None
             self.inbox.put(None)
         elif not isinstance(message, Heartbeat | Welcome):
             if isinstance(message, Refused) and message.fatal:
-                self.trouble = message.message
+                self.trouble, self.refused = message.message, message
             self.inbox.put((message, rest))
 
 

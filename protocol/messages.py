@@ -179,6 +179,11 @@ class Hello(Message, tag="hello", frozen=True):
     """Written by a generator: where it serves versions. The broker lists it in WeightsReady.sources."""
     attempt: Count = 0
     """Counts the Hellos of the process from 0; the broker returns it in the Welcome."""
+    step_back: bool = False
+    """Written by the learner: it may have fewer steps than a checkpoint that was written before.
+
+    Without it the broker refuses such a learner. With it the broker counts the units of the steps between as lost.
+    """
 
 
 class Heartbeat(Message, tag="heartbeat", frozen=True):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from broker.core.admission import is_stale
 from broker.core.ledger import Ledger
 from broker.core.records import Outcome, StoredSegment, Unit
+from broker.core.released import ReleasedUnit
 from broker.core.store import SegmentStore
 from protocol.codec import Buffer
 from protocol.version_line import VersionLine
@@ -124,12 +125,22 @@ class Deliveries:
             self._store.commit(stored.key)
         self._ledger.note_outcome(outcome, *unit.segments)
 
-    def release(self, step: int) -> None:
-        """Release the units that were committed up to ``step``, for good."""
-        for unit in [unit for unit in self._committed.values() if unit.step <= step]:
+    def release(self, step: int) -> list[Unit]:
+        """Release the units that were committed up to ``step``, for good. Return them."""
+        units = [unit for unit in self._committed.values() if unit.step <= step]
+        for unit in units:
             del self._committed[unit.unit_id]
             for stored in unit.segments:
                 self._store.drop(stored.key)
+        return units
+
+    def lose(self, unit: ReleasedUnit) -> None:
+        """Count a released unit as lost: the step that trained or dropped it is not part of the line any more."""
+        outcomes = self._ledger.outcomes
+        outcomes[unit.outcome].move(
+            outcomes["lost"], segments=unit.segments, tokens=unit.tokens, action_tokens=unit.action_tokens
+        )
+        self._count_lengths(unit, unit.outcome, -1)
 
     def survived(self) -> None:
         """Reset the count of processes: the learner wrote a checkpoint, so no unit is to blame."""
@@ -149,7 +160,7 @@ class Deliveries:
             self._queue(unit)
         self._committed = {}
 
-    def _count_lengths(self, unit: Unit, outcome: Outcome, times: int) -> None:
+    def _count_lengths(self, unit: Unit | ReleasedUnit, outcome: Outcome, times: int) -> None:
         for tokens in unit.lengths if outcome == "trained" else ():
             self._ledger.lengths.trained(tokens, times)
 

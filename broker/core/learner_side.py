@@ -3,12 +3,13 @@
 import logging
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from broker.core.events import Committed, Delivered, LearnerJoined, Published, Released, TasksPut, UnitDropped
 from broker.core.peers import Peer
 from broker.core.recent import Recent
-from broker.core.state import BrokerState, process
+from broker.core.released import ReleasedUnit
+from broker.core.state import BrokerState, goes_back, process
 from broker.core.weights_news import REMIND_S, WeightsNews
 from broker.errors import BrokerError, TryLater
 from protocol.codec import MAX_HEADER_BYTES
@@ -34,6 +35,8 @@ MAX_NOTICES = 65_536
 ID_OVERHEAD, MESSAGE_OVERHEAD = 3, 1_024
 """Bytes of a string's head in MessagePack, and bytes reserved in a Held for everything but ids."""
 MAX_CREDIT = 1 << 20
+MAX_NAMED = 20
+"""Units that a text names at most."""
 
 
 class LearnerSide:
@@ -67,10 +70,13 @@ class LearnerSide:
     def objection(self, hello: Hello) -> Refused | None:
         """Return the refusal that a learner would get for this Hello, or None.
 
-        A learner of a lower epoch is too late, and each epoch has only one live learner.
+        A learner of a lower epoch is too late, and each epoch has only one live learner. A learner with fewer
+        steps than were released needs permission, because nobody can train the units between again.
         """
-        if self._state.lineage is None or hello.epoch > self._state.lineage.epoch:
+        if self._state.lineage is None:
             return None
+        if hello.epoch > self._state.lineage.epoch:
+            return None if hello.step_back else self._why_no_step_back(self._state.lineage, hello)
         if hello.epoch < self._state.lineage.epoch:
             text = f"epoch {hello.epoch} is over, a learner of epoch {self._state.lineage.epoch} has joined"
             return Refused(code="stale_epoch", message=text, fatal=True)
@@ -78,6 +84,18 @@ class LearnerSide:
             text = f"learner {self.learner.name!r} of the same epoch {hello.epoch} is alive"
             return Refused(code="second_learner", message=text)
         return None
+
+    def _why_no_step_back(self, before: Hello, hello: Hello) -> Refused | None:
+        steps = self._state.steps
+        if not goes_back(steps, before, hello):
+            return None
+        text = (
+            f"this learner continues at step {hello.step}, but a checkpoint of step {steps.released} was written: "
+            f"{_named(steps.behind(hello.step))} of the steps between are deleted and cannot be trained again; resume "
+            f"from the checkpoint of step {steps.released}, or accept the loss with `offbeat train RUN_FILE --resume "
+            f"--from {hello.step}`"
+        )
+        return Refused(code="step_back", message=text, fatal=True)
 
     def joined(self, peer: Peer, now: float) -> None:
         """Let a learner take over. Leased units become ready again, because they may have been lost.
@@ -92,6 +110,14 @@ class LearnerSide:
             state.peers.remove(self.learner.name)
         self.learner = peer
         state.deliveries.expire_all(void=False)
+        if before is not None and goes_back(state.steps, before, peer.hello):
+            lost = _named(state.steps.behind(peer.hello.step))
+            log.warning(
+                "the learner goes back from step %d to %d: %s are lost",
+                state.steps.released,
+                peer.hello.step,
+                lost,
+            )
         if before is None or process(before) != process(peer.hello) or before.deliver != peer.hello.deliver:
             state.record(LearnerJoined(hello=peer.hello), now)
         self._noticed = Recent(MAX_NOTICES)
@@ -193,7 +219,16 @@ class LearnerSide:
 
     def checkpointed(self, peer: Peer, message: Checkpointed, now: float) -> None:
         """Release what is committed up to this step, because a checkpoint covers it."""
-        if self._of_this_epoch(peer, message.epoch, "Checkpointed"):
+        if not self._of_this_epoch(peer, message.epoch, "Checkpointed"):
+            return
+        committed = self._state.steps.committed
+        if message.step > committed:
+            text = (
+                f"Checkpointed of step {message.step}, but step {committed} is the newest that was committed; commit "
+                "the step first, without units if it has none"
+            )
+            self._state.refuse(peer.name, "not_committed", text)
+        else:
             self._state.record(Released(epoch=message.epoch, step=message.step), now)
 
     def publish(self, peer: Peer, message: PublishWeights, now: float) -> None:
@@ -300,6 +335,15 @@ def _parts(ids: Iterable[str]) -> list[list[str]]:
         parts[-1].append(one)
         room -= size
     return parts
+
+
+def _named(units: Sequence[ReleasedUnit]) -> str:
+    """Return a text that names units, as many as fit into a line."""
+    tokens = sum(unit.tokens for unit in units)
+    names = ", ".join(unit.unit_id for unit in units[:MAX_NAMED]) + (
+        ", ..." if len(units) > MAX_NAMED else ""
+    )
+    return f"{len(units)} units of {tokens} tokens{f' ({names})' if names else ''}"
 
 
 def _why_no_line(message: PublishWeights) -> str:

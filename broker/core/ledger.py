@@ -16,6 +16,7 @@ OUTCOMES: dict[Outcome, str] = {
     "too_large": "tokens of units that do not fit into one message",
     "damaged": "tokens of units whose bytes in the journal cannot be read any more",
     "poison": "tokens of units that several learner processes in a row did not survive",
+    "lost": "tokens of units that were trained or dropped in steps that a learner undid after their release",
 }
 """What each outcome of a token means."""
 
@@ -38,6 +39,13 @@ class Tally:
             self.tokens += stored.tokens
             self.action_tokens += stored.action_tokens
         self.segments += len(segments)
+
+    def move(self, other: "Tally", *, segments: int, tokens: int, action_tokens: int) -> None:
+        """Move segments and tokens to another tally."""
+        for tally, sign in ((self, -1), (other, 1)):
+            tally.segments += sign * segments
+            tally.tokens += sign * tokens
+            tally.action_tokens += sign * action_tokens
 
     def remove(self, stored: StoredSegment) -> None:
         self.segments -= 1

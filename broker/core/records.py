@@ -12,7 +12,7 @@ from protocol.names import SegmentKey
 ENVELOPE_BYTES = 64 * 1024
 
 Outcome = Literal[
-    "trained", "dropped", "stale", "superseded", "late", "given_up", "too_large", "poison", "damaged"
+    "trained", "dropped", "stale", "superseded", "late", "given_up", "too_large", "poison", "damaged", "lost"
 ]
 
 

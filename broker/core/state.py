@@ -25,6 +25,7 @@ from broker.core.events import (
 from broker.core.ledger import Ledger
 from broker.core.peers import Peers
 from broker.core.records import Outcome, StoredSegment, TaskRecord
+from broker.core.released import LearnerSteps
 from broker.core.store import SegmentStore
 from broker.core.tasks import TaskQueue
 from broker.errors import StateBroken
@@ -76,6 +77,8 @@ class BrokerState:
         )
         self.lineage: Hello | None = None
         """Hello of the newest learner, kept while it is away."""
+        self.steps = LearnerSteps()
+        """Steps of the newest learner's line of checkpoints."""
         self.published: Published | None = None
         """Newest policy version that was published."""
         self.line = VersionLine()
@@ -167,7 +170,7 @@ class BrokerState:
             case Committed():
                 self._commit(event)
             case Released(step=step):
-                self.deliveries.release(step)
+                self._release(step)
                 self.deliveries.survived()
             case LearnerJoined(hello=hello):
                 self._join(hello, now)
@@ -208,25 +211,35 @@ class BrokerState:
                 if not self.deliveries.knows(unit_id):
                     self.ledger.refuse("unknown_unit")
                 self.deliveries.commit(unit_id, outcome, event.step)
+        self.steps.committed = max(self.steps.committed, event.step)
         self.ledger.replayed_tokens += event.replayed_tokens
+
+    def _release(self, step: int) -> None:
+        self.steps.note(self.deliveries.release(step))
+        self.steps.released = max(self.steps.released, step)
 
     def _join(self, hello: Hello, now: float) -> None:
         """Let a learner take over.
 
         A new process of the same lineage gets every unit again that its checkpoint does not cover, and
         evaluation tasks are cancelled. In a new lineage, all tasks are cancelled and all units are dropped or
-        released.
+        released. Units that were released with steps which the learner does not have are lost.
         """
         before, self.lineage = self.lineage, hello
         if before is not None and process(before) != process(hello):
             self.deliveries.expire_all(void=True)
+            for unit in self.steps.behind(hello.step) if goes_back(self.steps, before, hello) else ():
+                self.deliveries.lose(unit)
             if before.lineage == hello.lineage:
-                self.deliveries.release(hello.step)
+                self._release(hello.step)
                 self.deliveries.uncommit_all()
                 self._cancel_all("eval")
             else:
                 self.deliveries.release(sys.maxsize)
                 self._cancel_all("eval", "train")
+            self.steps.begin(hello.step, new_line=before.lineage != hello.lineage)
+        elif before is None:
+            self.steps.begin(hello.step, new_line=True)
         self.assembly.set_mode(hello.deliver, now)
 
     def _cancel_all(self, *purposes: str) -> None:
@@ -328,3 +341,12 @@ def _broken(what: str, error: Exception) -> StateBroken:
 def process(hello: Hello) -> tuple[str, int, int]:
     """Return what identifies a learner process: name, incarnation and epoch."""
     return hello.peer, hello.incarnation, hello.epoch
+
+
+def goes_back(steps: LearnerSteps, before: Hello, hello: Hello) -> bool:
+    """Return whether a new learner process has fewer steps than were released for the one before.
+
+    A learner that begins a new line at step 0 starts anew, which is no step back.
+    """
+    continues = before.lineage == hello.lineage or hello.step > 0
+    return process(before) != process(hello) and continues and steps.goes_back(hello.step)

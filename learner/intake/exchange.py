@@ -16,6 +16,7 @@ from protocol.messages import (
     AnyMessage,
     Checkpointed,
     CheckpointWanted,
+    Commit,
     Deliver,
     DeliveryCredit,
     Drain,
@@ -63,6 +64,8 @@ class Exchange:
         self._evaluating: list[Task] = []
         self._announced: PublishWeights | None = None
         self._checkpointed: Checkpointed | None = None
+        self._committed = step
+        """Newest learner step of a Commit."""
         self._covered = step
         """Newest learner step that a checkpoint covers."""
         self._joins = 0
@@ -183,8 +186,12 @@ class Exchange:
         self.commit([], step=step + later)
 
     def _recommit(self) -> None:
-        for message in self.intake.recommit(self.curriculum.epoch):
+        again = self.intake.recommit(self.curriculum.epoch)
+        for message in again:
             self._link.send(message)
+        # The broker refused a checkpoint of a step whose commit it had lost.
+        if again and self._checkpointed is not None:
+            self._link.send(self._checkpointed)
 
     def commit(
         self, trained: Sequence[Unit], *, step: int, version: int = -1, replayed_tokens: int = 0
@@ -202,6 +209,7 @@ class Exchange:
             return
         if message.trained:
             log.debug("step %d trained %s", step, " ".join(message.trained))
+        self._committed = max(self._committed, step)
         self._link.send(message)
         # Without checkpoints no learner will need the units again, so the broker may release them now.
         if not self._config.checkpoint_every:
@@ -210,6 +218,10 @@ class Exchange:
     def checkpointed(self, *, step: int) -> None:
         """Tell the broker that a checkpoint covers ``step``; repeated at every join."""
         self._covered = step
+        if step > self._committed:
+            # The broker takes no checkpoint of a step that it does not know, and this step had no units.
+            self._committed = step
+            self._link.send(Commit(epoch=self.curriculum.epoch, step=step))
         self._checkpointed = Checkpointed(epoch=self.curriculum.epoch, step=step)
         self._link.send(self._checkpointed)
 

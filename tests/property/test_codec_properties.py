@@ -38,6 +38,7 @@ QUICK = settings(max_examples=40 * EFFORT, deadline=None)
 names = st.text(min_size=1, max_size=20)
 counts = st.integers(0, 2**63 - 1)
 numbers = st.floats(allow_nan=False)
+growing = st.floats(0, 2.0**62)
 scalars = st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), numbers, st.text(max_size=9))
 values = st.recursive(
     scalars, lambda v: st.one_of(st.lists(v, max_size=3), st.dictionaries(st.text(max_size=5), v, max_size=3))
@@ -71,7 +72,7 @@ segments = st.builds(
 messages = st.one_of(
     segments,
     st.builds(PutTasks, tasks=st.lists(tasks, max_size=3)),
-    st.builds(Heartbeat, progress=numbers, busy=st.booleans(), gauges=st.dictionaries(names, numbers)),
+    st.builds(Heartbeat, progress=growing, busy=st.booleans(), gauges=st.dictionaries(names, numbers)),
     st.builds(Hello, role=st.sampled_from(["learner", "actor"]), peer=names, incarnation=counts),
     st.builds(Commit, epoch=counts, step=counts, trained=st.lists(names), dropped=st.lists(names)),
     st.builds(Refused, code=st.text(max_size=5), message=st.text(max_size=5)),

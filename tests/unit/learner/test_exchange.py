@@ -155,6 +155,8 @@ def test_with_checkpoints_a_commit_is_final_when_one_covers_it_and_a_new_broker_
     it.flush(step=7)
     assert it._link.of(Checkpointed) == []
     it.checkpointed(step=10)
+    # Step 10 had no units, and the broker takes no checkpoint of a step that was not committed.
+    assert it._link.sent[-2:] == [Commit(epoch=4, step=10), Checkpointed(epoch=4, step=10)]
     it.announce(PublishWeights(epoch=4, version=8, manifest="m"))
     it._link.sent.clear()
     it._link.script += [None, Held(task_ids=[])]

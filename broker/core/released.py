@@ -1,0 +1,61 @@
+"""How far the learner's line of steps has come, and what a step back behind a checkpoint costs. Pure."""
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from broker.core.ledger import Tally
+from broker.core.records import Outcome, Unit
+
+MAX_RELEASED = 4_096
+"""Upper limit of the released units whose names the broker keeps."""
+
+
+class ReleasedUnit(Struct, frozen=True, array_like=True):
+    """A unit that a checkpoint covers, so that the broker has deleted its segments."""
+
+    unit_id: str
+    step: int
+    outcome: Outcome
+    segments: int
+    tokens: int
+    action_tokens: int
+    lengths: list[int]
+
+
+class LearnerSteps(Struct):
+    """Steps of the live line of checkpoints. The journal keeps them, so that the next process knows them, too."""
+
+    committed: int = 0
+    """Newest step that the learner named in a Commit, or had at its Hello."""
+    released: int = 0
+    """Newest step that a checkpoint covers."""
+    units: list[ReleasedUnit] = []
+    """Units released last, the newest at the end."""
+
+    def note(self, units: Iterable[Unit]) -> None:
+        """Keep the names of units that are released now."""
+        for unit in units:
+            assert unit.outcome is not None
+            tally = Tally()
+            tally.add_all(unit.segments)
+            self.units.append(
+                ReleasedUnit(
+                    unit.unit_id, unit.step, unit.outcome,
+                    tally.segments, tally.tokens, tally.action_tokens, unit.lengths,
+                )
+            )  # fmt: skip
+        del self.units[:-MAX_RELEASED]
+
+    def behind(self, step: int) -> list[ReleasedUnit]:
+        """Return the units, as far as they are known by name, that were released with steps after this one."""
+        return [unit for unit in self.units if unit.step > step]
+
+    def goes_back(self, step: int) -> bool:
+        """Return whether a learner at this step would repeat steps whose units are released."""
+        return step < self.released
+
+    def begin(self, step: int, *, new_line: bool) -> None:
+        """Continue at this step, with the units of a checkpoint of it. ``new_line`` forgets the units before."""
+        self.units = [] if new_line else [unit for unit in self.units if unit.step <= step]
+        self.committed = self.released = step
