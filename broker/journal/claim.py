@@ -29,7 +29,7 @@ class Claim:
         self._folder_fd = self._lock = -1
         self._mark_fails = False
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            _make(folder)
             self._folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._hold(self._folder_fd)
             self._lock = self._open_lock()
@@ -111,6 +111,15 @@ class Claim:
             if fd >= 0:
                 os.close(fd)
         self._lock = self._folder_fd = -1
+
+
+def _make(folder: Path) -> None:
+    """Make a folder and its parents, and sync their names to the disk."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    # The folder's name is synced in any case: the process that made it may have been killed before it could.
+    for path in reversed(missing or [folder]):
+        sync_folder(path.parent)
 
 
 def _is(path: Path, fd: int) -> bool:

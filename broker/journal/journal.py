@@ -18,7 +18,7 @@ from broker.errors import JournalError, TryLater
 from broker.journal.claim import Claim
 from broker.journal.config import JournalConfig
 from broker.journal.files import Survey, read_file, survey
-from broker.journal.opening import accept, check, release, released_name, repair
+from broker.journal.opening import accept, check, finish_release, forget_released, release, repair
 from broker.journal.records import (
     HEAD_BYTES,
     MAX_PAYLOAD_BYTES,
@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 
 SPACE_S = 0.2
 MAX_OPEN = 16
+MAX_FORGOTTEN = 8
+"""Upper limit of the files of deleted files that are removed at a time, because each removal is synced."""
 FILE_SNAPSHOTS = 4
 """Size that a file reaches before the next one, in sizes of the snapshot that it begins with.
 
@@ -257,15 +259,19 @@ class Journal:
             return
         limit, self._releasable = self._releasable, 0
         try:
+            gone = list[int]()
             for number in sorted(self._files):
                 if number >= limit or self.nbytes <= self._config.keep_bytes:
                     break
                 if number not in self._needed:
                     self._delete(number)
+                    gone.append(number)
+            if gone:
+                finish_release(self._folder, gone)
             below = sorted(number for number in self._released if number < min(self._files))
             # The empty file with the highest number stands for all deleted files before it.
-            for number in below[:-1]:
-                (self._folder / released_name(number)).unlink()
+            for number in below[:-1][:MAX_FORGOTTEN]:
+                forget_released(self._folder, number)
                 self._released.remove(number)
         except OSError as error:
             log.warning("journal: files that nothing needs are not deleted: %s", error)

@@ -75,9 +75,7 @@ def repair(folder: Path, here: Survey) -> None:
         _cut(folder, here.torn, keep=bool(here.unbegun))
         here.files[here.torn.file] = here.torn.offset
     here.files = {number: size for number, size in here.files.items() if number not in here.unbegun}
-    for number in here.released:
-        os.truncate(folder / released_name(number), 0)
-    sync_folder(folder)
+    finish_release(folder, here.released)
 
 
 def _cut(folder: Path, torn: Loss, *, keep: bool) -> None:
@@ -111,6 +109,25 @@ def released_name(number: int) -> str:
 
 
 def release(folder: Path, number: int) -> None:
-    """Delete a file. This needs no room on the disk, which may be full."""
+    """Begin to delete a file; `finish_release` ends it. Both need no room on the disk, which may be full."""
     (folder / file_name(number)).rename(folder / released_name(number))
-    os.truncate(folder / released_name(number), 0)
+
+
+def finish_release(folder: Path, numbers: Iterable[int]) -> None:
+    """Free the bytes of released files, after the disk has their new names.
+
+    A file that is empty under its old name, as a power failure might leave it, would be damage.
+    """
+    sync_folder(folder)
+    for number in numbers:
+        os.truncate(folder / released_name(number), 0)
+
+
+def forget_released(folder: Path, number: int) -> None:
+    """Remove the file that stands for a deleted one, because one with a higher number stands for both.
+
+    The disk must have the higher one's name already. It has this removal when the call returns, because a gap
+    between two such files would be damage.
+    """
+    (folder / released_name(number)).unlink()
+    sync_folder(folder)
