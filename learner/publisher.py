@@ -10,6 +10,7 @@ from pathlib import Path
 
 from learner.run_files import PublishedVersion, newest_epoch, read_published, weights_folder, write_published
 from protocol.messages import PublishWeights
+from protocol.private_paths import taken
 from protocol.weights.files import write_version
 from protocol.weights.format import Shapes, read_manifest, retire
 from protocol.weights.preallocated import PreallocatedFile
@@ -28,6 +29,9 @@ class Publisher:
         keep: number of versions that stay in the folder.
         dtype: "trained", or "bfloat16" to round float32 tensors.
         url: address from which other hosts can fetch versions; empty: only this host can.
+
+    Raises:
+        NameTaken: a different user has the name of the folder in shared memory.
     """
 
     def __init__(
@@ -40,7 +44,12 @@ class Publisher:
         self._run, self._epoch, self._keep = run, epoch, keep
         self._dtype, self._url = dtype, url
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True, mode=0o700)
+        try:
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            # Of this user alone, whatever another user has put at this name: `mkdir` follows no link.
+            self.folder.mkdir(mode=0o700)
+        except FileExistsError:
+            raise taken(self.folder) from None
         self.seconds = 0.0
         self._tidying: threading.Thread | None = None
         self._next_version_due = threading.Event()

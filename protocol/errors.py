@@ -9,6 +9,7 @@ ProtocolError
 AddressRefused        an address that other hosts can reach, without keys that keep strangers out (final)
 KeysUnusable          a keys folder lacks a file that is needed, or holds one that cannot be used (final)
 WeightsError          weights that must not be loaded
+└── NameTaken         a different user has the name of a file or folder in shared memory (final)
 
 ``final`` means that the error would only come again if the process were restarted, see `launch.exit_codes`.
 """
@@ -56,3 +57,9 @@ class KeysUnusable(Exception):
 
 class WeightsError(ValueError):
     """Weights that must not be loaded; the text names the tensor, what was expected and what was found."""
+
+
+class NameTaken(WeightsError):
+    """A different user has the name of a file or folder in shared memory; the text names both and the cure."""
+
+    final: ClassVar[bool] = True

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ from actors.generator.weights.cache import CACHE_PREFIX
 from actors.generator.weights.staging import STAGE_PREFIX
 from launch.errors import ConfigError
 from learner.run_files import SHARED_MEMORY, weights_folder
+from protocol.errors import NameTaken
+from protocol.private_paths import open_private_file
 
 OWNER = ".owner"
 LOCK_S = 5.0
@@ -32,15 +35,20 @@ def hold_folder(run_dir: Path) -> Iterator[None]:
     """Hold a run's folder in shared memory for this process. The folder need not exist yet.
 
     Raises:
-        ConfigError: another process holds the folder.
+        ConfigError: another process holds the folder, or a different user has its name.
     """
     folder = weights_folder(run_dir)
     if folder.parent != SHARED_MEMORY:
         yield
         return
     path = folder.with_name(folder.name + OWNER)
-    with open(path, "w") as owner:
-        _lock(owner)
+    try:
+        descriptor = open_private_file(path)
+    except NameTaken as error:
+        raise ConfigError(str(error)) from None
+    with open(descriptor, "w") as owner:
+        _lock(owner, path)
+        owner.truncate()
         owner.write(str(run_dir.resolve()))
         owner.flush()
         try:
@@ -59,14 +67,20 @@ def sweep(root: Path = SHARED_MEMORY, *, now: float | None = None) -> list[Path]
         return []
     now = time.time() if now is None else now
     kept = {path.name.removesuffix(OWNER) for path in root.glob(f"offbeat-*{OWNER}") if _held(path)}
-    left = [path for path in root.glob("offbeat-*") if path.is_dir() and _ownerless(path, kept, now)]
+    left = [path for path in root.glob("offbeat-*") if _removable(path) and _ownerless(path, kept, now)]
     for path in left:
         shutil.rmtree(path, ignore_errors=True)
-        path.with_name(path.name + OWNER).unlink(missing_ok=True)
+        _unlink(path.with_name(path.name + OWNER))
     for path in root.glob(f"offbeat-*{OWNER}"):
         if path.name.removesuffix(OWNER) not in kept:
-            path.unlink(missing_ok=True)
+            _unlink(path)
     return left
+
+
+def _unlink(owner: Path) -> None:
+    # In a folder for all users, only its owner may remove a name.
+    with contextlib.suppress(OSError):
+        owner.unlink()
 
 
 def _ownerless(path: Path, kept: set[str], now: float) -> bool:
@@ -78,6 +92,15 @@ def _ownerless(path: Path, kept: set[str], now: float) -> bool:
     if path.name in kept or path.name.startswith(CACHE_PREFIX):
         return False
     return path.with_name(path.name + OWNER).exists() or now - _changed(path) > UNOWNED_S
+
+
+def _removable(path: Path) -> bool:
+    """Return whether this is a folder that this process may remove: its user's own, or anybody's for root."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and os.geteuid() in (0, found.st_uid)
 
 
 def _run(name: str) -> str:
@@ -93,7 +116,7 @@ def _changed(folder: Path) -> float:
     return max(times)
 
 
-def _lock(owner: IO[str]) -> None:
+def _lock(owner: IO[str], path: Path) -> None:
     """Take the lock, with retries for `LOCK_S`.
 
     Raises:
@@ -107,14 +130,15 @@ def _lock(owner: IO[str]) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise ConfigError(
-                    f"{owner.name} is held by another process; another run has the same folder"
+                    f"{path} is held by another process; another run has the same folder"
                 ) from None
             time.sleep(0.01)
 
 
 def _held(owner: Path) -> bool:
     try:
-        with open(owner) as file:
+        # A different user may have put a link or a pipe here, which must not be followed or waited for.
+        with open(os.open(owner, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -26,6 +26,7 @@ from actors.errors import Cancelled, NoRoom, SourceFailed, WrongBytes
 from actors.generator.weights.fetch import fetch, reserve
 from actors.generator.weights.source import Source
 from protocol.errors import KeysUnusable, WeightsError
+from protocol.private_paths import is_own_folder, make_private_folder
 from protocol.security.http_tls import Access
 from protocol.weights.chunks import digest
 from protocol.weights.delta import apply_delta
@@ -253,7 +254,7 @@ class Cache:
         """Register this process as a user of the cache, so that nobody removes it.
 
         Raises:
-            WeightsError: the cache folder belongs to a different user.
+            NameTaken: the cache folder belongs to a different user.
             Cancelled: this process ends.
         """
         # Invariant: a process removes the cache only while it holds the users file exclusively. A shared lock
@@ -261,9 +262,7 @@ class Cache:
         if self._users is not None and _is_at(self._users, self.folder / USERS):
             return
         while True:
-            self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
-            if self.folder.is_symlink() or self.folder.lstat().st_uid != os.geteuid():
-                raise WeightsError(f"{self.folder} belongs to another user; remove it")
+            make_private_folder(self.folder)
             # These errors mean that the last user is removing the cache: try again.
             with contextlib.suppress(FileNotFoundError, BlockingIOError):
                 self._users = open(self.folder / USERS, "ab")  # noqa: SIM115 (held as long as we use it)
@@ -323,7 +322,11 @@ def _sweep(root: Path, *, but: Path) -> None:
     """Remove the caches that no process has open, and that have not changed for `ABANDONED_S`."""
     for folder in root.glob(f"{CACHE_PREFIX}*"):
         with contextlib.suppress(OSError):
-            if folder == but or folder.is_symlink() or time.time() - folder.stat().st_mtime < ABANDONED_S:
+            if (
+                folder == but
+                or not is_own_folder(folder)
+                or time.time() - folder.stat().st_mtime < ABANDONED_S
+            ):
                 continue
             with open(folder / USERS, "ab") as users:
                 fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)

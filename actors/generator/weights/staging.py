@@ -16,6 +16,7 @@ from typing import Any
 
 from actors.generator.weights.cache import Cache
 from protocol.errors import WeightsError
+from protocol.private_paths import make_private_folder
 from protocol.weights.files import untouched, verify_bytes, verify_header
 from protocol.weights.format import DATA, Manifest, Shapes, host_id, read_manifest, verify_shapes
 
@@ -105,7 +106,7 @@ class Stage:
         cache: cache of this host, for versions of a learner on a different host. The stage closes it.
 
     Raises:
-        WeightsError: the folder belongs to a different user.
+        NameTaken: the folder belongs to a different user.
     """
 
     def __init__(
@@ -117,9 +118,7 @@ class Stage:
             if not Path("/proc", left.name.rpartition("-")[2]).exists():
                 shutil.rmtree(left, ignore_errors=True)
         self.folder = root / f"{STAGE_PREFIX}{name}-{os.getpid()}"
-        self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
-        if self.folder.is_symlink() or self.folder.lstat().st_uid != os.geteuid():
-            raise WeightsError(f"{self.folder} belongs to another user; remove it")
+        make_private_folder(self.folder)
         self._expected = dict(expected)
         self._dtypes_settled = False
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import actors.generator.weights.staging
+from actors.generator.weights.cache import Cache
 from actors.generator.weights.staging import Announced, NewestWins, Stage, link_or_copy, tensor_table
-from protocol.errors import WeightsError
+from protocol.errors import NameTaken, WeightsError
 from protocol.weights.files import write_version
 from protocol.weights.format import DATA, read_manifest
 
@@ -215,3 +216,21 @@ def test_weights_that_the_learner_did_not_announce_are_refused_wherever_they_lie
         stage.stage(Announced(0, 3, str(manifest), root="0" * 64), "r")
     assert staged_files(stage) == []
     assert stage.stage(Announced(0, 3, str(manifest), root=root), "r")[0].root == root
+
+
+def test_a_link_in_place_of_the_stage_is_refused(tmp_path):
+    (tmp_path / f"offbeat-stage-generator-0-{os.getpid()}").symlink_to(tmp_path / "target")
+    with pytest.raises(NameTaken, match="is a link"):
+        Stage("generator-0", SHAPES, root=tmp_path)
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_foreign_cache_is_left_alone(tmp_path, monkeypatch):
+    """A lock file of a different user may be a link to a file of ours, or a pipe."""
+    foreign = tmp_path / "offbeat-cache-r-0"
+    foreign.mkdir()
+    os.mkfifo(foreign / "users.lock")
+    os.utime(foreign, (0, 0))
+    monkeypatch.setattr(os, "geteuid", lambda: 54_321)
+    Cache(tmp_path / "offbeat-cache-r-1", "r").close()
+    assert foreign.is_dir()

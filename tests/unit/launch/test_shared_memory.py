@@ -4,9 +4,11 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from launch.errors import ConfigError
 from launch.supervise import shared_memory
 
 
@@ -88,3 +90,35 @@ def test_a_killed_owner_holds_nothing(shm, tmp_path):
     assert folder.is_dir()
     assert shared_memory.sweep(shm) == [folder]
     assert list(shm.iterdir()) == []
+
+
+def test_a_link_that_another_user_has_planted_is_not_followed(shm, tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("keep")
+    path = shared_memory.weights_folder(tmp_path / "run")
+    path.with_name(path.name + ".owner").symlink_to(precious)
+    with pytest.raises(ConfigError, match="is a link of user"), shared_memory.hold_folder(tmp_path / "run"):
+        pass
+    assert precious.read_text() == "keep"
+
+
+def test_what_other_users_plant_stops_no_sweep(shm, tmp_path, monkeypatch):
+    target = tmp_path / "target"
+    target.mkdir()
+    (shm / "offbeat-linked-0").symlink_to(target)
+    (shm / "offbeat-linked-0.owner").symlink_to(target / "owner")
+    os.mkfifo(shm / "offbeat-pipe-0.owner")
+    (shm / "offbeat-theirs-0").mkdir()
+    (shm / "offbeat-theirs-0.owner").write_text("theirs")
+    monkeypatch.setattr(os, "geteuid", lambda: 54_321)
+    unlink = Path.unlink
+
+    def refused(path, **options):
+        if path.name.endswith(".owner"):
+            raise PermissionError(1, "Operation not permitted")
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    assert shared_memory.sweep(shm, now=time.time() + 1e9) == []
+    assert (shm / "offbeat-theirs-0").is_dir()
+    assert list(target.iterdir()) == []

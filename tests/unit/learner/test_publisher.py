@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from learner.publisher import Publisher
-from learner.run_files import PublishedVersion, next_epoch
-from protocol.errors import WeightsError
+from learner.run_files import PublishedVersion, next_epoch, weights_folder
+from protocol.errors import NameTaken, WeightsError
 from protocol.weights.format import DATA, read_manifest
 
 
@@ -79,3 +79,23 @@ def test_a_learner_that_was_superseded_leaves_the_weights_of_the_next_alone(tmp_
     publish(second, 3)
     second.close()
     assert not second.folder.exists()
+
+
+def test_a_folder_that_cannot_be_removed_is_one_clear_error(tmp_path, monkeypatch):
+    """In shared memory, only its owner may remove a folder."""
+    monkeypatch.setattr("learner.run_files.SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr("learner.publisher.shutil.rmtree", lambda path, ignore_errors: None)
+    folder = weights_folder(tmp_path / "run")
+    folder.mkdir()
+    with pytest.raises(NameTaken, match=rf"{folder.name} is a folder of user .*; have it removed"):
+        Publisher("run", tmp_path / "run", epoch=1, keep=2)
+
+
+def test_a_planted_link_is_not_written_through(tmp_path, monkeypatch):
+    monkeypatch.setattr("learner.run_files.SHARED_MEMORY", tmp_path)
+    target = tmp_path / "target"
+    target.mkdir()
+    weights_folder(tmp_path / "run").symlink_to(target)
+    with pytest.raises(NameTaken, match="is a link of user"):
+        Publisher("run", tmp_path / "run", epoch=1, keep=2)
+    assert list(target.iterdir()) == []
