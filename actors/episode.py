@@ -99,7 +99,7 @@ class Episode:
         self._generator = ""
         self._deadline: asyncio.Timeout | None = None
         self._closed = False
-        """Whether the closing segment was handed over."""
+        """True once the closing segment was handed over."""
         self.env_seconds = 0.0
         self.status = "unfinished"
 

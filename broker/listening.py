@@ -1,4 +1,4 @@
-"""What the broker does before it listens: raises a limit of the kernel, and explains a refused address."""
+"""Prepares the broker to listen: raises a limit of the kernel, and explains a refused address."""
 
 import contextlib
 import errno

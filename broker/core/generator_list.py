@@ -35,7 +35,7 @@ class GeneratorList:
         self._healthy: dict[str, str] = {}
         """Endpoints of the healthy generators at the last list, by name."""
         self.is_changed = False
-        """Whether a generator has joined, left, moved, stalled or recovered since the last list."""
+        """True if a generator has joined, left, moved, stalled or recovered since the last list."""
         self._not_before = 0.0
 
     def heard(self, generator: Peer, now: float) -> None:

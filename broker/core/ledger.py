@@ -18,7 +18,7 @@ OUTCOMES: dict[Outcome, str] = {
     "poison": "tokens of units that several learner processes in a row did not survive",
     "lost": "tokens of units that were trained or dropped in steps that a learner undid after their release",
 }
-"""What each outcome of a token means."""
+"""Meaning of each outcome of a token."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What generators hear of policy versions: the newest one, and who serves it. Pure."""
+"""Tells generators of policy versions: the newest one, and who serves it. Pure."""
 
 from itertools import islice
 

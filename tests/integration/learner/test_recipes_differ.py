@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from launch.run_file.load import load
-from launch.run_file.recipes import FOLDER
+from launch.run_file.shipped import run_files
 from learner.config import OptimizerConfig
 from learner.surrogate_config import (
     ChunkSurrogate,
@@ -38,11 +38,11 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-NAMES = sorted(path.stem for path in FOLDER.glob("*.toml"))
+NAMES = sorted(run_files())
 WITHOUT_BOUNDS = ("remax", "rloo")
 """Recipes whose surrogate is REINFORCE; the bounds of its weight, which is 1, are no part of the method."""
 OPTIMIZER = OptimizerConfig(lr=0.5, eps=1.0, max_grad_norm=1e9)
-"""With so large an eps a step is nearly proportional to the gradient, so methods may differ by a factor."""
+"""The eps is so large that a step is nearly proportional to the gradient, so methods may differ by a factor."""
 EQUAL, DIFFERENT = 1e-4, 1e-2
 """Distances of two steps, as a share of the larger one. None may be between."""
 VERSION = 2
@@ -116,7 +116,7 @@ def greedy_rollout(rng, g):
 
 def settings(name):
     """Return the learner's settings of a recipe, after the steps that train the critic alone."""
-    learner = load(FOLDER / f"{name}.toml").learner
+    learner = load(run_files()[name]).learner
     algorithm = learner.algorithm
     if algorithm.critic is not None:
         critic = algorithm.critic.model_copy(update={"warmup_steps": 0})

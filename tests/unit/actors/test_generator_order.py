@@ -1,4 +1,4 @@
-"""Which generator an actor chooses if several are equally busy."""
+"""An actor spreads its requests over generators that are equally busy."""
 
 import asyncio
 from collections import Counter

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.page import COMMANDS, PAGES, RESULTS, ROOT, command, filled
 from benchmarks.report import save_results
+from recipes import BOUNDS_NEVER_ACT, ONE_ALGORITHM
 
 SHOWN = "".join(page.read_text(encoding="utf-8") for page in PAGES)
 
@@ -38,6 +39,16 @@ def test_the_command_of_a_benchmark_exists(name):
     assert '"--json"' in "".join(source.read_text() for source in sources)
     for option in re.findall(r"--[a-z-]+", COMMANDS[name]):
         assert f'"{option}"' in "".join(source.read_text() for source in sources)
+
+
+def test_the_comparison_of_recipes_says_which_are_one_algorithm_as_shipped():
+    text = (ROOT / "docs" / "benchmarks.md").read_text()
+    text = text.partition("**Which rows are one algorithm.**")[2].partition("How to read the rest:")[0]
+    one, rest = text.partition("are one algorithm as shipped")[::2]
+    jobs = {"calculator", "spell_backward"}
+    for group in ONE_ALGORITHM:
+        assert {name for name in group if f"`{name}`" in one} | jobs == {*group, *jobs}
+    assert all(f"`{name}`" in rest for name in {*BOUNDS_NEVER_ACT} - jobs)
 
 
 def test_what_was_not_measured_is_said_with_the_command(tmp_path):

@@ -1,4 +1,4 @@
-"""What a fleet of hundreds of peers costs the broker: bytes and CPU, without sockets."""
+"""A fleet of hundreds of peers costs the broker little: bytes and CPU, without sockets."""
 
 import sys
 import time
