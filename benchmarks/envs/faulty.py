@@ -1,15 +1,19 @@
 """A suite for `benchmarks.faults` that misbehaves on command."""
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
 from envs.base import ChatMessage, Env, Split, StepResult, Suite
 from envs.registry import make_suite
 
+BLOCKED_S = 2.0
+
 
 class FaultySuite:
-    """A wrapper around another suite, whose steps misbehave as a file says: ``nan``, ``raise`` or ``hang``.
+    """A wrapper around another suite, whose steps misbehave as a file says: ``nan``, ``raise``, ``hang`` or
+    ``block``.
 
     Args:
         inner: name of the wrapped suite.
@@ -47,6 +51,9 @@ class _FaultyEnv:
                 raise RuntimeError("told to")
             case "hang":
                 await asyncio.sleep(3600)
+            case "block":
+                # On purpose: code that blocks the event loop in which it runs.
+                time.sleep(BLOCKED_S)  # noqa: ASYNC251
         return result
 
     async def close(self) -> None:

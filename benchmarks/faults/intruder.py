@@ -20,6 +20,7 @@ from protocol.link import ThreadLink
 from protocol.messages import (
     Checkpointed,
     Commit,
+    Deliver,
     Goodbye,
     Hello,
     LeaseTask,
@@ -168,6 +169,21 @@ class Intruder:
         refused = self._next(link, Refused)
         assert isinstance(refused, Refused)
         assert not link.session.joined, "a learner of an old epoch was let in"
+
+    def squat(self) -> None:
+        """Say Hello under the live learner's name, as a learner of an old epoch: no delivery may come here."""
+        epoch = self._epoch()
+        link = self._link(
+            Hello(role="learner", peer="learner", incarnation=0, epoch=epoch - 1, deliver="group")
+        )
+        assert isinstance(self._next(link, Refused), Refused)
+        deadline = time.monotonic() + 2.0
+        while time.monotonic() < deadline:
+            with contextlib.suppress(queue.Empty):
+                item = link.inbox.get(timeout=0.1)
+                assert not (isinstance(item, tuple) and isinstance(item[0], Deliver)), (
+                    "the learner's unit came here"
+                )
 
     def not_finite(self, _: object) -> None:
         """Send trajectories with NaN and infinite log-probabilities, under valid leases."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.faults import edges
 from benchmarks.faults.intruder import Intruder, record_segments
 from benchmarks.faults.network import CUT_S, cut_network, cut_one_way, slow_network
 from benchmarks.faults.scene import Fault, Scene
@@ -223,5 +224,13 @@ KINDS: dict[str, tuple[int, Fault]] = {
     "replayed frames": (6, with_intruder("actor", replay_frames)),
     "zombie learner": (8, with_intruder("learner", Intruder.zombie)),
     "NaN log-probabilities": (6, with_intruder("actor", Intruder.not_finite)),
+    "slow engine": (5, edges.slow_engine),
+    "user code blocks": (5, edges.block_user_code),
+    "journal cut": (2, edges.cut_journal),
+    "journal missing": (2, edges.lose_journal),
+    "shared memory names taken": (2, edges.squat_shared_memory),
+    "peer name taken": (5, with_intruder("learner", edges.squat_peer_name)),
+    "host comes and goes": (3, edges.host_comes_and_goes),
+    "previous checkpoint": (2, edges.previous_checkpoint),
 }
 """The faults by name: weight in the schedule of a campaign, and the function."""

@@ -39,12 +39,19 @@ class System:
         self._overrides, self._environment = overrides, environment
         self.supervisor: subprocess.Popen[bytes] | None = None
 
-    def start(self, *, resume: bool = False) -> "subprocess.Popen[bytes]":
-        """Start the supervisor, which starts all other processes."""
+    def start(self, *, resume: bool = False, back_to: int | None = None) -> "subprocess.Popen[bytes]":
+        """Start the supervisor, which starts all other processes.
+
+        Args:
+            resume: go on with the run.
+            back_to: learner step of the checkpoint to go back to.
+        """
+        options = ["--resume"] if resume else []
+        options += ["--from", str(back_to)] if back_to is not None else []
         command = [sys.executable, "-m", "launch.cli", "train", str(SETTINGS), f"run.dir={self.dir}"]
         with open(self.dir / "train.log", "ab") as log:
             self.supervisor = subprocess.Popen(
-                [*command, *self._overrides, *(["--resume"] if resume else [])],
+                [*command, *self._overrides, *options],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "OFFBEAT_LOG_LEVEL": "debug", **self._environment},

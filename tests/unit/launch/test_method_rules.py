@@ -353,8 +353,6 @@ def test_what_never_acts_is_noted(learner, words):
 
 def test_recipes_whose_bounds_never_act_have_a_note():
     noted = {
-        recipe.name
-        for recipe in recipes()
-        if any("never act" in n for n in notes(load(recipe.path).learner))
+        recipe.name for recipe in recipes() if any("never act" in n for n in notes(load(recipe.path).learner))
     }
     assert noted == {*BOUNDS_NEVER_ACT, "rloo", "remax", "remix"}, "and remix after its reincarnation"
