@@ -127,7 +127,8 @@ class OutputCommit:
         """Handle one message of a peer; return the messages that may leave at once.
 
         Raises:
-            StateBroken: the process must end and restart from its journal, which notes the message as poison.
+            StateBroken: the process must end and restart from its journal. The journal notes the message as poison
+                if it broke the state itself, or if the fault came from what it had changed.
             JournalError: the state is broken, and the journal cannot be opened again.
         """
         # Half of a change is applied, so no message that comes now is to blame.
@@ -135,22 +136,37 @@ class OutputCommit:
             return []
         if self._is_poison(name, frames):
             return self._may_leave(self.dispatcher.refuse(name, "poison", POISONED))
+        before = self.journal.sequence if self.journal is not None else 0
         try:
-            return self._may_leave(self.dispatcher.handle(name, message, frames, now))
+            self.dispatcher.take(name, message, frames, now)
         except StateBroken as error:
-            self._start_over(name, str(error), frames)
+            self._start_over(str(error), name, frames)
             raise
         except Exception as error:
             # One message must not end the run.
             log.exception("%s from %r could not be handled", type(message).__name__, name)
             self.keep_dead_letter(name, POISON, repr(error), frames)
             return self.refuse(name, POISON, "a fault of the broker; its log has the details")
+        try:
+            return self._may_leave(self.dispatcher.follow(now))
+        except Exception as error:
+            # A message that changed nothing that lasts, for example a heartbeat, comes again with equal bytes.
+            # It only came first after something else had gone wrong.
+            is_to_blame = self.journal is not None and self.journal.sequence > before
+            raise self._broken_by(error, name, frames if is_to_blame else ()) from error
 
-    def _start_over(self, name: str, reason: str, frames: Sequence[Buffer]) -> None:
-        """Abandon unwritten records, on which no sent message rests, and note this message as poison."""
+    def _broken_by(self, error: Exception, name: str = "", frames: Sequence[Buffer] = ()) -> StateBroken:
+        """Start over after a fault in what follows from messages; return the error to raise."""
+        broken = error if isinstance(error, StateBroken) else StateBroken(f"the state is broken: {error!r}")
+        self._start_over(str(broken), name, frames)
+        return broken
+
+    def _start_over(self, reason: str, name: str, frames: Sequence[Buffer]) -> None:
+        """Abandon unwritten records, on which no sent message rests. Note the message as poison, if one is given."""
         self._broken = True
         if self.journal is not None:
             self.journal.abandon()
+        if self.journal is not None and frames:
             self.journal = self._reopen()
             # Start counting again, because without this dead letter the next process would break, too.
             self._dead = self._dead_bytes = 0
@@ -158,8 +174,15 @@ class OutputCommit:
             self.journal.close()
 
     def tick(self, now: float) -> list[Send]:
-        """Do what is due at this time; return the messages that may leave at once."""
-        return self._may_leave(self.dispatcher.tick(now))
+        """Do what is due at this time; return the messages that may leave at once.
+
+        Raises:
+            StateBroken: the process must end and restart from its journal.
+        """
+        try:
+            return self._may_leave(self.dispatcher.tick(now))
+        except Exception as error:
+            raise self._broken_by(error) from error
 
     def refuse(self, name: str, code: str, text: str) -> list[Send]:
         """Refuse a message of a peer; return the messages that may leave at once."""

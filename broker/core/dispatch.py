@@ -98,6 +98,11 @@ class Dispatcher:
 
         ``frames``: the raw header of the message and the frames after it.
         """
+        self.take(name, message, frames, now)
+        return self.follow(now)
+
+    def take(self, name: str, message: AnyMessage, frames: Sequence[Buffer], now: float) -> None:
+        """Do what one message of the peer ``name`` says, see `handle`. What follows from it is left to `follow`."""
         peer = self.state.peers.get(name)
         if isinstance(message, Hello):
             self._hello(name, message, now)
@@ -113,7 +118,17 @@ class Dispatcher:
         elif not isinstance(message, Goodbye):
             text = "say Hello first; this broker does not know you (any more)"
             self.state.refuse(name, "unknown_peer", text)
-        return self._flush(now)
+
+    def follow(self, now: float) -> list[Send]:
+        """Deliver units, lease tasks, send notices and lists as far as possible now; return the actions."""
+        self._offer_generators(now)
+        if self._draining_since is None:
+            if self.state.deliveries.ready:
+                self.learners.deliver(now)
+            if self.actors.hungry and (not self.state.full() or self.learners.starving(now)):
+                self.actors.lease_tasks(now)
+        self.learners.send_notices()
+        return self.state.take_actions()
 
     def tick(self, now: float) -> list[Send]:
         """Do what is due at this time; return the actions. Call it about twenty times a second."""
@@ -124,7 +139,7 @@ class Dispatcher:
             self._stats_sent = now
             self.state.send(learner.name, QueueStats(gauges=self.gauges()))
             self.learners.check_ledger()
-        return self._flush(now)
+        return self.follow(now)
 
     def refuse(self, name: str, code: str, text: str) -> list[Send]:
         """Refuse frames of the peer ``name`` that are not to be handled; return the actions."""
@@ -136,7 +151,7 @@ class Dispatcher:
         self._draining_since = now
         for peer in self.state.peers:
             self.state.send(peer.name, Drain(reason=reason))
-        return self._flush(now)
+        return self.follow(now)
 
     def drained(self, now: float) -> bool:
         """Return whether the process may end: all peers have said Goodbye, or `DRAIN_S` has passed."""
@@ -301,14 +316,3 @@ class Dispatcher:
         for group_id in self.state.assembly.overdue(now):
             self.state.record(GroupClosed(group_id=group_id), now)
         self.learners.sweep(now)
-
-    def _flush(self, now: float) -> list[Send]:
-        """Deliver units, lease tasks, send notices and lists as far as possible now; return the actions."""
-        self._offer_generators(now)
-        if self._draining_since is None:
-            if self.state.deliveries.ready:
-                self.learners.deliver(now)
-            if self.actors.hungry and (not self.state.full() or self.learners.starving(now)):
-                self.actors.lease_tasks(now)
-        self.learners.send_notices()
-        return self.state.take_actions()

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from broker.config import BrokerConfig
+from broker.core.dispatch import Dispatcher
 from broker.errors import StateBroken
 from broker.journal.files import records
 from broker.journal.journal import Journal, JournalError, Kind, Record, unpack_dead_letter
@@ -155,6 +156,47 @@ def test_who_speaks_behind_the_message_that_broke_the_books_is_not_blamed(scene,
     assert [message.code for message in scene.frames("actor", segment_frames(one))] == ["poison"]
     scene.frames("actor", segment_frames(two))
     assert [message.status for message in scene.flush() if isinstance(message, SegmentAck)] == ["stored"]
+
+
+def test_a_message_behind_which_the_books_break_is_not_blamed_for_what_others_did(scene, monkeypatch):
+    scene.say("learner", PutTasks(tasks=group("g", 1)))
+    (lease,) = scene.flush()
+    credit = DeliveryCredit(units=1)
+    for speaker, message in (("learner", credit), ("actor", Heartbeat(progress=1.0))):
+        with monkeypatch.context() as broken:
+            broken.setattr(Dispatcher, "follow", lambda *_: 1 / 0)
+            with pytest.raises(StateBroken, match="ZeroDivisionError"):
+                scene.say(speaker, message)
+        scene.open()
+        assert scene.desk.status()["dead_letters"] == 0
+        for peer in ("learner", "actor"):
+            epoch = int(peer == "learner")
+            scene.say(peer, Hello(role=peer, peer=peer, incarnation=1, epoch=epoch, lineage=epoch))
+        answers = scene.say(speaker, message) + scene.flush()
+        assert [m.code for m in answers if isinstance(m, Refused)] == []
+    scene.frames("actor", segment_frames(lease))
+    assert [m.status for m in scene.flush() if isinstance(m, SegmentAck)] == ["stored"]
+
+
+def test_a_message_that_changed_the_books_is_to_blame_for_what_follows(scene, monkeypatch):
+    put = PutTasks(tasks=group("g", 1))
+    with monkeypatch.context() as broken:
+        broken.setattr(Dispatcher, "follow", lambda *_: 1 / 0)
+        with pytest.raises(StateBroken):
+            scene.say("learner", put)
+    scene.open()
+    scene.say("learner", Hello(role="learner", peer="learner", incarnation=1, epoch=1, lineage=1))
+    assert [message.code for message in scene.say("learner", put)] == ["poison"]
+
+
+def test_a_fault_between_messages_leaves_nothing_half_done_in_the_journal(scene, monkeypatch):
+    scene.say("learner", PutTasks(tasks=group("g", 1)))
+    with monkeypatch.context() as broken:
+        broken.setattr(Dispatcher, "tick", lambda *_: 1 / 0)
+        with pytest.raises(StateBroken, match="ZeroDivisionError"):
+            scene.desk.tick(scene.now)
+    scene.open()
+    assert scene.desk.dispatcher.state.tasks.live() == []
 
 
 # --- dead letters ---------------------------------------------------------------------------------------------
