@@ -1,7 +1,7 @@
 """The broker process: leases tasks to actors, journals segments, hands finished units to the learner.
 
 - `service`: the loop around the sockets; `identities`: which connection speaks for which peer;
-  `listening`: the limit of open connections.
+  `encoder`: encodes what leaves; `listening`: the limit of open connections.
 - `output_commit`: holds messages back until the journal has the records they rest on.
 - `recovery`, `journal_store`: the state as the journal has it. `status`, `waits`, `gauges`: the content of
   `/status` and `/metrics`.

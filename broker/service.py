@@ -19,16 +19,17 @@ from aiohttp import web
 
 from broker.config import BrokerConfig
 from broker.core.state import Send
+from broker.encoder import Encoder
 from broker.errors import BindRefused, BrokerError, NameInUse, StateBroken, WrongKey
 from broker.identities import REVOKED, Identities, unnamed
 from broker.journal.journal import JournalError
 from broker.listening import allow_many_connections, bind_failure
 from broker.output_commit import OutputCommit
 from broker.status import prometheus, status
-from protocol.codec import Buffer, decode, encode, encode_delivery
+from protocol.codec import Buffer, decode
 from protocol.envelopes import open_envelope
 from protocol.errors import LimitExceeded, LinkDown, ProtocolError
-from protocol.messages import AnyMessage, Deliver, Goodbye, Hello, Refused
+from protocol.messages import Goodbye, Hello, Refused
 from protocol.security.addresses import check_endpoint, split_address
 from protocol.security.connections import Connection
 from protocol.security.guard import Guard, GuardedSocket
@@ -331,23 +332,3 @@ class Service:
     async def _metrics(self, _: web.Request) -> web.Response:
         text = prometheus(self._dispatcher, time.monotonic())
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
-
-
-class Encoder:
-    """Encodes actions. A message that leaves for many peers in a row is encoded once."""
-
-    def __init__(self) -> None:
-        self._last: AnyMessage | None = None
-        self._frames: Sequence[Buffer] = ()
-
-    def frames(self, action: Send) -> Sequence[Buffer]:
-        """Return the frames of an action.
-
-        Raises:
-            LimitExceeded: the message is too large.
-        """
-        if isinstance(action.message, Deliver):
-            return encode_delivery(action.message, action.frames)
-        if action.message is not self._last:
-            self._frames, self._last = encode(action.message), action.message
-        return self._frames

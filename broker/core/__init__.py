@@ -4,4 +4,6 @@
 - `state`: the lasting state, changed by `events` and segments alone. `records`: its plain data.
 - `tasks`, `assembly`, `deliveries`: the life of a task, a segment and a unit. `ledger`: outcomes of tokens.
 - `admission`: bounds of size and lag. `peers`: who is connected. `recent`: what is over. `store`: the bytes.
+- `generator_list`, `weights_news`: what actors hear of generators, and generators of versions. `released`: the
+  learner's steps, and the units that it can never get again.
 """

@@ -3,12 +3,12 @@
 import logging
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from broker.core.events import Committed, Delivered, LearnerJoined, Published, Released, TasksPut, UnitDropped
 from broker.core.peers import Peer
 from broker.core.recent import Recent
-from broker.core.released import ReleasedUnit
+from broker.core.released import named
 from broker.core.state import BrokerState, goes_back, process
 from broker.core.weights_news import REMIND_S, WeightsNews
 from broker.errors import BrokerError, TryLater
@@ -35,8 +35,6 @@ MAX_NOTICES = 65_536
 ID_OVERHEAD, MESSAGE_OVERHEAD = 3, 1_024
 """Bytes of a string's head in MessagePack, and bytes reserved in a Held for everything but ids."""
 MAX_CREDIT = 1 << 20
-MAX_NAMED = 20
-"""Units that a text names at most."""
 
 
 class LearnerSide:
@@ -91,7 +89,7 @@ class LearnerSide:
             return None
         text = (
             f"this learner continues at step {hello.step}, but a checkpoint of step {steps.released} was written: "
-            f"{_named(steps.behind(hello.step))} of the steps between are deleted and cannot be trained again; resume "
+            f"{named(steps.behind(hello.step))} of the steps between are deleted and cannot be trained again; resume "
             f"from the checkpoint of step {steps.released}, or accept the loss with `offbeat train RUN_FILE --resume "
             f"--from {hello.step}`"
         )
@@ -111,7 +109,7 @@ class LearnerSide:
         self.learner = peer
         state.deliveries.expire_all(void=False)
         if before is not None and goes_back(state.steps, before, peer.hello):
-            lost = _named(state.steps.behind(peer.hello.step))
+            lost = named(state.steps.behind(peer.hello.step))
             log.warning(
                 "the learner goes back from step %d to %d: %s are lost",
                 state.steps.released,
@@ -335,15 +333,6 @@ def _parts(ids: Iterable[str]) -> list[list[str]]:
         parts[-1].append(one)
         room -= size
     return parts
-
-
-def _named(units: Sequence[ReleasedUnit]) -> str:
-    """Return a text that names units, as many as fit into a line."""
-    tokens = sum(unit.tokens for unit in units)
-    names = ", ".join(unit.unit_id for unit in units[:MAX_NAMED]) + (
-        ", ..." if len(units) > MAX_NAMED else ""
-    )
-    return f"{len(units)} units of {tokens} tokens{f' ({names})' if names else ''}"
 
 
 def _why_no_line(message: PublishWeights) -> str:

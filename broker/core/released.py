@@ -1,6 +1,6 @@
 """How far the learner's line of steps has come, and what a step back behind a checkpoint costs. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
@@ -9,6 +9,8 @@ from broker.core.records import Outcome, Unit
 
 MAX_RELEASED = 4_096
 """Upper limit of the released units whose names the broker keeps."""
+MAX_NAMED = 20
+"""Upper limit of the units that a text names."""
 
 
 class ReleasedUnit(Struct, frozen=True, array_like=True):
@@ -59,3 +61,17 @@ class LearnerSteps(Struct):
         """Continue at this step, with the units of a checkpoint of it. ``new_line`` forgets the units before."""
         self.units = [] if new_line else [unit for unit in self.units if unit.step <= step]
         self.committed = self.released = step
+
+
+def named(units: Sequence[ReleasedUnit]) -> str:
+    """Return a text that counts units and names them, as many as fit into a line.
+
+    Example:
+        >>> named([ReleasedUnit("1g7", 3, "trained", 4, 90, 60, [60])])
+        '1 units of 90 tokens (1g7)'
+    """
+    tokens = sum(unit.tokens for unit in units)
+    names = ", ".join(unit.unit_id for unit in units[:MAX_NAMED]) + (
+        ", ..." if len(units) > MAX_NAMED else ""
+    )
+    return f"{len(units)} units of {tokens} tokens{f' ({names})' if names else ''}"

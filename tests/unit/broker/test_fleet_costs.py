@@ -6,7 +6,7 @@ import time
 import pytest
 
 from broker.core.dispatch import Dispatcher
-from broker.service import Encoder
+from broker.encoder import Encoder
 from protocol.messages import (
     MAX_SOURCES,
     Generators,
