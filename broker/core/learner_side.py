@@ -71,22 +71,21 @@ class LearnerSide:
         A learner of a lower epoch is too late, and each epoch has only one live learner. A learner with fewer
         steps than were released needs permission, because nobody can train the units between again.
         """
-        if self._state.lineage is None:
+        before = self._state.lineage
+        if before is None:
             return None
-        if hello.epoch > self._state.lineage.epoch:
-            return None if hello.step_back else self._why_no_step_back(self._state.lineage, hello)
-        if hello.epoch < self._state.lineage.epoch:
-            text = f"epoch {hello.epoch} is over, a learner of epoch {self._state.lineage.epoch} has joined"
+        if hello.epoch < before.epoch:
+            text = f"epoch {hello.epoch} is over, a learner of epoch {before.epoch} has joined"
             return Refused(code="stale_epoch", message=text, fatal=True)
-        if self.learner is not None and self.learner.name != hello.peer:
+        if hello.epoch == before.epoch and self.learner is not None and self.learner.name != hello.peer:
             text = f"learner {self.learner.name!r} of the same epoch {hello.epoch} is alive"
             return Refused(code="second_learner", message=text)
+        if not hello.step_back and goes_back(self._state.steps, before, hello):
+            return self._no_step_back(hello)
         return None
 
-    def _why_no_step_back(self, before: Hello, hello: Hello) -> Refused | None:
+    def _no_step_back(self, hello: Hello) -> Refused:
         steps = self._state.steps
-        if not goes_back(steps, before, hello):
-            return None
         text = (
             f"this learner continues at step {hello.step}, but a checkpoint of step {steps.released} was written: "
             f"{named(steps.behind(hello.step))} of the steps between are deleted and cannot be trained again; resume "

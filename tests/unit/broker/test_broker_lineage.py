@@ -252,6 +252,9 @@ def test_a_learner_with_fewer_steps_than_were_released_is_refused(driver, lineag
     assert "3 units of 12 tokens (c, d, e)" in refused.message
     assert "--resume --from 2" in refused.message
     assert driver.dispatcher.state.lineage.epoch == 1
+    # A restart that did not count its epoch up is no way around.
+    (refused,) = driver.hello("learner", "learner", incarnation=9, epoch=1, lineage=1, step=2)
+    assert refused.code == "step_back"
     assert type(driver.learner(epoch=2, lineage=lineage, step=4, credit=0)[0]) is Welcome
 
 
