@@ -8,11 +8,14 @@ from launch.processes import role_command, role_environment
 from launch.run_file.sections import RunConfig
 
 
-def run_by_hand(role: str, config: RunConfig, *, name: str, resume: bool) -> None:
+def run_by_hand(
+    role: str, config: RunConfig, *, name: str, resume: bool, from_step: int | None = None
+) -> None:
     """Replace this process by the role. Threads are pinned before any library is loaded.
 
     Raises:
-        ConfigError: the run folder holds another run, or the run file leaves a port open.
+        ConfigError: the run folder holds another run, the run file leaves a port open, or there is no checkpoint
+            of ``from_step``.
     """
     folder = run_folder.join(config)
     if role == "learner" and not resume and (folder / "metrics.jsonl").exists():
@@ -21,6 +24,9 @@ def run_by_hand(role: str, config: RunConfig, *, name: str, resume: bool) -> Non
     run_folder.save_config(config, folder / saved)
     threads = {"learner": config.learner.threads, "generator": config.generator.threads}.get(role, 1)
     arguments = ["--config", saved, *(["--name", name] if name else []), *(["--resume"] if resume else [])]
+    if from_step is not None:
+        run_folder.check_step(folder, from_step)
+        arguments += ["--from", str(from_step)]
     processes = config.learner.processes if role == "learner" else 1
     command = role_command(role, folder, *arguments, processes=processes)
     env = role_environment(threads, local_model=config.model.local)

@@ -70,6 +70,13 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--resume", action="store_true", help="go on from the newest checkpoint of this run"
             )
+            command.add_argument(
+                "--from",
+                type=int,
+                dest="from_step",
+                metavar="STEP",
+                help="with --resume: go back to the checkpoint of this step; later ones are given up",
+            )
         if name in ("generator", "actor"):
             command.add_argument("--name", default=f"{name}-0", help="unique among all peers")
     return main_parser
@@ -81,6 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     takes_overrides = args.command not in NO_RUN_FILE
     if unknown := [w for w in rest if not takes_overrides or w.startswith("-") or "=" not in w]:
         parser().error(f"unrecognized arguments: {' '.join(unknown)}")
+    if getattr(args, "from_step", None) is not None and not args.resume:
+        parser().error("--from STEP is for --resume")
     try:
         if args.command == "recipes":
             return show_recipes(args.name)
@@ -146,7 +155,7 @@ def execute(args: argparse.Namespace, config: RunConfig) -> int:
             with Panel() as panel:
                 for remark in remarks:
                     panel.note(remark)
-                train(config, resume=args.resume, panel=panel)
+                train(config, resume=args.resume, from_step=args.from_step, panel=panel)
         case "plan":
             from launch.plan.command import plan
 
@@ -160,7 +169,13 @@ def execute(args: argparse.Namespace, config: RunConfig) -> int:
         case role:
             from launch.by_hand import run_by_hand
 
-            run_by_hand(role, config, name=getattr(args, "name", ""), resume=getattr(args, "resume", False))
+            run_by_hand(
+                role,
+                config,
+                name=getattr(args, "name", ""),
+                resume=getattr(args, "resume", False),
+                from_step=getattr(args, "from_step", None),
+            )
     return 0
 
 

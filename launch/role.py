@@ -26,7 +26,15 @@ from protocol.security.keys import key_pair, principal
 ROLES = ("broker", "learner", "generator", "actor", "weights", "model")
 
 
-def run(role: str, config: RunConfig, folder: Path, *, name: str = "", resume: bool = False) -> None:
+def run(
+    role: str,
+    config: RunConfig,
+    folder: Path,
+    *,
+    name: str = "",
+    resume: bool = False,
+    from_step: int | None = None,
+) -> None:
     """Run one role until it ends."""
     logs.configure(name or role)
     keys = None if role == "model" else prepare_keys(config, folder, role)
@@ -53,7 +61,7 @@ def run(role: str, config: RunConfig, folder: Path, *, name: str = "", resume: b
             for remark in preflight(config):
                 logging.getLogger(__name__).warning("%s", remark)
         case "learner":
-            learner(config, folder, keys, resume=resume)
+            learner(config, folder, keys, resume=resume, from_step=from_step)
         case "generator":
             generator(config, folder, keys, name=name or "generator-0")
         case "weights":
@@ -64,7 +72,9 @@ def run(role: str, config: RunConfig, folder: Path, *, name: str = "", resume: b
             actor(config, folder, keys, name=name or "actor-0")
 
 
-def learner(config: RunConfig, folder: Path, keys: Path | None, *, resume: bool) -> None:
+def learner(
+    config: RunConfig, folder: Path, keys: Path | None, *, resume: bool, from_step: int | None = None
+) -> None:
     from launch.weights_role import weights_url
     from learner.main import run_learner
 
@@ -80,6 +90,7 @@ def learner(config: RunConfig, folder: Path, keys: Path | None, *, resume: bool)
         max_minutes=config.run.max_minutes,
         resume=resume,
         segment_tokens=config.actor.segment_tokens,
+        from_step=from_step,
         keys=keys,
         weights_url=weights_url(config, keys),
     )
@@ -127,6 +138,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--name", default="")
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--from", type=int, dest="from_step", help="learner step to go back to")
     parser.add_argument("--minutes", type=float, help="left of the run's time limit, for a learner")
     parser.add_argument("--config", default=run_folder.CONFIG, help="file in the run folder")
     args = parser.parse_args()
@@ -140,7 +152,7 @@ def main() -> None:
         limited = config.run.model_copy(update={"max_minutes": args.minutes})
         config = config.model_copy(update={"run": limited})
     try:
-        run(args.role, config, args.folder, name=args.name, resume=args.resume)
+        run(args.role, config, args.folder, name=args.name, resume=args.resume, from_step=args.from_step)
     except Exception as error:
         exit_with_code(error, args.folder, args.name or args.role)
 

@@ -10,6 +10,9 @@ from typing import IO
 from launch.errors import ConfigError
 from launch.processes import free_port
 from launch.run_file.sections import RunConfig
+from learner.checkpoint_files import find
+from learner.errors import CheckpointError
+from learner.run_files import CHECKPOINTS
 from protocol.whole_files import write_whole
 
 CONFIG = "config.json"
@@ -42,6 +45,18 @@ def create(config: RunConfig, *, resume: bool) -> Path:
     except OSError as error:
         raise _unwritable(config, error) from None
     return folder
+
+
+def check_step(folder: Path, step: int) -> None:
+    """Make sure that a run has a checkpoint of this learner step.
+
+    Raises:
+        ConfigError: it has none; the text lists the steps that there are.
+    """
+    try:
+        find(folder / CHECKPOINTS, step)
+    except CheckpointError as error:
+        raise ConfigError(f"--from {step}: {error}") from None
 
 
 def check_place(config: RunConfig) -> None:

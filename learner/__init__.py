@@ -5,7 +5,7 @@
 - `trajectory`, `units`: the data that is trained. `intake/`: turns the broker's messages into units.
 - `update/`: turns units into new weights. `algorithms/`: pure functions of tensors.
 - `replay/`: the replay table. `publisher`: writes and announces new versions.
-- `checkpoint`, `lineage`, `run_files`: files that outlive the process.
+- `checkpoint`, `checkpoint_files`, `lineage`, `run_files`: files that outlive the process.
 - `metrics`, `gauges`, `totals`, `nonfinite`: what is reported. `errors`: the exceptions.
 - `retrain/`: training again from a journal. `warmstart`: makes a small model to begin with.
 """

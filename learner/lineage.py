@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from learner import checkpoint
+from learner import checkpoint_files
 from learner.run_files import CHECKPOINTS, next_epoch, read_number, write_number
 
 log = logging.getLogger(__name__)
@@ -27,8 +27,8 @@ class Start:
     """True if there is a checkpoint to continue from."""
     again: bool = False
     """True if the run is resumed: an earlier learner may have left files."""
-    step_back: bool = False
-    """True if the checkpoint may be older than the newest one that was written, whose units the broker deleted."""
+    stepped_back: bool = False
+    """True if the checkpoint was put in force by `step_back`, so that a lower step than before is meant."""
 
     @property
     def continues(self) -> bool:
@@ -41,17 +41,21 @@ def start(run_dir: Path, *, resume: bool, lockstep: bool) -> Start:
 
     In lockstep, tasks that were sampled before the restart must not be trained. So a restart begins a new
     lineage, and the broker cancels the tasks of the former one. A new lineage also begins if the checkpoint
-    belongs to a different lineage than the last learner did.
+    belongs to a different lineage than the last learner did, or if the run went back to it on purpose.
 
     Raises:
-        CheckpointError: the newest checkpoint cannot be read.
+        CheckpointError: the newest checkpoint cannot be read, or one of its files is damaged.
     """
-    path = run_dir / LINEAGE_FILE
+    path, folder = run_dir / LINEAGE_FILE, run_dir / CHECKPOINTS
     before = read_number(path)
-    stored = checkpoint.standing(run_dir / CHECKPOINTS) if resume else None
+    verified = checkpoint_files.verify_latest(folder) if resume else True
+    stored = checkpoint_files.standing(folder) if resume else None
+    back = stored is not None and checkpoint_files.stepped_back(folder)
+    if stored is not None and not verified:
+        log.warning("the checkpoint of step %d has no checksums; its files are not verified", stored.step)
     epoch = next_epoch(run_dir)
     lineage = epoch
-    if resume and not lockstep:
+    if resume and not lockstep and not back:
         if stored is None:
             lineage = epoch if before is None else before
         elif before in (None, stored.lineage):
@@ -65,4 +69,5 @@ def start(run_dir: Path, *, resume: bool, lockstep: bool) -> Start:
         step=stored.step if stored else 0,
         restores=stored is not None,
         again=resume,
+        stepped_back=back,
     )

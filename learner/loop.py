@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from learner.checkpoint import latest_name
+from learner.checkpoint_files import latest_name
 from learner.errors import Stopped
 from learner.intake.exchange import TIME_LIMIT, Exchange
 from learner.lineage import Start

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from learner.checkpoint_files import step_back
 from learner.config import LearnerConfig
 from learner.errors import BrokerRefused
 from learner.intake.curriculum import Curriculum
@@ -22,7 +23,7 @@ from learner.metrics import Report
 from learner.publisher import Publisher
 from learner.replay.batch import can_rescue
 from learner.replay.table import replay_table
-from learner.run_files import PID_FILE
+from learner.run_files import CHECKPOINTS, PID_FILE
 from protocol.errors import LinkDown
 from protocol.link import ThreadLink
 from protocol.messages import DeliveryUnit, Hello
@@ -55,6 +56,7 @@ def run_learner(
     max_minutes: float,
     resume: bool,
     segment_tokens: int | None = None,
+    from_step: int | None = None,
     keys: Path | None = None,
     weights_url: str = "",
 ) -> None:
@@ -62,17 +64,21 @@ def run_learner(
 
     Args:
         segment_tokens: most tokens of a segment; see `TrainingEngine`.
+        from_step: with ``resume``, go back to the checkpoint of this learner step.
         keys: folder of the keys; None: nothing is encrypted.
         weights_url: URL from which other hosts can fetch versions; empty: only this host can.
 
     Raises:
         LinkDown: no broker answered, or it serves another run.
+        CheckpointError: the checkpoint is damaged, or there is none of ``from_step``.
     """
     stop = _Stop()
     engine = lead(config, stop, model=model, seed=seed, segment_tokens=segment_tokens)
     # A process that wants to end the learner must signal rank 0: torchrun would kill the ranks.
     (run_dir / PID_FILE).write_text(str(os.getpid()))
     lockstep = mode == "sync"
+    if resume and from_step is not None:
+        step_back(run_dir / CHECKPOINTS, from_step)
     begin = start(run_dir, resume=resume, lockstep=lockstep)
     progress = _Progress()
     link = join(
@@ -83,7 +89,7 @@ def run_learner(
         lineage=begin.lineage,
         step=begin.step,
         # Without checkpoints each restart begins anew, as the configuration asks for.
-        step_back=begin.step_back or not config.checkpoint_every,
+        stepped_back=begin.stepped_back or not config.checkpoint_every,
         progress=progress,
         keys=keys,
     )
@@ -247,7 +253,7 @@ def join(
     progress: Callable[[], Progress],
     lineage: int | None = None,
     step: int = 0,
-    step_back: bool = False,
+    stepped_back: bool = False,
     keys: Path | None = None,
 ) -> ThreadLink:
     """Connect to the broker as this epoch's learner.
@@ -256,7 +262,7 @@ def join(
         progress: called from the link's thread for each heartbeat.
         lineage: epoch that began the line of checkpoints; None: this one.
         step: learner steps that the checkpoint covers.
-        step_back: whether the broker lets a learner with fewer steps than were released join.
+        stepped_back: whether the run went back to an earlier checkpoint on purpose.
         keys: folder of the keys; None: nothing is encrypted.
 
     Raises:
@@ -271,7 +277,7 @@ def join(
         epoch=epoch,
         lineage=epoch if lineage is None else lineage,
         step=step,
-        step_back=step_back,
+        step_back=stepped_back,
         deliver=DELIVERY_UNITS[config.train_on],
     )
     link = ThreadLink(broker, hello, progress=progress, keys=keys)

@@ -34,10 +34,14 @@ WORDS: dict[int, str] = {
 """Names of the signals that end a run, for people."""
 
 
-def train(config: RunConfig, *, resume: bool, panel: Panel) -> Summary:
+def train(config: RunConfig, *, resume: bool, panel: Panel, from_step: int | None = None) -> Summary:
     """Run the whole job. Return the summary, which is also written to the run folder.
 
+    Args:
+        from_step: with ``resume``, go back to the checkpoint of this learner step.
+
     Raises:
+        ConfigError: there is no run to resume, or no such checkpoint.
         RoleFailed: the model could not be made, a process ended with an error that another start would
             repeat, or a process ended too often in a row. All other processes are stopped first.
         NothingTrained: the run ended before its first step.
@@ -46,6 +50,8 @@ def train(config: RunConfig, *, resume: bool, panel: Panel) -> Summary:
     started = time.monotonic()
     interrupt = Interrupt()
     folder = run_folder.create(config, resume=resume)
+    if from_step is not None:
+        run_folder.check_step(folder, from_step)
     with contextlib.ExitStack() as held:
         held.enter_context(run_folder.claim(folder))
         # Sweep before `own` takes the lock, to remove what an earlier start of this run has left, too.
@@ -58,7 +64,7 @@ def train(config: RunConfig, *, resume: bool, panel: Panel) -> Summary:
         prepare_model(config, folder, panel, interrupt)
         crew = Crew(config, folder, note=panel.note)
         try:
-            supervise(crew, config, folder, panel, interrupt, resume=resume)
+            supervise(crew, config, folder, panel, interrupt, resume=resume, from_step=from_step)
         finally:
             stubborn = end(crew, interrupt, panel.note)
             panel.close()
@@ -107,7 +113,14 @@ def how_it_ended(folder: Path, interrupt: "Interrupt") -> str:
 
 
 def supervise(
-    crew: Crew, config: RunConfig, folder: Path, panel: Panel, interrupt: "Interrupt", *, resume: bool
+    crew: Crew,
+    config: RunConfig,
+    folder: Path,
+    panel: Panel,
+    interrupt: "Interrupt",
+    *,
+    resume: bool,
+    from_step: int | None = None,
 ) -> None:
     """Start all roles and keep them running until the learner is done.
 
@@ -121,7 +134,7 @@ def supervise(
     weights = Poller(served, keys, fetch_weights_server) if served else None
     try:
         await_broker(crew, poller, interrupt)
-        crew.start([name for name in crew.names if name != BROKER], resume=resume)
+        crew.start([name for name in crew.names if name != BROKER], resume=resume, from_step=from_step)
         panel.note(
             f"started {', '.join(crew.names)}; status at {scheme(ask_with)}://{config.broker.http}/status"
         )

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from learner import checkpoint
+from learner import checkpoint, checkpoint_files
 from learner.config import LearnerConfig
 from learner.errors import CheckpointError
 from learner.trajectory import Trajectory
@@ -200,7 +200,7 @@ class TrainingEngine:
             (folder / name / VALUES_FILE).write_bytes(self._values.encode())
             also(folder / name)
 
-        checkpoint.write_whole(folder, self.optimizer_steps, write)
+        checkpoint_files.write_whole(folder, self.optimizer_steps, write)
 
     def load(self, folder: Path) -> dict[str, Any]:
         """Continue from the newest checkpoint, and return the ``client_state`` that `save` was given.
@@ -209,7 +209,7 @@ class TrainingEngine:
             CheckpointError: there is none, or it was written with a different number of ranks, ZeRO stage or
                 dtype.
         """
-        name = checkpoint.latest_name(folder)
+        name = checkpoint_files.latest_name(folder)
         # Reject a bad checkpoint before the other ranks get the command.
         self._read_state(folder, name)
         if self.ranks > 1:

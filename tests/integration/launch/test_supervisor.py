@@ -53,12 +53,14 @@ class Job:
         self.over, self.wait_for = False, ("learner", "generator-0", "actor-0")
         self.crew = Crew(self.config, folder, note=self.panel.note)
 
-    def run(self, *script, resume=False):
+    def run(self, *script, **start):
         """Supervise while a second thread plays the script; the script's end lets the learner finish."""
         actor = threading.Thread(target=self._play, args=script)
         actor.start()
         try:
-            supervise(self.crew, self.config, self.folder, self.panel, self.panel, resume=resume)
+            supervise(
+                self.crew, self.config, self.folder, self.panel, self.panel, **{"resume": False, **start}
+            )
         finally:
             self.over = True
             actor.join(DEADLINE_S)
@@ -278,3 +280,12 @@ def test_a_weights_server_that_does_not_answer_is_named_and_replaced(job):
     run.run(lambda job: job.until(lambda: len(job.starts("weights")) > 1))
     assert any(note.startswith("weights has not answered for") for note in run.panel.notes)
     assert "weights hung: it has not answered for" in run.crew.restart_reasons[0]
+
+
+def test_only_the_first_learner_goes_back_to_an_earlier_checkpoint(job):
+    run = job()
+    run.run(sent(signal.SIGKILL, "learner"), resume=True, from_step=10)
+    first, second = run.starts("learner")
+    assert "--resume --from 10" in first
+    assert "--resume" in second
+    assert "--from" not in second

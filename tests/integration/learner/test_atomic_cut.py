@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner import checkpoint
+from learner import checkpoint, checkpoint_files
 from learner.config import LearnerConfig, ReplayConfig
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange
@@ -77,10 +77,10 @@ class Engine:
             (folder / name / "weights").write_text(str(self.updates))
             also(folder / name)
 
-        checkpoint.write_whole(folder, self.updates, write)
+        checkpoint_files.write_whole(folder, self.updates, write)
 
     def load(self, folder):
-        name = checkpoint.latest_name(folder)
+        name = checkpoint_files.latest_name(folder)
         state = checkpoint.read_state(folder, name, 0, ranks=1, zero_stage=1, dtype="float32")
         self.updates = int((folder / name / "weights").read_text())
         assert self.updates == state.updates
@@ -204,7 +204,7 @@ def two_steps(folder):
 
 
 def test_killed_at_any_byte_of_what_it_writes_the_one_before_is_in_force(tmp_path):
-    checkpoint.write_whole(tmp_path, 1, lambda name: put(tmp_path / name, b"whole"))
+    checkpoint_files.write_whole(tmp_path, 1, lambda name: put(tmp_path / name, b"whole"))
     for cut in range(len(b"another")):
 
         def write(name, cut=cut):
@@ -212,10 +212,10 @@ def test_killed_at_any_byte_of_what_it_writes_the_one_before_is_in_force(tmp_pat
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            checkpoint.write_whole(tmp_path, 2, write)
-        assert (tmp_path / checkpoint.latest_name(tmp_path) / "data").read_bytes() == b"whole"
-    checkpoint.write_whole(tmp_path, 2, lambda name: put(tmp_path / name, b"another"))
-    assert (tmp_path / checkpoint.latest_name(tmp_path) / "data").read_bytes() == b"another"
+            checkpoint_files.write_whole(tmp_path, 2, write)
+        assert (tmp_path / checkpoint_files.latest_name(tmp_path) / "data").read_bytes() == b"whole"
+    checkpoint_files.write_whole(tmp_path, 2, lambda name: put(tmp_path / name, b"another"))
+    assert (tmp_path / checkpoint_files.latest_name(tmp_path) / "data").read_bytes() == b"another"
     assert len(list(tmp_path.glob("step*"))) == 2, "what was left of those that failed is gone"
 
 
@@ -232,7 +232,7 @@ def test_all_of_it_is_on_disk_before_the_pointer_moves(tmp_path, monkeypatch):
         os, "fsync", lambda fd: (events.append(os.readlink(f"/proc/self/fd/{fd}")), synced(fd))
     )
     monkeypatch.setattr(Path, "replace", lambda *a: (events.append("moved"), moved(*a))[1])
-    checkpoint.write_whole(tmp_path, 1, lambda name: put(tmp_path / name / "deep", b"x"))
+    checkpoint_files.write_whole(tmp_path, 1, lambda name: put(tmp_path / name / "deep", b"x"))
     before, after = events[: events.index("moved")], events[events.index("moved") :]
     whole = tmp_path / "step00000001"
     assert {str(whole / "deep" / "data"), str(whole / "deep"), str(whole), str(tmp_path)} <= set(before)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner import checkpoint
+from learner import checkpoint, checkpoint_files
 from learner.config import LearnerConfig, OptimizerConfig
 from learner.errors import CheckpointError
 from learner.update.adaptive import AdaptiveState
@@ -114,15 +114,15 @@ def test_a_checkpoint_of_other_ranks_is_refused_with_the_cure(tmp_path):
 
 def test_latest_points_to_whole_checkpoints_and_old_ones_go(tmp_path):
     with pytest.raises(CheckpointError, match="no checkpoint in"):
-        checkpoint.latest_name(tmp_path)
+        checkpoint_files.latest_name(tmp_path)
     names = []
     for steps in (1, 2, 2, 3):
-        name = checkpoint.next_name(tmp_path, steps)
+        name = checkpoint_files.next_name(tmp_path, steps)
         (tmp_path / name).mkdir()
-        checkpoint.mark_latest(tmp_path, name)
+        checkpoint_files.mark_latest(tmp_path, name)
         names.append(name)
     assert names == ["step00000001", "step00000002", "step00000002-1", "step00000003"]
-    assert checkpoint.latest_name(tmp_path) == names[-1]
+    assert checkpoint_files.latest_name(tmp_path) == names[-1]
     assert sorted(p.name for p in tmp_path.glob("step*")) == names[-2:]
 
 

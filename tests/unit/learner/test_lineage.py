@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from learner import checkpoint
+from learner import checkpoint, checkpoint_files
 from learner.errors import CheckpointError
 from learner.lineage import Start, start
 from learner.run_files import next_epoch
@@ -23,7 +23,7 @@ def put_checkpoint(run_dir, *, step, lineage):
         adaptive=AdaptiveState(dual=0.0, entropy_coefficient=0.0),
         client={"step": step, "curriculum": {"lineage": lineage}},
     )
-    checkpoint.write_whole(folder, step, lambda name: checkpoint.write_state(folder, name, 0, state))
+    checkpoint_files.write_whole(folder, step, lambda name: checkpoint.write_state(folder, name, 0, state))
 
 
 def begin(run_dir, *, resume=True, lockstep=False):
@@ -79,7 +79,7 @@ def test_a_moved_run_folder_keeps_its_lineage(tmp_path):
 def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_none(tmp_path):
     put_checkpoint(tmp_path, step=4, lineage=1)
     (tmp_path / "checkpoints" / "step00000004" / "offbeat-rank0.msgpack").write_bytes(b"\x81")
-    with pytest.raises(CheckpointError, match=r"offbeat-rank0.* resume from another"):
+    with pytest.raises(CheckpointError, match=r"offbeat-rank0.*no other checkpoint; start anew"):
         begin(tmp_path)
 
 
@@ -89,6 +89,7 @@ def test_a_checkpoint_of_a_program_that_knew_no_lineages_is_refused(tmp_path):
     state = checkpoint.read_state(folder, "step00000004", 0, ranks=2, zero_stage=3, dtype="bfloat16")
     state.client["curriculum"].clear()
     checkpoint.write_state(folder, "step00000004", 0, state)
+    (folder / "step00000004" / "checksums.json").unlink()
     with pytest.raises(CheckpointError, match="says nothing of 'lineage'"):
         begin(tmp_path)
 
@@ -110,6 +111,50 @@ def test_a_checkpoint_that_found_no_room_leaves_none_taken_and_the_one_before_in
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
-        checkpoint.write_whole(folder, 20, write)
+        checkpoint_files.write_whole(folder, 20, write)
     assert sorted(path.name for path in folder.iterdir()) == ["latest", "step00000010"]
     assert begin(tmp_path).step == 10
+
+
+def test_a_damaged_checkpoint_is_refused_with_the_file_and_the_step_to_go_back_to(tmp_path):
+    begin(tmp_path, resume=False)
+    put_checkpoint(tmp_path, step=10, lineage=1)
+    put_checkpoint(tmp_path, step=20, lineage=1)
+    folder = tmp_path / "checkpoints"
+    shard = folder / "step00000020" / "offbeat-rank0.msgpack"
+    whole = shard.read_bytes()
+    flipped = bytearray(whole)
+    flipped[-1] ^= 1
+    cure = r"go back to the checkpoint of step 10 with `offbeat train RUN_FILE --resume --from 10`$"
+    for damage, said in ((bytes(flipped), "BLAKE3 hash"), (whole + b"x", "bytes, .* were written")):
+        shard.write_bytes(damage)
+        with pytest.raises(CheckpointError, match=rf"offbeat-rank0.*: damaged \(.*{said}.*{cure}"):
+            begin(tmp_path)
+    (folder / "step00000020" / "checksums.json").write_text("{")
+    with pytest.raises(CheckpointError, match=rf"checksums.json: damaged .*{cure}"):
+        begin(tmp_path)
+    assert (tmp_path / "epoch").read_text() == "1", "no learner has begun with it"
+
+
+def test_a_checkpoint_without_checksums_is_of_an_earlier_version_and_accepted(tmp_path, caplog):
+    put_checkpoint(tmp_path, step=10, lineage=1)
+    (tmp_path / "checkpoints" / "step00000010" / "checksums.json").unlink()
+    assert begin(tmp_path).step == 10
+    assert "has no checksums" in caplog.text
+
+
+def test_going_back_is_a_new_lineage_until_the_next_checkpoint_even_over_restarts(tmp_path):
+    begin(tmp_path, resume=False)
+    put_checkpoint(tmp_path, step=10, lineage=1)
+    put_checkpoint(tmp_path, step=20, lineage=1)
+    folder = tmp_path / "checkpoints"
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 15 .* there are steps 10, 20"):
+        checkpoint_files.step_back(folder, 15)
+    checkpoint_files.step_back(folder, 10)
+    for epoch in (2, 3):
+        it = begin(tmp_path)
+        assert (it.step, it.epoch, it.lineage, it.stepped_back) == (10, epoch, epoch, True)
+    put_checkpoint(tmp_path, step=20, lineage=3)
+    assert sorted(checkpoint_files.kept(folder)) == [10, 20]
+    it = begin(tmp_path)
+    assert (it.step, it.lineage, it.stepped_back) == (20, 3, False)
