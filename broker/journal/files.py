@@ -138,13 +138,18 @@ def records(folder: Path) -> Iterator[Record | Loss]:
     Raises:
         JournalError: there is no journal.
     """
+    here = Survey(mark=read_mark(folder))
     newest = max(numbers(folder), default=0)
     for contents in each_file(folder):
+        if contents.number == newest:
+            _last(here, contents)
         for item in contents.found:
             if isinstance(item, FoundRecord):
                 yield contents.record(item)
             else:
                 yield item._replace(torn=item.torn and contents.number >= newest)
+    if newest < here.mark.file:
+        yield _missing_newest(here.mark)
 
 
 def read_place(folder: Path, place: Place) -> bytes:
@@ -204,9 +209,8 @@ def survey(folder: Path) -> Survey:
             _last(here, contents)
         expected = _note(here, losses, contents, expected)
         before = contents
-    newest, nbytes = here.mark
-    if newest > max(logs, default=0):
-        losses.append(Loss(newest, 0, nbytes, 0, "missing, the newest; how many records is not known"))
+    if here.mark.file > max(logs, default=0):
+        losses.append(_missing_newest(here.mark))
     accepted = _accepted(folder)
     here.losses = [loss for loss in losses if (loss.file, loss.offset) not in accepted]
     here.accepted = [loss for loss in losses if (loss.file, loss.offset) in accepted]
@@ -247,6 +251,10 @@ def _note(here: Survey, losses: list[Loss], contents: Contents, expected: int | 
         elif not item.torn:
             losses.append(item)
     return expected
+
+
+def _missing_newest(mark: Mark) -> Loss:
+    return Loss(mark.file, 0, mark.nbytes, 0, "missing, the newest; how many records is not known")
 
 
 def _last(here: Survey, contents: Contents) -> None:

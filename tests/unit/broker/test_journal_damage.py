@@ -6,7 +6,7 @@ import shutil
 import msgspec
 import pytest
 
-from broker.journal.files import each_file, numbers, survey
+from broker.journal.files import each_file, numbers, records, survey
 from broker.journal.journal import JournalError, Kind, pack_segment
 from broker.journal.mark import LOCK, Mark, pack_mark, read_mark
 from broker.journal.opening import accept_losses
@@ -223,6 +223,18 @@ def test_the_only_file_of_a_journal_cannot_vanish_unnoticed(tmp_path, lock):
     assert contents(folder) == [b"two"]
 
 
+def test_who_reads_all_records_is_told_of_a_newest_file_that_is_short_or_missing(folder):
+    change(folder, 3, (folder / file_name(3)).stat().st_size - HEAD_BYTES - len(LAST), to="cut")
+    *_, loss = records(folder)
+    assert (loss.file, loss.torn) == (3, False)
+    change(folder, 3, (folder / file_name(3)).stat().st_size - 2, to="cut")
+    *_, loss = records(folder)
+    assert (loss.file, loss.torn) == (3, False)
+    (folder / file_name(3)).unlink()
+    *_, loss = records(folder)
+    assert (loss.file, loss.torn, loss.what[:7]) == (3, False, "missing")
+
+
 def test_what_was_not_yet_on_the_disk_may_be_cut_off(tmp_path):
     folder = tmp_path / "journal"
     with begin(folder, small(sync_interval_s=1e6)) as journal:
@@ -329,7 +341,16 @@ def test_a_repair_that_is_interrupted_is_finished(tmp_path, monkeypatch, steps):
     assert contents(folder) == [b"on the disk"]
 
 
-@pytest.mark.parametrize("lock", [b"00000003\n", b"", b"00000003 0000000000000999 00000000\n", b"junk"])
+@pytest.mark.parametrize(
+    "lock",
+    [
+        b"00000003\n",
+        b"00000003\n0000000000000084 87ab50b8\n",
+        b"",
+        b"00000003 0000000000000999 00000000\n",
+        b"junk",
+    ],
+)
 def test_a_lock_of_an_earlier_version_or_one_that_is_unreadable_says_nothing_of_bytes(folder, lock):
     (folder / LOCK).write_bytes(lock)
     change(folder, 3, (folder / file_name(3)).stat().st_size - HEAD_BYTES - len(LAST), to="cut")

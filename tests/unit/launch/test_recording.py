@@ -190,8 +190,11 @@ def test_damage_is_not_passed_over_and_a_torn_end_is(tmp_path):
     folder = write(tmp_path / "journal", hello(1), segment("1g0.0.0"), trained(1, "1g0"), published(1))
     path = folder / file_name(1)
     whole = path.read_bytes()
-    path.write_bytes(whole[:-3])
+    path.write_bytes(whole + whole[-40:-3])
     assert read(folder).last == 1
+    path.write_bytes(whole[:-3])
+    with pytest.raises(RecordingError, match=r"is damaged, and cannot be replayed: .* were written"):
+        read(folder)
     place = whole.index(b"learner_joined")
     path.write_bytes(whole[:place] + b"X" + whole[place + 1 :])
     with pytest.raises(RecordingError, match="is damaged, and cannot be replayed"):
