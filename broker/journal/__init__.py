@@ -4,5 +4,5 @@ It does not know tasks.
 
 - `journal`: the open journal. `writer`: its thread. `records`: the bytes of a record.
 - `opening`, `files`: check and repair a folder. `claim`: hold it. `mark`: how much of it the disk has.
-- `config`: `[broker.journal]`.
+- `retention`: delete files. `config`: `[broker.journal]`.
 """

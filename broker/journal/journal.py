@@ -18,7 +18,7 @@ from broker.errors import JournalError, TryLater
 from broker.journal.claim import Claim
 from broker.journal.config import JournalConfig
 from broker.journal.files import Survey, read_file, survey
-from broker.journal.opening import accept, check, finish_release, forget_released, release, repair
+from broker.journal.opening import accept, check, repair
 from broker.journal.records import (
     HEAD_BYTES,
     MAX_PAYLOAD_BYTES,
@@ -37,6 +37,7 @@ from broker.journal.records import (
     unpack_dead_letter,
     unpack_segment,
 )
+from broker.journal.retention import Retention
 from broker.journal.writer import Writer
 from protocol.codec import Buffer
 
@@ -49,8 +50,6 @@ log = logging.getLogger(__name__)
 
 SPACE_S = 0.2
 MAX_OPEN = 16
-MAX_FORGOTTEN = 8
-"""Upper limit of the files of deleted files that are removed at a time, because each removal is synced."""
 FILE_SNAPSHOTS = 4
 """Size that a file reaches before the next one, in sizes of the snapshot that it begins with.
 
@@ -76,18 +75,12 @@ class Journal:
         self._folder, self._run, self._config, self._claim = folder, run, config, claim
         self.losses = [*here.accepted, *here.losses]
         """Damage that was accepted."""
-        self._files, self._released = dict(here.files), list(here.released)
+        self._files = dict(here.files)
         self._recoverable, self._since = dict(here.files), here.snapshot
         self._readers: dict[int, int] = {}
         self._first = here.next_number
         """Number of this process's first record, among all records of the journal."""
         self._snapshot_file = here.snapshot.file if here.snapshot else min(self._files, default=1)
-        self._needed: set[int] = set()
-        self._releasable = self._release_at = 0
-        """Pending deletion of the files below `_releasable` that are not needed; 0: none is pending.
-
-        First the disk must have all records up to `_release_at`, which say that the files are not needed.
-        """
         self._why_low, self._looked_at = "", float("-inf")
         self._rotate_at = self._full(here.snapshot.nbytes if here.snapshot else 0)
         self._closed = False
@@ -99,6 +92,7 @@ class Journal:
             self._files[self._file] = len(header)
         start = 0 if header else self._files[self._file]
         self._writer = Writer(config, claim, self._file, start, header, on_durable)
+        self._retention = Retention(folder, config.keep_bytes, self._files, list(here.released), self._writer)
 
     @classmethod
     def open(
@@ -193,8 +187,7 @@ class Journal:
             JournalError: the disk lost data that it had accepted; the broker must end.
         """
         self._writer.flush()
-        if self._releasable:
-            self._release()
+        self._release()
 
     def sync(self, timeout_s: float = 30.0) -> bool:
         """Wait until the disk has everything; return False if that takes longer than ``timeout_s``."""
@@ -244,44 +237,18 @@ class Journal:
         Deletion waits until the disk has the newest snapshot and all records appended by now; then `flush`
         does it. A call while a deletion is pending does not change it, because that would only postpone it.
         """
-        if not self._releasable:
-            self._needed, self._releasable = set(needed), self._snapshot_file
-            self._release_at = self._writer.count
+        self._retention.ask(needed, below=self._snapshot_file)
         self._release()
 
     @property
     def releasing(self) -> bool:
         """Whether a deletion that `retain` asked for is pending."""
-        return self._releasable > 0
+        return self._retention.pending
 
     def _release(self) -> None:
-        if self._writer.durable_file < self._releasable or self._writer.synced < self._release_at:
-            return
-        limit, self._releasable = self._releasable, 0
-        try:
-            gone = list[int]()
-            for number in sorted(self._files):
-                if number >= limit or self.nbytes <= self._config.keep_bytes:
-                    break
-                if number not in self._needed:
-                    self._delete(number)
-                    gone.append(number)
-            if gone:
-                finish_release(self._folder, gone)
-            below = sorted(number for number in self._released if number < min(self._files))
-            # The empty file with the highest number stands for all deleted files before it.
-            for number in below[:-1][:MAX_FORGOTTEN]:
-                forget_released(self._folder, number)
-                self._released.remove(number)
-        except OSError as error:
-            log.warning("journal: files that nothing needs are not deleted: %s", error)
-
-    def _delete(self, number: int) -> None:
-        if number in self._readers:
-            os.close(self._readers.pop(number))
-        release(self._folder, number)
-        del self._files[number]
-        self._released.append(number)
+        for number in self._retention.work():
+            if number in self._readers:
+                os.close(self._readers.pop(number))
 
     @property
     def nbytes(self) -> int:
