@@ -30,7 +30,7 @@ GRACE_S = 3.0
 """Time in which a worker ends the process of an answer that exceeds `SCORE_DEADLINE_S`."""
 OPEN_DEADLINE_S = 3 * START_DEADLINE_S + 10.0
 """Longest time to open a scorer. It may try three ways to start a worker, see `envs.sandbox.Wrap`."""
-CANARIES_DEADLINE_S = 60.0
+CANARIES_DEADLINE_S = 120.0
 MAX_ANSWER_CHARS = 65_536
 MOST_TOGETHER = 16
 """Most answers that one pair of canaries checks."""
@@ -234,12 +234,13 @@ class Scorer:
 
     def _canaries_hold(self, *canaries: Canary) -> bool:
         try:
-            return all(
-                self._request(self._scoring(c.position, c.answer), ENTRY_DEADLINE_S).get("score") == c.score
-                for c in canaries
-            )
+            return all(self._score_canary(c.position, c.answer).get("score") == c.score for c in canaries)
         except (TimeoutError, ScorerFailed):
             return False
+
+    def _score_canary(self, position: int, answer: str) -> dict[str, Any]:
+        # Longer than for other answers: a busy machine is not taken for a worker that was tampered with.
+        return self._request(_scoring(position, answer, ENTRY_DEADLINE_S), ENTRY_DEADLINE_S + GRACE_S)
 
     def _choose_canaries(self) -> list[tuple[Canary, Canary]]:
         def solution(index: int) -> tuple[int, str | None]:
@@ -247,21 +248,17 @@ class Scorer:
             return question.position, question.answer
 
         def score(position: int, answer: str) -> float:
-            reply = self._request(self._scoring(position, answer), ENTRY_DEADLINE_S)
+            reply = self._score_canary(position, answer)
             if "score" not in reply:
                 raise ScorerFailed(f"family {self._family.name!r}, canary at {position}: {reply['error']}")
             return float(reply["score"])
 
         return choose_canaries(solution, score)
 
-    @staticmethod
-    def _scoring(position: int, answer: str) -> dict[str, Any]:
-        return {"op": "score", "position": position, "answer": answer, "limit_s": SCORE_DEADLINE_S}
-
     def _score(self, position: int, answer: str) -> float:
         grace = GRACE_S if self._family.runs_answers else 0.0
         try:
-            reply = self._request(self._scoring(position, answer), SCORE_DEADLINE_S + grace)
+            reply = self._request(_scoring(position, answer, SCORE_DEADLINE_S), SCORE_DEADLINE_S + grace)
         except TimeoutError:
             self.counters.scorer_timeouts += 1
             log.warning("scoring took longer than %s s; score 0, worker restarted", SCORE_DEADLINE_S)
@@ -278,6 +275,10 @@ class Scorer:
             self.counters.scorer_errors += 1
             return 0.0
         return score
+
+
+def _scoring(position: int, answer: str, limit_s: float) -> dict[str, Any]:
+    return {"op": "score", "position": position, "answer": answer, "limit_s": limit_s}
 
 
 def _settings_error(family: Family, reply: dict[str, Any]) -> EnvError:

@@ -2,28 +2,25 @@
 
 import asyncio
 import os
-import shutil
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
+from envs import scorer as scorer_module
 from envs.calculator import CalculatorSuite
 from envs.errors import EnvError, ScorerFailed
 from envs.family import RUNS_ANSWERS, Family
 from envs.questions import WALK_STRIDE, split_of
 from envs.reasoning_gym_suite import ReasoningGymSuite
 from envs.scorer import Scorer, ScorerCounters
+from tests.bubblewrap import needs_bubblewrap
 
 JUNK = [
     "", " ", "\n", "0", "1", "-1", "nan", "inf", "-inf", "None", "True", "False", "[]", "{}", "()", "a",
     "!!!", "answer", "0" * 500, "ab" * 500, "1/0", "\x00", "é", "<answer></answer>", "I do not know",
 ]  # fmt: skip
-
-needs_bwrap = pytest.mark.skipif(
-    shutil.which("bwrap") is None, reason="bubblewrap is not installed (package bubblewrap)"
-)
 
 
 @pytest.fixture(scope="module")
@@ -213,8 +210,9 @@ def test_a_composite_from_a_run_file_opens():
     asyncio.run(main())
 
 
-@needs_bwrap
-def test_every_family_that_runs_answers_tells_right_from_wrong():
+@needs_bubblewrap
+def test_every_family_that_runs_answers_tells_right_from_wrong(monkeypatch):
+    monkeypatch.setattr(scorer_module, "SCORE_DEADLINE_S", 60.0)
     scorer = Scorer(
         Family("composite", {"datasets": [{"name": name} for name in sorted(RUNS_ANSWERS)]}), "bwrap"
     )
@@ -230,7 +228,7 @@ def test_every_family_that_runs_answers_tells_right_from_wrong():
     asyncio.run(main())
 
 
-@needs_bwrap
+@needs_bubblewrap
 def test_modules_that_the_library_imports_late_are_found():
     """As an unprivileged user, the worker has to pass the folders above those that it sees."""
     scorer = Scorer(Family("intermediate_integration"), "bwrap")
@@ -238,7 +236,7 @@ def test_modules_that_the_library_imports_late_are_found():
     asyncio.run(scorer.close())
 
 
-@needs_bwrap
+@needs_bubblewrap
 @pytest.mark.slow
 def test_attacks_on_a_scorer_that_runs_answers(tmp_path):
     """`countdown` hands the answer to sympy's parser, that is, to ``eval``."""
@@ -268,7 +266,7 @@ def test_attacks_on_a_scorer_that_runs_answers(tmp_path):
     assert not mark.exists()
 
 
-@needs_bwrap
+@needs_bubblewrap
 def test_inside_bubblewrap_there_is_no_network_and_no_host():
     scorer = Scorer(Family("chain_sum"), "bwrap")
     # The worker is bubblewrap's grandchild; its namespaces differ from ours.
