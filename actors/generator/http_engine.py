@@ -1,8 +1,9 @@
 """Engine on a vLLM server run by others: token ids in and out over HTTP.
 
 The server needs ``--enable-scale-out`` (or ``--tokens-only``) and ``--generation-config vllm --logprobs-mode
-processed_logprobs``. To take new weights, it also needs ``VLLM_SERVER_DEV_MODE=1`` and the two settings named
-in `actors.generator.vllm_worker`. Without these its policy stays at version 0.
+processed_logprobs``; the engine checks the last at its start. To take new weights, it also needs
+``VLLM_SERVER_DEV_MODE=1`` and the two settings named in `actors.generator.vllm_worker`. Without these its policy
+stays at version 0.
 
 The generator passes the path of a weight file, so server and generator have to share a host. Only one
 generator may use a server, and nobody else may change its weights.
@@ -24,6 +25,7 @@ import numpy as np
 
 from actors.config import GeneratorConfig
 from actors.errors import EngineFailed, RequestRefused, UpdateRefused
+from actors.generator import logprobs_probe
 from actors.generator.engine import Request
 from actors.generator.requests import stamp
 from actors.generator.weights.staging import FILE_FORMAT, tensor_table
@@ -117,11 +119,13 @@ class HttpEngine:
 
     @classmethod
     async def connect(cls, config: GeneratorConfig) -> "HttpEngine":
-        """Connect to the server at ``config.url``, and find out whether it takes weights.
+        """Connect to the server at ``config.url``, find out whether it takes weights, and check its
+        log-probabilities.
 
         Raises:
             ValueError: ``config.url`` is empty.
-            EngineFailed: the server does not answer, or cannot be used.
+            EngineFailed: the server does not answer, reports log-probabilities of the raw logits, or cannot be
+                used for a different reason.
         """
         if not config.url:
             raise ValueError('[generator] backend = "http" needs url, the base URL of a vLLM server')
@@ -132,7 +136,8 @@ class HttpEngine:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await engine._find_weight_routes()
-        except (aiohttp.ClientError, TimeoutError, EngineFailed) as error:
+                await engine._check_logprobs()
+        except (aiohttp.ClientError, TimeoutError, EngineFailed, RequestRefused) as error:
             await engine.close()
             said = str(error) or f"no answer within {CONNECT_TIMEOUT_S:g} s"
             raise EngineFailed(f"the vLLM server at {config.url} cannot be used: {said}") from error
@@ -239,6 +244,14 @@ class HttpEngine:
             await self._post("/update_weight_version", {"new_version": "0"})
         else:
             self._version = int(label)
+
+    async def _check_logprobs(self) -> None:
+        logps: list[float] = []
+        for probe in logprobs_probe.probes():
+            async for sampled in self.generate(probe):
+                logps += sampled.logp_behaviour.tolist()
+        if fault := logprobs_probe.why_not_processed(logps):
+            raise EngineFailed(fault)
 
     def _body(self, request: Request) -> dict[str, Any]:
         body: dict[str, Any] = {

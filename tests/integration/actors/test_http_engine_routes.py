@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,25 +12,37 @@ from actors.config import GeneratorConfig
 from actors.errors import EngineFailed, RequestRefused, UpdateRefused
 from actors.generator.engine import Request
 from actors.generator.http_engine import HttpEngine
+from actors.generator.logprobs_probe import TEMPERATURE
 from protocol.weights.format import Manifest
 
 REQUEST = Request("1", [3, 4], 4, 1.0, 1.0, 0, None, [1])
 MANIFEST = Manifest(run="r", epoch=0, version=4, nbytes=0, tensors=[], root="", chunk_bytes=1, chunks=b"")
 
 
-def event(ids, finish=None, **more) -> bytes:
-    logprobs = {"content": [{"token_id": i, "logprob": -0.5} for i in ids]}
+def event(ids, finish=None, *, logp=-0.5, **more) -> bytes:
+    logprobs = {"content": [{"token_id": i, "logprob": logp} for i in ids]}
     choice = {"index": 0, "token_ids": ids, "logprobs": logprobs, "finish_reason": finish} | more
     return b"data: " + json.dumps({"request_id": "1", "choices": [choice]}).encode() + b"\n\n"
+
+
+PROBED = event([5], "length", logp=-1e-4)
+"""Answer to a probe of a server that reports log-probabilities at the sampling temperature."""
 
 
 class Server:
     """A server with /health and the generate route, and with the weight routes if ``updatable``."""
 
     def __init__(
-        self, lines, *, updatable: bool, fails: str = "", label: str = "default", paused: bool = False
+        self,
+        lines,
+        *,
+        updatable: bool,
+        fails: str = "",
+        label: str = "default",
+        paused: bool = False,
+        probes: Sequence[bytes] = (PROBED,) * 3,
     ):
-        self.lines, self.fails = lines, fails
+        self.lines, self.fails, self.probes = lines, fails, list(probes)
         self.label, self.paused = label, paused
         self.calls = []
         self.hold = asyncio.Event()
@@ -53,7 +66,8 @@ class Server:
     async def generate(self, request):
         response = web.StreamResponse()
         await response.prepare(request)
-        for line in self.lines:
+        probed = (await request.json())["sampling_params"]["temperature"] == TEMPERATURE
+        for line in [self.probes.pop(0)] if probed else self.lines:
             if line is None:
                 await self.hold.wait()
             else:
@@ -161,6 +175,33 @@ def test_errors_of_a_request_and_of_the_server_are_told_apart(line, error, said)
             await answer(engine)
 
     run({"lines": [line], "updatable": False}, check)
+
+
+@pytest.mark.parametrize(
+    ("probes", "said"),
+    [
+        # The raw distribution after the first prompt happens to be certain.
+        (
+            [PROBED, *[event([5], "length", logp=logp) for logp in (-2.25, -3.0)]],
+            "log-probability -2.25.*processed_logprobs",
+        ),
+        ([event([5], "length", logprobs=None)], "1 tokens, 0 log-probabilities"),
+        ([b'data: {"error": {"code": 400, "message": "no such route"}}\n\n'], "no such route"),
+    ],
+)
+@pytest.mark.parametrize("updatable", [True, False])
+def test_a_server_with_raw_log_probabilities_is_refused(probes, said, updatable):
+    with pytest.raises(EngineFailed, match=said):
+        run({"lines": [], "updatable": updatable, "probes": probes}, None)
+
+
+@pytest.mark.parametrize("logp", [-0.6932, -3.87], ids=["two equal logits", "all logits equal"])
+def test_one_prompt_with_equal_logits_is_no_reason_to_refuse(logp):
+    async def check(engine, server):
+        assert not server.probes
+
+    tied = event([5], "length", logp=logp)
+    run({"lines": [], "updatable": False, "probes": [PROBED, tied, PROBED]}, check)
 
 
 def test_no_server_is_an_error_that_names_the_address():
