@@ -38,11 +38,12 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-NAMES = sorted(run_files())
+FILES = run_files()
+NAMES = sorted(FILES)
 WITHOUT_BOUNDS = ("remax", "rloo")
 """Recipes whose surrogate is REINFORCE; the bounds of its weight, which is 1, are no part of the method."""
 OPTIMIZER = OptimizerConfig(lr=0.5, eps=1.0, max_grad_norm=1e9)
-"""The eps is so large that a step is nearly proportional to the gradient, so methods may differ by a factor."""
+"""With so large an eps a step is nearly proportional to the gradient, so methods may differ by a factor."""
 EQUAL, DIFFERENT = 1e-4, 1e-2
 """Distances of two steps, as a share of the larger one. None may be between."""
 VERSION = 2
@@ -116,7 +117,7 @@ def greedy_rollout(rng, g):
 
 def settings(name):
     """Return the learner's settings of a recipe, after the steps that train the critic alone."""
-    learner = load(run_files()[name]).learner
+    learner = load(FILES[name]).learner
     algorithm = learner.algorithm
     if algorithm.critic is not None:
         critic = algorithm.critic.model_copy(update={"warmup_steps": 0})
