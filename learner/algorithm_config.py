@@ -107,7 +107,7 @@ GROUP_RELATIVE = ("group", "leave_one_out", "token_group")
 # --- correction: weight of a token from the ratio proximal / behaviour -------------------------------------
 
 
-CorrectionLevel = Level | Literal["group"]
+CorrectionLevel = Level | Literal["product", "group"]
 
 
 class TruncatedCorrection(Section):
@@ -119,12 +119,14 @@ class TruncatedCorrection(Section):
     level: CorrectionLevel = "token"
     """Tokens that share one ratio. "token": each has its own; else the geometric mean over the tokens of
     "turn": the turn, "sequence": the trajectory, "group": all trajectories of the rollout group, which keeps
-    the sum of group-relative advantages at zero."""
+    the sum of group-relative advantages at zero. "product": the product over the trajectory's tokens, without
+    bias but with a variance that grows with the length."""
 
 
 class IntervalCorrection(Section):
     """Tokens whose ratio proximal / behaviour is outside [low, high] get no gradient (IcePop). At level
-    "sequence" or "group" the geometric mean decides for the whole trajectory or rollout group."""
+    "sequence" or "group" the geometric mean decides for the whole trajectory or rollout group; at level
+    "product" the product decides for the trajectory."""
 
     kind: Literal["interval"] = "interval"
     low: float = Field(0.5, ge=0)

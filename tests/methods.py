@@ -51,7 +51,7 @@ METHODS = {
 }
 
 
-LEVELS = ("token", "turn", "sequence", "group")
+LEVELS = ("token", "turn", "sequence", "product", "group")
 COMPARED = {
     f"compared_{level}": {
         "surrogate": {"kind": "entropy"},

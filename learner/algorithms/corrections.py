@@ -1,9 +1,10 @@
 """Weights that correct tokens of the behaviour policy towards the proximal policy, and where they were cut.
 
 The argument is always the ratio proximal / behaviour: of a token, or of its turn or sequence
-(`learner.algorithms.ratios.level_ratio`), or of its rollout group
-(`learner.algorithms.ratios.segment_ratio`). Corrections multiply. Two intervals, one at level sequence and
-one at level token, neither keeping the weight, form the mask of HisPO (arXiv:2603.21065, equations 8 and 9).
+(`learner.algorithms.ratios.level_ratio`), of its whole trajectory as a product
+(`learner.algorithms.ratios.product_ratio`), or of its rollout group (`learner.algorithms.ratios.segment_ratio`).
+Corrections multiply. Two intervals, one at level sequence and one at level token, neither keeping the weight,
+form the mask of HisPO (arXiv:2603.21065, equations 8 and 9).
 """
 
 from typing import NamedTuple

@@ -55,15 +55,8 @@ def segment_mean(values: Tensor, segment: Tensor) -> Tensor:
         >>> segment_mean(torch.tensor([1.0, 10.0, 3.0]), torch.tensor([7, 0, 7]))
         tensor([ 2., 10.,  2.])
     """
-    if values.shape != segment.shape:
-        raise ValueError(
-            f"every value needs the id of its segment, got {tuple(values.shape)} and {tuple(segment.shape)}"
-        )
-    ids, row = torch.unique(segment, return_inverse=True)
-    zeros = values.new_zeros(len(ids))
-    sums = zeros.index_add(0, row, values)
-    sizes = zeros.index_add(0, row, torch.ones_like(values))
-    return (sums / sizes)[row]
+    sums, sizes = _segment_sums(values, segment)
+    return sums / sizes
 
 
 def segment_ratio(logp_numerator: Tensor, logp_denominator: Tensor, segment: Tensor) -> Tensor:
@@ -94,6 +87,38 @@ def segment_ratio(logp_numerator: Tensor, logp_denominator: Tensor, segment: Ten
         tensor([2., 2., 1.])
     """
     return _ratio(segment_mean(_log_ratio(logp_numerator, logp_denominator), segment))
+
+
+def product_ratio(logp_numerator: Tensor, logp_denominator: Tensor, sequence: Tensor) -> Tensor:
+    r"""Give each token the product of the importance ratios of all tokens of its trajectory.
+
+    .. math:: s_t = \exp\Big(\mathrm{clamp}\Big(\sum_{s \in S_t}
+              \log\frac{\pi_a(a_s|s_s)}{\pi_b(a_s|s_s)}, \pm 20\Big)\Big)
+
+    This is the ratio of the two policies for the whole trajectory, by which an average over trajectories of b
+    becomes one of a, without bias. verl (``rollout_is = "sequence"``) and TRL (``sequence_truncate``,
+    ``sequence_mask``) have it as weight. Its variance grows with the length; `segment_ratio` is its root.
+
+    Args:
+        logp_numerator: log-probabilities [N], nats, of the tokens under policy a.
+        logp_denominator: log-probabilities [N], nats, of these tokens under policy b.
+        sequence: int64 [N], >= 0; equal within a trajectory.
+
+    Returns:
+        Ratios [N] in [2e-9, 5e8], equal within a trajectory. Gradient flows to the log-probabilities of all its
+        tokens, and is zero where the clamp acts.
+
+    Raises:
+        ValueError: the shapes differ.
+
+    Example:
+        >>> a, b = torch.tensor([0.4, 0.2, 0.5]).log(), torch.tensor([0.1, 0.4, 0.5]).log()
+        >>> product_ratio(a, b, torch.tensor([0, 0, 3])).round(decimals=4)
+        tensor([2., 2., 1.])
+    """
+    log_ratio = _log_ratio(logp_numerator, logp_denominator)
+    sums, _ = _segment_sums(log_ratio, sequence)
+    return _ratio(sums)
 
 
 def level_ratio(
@@ -239,6 +264,19 @@ def learning_rate_factor(
         raise ValueError(f"effective sample share must be in (0, 1], got {effective_sample_share}")
     share = min(effective_sample_share, 1.0)
     return share if rule == "linear" else share**0.5
+
+
+def _segment_sums(values: Tensor, segment: Tensor) -> tuple[Tensor, Tensor]:
+    """Give each token the sum over its segment, and the number of the segment's tokens, [N] each."""
+    if values.shape != segment.shape:
+        raise ValueError(
+            f"every value needs the id of its segment, got {tuple(values.shape)} and {tuple(segment.shape)}"
+        )
+    ids, row = torch.unique(segment, return_inverse=True)
+    zeros = values.new_zeros(len(ids))
+    sums = zeros.index_add(0, row, values)
+    sizes = zeros.index_add(0, row, torch.ones_like(values))
+    return sums[row], sizes[row]
 
 
 def _log_ratio(logp_numerator: Tensor, logp_denominator: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from learner.algorithms import penalties, surrogates
 from learner.algorithms.clipping import hapo_bounds, hapo_redistribute, lag_bounds
 from learner.algorithms.corrections import interval_correction, truncated_correction
 from learner.algorithms.levels import Level
-from learner.algorithms.ratios import importance_ratio, interpolated_proximal, level_ratio
+from learner.algorithms.ratios import importance_ratio, interpolated_proximal, level_ratio, product_ratio
 from learner.algorithms.regularisers import kl_convex, kl_estimate
 from learner.algorithms.surrogates import SurrogateValue
 from learner.surrogate_config import (
@@ -211,6 +211,8 @@ def _make_correction(config: CorrectionConfig) -> Correction:
         if level == "group":
             assert tokens.group_ratio is not None
             return tokens.group_ratio
+        if level == "product":
+            return product_ratio(logp_proximal, tokens.logp_behaviour, tokens.sequence)
         return level_ratio(
             logp_proximal,
             tokens.logp_behaviour,

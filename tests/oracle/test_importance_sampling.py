@@ -24,6 +24,7 @@ from learner.algorithms.ratios import (
     interpolated_proximal,
     learning_rate_factor,
     level_ratio,
+    product_ratio,
     segment_mean,
     segment_ratio,
 )
@@ -136,6 +137,44 @@ def test_ratio_of_a_group_is_the_root_of_the_product_over_its_answers():
     ratios, group = tensor([2.0, 3.0, 0.5, 4.0, 1 / 3, 4.0]), torch.tensor([0, 1, 0, 0, 1, 0])
     got = segment_ratio(ratios.log(), torch.zeros(6), group)
     assert got.tolist() == pytest.approx([2.0, 1.0, 2.0, 2.0, 1.0, 2.0])
+
+
+def test_product_ratio_equals_the_loop_and_verl():
+    """verl, rollout_is = "sequence": exp(clamp(sum of log-ratios, 20)) for all tokens, then a ceiling."""
+    rng = np.random.default_rng(21)
+    p, q = rng.uniform(0.05, 1, 40), rng.uniform(0.05, 1, 40)
+    sequence = rng.integers(0, 5, 40)
+    got = product_ratio(tensor(p).log(), tensor(q).log(), torch.tensor(sequence))
+    weight, cut = truncated_correction(got, ceiling=2.0)
+    for i in range(40):
+        product = math.prod(p[j] / q[j] for j in range(40) if sequence[j] == sequence[i])
+        assert got[i].item() == pytest.approx(product, rel=1e-12)
+        assert weight[i].item() == pytest.approx(min(product, 2.0), rel=1e-12)
+        assert cut[i].item() == (product > 2.0)
+
+
+def test_the_product_is_the_power_of_the_sequence_ratio_and_has_its_limits():
+    sequence = torch.tensor([0, 0, 5, 0])
+    a, b = tensor([-1.0, -2.0, -3.0, -0.5]), tensor([-1.5, -1.0, -1.0, -0.9])
+    mean = segment_ratio(a, b, sequence)
+    assert_allclose(product_ratio(a, b, sequence), mean ** torch.tensor([3, 3, 1, 3]))
+    far = product_ratio(tensor([15.0, 15.0, -50.0]), torch.zeros(3), torch.tensor([0, 0, 1]))
+    assert far.tolist() == pytest.approx([math.exp(20), math.exp(20), math.exp(-20)])
+    assert product_ratio(a, a, sequence).tolist() == [1.0] * 4
+    with pytest.raises(ValueError, match="one shape"):
+        product_ratio(torch.zeros(3), torch.zeros(1), sequence)
+
+
+def test_weights_by_the_product_have_no_bias():
+    """All trajectories of two tokens over a binary alphabet: Σ μ(y) w(y) f(y) = Σ π(y) f(y)."""
+    mu, pi = np.array([[0.3, 0.7], [0.8, 0.2]]), np.array([[0.6, 0.4], [0.5, 0.5]])
+    rows = [(i, j) for i in range(2) for j in range(2)]
+    f = {row: float(k**2 + 1) for k, row in enumerate(rows)}
+    logp = {name: torch.tensor([[p[0, i], p[1, j]] for i, j in rows]).log().flatten()
+            for name, p in (("mu", mu), ("pi", pi))}  # fmt: skip
+    weight = product_ratio(logp["pi"], logp["mu"], torch.arange(4).repeat_interleave(2))[::2].tolist()
+    found = sum(mu[0, i] * mu[1, j] * w * f[i, j] for (i, j), w in zip(rows, weight, strict=True))
+    assert found == pytest.approx(sum(pi[0, i] * pi[1, j] * f[i, j] for i, j in rows), rel=1e-12)
 
 
 def test_one_weight_for_a_group_leaves_its_advantages_balanced():

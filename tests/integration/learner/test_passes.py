@@ -160,7 +160,7 @@ class SlowTwin:
         self.step += 1
 
     def corrections(self, batch, proximal):
-        """Return min(2, geometric mean of proximal / behaviour over the level), by trajectory and token."""
+        """Return min(2, geometric mean or product of proximal / behaviour), by trajectory and token."""
         logs = [
             (p - torch.from_numpy(t.logp_behaviour[t.action_mask])).tolist()
             for p, t in zip(proximal, batch, strict=True)
@@ -176,7 +176,8 @@ class SlowTwin:
                 else:
                     # These trajectories have one turn.
                     members = logs[i]
-                row.append(min(2.0, math.exp(sum(members) / len(members))))
+                size = 1 if self.level == "product" else len(members)
+                row.append(min(2.0, math.exp(sum(members) / size)))
             result.append(row)
         return result
 

@@ -56,6 +56,7 @@ CHECKED = [
     (ratios.importance_ratio, {"logp_numerator": NUMBERS, "logp_denominator": NUMBERS}),
     (ratios.segment_mean, {"values": NUMBERS, "segment": IDS}),
     (ratios.segment_ratio, {"logp_numerator": NUMBERS, "logp_denominator": NUMBERS, "segment": IDS}),
+    (ratios.product_ratio, {"logp_numerator": NUMBERS, "logp_denominator": NUMBERS, "sequence": IDS}),
     (
         ratios.level_ratio,
         {
