@@ -22,20 +22,20 @@ ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).with_name("results")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMANDS = {
-    "async_vs_sync": "async_vs_sync --arms heavy tools",
-    "broker": "broker --sizes '16 KB'",
+    "async_vs_sync": "async_vs_sync --arms heavy tools --seeds 0",
+    "broker": "broker --sizes '16 KB' --repetitions 3",
     "endtoend": "endtoend spell_backward --seeds 0",
-    "generation": "generation",
-    "learner": "learner",
+    "generation": "generation --repetitions 5",
+    "learner": "learner --rounds 5",
     "plan": "plan recipes/spell_backward.toml --calibrate 30",
     "ratios": "ratios",
-    "scaling": "scaling",
+    "scaling": "scaling --repetitions 2",
     "seeds-calculator": "seeds calculator",
     "seeds-spell_backward": "seeds spell_backward",
     "staleness": "staleness",
     "truncation": "truncation",
     "versus_trl": "versus_trl",
-    "weights": "weights",
+    "weights": "weights --repetitions 5",
 }
 """Program and arguments that write benchmarks/results/NAME.json, by NAME."""
 _PLACE = re.compile(r"<!-- results: ([\w-]+)\.([\w-]+) -->\n.*?<!-- end -->", re.DOTALL)

@@ -261,7 +261,7 @@ def test_whitened_by_hand():
 
 @pytest.mark.parametrize("spread", [1e-8, 1e-6, 1e-4, 1.0])
 def test_whitening_has_a_floor(spread):
-    """The floor is that of verl (`masked_whiten`) and TRL: (v - mean) / sqrt(var + 1e-8), so that rounding stays small."""
+    """verl (`masked_whiten`) and TRL compute (v - mean) / sqrt(var + 1e-8), so that rounding stays small."""
     values = spread * np.array([1.0, -1.0, 3.0, 0.5])
     expected = (values - values.mean()) / math.sqrt(np.mean((values - values.mean()) ** 2) + 1e-8)
     np.testing.assert_allclose(whiten(values, [True] * 4), expected, rtol=1e-12)
