@@ -242,8 +242,8 @@ class CriticConfig(Section):
 
 
 class Reincarnation(Section):
-    """A change of the objective at a learner step: the current policy becomes the reference policy, replay
-    ends, and the settings below replace those of `[learner.algorithm]` (ReMix, arXiv:2507.06892)."""
+    """A change of the objective at a learner step. The current policy becomes the reference policy, replay
+    ends, and the settings below replace `[learner.algorithm]` (ReMix, arXiv:2507.06892)."""
 
     step: int = Field(50, ge=1)
     """Learner step at which the objective changes. At least 1; with replay equal to

@@ -51,7 +51,7 @@ def _field_section(
         return
     lines += [" ".join(text for text in (_text(field.description), _default_form(field)) if text), ""]
     if forms in seen:
-        lines += [f"The forms are those of `{seen[forms]}`.", ""]
+        lines += [f"The forms of `{seen[forms]}` stand here, too.", ""]
         return
     seen[forms] = f"[{path}]"
     for form in forms:

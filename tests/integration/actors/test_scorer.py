@@ -230,7 +230,7 @@ def test_every_family_that_runs_answers_tells_right_from_wrong(monkeypatch):
 
 @needs_bubblewrap
 def test_modules_that_the_library_imports_late_are_found():
-    """As an unprivileged user, the worker has to pass the folders above those that it sees."""
+    """An unprivileged worker has to pass the folders above the folders that it sees."""
     scorer = Scorer(Family("intermediate_integration"), "bwrap")
     assert all(scorer.entry_now(index, "train").question for index in range(6))
     asyncio.run(scorer.close())

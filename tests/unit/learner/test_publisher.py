@@ -82,7 +82,7 @@ def test_a_learner_that_was_superseded_leaves_the_weights_of_the_next_alone(tmp_
 
 
 def test_a_folder_that_cannot_be_removed_is_one_clear_error(tmp_path, monkeypatch):
-    """In shared memory, only its owner may remove a folder."""
+    """Only its owner may remove a folder in shared memory."""
     monkeypatch.setattr("learner.run_files.SHARED_MEMORY", tmp_path)
     monkeypatch.setattr("learner.publisher.shutil.rmtree", lambda path, ignore_errors: None)
     folder = weights_folder(tmp_path / "run")
