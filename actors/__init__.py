@@ -2,7 +2,8 @@
 
 - `actor`: the actor process. `episode`: one episode. `render`: turns chat messages into token ids.
 - `segments`: cuts a trajectory into segments. `uplink`: segments and task credit on their way to the broker.
-- `generator_client`: asks generators for tokens. `sampled`: the tokens that a generator returns.
+- `environment`: runs the code of environments in threads. `culprit`: the line of user code that blocks.
+- `generator_client`: asks generators for tokens, in the order of `generator_order`. `sampled`: what they return.
 - `config`, `errors`: settings and errors of both roles.
 - `vllm_worker`: import path for vLLM servers run by others.
 """

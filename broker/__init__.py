@@ -5,5 +5,6 @@
 - `output_commit`: holds messages back until the journal has the records they rest on.
 - `recovery`, `journal_store`: the state as the journal has it. `status`, `waits`, `gauges`: the content of
   `/status` and `/metrics`.
+- `config`, `errors`: settings and errors.
 - `core/`: every decision, pure. `journal/`: the write-ahead journal, which does not know tasks.
 """

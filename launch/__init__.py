@@ -2,6 +2,7 @@
 
 - `cli`: the command `offbeat`. `commands/`: its verbs on an existing run. `plan/`: `offbeat plan`.
 - `reference/`: writes the pages of docs/ that are generated from the code.
+- `preflight`: tries folder, model and environment before anything starts.
 - `run_file/`: sections, loading, rules. `run_folder`, `model`, `tokenizer`: a run's folder and model.
 - `role`, `by_hand`, `weights_role`: run one role in one process. `supervise/`: `offbeat train`.
 - `processes`: child processes that die with their parent. `logs`, `errors`, `exit_codes`: for all roles.

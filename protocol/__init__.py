@@ -7,7 +7,8 @@ SPEC.md in this folder is the contract.
 - `session`: a peer's side of the connection, without sockets; `link`, `sockets`: the connection over ZeroMQ.
 - `version_line`: how far two policy versions are apart. `errors`: the tree of errors.
 - `names`: names of tasks, trajectories and units. `arrays`: the arrays of a segment. `gauges`: the gauges of
-  heartbeats. `whole_files`: files that are written whole or not at all.
+  heartbeats. `whole_files`: files that are written whole or not at all. `private_paths`: files in
+  shared memory.
 - `orphans`: a process ends with its parent. `section`: the base class of the run file's sections.
 - `security/`: keys, CURVE, TLS and the HTTP token.
 - `weights/`: a policy version as files, and its transfer over HTTP.

@@ -1,6 +1,7 @@
 """The generator process: token ids in; token ids, log-probabilities and a policy version per token out.
 
 - `process`: the role. `model_folder`: the facts that it reads from a model folder.
+- `pace`: tells a slow engine from one that hangs.
 - `listening`: the socket for actors. `serving`, `requests`: the requests of actors and their state.
 - `engine`: interface of an inference engine. `http_engine`, `logprobs_probe`: a vLLM server run by others.
 - `vllm_engine`, `vllm_worker`, `vllm_stats`: vLLM in a child process.

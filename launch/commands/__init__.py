@@ -1,4 +1,4 @@
 """Verbs on a run: `journal` (with `journal_arguments`, `journal_export`), `keys`, `status` and `retrain`.
 
-`recording` reads from the journal the steps that `retrain` trains again.
+`ended` shows a run that has ended. `recording` reads from the journal the steps that `retrain` trains again.
 """

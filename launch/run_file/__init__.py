@@ -1,4 +1,5 @@
 """The run file: `sections` has its types, `load` reads it, `rules` and `method_rules` reject mistakes.
 
-- `recipes`: the shipped run files. `keys_folder`: finds or makes a run's keys.
+- `method_effect`: settings of a method that have no effect.
+- `shipped`, `recipes`: the run files that come with Offbeat. `keys_folder`: finds or makes a run's keys.
 """
