@@ -13,16 +13,17 @@ import msgspec
 
 from actors.culprit import place_of_error
 from actors.errors import ActorError, EnvironmentFailed, Infrastructure
+from actors.failures import FAILURES
 from actors.generator_client import TurnRequest
 from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
 from envs.base import ChatMessage, Env, StepResult, Suite
 from protocol.arrays import SegmentArrays
+from protocol.failures import describe
 from protocol.messages import MAX_ITEMS, MAX_NAME, LeaseTask
 
 log = logging.getLogger(__name__)
 
-MAX_ERROR_CHARS = 2_000
 MAX_INFO_BYTES = 32_768
 CLOSE_TIMEOUT_S = 5.0
 
@@ -126,7 +127,6 @@ class Episode:
             late = self._deadline is not None and self._deadline.expired()
             why = self._late() if late else error
             self._deadline = None
-            log.warning("episode %s failed: %s", self.trajectory_id, why)
             await self._fail(why)
         finally:
             await self._close(env)
@@ -278,9 +278,10 @@ class Episode:
 
     async def _fail(self, error: Exception) -> None:
         self.status = "failed"
+        failure = FAILURES.record(error, self.trajectory_id)
         if not self._cutter.closed:
-            text = f"{type(error).__name__}: {error}"
-            await self._emit(self._cutter.abandon(Closing("failed", error=text[:MAX_ERROR_CHARS])))
+            closing = Closing("failed", error=describe(failure), failure=failure)
+            await self._emit(self._cutter.abandon(closing))
         elif not self._closed:
             # The closing segment was cut but could not be sent, so nothing closes this trajectory.
             raise error

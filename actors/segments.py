@@ -16,7 +16,7 @@ import numpy as np
 
 from actors.sampled import Sampled
 from protocol.arrays import TOKEN_ARRAYS, Arrays, SegmentArrays
-from protocol.messages import KvPolicy, Reward, Segment, Task, TrajectoryStatus, Turn
+from protocol.messages import Failure, KvPolicy, Reward, Segment, Task, TrajectoryStatus, Turn
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Closing:
     stop_reason: str = ""
     error: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
+    failure: Failure | None = None
 
 
 class SegmentCutter:
@@ -158,6 +159,7 @@ class SegmentCutter:
             generator=self._generator,
             error=closing.error,
             extra=closing.extra,
+            failure=closing.failure,
         )
         self._index += 1
         self.offset += n

@@ -26,6 +26,7 @@ DeliveryUnit = Literal["group", "trajectory", "segment"]
 MAX_NAME, MAX_ID, MAX_ADDRESS, MAX_PATH, MAX_TEXT, MAX_ROOT = 256, 512, 512, 4_096, 16_384, 64
 MAX_ITEMS, MAX_TASKS, MAX_IDS, MAX_KEYS, MAX_SOURCES, MAX_ARRAYS = 4_096, 8_192, 65_536, 1_024, 64, 64
 LARGEST_COUNT, LARGEST_VERSION, LARGEST_DURATION_S = 2**63 - 1, 2**31 - 1, 1e9
+MAX_PLACE, MAX_FAILURE_TEXT = 512, 1_000
 MAX_PATIENCE_S = 3_600.0
 """Longest time for which a generator may ask not to be held for stalled."""
 
@@ -141,6 +142,23 @@ class Reward(Struct, frozen=True, array_like=True):
     """Read by the learner, which places the reward on the last token of this turn."""
     value: float
     """Read by the learner, which rejects a trajectory with a reward that is not finite."""
+
+
+class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why an attempt at a task failed, in parts that programs can count.
+
+    The actor writes it in the closing Segment of a failed trajectory, or in a TaskRejected.
+    `protocol.failures` makes one sentence of it.
+    """
+
+    kind: Label = ""
+    """Name of the exception's class. "" means that the message says everything. Read by broker and learner."""
+    message: Annotated[str, Meta(max_length=MAX_FAILURE_TEXT)] = ""
+    """Text of the exception, on one line. Shown by `/status`, `offbeat train` and the summary."""
+    place: Annotated[str, Meta(max_length=MAX_PLACE)] = ""
+    """FILE:LINE that raised it, or "". Broker and learner count failures of one kind at one place together."""
+    fault: bool = True
+    """False if neither the environment nor the model failed. The learner leaves these out of an evaluation."""
 
 
 # --- any role -> broker -----------------------------------------------------------------------------------
@@ -360,6 +378,8 @@ class Segment(Message, tag="segment", frozen=True):
     """Free content, shown by `offbeat journal export`. The learner reads ``correct`` of the last segment."""
     arrays: "ArraySpecs" = field(default_factory=list)
     """Places of the arrays in the body. Read by the broker, which checks them, and by the learner."""
+    failure: Failure | None = None
+    """Parts of ``error``. Read by the broker, which counts them for `/status`, and by the learner."""
 
 
 class ArraySpec(Struct, frozen=True, array_like=True):
@@ -390,6 +410,8 @@ class TaskRejected(Message, tag="task_rejected", frozen=True):
 
     False means that neither the environment nor the model failed the attempt: no generator could continue it.
     """
+    failure: Failure | None = None
+    """Written by the actor if an error ended the attempt. Read by the broker, which counts it for `/status`."""
 
 
 # --- broker -> any role -----------------------------------------------------------------------------------

@@ -446,3 +446,11 @@ def test_evaluations_do_not_wait_in_step():
     lease = LeaseTask(lease_id="l", attempt=0, task=task)
     run(lease, Suite(), script, IN_STEP, emit)
     assert versions(script) == [(0, 16, 0)]
+
+
+def test_the_closing_segment_of_a_failed_episode_carries_the_failure():
+    cuts, _ = play(Env(KeyError("answer")), Script("a$"))
+    last = cuts[-1].segment
+    assert (last.status, last.failure.kind, last.failure.message) == ("failed", "KeyError", "'answer'")
+    assert last.failure.place.startswith("tests/unit/actors/test_episode.py:")
+    assert last.error == f"KeyError: 'answer' in {last.failure.place}"
