@@ -48,6 +48,7 @@ def status(dispatcher: Dispatcher, now: float, **more: dict[str, Any]) -> dict[s
             "segment_credit_outstanding": state.flow.outstanding,
             "room_segments": state.room(),
         },
+        "episodes": dispatcher.actors.episodes.page(),
         "ledger": {
             "stored": _tally(ledger.stored),
             "held_tokens": ledger.held_tokens,

@@ -7,6 +7,8 @@ Status = Mapping[str, Any]
 
 STILL_S = 3.0
 """Seconds of silence or standstill that are reported. Shorter ones are normal between heartbeats."""
+UNIFORM_SHOWN = 4
+"""Groups in a row with equal returns that are reported. Fewer are usual."""
 
 
 def who_waits(status: Status) -> list[str]:
@@ -63,6 +65,8 @@ def _wanted(learner: Status, unit: str) -> str:
 
 def _why_no_units(status: Status) -> str:
     """Return what stands between the learner and its next batch."""
+    if hopeless := _why_nothing_counts(status):
+        return hopeless
     queues, actors = status.get("queues", {}), _of(status, "actor")
     leased, queued = queues.get("tasks_leased", 0), queues.get("tasks_queued", 0)
     if not leased + queued:
@@ -80,6 +84,21 @@ def _why_no_units(status: Status) -> str:
     if incomplete := queues.get("groups_incomplete"):
         parts.append(f"of {_count(incomplete, 'group')} some members are still out")
     return "; ".join(parts)
+
+
+def _why_nothing_counts(status: Status) -> str:
+    """Return why episodes end and yet no batch comes together, or ""."""
+    episodes = status.get("episodes", {})
+    recent = episodes.get("recent", 0)
+    if recent and episodes["recent_failed"] == recent:
+        return f"all of the last {_count(recent, 'episode')} failed: {episodes['why']}"
+    gauges: Status = next((learner.get("gauges", {}) for learner in _of(status, "learner")), {})
+    if (groups := gauges.get("uniform_groups_in_a_row", 0)) >= UNIFORM_SHOWN:
+        return (
+            f"in each of the last {groups:.0f} groups all returns are equal (in the last one "
+            f"{gauges.get('uniform_return', 0):g}), so there is nothing to learn from them"
+        )
+    return ""
 
 
 def _actor(status: Status, actor: Status) -> Iterator[str]:

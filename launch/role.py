@@ -19,6 +19,7 @@ from launch.errors import LaunchError
 from launch.exit_codes import exit_code, leave_note
 from launch.run_file.keys_folder import http_keys, prepare_keys
 from launch.run_file.sections import RunConfig
+from learner.errors import NothingToLearn
 from protocol.errors import KeysUnusable, LinkDown
 from protocol.orphans import die_with_parent
 from protocol.security.keys import key_pair, principal
@@ -160,7 +161,7 @@ def main() -> None:
 def exit_with_code(error: Exception, folder: Path, name: str) -> NoReturn:
     """Exit with a code that says whether another start could help. Log a traceback if it may be needed."""
     code = exit_code(error)
-    known = isinstance(error, LaunchError | LinkDown | KeysUnusable | BindRefused)
+    known = isinstance(error, LaunchError | LinkDown | KeysUnusable | BindRefused | NothingToLearn)
     with contextlib.suppress(OSError):
         leave_note(folder, name, code, str(error) if known else f"{type(error).__name__}: {error}")
     if known:

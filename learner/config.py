@@ -152,6 +152,13 @@ class LearnerConfig(Section):
     max_nonfinite_steps: int = Field(5, ge=1)
     """Consecutive steps with a loss or gradient that is not finite after which the run stops. Such steps are
     skipped. At least 1."""
+    max_failed_episodes: int = Field(64, ge=1)
+    """Consecutive episodes that fail after which the run stops with an error that says why. If an episode has
+    ended well before, the failures must also last for `data_timeout_s`. At least 1."""
+    max_uniform_groups: int = Field(128, ge=1)
+    """Consecutive groups with equal returns after which the run stops, if `filter_uniform_groups` drops them. With
+    no other group so far this is an error. Otherwise such groups must also come for `data_timeout_s`, and the run
+    ends as one that has nothing left to learn. At least 1."""
     start_timeout_s: float = Field(600.0, gt=0)
     """Seconds that generators and actors have to start: if no data arrives within them, the run stops with an
     error. Above 0."""

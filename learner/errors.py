@@ -2,6 +2,7 @@
 
 LearnerError
 ├── NoData              no training data, or no answer from the broker, within the deadline (final)
+├── NothingToLearn      every episode fails, or every group has equal returns (final)
 ├── BrokerRefused       the broker refused a message that the run needs (final)
 ├── BrokenTrajectory    segments that do not make a trajectory
 ├── LedgerViolation     action tokens were lost or counted twice
@@ -27,6 +28,12 @@ class LearnerError(Exception):
 
 class NoData(LearnerError, RuntimeError):
     """No training data, or no answer from the broker, arrived within the deadline."""
+
+    final: ClassVar[bool] = True
+
+
+class NothingToLearn(LearnerError, RuntimeError):
+    """Every episode fails, or every group has equal returns; the message says why, and names the cure."""
 
     final: ClassVar[bool] = True
 

@@ -17,6 +17,11 @@ ROLLOUT = table(
         ),
         Gauge("rollout/correct_share", "share", "share of arrived trajectories that solved the task exactly"),
         Gauge(
+            "rollout/failed_share",
+            "share",
+            "share of the episodes since the last step that failed; the text tab says why",
+        ),
+        Gauge(
             "rollout/failed_trajectories",
             "trajectories",
             "episodes so far that failed or could not be read (recorded, not trained)",

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from learner.checkpoint_files import latest_name
-from learner.errors import Stopped
+from learner.errors import NothingToLearn, Stopped
 from learner.intake.exchange import TIME_LIMIT, Exchange
+from learner.intake.signal_watch import SOLVED
 from learner.lineage import Start
+from learner.metrics import rollout_metrics
 from learner.publisher import Publisher
 from learner.run_files import CHECKPOINTS
 from learner.totals import Totals
@@ -48,6 +50,7 @@ class Learner(Trainer):
 
         Raises:
             NoData: nothing arrived within the deadline.
+            NothingToLearn: everything that arrives fails, or has equal returns.
         """
         self.exchange.while_waiting = self.checkpoint_if_wanted
         try:
@@ -57,12 +60,17 @@ class Learner(Trainer):
             while self.step < self.config.steps:
                 self.learn()
                 self.evaluate_what_is_due()
+        except NothingToLearn:
+            # No step reports them.
+            self.report.write(self.step, rollout_metrics(self.exchange.intake.take_recent(), []))
+            self.report.write_failures(self.step, self.exchange.intake.signal.failures)
+            raise
         except Stopped as reason:
             self.ended_by = str(reason)
             log.info("training ends at step %d: %s", self.step, reason)
         if self.saved != (self.step, len(self.evaluations)):
             self.checkpoint()
-        if self.ended_by in ("all steps done", TIME_LIMIT):
+        if self.ended_by in ("all steps done", TIME_LIMIT) or self.ended_by.startswith(SOLVED):
             self.evaluate(AFTER)
         self.exchange.confirm_commits(step=self.step)
 

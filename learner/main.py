@@ -178,6 +178,7 @@ def write_result(learner: Learner) -> None:
         "trajectories_trained": totals.trained_trajectories,
         "trajectories_by_outcome": intake.counts.trajectories,
         "tokens_by_outcome": intake.counts.tokens,
+        "episodes": intake.signal.state(),
         "policy_lag": {
             "mean_versions": sum(lag * n for lag, n in lags.items()) / max(1, tokens),
             "max_versions": max(lags, default=0),

@@ -10,17 +10,22 @@ from numpy.typing import NDArray
 
 from learner.gauges import HISTOGRAMS, SCALARS
 from learner.trajectory import Trajectory
+from protocol.failures import FailureCounts, describe
+from protocol.messages import Failure
 from protocol.whole_files import write_whole
 
 
 def rollout_metrics(arrived: Sequence[Trajectory], trained: Sequence[Trajectory]) -> dict[str, float]:
     """Return scalars of the trajectories that arrived since the last step and of those trained in it."""
-    finished = [t for t in arrived if t.status != "failed"]
-    if not finished:
+    if not arrived:
         return {}
+    finished = [t for t in arrived if t.status != "failed"]
+    failed_share = {"rollout/failed_share": 1 - len(finished) / len(arrived)}
+    if not finished:
+        return failed_share
     returns = np.array([t.return_ for t in finished])
     turns = np.array([t.action_turns for t in finished])
-    return {
+    return failed_share | {
         "rollout/reward_mean": float(returns.sum() / max(1, turns.sum())),
         "rollout/return_mean": float(returns.mean()),
         "rollout/return_std": float(returns.std()),
@@ -41,6 +46,7 @@ class Report:
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / "tb"
         self._path = run_dir / "metrics.jsonl"
+        self._reasons = 0
         self._open(purge_step=None)
 
     def rewind(self, step: int) -> None:
@@ -89,10 +95,26 @@ class Report:
         self._lines.write(json.dumps({"step": step, **everything}) + "\n")
         self._lines.flush()
 
+    def write_failures(self, step: int, failures: FailureCounts) -> None:
+        """Record why episodes failed, as a table in TensorBoard's text tab, whenever there is a new reason."""
+        rows = failures.rows()
+        if len(rows) == self._reasons:
+            return
+        self._reasons = len(rows)
+        lines = [f"| {count} | {_cell(failure)} |" for failure, count in failures.most_frequent()]
+        table = "\n".join(["| episodes | why they failed |", "|---|---|", *lines])
+        self._writer.add_text("failures", table, step)
+        self._writer.flush()
+
     def close(self) -> None:
         """Close both files."""
         self._writer.close()
         self._lines.close()
+
+
+def _cell(failure: Failure) -> str:
+    """Return a failure as a cell of a Markdown table."""
+    return "`" + describe(failure).replace("|", "/").replace("`", "'") + "`"
 
 
 def _step(line: str) -> float:

@@ -200,6 +200,7 @@ class Trainer:
             {**report.histograms, "length_generated_tokens": arrived_lengths},
             passed_on=intake.gauges,
         )
+        self.report.write_failures(self.step, intake.signal.failures)
 
     def replay_metrics(self, trained: Sequence[Trajectory], updated: int) -> dict[str, float]:
         """Return metrics of the replay table and of the replayed part of the batch; empty without a table."""

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from learner.errors import BrokenTrajectory
 from protocol.arrays import TOKEN_ARRAYS, Arrays, SegmentArrays
-from protocol.messages import KvPolicy, Purpose, Reward, Segment, TrajectoryStatus, Turn
+from protocol.messages import Failure, KvPolicy, Purpose, Reward, Segment, TrajectoryStatus, Turn
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +35,8 @@ class Trajectory:
     correct: bool | None = None
     """True if the task was solved exactly; None if the environment does not tell."""
     error: str = ""
+    failure: Failure | None = None
+    """Why the episode failed, if the actor says it."""
     window_start: int = 0
     """First token of the present window; tokens before it are context and were trained in earlier windows."""
     replayed: bool = False
@@ -139,6 +141,7 @@ def assemble(segments: Sequence[SegmentArrays]) -> Trajectory:
         kv="kept" if any(segment.kv == "kept" for segment, _ in ordered) else "recomputed",
         correct=None if correct is None else bool(correct),
         error=last.error,
+        failure=last.failure,
     )
     _check_trajectory(trajectory)
     _check_counts(ordered)

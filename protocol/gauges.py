@@ -114,9 +114,11 @@ LEARNER = table(
             "units_here", "units", "units that are ready for the next batch, while the learner waits", "sum"
         ),
         Gauge("units_wanted", "units", "units that the learner waits for in all", "sum"),
+        Gauge("uniform_groups_in_a_row", "groups", "groups that ended last, all with equal returns", "sum"),
+        Gauge("uniform_return", "reward", "return in the last group with equal returns"),
     ]
 )
-"""Gauges that learners report, only while they wait. Only `/status` shows them."""
+"""Gauges that learners report, where they apply. Only `/status` shows them."""
 
 BY_ROLE = {"actor": ACTOR, "generator": GENERATOR, "learner": LEARNER}
 

@@ -1,5 +1,8 @@
 """Artificial trajectories for tests of the learner."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 
 from learner.trajectory import Trajectory
@@ -22,8 +25,12 @@ def make_trajectory(
     temperature: float = 1.0,
     seed: int = 0,
     observation: tuple[int, int] | None = None,
+    **changes: Any,
 ) -> Trajectory:
-    """Return a prompt and action tokens; ``observation`` = (start, end) makes this range an observation."""
+    """Return a prompt and action tokens; ``observation`` = (start, end) makes this range an observation.
+
+    ``changes`` are other fields of the trajectory.
+    """
     rng = np.random.default_rng([seed, *name.encode()])
     total = prompt + actions
     mask = np.arange(total) >= prompt
@@ -33,7 +40,7 @@ def make_trajectory(
     versions[mask] = version
     behaviour = np.zeros(total, dtype=np.float32)
     behaviour[mask] = logp
-    return Trajectory(
+    made = Trajectory(
         trajectory_id=name,
         group_id=group,
         group_size=4,
@@ -48,6 +55,7 @@ def make_trajectory(
         rewards=[Reward("score", 1, reward)],
         temperature=temperature,
     )
+    return replace(made, **changes)
 
 
 def make_group(

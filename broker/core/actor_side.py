@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from broker.core.admission import why_invalid
+from broker.core.episodes import EpisodeCounts
 from broker.core.events import Leased, LeaseEnded
 from broker.core.peers import Peer
 from broker.core.records import TaskRecord
@@ -31,6 +32,7 @@ class ActorSide:
         self._absent_s = ABSENT_BEATS * state.config.heartbeat_s
         self._hungry: OrderedDict[str, Peer] = OrderedDict()
         """Actors with task credit; the first one gets the next task."""
+        self.episodes = EpisodeCounts()
 
     @property
     def hungry(self) -> bool:
@@ -116,6 +118,8 @@ class ActorSide:
             peer.task_credit = 0
             self._hungry.pop(peer.name, None)
         if record is not None and record.lease is not None and record.lease.actor == peer.name:
+            if message.failure is not None:
+                self.episodes.interrupted(message.failure)
             self.end_lease(record, "", now, fault=message.fault and not wants_none, avoid=peer.name)
 
     def end_lease(
@@ -135,7 +139,9 @@ class ActorSide:
         """Store a segment if it is the next one of a trajectory that this actor runs; answer in any case."""
         status, reason = self._judge(peer, segment, frames, now)
         state, name = self._state, peer.name
-        if status == "duplicate":
+        if status == "stored" and segment.status != "unfinished":
+            self.episodes.closed(segment)
+        elif status == "duplicate":
             state.ledger.duplicate_segments += 1
         elif status == "refused":
             state.ledger.refuse(reason.partition(":")[0])

@@ -21,6 +21,7 @@ from launch.run_file.sections import RunConfig
 from launch.run_folder import CONFIG, load_config, megabytes
 from launch.supervise.broker_status import fetch
 from launch.supervise.crew import STATE_FILE
+from launch.supervise.episodes import episodes_lines
 from launch.supervise.health import BROKER
 
 WATCH_S = 1.0
@@ -148,6 +149,7 @@ def page(status: Mapping[str, Any], supervised: Mapping[str, Any], verbose: bool
         *(f"  {line}" for line in status["waits"] or ["nobody waits"]),
         "",
         "queues   " + (all_of(status["queues"]) if verbose else queues_line(status["queues"])),
+        *episodes_lines(status.get("episodes", {})),
         "ledger   " + ledger_line(status["ledger"]),
         "journal  "
         + (all_of(status.get("journal", {})) if verbose else journal_line(status.get("journal", {}))),

@@ -289,7 +289,7 @@ class Crew:
         )
 
     def failed(self, name: str) -> RoleFailed:
-        """Return the error that says how a process ended, with the end of its log."""
+        """Return the error that says how a process ended: in its own words, or with the end of its log."""
         post = self._post(name)
         assert post.child is not None
         how = how_it_ended(post, self._folder)

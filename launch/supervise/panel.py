@@ -9,10 +9,13 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from launch.run_file.sections import RunConfig
 from launch.supervise.broker_status import Answer
+from launch.supervise.episodes import episodes_row, failing, percent
 from launch.supervise.summary import Summary
+from learner.units import RECOMMITTED
 
 PLAIN_INTERVAL_S = 5.0
 STILL_S = 10.0
@@ -49,9 +52,12 @@ def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str
         >>> c = check({"model": {"path": "m"}, "env": {"name": "calculator"}}, "doc")
         >>> progress_line({}, c, 3.0)
         'starting the roles, 3 s'
+        >>> progress_line({"episodes": 64}, c, 130.0)
+        'before the first step, 130 s'
     """
     if "learner/policy_version" not in m:
-        return f"starting the roles, {elapsed_s:.0f} s" + (
+        stage = "before the first step" if m.get("episodes") else "starting the roles"
+        return f"{stage}, {elapsed_s:.0f} s" + (
             f" | held-out accuracy {m['evaluation/accuracy']:.2f}" if "evaluation/accuracy" in m else ""
         )
     step, steps = m["step"], config.learner.steps
@@ -75,7 +81,7 @@ def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str
 
 
 def trailer(restarts: Mapping[str, int], answer: Answer | None, still_s: float) -> str:
-    """Return what a run with problems adds to its line: restarts, and who waits for whom.
+    """Return what a run with problems adds to its line: restarts, failures, and who waits for whom.
 
     Args:
         still_s: seconds since the last step.
@@ -94,6 +100,7 @@ def trailer(restarts: Mapping[str, int], answer: Answer | None, still_s: float) 
     if answer is not None and answer.status is None:
         return f"{text} | the broker does not answer"
     if answer is not None and answer.status is not None:
+        text += failing(answer.status.get("episodes", {}))
         waits = answer.status["waits"]
         low = answer.status.get("journal", {}).get("why_low", "")
         # A disk that is nearly full stops the run, so it is named at once and in its own words.
@@ -142,11 +149,14 @@ class Panel:
         if metrics.get("step", 0) != self._step:
             self._step, self._stepped = metrics.get("step", 0), now
         metrics["first_step"] = self._seen_step
+        if self._answer is not None and self._answer.status is not None:
+            metrics["episodes"] = self._answer.status.get("episodes", {}).get("ended", 0)
         line = progress_line(metrics, config, now - self._training_since)
         line += trailer(restarts, None if last else self._answer, now - self._stepped)
         self._printed = now
         if self._status and not last:
-            self._status.update(line)
+            # An error's text may hold what rich takes for marks.
+            self._status.update(Text(line))
         else:
             self.note(line)
 
@@ -179,6 +189,8 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         ("steps, policy version", f"{summary['steps']}, {summary['policy_version']} ({summary['ended_by']})"),
         ("wall time", f"{summary['wall_seconds']:.0f} s, of it {summary['training_seconds']:.0f} s training"),
         ("tokens", f"{summary['tokens_generated']:,} sampled, {summary['tokens_trained']:,} trained"),
+        ("episodes", episodes_row(summary["episodes"])),
+        ("not trained", not_trained(summary["trajectories_by_outcome"], summary["trajectories_trained"])),
         (
             "policy lag",
             f"mean {lag['mean_versions']:.2f}, max {lag['max_versions']} versions (bound {lag['bound']})",
@@ -188,6 +200,19 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         ("TensorBoard", f"tensorboard --logdir {summary['tensorboard']}"),
         ("learning curve", summary["learning_curve"]),
     ]
+
+
+def not_trained(outcomes: Mapping[str, int], trained: int) -> str:
+    """Return what share of the trajectories was not trained, by reason; evaluation is left out.
+
+    Example:
+        >>> not_trained({"uniform": 900, "evaluated": 64, "stale": 20}, 80)
+        'uniform 90 %, stale 2 %'
+    """
+    reasons = {name: n for name, n in outcomes.items() if n and name not in ("evaluated", RECOMMITTED)}
+    every = sum(reasons.values()) + trained
+    largest = sorted(reasons.items(), key=lambda reason: -reason[1])
+    return ", ".join(f"{name} {percent(n, every)}" for name, n in largest) or "none"
 
 
 def started_again(restarts: Mapping[str, int]) -> str:

@@ -50,6 +50,7 @@ def write_summary(
         "trajectories_trained": result["trajectories_trained"],
         "trajectories_by_outcome": result["trajectories_by_outcome"],
         "tokens_by_outcome": result["tokens_by_outcome"],
+        "episodes": result["episodes"],
         "policy_lag": {**result["policy_lag"], "bound": config.max_policy_lag},
         "idle_share": {
             "learner": result["wait_seconds"] / max(1e-9, result["step_seconds"]),

@@ -93,7 +93,8 @@ class Exchange:
 
         Raises:
             NoData: nothing arrived for `data_timeout_s`, or at the start for `start_timeout_s`.
-            Stopped: the run was asked to end.
+            NothingToLearn: everything that arrives fails, or has equal returns.
+            Stopped: the run was asked to end, or has nothing left to learn.
         """
         config = self._config
         wanted = config.units_per_batch
@@ -340,6 +341,7 @@ class Exchange:
                 looked = time.monotonic()
                 if done():
                     return
+                self.intake.signal.look(self._config, looked)
                 # Time inside `done`, which may write a checkpoint, does not count as waiting.
                 heard += time.monotonic() - looked
                 if self._pump(POLL_S):
@@ -354,9 +356,16 @@ class Exchange:
 
     def gauges(self) -> tuple[tuple[str, float], ...]:
         """Return what the learner waits for, and since how many seconds, for its heartbeat."""
+        signal = self.intake.signal
+        rows: list[tuple[str, float]] = []
+        if signal.uniform.length:
+            rows = [
+                ("uniform_groups_in_a_row", float(signal.uniform.length)),
+                ("uniform_return", signal.uniform_return),
+            ]
         if not self.waiting:
-            return ()
-        waits: list[tuple[str, float]] = [("waiting_seconds", time.monotonic() - self._since)]
+            return tuple(rows)
+        waits = [*rows, ("waiting_seconds", time.monotonic() - self._since)]
         if wanted := self._wanted:
             waits += [("units_here", float(len(self.intake.ready))), ("units_wanted", float(wanted))]
         return tuple(waits)

@@ -10,6 +10,7 @@ from learner.errors import BrokenTrajectory
 from learner.intake.commit_memory import CommitMemory
 from learner.intake.curriculum import Curriculum
 from learner.intake.open_trajectories import OpenTrajectories
+from learner.intake.signal_watch import SignalWatch
 from learner.intake.token_audit import check_ledger
 from learner.trajectory import Trajectory, assemble
 from learner.units import RECOMMITTED, Counts, Unit, has_signal, newest_version
@@ -51,6 +52,8 @@ class Intake:
     """Deliver and Dropped messages received so far."""
     recent: list[Trajectory] = field(default_factory=list)
     """Training trajectories that arrived since the last `take_recent`, dropped ones included."""
+    signal: SignalWatch = field(default_factory=SignalWatch)
+    """Counts of episodes that fail and of groups with equal returns."""
     committed: CommitMemory = field(default_factory=CommitMemory)
     delivered_tokens: int = 0
     """Action tokens of all delivered units; a unit that came again while it was here counts once."""
@@ -195,6 +198,7 @@ class Intake:
             "sampled_tokens": self.sampled_tokens,
             "sampled_gauge": self.gauges.get(SAMPLED, 0.0),
             "forks": list(self.line.forks),
+            "signal": self.signal.state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -205,6 +209,8 @@ class Intake:
         self.delivered_tokens = self.trained_tokens + sum(self.counts.tokens.values())
         self.gauges = {SAMPLED: state["sampled_gauge"]}
         self.line = VersionLine(map(tuple, state.get("forks", ())))
+        if "signal" in state:
+            self.signal.restore(state["signal"])
 
     @property
     def backlog(self) -> int:
@@ -249,16 +255,21 @@ class Intake:
         if trajectories[0].purpose == "eval":
             for trajectory in trajectories:
                 self.evaluated[group_id] = trajectory
+                self.signal.episode(trajectory)
             self._drop("evaluated", deliver, trajectories)
             return
         if not self.curriculum.owns(group_id):
             self._drop("other_epoch", deliver, trajectories)
             return
         self.recent += trajectories
+        for trajectory in trajectories:
+            self.signal.episode(trajectory)
         failed = [t for t in trajectories if t.status == "failed"]
         self.counts.add("failed", failed)
         usable = [t for t in trajectories if t.status != "failed" and t.action_tokens]
         outcome = self._fault(usable)
+        if self.filter_uniform:
+            self.signal.group([t.return_ for t in usable if not t.baseline], uniform=outcome == "uniform")
         if outcome:
             self._free_room(Unit(deliver.unit_id, group_id, trajectories))
             self._drop(outcome, deliver, usable)
@@ -326,6 +337,7 @@ class Intake:
         trajectory = self._placed(trajectory)
         if trajectory.status != "unfinished":
             self.recent.append(trajectory)
+            self.signal.episode(trajectory)
         unit = Unit(deliver.unit_id, segment.group_id, [trajectory])
         if trajectory.status == "failed" or not trajectory.window_tokens:
             self._free_room(unit)

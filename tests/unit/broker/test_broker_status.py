@@ -3,7 +3,7 @@
 import json
 
 from broker.status import prometheus, status
-from protocol.messages import Commit, Heartbeat
+from protocol.messages import Commit, Failure, Heartbeat, TaskRejected
 from tests.broker_driver import Driver, group
 
 
@@ -112,3 +112,34 @@ def test_tokens_trained_again_are_told_apart_from_those_trained_once():
     assert (
         'offbeat_tokens_total{outcome="replayed"} 7.0' in prometheus(driver.dispatcher, driver.now).decode()
     )
+
+
+def test_the_status_says_what_share_of_the_episodes_failed_and_why():
+    driver = Driver()
+    driver.learner()
+    driver.put(*group("g", 4))
+    driver.actor("a0", tasks=4)
+    first, second, third, fourth = driver.leases("a0")
+    failure = Failure(kind="KeyError", message="'answer'", place="my_task.py:23")
+    driver.segment("a0", first)
+    driver.segment("a0", second, status="failed", failure=failure)
+    driver.segment("a0", second, status="failed", failure=failure)
+    # An actor of others has no parts of the failure to send.
+    driver.segment("a0", third, status="failed", error="out of paper")
+    lost = Failure(message="no generator", fault=False)
+    driver.say("a0", TaskRejected(lease_id=fourth.lease_id, reason="no generator", fault=False, failure=lost))
+    episodes = status(driver.dispatcher, driver.now)["episodes"]
+    assert {name: value for name, value in episodes.items() if name != "failures"} == {
+        "ended": 3,
+        "failed": 2,
+        "recent": 3,
+        "recent_failed": 2,
+        "why": "KeyError: 'answer' in my_task.py:23 (and 1 more kind)",
+        "interrupted": 1,
+        "interrupted_why": "no generator",
+    }
+    assert [(row["kind"], row["message"], row["count"]) for row in episodes["failures"]] == [
+        ("KeyError", "'answer'", 1),
+        ("", "out of paper", 1),
+    ]
+    json.dumps(episodes)

@@ -164,3 +164,20 @@ def test_it_reads_what_a_broker_really_says():
 def test_a_disk_without_room_is_the_first_thing_that_is_said():
     said = changed() | {"journal": {"low": True, "why_low": "the disk has 40.0 MB free"}}
     assert who_waits(said)[0] == "actors wait for room on the disk: the disk has 40.0 MB free"
+
+
+def test_a_learner_waits_for_groups_of_which_all_episodes_fail():
+    said = changed() | {"episodes": {"recent": 64, "recent_failed": 64, "why": "KeyError: 'a' in t.py:3"}}
+    assert who_waits(said)[0] == (
+        "learner waits 12.3 s for 5 of 8 groups: all of the last 64 episodes failed: KeyError: 'a' in t.py:3"
+    )
+    said["episodes"]["recent_failed"] = 63
+    assert "actors run 24 tasks" in who_waits(said)[0]
+
+
+def test_a_learner_waits_for_groups_whose_returns_are_all_equal():
+    said = changed(learner={"gauges": {"uniform_groups_in_a_row": 40.0, "uniform_return": 0.0}})
+    assert who_waits(said)[0] == (
+        "learner waits 12.3 s for 5 of 8 groups: in each of the last 40 groups all returns are equal (in the last "
+        "one 0), so there is nothing to learn from them"
+    )

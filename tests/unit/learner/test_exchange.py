@@ -5,7 +5,7 @@ import queue
 import pytest
 
 from learner.config import LearnerConfig
-from learner.errors import NoData, Stopped
+from learner.errors import NoData, NothingToLearn, Stopped
 from learner.intake import exchange as module
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange
@@ -21,6 +21,7 @@ from protocol.messages import (
     PublishWeights,
     PutTasks,
 )
+from tests.trajectories import make_trajectory
 
 
 class Session:
@@ -227,3 +228,18 @@ def test_who_leaves_does_not_wait_for_ever_for_a_broker_that_is_gone(monkeypatch
     monkeypatch.setattr(module, "CONFIRM_TIMEOUT_S", 0.05)
     settling().confirm_commits(step=7)
     assert "tcp://10.0.0.1:5755 has not confirmed within 0.05 s" in caplog.text
+
+
+def test_a_wait_ends_when_everything_that_arrives_fails():
+    it = an_exchange(None, max_failed_episodes=2)
+    for _ in range(2):
+        it.intake.signal.episode(make_trajectory("t", status="failed", error="out of paper"))
+    with pytest.raises(NothingToLearn, match="2 of 2 episodes failed, one after the other: out of paper"):
+        it.collect(step=0, version=0)
+
+
+def test_groups_with_equal_returns_are_told_to_the_broker_in_heartbeats():
+    it = an_exchange()
+    assert it.gauges() == ()
+    it.intake.signal.group([0.5, 0.5], uniform=True)
+    assert dict(it.gauges()) == {"uniform_groups_in_a_row": 1.0, "uniform_return": 0.5}

@@ -447,3 +447,17 @@ def test_tokens_sampled_are_counted_over_restarts_of_learner_and_generators():
     for total in (35.0, 3.0, 8.0):
         again.received(QueueStats(gauges={"generator/tokens_total": total}), [])
     assert again.sampled_tokens == 40
+
+
+def test_episodes_and_groups_are_counted_with_why_they_failed():
+    intake = intake_with_tasks()
+    deliver(intake, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 1.0))
+    deliver(intake, "0g1", member("0g1", 0, 1.0, status="failed"), member("0g1", 1, 1.0, status="failed"))
+    assert (intake.signal.episodes, intake.signal.failures.total) == (4, 2)
+    assert (intake.signal.groups, intake.signal.uniform_groups) == (1, 1)
+    assert intake.signal.failed.length == 2
+    again = intake_with_tasks()
+    again.restore(json.loads(json.dumps(intake.state())))
+    assert again.signal.state() == intake.signal.state()
+    old = {name: value for name, value in intake.state().items() if name != "signal"}
+    again.restore(old)

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from learner.config import LearnerConfig, ReplayConfig
-from learner.errors import Diverged, Stopped
+from learner.errors import Diverged, NothingToLearn, Stopped
 from learner.intake.open_trajectories import OpenTrajectories
+from learner.intake.signal_watch import SOLVED, SignalWatch
 from learner.lineage import Start
 from learner.loop import REPLAY_FILE, Learner
 from learner.metrics import Report as RealReport
@@ -17,6 +18,8 @@ from learner.retrain.retrain import Unpublished
 from learner.run_files import PublishedVersion
 from learner.units import Counts, Unit
 from learner.update.report import UpdateReport
+from protocol.failures import FailureCounts
+from protocol.messages import Failure
 from protocol.version_line import VersionLine
 from tests.trajectories import make_trajectory
 
@@ -25,7 +28,7 @@ class Intake:
     def __init__(self):
         self.gauges = {"broker/units_ready": 2.0, "env/number": 1.0}
         self.counts, self.sampled_tokens, self.open = Counts(), 0, OpenTrajectories()
-        self.line = VersionLine()
+        self.line, self.signal = VersionLine(), SignalWatch()
 
     def take_recent(self):
         return [make_trajectory("t")]
@@ -115,6 +118,9 @@ class Report:
 
     def write(self, step, scalars, histograms=None, passed_on=None):
         self.lines.append((step, {**(passed_on or {}), **scalars}))
+
+    def write_failures(self, step, failures):
+        self.failures = failures.rows()
 
 
 def learner(tmp_path, outcomes, *, stop_at=None, **settings):
@@ -358,3 +364,39 @@ def test_a_learner_that_begins_again_forgets_what_was_reported(tmp_path):
     report.close()
     assert (tmp_path / "metrics.jsonl").read_text() == ""
     assert (it.step, it.version) == (0, 4)
+
+
+def test_a_run_in_which_everything_fails_is_reported_and_ends_with_the_error(tmp_path):
+    it = learner(tmp_path, ["applied"], evaluation_tasks=0)
+    failed = make_trajectory("t", status="failed", error="KeyError: 'a' in t.py:3")
+    it.exchange.intake.signal.episode(failed)
+    it.exchange.intake.take_recent = lambda: [failed]
+
+    def collect(*, step, version):
+        raise NothingToLearn("64 of 64 episodes failed")
+
+    it.exchange.collect = collect
+    with pytest.raises(NothingToLearn):
+        it.train()
+    assert it.report.lines == [(0, {"rollout/failed_share": 1.0})]
+    assert [row["message"] for row in it.report.failures] == ["KeyError: 'a' in t.py:3"]
+
+
+def test_a_policy_that_has_nothing_left_to_learn_is_evaluated(tmp_path):
+    it = learner(tmp_path, ["applied"] * 2, stop_at=(1, f"{SOLVED}: 128 in a row"))
+    it.train()
+    assert [entry[1] for entry in it.exchange.log if entry[0] == "evaluate"] == ["before 0", "after 1"]
+
+
+def test_tensorboard_has_a_table_of_the_reasons(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    report, failures = RealReport(tmp_path), FailureCounts()
+    failures.add(Failure(kind="KeyError", message="'a|b'", place="t.py:3"))
+    for step in (1, 2):
+        report.write_failures(step, failures)
+    report.close()
+    events = EventAccumulator(str(tmp_path / "tb"))
+    events.Reload()
+    (event,) = events.Tensors("failures/text_summary")
+    assert "| 1 | `KeyError: 'a/b' in t.py:3` |" in event.tensor_proto.string_val[0].decode()
