@@ -17,6 +17,7 @@ from actors.config import ActorConfig
 from actors.environment import EnvironmentRunner
 from actors.episode import Bounds, Episode
 from actors.errors import ActorError, EnvironmentStuck, Infrastructure
+from actors.failures import FAILURES
 from actors.generator_client import GeneratorPool
 from actors.render import Renderer
 from actors.uplink import LeaseBook, Outbox
@@ -344,18 +345,18 @@ class Actor:
         credit = self._book.ended(lease.lease_id)
         if not task.cancelled() and (error := task.exception()) is not None:
             fault = not isinstance(error, Infrastructure)
-            if fault:
-                log.error("episode of %s could not be recorded", lease.task.task_id, exc_info=error)
-            else:
-                self._given_back += 1
-                log.warning("task %s is given back: %s", lease.task.task_id, error)
+            self._given_back += not fault
             if isinstance(error, EnvironmentStuck) and self._remaking is None:
                 self._remaking = asyncio.create_task(self._remake(), name="make the suite anew")
             # If this rejection is lost, the broker repeats the lease, and `_leased` rejects it once more. It
             # does so only while the outbox holds no segment of the trajectory.
             self._outbox.forget(lease.trajectory_id)
             reason = f"not recordable: {error!r}" if fault else str(error)
-            self._link.send(TaskRejected(lease_id=lease.lease_id, reason=reason[:500], fault=fault))
+            failure = FAILURES.record(error, lease.trajectory_id)
+            rejected = TaskRejected(
+                lease_id=lease.lease_id, reason=reason[:500], fault=fault, failure=failure
+            )
+            self._link.send(rejected)
         self._give_back(credit)
 
     async def _emit(self, cuts: Sequence[SegmentArrays]) -> None:
