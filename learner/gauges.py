@@ -15,7 +15,11 @@ ROLLOUT = table(
             "reward",
             "standard deviation of the return of the trajectories that arrived",
         ),
-        Gauge("rollout/correct_share", "share", "share of arrived trajectories that solved the task exactly"),
+        Gauge(
+            "rollout/correct_share",
+            "share",
+            "share of arrived trajectories that solved the task exactly; absent if the environment never says so",
+        ),
         Gauge(
             "rollout/failed_share",
             "share",
@@ -230,8 +234,19 @@ REPLAY = table(
 
 EVALUATION = table(
     [
-        Gauge("evaluation/accuracy", "share", "share of held-out tasks solved exactly, greedy"),
-        Gauge("evaluation/return_mean", "reward", "mean return on held-out tasks, greedy"),
+        Gauge(
+            "evaluation/accuracy",
+            "share",
+            "share of answered held-out tasks solved exactly, greedy; absent if the environment never says so",
+        ),
+        Gauge("evaluation/return_mean", "reward", "mean return on answered held-out tasks, greedy"),
+        Gauge("evaluation/answered_tasks", "tasks", "held-out tasks whose episode ended, right or wrong"),
+        Gauge("evaluation/failed_tasks", "tasks", "held-out tasks that the environment or the model failed"),
+        Gauge(
+            "evaluation/not_run_tasks",
+            "tasks",
+            "held-out tasks given up for want of a generator or an actor; with more than 5 % there are no means",
+        ),
     ]
 )
 """Metrics of evaluations."""

@@ -4,11 +4,11 @@ import logging
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from learner.checkpoint_files import latest_name
 from learner.errors import NothingToLearn, Stopped
+from learner.evaluation import result_of
 from learner.intake.exchange import TIME_LIMIT, Exchange
 from learner.intake.signal_watch import SOLVED
 from learner.lineage import Start
@@ -34,7 +34,7 @@ class Learner(Trainer):
 
     exchange: Exchange
     publisher: Publisher
-    evaluations: list[dict[str, float | str]] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
     seconds_before: float = 0.0
     """Wall time, in seconds, of earlier learner processes of this run."""
@@ -92,32 +92,26 @@ class Learner(Trainer):
             self.evaluate(f"step {self.step}")
 
     def evaluate(self, tag: str) -> None:
-        """Measure the greedy accuracy of the newest version on held-out tasks, and record it."""
+        """Run held-out tasks greedily with the newest version, and record what comes of them.
+
+        An evaluation of which too many tasks were never run is repeated once.
+        """
         if not self.config.evaluation_tasks:
             return
         try:
-            episodes = self.exchange.evaluate(f"{tag} {self.step}", version=self.version)
+            result = result_of(self.exchange.evaluate(f"{tag} {self.step}", version=self.version))
+            if result.missing:
+                log.warning("evaluation %s is repeated: %s", tag, result.sentence())
+                result = result_of(self.exchange.evaluate(f"{tag} {self.step} again", version=self.version))
         except Stopped as reason:
             if tag != AFTER:
                 raise
             self.ended_by = str(reason)
             log.info("evaluation %s left out: %s", tag, reason)
             return
-        accuracy = float(np.mean([t is not None and t.correct is True for t in episodes]))
-        return_mean = float(np.mean([0.0 if t is None else t.return_ for t in episodes]))
-        self.evaluations.append(
-            {
-                "tag": tag,
-                "step": self.step,
-                "policy_version": self.version,
-                "tasks": len(episodes),
-                "accuracy": accuracy,
-                "return_mean": return_mean,
-                "failed": sum(t is None or t.status == "failed" for t in episodes),
-            }
-        )
-        self.report.write(self.step, {"evaluation/accuracy": accuracy, "evaluation/return_mean": return_mean})
-        log.info("evaluation %s: accuracy %.3f on %d held-out tasks", tag, accuracy, len(episodes))
+        self.evaluations.append(result.record(tag=tag, step=self.step, policy_version=self.version))
+        self.report.write(self.step, result.scalars())
+        log.info("evaluation %s: %s", tag, result.sentence())
 
     def take_over(self, *, always: bool) -> None:
         """Publish the present weights under a version above all that an earlier learner published.

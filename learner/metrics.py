@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from learner.evaluation import share_correct
 from learner.gauges import HISTOGRAMS, SCALARS
 from learner.trajectory import Trajectory
 from protocol.failures import FailureCounts, describe
@@ -25,15 +26,20 @@ def rollout_metrics(arrived: Sequence[Trajectory], trained: Sequence[Trajectory]
         return failed_share
     returns = np.array([t.return_ for t in finished])
     turns = np.array([t.action_turns for t in finished])
-    return failed_share | {
-        "rollout/reward_mean": float(returns.sum() / max(1, turns.sum())),
-        "rollout/return_mean": float(returns.mean()),
-        "rollout/return_std": float(returns.std()),
-        "rollout/correct_share": float(np.mean([t.correct is True for t in finished])),
-        "rollout/length_mean_tokens": float(np.mean([t.action_tokens for t in finished])),
-        "rollout/length_trained_mean_tokens": float(np.mean([t.window_tokens for t in trained] or [0])),
-        "rollout/turns_mean": float(turns.mean()),
-    }
+    correct = share_correct(finished)
+    right = {} if correct is None else {"rollout/correct_share": correct}
+    return (
+        failed_share
+        | right
+        | {
+            "rollout/reward_mean": float(returns.sum() / max(1, turns.sum())),
+            "rollout/return_mean": float(returns.mean()),
+            "rollout/return_std": float(returns.std()),
+            "rollout/length_mean_tokens": float(np.mean([t.action_tokens for t in finished])),
+            "rollout/length_trained_mean_tokens": float(np.mean([t.window_tokens for t in trained] or [0])),
+            "rollout/turns_mean": float(turns.mean()),
+        }
+    )
 
 
 class Report:

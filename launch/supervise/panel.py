@@ -1,9 +1,8 @@
 """The live line of `offbeat train`, and the table at its end."""
 
 import contextlib
-import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from rich.text import Text
 from launch.run_file.sections import RunConfig
 from launch.supervise.broker_status import Answer
 from launch.supervise.episodes import episodes_row, failing, percent
+from launch.supervise.metrics_tail import MEAN, MetricsTail, evaluation_sentence, held_out
 from launch.supervise.summary import Summary
 from learner.units import RECOMMITTED
 
@@ -22,30 +22,11 @@ STILL_S = 10.0
 """Seconds without a learner step after which the line says who waits for whom."""
 
 
-def last_metrics(folder: Path, since: float = 0.0) -> dict[str, Any]:
-    """Return the newest values of ``metrics.jsonl``, with evaluation lines and step lines merged.
-
-    The result is empty if nothing was written after ``since`` (seconds of the wall clock): a run that is
-    resumed has lines of the time before.
-    """
-    path = folder / "metrics.jsonl"
-    if not path.exists() or path.stat().st_mtime < since:
-        return {}
-    merged: dict[str, Any] = {}
-    with open(path, "rb") as f:
-        f.seek(max(0, path.stat().st_size - 20_000))
-        lines = f.read().decode("utf-8", "replace").splitlines()
-    for line in lines:
-        try:
-            merged.update(json.loads(line))
-        except ValueError:
-            # The first line may be cut, and the last may be half written.
-            continue
-    return merged
-
-
 def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str:
-    """Return one line: version, reward, lag, speed, queue, time left.
+    """Return one line: version, moving mean of the reward, last evaluation, lag, speed, queue, time left.
+
+    Args:
+        m: values of `MetricsTail`, and ``first_step``, ``episodes``.
 
     Example:
         >>> from launch.run_file.load import check
@@ -55,11 +36,11 @@ def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str
         >>> progress_line({"episodes": 64}, c, 130.0)
         'before the first step, 130 s'
     """
+    evaluated = held_out(m, digits=2)
+    evaluated = f"{evaluated} at step {m['evaluation_step']}" if evaluated else ""
     if "learner/policy_version" not in m:
         stage = "before the first step" if m.get("episodes") else "starting the roles"
-        return f"{stage}, {elapsed_s:.0f} s" + (
-            f" | held-out accuracy {m['evaluation/accuracy']:.2f}" if "evaluation/accuracy" in m else ""
-        )
+        return " | ".join(filter(None, (f"{stage}, {elapsed_s:.0f} s", evaluated)))
     step, steps = m["step"], config.learner.steps
     done = step - m.get("first_step", step)
     left = ""
@@ -68,10 +49,12 @@ def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str
             max(0.0, min(elapsed_s / done * (steps - step), config.run.max_minutes * 60 - elapsed_s))
         )
         left = f" | {seconds // 60}:{seconds % 60:02d} left"
+    right = m.get(MEAN + "rollout/correct_share")
     return (
         f"step {step}/{steps} v{m['learner/policy_version']:.0f} | "
-        f"reward {m.get('rollout/return_mean', float('nan')):.3f} "
-        f"right {m.get('rollout/correct_share', float('nan')):.2f} | "
+        f"reward {m.get(MEAN + 'rollout/return_mean', float('nan')):.3f}"
+        f"{'' if right is None else f' right {right:.2f}'} | "
+        f"{evaluated}{' | ' if evaluated else ''}"
         f"lag {m.get('learner/policy_lag_mean_versions', 0):.1f} "
         f"(max {m.get('learner/policy_lag_max_versions', 0):.0f}) | "
         f"{m.get('generator/tokens_per_second', 0):.0f} tok/s sampled, "
@@ -116,7 +99,7 @@ class Panel:
         self._console = Console(soft_wrap=True, highlight=False)
         self._status = self._console.status("starting") if self._console.is_terminal else None
         self._started = self._training_since = time.monotonic()
-        self._since = time.time()
+        self._tail = MetricsTail(time.time())
         self._seen_step = self._step = 0
         self._stepped = self._started
         self._printed = 0.0
@@ -141,9 +124,11 @@ class Panel:
     ) -> None:
         """Refresh the live line from the run folder."""
         now = time.monotonic()
+        for evaluation in self._tail.read(folder / "metrics.jsonl"):
+            self.note(evaluation_sentence(evaluation))
         if not last and now - self._printed < (0.5 if self._status else PLAIN_INTERVAL_S):
             return
-        metrics = last_metrics(folder, self._since)
+        metrics = self._tail.values
         if not self._seen_step and "learner/policy_version" in metrics:
             self._training_since, self._seen_step = now, metrics["step"]
         if metrics.get("step", 0) != self._step:
@@ -181,11 +166,9 @@ class Panel:
 
 def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     """Return the rows of the table: the parts of a summary that a person wants to see."""
-    accuracy, lag = summary["accuracy"], summary["policy_lag"]
-    before, after = (("-" if a is None else f"{a:.3f}") for a in (accuracy["before"], accuracy["after"]))
-    idle = summary["idle_share"]
+    lag, idle = summary["policy_lag"], summary["idle_share"]
     return [
-        ("held-out accuracy", f"{before} before, {after} after ({accuracy['tasks']} tasks, greedy)"),
+        *held_out_rows(summary["evaluations"]),
         ("steps, policy version", f"{summary['steps']}, {summary['policy_version']} ({summary['ended_by']})"),
         ("wall time", f"{summary['wall_seconds']:.0f} s, of it {summary['training_seconds']:.0f} s training"),
         ("tokens", f"{summary['tokens_generated']:,} sampled, {summary['tokens_trained']:,} trained"),
@@ -200,6 +183,41 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         ("TensorBoard", f"tensorboard --logdir {summary['tensorboard']}"),
         ("learning curve", summary["learning_curve"]),
     ]
+
+
+def held_out_rows(evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return the rows on evaluations: the first and the last one, by accuracy and by return; none without one.
+
+    Example:
+        >>> first = {"tag": "before", "step": 0, "tasks": 64, "answered": 64, "accuracy": 0.25, "return_mean": 0.5}
+        >>> held_out_rows([first, first | {"step": 10, "accuracy": 1.0, "return_mean": None}])[0]
+        ('held-out accuracy', '0.250 at step 0, 1.000 at step 10 (greedy)')
+        >>> held_out_rows([first | {"accuracy": None}])
+        [('held-out return', '0.500 at step 0 (greedy)')]
+    """
+    shown = [evaluations[i] for i in sorted({0, len(evaluations) - 1})] if evaluations else []
+    rows = []
+    for name, words in (("accuracy", "held-out accuracy"), ("return_mean", "held-out return")):
+        if all(e[name] is None for e in shown):
+            continue
+        figures = [f"{'missing' if e[name] is None else f'{e[name]:.3f}'} at step {e['step']}" for e in shown]
+        rows.append((words, f"{', '.join(figures)} (greedy)"))
+    unanswered = [e for e in shown if e.get("answered", e["tasks"]) < e["tasks"]]
+    rows += [(f"held-out tasks at step {e['step']}", unanswered_text(e)) for e in unanswered]
+    return rows
+
+
+def unanswered_text(evaluation: Mapping[str, Any]) -> str:
+    """Return how many tasks of an evaluation were answered, failed and never run.
+
+    Example:
+        >>> unanswered_text({"tasks": 64, "answered": 0, "failed": 60, "not_run": 4, "why": "KeyError: 'a' in t.py:3"})
+        "0 of 64 answered, 60 failed, 4 never run: KeyError: 'a' in t.py:3"
+    """
+    parts = [f"{evaluation['answered']} of {evaluation['tasks']} answered"]
+    for name, words in (("failed", "failed"), ("not_run", "never run")):
+        parts += [f"{evaluation[name]} {words}"] if evaluation[name] else []
+    return ", ".join(parts) + (f": {evaluation['why']}" if evaluation["why"] else "")
 
 
 def not_trained(outcomes: Mapping[str, int], trained: int) -> str:

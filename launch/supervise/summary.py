@@ -1,11 +1,13 @@
 """``summary.json`` and the learning curve of a finished run. docs/run/summary.md explains the fields."""
 
 import json
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from launch.run_file.sections import RunConfig
+from launch.supervise.metrics_tail import SMOOTHED_STEPS
 
 SCHEMA = 1
 Summary = dict[str, Any]
@@ -42,6 +44,10 @@ def write_summary(
             "before": evaluations.get("before", {}).get("accuracy"),
             "after": evaluations.get("after", {}).get("accuracy"),
             "tasks": evaluations.get("before", {}).get("tasks", 0),
+        },
+        "held_out_return": {
+            "before": evaluations.get("before", {}).get("return_mean"),
+            "after": evaluations.get("after", {}).get("return_mean"),
         },
         "evaluations": result["evaluations"],
         "tokens_generated": result["tokens_generated"],
@@ -94,6 +100,17 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
 
 
+def moving_mean(values: Sequence[float]) -> list[float]:
+    """Return for each value the mean of the last `SMOOTHED_STEPS` values up to it.
+
+    Example:
+        >>> moving_mean([1.0, 3.0, 5.0])
+        [1.0, 2.0, 3.0]
+    """
+    windows = (values[max(0, end - SMOOTHED_STEPS) : end] for end in range(1, len(values) + 1))
+    return [sum(window) / len(window) for window in windows]
+
+
 def draw_curve(
     lines: list[dict[str, Any]], evaluations: list[dict[str, Any]], path: Path, *, title: str
 ) -> None:
@@ -109,10 +126,14 @@ def draw_curve(
     for name, label in (("rollout/return_mean", "mean return"), ("rollout/correct_share", "solved, sampled")):
         points = [(m["step"], m[name]) for m in lines if name in m]
         if points:
-            top.plot(*zip(*points, strict=True), label=label, linewidth=1)
-    if evaluations:
-        points = [(e["step"], e["accuracy"]) for e in evaluations]
-        top.plot(*zip(*points, strict=True), "o--", color="black", label="solved, held-out, greedy")
+            steps, raw = zip(*points, strict=True)
+            (line,) = top.plot(steps, moving_mean(raw), label=label, linewidth=1.5)
+            # The share of one batch jumps, so it stands faintly behind its mean.
+            top.plot(steps, raw, color=line.get_color(), alpha=0.25, linewidth=0.75)
+    solved = any(e["accuracy"] is not None for e in evaluations)
+    name, label = ("accuracy", "solved") if solved else ("return_mean", "return")
+    if points := [(e["step"], e[name]) for e in evaluations if e[name] is not None]:
+        top.plot(*zip(*points, strict=True), "o--", color="black", label=f"{label}, held-out, greedy")
     top.set_title(title)
     top.set_ylabel("return / share")
     top.grid(alpha=0.3)

@@ -45,6 +45,8 @@ class Exchange:
 
     def __init__(self, stop_at=None):
         self.intake, self.log, self.stop_at, self.replayed = Intake(), [], stop_at, []
+        # Results of the next evaluations.
+        self.held_out = []
 
     version_before = 0
     checkpoint_wanted = ""
@@ -69,7 +71,7 @@ class Exchange:
 
     def evaluate(self, tag, *, version):
         self.log.append(("evaluate", tag, version))
-        return [make_trajectory("t"), None]
+        return self.held_out.pop(0) if self.held_out else [make_trajectory("t"), make_trajectory("t")]
 
     def announce(self, message):
         self.log.append(("announce", message.version))
@@ -147,7 +149,8 @@ def test_each_applied_step_raises_the_version_and_is_committed(tmp_path):
         ("after 3", 3),
     ]
     assert it.totals.lag_counts == {"0": 6, "1": 6}
-    assert it.evaluations[0]["failed"] == 1, "a task that was given up counts as failed"
+    first = it.evaluations[0]
+    assert (first["answered"], first["failed"], first["not_run"]) == (2, 0, 0)
 
 
 def test_generators_that_report_late_have_sampled_at_least_what_arrived(tmp_path):
@@ -400,3 +403,20 @@ def test_tensorboard_has_a_table_of_the_reasons(tmp_path):
     events.Reload()
     (event,) = events.Tensors("failures/text_summary")
     assert "| 1 | `KeyError: 'a/b' in t.py:3` |" in event.tensor_proto.string_val[0].decode()
+
+
+def test_an_evaluation_of_tasks_that_were_never_run_is_repeated_once_and_never_a_figure(tmp_path):
+    """L2: all held-out tasks failed for want of a generator, and the run said: accuracy 0.00."""
+    it = learner(tmp_path, ["applied"])
+    solved = make_trajectory("t", correct=True)
+    it.exchange.held_out = [[None, None], [solved, solved], [None, solved], [None, None]]
+    it.train()
+    assert [entry[1] for entry in it.exchange.log if entry[0] == "evaluate"] == [
+        "before 0", "before 0 again", "after 1", "after 1 again",
+    ]  # fmt: skip
+    before, after = it.evaluations
+    assert (before["accuracy"], before["answered"]) == (1.0, 2)
+    assert (after["accuracy"], after["return_mean"], after["not_run"]) == (None, None, 2)
+    reported = [line for _, line in it.report.lines if "evaluation/not_run_tasks" in line]
+    assert "evaluation/accuracy" in reported[0]
+    assert not {"evaluation/accuracy", "evaluation/return_mean"} & set(reported[1])

@@ -1,0 +1,118 @@
+"""Reads ``metrics.jsonl`` while a learner writes it: newest values, moving means, and each evaluation once."""
+
+import json
+import os
+from collections import Counter, deque
+from pathlib import Path
+from typing import Any, BinaryIO
+
+SMOOTHED_STEPS = 20
+"""Learner steps that the moving means cover."""
+SMOOTHED = ("rollout/return_mean", "rollout/correct_share")
+MEAN = "mean/"
+"""Prefix of a moving mean in the values."""
+EVALUATED = "evaluation/answered_tasks"
+"""Metric that a line has if it reports an evaluation."""
+
+
+class MetricsTail:
+    """Follows one file. A learner that goes back to a checkpoint replaces the file by a shorter one.
+
+    Args:
+        since: seconds of the wall clock; lines of an earlier `offbeat train` are older and are not shown.
+    """
+
+    def __init__(self, since: float = 0.0) -> None:
+        self._since = since
+        self._inode, self._offset, self._rest = 0, 0, b""
+        self._announced: Counter[float] = Counter()
+        self._anew()
+
+    def _anew(self) -> None:
+        self._values: dict[str, Any] = {}
+        self._recent = {name: deque[float](maxlen=SMOOTHED_STEPS) for name in SMOOTHED}
+        self._seen: Counter[float] = Counter()
+
+    def read(self, path: Path) -> list[dict[str, Any]]:
+        """Read what is new in the file. Return the evaluations in it that no earlier call has returned."""
+        try:
+            with open(path, "rb") as file:
+                return self._read(file)
+        except FileNotFoundError:
+            return []
+
+    def _read(self, file: BinaryIO) -> list[dict[str, Any]]:
+        stat = os.fstat(file.fileno())
+        if stat.st_ino != self._inode or stat.st_size < self._offset:
+            self._inode, self._offset, self._rest = stat.st_ino, 0, b""
+            self._anew()
+        file.seek(self._offset)
+        *lines, self._rest = (self._rest + file.read()).split(b"\n")
+        self._offset = file.tell()
+        evaluations = [line for text in lines if (line := self._line(text)) is not None]
+        if stat.st_mtime < self._since:
+            # They were shown by the `offbeat train` that this one resumes.
+            self._values = {}
+            return []
+        return evaluations
+
+    def _line(self, text: bytes) -> dict[str, Any] | None:
+        try:
+            line = json.loads(text)
+        except ValueError:
+            return None
+        self._values.update(line)
+        for name, recent in self._recent.items():
+            if name in line:
+                recent.append(line[name])
+        if EVALUATED not in line:
+            return None
+        self._values["evaluation_step"] = line["step"]
+        for name in ("evaluation/accuracy", "evaluation/return_mean"):
+            if name not in line:
+                self._values.pop(name, None)
+        self._seen[line["step"]] += 1
+        if self._seen[line["step"]] <= self._announced[line["step"]]:
+            return None
+        self._announced[line["step"]] += 1
+        return dict(line)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Newest value of each metric, and moving means under `MEAN`; empty before the first new line."""
+        if not self._values:
+            return {}
+        means = {MEAN + name: sum(recent) / len(recent) for name, recent in self._recent.items() if recent}
+        return {**self._values, **means}
+
+
+def evaluation_sentence(line: dict[str, Any]) -> str:
+    """Return an evaluation's line of ``metrics.jsonl`` in words.
+
+    Example:
+        >>> counts = {"step": 10, "evaluation/answered_tasks": 63.0, "evaluation/failed_tasks": 1.0}
+        >>> evaluation_sentence(counts | {"evaluation/accuracy": 0.5, "evaluation/return_mean": 0.75})
+        'evaluation at step 10: held-out accuracy 0.500, return 0.750 (63 tasks answered, 1 failed)'
+        >>> evaluation_sentence(counts | {"evaluation/not_run_tasks": 9.0})
+        'evaluation at step 10: no result (63 tasks answered, 1 failed, 9 never run)'
+    """
+    counts = [f"{line[EVALUATED]:.0f} tasks answered"]
+    for name, words in (("failed", "failed"), ("not_run", "never run")):
+        if number := line.get(f"evaluation/{name}_tasks"):
+            counts.append(f"{number:.0f} {words}")
+    return f"evaluation at step {line['step']}: {held_out(line) or 'no result'} ({', '.join(counts)})"
+
+
+def held_out(values: dict[str, Any], digits: int = 3) -> str:
+    """Return accuracy and return on held-out tasks in words, as far as they are known.
+
+    Example:
+        >>> held_out({"evaluation/return_mean": 0.75}, digits=2)
+        'held-out return 0.75'
+    """
+    means = [
+        f"{word} {values[name]:.{digits}f}"
+        for word, name in (("accuracy", "evaluation/accuracy"), ("return", "evaluation/return_mean"))
+        if name in values
+    ]
+    return f"held-out {', '.join(means)}" if means else ""
