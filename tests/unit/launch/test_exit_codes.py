@@ -66,10 +66,6 @@ def test_a_note_lives_until_the_next_start(tmp_path):
     exit_codes.leave_note(tmp_path, "learner", exit_codes.FINAL, "diverged\nat step 3")
     assert exit_codes.read_reason(tmp_path, "learner") == "diverged at step 3"
     assert exit_codes.read_note(tmp_path, "learner") == exit_codes.FINAL
-    assert exit_codes.read_reason(tmp_path, "learner") == ""
-    exit_codes.leave_note(tmp_path, "learner", exit_codes.FINAL, "all episodes failed")
-    assert exit_codes.read_note(tmp_path, "learner") == exit_codes.FINAL
-    assert exit_codes.read_reason(tmp_path, "learner") == "all episodes failed"
     exit_codes.clear_note(tmp_path, "learner")
     exit_codes.clear_note(tmp_path, "learner")
     assert exit_codes.read_note(tmp_path, "learner") is None
