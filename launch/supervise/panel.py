@@ -172,7 +172,8 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         ("steps, policy version", f"{summary['steps']}, {summary['policy_version']} ({summary['ended_by']})"),
         ("wall time", f"{summary['wall_seconds']:.0f} s, of it {summary['training_seconds']:.0f} s training"),
         ("tokens", f"{summary['tokens_generated']:,} sampled, {summary['tokens_trained']:,} trained"),
-        ("episodes", episodes_row(summary["episodes"])),
+        # A summary of an earlier version has no episodes.
+        *([("episodes", episodes_row(summary["episodes"]))] if "episodes" in summary else []),
         ("not trained", not_trained(summary["trajectories_by_outcome"], summary["trajectories_trained"])),
         (
             "policy lag",

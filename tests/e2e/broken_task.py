@@ -39,7 +39,8 @@ class Episode:
         fault = os.environ.get(FAULT, "")
         # The builtin hash of the answer would differ between processes.
         odd = len(action) % 2 == 1
-        if fault == "raises" or (fault == "half raises" and odd):
+        # `offbeat check` tries an empty answer and would refuse the task, so an empty one raises nothing.
+        if (fault == "raises" and action) or (fault == "half raises" and odd):
             return StepResult(rewards={"r": answer_of({"question": action})}, done=True)
         reward: Any = action.count("a") / 8 + len(action) / 16
         if fault == "constant":
