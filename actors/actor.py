@@ -146,8 +146,14 @@ class Actor:
         self._environments = EnvironmentRunner(calls=config.concurrent_episodes)
         self._remaking: asyncio.Task[None] | None = None
         self._bounds = Bounds(config.segment_tokens, config.max_turns, config.env_timeout_s, in_step)
-        self._pool = GeneratorPool(name, config.generator_timeout_s, keys=keys)
         self._outbox, self._book = Outbox(), LeaseBook(config.concurrent_episodes)
+        self._pool = GeneratorPool(
+            name,
+            config.generator_timeout_s,
+            keys=keys,
+            on_change=self._generators_changed,
+            episodes=lambda: len(self._book),
+        )
         self._episodes: dict[str, asyncio.Task[None]] = {}
         self._stop = asyncio.Event()
         self._room = asyncio.Event()
@@ -299,6 +305,16 @@ class Actor:
         if credit is not None and self._link.session.joined:
             self._link.send(credit)
 
+    def _generators_changed(self) -> None:
+        """Take tasks as long as a generator serves this actor, and no others."""
+        serves = self._pool.serves
+        if credit := self._book.served(by_any=serves):
+            log.info(
+                "%s generator serves this actor: it takes %s tasks",
+                *(("a", "new") if serves else ("no", "no")),
+            )
+            self._give_back(credit)
+
     def _acked(self, ack: SegmentAck) -> None:
         log.debug("segment %d of %s: %s", ack.index, ack.trajectory_id, ack.status)
         self._outbox.acked(ack)
@@ -393,7 +409,7 @@ class Actor:
         # Episodes that wait for segment credit wait for the broker, so this actor does not count as busy.
         busy = len(self._book) > 0 and self._outbox.waiting == 0
         progress = self._tokens + ended + self._pool.chunks + self._looks_at_work
-        return Progress(float(progress), busy, 0, tuple(gauges.items()))
+        return Progress(float(progress), busy, 0, tuple(gauges.items()), note=self._pool.trouble)
 
     # --- the suite ----------------------------------------------------------------------------------------
 

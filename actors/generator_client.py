@@ -10,18 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import zmq
 
 from actors.errors import GenerationFailed, NoGenerator, TurnRefused
+from actors.generator_connection import Arrived, GeneratorConnection
 from actors.generator_order import order
 from actors.sampled import FinishReason, Sampled, nothing
 from protocol.arrays import SAMPLED_ARRAYS, TOKEN_ARRAYS
 from protocol.codec import Frames, encode, encode_arrays, unpack_arrays
-from protocol.envelopes import messages_in
 from protocol.errors import KeysUnusable, ProtocolError
 from protocol.messages import Abort, Chunk, Generate, GeneratorInfo, Sampling
-from protocol.security.client import ClientKeys, HandshakeWatch
-from protocol.sockets import AsyncSocket, dealer
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +27,7 @@ LEAVING_S = 2.0
 SUSPECT_S = 10.0
 """Time after a generator's failure during which `GeneratorPool` prefers others."""
 NO_GENERATOR_S = 120.0
-"""Longest wait for the broker to list any generator."""
+"""Longest wait for a generator that the broker lists and that lets this actor in."""
 MAX_ATTEMPTS = 5
 RETRY_S = 0.25
 FAILURES = ("error", "abort")
@@ -54,22 +51,6 @@ class TurnRequest:
     """Tokens at the end of ``prompt`` that belong to this turn already. They change the seed."""
 
 
-@dataclass
-class _Generator:
-    info: GeneratorInfo
-    socket: AsyncSocket
-    watch: HandshakeWatch
-    streams: dict[str, "asyncio.Queue[_Arrived | None]"] = field(default_factory=dict)
-    suspect_until: float = 0.0
-    leaving: bool = False
-
-
-@dataclass(frozen=True)
-class _Arrived:
-    chunk: Chunk
-    frames: Sequence[bytes | memoryview]
-
-
 class _Interrupted(Exception):
     """A generator did not complete the turn."""
 
@@ -83,6 +64,8 @@ class GeneratorPool:
             under way. Then the request goes to a different generator.
         clock: returns monotonic seconds.
         keys: folder of the keys. None means that nothing is encrypted.
+        on_change: called when `serves` may have changed.
+        episodes: returns the number of episodes that this actor runs.
     """
 
     def __init__(
@@ -92,13 +75,31 @@ class GeneratorPool:
         clock: Callable[[], float] = time.monotonic,
         *,
         keys: Path | None = None,
+        on_change: Callable[[], None] = lambda: None,
+        episodes: Callable[[], int] = lambda: 0,
     ) -> None:
         self._name, self._timeout_s, self._clock, self._keys = name, timeout_s, clock, keys
-        self._generators: dict[str, _Generator] = {}
+        self._on_change, self._episodes = on_change, episodes
+        self._generators: dict[str, GeneratorConnection] = {}
         self._place, self._order = 0, dict[str, float]()
         self._changed = asyncio.Event()
         self._counter = itertools.count()
         self.interruptions = self.chunks = 0
+
+    @property
+    def serves(self) -> bool:
+        """Whether any generator has let this actor in, and does not drain: new episodes may begin."""
+        return any(generator.serves for generator in self._generators.values())
+
+    @property
+    def trouble(self) -> str:
+        """Why no generator serves this actor, with the cure; "" if one does."""
+        if self.serves:
+            return ""
+        if not self._generators:
+            return "the broker lists no generator; is one running?"
+        whys = [f"{name}: {generator.why}" for name, generator in self._generators.items() if generator.why]
+        return f"no generator serves it: {'; '.join(whys) or 'all of them drain, or do not answer'}"
 
     def placed(self, place: int) -> None:
         """Note the place that the broker gives this actor. It decides between equally busy generators."""
@@ -110,20 +111,19 @@ class GeneratorPool:
         listed = {info.peer: info for info in infos}
         for peer, generator in list(self._generators.items()):
             info = listed.get(peer)
-            if info is not None and info.endpoint == generator.info.endpoint:
+            if info is not None and generator.reaches(info):
                 generator.info, generator.leaving = info, False
             elif not generator.leaving:
                 self._leave(generator)
         for info in infos:
             current = self._generators.get(info.peer)
-            if current is None or current.info.endpoint != info.endpoint:
+            if current is None or not current.reaches(info):
                 try:
                     self._generators[info.peer] = self._connect(info)
                 except KeysUnusable as error:
                     log.error("generator %s cannot be asked: %s", info.peer, error)
         self._order = order(listed, self._place)
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._news()
 
     async def turn(self, request: TurnRequest) -> AsyncGenerator[Sampled, None]:
         """Sample one action turn, on several generators if some fail. Tokens once received are kept.
@@ -131,7 +131,7 @@ class GeneratorPool:
         Raises:
             TurnRefused: a generator says that the request itself is at fault.
             GenerationFailed: `MAX_ATTEMPTS` attempts failed.
-            NoGenerator: the broker listed no generator within `NO_GENERATOR_S`.
+            NoGenerator: no generator that the broker lists let this actor in within `NO_GENERATOR_S`.
         """
         received: list[Sampled] = []
         preferred, failures = request.preferred, list[str]()
@@ -159,58 +159,54 @@ class GeneratorPool:
 
     def close(self) -> None:
         for generator in self._generators.values():
-            generator.socket.close()
+            generator.close()
         self._generators.clear()
 
-    def _connect(self, info: GeneratorInfo) -> _Generator:
-        keys = None
-        if self._keys is not None:
-            keys = ClientKeys.read(self._keys, "actor", self._name, "generator", info.peer)
-        socket = dealer(zmq.Context.instance(), self._name, keys)
-        watch = HandshakeWatch(socket, info.endpoint, keys, "generator")
-        socket.connect(info.endpoint)
-        streams: dict[str, asyncio.Queue[_Arrived | None]] = {}
-        guided = AsyncSocket(socket, lambda frames: self._received(streams, frames), watch)
-        return _Generator(info, guided, watch, streams)
+    def _connect(self, info: GeneratorInfo) -> GeneratorConnection:
+        return GeneratorConnection(
+            info, self._name, self._keys, on_change=self._news, needed=self._needed, clock=self._clock
+        )
 
-    def _received(self, streams: dict[str, "asyncio.Queue[_Arrived | None]"], frames: list[bytes]) -> None:
-        for message, rest in messages_in(frames, "a generator"):
-            # Chunks with other ids belong to requests that have ended here.
-            if isinstance(message, Chunk) and message.request_id in streams:
-                self.chunks += 1
-                streams[message.request_id].put_nowait(_Arrived(message, rest))
+    def _needed(self) -> int:
+        """Return how many episodes need a draining generator."""
+        return 0 if self.serves else self._episodes()
 
-    def _leave(self, generator: _Generator) -> None:
+    def _news(self) -> None:
+        """Wake the turns that wait for a generator, and call ``on_change``."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+        self._on_change()
+
+    def _leave(self, generator: GeneratorConnection) -> None:
         generator.leaving = True
         for inbox in generator.streams.values():
             # None wakes the reader, so that it waits with the new, shorter patience.
             inbox.put_nowait(None)
         self._forget_if_idle(generator)
 
-    def _forget_if_idle(self, generator: _Generator) -> None:
+    def _forget_if_idle(self, generator: GeneratorConnection) -> None:
         if generator.leaving and not generator.streams:
-            generator.socket.close()
+            generator.close()
             if self._generators.get(generator.info.peer) is generator:
                 del self._generators[generator.info.peer]
 
-    async def _choose(self, preferred: str, *, after_failure: bool) -> _Generator:
+    async def _choose(self, preferred: str, *, after_failure: bool) -> GeneratorConnection:
         until = self._clock() + NO_GENERATOR_S
         while True:
-            usable = [g for g in self._generators.values() if not g.leaving]
+            usable = [g for g in self._generators.values() if g.lets_in]
             if usable:
                 break
             changed = self._changed
             try:
                 await asyncio.wait_for(changed.wait(), until - self._clock())
             except TimeoutError:
-                raise NoGenerator(
-                    f"the broker listed no generator for {NO_GENERATOR_S:g} s; is one running? see /status"
-                ) from None
+                raise NoGenerator(f"waited {NO_GENERATOR_S:g} s: {self.trouble}") from None
         now = self._clock()
         chosen = min(
             usable,
             key=lambda g: (
                 g.suspect_until > now,
+                g.draining,
                 g.info.peer != preferred,
                 len(g.streams),
                 self._order.get(g.info.peer, 1.0),
@@ -222,7 +218,7 @@ class GeneratorPool:
         return chosen
 
     async def _stream(
-        self, generator: _Generator, request: TurnRequest, received: Sequence[Sampled]
+        self, generator: GeneratorConnection, request: TurnRequest, received: Sequence[Sampled]
     ) -> AsyncGenerator[Sampled, None]:
         """Send one request to one generator, and yield its tokens.
 
@@ -231,13 +227,14 @@ class GeneratorPool:
             TurnRefused: the request itself is at fault.
         """
         request_id = f"{request.trajectory_id[-200:]}#{request.turn}.{next(self._counter)}"
-        inbox: asyncio.Queue[_Arrived | None] = asyncio.Queue()
+        inbox: asyncio.Queue[Arrived | None] = asyncio.Queue()
         generator.streams[request_id] = inbox
-        generator.socket.send(_generate(request_id, request, received))
+        generator.send(_generate(request_id, request, received))
         over, have = False, 0
         try:
             while not over:
                 arrived = await self._next(generator, inbox)
+                self.chunks += 1
                 chunk = arrived.chunk
                 over = chunk.finish_reason != ""
                 sampled = _sampled(arrived, generator.info.peer)
@@ -252,10 +249,10 @@ class GeneratorPool:
         finally:
             del generator.streams[request_id]
             if not over:
-                generator.socket.send(encode(Abort(request_id=request_id)))
+                generator.send(encode(Abort(request_id=request_id)))
             self._forget_if_idle(generator)
 
-    async def _next(self, generator: _Generator, inbox: "asyncio.Queue[_Arrived | None]") -> _Arrived:
+    async def _next(self, generator: GeneratorConnection, inbox: "asyncio.Queue[Arrived | None]") -> Arrived:
         while True:
             patience = min(LEAVING_S, self._timeout_s) if generator.leaving else self._timeout_s
             try:
@@ -264,7 +261,7 @@ class GeneratorPool:
                     arrived = await inbox.get()
             except TimeoutError:
                 gone = ", and the broker no longer lists it" if generator.leaving else ""
-                gone += f"; {generator.watch.why}" if generator.watch.why else ""
+                gone += f"; {generator.why}" if generator.why else ""
                 raise _Interrupted(f"no word for {patience:g} s{gone}") from None
             if arrived is not None:
                 return arrived
@@ -311,7 +308,7 @@ def _check_offset(chunk: Chunk, have: int, count: int) -> None:
     raise _Interrupted(f"a chunk begins at token {chunk.offset}, {have} are here already")
 
 
-def _sampled(arrived: _Arrived, peer: str) -> Sampled:
+def _sampled(arrived: Arrived, peer: str) -> Sampled:
     chunk = arrived.chunk
     reason = chunk.finish_reason
     finish_reason: FinishReason = reason if reason == "stop" or reason == "length" else ""

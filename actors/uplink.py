@@ -97,12 +97,14 @@ class LeaseBook:
 
     ``capacity`` is the number of episodes that the actor runs at the same time. At each (re)join the broker
     counts credit from zero, so the actor announces capacity minus the running leases. Afterwards each lease
-    that ends frees one more.
+    that ends frees one more. While no generator lets the actor in, the actor has no credit.
 
     Example:
         >>> book = LeaseBook(capacity=2)
-        >>> book.joined()
-        TaskCredit(tasks=2)
+        >>> book.joined() is None
+        True
+        >>> book.served(by_any=True)
+        TaskCredit(tasks=2, void=True)
         >>> book.ended("unknown") is None
         True
     """
@@ -112,20 +114,35 @@ class LeaseBook:
         self._running: dict[str, str] = {}
         self._over: deque[str] = deque(maxlen=REMEMBERED_LEASES)
         self.draining = False
+        self._served = False
 
     def __len__(self) -> int:
         return len(self._running)
 
     def joined(self) -> TaskCredit | None:
         """Return the credit to announce after a Welcome, if there is any."""
-        free = self._capacity - len(self._running)
-        return TaskCredit(tasks=free) if free > 0 and not self.draining else None
+        return TaskCredit(tasks=self._free) if self._free > 0 and self._takes_tasks else None
+
+    def served(self, *, by_any: bool) -> TaskCredit | None:
+        """Note whether any generator serves this actor. Return the credit to announce if that has changed."""
+        if by_any == self._served:
+            return None
+        self._served = by_any
+        return None if self.draining else TaskCredit(tasks=self._free if by_any else 0, void=True)
+
+    @property
+    def _free(self) -> int:
+        return max(0, self._capacity - len(self._running))
+
+    @property
+    def _takes_tasks(self) -> bool:
+        return self._served and not self.draining
 
     def why_not(self) -> str:
         """Return why any lease is rejected now: "draining", "full" (more leases than credit), or ""."""
         if self.draining:
             return "draining"
-        return "full" if len(self._running) >= self._capacity else ""
+        return "" if self._free and self._takes_tasks else "full"
 
     def leased(self, lease: LeaseTask) -> bool:
         """Record a lease. Return False if it must not start: it is known, or `why_not` gives a reason."""
@@ -154,5 +171,5 @@ class LeaseBook:
         return self.unused()
 
     def unused(self) -> TaskCredit | None:
-        """Return credit for one more lease, or None while draining."""
-        return None if self.draining else TaskCredit(tasks=1)
+        """Return credit for one more lease, or None while draining or without a generator."""
+        return TaskCredit(tasks=1) if self._takes_tasks else None

@@ -78,6 +78,11 @@ class Identities:
             raise WrongKey(
                 f"Hello of a {message.role} with the key {who.name}; each role has a key of its own"
             )
+        if message.public_key not in ("", who.public):
+            raise WrongKey(
+                f"Hello with the public key {message.public_key[:8]}..., over a connection with {who.public[:8]}...; "
+                "start the process again if its keys were replaced just now"
+            )
         if message.peer.startswith(UNNAMED):
             raise WrongKey(f"a peer's name must not begin with {UNNAMED!r}")
         if why := self._admission.allowed.objection(who, message.peer):
@@ -101,6 +106,10 @@ class Identities:
             # The peer may have connected anew.
             self._by_route[route] = replace(caller, connection=connection)
             self._by_route.move_to_end(route)
+
+    def revoked(self) -> list[str]:
+        """Return the names of the peers whose keys are not admitted any more."""
+        return [one.peer for one in self._by_route.values() if self._admission.sender(one.who.public) is None]
 
     def _in_use(self, holder: _Identity) -> bool:
         return holder.connection is not None and holder.connection.is_open and self._heard(holder.peer)

@@ -26,11 +26,11 @@ from broker.journal.records import MAX_PAYLOAD_BYTES
 from broker.journal_store import JournalStore
 from broker.recovery import poison_of, recover, snapshot
 from protocol.codec import Buffer
-from protocol.messages import AnyMessage, Heartbeat, Hello, QueueStats, Refused
+from protocol.messages import ActorKeys, AnyMessage, Heartbeat, Hello, QueueStats, Refused
 
 log = logging.getLogger(__name__)
 
-NEED_NOT_WAIT = (Heartbeat, QueueStats, Refused)
+NEED_NOT_WAIT = (ActorKeys, Heartbeat, QueueStats, Refused)
 """Messages that promise nothing, so they need not wait for the journal."""
 MAX_DEAD_LETTERS = 1_000
 """Upper limit of the dead letters that one process keeps."""
@@ -187,6 +187,10 @@ class OutputCommit:
     def refuse(self, name: str, code: str, text: str) -> list[Send]:
         """Refuse a message of a peer; return the messages that may leave at once."""
         return self._may_leave(self.dispatcher.refuse(name, code, text))
+
+    def admit(self, actor_keys: Sequence[str], revoked: Sequence[str], now: float) -> list[Send]:
+        """Note which keys are admitted now; return the messages that may leave at once."""
+        return self._may_leave(self.dispatcher.admit(actor_keys, revoked, now))
 
     def drain(self, reason: str, now: float) -> list[Send]:
         return self._may_leave(self.dispatcher.drain(reason, now))

@@ -29,14 +29,14 @@ from broker.status import prometheus, status
 from protocol.codec import Buffer, decode
 from protocol.envelopes import open_envelope
 from protocol.errors import LimitExceeded, LinkDown, ProtocolError
-from protocol.messages import Goodbye, Hello, Refused
+from protocol.messages import MAX_ITEMS, Goodbye, Hello, Refused
 from protocol.security.addresses import check_endpoint, split_address
 from protocol.security.connections import Connection
 from protocol.security.guard import Guard, GuardedSocket
 from protocol.security.http_serving import serving
 from protocol.security.http_tls import scheme
 from protocol.security.http_token import require_token
-from protocol.security.keys import Principal
+from protocol.security.keys import AllowList, Principal
 from protocol.sockets import AsyncSocket, router
 
 log = logging.getLogger(__name__)
@@ -95,6 +95,8 @@ class Service:
         self._keys, self._http_keys = keys, http_keys
         self._guard: Guard | None = None
         self._identities: Identities | None = None
+        self._admitted: AllowList | None = None
+        """Allow-list of which the dispatcher knows."""
         self._socket: AsyncSocket | None = None
         self._stop = asyncio.Event()
         self._flushing = False
@@ -111,6 +113,7 @@ class Service:
             async with contextlib.AsyncExitStack() as stack:
                 await self._bind_http(stack, host, port)
                 while not self._stop.is_set():
+                    self._look_at_keys(time.monotonic())
                     self._act(self._output_commit.tick(time.monotonic()))
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._stop.wait(), TICK_S)
@@ -162,6 +165,19 @@ class Service:
             await asyncio.sleep(TICK_S)
         log.info("ended, peers left: %s", [peer.name for peer in self._dispatcher.state.peers])
 
+    def _look_at_keys(self, now: float) -> None:
+        """Tell the dispatcher if the keys that are admitted have changed."""
+        if self._guard is None or self._identities is None:
+            return
+        admission = self._guard.admission
+        admission.reload(now)
+        if admission.allowed is self._admitted:
+            return
+        self._admitted, keys = admission.allowed, admission.allowed.keys_of("actor")
+        if len(keys) > MAX_ITEMS:
+            log.error("%d keys of actors, generators admit %d of them; remove some", len(keys), MAX_ITEMS)
+        self._act(self._output_commit.admit(keys[:MAX_ITEMS], self._identities.revoked(), now))
+
     # --- messages -----------------------------------------------------------------------------------------
 
     def _received(self, frames: list[Buffer], sender: Principal | None = None) -> None:
@@ -211,6 +227,8 @@ class Service:
                 self._refuse(route, refusal)
                 return
             self._identities.bind(route, sender, name, self._connection())
+            # Generators must know a new key before its actor connects to them.
+            self._look_at_keys(time.monotonic())
         try:
             self._act(self._output_commit.handle(name, message, frames[1:], time.monotonic()))
         except BrokerError as error:

@@ -84,6 +84,7 @@ def _peer(dispatcher: Dispatcher, peer: Peer, now: float) -> dict[str, Any]:
         "progress": peer.heartbeat.progress,
         "stalled_s": round(peer.stalled_for(now), 3) if peer.heartbeat.busy else 0.0,
         "gauges": peer.heartbeat.gauges,
+        "note": peer.heartbeat.note,
     }
     if peer.role == "actor":
         leases = state.tasks.held_by(peer.name)

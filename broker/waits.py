@@ -107,13 +107,15 @@ def _actor(status: Status, actor: Status) -> Iterator[str]:
     if actor["silent_s"] > STILL_S:
         yield f"{name} is silent for {actor['silent_s']:.1f} s; its {_count(running, 'task')} wait for it"
         return
+    if actor.get("note"):
+        yield f"{name} takes no tasks: {actor['note']}"
     if gauges.get("segments_waiting") and not actor.get("segment_credit", 1):
         held, leased = queues.get("segments_held", 0), queues.get("segments_in_units_leased", 0)
         yield (
             f"{name} waits for segment credit with {gauges['segments_waiting']:.0f} segments: the broker holds {held}, "
             f"{leased} of them with the learner"
         )
-    elif running and not status.get("generators_offered"):
+    elif running and not status.get("generators_offered") and not actor.get("note"):
         yield f"{name} waits for a generator with {_count(running, 'episode')}: none is well"
     elif running and actor["busy"] and actor["stalled_s"] > STILL_S:
         yield f"{name} has {_count(running, 'episode')} without progress for {actor['stalled_s']:.1f} s"
@@ -134,8 +136,9 @@ def _generator(status: Status, generator: Status) -> Iterator[str]:
         yield f"{_count(held, 'request')} at {name} wait for a policy version it does not have yet"
     elif not running:
         yield f"{name} idle: no requests"
-    if behind > 1:
-        yield f"{name} serves version {generator.get('policy_version', 0)}, {behind} behind the newest"
+    why = f": {generator['note']}" if generator.get("note") else ""
+    if behind > 1 or (behind and why):
+        yield f"{name} serves version {generator.get('policy_version', 0)}, {behind} behind the newest{why}"
 
 
 def _of(status: Status, role: str) -> Sequence[Status]:

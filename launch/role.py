@@ -26,6 +26,9 @@ from protocol.security.keys import key_pair, principal
 
 ROLES = ("broker", "learner", "generator", "actor", "weights", "model")
 
+SIGNAL_SKEW_S = 5.0
+"""Time by which the actors of a host may get their signal to end later than its generators."""
+
 
 def run(
     role: str,
@@ -108,6 +111,7 @@ def generator(config: RunConfig, folder: Path, keys: Path | None, *, name: str) 
         run=folder.name,
         seed=config.run.seed,
         keys=keys,
+        grace_s=config.actor.drain_timeout_s + SIGNAL_SKEW_S,
     )
 
 

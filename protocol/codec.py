@@ -22,7 +22,7 @@ from protocol.arrays import ITEM_BYTES, Arrays, SegmentArrays
 from protocol.errors import LimitExceeded, Malformed, VersionMismatch
 from protocol.messages import MAX_ARRAYS, AnyMessage, ArraySpec, Deliver, Segment
 
-MAJOR, MINOR = 4, 0
+MAJOR, MINOR = 4, 1
 PRELUDE = b"OB" + bytes((MAJOR, MINOR))
 
 MAX_HEADER_BYTES = 256 * 1024
@@ -175,7 +175,7 @@ def decode(frames: Sequence[Buffer]) -> tuple[AnyMessage, Sequence[Buffer]]:
     Example:
         >>> from protocol.messages import TaskCredit
         >>> decode(encode(TaskCredit(tasks=3)))
-        (TaskCredit(tasks=3), [])
+        (TaskCredit(tasks=3, void=False), [])
     """
     check_frames(frames)
     try:

@@ -24,6 +24,7 @@ KvPolicy = Literal["recomputed", "kept"]
 DeliveryUnit = Literal["group", "trajectory", "segment"]
 
 MAX_NAME, MAX_ID, MAX_ADDRESS, MAX_PATH, MAX_TEXT, MAX_ROOT = 256, 512, 512, 4_096, 16_384, 64
+MAX_PUBLIC_KEY = 40
 MAX_ITEMS, MAX_TASKS, MAX_IDS, MAX_KEYS, MAX_SOURCES, MAX_ARRAYS = 4_096, 8_192, 65_536, 1_024, 64, 64
 LARGEST_COUNT, LARGEST_VERSION, LARGEST_DURATION_S = 2**63 - 1, 2**31 - 1, 1e9
 MAX_PLACE, MAX_FAILURE_TEXT = 512, 1_000
@@ -40,6 +41,10 @@ FilePath = Annotated[str, Meta(max_length=MAX_PATH)]
 Prose = Annotated[str, Meta(max_length=MAX_TEXT)]
 """Text for people."""
 Root = Annotated[str, Meta(max_length=MAX_ROOT)]
+PublicKey = Annotated[
+    str, Meta(max_length=MAX_PUBLIC_KEY, pattern=r"^([0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40})?$")
+]
+"""A public CURVE key in Z85, or "" for none."""
 Ids = Annotated[list[Id], Meta(max_length=MAX_IDS)]
 Free = Annotated[dict[Label, Any], Meta(max_length=MAX_KEYS)]
 """Free content that the protocol does not interpret; the header's size limit bounds it as a whole."""
@@ -202,6 +207,11 @@ class Hello(Message, tag="hello", frozen=True):
 
     Without it the broker refuses such a learner. With it the broker counts the units of the steps between as lost.
     """
+    public_key: PublicKey = ""
+    """Written by a generator: the key that its endpoint shows to actors; "" without encryption.
+
+    The broker refuses a key that is not the one of the connection, and passes it on to actors in Generators.
+    """
 
 
 class Heartbeat(Message, tag="heartbeat", frozen=True):
@@ -234,6 +244,11 @@ class Heartbeat(Message, tag="heartbeat", frozen=True):
 
     The broker and `offbeat train` wait this long, if it is longer than their own limits, before they hold the
     generator for stalled.
+    """
+    note: Prose = ""
+    """Written by the peer: what keeps it from its work, with the cure; "" if nothing does.
+
+    `/status` and `offbeat status` show it.
     """
 
 
@@ -322,6 +337,9 @@ class TaskCredit(Message, tag="task_credit", frozen=True):
 
     tasks: Count
     """Written by the actor: episodes it can run, added to its unused credit. The broker leases no more."""
+    void: bool = False
+    """Written by the actor: its unused credit is void, and ``tasks`` is all it has. It asks so when the first
+    generator lets it in, and when no generator does any more."""
 
 
 class Segment(Message, tag="segment", frozen=True):
@@ -458,11 +476,13 @@ class GeneratorInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A live generator that actors may use. The broker writes it, actors read it."""
 
     peer: Name
-    """Name of the generator. Actors choose its public key by it and name it in their logs."""
+    """Name of the generator. Actors name it in their logs."""
     endpoint: Address
     """Address that actors connect to."""
     policy_version: Version = 0
     """Version in service when the broker wrote the list. For programs of others; nothing in Offbeat reads it."""
+    public_key: PublicKey = ""
+    """Key that the generator must prove to own. "": actors read it from their keys folder, if there is one."""
 
 
 class Generators(Message, tag="generators", frozen=True):
@@ -585,8 +605,22 @@ class WeightsReady(Message, tag="weights_ready", frozen=True):
     """Copied by the broker from PublishWeights; the generator checks by it the bytes that a source sends."""
 
 
+class ActorKeys(Message, tag="actor_keys", frozen=True):
+    """Public keys of the actors that the broker admits, sent to a generator that joins and on every change.
+
+    Only a broker with encryption sends it.
+    """
+
+    public_keys: Annotated[list[PublicKey], Meta(max_length=MAX_ITEMS)]
+    """Written by the broker; the generator admits actors with these keys, and no others."""
+
+
 class Drain(Message, tag="drain", frozen=True):
-    """The peer is to finish its work, send it, say Goodbye and end."""
+    """From the broker: the peer is to finish its work, send it, say Goodbye and end.
+
+    From a generator to its actors: the generator leaves soon. An actor then prefers other generators, takes no
+    task if it has no other, and says by Stay what it still needs.
+    """
 
     reason: Prose = ""
     """Written by the broker; actors and generators log it, and the learner reports it as why it ended."""
@@ -626,10 +660,21 @@ class Generate(Message, tag="generate", frozen=True):
 
 
 class Abort(Message, tag="abort", frozen=True):
-    """Stop this request; a last chunk with finish_reason "abort" follows."""
+    """Stop this request; a last chunk with finish_reason "abort" follows, also for a request that is unknown."""
 
     request_id: Name
     """Written by the actor; the generator stops this request of the same connection."""
+
+
+class Stay(Message, tag="stay", frozen=True):
+    """Tells a generator how many episodes of this actor need it.
+
+    An actor sends it over each new connection, and each second after the generator has sent Drain. A draining
+    generator may leave as soon as no actor needs it; an actor that is silent for `SILENT_S` needs it no more.
+    """
+
+    episodes: Count
+    """Written by the actor: its running episodes, or 0 if a different generator serves them."""
 
 
 class Chunk(Message, tag="chunk", frozen=True):
@@ -660,5 +705,6 @@ class Chunk(Message, tag="chunk", frozen=True):
 AnyMessage = (
     Hello | Heartbeat | Goodbye | PutTasks | DeliveryCredit | Commit | Checkpointed | PublishWeights | TaskCredit
     | Segment | TaskRejected | Welcome | Refused | Generators | LeaseTask | CancelTask | SegmentAck | SegmentCredit
-    | Held | CheckpointWanted | Deliver | Dropped | WeightsReady | Drain | QueueStats | Generate | Abort | Chunk
+    | Held | CheckpointWanted | Deliver | Dropped | WeightsReady | ActorKeys | Drain | QueueStats | Generate | Abort
+    | Stay | Chunk
 )  # fmt: skip

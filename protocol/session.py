@@ -29,6 +29,7 @@ class Progress:
     policy_version: int = 0
     gauges: tuple[tuple[str, float], ...] = ()
     patience_s: float = 0.0
+    note: str = ""
 
 
 class Session:
@@ -121,5 +122,6 @@ class Session:
                 policy_version=content.policy_version,
                 gauges=dict(content.gauges),
                 patience_s=content.patience_s,
+                note=content.note,
             )
         ]

@@ -164,6 +164,8 @@ class AsyncSocket:
         """True while messages are being handled, after which `after_batch` is called."""
         self.after_batch: Callable[[], None] = lambda: None
         """Called after each batch of messages is handled; messages that it sends leave at once."""
+        self.after_look: Callable[[], None] = lambda: None
+        """Called every `LOOK_S` seconds, after the watch has looked at the handshakes."""
         self._loop.add_reader(socket.fileno(), self._pump)
         self._schedule()
         self._watch_handshakes()
@@ -198,6 +200,7 @@ class AsyncSocket:
             return
         if why := self._watch.look(time.monotonic()):
             log.error("%s", why)
+        self.after_look()
         self._loop.call_later(LOOK_S, self._watch_handshakes)
 
     def _schedule(self) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import zmq
@@ -11,7 +11,7 @@ from actors.config import GeneratorConfig
 from protocol.codec import Frames
 from protocol.security.addresses import is_wildcard, split_endpoint
 from protocol.security.guard import Guard, GuardedSocket
-from protocol.security.keys import Principal
+from protocol.security.keys import AllowList, Principal
 from protocol.sockets import AsyncSocket, router
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ OnRequest = Callable[[list[bytes]], None]
 
 
 class Listener:
-    """Socket that actors connect to. With keys it is encrypted, and admits only actors whose key is listed.
+    """Socket that actors connect to. With keys it is encrypted, and admits only actors whose key the broker admits.
 
     Raises:
         OSError: the address cannot be bound.
@@ -45,6 +45,16 @@ class Listener:
             self._socket = AsyncSocket(plain, on_frames)
         else:
             self._socket = GuardedSocket(plain, self._received, self._guard)
+
+    @property
+    def public_key(self) -> str:
+        """Public key (Z85) that the socket shows to actors; "" if nothing is encrypted."""
+        return self._guard.public_key if self._guard is not None else ""
+
+    def admit(self, public_keys: Sequence[str]) -> None:
+        """Admit actors with these keys (Z85) and no others. Until the first call the keys folder counts."""
+        if self._guard is not None:
+            self._guard.admit(AllowList({key: Principal("actor", "actor", key) for key in public_keys}))
 
     def send(self, frames: Frames) -> None:
         """Send frames to the actor whose routing id is the first frame."""

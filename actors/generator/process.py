@@ -9,6 +9,7 @@ new one.
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
@@ -32,7 +33,7 @@ from actors.generator.weights.relay import relay
 from actors.generator.weights.staging import Announced, NewestWins, Stage, shared_memory
 from actors.generator.weights.updater import WeightUpdater
 from protocol.link import AsyncLink
-from protocol.messages import MAX_PATIENCE_S, AnyMessage, Drain, Hello, Refused, WeightsReady
+from protocol.messages import MAX_PATIENCE_S, ActorKeys, AnyMessage, Drain, Hello, Refused, WeightsReady
 from protocol.security.addresses import check_endpoint
 from protocol.security.http_tls import access
 from protocol.session import Progress
@@ -58,14 +59,16 @@ def serve_generator(
     run: str,
     seed: int,
     keys: Path | None = None,
+    grace_s: float = 0.0,
 ) -> None:
-    """Serve until SIGTERM, or until the broker sends Drain.
+    """Serve until SIGTERM, or until the broker sends Drain. Then drain: serve the episodes that need it.
 
     Args:
         name: peer name, unique in the run.
         broker: ZeroMQ endpoint of the broker.
         model: Hugging Face model folder. Its weights are policy version 0.
         keys: folder of the keys. None means that nothing is encrypted, and only this host can connect.
+        grace_s: longest time to drain, in seconds.
 
     Raises:
         AddressRefused: other hosts can reach ``config.endpoint``, but nothing is encrypted.
@@ -79,14 +82,26 @@ def serve_generator(
     # Until the event loop installs its own handler, there is nothing to clean up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
-        asyncio.run(_serve(config, name=name, broker=broker, model=model, run=run, seed=seed, keys=keys))
+        asyncio.run(
+            _serve(
+                config, name=name, broker=broker, model=model, run=run, seed=seed, keys=keys, grace_s=grace_s
+            )
+        )
     finally:
         # The linger time lets the last chunks and the Goodbye leave.
         zmq.Context.instance().destroy(linger=1_000)
 
 
 async def _serve(
-    config: GeneratorConfig, *, name: str, broker: str, model: str, run: str, seed: int, keys: Path | None
+    config: GeneratorConfig,
+    *,
+    name: str,
+    broker: str,
+    model: str,
+    run: str,
+    seed: int,
+    keys: Path | None,
+    grace_s: float,
 ) -> None:
     facts = read_model_facts(Path(model))
     async with _engine(config, model=model, seed=seed, facts=facts) as engine:
@@ -94,7 +109,9 @@ async def _serve(
         stage = Stage(f"{run}-{name}", facts.shapes, cache=cache)
         try:
             async with relay(config, cache, run, broker, keys) as weights_url:
-                generator = Generator(engine, config, facts, stage, name=name, run=run, keys=keys)
+                generator = Generator(
+                    engine, config, facts, stage, name=name, run=run, keys=keys, grace_s=grace_s
+                )
                 generator.weights_url = weights_url
                 await generator.serve(broker)
         finally:
@@ -133,10 +150,13 @@ class Generator:
         name: str,
         run: str,
         keys: Path | None = None,
+        grace_s: float = 0.0,
     ) -> None:
         self._engine, self._config = engine, config
         self._name, self._run, self._keys = name, run, keys
         self._stop = asyncio.Event()
+        self._grace_s, self._leave_by = grace_s, math.inf
+        self._actors: Listener | None = None
         self._failure = ""
         self._serving = Serving(engine, config, facts, on_failure=self._fail)
         self._updater = WeightUpdater(
@@ -161,13 +181,13 @@ class Generator:
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
-        actors = Listener(self._config, self._name, self._keys, self._serving.received)
+            loop.add_signal_handler(number, self._signalled)
+        self._actors = actors = Listener(self._config, self._name, self._keys, self._serving.received)
         self._serving.send = actors.send
         endpoint = endpoint_for_actors(actors.endpoint, self._config.advertised_host, broker)
         self._link = link = AsyncLink(
             broker,
-            self._hello(endpoint),
+            self._hello(endpoint, actors.public_key),
             self._from_broker,
             on_join=self._joined,
             progress=self.progress,
@@ -206,9 +226,10 @@ class Generator:
             policy_version=self._engine.version,
             gauges=tuple(gauges.items()),
             patience_s=min(MAX_PATIENCE_S, self._pace.patience_s),
+            note=self._updater.note,
         )
 
-    def _hello(self, endpoint: str) -> Hello:
+    def _hello(self, endpoint: str, public_key: str) -> Hello:
         return Hello(
             role="generator",
             peer=self._name,
@@ -218,6 +239,7 @@ class Generator:
             pid=os.getpid(),
             endpoint=endpoint,
             weights_url=self.weights_url,
+            public_key=public_key,
         )
 
     def _joined(self) -> None:
@@ -242,9 +264,10 @@ class Generator:
                         message.epoch, message.version, message.manifest, tuple(message.sources), message.root
                     )
                 )
+            case ActorKeys() if self._actors is not None:
+                self._actors.admit(message.public_keys)
             case Drain():
-                log.info("%s drains: %s", self._name, message.reason or "asked by the broker")
-                self._stop.set()
+                self._drain(message.reason or "asked by the broker")
             case Refused() if message.fatal:
                 self._fail(f"refused by the broker: {message.message}")
             case Refused():
@@ -252,8 +275,28 @@ class Generator:
             case _:
                 log.debug("%s from the broker is not for a generator", type(message).__name__)
 
+    def _signalled(self) -> None:
+        """Drain at the first signal, and end at once at the second one."""
+        if math.isfinite(self._leave_by):
+            self._stop.set()
+        self._drain("a signal")
+
+    def _drain(self, why: str) -> None:
+        """Serve on until no actor needs this generator, at most for the time of grace, and then end."""
+        if math.isfinite(self._leave_by):
+            return
+        now = time.monotonic()
+        log.info("%s drains: %s", self._name, why)
+        self._leave_by = now + self._grace_s
+        self._serving.announce_drain(why, now)
+
     def _tick(self) -> None:
         now = time.monotonic()
+        if math.isfinite(self._leave_by):
+            needed = self._serving.guests.needed(now)
+            if not needed or now >= self._leave_by:
+                log.info("%s leaves; %d episodes still need it", self._name, needed)
+                self._stop.set()
         if why := self._engine.health():
             self._fail(why)
         if self._link and (silent := self._link.session.silent_for(now)) > BROKER_LOST_S:

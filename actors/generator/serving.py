@@ -11,13 +11,14 @@ from typing import Any, Literal
 from actors.config import GeneratorConfig
 from actors.errors import EngineFailed, RequestRefused
 from actors.generator.engine import Request, SamplingEngine
+from actors.generator.guests import Guests
 from actors.generator.model_folder import ModelFacts
 from actors.generator.requests import HOLD_TIMEOUT_S, RequestBook, why_invalid
 from actors.sampled import Sampled, nothing
-from protocol.codec import Buffer, Frames, decode, encode_arrays, unpack_arrays
+from protocol.codec import Buffer, Frames, decode, encode, encode_arrays, unpack_arrays
 from protocol.envelopes import open_envelope
 from protocol.errors import Malformed, ProtocolError
-from protocol.messages import Abort, AnyMessage, Chunk, Generate
+from protocol.messages import Abort, AnyMessage, Chunk, Drain, Generate, Goodbye, Stay
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class Serving:
         send: Callable[[Frames], None] = lambda frames: None,
     ) -> None:
         self.book = RequestBook(time.monotonic())
+        self.guests = Guests()
         self.send = send
         self._engine, self._config, self._facts = engine, config, facts
         self._on_failure = on_failure
@@ -71,7 +73,7 @@ class Serving:
         self._tasks: set[asyncio.Task[None]] = set()
         self._count = self._refused = 0
         self._looked = 0.0
-        self._closing = ""
+        self._closing = self._reason = ""
 
     def received(self, frames: list[bytes]) -> None:
         """Handle one envelope of an actor. The first frame is the actor's routing id."""
@@ -96,6 +98,11 @@ class Serving:
                 self._generate(actor, message, unpack_prompt(message, rest))
             case Abort():
                 self._abort(actor, message.request_id)
+            case Stay():
+                if self.guests.heard(actor, message.episodes, time.monotonic()):
+                    self._tell_drain(actor)
+            case Goodbye():
+                self.guests.left(actor)
             case _:
                 raise Malformed(f"{type(message).__name__} is not for a generator")
 
@@ -133,6 +140,15 @@ class Serving:
             if now - entry.heard >= KEEP_ALIVE_S:
                 entry.heard = now
                 self._reply(entry.actor, Chunk(request_id=entry.request_id, offset=entry.sent), NOTHING)
+
+    def announce_drain(self, reason: str, now: float) -> None:
+        """Tell the actors that this generator leaves soon. It serves them until `drain` is called."""
+        self._reason = reason
+        for actor in self.guests.drain(now):
+            self._tell_drain(actor)
+
+    def _tell_drain(self, actor: bytes) -> None:
+        self.send([actor, *encode(Drain(reason=self._reason))])
 
     async def drain(self, failure: str, timeout_s: float) -> None:
         """End every request: with the tokens it has if the engine works, else with the failure."""
@@ -173,6 +189,8 @@ class Serving:
         if why := self._why_not_here(actor, message.request_id):
             self._end_answer(actor, message.request_id, "abort", why)
             return
+        if self.guests.asked(actor, time.monotonic()):
+            self._tell_drain(actor)
         self._count += 1
         key = str(self._count)
         request = Request(

@@ -67,11 +67,17 @@ class ActorSide:
         for record in reversed(self._state.tasks.held_by(peer.name)):
             self.end_lease(record, "", now, fault=fault)
 
-    def credited(self, peer: Peer, tasks: int) -> None:
-        """Add task credit: the actor can run more tasks."""
+    def credited(self, peer: Peer, tasks: int, *, void: bool = False) -> None:
+        """Add task credit: the actor can run more tasks. ``void``: its unused credit is void."""
+        if void:
+            self._wants_none(peer)
         peer.task_credit = min(MAX_CREDIT, peer.task_credit + tasks)
         if peer.task_credit:
             self._hungry[peer.name] = peer
+
+    def _wants_none(self, peer: Peer) -> None:
+        peer.task_credit = 0
+        self._hungry.pop(peer.name, None)
 
     # --- tasks out ----------------------------------------------------------------------------------------
 
@@ -115,12 +121,13 @@ class ActorSide:
         record = self._state.tasks.by_lease(message.lease_id)
         wants_none = message.reason in (DRAINING, FULL)
         if wants_none:
-            peer.task_credit = 0
-            self._hungry.pop(peer.name, None)
+            self._wants_none(peer)
         if record is not None and record.lease is not None and record.lease.actor == peer.name:
             if message.failure is not None:
                 self.episodes.interrupted(message.failure)
-            self.end_lease(record, "", now, fault=message.fault and not wants_none, avoid=peer.name)
+            # An actor that wants none may take this task later: nothing is wrong with the task.
+            avoid = "" if wants_none else peer.name
+            self.end_lease(record, "", now, fault=message.fault and not wants_none, avoid=avoid)
 
     def end_lease(
         self, record: TaskRecord, reason: str, now: float, *, fault: bool = True, avoid: str = ""

@@ -20,6 +20,7 @@ from broker.core.state import BrokerState, Send
 from broker.core.store import MemoryStore, SegmentStore
 from protocol.codec import MAX_BODY_BYTES, MAX_HEADER_BYTES, Buffer
 from protocol.messages import (
+    ActorKeys,
     AnyMessage,
     Checkpointed,
     Commit,
@@ -88,6 +89,8 @@ class Dispatcher:
         self.actors = ActorSide(self.state)
         self.learners = LearnerSide(self.state)
         self.generators = GeneratorList(self.state.peers, config.generator_stall_s)
+        self._actor_keys: list[str] | None = None
+        """Public keys of actors that generators are to admit; None without encryption."""
         self._draining_since: float | None = None
         self._swept = self._stats_sent = now
 
@@ -146,6 +149,22 @@ class Dispatcher:
         self.state.refuse(name, code, text)
         return self.state.take_actions()
 
+    def admit(self, actor_keys: Sequence[str], revoked: Sequence[str], now: float) -> list[Send]:
+        """Note which keys are admitted now; return the actions. Call it when the keys folder has changed.
+
+        Args:
+            actor_keys: public keys (Z85) of actors, for generators.
+            revoked: names of peers whose keys are not admitted any more. They are lost at once.
+        """
+        for name in revoked:
+            if (peer := self.state.peers.get(name)) is not None:
+                self._lose(peer, now, fault=True)
+        if actor_keys != self._actor_keys:
+            self._actor_keys = list(actor_keys)
+            for generator in self.state.peers.of("generator"):
+                self._tell_actor_keys(generator)
+        return self.follow(now)
+
     def drain(self, reason: str, now: float) -> list[Send]:
         """Ask every peer to finish; return the actions. From now on nothing is leased or delivered."""
         self._draining_since = now
@@ -203,6 +222,7 @@ class Dispatcher:
             self.state.send(name, Generators(generators=self.generators.offered))
             self.actors.joined(peer, trickle=self.learners.starving(now))
         elif hello.role == "generator":
+            self._tell_actor_keys(peer)
             self.generators.heard(peer, now)
             self.learners.news.heard(peer)
             self.learners.news.announce(peer)
@@ -210,6 +230,10 @@ class Dispatcher:
             self.learners.welcome(peer)
         if self._draining_since is not None:
             self.state.send(name, Drain(reason="the broker is ending"))
+
+    def _tell_actor_keys(self, generator: Peer) -> None:
+        if self._actor_keys is not None:
+            self.state.send(generator.name, ActorKeys(public_keys=self._actor_keys))
 
     def objection(self, name: str, hello: Hello) -> Refused | None:
         """Return the refusal that the peer ``name`` would get for this Hello, or None. Changes nothing."""
@@ -259,7 +283,7 @@ class Dispatcher:
             case Segment():
                 self.actors.segment(peer, message, frames, now, trickle=self.learners.starving(now))
             case TaskCredit():
-                self.actors.credited(peer, message.tasks)
+                self.actors.credited(peer, message.tasks, void=message.void)
             case Commit():
                 if self.learners.commit(peer, message, now):
                     self.actors.grant_short(trickle=self.learners.starving(now))

@@ -32,16 +32,17 @@ class GeneratorList:
         self._peers, self._stall_s = peers, stall_s
         self.offered: list[GeneratorInfo] = []
         """Generators as actors know them: as many healthy ones as one message holds."""
-        self._healthy: dict[str, str] = {}
-        """Endpoints of the healthy generators at the last list, by name."""
+        self._healthy: dict[str, tuple[str, str]] = {}
+        """Endpoints and public keys of the healthy generators at the last list, by name."""
         self.is_changed = False
-        """True if a generator has joined, left, moved, stalled or recovered since the last list."""
+        """True if a generator has joined, left, moved, changed its key, stalled or recovered since the last list."""
         self._not_before = 0.0
 
     def heard(self, generator: Peer, now: float) -> None:
         """Look at one generator, which may have joined, moved, stalled or recovered. The cost is constant."""
-        endpoint = generator.hello.endpoint if generator.may_serve(now, self._stall_s) else ""
-        if self._healthy.get(generator.name, "") != endpoint:
+        hello = generator.hello
+        reached = (hello.endpoint, hello.public_key) if generator.may_serve(now, self._stall_s) else None
+        if self._healthy.get(generator.name) != reached:
             self.is_changed = True
 
     def left(self, name: str) -> None:
@@ -58,7 +59,8 @@ class GeneratorList:
         if not self.is_changed or now < self._not_before:
             return None
         healthy = self._peers.healthy_generators(now, self._stall_s)
-        self.is_changed, self._healthy = False, {info.peer: info.endpoint for info in healthy}
+        self.is_changed = False
+        self._healthy = {info.peer: (info.endpoint, info.public_key) for info in healthy}
         fitting = self._peers.fitting(healthy)
         if list(map(_unversioned, fitting)) == list(map(_unversioned, self.offered)):
             return None

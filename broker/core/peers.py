@@ -11,10 +11,11 @@ from protocol.gauges import merge_of, tag
 from protocol.messages import GeneratorInfo, Heartbeat, Hello, Role
 
 MAX_PEERS = 4_096
-INFO_BYTES = 64
+INFO_BYTES = 128
 """Bytes reserved for one generator in a Generators message, besides its name and endpoint."""
 MAX_GAUGES = 64
 MAX_GAUGE_NAME = 64
+MAX_NOTE = 1_000
 MAX_TOTALS = 256
 MAX_MERGED = 1_024
 """Upper limit of the gauge names of all peers together; one message can hold this number."""
@@ -58,6 +59,7 @@ class Peer:
             busy=heartbeat.busy,
             policy_version=heartbeat.policy_version,
             patience_s=heartbeat.patience_s,
+            note=heartbeat.note[:MAX_NOTE],
             gauges={
                 name: value
                 for name, value in list(heartbeat.gauges.items())[:MAX_GAUGES]
@@ -166,7 +168,10 @@ class Peers:
         """Return the generators that actors may use, see `Peer.may_serve`."""
         return [
             GeneratorInfo(
-                peer=peer.name, endpoint=peer.hello.endpoint, policy_version=peer.heartbeat.policy_version
+                peer=peer.name,
+                endpoint=peer.hello.endpoint,
+                policy_version=peer.heartbeat.policy_version,
+                public_key=peer.hello.public_key,
             )
             for peer in self.of("generator")
             if peer.may_serve(now, stall_s)

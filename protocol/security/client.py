@@ -35,18 +35,30 @@ class ClientKeys(NamedTuple):
     server: bytes
     server_role: KeyRole
     folder: Path
+    told: bool = False
+    """True if the broker told the key of the server; False if it is in the folder."""
 
     @classmethod
     def read(
-        cls, folder: Path, role: KeyRole, peer: str, server_role: KeyRole, server_peer: str = ""
+        cls,
+        folder: Path,
+        role: KeyRole,
+        peer: str,
+        server_role: KeyRole,
+        server_peer: str = "",
+        told: str = "",
     ) -> "ClientKeys":
         """Read the keys with which ``peer`` connects to a server of ``server_role``.
+
+        Args:
+            told: public key (Z85) of the server as the broker told it; "": it is in the folder.
 
         Raises:
             KeysUnusable: a key is missing or cannot be used.
         """
         own = key_pair(folder, role, peer)
-        return cls(own, public_key(folder, server_role, server_peer), server_role, folder)
+        server = told.encode() or public_key(folder, server_role, server_peer)
+        return cls(own, server, server_role, folder, bool(told))
 
     def apply(self, socket: "zmq.Socket[bytes]") -> None:
         """Set the keys on a socket; call it before the socket connects."""
@@ -74,7 +86,11 @@ class HandshakeWatch:
         self._server = f"the {server} at {endpoint}"
         self._monitor = socket.get_monitor_socket(_WATCHED)
         self._again: float | None = None
-        self._connections = self._known = 0
+        self._known = 0
+        self.connections = 0
+        """Number of handshakes that succeeded."""
+        self.connected = False
+        """Whether the last of them succeeded and its connection has not ended since."""
         self.why = ""
         """Why the last handshake failed, with the cure; "" if it succeeded."""
 
@@ -100,15 +116,17 @@ class HandshakeWatch:
     def _happened(self, kind: int, value: int, now: float) -> None:
         match kind:
             case zmq.EVENT_DISCONNECTED:
+                self.connected = False
                 # Connect again, unless ZeroMQ reports that it retries; after malformed bytes it does not.
                 self._again = now + RETRY_S
             case zmq.EVENT_CONNECT_RETRIED:
                 self._again = None
             case zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.why, self._again = "", None
-                self._connections += 1
+                self.connections += 1
+                self.connected = True
             case _:
-                self.why = self._reason(kind, value)
+                self.why, self.connected = self._reason(kind, value), False
                 if kind in _GIVES_UP:
                     self._again = now + RETRY_S
 
@@ -118,8 +136,8 @@ class HandshakeWatch:
         Messages under way on the old connection, in either direction, may be lost, and ZeroMQ does not report
         it.
         """
-        before, self._known = self._known, self._connections
-        return 0 < before < self._connections
+        before, self._known = self._known, self.connections
+        return 0 < before < self.connections
 
     def close(self) -> None:
         """Stop watching; call it before the socket itself is closed."""
@@ -135,16 +153,27 @@ class HandshakeWatch:
             )
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value != REFUSED_FOR_GOOD:
             return f"{server} takes no more connections just now; this process goes on trying"
-        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and keys.server_role == "broker":
             return (
                 f"{server} refused our key ({keys.own.public.decode()[:8]}... in {keys.folder}): its keys folder does "
                 "not list it; bring this host's keys from there (`offbeat keys bundle`), or our .pub file to there"
+            )
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            return (
+                f"{server} refused our key ({keys.own.public.decode()[:8]}... in {keys.folder}): the broker has not "
+                "told it this key yet, or tells it no more; this process goes on trying"
             )
         if (
             event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
             and value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
         ):
             return f"{server} does not encrypt, and this process does; set security.encrypt the same for both"
+        if keys.told:
+            return (
+                f"{server} ended the handshake: as a rule its key is not the one that the broker told us "
+                f"({keys.server.decode()[:8]}...), because a different process listens there; look at "
+                "generator.endpoint and generator.advertised_host of its host"
+            )
         return (
             f"{server} ended the handshake: as a rule its key is not the one in {keys.folder} "
             f"({keys.server_role}.pub, {keys.server.decode()[:8]}...), or it does not encrypt; copy "

@@ -2,7 +2,7 @@
 
 By ZAP (ZeroMQ RFC 27) ZeroMQ asks the listening process, over ``inproc://zeromq.zap.01``, whether a key may
 connect. The answer has a user id, here the key itself, which comes with each message of that connection. So a
-key that was removed from the folder is refused on open connections, too, and these are cut.
+key that is admitted no more is refused on open connections, too, and these are cut.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from zmq.utils import z85
 from protocol.security.client import REFUSED_FOR_GOOD, REFUSED_FOR_NOW
 from protocol.security.connections import Connection
 from protocol.security.handshakes import Admission
-from protocol.security.keys import KeyRole, Principal, key_pair
+from protocol.security.keys import AllowList, KeyRole, Principal, key_pair
 from protocol.sockets import AsyncSocket, LeanRouter, router
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,11 @@ class Guard:
         handler.bind(ZAP_ENDPOINT)
         self._handler = AsyncSocket(handler, self._asked)
 
+    @property
+    def public_key(self) -> str:
+        """The public key (Z85) that the socket shows to clients."""
+        return self._own.public.decode()
+
     def router(self, context: "zmq.Context[zmq.Socket[bytes]]") -> LeanRouter:
         """Create an encrypted ROUTER for the caller to bind."""
         socket = router(context)
@@ -72,6 +77,10 @@ class Guard:
         """Return the principal whose key a message came under; None if the key is not admitted now."""
         self.admission.reload(time.monotonic())
         return self.admission.sender(user_id)
+
+    def admit(self, allowed: AllowList) -> None:
+        """Admit the keys of this list and no others, whatever the folder holds."""
+        self.admission.admit(allowed)
 
     def close(self) -> None:
         """Close the handler; call it after the guarded socket is closed."""

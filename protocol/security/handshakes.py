@@ -63,7 +63,7 @@ class Verdict(NamedTuple):
 
 
 class Admission:
-    """The allow-list of one listening socket, as its keys folder has it now.
+    """The allow-list of one listening socket: as its keys folder has it now, or as the broker told it.
 
     Args:
         folder: keys folder; changes are noticed within `RELOAD_S`.
@@ -86,7 +86,7 @@ class Admission:
         self._folder, self._roles = folder, roles
         self.allowed = AllowList.read(folder)
         self._signature = signature(folder)
-        self._looked = now
+        self._looked, self._told = now, False
         self._all = TokenBucket(of_all, now)
         self._one, self._addresses = of_one_address, OrderedDict[str, TokenBucket]()
         self.refused: Counter[str] = Counter()
@@ -101,7 +101,8 @@ class Admission:
         self.reload(now)
         who = self.allowed.get(public)
         if who is None:
-            return self._refuse("unknown_key", "this key is not in the keys folder")
+            where = "among those that the broker admits" if self._told else "in the keys folder"
+            return self._refuse("unknown_key", f"this key is not {where}")
         if who.role not in self._roles:
             return self._refuse("role", f"keys of the role {who.role} are not for this socket")
         return Verdict(True)
@@ -111,9 +112,13 @@ class Admission:
         who = self.allowed.get(public)
         return who if who is not None and who.role in self._roles else None
 
+    def admit(self, allowed: AllowList) -> None:
+        """Admit the keys of this list and no others. From now on the folder does not count."""
+        self.allowed, self._told = allowed, True
+
     def reload(self, now: float) -> None:
         """Read the folder again if it has changed; while it cannot be read, the list stays as it is."""
-        if now - self._looked < RELOAD_S:
+        if self._told or now - self._looked < RELOAD_S:
             return
         self._looked = now
         try:

@@ -28,12 +28,13 @@ HTTP_FILES = (TOKEN_FILE, CERTIFICATE_FILE, PRIVATE_FILE)
 NEEDS: Mapping[KeyRole, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "broker": (("learner", "generator", "actor"), HTTP_FILES),
     "learner": (("broker",), HTTP_FILES),
-    "generator": (("broker", "actor"), HTTP_FILES),
-    "actor": (("broker", "generator"), ()),
+    "generator": (("broker",), HTTP_FILES),
+    "actor": (("broker",), ()),
 }
 """Roles whose public keys a host needs, and HTTP files that it needs, by the role of the host.
 
-The broker serves `/status`, and learners and generators serve weights, so these roles need the HTTP files.
+The broker tells generators and actors the public keys of each other. It serves `/status`, and learners and
+generators serve weights, so these roles need the HTTP files.
 """
 _EARLIER = re.compile(r"[A-Za-z0-9._-]+@\d+")
 

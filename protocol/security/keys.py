@@ -3,7 +3,8 @@
 A keys folder holds ``NAME.pub`` and ``NAME.secret``, each one line of Z85. NAME is a role, or a role, a dash
 and more. In the second case the key is valid only for peers of this name, and no other key is valid for them.
 ``NAME@1.pub`` is an earlier key of NAME that is still admitted. The public keys in a folder are the list of
-admitted keys. A host needs no secret key but its own.
+admitted keys of the broker, which tells generators and actors the public keys of each other. So a host needs
+its own secret key and ``broker.pub``, and no other key.
 """
 
 import logging
@@ -11,7 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -42,6 +43,8 @@ class Principal:
 
     role: KeyRole
     name: str
+    public: str = field(default="", compare=False)
+    """The key itself (Z85); "" if it is not known. One owner may have several keys, so it does not compare."""
 
     @property
     def whole_role(self) -> bool:
@@ -53,26 +56,29 @@ class Principal:
         return peer == self.name or peer.startswith(f"{self.name}-")
 
 
-def principal(name: str) -> Principal:
+def principal(name: str, public: str = "") -> Principal:
     """Return the principal of a key's name.
+
+    Args:
+        public: the key (Z85), if it is known.
 
     Raises:
         KeysUnusable: this is not the name of a key.
 
     Example:
         >>> principal("actor-gpu7")
-        Principal(role='actor', name='actor-gpu7')
+        Principal(role='actor', name='actor-gpu7', public='')
     """
     match = _NAME.fullmatch(name)
     if match is None:
         raise KeysUnusable(
             f"{name!r} is no name of a key: use one of {', '.join(ROLES)}, or one with a dash and more, as actor-gpu7"
         )
-    return Principal(match.group(1), name)  # type: ignore[arg-type]
+    return Principal(match.group(1), name, public)  # type: ignore[arg-type]
 
 
 class AllowList:
-    """The public keys of a folder, and the principal of each."""
+    """Admitted public keys, and the principal of each."""
 
     def __init__(self, known: Mapping[str, Principal]) -> None:
         self._known = dict(known)
@@ -100,7 +106,8 @@ class AllowList:
         for path in paths:
             try:
                 refuse_changeable(path, path.stat().st_mode)
-                known[read_key(path).decode()] = principal(path.stem.partition("@")[0])
+                key = read_key(path).decode()
+                known[key] = principal(path.stem.partition("@")[0], key)
             except (KeysUnusable, OSError) as error:
                 log.error("left out: %s", error)
         return cls(known)
@@ -111,6 +118,10 @@ class AllowList:
     def get(self, public: str) -> Principal | None:
         """Return the principal of a public key (Z85), or None if the key is not listed."""
         return self._known.get(public)
+
+    def keys_of(self, role: KeyRole) -> list[str]:
+        """Return the public keys (Z85) of a role and of single peers of the role, in ascending order."""
+        return sorted(key for key, who in self._known.items() if who.role == role)
 
     def objection(self, who: Principal, peer: str) -> str:
         """Return why a key of this principal must not be used by a peer of this name; "" if it may.

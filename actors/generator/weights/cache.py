@@ -95,7 +95,8 @@ class Cache:
             except OSError as error:
                 raise WeightsError(f"version {version}: {error}") from None
         raise WeightsError(
-            f"version {version} could not be had from any source: {'; '.join(tried) or 'none given'}"
+            f"version {version} could not be had from any source: {'; '.join(tried) or 'none given'}; "
+            "does `offbeat weights` run at the learner's host, and is its port open to this one?"
         )
 
     def close(self) -> None:

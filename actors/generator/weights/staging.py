@@ -165,6 +165,13 @@ class Stage:
     def _locate(self, announced: Announced) -> tuple[Path, bool]:
         """Return the path of the version's manifest, and whether that path is in this host's cache."""
         source = Path(announced.manifest)
+        folder = source.parent.parent
+        if not announced.sources and not folder.exists():
+            raise WeightsError(
+                f"version {announced.version}: this host has no {folder}, and nobody serves weights; if the learner "
+                "runs on a different host, set weights.http in the run file of all roles, for example to 0.0.0.0:5757, "
+                "start `offbeat weights RUN_FILE` beside the learner, and start the learner again with --resume"
+            )
         if not announced.sources or self._cache is None or _is_of_this_host(source):
             return source, False
         found = self._cache.obtain(announced.epoch, announced.version, announced.sources, root=announced.root)

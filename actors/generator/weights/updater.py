@@ -52,6 +52,8 @@ class WeightUpdater:
         longest_s: float = 300.0,
     ) -> None:
         self.loading = False
+        self.note = ""
+        """Why the newest announced version is not in service, with the cure; "" if nothing is known to hinder it."""
         self._engine, self._queue, self._stage, self._run = engine, queue, stage, run
         self._on_failure = on_failure
         self._patience_s, self._longest_s = patience_s, longest_s
@@ -96,6 +98,7 @@ class WeightUpdater:
             return False
         except WeightsError as error:
             self._refuse(str(error))
+            self.note = f"new weights do not arrive: {error}"
             return False
         allowed_s = load_deadline(manifest.nbytes, patience_s=self._patience_s, longest_s=self._longest_s)
         self.loading = True
@@ -105,6 +108,7 @@ class WeightUpdater:
         except UpdateRefused as error:
             self._queue.never(announced)
             self._refuse(str(error))
+            self.note = f"the engine takes no new weights: {error}"
             return False
         except (EngineFailed, TimeoutError) as error:
             why = str(error) or f"it took longer than {allowed_s:.1f} s"
@@ -115,6 +119,7 @@ class WeightUpdater:
             self._stage.discard(data)
         self._stage.accepted(manifest)
         self._applied += 1
+        self.note = ""
         log.info("policy version %d in service, paused for %.0f ms", manifest.version, 1e3 * self._pause_s)
         return True
 

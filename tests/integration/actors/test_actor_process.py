@@ -82,6 +82,32 @@ def whole(pairs):
     ]
 
 
+def test_tasks_are_taken_only_while_a_generator_lets_the_actor_in(stage):
+    """Otherwise tasks would use up their attempts, each with requests that nobody answers."""
+
+    async def scenario(scene):
+        broker = scene.broker
+        closed = scene.generator("generator-0")
+        closed.close()
+        broker.list_generators(closed)
+        scene.actors.append(start_actor(broker.endpoint, scene.model, scene.env, concurrent_episodes=4))
+        await until(lambda: len(broker.beats) > 10, "the actor has joined")
+        assert broker.credits == []
+        scene.lease("early")
+        await until(lambda: broker.rejected, "the lease is rejected")
+        assert [(r.lease_id, r.reason) for r in broker.rejected] == [("lease-early-0", "full")]
+        open_one = scene.generator("generator-1")
+        broker.list_generators(closed, open_one)
+        await until(lambda: broker.credits == [4], "the actor announces its credit")
+        scene.lease("t", index=3)
+        await until(lambda: "t" in broker.closed(), "the episode ends")
+        open_one.close()
+        # What the broker has of this credit is void, and the actor has none.
+        await until(lambda: broker.credits == [4, 1, 0], "the credit is void")
+
+    stage(scenario)
+
+
 def test_a_group_is_run_and_sigterm_drains(stage):
     async def scenario(scene):
         broker = scene.broker

@@ -38,7 +38,9 @@ def make(monkeypatch):
     monkeypatch.setattr(Actor, "_run_episode", run_episode)
 
     def make():
-        return Actor(ActorConfig(concurrent_episodes=2), "a", "tcp://b", "e", "r", Suite, None)
+        actor = Actor(ActorConfig(concurrent_episodes=2), "a", "tcp://b", "e", "r", Suite, None)
+        actor._book.served(by_any=True)
+        return actor
 
     return make
 

@@ -6,7 +6,7 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 
-from actors import generator_client
+from actors import generator_client, generator_connection
 from actors.generator_client import GeneratorPool, TurnRequest
 from protocol.codec import decode, encode_arrays
 from protocol.messages import Abort, Chunk, Generate, GeneratorInfo
@@ -42,7 +42,7 @@ def sample(monkeypatch, *answers):
     log = []
 
     class Well:
-        why = ""
+        why, connected, connections = "", True, 1
 
         def __init__(self, *_):
             pass
@@ -52,10 +52,12 @@ def sample(monkeypatch, *answers):
             pass
 
     monkeypatch.setattr(generator_client, "RETRY_S", 0.0)
-    monkeypatch.setattr(generator_client, "dealer", lambda *_: Socket())
-    monkeypatch.setattr(generator_client, "HandshakeWatch", Well)
+    monkeypatch.setattr(generator_connection, "dealer", lambda *_: Socket())
+    monkeypatch.setattr(generator_connection, "HandshakeWatch", Well)
     monkeypatch.setattr(
-        generator_client, "AsyncSocket", lambda socket, on_frames, watch: Wire(on_frames, list(answers), log)
+        generator_connection,
+        "AsyncSocket",
+        lambda socket, on_frames, watch: Wire(on_frames, list(answers), log),
     )
 
     async def main():

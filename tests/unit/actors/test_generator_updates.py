@@ -1,5 +1,6 @@
 """Test the order, staging and verification of weight versions."""
 
+import asyncio
 import os
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import actors.generator.weights.staging
 from actors.generator.weights.cache import Cache
 from actors.generator.weights.staging import Announced, NewestWins, Stage, link_or_copy, tensor_table
+from actors.generator.weights.updater import WeightUpdater
 from protocol.errors import NameTaken, WeightsError
 from protocol.weights.files import write_version
 from protocol.weights.format import DATA, read_manifest
@@ -234,3 +236,14 @@ def test_a_foreign_cache_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 54_321)
     Cache(tmp_path / "offbeat-cache-r-1", "r").close()
     assert foreign.is_dir()
+
+
+def test_on_a_host_that_no_weights_reach_the_heartbeat_says_why_and_what_to_do(tmp_path):
+    stage, failures = stage_in(tmp_path), []
+    updater = WeightUpdater(None, NewestWins(), stage, "r", on_failure=failures.append)
+    assert updater.note == ""
+    elsewhere = tmp_path / "offbeat-r" / "v00000003" / "manifest.json"
+    assert not asyncio.run(updater.update(Announced(0, 3, str(elsewhere))))
+    assert "nobody serves weights" in updater.note
+    assert "set weights.http in the run file of all roles" in updater.note
+    assert failures == []

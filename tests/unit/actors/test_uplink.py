@@ -91,8 +91,31 @@ def lease(number, name="t"):
     return LeaseTask(lease_id=f"l{number}", attempt=1, task=task(f"{name}{number}"))
 
 
-def test_credit_is_announced_at_join_and_given_back_one_by_one():
+def served(book):
+    """Return the book of an actor that a generator has let in."""
+    assert book.served(by_any=True).void
+    return book
+
+
+def test_without_a_generator_there_is_no_credit_and_no_lease_is_run():
     book = LeaseBook(2)
+    assert book.joined() is None
+    assert book.why_not() == "full"
+    assert not book.leased(lease(0))
+    assert book.served(by_any=True) == TaskCredit(tasks=2, void=True)
+    assert book.served(by_any=True) is None  # the credit is announced once
+    assert book.leased(lease(1))
+    # The last generator is lost: what the broker has of our credit is void, and the end of a lease frees none.
+    assert book.served(by_any=False) == TaskCredit(tasks=0, void=True)
+    assert book.ended("l1") is None
+    assert book.joined() is None
+    assert book.served(by_any=True) == TaskCredit(tasks=2, void=True)
+    book.draining = True
+    assert book.served(by_any=False) is None
+
+
+def test_credit_is_announced_at_join_and_given_back_one_by_one():
+    book = served(LeaseBook(2))
     assert book.joined() == TaskCredit(tasks=2)
     assert book.leased(lease(0))
     assert book.ended("l0") == TaskCredit(tasks=1)
@@ -100,7 +123,7 @@ def test_credit_is_announced_at_join_and_given_back_one_by_one():
 
 
 def test_after_a_rejoin_credit_is_what_does_not_run():
-    book = LeaseBook(2)
+    book = served(LeaseBook(2))
     book.joined()
     assert book.leased(lease(0))
     assert book.joined() == TaskCredit(tasks=1)
@@ -110,7 +133,7 @@ def test_after_a_rejoin_credit_is_what_does_not_run():
 
 
 def test_more_leases_than_there_is_room_for_are_not_run():
-    book = LeaseBook(1)
+    book = served(LeaseBook(1))
     assert book.leased(lease(0))
     assert book.why_not() == "full"
     assert not book.leased(lease(1))
@@ -120,7 +143,7 @@ def test_more_leases_than_there_is_room_for_are_not_run():
 
 
 def test_the_same_lease_is_run_once_and_none_while_draining():
-    book = LeaseBook(2)
+    book = served(LeaseBook(2))
     assert book.leased(lease(0))
     assert not book.leased(lease(0))
     assert book.lease_of("t0.1") == "l0"

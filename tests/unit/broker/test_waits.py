@@ -58,6 +58,15 @@ def test_the_chain_goes_on_to_a_generator_that_stands_still():
     ]
 
 
+def test_it_is_said_why_new_weights_do_not_arrive_and_why_an_actor_takes_no_tasks():
+    why = "new weights do not arrive: set weights.http"
+    said = changed(generator_0={"policy_version": 0, "note": why}, actor_0={"note": "refused our key"})
+    lines = who_waits(said)
+    assert "actor-0 takes no tasks: refused our key" in lines
+    behind = said["policy_version"]
+    assert f"generator-0 serves version 0, {behind} behind the newest: {why}" in lines
+
+
 def test_no_generator_is_well():
     said = changed(generator_0=None)
     said["generators_offered"] = []

@@ -223,12 +223,12 @@ def test_a_revoked_key_does_not_come_back_when_keys_are_made(keys):
 @pytest.mark.parametrize(
     ("name", "files"),
     [
-        ("actor", {"actor.pub", "actor.secret", "broker.pub", "generator.pub"}),
-        ("actor-gpu7", {"actor-gpu7.pub", "actor-gpu7.secret", "broker.pub", "generator.pub"}),
+        ("actor", {"actor.pub", "actor.secret", "broker.pub"}),
+        ("actor-gpu7", {"actor-gpu7.pub", "actor-gpu7.secret", "broker.pub"}),
         ("learner", {"learner.pub", "learner.secret", "broker.pub", *HTTP_FILES}),
         (
             "generator",
-            {"generator.pub", "generator.secret", "broker.pub", "actor.pub", "actor-gpu7.pub", *HTTP_FILES},
+            {"generator.pub", "generator.secret", "broker.pub", *HTTP_FILES},
         ),
         (
             "broker",
