@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import signal
+import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -87,8 +89,9 @@ def test_tasks_are_taken_only_while_a_generator_lets_the_actor_in(stage):
 
     async def scenario(scene):
         broker = scene.broker
-        closed = scene.generator("generator-0")
-        closed.close()
+        # It takes connections and says nothing.
+        mute = socket.create_server(("127.0.0.1", 0))
+        closed = SimpleNamespace(name="generator-0", endpoint=f"tcp://127.0.0.1:{mute.getsockname()[1]}")
         broker.list_generators(closed)
         scene.actors.append(start_actor(broker.endpoint, scene.model, scene.env, concurrent_episodes=4))
         await until(lambda: len(broker.beats) > 10, "the actor has joined")
@@ -104,6 +107,7 @@ def test_tasks_are_taken_only_while_a_generator_lets_the_actor_in(stage):
         open_one.close()
         # What the broker has of this credit is void, and the actor has none.
         await until(lambda: broker.credits == [4, 1, 0], "the credit is void")
+        mute.close()
 
     stage(scenario)
 

@@ -65,6 +65,7 @@ class Hosts:
         self.units: list[list] = []
         hello = Hello(role="learner", peer="learner", incarnation=1, epoch=1, deliver="trajectory")
         self.learner = ThreadLink(self.broker.endpoint, hello, keys=self.keys)
+        assert self.learner.inbox.get(timeout=PATIENCE_S) is None, "the learner joins first"
 
     def bundle(self, name: str) -> Path:
         """Make a key for a host now, and return the folder that its owner carries there."""
