@@ -12,7 +12,7 @@ from launch.run_file.load import check, load, read, read_own
 from launch.run_file.recipes import Recipe, find, page, recipes, table
 from launch.run_file.shipped import FOLDER, run_files
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 DOCS = ROOT / "docs" / "recipes"
 METHODS = sorted((FOLDER / "methods").glob("*.toml"))
 JOBS = {"calculator", "spell_backward"}
@@ -30,11 +30,6 @@ def test_all_methods_are_there():
     assert {p.stem for p in FOLDER.glob("*.toml")} == JOBS
     assert set(run_files()) == {p.stem for p in METHODS} | JOBS
     assert all("recipe" in tomllib.loads(path.read_text()) for path in METHODS)
-
-
-def test_every_room_of_the_recipes_can_be_overlooked():
-    for folder in (FOLDER, *(path for path in FOLDER.rglob("*") if path.is_dir())):
-        assert sum(path.is_file() for path in folder.iterdir()) <= 20
 
 
 def test_a_recipe_is_its_base_and_little_else(path):

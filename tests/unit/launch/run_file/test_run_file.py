@@ -12,7 +12,7 @@ from launch.run_file.load import check, load
 from learner.algorithm_config import FixedAggregation
 from learner.surrogate_config import ClipSurrogate, LagSurrogate, WeightedSurrogate
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 GOOD = {"model": {"path": "some/model"}, "env": {"name": "calculator"}}
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from launch.run_file.load import load
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 FILES = sorted(path for folder in ("benchmarks", "recipes") for path in (ROOT / folder).rglob("*.toml"))
 
 
