@@ -3,7 +3,9 @@
 - `actor`: the actor process. `episode`: one episode. `render`: turns chat messages into token ids.
 - `segments`: cuts a trajectory into segments. `uplink`: segments and task credit on their way to the broker.
 - `environment`: runs the code of environments in threads. `culprit`: the line of user code that blocks.
-- `generator_client`: asks generators for tokens, in the order of `generator_order`. `sampled`: what they return.
+- `failures`: the record of an episode that failed.
+- `generator_client`: asks generators for tokens, in the order of `generator_order`, over a
+  `generator_connection` each. `sampled`: what they return.
 - `config`, `errors`: settings and errors of both roles.
 - `vllm_worker`: import path for vLLM servers run by others.
 """

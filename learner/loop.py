@@ -8,7 +8,7 @@ from typing import Any
 
 from learner.checkpoint_files import latest_name
 from learner.errors import NothingToLearn, Stopped
-from learner.evaluation import result_of
+from learner.intake.evaluation import result_of
 from learner.intake.exchange import TIME_LIMIT, Exchange
 from learner.intake.signal_watch import SOLVED
 from learner.lineage import Start

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.evaluation import share_correct
 from learner.gauges import HISTOGRAMS, SCALARS
+from learner.intake.evaluation import share_correct
 from learner.trajectory import Trajectory
 from protocol.failures import FailureCounts, describe
 from protocol.messages import Failure

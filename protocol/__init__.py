@@ -9,6 +9,7 @@ SPEC.md in this folder is the contract.
 - `names`: names of tasks, trajectories and units. `arrays`: the arrays of a segment. `gauges`: the gauges of
   heartbeats. `whole_files`: files that are written whole or not at all. `private_paths`: files in
   shared memory.
+- `failures`: failures of episodes, and their counts.
 - `orphans`: a process ends with its parent. `section`: the base class of the run file's sections.
 - `security/`: keys, CURVE, TLS and the HTTP token.
 - `weights/`: a policy version as files, and its transfer over HTTP.

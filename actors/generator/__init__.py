@@ -2,7 +2,8 @@
 
 - `process`: the role. `model_folder`: the facts that it reads from a model folder.
 - `pace`: tells a slow engine from one that hangs.
-- `listening`: the socket for actors. `serving`, `requests`: the requests of actors and their state.
+- `listening`: the socket for actors. `guests`: which actors are connected.
+- `serving`, `requests`: the requests of actors and their state.
 - `engine`: interface of an inference engine. `http_engine`, `logprobs_probe`: a vLLM server run by others.
 - `vllm_engine`, `vllm_worker`, `vllm_stats`: vLLM in a child process.
 - `weights/`: brings an announced version into the engine.

@@ -148,7 +148,8 @@ class Replay:
                 before = self.state.lineage
                 if before is None or before.lineage != hello.lineage:
                     self.audit.lineages += 1
-                    self._cut(0, kept=())
+                    # A learner that goes back on purpose begins a new line at the step of its checkpoint.
+                    self._cut(hello.step if hello.step_back else 0, kept=())
                 elif process(before) != process(hello):
                     committed = [unit for unit in self.state.deliveries.saved() if unit.outcome is not None]
                     self._cut(hello.step, kept=(stored.key for unit in committed for stored in unit.segments))

@@ -68,7 +68,7 @@ def test_what_a_learner_took_with_it_is_out_of_the_line(run):
 
 def test_units_that_are_gone_with_a_learner_are_found(run):
     # The new learner goes back behind the checkpoint that the old one reported.
-    run.learner(epoch=2, lineage=1, step=0)
+    run.learner(epoch=2, lineage=1, step=0, step_back=True)
     assert any("gone with a learner" in text and "a.0.0" in text for text in end(run).wrong)
 
 

@@ -27,6 +27,7 @@ FINAL = {
     "learner.errors.ReplayConfigError",
     "protocol.errors.AddressRefused",
     "protocol.errors.KeysUnusable",
+    "protocol.errors.NameTaken",
     "envs.errors.UnknownEnv",
     "envs.errors.RefusedFamily",
 }

@@ -7,7 +7,7 @@ import pytest
 
 from launch.cli import main
 
-RECIPES = Path(__file__).parents[3] / "recipes"
+RECIPES = Path(__file__).parents[4] / "recipes"
 RATES = """
 [generator]
 decode = [{ sequences = 1, tokens_per_second = 100 }, { sequences = 16, tokens_per_second = 800 }]

@@ -1,6 +1,6 @@
 """Test what an evaluation says when tasks fail, are never run, or have no right answer."""
 
-from learner.evaluation import result_of
+from learner.intake.evaluation import result_of
 from protocol.messages import Failure
 from tests.trajectories import make_trajectory
 
