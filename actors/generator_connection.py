@@ -59,7 +59,7 @@ class GeneratorConnection:
         """Chunks that nobody has read yet, by request. None wakes the reader."""
         self.suspect_until = 0.0
         self.leaving = self.draining = False
-        """Whether the broker lists the generator no more; whether the generator says that it leaves soon."""
+        """``leaving``: the broker does not list the generator any more. ``draining``: it says that it leaves soon."""
         self._on_change, self._needed, self._clock = on_change, needed, clock
         self._greeted, self._said, self._reported = 0, 0.0, False
         own = None

@@ -616,7 +616,7 @@ class ActorKeys(Message, tag="actor_keys", frozen=True):
 
 
 class Drain(Message, tag="drain", frozen=True):
-    """From the broker: the peer is to finish its work, send it, say Goodbye and end.
+    """Asks a peer of the broker to finish its work, send it, say Goodbye and end.
 
     From a generator to its actors: the generator leaves soon. An actor then prefers other generators, takes no
     task if it has no other, and says by Stay what it still needs.

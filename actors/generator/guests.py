@@ -13,7 +13,7 @@ class _Guest:
     heard: float
     episodes: int = 0
     answered: bool = False
-    """Whether the actor has spoken since it was told that the generator drains."""
+    """True if the actor has spoken since it was told that the generator drains."""
 
 
 class Guests:

@@ -90,7 +90,7 @@ class HandshakeWatch:
         self.connections = 0
         """Number of handshakes that succeeded."""
         self.connected = False
-        """Whether the last of them succeeded and its connection has not ended since."""
+        """True if the last handshake succeeded and its connection has not ended since."""
         self.why = ""
         """Why the last handshake failed, with the cure; "" if it succeeded."""
 

@@ -57,7 +57,6 @@ def steps(folder):
 
 def test_the_commands_of_the_page_train_on_two_hosts(hosts, root):
     head, gpu7 = hosts["head"], hosts["gpu7"]
-    (head.folder / "spell_backward.toml").write_text((root / "recipes" / "spell_backward.toml").read_text())
     # All tests share the warm-started models.
     (root / "runs" / "models").mkdir(parents=True, exist_ok=True)
     (head.folder / "runs").mkdir()

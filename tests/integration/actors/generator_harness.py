@@ -19,6 +19,7 @@ from protocol.messages import (
     Abort,
     AnyMessage,
     Chunk,
+    Drain,
     Generate,
     Goodbye,
     Heartbeat,
@@ -95,6 +96,7 @@ class ActorStub:
         self._socket = dealer(zmq.Context.instance(), name)
         self._socket.connect(endpoint)
         self.answers: dict[str, Answer] = {}
+        self.told_to_leave = False
 
     def ask(self, request_id: str, prompt: list[int], **settings: Any) -> None:
         settings.setdefault("max_tokens", 16)
@@ -108,6 +110,9 @@ class ActorStub:
     def poll(self) -> None:
         while self._socket.poll(10):
             for chunk, rest in messages_in(self._socket.recv_multipart(), "the generator"):
+                if isinstance(chunk, Drain):
+                    self.told_to_leave = True
+                    continue
                 assert isinstance(chunk, Chunk)
                 self._take(chunk, rest)
 
