@@ -231,7 +231,10 @@ SUMMARY = {
     "wall_seconds": 90.0,
     "training_seconds": 60.0,
     "accuracy": {"before": 0.2, "after": 0.79, "tasks": 64},
-    "evaluations": [],
+    "evaluations": [
+        {"tag": "before", "step": 0, "tasks": 64, "accuracy": 0.2, "return_mean": 0.4},
+        {"tag": "after", "step": 20, "tasks": 64, "accuracy": 0.79, "return_mean": 0.9},
+    ],
     "tokens_generated": 1000,
     "tokens_trained": 900,
     "trajectories_trained": 80,
@@ -252,7 +255,7 @@ def test_a_run_that_has_ended_is_shown_by_its_summary(tmp_path, capsys):
         assert main(["status", str(folder), *arguments]) == 0
         said = capsys.readouterr().out
         assert said.startswith("run spell ended just now: all steps done\n")
-        assert "0.200 before, 0.790 after" in said
+        assert "0.200 at step 0, 0.790 at step 20" in said
         assert "runs/spell/model" in said
         assert "refused" not in said
     assert main(["status", str(folder), "--json"]) == 0
