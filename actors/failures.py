@@ -31,8 +31,7 @@ def failure_of(error: BaseException) -> Failure:
         >>> failure.kind, failure.message, failure.fault
         ('KeyError', "'answer'", True)
     """
-    if isinstance(error, EnvironmentFailed) and error.__cause__ is not None:
-        error = error.__cause__
+    error = _origin(error)
     if isinstance(error, ActorError):
         return Failure(message=_text(error), fault=not isinstance(error, Infrastructure))
     kind = type(error).__name__[:MAX_NAME]
@@ -78,7 +77,7 @@ class FailureLog:
         if seen == 1:
             log.warning(
                 "episode %s failed: %s; failures like this are only counted from now on",
-                trajectory_id, describe(failure), exc_info=error,
+                trajectory_id, describe(failure), exc_info=_origin(error),
             )  # fmt: skip
         elif seen >= 10 and set(str(seen)[1:]) == {"0"} and str(seen)[0] == "1":
             log.warning("%d episodes failed: %s", seen, describe(failure))
@@ -93,6 +92,12 @@ class FailureLog:
 
 FAILURES = FailureLog()
 """Log of this process."""
+
+
+def _origin(error: BaseException) -> BaseException:
+    """Return the exception of user code for which an EnvironmentFailed stands, or the error itself."""
+    stands_for = error.__cause__ if isinstance(error, EnvironmentFailed) else None
+    return error if stands_for is None else stands_for
 
 
 def _text(error: BaseException) -> str:

@@ -9,6 +9,8 @@ from learner.errors import NothingToLearn, Stopped
 from learner.trajectory import Trajectory
 from protocol.failures import FailureCounts, failure_or_text
 
+MOST = 0.5
+"""Share of failed episodes from which on they are the reason why groups have no two different returns."""
 SOLVED = "no group has anything left to learn from"
 """Reason why a run ends whose groups once had a signal, and have none any more."""
 
@@ -138,6 +140,12 @@ class SignalWatch:
         )
 
     def _all_uniform(self, config: LearnerConfig) -> str:
+        if self.failed_share >= MOST:
+            return (
+                f"{self.failed_share:.0%} of episodes failed, and in each of the first {self.uniform.length} groups "
+                f"the others have equal returns: {self.failures.sentence()}; correct this, then start again "
+                f"(learner.max_uniform_groups is {config.max_uniform_groups})"
+            )
         failed = (
             f" {self.failed_share:.0%} of episodes failed: {self.failures.sentence()};"
             if self.failures.total

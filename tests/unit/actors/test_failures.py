@@ -44,7 +44,7 @@ def test_the_line_is_the_environments_even_if_a_library_raised():
     assert place_of(raised(parse)) == f"{HERE}:{lines_of(parse)}"
 
 
-def test_an_error_of_an_environment_stands_for_its_cause():
+def test_an_error_of_an_environment_stands_for_its_cause(caplog):
     def wrapped():
         try:
             reward({})
@@ -52,6 +52,9 @@ def test_an_error_of_an_environment_stands_for_its_cause():
             raise EnvironmentFailed("step failed") from error
 
     assert describe(failure_of(raised(wrapped))) == f"KeyError: 'answer' in {HERE}:{lines_of(reward)}"
+    with caplog.at_level(logging.WARNING):
+        FailureLog().record(raised(wrapped), "1g0.0.0")
+    assert caplog.text.count("Traceback (most recent call last)") == 1
 
 
 def test_an_error_of_the_actor_says_everything_in_its_text():

@@ -82,8 +82,12 @@ def test_groups_of_which_only_one_member_does_not_fail_are_explained():
             watch.episode(failed())
         watch.episode(make_trajectory("t"))
         watch.group([1.0], uniform=True)
-    with pytest.raises(NothingToLearn, match=r"75% of episodes failed: KeyError: 'answer' in my_task.py:23"):
+    with pytest.raises(NothingToLearn) as error:
         watch.look(CONFIG, now=0.0)
+    assert str(error.value) == (
+        "75% of episodes failed, and in each of the first 8 groups the others have equal returns: "
+        "KeyError: 'answer' in my_task.py:23; correct this, then start again (learner.max_uniform_groups is 8)"
+    )
 
 
 def test_a_policy_that_solves_everything_ends_its_run_in_good_order():
