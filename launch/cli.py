@@ -77,6 +77,12 @@ def parser() -> argparse.ArgumentParser:
                 metavar="STEP",
                 help="with --resume: go back to the checkpoint of this step; later ones are given up",
             )
+        if name == "train":
+            command.add_argument(
+                "--changed",
+                action="store_true",
+                help="with --resume: accept another seed, environment or model",
+            )
         if name in ("generator", "actor"):
             command.add_argument("--name", default=f"{name}-0", help="unique among all peers")
     return main_parser
@@ -155,7 +161,7 @@ def execute(args: argparse.Namespace, config: RunConfig) -> int:
             with Panel() as panel:
                 for remark in remarks:
                     panel.note(remark)
-                train(config, resume=args.resume, from_step=args.from_step, panel=panel)
+                train(config, resume=args.resume, from_step=args.from_step, changed=args.changed, panel=panel)
         case "plan":
             from launch.plan.command import plan
 

@@ -9,34 +9,39 @@ from typing import IO
 
 from launch.errors import ConfigError
 from launch.processes import free_port
+from launch.resuming import CONFIG, newest_begun
 from launch.run_file.sections import RunConfig
 from learner.checkpoint_files import find
 from learner.errors import CheckpointError
 from learner.run_files import CHECKPOINTS
 from protocol.whole_files import write_whole
 
-CONFIG = "config.json"
+__all__ = [
+    "CONFIG",
+    "check_place",
+    "check_step",
+    "claim",
+    "create",
+    "join",
+    "load_config",
+    "save_config",
+    "with_ports",
+]
+
 JOURNAL = "journal"
 
 
 def create(config: RunConfig, *, resume: bool) -> Path:
     """Make and return a fresh folder ``dir/name`` (or ``name-2``, ...).
 
-    With ``resume``, return instead the newest of these folders in which a learner has begun.
+    With ``resume``, return instead the newest folder of this run in which a learner has begun.
 
     Raises:
         ConfigError: there is no folder to resume, or the folder cannot be made.
     """
     base = config.run.dir / config.run.name
     if resume:
-        name = re.compile(re.escape(config.run.name) + r"(-\d+)?")
-        taken = [p for p in config.run.dir.glob(f"{config.run.name}*") if name.fullmatch(p.name)]
-        old = [p for p in taken if (p / "epoch").exists()]
-        if not old:
-            raise ConfigError(
-                f"--resume: no learner has begun in a run folder {base}; start without --resume"
-            )
-        return max(old, key=lambda p: p.stat().st_mtime)
+        return newest_begun(config)
     folder, n = base, 2
     while folder.exists():
         folder, n = base.with_name(f"{base.name}-{n}"), n + 1

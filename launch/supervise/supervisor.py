@@ -12,6 +12,7 @@ from types import FrameType
 from launch import run_folder
 from launch.errors import NothingTrained, RoleFailed
 from launch.processes import role_command, role_environment, spawn, stop, tail
+from launch.resuming import what_changed
 from launch.run_file.keys_folder import http_keys, prepare_keys
 from launch.run_file.sections import RunConfig
 from launch.supervise import shared_memory
@@ -34,14 +35,17 @@ WORDS: dict[int, str] = {
 """Names of the signals that end a run, for people."""
 
 
-def train(config: RunConfig, *, resume: bool, panel: Panel, from_step: int | None = None) -> Summary:
+def train(
+    config: RunConfig, *, resume: bool, panel: Panel, from_step: int | None = None, changed: bool = False
+) -> Summary:
     """Run the whole job. Return the summary, which is also written to the run folder.
 
     Args:
         from_step: with ``resume``, go back to the checkpoint of this learner step.
+        changed: with ``resume``, accept a different seed, environment or model.
 
     Raises:
-        ConfigError: there is no run to resume, or no such checkpoint.
+        ConfigError: there is no run to resume, no such checkpoint, or a change that was not accepted.
         RoleFailed: the model could not be made, a process ended with an error that another start would
             repeat, or a process ended too often in a row. All other processes are stopped first.
         NothingTrained: the run ended before its first step.
@@ -58,9 +62,11 @@ def train(config: RunConfig, *, resume: bool, panel: Panel, from_step: int | Non
         for left in shared_memory.sweep():
             panel.note(f"removed {left}, left by a run that was killed")
         held.enter_context(shared_memory.hold_folder(folder))
+        for line in what_changed(config, folder, accepted=changed) if resume else ():
+            panel.note(line)
         config = run_folder.with_ports(config)
         run_folder.save_config(config, folder / run_folder.CONFIG)
-        panel.note(f"run folder {folder}")
+        panel.note(f"{'resuming' if resume else 'run folder'} {folder}")
         prepare_model(config, folder, panel, interrupt)
         crew = Crew(config, folder, note=panel.note)
         try:

@@ -8,6 +8,7 @@ import pytest
 from launch import run_folder
 from launch.cli import main
 from launch.errors import ConfigError
+from launch.resuming import newest_begun, what_changed
 from launch.run_file.load import check
 
 
@@ -63,3 +64,64 @@ def test_a_disk_that_is_nearly_full_is_refused_with_both_numbers(tmp_path, monke
     with pytest.raises(ConfigError, match=r"40\.0 MB free, but broker\.journal\.min_free_bytes is 67\.1 MB"):
         run_folder.check_place(config(tmp_path))
     run_folder.check_place(config(tmp_path, min_free_bytes=10**7))
+
+
+def begun(tmp_path, folder, name, **learner):
+    """Make a run folder in which a learner has begun, of a run of this name."""
+    path = tmp_path / "runs" / folder
+    path.mkdir(parents=True)
+    (path / "epoch").write_text("1")
+    settings = named(tmp_path, name, **learner)
+    run_folder.save_config(run_folder.with_ports(settings), path / run_folder.CONFIG)
+    return path
+
+
+def named(tmp_path, name, seed=0, env="calculator", **learner):
+    return check(
+        {
+            "run": {"name": name, "dir": str(tmp_path / "runs"), "seed": seed},
+            "model": {"path": "some/model"},
+            "env": {"name": env},
+            "learner": learner,
+        },
+        "run.toml",
+    )
+
+
+def test_resume_takes_the_newest_folder_of_this_run_and_no_other_runs(tmp_path):
+    begun(tmp_path, "exp", "exp")
+    numbered = begun(tmp_path, "exp-2", "exp")
+    other = begun(tmp_path, "exp-7", "exp-7")
+    assert newest_begun(named(tmp_path, "exp")) == numbered
+    assert newest_begun(named(tmp_path, "exp-7")) == other
+    shutil.rmtree(tmp_path / "runs" / "exp")
+    shutil.rmtree(numbered)
+    with pytest.raises(
+        ConfigError, match=r"no learner has begun .* \(exp-7 is of run 'exp-7'\); start without"
+    ):
+        newest_begun(named(tmp_path, "exp"))
+
+
+def test_a_change_of_the_experiment_is_refused_unless_it_is_accepted(tmp_path):
+    folder = begun(tmp_path, "exp", "exp")
+    other = named(tmp_path, "exp", seed=7, env="reasoning_gym")
+    with pytest.raises(ConfigError) as caught:
+        what_changed(other, folder, accepted=False)
+    lines = str(caught.value).splitlines()
+    assert [line.split(" is ")[0] for line in lines] == ["--resume: run.seed", "--resume: env.name"]
+    assert all(line.endswith("or accept a different experiment with --changed") for line in lines)
+    assert "changed since the last start: run.seed is 7, it was 0" in what_changed(
+        other, folder, accepted=True
+    )
+
+
+def test_other_changes_are_listed_and_the_former_settings_are_kept(tmp_path):
+    folder = begun(tmp_path, "exp", "exp", optimizer={"lr": 3e-4})
+    assert what_changed(named(tmp_path, "exp", optimizer={"lr": 3e-4}), folder, accepted=False) == []
+    lines = what_changed(named(tmp_path, "exp", optimizer={"lr": 0.01}), folder, accepted=False)
+    kept = folder / "config-until-step-0.json"
+    assert lines == [
+        "changed since the last start: learner.optimizer.lr is 0.01, it was 0.0003",
+        f"the former settings are in {kept}",
+    ]
+    assert run_folder.load_config(kept).learner.optimizer.lr == 3e-4
