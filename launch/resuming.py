@@ -120,7 +120,8 @@ def what_changed(config: RunConfig, folder: Path, *, accepted: bool) -> list[str
 
 
 def _refusal(change: Change, folder: Path) -> str:
-    return f"--resume: {change} when {folder} was begun; change it back, or accept a different experiment with --changed"
+    cure = "change it back, or accept a different experiment with --changed"
+    return f"--resume: {change} when {folder} was begun; {cure}"
 
 
 def _keep(folder: Path) -> Path:

@@ -1,6 +1,7 @@
 """Places of the learner's files that others read: pid, epoch, newest version, checkpoints, weights."""
 
 import hashlib
+import stat
 from pathlib import Path
 
 import msgspec
@@ -35,6 +36,17 @@ def weights_folder(run_dir: Path) -> Path:
         digest = hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:12]
         return SHARED_MEMORY / f"offbeat-{run_dir.name}-{digest}"
     return run_dir / "weights"
+
+
+def let_all_read(folder: Path) -> None:
+    """Give every file of an exported model the mode of its config.json, which follows the umask.
+
+    The weights are written through a temporary file that only its owner may read.
+    """
+    mode = stat.S_IMODE((folder / "config.json").stat().st_mode)
+    for path in folder.iterdir():
+        if path.is_file():
+            path.chmod(mode)
 
 
 def next_epoch(run_dir: Path) -> int:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from learner import checkpoint, checkpoint_files
 from learner.config import LearnerConfig
 from learner.errors import CheckpointError
+from learner.run_files import let_all_read
 from learner.trajectory import Trajectory
 from learner.update import deepspeed_zero as zero
 from learner.update import ranks
@@ -222,6 +223,7 @@ class TrainingEngine:
         state = {name: tensor.clone() for name, tensor in self._gathered()}
         folder.mkdir(parents=True, exist_ok=True)
         self._deepspeed.module.lm.save_pretrained(folder, state_dict=state)
+        let_all_read(folder)
         source = Path(self.model)
         if not source.is_dir():
             from transformers import AutoTokenizer

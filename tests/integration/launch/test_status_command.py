@@ -256,6 +256,7 @@ def test_a_run_that_has_ended_is_shown_by_its_summary(tmp_path, capsys):
         said = capsys.readouterr().out
         assert said.startswith("run spell ended just now: all steps done\n")
         assert "0.200 at step 0, 0.790 at step 20" in said
+        assert "1,000 sampled, 900 trained" in said
         assert "runs/spell/model" in said
         assert "refused" not in said
     assert main(["status", str(folder), "--json"]) == 0

@@ -12,6 +12,7 @@ import torch
 from learner import checkpoint, checkpoint_files
 from learner.config import LearnerConfig, OptimizerConfig
 from learner.errors import CheckpointError
+from learner.run_files import let_all_read
 from learner.update.adaptive import AdaptiveState
 from learner.update.deepspeed_zero import OptimizerStep, deepspeed_config, initialise
 from learner.update.outcome import ROWS, UpdateOutcome
@@ -199,3 +200,11 @@ def test_warm_start_sees_all_examples_before_any_twice():
     order = _endless_order(10, 25, seed=0)
     assert len(order) == 25
     assert sorted(order[:10]) == sorted(order[10:20]) == list(range(10))
+
+
+def test_an_exported_model_can_be_read_by_whom_the_umask_allows(tmp_path):
+    for name, mode in (("config.json", 0o644), ("model.safetensors", 0o600)):
+        (tmp_path / name).write_text("")
+        (tmp_path / name).chmod(mode)
+    let_all_read(tmp_path)
+    assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o644
