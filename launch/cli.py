@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launch.commands.journal_arguments import add_journal
@@ -12,10 +12,20 @@ from launch.plan.arguments import add_plan
 from launch.run_file.load import load
 from launch.run_file.sections import RunConfig
 
+GROUPS = {
+    "every day": ("train", "check", "status", "recipes"),
+    "look into a run, or plan one": ("journal", "retrain", "plan"),
+    "prepare": ("model", "keys"),
+    "one role by hand, in this terminal": ("broker", "learner", "generator", "actor", "weights"),
+}
+"""Commands in the order in which `offbeat --help` shows them."""
 EPILOG = """
-Every command takes a run file, or a name of `offbeat recipes`, and overrides such as learner.steps=20 run.seed=1.
-Roles started by hand (broker, learner, generator, actor) need fixed ports, for example
-broker.endpoint=tcp://127.0.0.1:5755 broker.http=127.0.0.1:5756, the same for all of them.
+A run file is a TOML file, or a name that `offbeat recipes` lists. Behind it stand overrides of its settings:
+
+  offbeat train spell_backward learner.steps=20 run.seed=1
+
+Roles by hand need fixed ports, for example broker.endpoint=tcp://127.0.0.1:5755 broker.http=127.0.0.1:5756,
+the same for all of them. `offbeat COMMAND --help` explains a command.
 """
 COMMANDS = {
     "train": "start all roles on this machine, train, stop them, write a summary",
@@ -28,6 +38,9 @@ COMMANDS = {
     "model": "make and warm-start the tiny model of a run file, unless it is cached",
 }
 
+RUN_FILE = "TOML file, or a name that `offbeat recipes` lists, for example spell_backward"
+OVERRIDES = "settings in place of the file's, for example learner.steps=20"
+
 OLD_NAMES = {"replay": "retrain"}
 """Old names of verbs, which still work in this release, each with its new name."""
 NO_RUN_FILE = ("recipes", "status", "journal", "keys", "retrain")
@@ -37,9 +50,14 @@ NO_RUN_FILE = ("recipes", "status", "journal", "keys", "retrain")
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands' arguments."""
     main_parser = argparse.ArgumentParser(
-        prog="offbeat", epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="offbeat",
+        usage="offbeat COMMAND ...",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = main_parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = main_parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS, prog="offbeat"
+    )
     text = "list the shipped run files, or print one: needs, page, and all settings, merged"
     recipes = commands.add_parser("recipes", help=text, description=text)
     recipes.add_argument("name", nargs="?", help="print this one; the output is a run file, too")
@@ -64,8 +82,8 @@ def parser() -> argparse.ArgumentParser:
     add_plan(commands)
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("run_file", type=Path)
-        command.add_argument("overrides", nargs="*", metavar="section.field=value")
+        command.add_argument("run_file", type=Path, help=RUN_FILE)
+        command.add_argument("overrides", nargs="*", metavar="section.field=value", help=OVERRIDES)
         if name in ("train", "learner"):
             command.add_argument(
                 "--resume", action="store_true", help="go on from the newest checkpoint of this run"
@@ -85,7 +103,21 @@ def parser() -> argparse.ArgumentParser:
             )
         if name in ("generator", "actor"):
             command.add_argument("--name", default=f"{name}-0", help="unique among all peers")
+    texts = {action.dest: action.help or "" for action in commands._get_subactions()}
+    main_parser.description = grouped(texts)
     return main_parser
+
+
+def grouped(texts: Mapping[str, str]) -> str:
+    """Return the list of commands for `offbeat --help`, in the groups of `GROUPS`.
+
+    Args:
+        texts: what each command does, by its name.
+    """
+    lines = []
+    for title, names in GROUPS.items():
+        lines += ["", f"{title}:", *(f"  {name:<11}{texts[name]}" for name in names)]
+    return "\n".join(lines).strip()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,10 +1,13 @@
 """`offbeat check` and `offbeat train` refuse what cannot work before anything is started."""
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from launch.cli import GROUPS, main, parser
 
 ROOT = Path(__file__).parents[3]
 
@@ -93,3 +96,18 @@ def test_a_verb_of_the_release_before_says_its_new_name_and_works(tmp_path):
     assert done.returncode == 1
     assert "offbeat replay is called offbeat retrain now" in done.stderr
     assert "is no run folder" in done.stderr
+
+
+def test_help_shows_every_command_once_in_groups_and_the_daily_ones_first(capsys):
+    made = parser()
+    (commands,) = [a for a in made._actions if isinstance(a, argparse._SubParsersAction)]
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(commands.choices)
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    said = capsys.readouterr().out
+    places = [said.index(f"\n  {name} ") for names in GROUPS.values() for name in names]
+    assert places == sorted(places)
+    assert "offbeat train spell_backward learner.steps=20" in said
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    assert "for example spell_backward" in " ".join(capsys.readouterr().out.split())
