@@ -2,7 +2,7 @@
 
 - `supervisor`, `crew`: start and stop the processes.
 - `health`, `restarts`: decide which process hangs, and when it may start again. Pure.
-- `broker_status`: asks the broker. `panel`, `summary`: show the run to a person.
+- `broker_status`: asks the broker. `starting`, `panel`, `summary`: show the run to a person.
 - `metrics_tail`: reads the metrics while a learner writes them. `episodes`: sentences on what became of episodes.
 - `shared_memory`: removes folders in shared memory whose owner is gone.
 """

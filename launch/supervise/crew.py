@@ -139,6 +139,10 @@ class Crew:
     def names(self) -> list[str]:
         return [post.name for post in self.posts]
 
+    def ages(self, now: float) -> dict[str, float]:
+        """Return the seconds since the start of each process."""
+        return {post.name: now - post.child.started for post in self.posts if post.child is not None}
+
     @property
     def restarts(self) -> dict[str, int]:
         """Number of restarts of each role."""

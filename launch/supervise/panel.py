@@ -18,6 +18,8 @@ from launch.supervise.summary import Summary
 from learner.units import RECOMMITTED
 
 PLAIN_INTERVAL_S = 5.0
+PLAIN_STARTING_S = 30.0
+"""Interval of plain lines while processes start, which takes a minute or more."""
 STILL_S = 10.0
 """Seconds without a learner step after which the line says who waits for whom."""
 
@@ -120,13 +122,24 @@ class Panel:
         self._answer = answer
 
     def update(
-        self, folder: Path, config: RunConfig, *, restarts: Mapping[str, int], last: bool = False
+        self,
+        folder: Path,
+        config: RunConfig,
+        *,
+        restarts: Mapping[str, int],
+        starting: str = "",
+        last: bool = False,
     ) -> None:
-        """Refresh the live line from the run folder."""
+        """Refresh the live line from the run folder.
+
+        Args:
+            starting: who has not joined yet, see `Starting.text`.
+        """
         now = time.monotonic()
         for evaluation in self._tail.read(folder / "metrics.jsonl"):
             self.note(evaluation_sentence(evaluation))
-        if not last and now - self._printed < (0.5 if self._status else PLAIN_INTERVAL_S):
+        interval_s = PLAIN_STARTING_S if starting else PLAIN_INTERVAL_S
+        if not last and now - self._printed < (0.5 if self._status else interval_s):
             return
         metrics = self._tail.values
         if not self._seen_step and "learner/policy_version" in metrics:
@@ -137,7 +150,10 @@ class Panel:
         if self._answer is not None and self._answer.status is not None:
             metrics["episodes"] = self._answer.status.get("episodes", {}).get("ended", 0)
         line = progress_line(metrics, config, now - self._training_since)
-        line += trailer(restarts, None if last else self._answer, now - self._stepped)
+        line += f" | {starting}" if starting else ""
+        # While processes start, everybody waits for them, and the line says so already.
+        still_s = 0.0 if starting and not self._seen_step else now - self._stepped
+        line += trailer(restarts, None if last else self._answer, still_s)
         self._printed = now
         if self._status and not last:
             # An error's text may hold what rich takes for marks.

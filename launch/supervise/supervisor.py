@@ -20,6 +20,7 @@ from launch.supervise.broker_status import Poller, fetch_weights_server
 from launch.supervise.crew import BROKER_START_S, LEARNER, LEARNER_STOP_S, RESULT, Crew
 from launch.supervise.health import BROKER
 from launch.supervise.panel import Panel
+from launch.supervise.starting import Starting, keep_starts, last_starts
 from launch.supervise.summary import Summary, write_summary
 from protocol.security.http_tls import scheme
 
@@ -186,17 +187,22 @@ def watch(
         NothingTrained: interrupted before the learner had joined the broker.
     """
     asked_at, joined = 0.0, False
+    starting = Starting(crew.names, last_starts(config.run.dir))
     while not crew.finished():
         if answer := poller.take():
             crew.examine(answer)
             panel.heard(answer)
             if answer.status is not None:
-                joined |= any(peer["name"] == LEARNER for peer in answer.status["peers"])
+                names = [peer["name"] for peer in answer.status["peers"]]
+                joined |= LEARNER in names
+                for sentence in starting.look(names, crew.ages(answer.at)):
+                    panel.note(sentence)
+                    keep_starts(config.run.dir, starting.took)
         if weights is not None and (answer := weights.take()):
             crew.examine_weights(answer)
         if not asked_at:
             crew.revive(time.monotonic())
-        panel.update(folder, config, restarts=crew.restarts)
+        panel.update(folder, config, restarts=crew.restarts, starting=starting.text)
         if interrupt.asked and not joined:
             raise NothingTrained(f"{interrupt.word} before the learner had joined; nothing was trained")
         if interrupt.asked and not asked_at:
