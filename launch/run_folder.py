@@ -11,7 +11,7 @@ from launch.errors import ConfigError
 from launch.processes import free_port
 from launch.resuming import CONFIG, newest_begun
 from launch.run_file.sections import RunConfig
-from learner.checkpoint_files import find
+from learner.checkpoints.checkpoint_files import find
 from learner.errors import CheckpointError
 from learner.run_files import CHECKPOINTS
 from protocol.whole_files import write_whole

@@ -1,11 +1,11 @@
 """The learner role: trains on what the broker delivers. The only folder with torch and DeepSpeed.
 
-- `main`: wires the role; `loop`: the training loop; `trainer`: one step of it.
+- `main`: wires the role; `loop`: the training loop; `trainer`: one step of it; `evaluation`.
 - `config`, `algorithm_config`, `surrogate_config`: the settings.
 - `trajectory`, `units`: the data that is trained. `intake/`: turns the broker's messages into units.
 - `update/`: turns units into new weights. `algorithms/`: pure functions of tensors.
 - `replay/`: the replay table. `publisher`: writes and announces new versions.
-- `checkpoint`, `checkpoint_files`, `lineage`, `run_files`: files that outlive the process.
+- `checkpoints/`: checkpoints, and where a process starts. `run_files`: places of the files that outlive it.
 - `metrics`, `gauges`, `totals`, `nonfinite`: what is reported. `errors`: the exceptions.
 - `retrain/`: training again from a journal. `warmstart`: makes a small model to begin with.
 """

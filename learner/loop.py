@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from learner.checkpoint_files import latest_name
+from learner.checkpoints.checkpoint_files import latest_name
+from learner.checkpoints.lineage import Start
 from learner.errors import NothingToLearn, Stopped
 from learner.intake.evaluation import result_of
 from learner.intake.exchange import TIME_LIMIT, Exchange
 from learner.intake.signal_watch import SOLVED
-from learner.lineage import Start
 from learner.metrics import rollout_metrics
 from learner.publisher import Publisher
 from learner.run_files import CHECKPOINTS

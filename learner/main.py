@@ -12,12 +12,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from learner.checkpoint_files import step_back
+from learner.checkpoints.checkpoint_files import step_back
+from learner.checkpoints.lineage import Start, start
 from learner.config import LearnerConfig
 from learner.errors import BrokerRefused
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import TIME_LIMIT, Exchange
-from learner.lineage import Start, start
 from learner.loop import Learner
 from learner.metrics import Report
 from learner.publisher import Publisher

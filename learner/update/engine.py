@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from learner import checkpoint, checkpoint_files
+from learner.checkpoints import checkpoint, checkpoint_files
 from learner.config import LearnerConfig
 from learner.errors import CheckpointError
 from learner.run_files import let_all_read

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner import checkpoint, checkpoint_files
+from learner.checkpoints import checkpoint, checkpoint_files
+from learner.checkpoints.lineage import start
 from learner.config import LearnerConfig, ReplayConfig
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange
-from learner.lineage import start
 from learner.loop import Learner
 from learner.metrics import Report
 from learner.replay.table import make_table

@@ -12,11 +12,11 @@ from broker.journal.journal import Journal
 from broker.journal.records import Kind, pack_segment
 from launch.commands import recording
 from launch.commands.retrain import same_weights
+from learner.checkpoints.lineage import start
 from learner.config import LearnerConfig
 from learner.errors import CannotRetrain
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange
-from learner.lineage import start
 from learner.loop import Learner
 from learner.main import DELIVERY_UNITS
 from learner.metrics import Report

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner import checkpoint, checkpoint_files
+from learner.checkpoints import checkpoint, checkpoint_files
 from learner.config import LearnerConfig, OptimizerConfig
 from learner.errors import CheckpointError
 from learner.run_files import let_all_read

@@ -6,11 +6,11 @@ import json
 import numpy as np
 import pytest
 
+from learner.checkpoints.lineage import Start
 from learner.config import LearnerConfig, ReplayConfig
 from learner.errors import Diverged, NothingToLearn, Stopped
 from learner.intake.open_trajectories import OpenTrajectories
 from learner.intake.signal_watch import SOLVED, SignalWatch
-from learner.lineage import Start
 from learner.loop import REPLAY_FILE, Learner
 from learner.metrics import Report as RealReport
 from learner.replay.table import make_table

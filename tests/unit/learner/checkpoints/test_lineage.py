@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from learner import checkpoint, checkpoint_files
+from learner.checkpoints import checkpoint, checkpoint_files
+from learner.checkpoints.lineage import Start, start
 from learner.errors import CheckpointError
-from learner.lineage import Start, start
 from learner.run_files import next_epoch
 from learner.update.adaptive import AdaptiveState
 

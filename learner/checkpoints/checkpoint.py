@@ -1,7 +1,7 @@
 """Checkpoints: DeepSpeed's shards, and our counters and random states in files beside them.
 
-All files of a checkpoint are on disk before one rename moves the pointer to it (`learner.checkpoint_files`).
-So after a crash at any moment, either the previous checkpoint or this one is in force.
+All files of a checkpoint are on disk before one rename moves the pointer to it (`checkpoint_files`). So after
+a crash at any moment, either the previous checkpoint or this one is in force.
 docs/understand/exactly-once.md explains why that matters.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from msgspec import Struct
 
-from learner.checkpoint_files import cure
+from learner.checkpoints.checkpoint_files import cure
 from learner.errors import CheckpointError
 from learner.update.adaptive import AdaptiveState
 

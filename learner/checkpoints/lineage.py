@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from learner import checkpoint_files
+from learner.checkpoints import checkpoint_files
 from learner.run_files import CHECKPOINTS, next_epoch, read_number, write_number
 
 log = logging.getLogger(__name__)

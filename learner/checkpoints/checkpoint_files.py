@@ -5,7 +5,7 @@ Layout below the folder::
     latest                      name of the newest whole checkpoint; replaced by one rename
     stepped_back                there while no checkpoint was written since `step_back`
     step00000012/checksums.json BLAKE3 hash and size of each file of the checkpoint
-    step00000012/...            files of DeepSpeed and of `learner.checkpoint`
+    step00000012/...            files of DeepSpeed and of `learner.checkpoints.checkpoint`
 """
 
 import shutil
@@ -36,7 +36,7 @@ class FileSum(Struct, frozen=True):
 
 
 class _Counters(Struct):
-    """The part of `learner.checkpoint.RankState` that places a checkpoint."""
+    """The part of `learner.checkpoints.checkpoint.RankState` that places a checkpoint."""
 
     client: dict[str, Any]
 

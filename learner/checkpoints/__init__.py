@@ -1,0 +1,6 @@
+"""Checkpoints of the learner, and where a learner process starts.
+
+- `checkpoint`: the state of one rank beside DeepSpeed's files. `checkpoint_files`: the pointer to the newest
+  checkpoint, checksums, going back to an earlier one; without torch.
+- `lineage`: the epoch, the lineage and the step at which a learner process starts.
+"""
