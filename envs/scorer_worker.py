@@ -4,7 +4,8 @@
 maps, each after its 4-byte little-endian length. The first message opens a family. Before the process reads
 any answer of a model, it gives up its rights: it writes no files, makes no namespaces, has no network where
 the kernel allows that, and becomes an unprivileged user if it was root. It starts no processes, except one for
-each answer to a family whose scorer *runs* the answer as Python, see `envs.answer_process`.
+each answer to a family whose scorer would *run* the answer as Python, see `envs.notation` and
+`envs.answer_process`.
 """
 
 import os
@@ -16,6 +17,7 @@ import msgspec
 
 from envs.answer_process import AnswerTimedOut, score_apart
 from envs.confinement import allow_cpu, die_with_parent, give_up_rights, inside_bubblewrap
+from envs.notation import refuse_code
 from envs.questions import Questions, family_names, open_family
 
 MAX_FRAME = 4 * 1024 * 1024
@@ -101,6 +103,7 @@ def main() -> None:
         # The first question imports modules, which is slow and must happen while files are readable.
         position, entry = questions.find(0, "train")
         if apart := bool(request["apart"]):
+            refuse_code()
             # Scoring imports more modules. A child would import them again for each answer.
             questions.score(position, str(entry["answer"]))
     except Exception as error:
