@@ -71,9 +71,10 @@ def out(model, tmp_path_factory):
 
 
 def assert_close(found, expected):
+    """Check that weights agree but for rounding. Scores counted twice moved them by 2e-3."""
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, atol=1e-6, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(found[name], tensor, atol=1e-5, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @pytest.mark.timeout(1000)
