@@ -14,6 +14,7 @@ from launch.run_file.method_rules import compares_members
 from launch.run_file.sections import RunConfig
 from launch.run_file.shipped import FOLDER, run_files
 from learner.algorithm_config import KlConvex, KlPenalty
+from recipes import BOUNDS_NEVER_ACT, ONE_ALGORITHM
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "recipes"
@@ -107,7 +108,16 @@ def page(recipe: Recipe) -> str:
         f"# needs: {', '.join(recipe.needs) or 'nothing beside a policy'}",
         f"# docs:  {explained}",
         f"# file:  {recipe.path} (with comments)",
+        *(
+            f"# note:  one algorithm as shipped: {', '.join(group)}"
+            for group in ONE_ALGORITHM
+            if recipe.name in group
+        ),
     ]
+    if recipe.name in BOUNDS_NEVER_ACT:
+        facts.append(
+            "# note:  its bounds never act with one step per batch; see learner.algorithm.updates_per_batch"
+        )
     return "\n".join([*facts, *_toml(read(recipe.path))]) + "\n"
 
 

@@ -136,6 +136,14 @@ def test_one_recipe_is_printed_with_its_page(path):
     assert str(DOCS / f"{path.stem}.md") in text
 
 
+def test_a_recipe_is_printed_with_what_does_not_act():
+    assert "# note:  one algorithm as shipped: calculator, cispo, decoupled-ppo, spell_backward" in page(
+        find("cispo")
+    )
+    assert "its bounds never act" in page(find("gspo"))
+    assert "# note:" not in page(find("bapo"))
+
+
 def test_what_is_printed_is_a_run_file_that_stands_alone(path):
     text = page(find(path.stem))
     assert "extends" not in tomllib.loads(text)
