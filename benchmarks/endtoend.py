@@ -8,13 +8,14 @@ of training. The printed share belongs to the side (learner or generator) that w
 idle while it waits for a batch, the generator while no request runs. Both are shares of the wall time of
 learner steps, which includes checkpoints but not evaluations.
 
-Each finished run is one line of FILE.jsonl. The benchmark does not repeat it unless settings have changed
-since.
+Each finished run is one line of FILE.jsonl. Beside the file are the terminal's output and the learning curve.
+The benchmark does not repeat a run unless settings have changed since.
 """
 
 import argparse
 import hashlib
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -32,12 +33,18 @@ ROOT = Path(__file__).parents[1]
 Result = dict[str, Any]
 
 
-def run(recipe: Path, seed: int, overrides: Sequence[str]) -> Result:
-    """Run the recipe once and return the figures that the table needs."""
+def run(recipe: Path, seed: int, overrides: Sequence[str], log: Path) -> Result:
+    """Run the recipe once and return the figures that the table needs.
+
+    Args:
+        log: file for what the terminal shows. The learning curve is put beside it.
+    """
     with tempfile.TemporaryDirectory() as folder:
         own = [f"run.dir={folder}", "run.name=run", f"run.seed={seed}"]
         command = [sys.executable, "-m", "launch.cli", "train", str(recipe), *overrides, *own]
-        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        with open(log, "w", encoding="utf-8") as output:
+            subprocess.run(command, cwd=ROOT, check=True, stdout=output)
+        shutil.copyfile(Path(folder) / "run" / "learning_curve.png", log.with_suffix(".png"))
         summary = json.loads((Path(folder) / "run" / "summary.json").read_text(encoding="utf-8"))
         result = json.loads((Path(folder) / "run" / "result.json").read_text(encoding="utf-8"))
         lines = [line for line in read_metrics(Path(folder) / "run") if "learner/policy_version" in line]
@@ -105,9 +112,8 @@ def run_all(args: argparse.Namespace) -> list[Result]:
     for seed in args.seeds:
         if seed in found:
             continue
-        found[seed] = {"seed": seed, "settings": settings, "overrides": overrides} | run(
-            recipe, seed, overrides
-        )
+        figures = run(recipe, seed, overrides, out.with_name(f"{out.stem}-{recipe.stem}-{seed}.log"))
+        found[seed] = {"seed": seed, "settings": settings, "overrides": overrides} | figures
         with open(out, "a", encoding="utf-8") as lines:
             lines.write(json.dumps(found[seed]) + "\n")
         sys.stderr.write(f"{time.strftime('%H:%M:%S')} {json.dumps(found[seed])}\n")

@@ -13,7 +13,7 @@ RECENT = 256
 
 @dataclass
 class EpisodeCounts:
-    """What became of the episodes of all actors.
+    """Outcomes of the episodes of all actors.
 
     Example:
         >>> counts = EpisodeCounts()
@@ -26,7 +26,7 @@ class EpisodeCounts:
     _interruptions: FailureCounts = field(default_factory=FailureCounts)
     ended: int = 0
     _recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT))
-    """Whether each of the episodes that ended last has failed."""
+    """True if each of the episodes that ended last has failed."""
 
     def closed(self, segment: Segment) -> None:
         """Count an episode by its closing segment."""

@@ -1,4 +1,4 @@
-"""What an evaluation says: how many tasks were answered, failed or never run, and means over the answered ones."""
+"""The result of an evaluation: how many tasks were answered, failed or never run, and means over the answered ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -54,7 +54,7 @@ class SignalWatch:
     groups: int = 0
     """Training groups of which at least one member did not fail."""
     uniform_groups: int = 0
-    """Those among them whose returns are all equal."""
+    """Number of these groups whose returns are all equal."""
     uniform_return: float = 0.0
     """Return of the last group with equal returns."""
     failed: Streak = field(default_factory=Streak)

@@ -43,7 +43,7 @@ NAMES = sorted(FILES)
 WITHOUT_BOUNDS = ("remax", "rloo")
 """Recipes whose surrogate is REINFORCE; the bounds of its weight, which is 1, are no part of the method."""
 OPTIMIZER = OptimizerConfig(lr=0.5, eps=1.0, max_grad_norm=1e9)
-"""The large eps makes a step nearly proportional to the gradient, so that methods may differ by a factor."""
+"""The eps is so large that a step is nearly proportional to the gradient, so methods may differ by a factor."""
 EQUAL, DIFFERENT = 1e-4, 1e-2
 """Distances of two steps, as a share of the larger one. None may be between."""
 VERSION = 2
