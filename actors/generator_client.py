@@ -80,6 +80,7 @@ class GeneratorPool:
     ) -> None:
         self._name, self._timeout_s, self._clock, self._keys = name, timeout_s, clock, keys
         self._on_change, self._episodes = on_change, episodes
+        self._served = False
         self._generators: dict[str, GeneratorConnection] = {}
         self._place, self._order = 0, dict[str, float]()
         self._changed = asyncio.Event()
@@ -88,8 +89,11 @@ class GeneratorPool:
 
     @property
     def serves(self) -> bool:
-        """Whether any generator has let this actor in, and does not drain: new episodes may begin."""
-        return any(generator.serves for generator in self._generators.values())
+        """Whether any generator has let this actor in, and does not drain: new episodes may begin.
+
+        At first it is False until the handshakes with all generators are over, so that the first episodes spread.
+        """
+        return self._served
 
     @property
     def trouble(self) -> str:
@@ -173,6 +177,10 @@ class GeneratorPool:
 
     def _news(self) -> None:
         """Wake the turns that wait for a generator, and call ``on_change``."""
+        generators = self._generators.values()
+        self._served = any(generator.serves for generator in generators) and (
+            self._served or not any(generator.settles for generator in generators)
+        )
         self._changed.set()
         self._changed = asyncio.Event()
         self._on_change()

@@ -17,6 +17,8 @@ from protocol.sockets import AsyncSocket, dealer
 
 log = logging.getLogger(__name__)
 
+SETTLE_S = 1.0
+"""Longest wait for the first handshakes before an actor with other generators begins episodes."""
 STAY_EVERY_S = 1.0
 """Time between two `Stay` to a draining generator."""
 
@@ -36,7 +38,7 @@ class GeneratorConnection:
         info: the generator, as the broker lists it.
         actor: peer name of this actor.
         keys: folder of the keys. None means that nothing is encrypted.
-        on_change: called when `serves` may have changed.
+        on_change: called when `serves` or `settles` may have changed.
         needed: returns the number of episodes that need a draining generator.
         clock: returns monotonic seconds.
 
@@ -61,7 +63,8 @@ class GeneratorConnection:
         self.leaving = self.draining = False
         """``leaving``: the broker does not list the generator any more. ``draining``: it says that it leaves soon."""
         self._on_change, self._needed, self._clock = on_change, needed, clock
-        self._greeted, self._said, self._reported = 0, 0.0, False
+        self._greeted, self._said, self._reported = 0, 0.0, (False, True)
+        self._made = clock()
         own = None
         if keys is not None:
             own = ClientKeys.read(keys, "actor", actor, "generator", info.peer, info.public_key)
@@ -80,6 +83,13 @@ class GeneratorConnection:
     def serves(self) -> bool:
         """Whether an episode may begin that relies on this generator."""
         return self.lets_in and not self.draining
+
+    @property
+    def settles(self) -> bool:
+        """Whether this connection is new and its first handshake is not over."""
+        return not (
+            self.leaving or self._greeted or self._watch.why or self._clock() - self._made >= SETTLE_S
+        )
 
     @property
     def why(self) -> str:
@@ -122,8 +132,9 @@ class GeneratorConnection:
             self._stay()
 
     def _report(self) -> None:
-        if self.serves != self._reported:
-            self._reported = self.serves
+        now = self.serves, self.settles
+        if now != self._reported:
+            self._reported = now
             self._on_change()
 
     def _stay(self) -> None:

@@ -17,7 +17,8 @@ class Connection:
     def __init__(self, info):
         self.info, self.streams, self.suspect_until = info, {}, 0.0
         self.leaving = self.draining = False
-        self.lets_in = True
+        self.lets_in = self.serves = True
+        self.settles = False
 
 
 def places(actors):
