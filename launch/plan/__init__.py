@@ -2,4 +2,5 @@
 
 - `command`, `arguments`: the verb. `model`, `simulation`, `parts`: simulate a run on a virtual clock. Pure.
 - `rates`, `rates_file`: measured rates. `calibration`, `probe`, `reading`: measure them.
+- `last_run`: rates from the metrics of an earlier run.
 """

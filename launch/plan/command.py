@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -12,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from launch.errors import ConfigError
+from launch.plan.last_run import last_run, rates_data, steps_of
 from launch.plan.model import Prediction, setting_of, simulate
 from launch.plan.parts import Setting
 from launch.plan.rates import SETTING, Measured, MeasuredRates
-from launch.plan.rates_file import check_overrides, format_rates, load_rates
+from launch.plan.rates_file import check_overrides, format_rates, load_rates, rates_from
+from launch.resuming import saved_settings
 from launch.run_file.sections import RunConfig
 
 COMPARED = {
@@ -25,6 +28,11 @@ COMPARED = {
     "learner_idle_share": "learner idle",
     "generator_idle_share": "generator idle",
 }
+METRICS = "metrics.jsonl"
+FROM_METRICS = (
+    "the rates are means of an earlier run, in which all roles shared this machine; --calibrate 30 measures more "
+    "exactly, and what happens with other numbers of sequences"
+)
 MOST_SETTINGS = 200
 LEAST_SECONDS, MOST_SECONDS = 5.0, 3600.0
 
@@ -40,15 +48,37 @@ def plan(args: argparse.Namespace, config: RunConfig) -> int:
     path = args.rates or config.run.dir / f"{config.run.name}-rates.toml"
     if args.calibrate is not None:
         calibrate_to(path, args.calibrate, config)
-    rates = load_rates(path, args.rate)
+    found = None if args.rates or path.exists() else last_run(config.run.dir, config.run.name)
+    if found is None:
+        rates, notes = load_rates(path, args.rate), []
+    else:
+        path = found / METRICS
+        rates, notes = rates_of_run(found, config, args.rate), [FROM_METRICS]
     rows = [(setting, simulate(rates, setting)) for setting in settings]
-    notes = list(warnings(rates, settings))
+    notes += warnings(rates, settings)
     checked = check(rates, settings[0]) if rates.measured else None
     if args.json:
         sys.stdout.write(json.dumps(as_json(path, rates.measured, rows, checked, notes), indent=1) + "\n")
     else:
         show(path, rows, rates.measured, checked, notes)
     return 0
+
+
+def rates_of_run(folder: Path, config: RunConfig, overrides: Sequence[str]) -> MeasuredRates:
+    """Return the rates that the metrics of a run show.
+
+    Raises:
+        ConfigError: an override is wrong.
+    """
+    saved = saved_settings(folder).get("generator", {})
+    data = rates_data(
+        steps_of(folder),
+        generators=int(saved.get("count", config.generator.count)),
+        members=config.learner.fresh_trajectories,
+    )
+    # More processes than cores slow each other down further than in that run.
+    data["sharing"] = {"cores": len(os.sched_getaffinity(0))}
+    return rates_from(data, overrides, str(folder / METRICS))
 
 
 def calibrate_to(path: Path, seconds: float, config: RunConfig) -> None:

@@ -20,13 +20,21 @@ def load_rates(path: Path, overrides: Sequence[str] = ()) -> MeasuredRates:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        cure = "measure one with `offbeat plan RUN_FILE --calibrate 30`, or write one as docs/run/capacity.md shows"
+        cure = (
+            "train for a few steps first, whose metrics then serve, measure one with `offbeat plan RUN_FILE "
+            "--calibrate 30`, or write one as docs/run/capacity.md shows"
+        )
         raise ConfigError(f"--rates {path}: cannot be read ({error.strerror}); {cure}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--rates {path}: not valid TOML: {error}") from None
+    return rates_from(data, overrides, str(path))
+
+
+def rates_from(data: dict[str, Any], overrides: Sequence[str], source: str) -> MeasuredRates:
+    """Apply overrides to the content of a rates file, and validate it; see `load_rates`."""
     for override in overrides:
         _set(data, override)
-    return check_rates(data, str(path))
+    return check_rates(data, source)
 
 
 def check_overrides(overrides: Sequence[str]) -> None:

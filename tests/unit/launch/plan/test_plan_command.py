@@ -123,3 +123,38 @@ def test_without_rates_it_says_how_to_get_them(files, capsys, tmp_path):
     error = capsys.readouterr().err
     assert "run-rates.toml" in error
     assert "--calibrate 30" in error
+
+
+def step_line(step):
+    return {
+        "step": step,
+        "learner/policy_version": step,
+        "learner/step_seconds": 2.0,
+        "learner/trained_tokens": 800.0,
+        "learner/publish_seconds": 0.1,
+        "generator/tokens_per_second": 300.0,
+        "generator/running_requests": 60.0,
+        "generator/idle_share": 0.25,
+        "rollout/turns_mean": 1.0,
+        "rollout/length_mean_tokens": 8.0,
+        "rollout/uniform_trajectories": 0.0,
+    }
+
+
+def test_without_a_rates_file_the_rates_are_those_of_the_last_run(files, tmp_path, capsys):
+    run = files[0]
+    assert main(["plan", run, "--steps", "10"]) == 1
+    assert "train for a few steps first" in capsys.readouterr().err
+    folder = tmp_path / "run-2"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"run": {"name": "run"}}))
+    lines = [json.dumps(step_line(step)) for step in range(1, 13)]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    other = tmp_path / "run-7"
+    other.mkdir()
+    (other / "config.json").write_text(json.dumps({"run": {"name": "run-7"}}))
+    (other / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert main(["plan", run, "--steps", "10"]) == 0
+    printed = capsys.readouterr().out
+    assert str(folder / "metrics.jsonl") in printed
+    assert "note: the rates are means of an earlier run" in printed
