@@ -289,7 +289,7 @@ class Crew:
 
     def _note_late(self, patience_s: float, names: Sequence[str]) -> None:
         self._note(
-            f"waiting up to {patience_s:g} s for {', '.join(names)} to end; Ctrl-C again kills all at once"
+            f"waiting up to {patience_s:g} s for {', '.join(names)} to end; a second Ctrl-C kills all at once"
         )
 
     def failed(self, name: str) -> RoleFailed:

@@ -249,7 +249,7 @@ def test_an_orderly_stop_says_who_is_waited_for(job, monkeypatch):
 
     run.run(stop)
     assert run.killed == ["learner"]
-    assert "waiting up to 4 s for learner to end; Ctrl-C again kills all at once" in run.panel.notes
+    assert "waiting up to 4 s for learner to end; a second Ctrl-C kills all at once" in run.panel.notes
 
 
 def test_a_learner_that_does_not_exit_after_its_result_is_killed(job, monkeypatch):
