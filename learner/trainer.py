@@ -1,5 +1,6 @@
 """One learner step: take a batch, update, publish a version, commit, report."""
 
+import json
 import logging
 import time
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,6 @@ from learner.config import LearnerConfig
 from learner.errors import Diverged
 from learner.intake.intake import Intake
 from learner.metrics import Report, rollout_metrics
-from learner.nonfinite import save_trajectories
 from learner.replay.batch import batch_metrics, mix, remember
 from learner.replay.table import ReplayTable
 from learner.run_files import PublishedVersion
@@ -22,6 +22,7 @@ from learner.totals import Totals
 from learner.trajectory import Trajectory
 from learner.units import RECOMMITTED, Unit
 from learner.update.engine import TrainingEngine, UpdateReport
+from protocol.arrays import TOKEN_ARRAYS
 from protocol.messages import PublishWeights
 from protocol.weights.format import Shapes
 
@@ -207,3 +208,26 @@ class Trainer:
         if self.replay is None:
             return {}
         return self.replay.metrics() | batch_metrics(trained, version=updated)
+
+
+def save_trajectories(folder: Path, step: int, trajectories: Sequence[Trajectory]) -> Path:
+    """Write the trajectories of a step whose loss or gradient was not finite.
+
+    The arrays go to ``step-N.npz`` and the rest to ``step-N.json``.
+
+    Returns:
+        Path of the npz file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = {}
+    for i, t in enumerate(trajectories):
+        for name in TOKEN_ARRAYS:
+            arrays[f"{i}.{name}"] = getattr(t, name)
+    path = folder / f"step-{step:06d}.npz"
+    np.savez_compressed(path, **arrays)
+    headers = [
+        {"trajectory_id": t.trajectory_id, "group_id": t.group_id, "status": t.status, "return": t.return_}
+        for t in trajectories
+    ]
+    path.with_suffix(".json").write_text(json.dumps(headers, indent=1), encoding="utf-8")
+    return path

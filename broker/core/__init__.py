@@ -5,6 +5,5 @@
 - `tasks`, `assembly`, `deliveries`: the life of a task, a segment and a unit. `ledger`: outcomes of tokens.
 - `episodes`: counts of episodes that ended or failed.
 - `admission`: bounds of size and lag. `peers`: who is connected. `recent`: what is over. `store`: the bytes.
-- `generator_list`, `weights_news`: what actors hear of generators, and generators of versions. `released`: the
-  learner's steps, and the units that it can never get again.
+- `episodes`: counts of episodes.
 """
