@@ -321,13 +321,18 @@ def tables(results: dict[str, Results], chosen: list[str]) -> dict[str, str]:
             rows = "\n".join(_table(results["sizes"], chosen, figure))
             found[figure] = f"**{title}** (median, in brackets minimum and maximum)\n\n{rows}"
     if "latency" in results:
-        rows = "\n".join(_rows(results["latency"], {"p50_ms": 2, "p99_ms": 2}))
+        rows = "\n".join(_rows(results["latency"], {"p50_ms": ("p50", 2), "p99_ms": ("p99", 2)}))
         found["latency"] = (
             f"**Milliseconds from sending a segment of 16 KB to its acknowledgement**\n\n{rows}"
         )
     if "peers" in results:
-        rows = "\n".join(_rows(results["peers"], {"cpu_us": 0, "over_loop": 2, "per_s": 0}))
-        found["peers"] = f"**CPU microseconds per segment of 16 KB over connected actors**\n\n{rows}"
+        columns = {
+            "cpu_us": ("CPU us a segment", 0),
+            "over_loop": ("over the forwarder", 2),
+            "per_s": ("segments/s", 0),
+        }
+        rows = "\n".join(_rows(results["peers"], columns))
+        found["peers"] = f"**Cost of a segment of 16 KB over connected actors**\n\n{rows}"
     return found
 
 
@@ -352,18 +357,21 @@ def _table(rows: Results, columns: list[str], figure: str) -> list[str]:
     return lines
 
 
-def _rows(rows: Results, columns: dict[str, int]) -> list[str]:
-    """Return the lines of a table. ``columns`` gives the number of digits of each column."""
-    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+def _rows(rows: Results, columns: dict[str, tuple[str, int]]) -> list[str]:
+    """Return the lines of a table. ``columns`` gives the title and the number of digits of each column."""
+    lines = [
+        f"| | {' | '.join(title for title, _ in columns.values())} |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
     for name, row in rows.items():
-        cells = [_cell(row[column], digits) for column, digits in columns.items()]
+        cells = [_cell(row[column], digits) for column, (_, digits) in columns.items()]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
 
 def _cell(figures: list[float], digits: int) -> str:
     median, least, most = (f"{figure:,.{digits}f}" for figure in figures)
-    return f"{median} [{least}, {most}]"
+    return median if least == most else f"{median} [{least}, {most}]"
 
 
 def main() -> None:
