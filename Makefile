@@ -30,8 +30,8 @@ check: setup            ## format, lint, types, layering
 e2e: setup              ## the real system learns, at reduced length
 	$(BIN)/python -m pytest tests/e2e -q --durations=6
 
-bench: setup            ## ratios against a peer or a limit; see docs/benchmarks.md
-	@for program in broker learner generation weights seeds; do $(BIN)/python -m benchmarks.$$program || exit 1; done
+bench: setup            ## measure ratios against a peer or a limit, and fill docs/benchmarks.md; some twenty minutes
+	$(BIN)/python -m benchmarks.page --measure ratios learner generation weights broker
 
 ratios: setup           ## codec, batching, objective: not dearer than benchmarks/ratios/baseline.json says
 	$(BIN)/python -m benchmarks.ratios

@@ -1,6 +1,6 @@
 """Put the figures of benchmarks/results into the pages that show them.
 
-    python -m benchmarks.page [PAGE ...]
+    python -m benchmarks.page [PAGE ...] [--measure NAME ...]
 
 A page has a place for each table. This program fills the place from benchmarks/results/NAME.json::
 
@@ -9,12 +9,15 @@ A page has a place for each table. This program fills the place from benchmarks/
 
 A table is followed by the command, the day, the commit and the machine of the run that wrote the file. If there
 is no such file, the page says that nothing was measured, and names the command. `<!-- headlines -->` is a place
-for one table of the ratios that all results give.
+for one table of the ratios that all results give. `--measure` runs benchmarks first, one after the other.
 """
 
 import argparse
 import json
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +94,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("pages", nargs="*", type=Path, default=PAGES)
-    for path in parser.parse_args().pages:
+    parser.add_argument("--measure", nargs="+", choices=sorted(COMMANDS), default=[], metavar="NAME")
+    arguments = parser.parse_args()
+    for name in arguments.measure:
+        subprocess.run([sys.executable, *shlex.split(command(name))[1:]], cwd=ROOT, check=True)
+    for path in arguments.pages:
         text = path.read_text(encoding="utf-8")
         if (new := filled(text)) != text:
             path.write_text(new, encoding="utf-8")
