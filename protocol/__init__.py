@@ -6,7 +6,6 @@ SPEC.md in this folder is the contract.
   one ZeroMQ message.
 - `session`: a peer's side of the connection, without sockets; `link`, `sockets`: the connection over ZeroMQ.
 - `version_line`: how far two policy versions are apart. `errors`: the tree of errors.
-  `failures`: failures of episodes.
 - `names`: names of tasks, trajectories and units. `arrays`: the arrays of a segment. `gauges`: the gauges of
   heartbeats. `whole_files`: files that are written whole or not at all. `private_paths`: files in
   shared memory.
