@@ -1,4 +1,4 @@
-"""What `--resume` goes on from: the run folder, and the settings that changed since the last start."""
+"""Finds what `--resume` goes on from: the run folder, and the settings that changed since the last start."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Who has not joined the broker yet after the start of a run, for how long, and how long it took the last time."""
+"""Tells who has not joined the broker yet after a start, for how long, and how long it took the last time."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ STAGES = {
     "generator": "imports vLLM, loads the model, makes its first steps",
     "actor": "opens tokenizer and environment",
 }
-"""What a process of a role does before it joins."""
+"""Work of a role's process before it joins."""
 
 
 class Starting:
