@@ -39,6 +39,23 @@ def save_results(
     path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def measured(evaluation: Mapping[str, Any], name: str) -> float:
+    """Return a number of an evaluation.
+
+    Raises:
+        ValueError: the evaluation has no such result; a missing number is never taken for a zero.
+
+    Example:
+        >>> measured({"step": 0, "return_mean": 0.5}, "return_mean")
+        0.5
+    """
+    if evaluation[name] is None:
+        raise ValueError(
+            f"the evaluation has no {name}, because too many tasks were never run: {dict(evaluation)}"
+        )
+    return float(evaluation[name])
+
+
 def machine() -> str:
     """Describe the processor and the memory of this machine in one line."""
     model = platform.processor() or platform.machine()

@@ -46,6 +46,10 @@ def table(summaries: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for s in summaries:
+        if None in (s["accuracy"]["before"], s["accuracy"]["after"]):
+            raise ValueError(
+                f"seed {s['seed']} has no accuracy before or after, because tasks were never run"
+            )
         lag, idle = s["policy_lag"], s["idle_share"]
         lines.append(
             f"| {s['seed']} | {s['accuracy']['before']:.3f} | {s['accuracy']['after']:.3f} | {s['steps']} "

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.envs.known_work import WorkSuite
+from benchmarks.report import measured
 from benchmarks.staleness.lag_system import BudgetedCurriculum, System
 from launch.run_file.sections import RunConfig
 from learner.errors import Stopped
@@ -121,12 +122,12 @@ class TimedLearner(Learner):
 
     def judge(self) -> list[Snapshot]:
         """Publish the kept weights one after the other, and evaluate each."""
-        found = [Snapshot(0.0, 0, float(self.evaluations[0]["return_mean"]))]
+        found = [Snapshot(0.0, 0, measured(self.evaluations[0], "return_mean"))]
         for moment, done, weights in self.kept:
             self.version += 1
             self.exchange.announce(self.publisher.publish(self.version, *weights))
             self.evaluate(f"snapshot {done}")
-            found.append(Snapshot(moment, done, float(self.evaluations[-1]["return_mean"])))
+            found.append(Snapshot(moment, done, measured(self.evaluations[-1], "return_mean")))
         return found
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.report import measured
 from envs.base import Split
 from launch import run_folder
 from launch.processes import Child, role_command, spawn, stop
@@ -233,8 +234,8 @@ def _outcome(learner: Learner, folder: Path, exact: bool, seconds: float) -> Out
         "learner/truncated_fraction", "learner/ratio_proximal_behaviour_max", "learner/gradient_norm",
     )  # fmt: skip
     return Outcome(
-        score=float(learner.evaluations[-1]["return_mean"]),
-        start=float(learner.evaluations[0]["return_mean"]),
+        score=measured(learner.evaluations[-1], "return_mean"),
+        start=measured(learner.evaluations[0], "return_mean"),
         curve=[line["rollout/return_mean"] for line in lines if "rollout/return_mean" in line],
         tokens_by_lag={int(lag): count for lag, count in learner.totals.lag_counts.items()},
         exact=exact,

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.envs.long_tail import LongTailSuite
-from benchmarks.report import save_results
+from benchmarks.report import measured, save_results
 from benchmarks.staleness.lag_system import BudgetedCurriculum, System, running
 from benchmarks.truncation.report import ARMS, Ended, Run, plot, row, smoothed, tables
 from launch.run_file.load import load
@@ -179,8 +179,8 @@ def _outcome(learner: TimedLearner, arm: str, config: RunConfig, seconds: float,
         arm=arm,
         seed=config.run.seed,
         minutes=config.run.max_minutes,
-        start=float(learner.evaluations[0]["return_mean"]),
-        end=float(learner.evaluations[-1]["return_mean"]),
+        start=measured(learner.evaluations[0], "return_mean"),
+        end=measured(learner.evaluations[-1], "return_mean"),
         curve=smoothed(learner.ended, long_share=float(config.env.params["long_share"])),
         steps=learner.step - learner.steps_before,
         tokens_per_second=learner.totals.trained_tokens / seconds,
