@@ -5,7 +5,7 @@ from contextlib import closing
 from broker.journal.config import JournalConfig
 from broker.journal.journal import Journal
 
-DEADLINE_S = 20.0
+DEADLINE_S = 120.0
 
 
 class Closing(closing):

@@ -34,7 +34,7 @@ from protocol.messages import (
 )
 from protocol.sockets import AsyncSocket, router
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 ENV_FILE = '''
 """Counts up: the policy has to answer each number with the next one, `turns` times."""

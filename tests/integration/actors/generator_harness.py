@@ -180,7 +180,7 @@ class Running:
         self.broker.close()
         if self.process.is_alive():
             self.process.terminate()
-            self.process.join(20.0)
+            self.process.join(120.0)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()

@@ -30,7 +30,7 @@ def test_it_fetches_what_it_is_told_of_and_serves_it_on(tmp_path):
             assert before.ids == greedy(first, PROMPT, 8)
             ready = WeightsReady(epoch=0, version=1, manifest="/nowhere/manifest.msgpack", sources=[url])
             running.broker.send(ready)
-            running.until(lambda: running.broker.beat.policy_version == 1, 60.0)
+            running.until(lambda: running.broker.beat.policy_version == 1)
             after = running.ask(actor, "after", PROMPT, max_tokens=8, temperature=0.0)
             assert after.ids == greedy(second, PROMPT, 8)
             assert set(after.versions) == {1}

@@ -171,7 +171,7 @@ def test_nothing_is_lost_or_doubled_when_the_broker_is_killed_again_and_again(tm
         return len(learner.trained) == GROUPS and actor.outbox.empty
 
     try:
-        deadline = time.monotonic() + 50.0
+        deadline = time.monotonic() + 240.0
         while not go_on():
             assert time.monotonic() < deadline, (
                 f"{len(learner.trained)} of {GROUPS} groups, kills left {kill_at}, status {status_of(broker)}"
@@ -194,7 +194,7 @@ def test_nothing_is_lost_or_doubled_when_the_broker_is_killed_again_and_again(tm
 
 
 def status_of(broker):
-    with urllib.request.urlopen(f"http://{broker.http}/status", timeout=5.0) as answer:
+    with urllib.request.urlopen(f"http://{broker.http}/status", timeout=60.0) as answer:
         return json.loads(answer.read())
 
 

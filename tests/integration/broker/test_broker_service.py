@@ -43,7 +43,7 @@ from tests.broker_driver import group, segment_frames
 from tests.hearing import heard
 
 ROOT = Path(__file__).resolve().parents[3]
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 PROGRAM = """
 import json, logging, sys
 from broker.config import BrokerConfig
@@ -94,7 +94,7 @@ class Broker:
         return json.loads(self.get("/status"))
 
     def get(self, path):
-        with urllib.request.urlopen(f"http://{self.http}{path}", timeout=5.0) as answer:
+        with urllib.request.urlopen(f"http://{self.http}{path}", timeout=60.0) as answer:
             return answer.read().decode()
 
     def stop(self):

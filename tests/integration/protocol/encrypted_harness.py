@@ -19,7 +19,7 @@ from protocol.sockets import dealer
 from tests.hearing import heard
 
 ROOT = Path(__file__).parents[3]
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 PROGRAM = """
 import json, logging, sys
 from pathlib import Path

@@ -18,7 +18,7 @@ from protocol.messages import DeliveryCredit, Heartbeat, Hello, Welcome
 from protocol.sockets import router
 
 HELLO = Hello(role="actor", peer="a", incarnation=1)
-DEADLINE_S = 20.0
+DEADLINE_S = 120.0
 
 
 class Answering:

@@ -17,7 +17,7 @@ async def answer_to(sent, application, *, keys=None, context=None):
     async with serving(application, "127.0.0.1", 0, keys, shutdown_s=1.0) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
         writer.write(sent)
-        answer = await asyncio.wait_for(reader.read(), 10.0)
+        answer = await asyncio.wait_for(reader.read(), 120.0)
         writer.close()
         return answer
 

@@ -61,7 +61,7 @@ def flood(endpoint, count, each=lambda: None):
     rng, held = random.Random(7), []
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     for number in range(count):
-        stranger = socket.create_connection((host, int(port)), timeout=10.0)
+        stranger = socket.create_connection((host, int(port)), timeout=60.0)
         # The broker may have cut this connection already.
         with contextlib.suppress(OSError):
             stranger.sendall(junk(rng))

@@ -45,14 +45,14 @@ key_files.make(folder / "keys")
 keys, endpoint = folder / "keys", f"tcp://127.0.0.1:{free_port()}"
 
 def until(condition, what):
-    end = time.monotonic() + 60
+    end = time.monotonic() + 240.0
     while not (found := condition()):
         assert time.monotonic() < end, what
         time.sleep(0.01)
     return found
 
 def hear(link, kind):
-    end = time.monotonic() + 60
+    end = time.monotonic() + 240.0
     while time.monotonic() < end:
         item = link.inbox.get(timeout=60)
         if item and isinstance(item[0], kind):

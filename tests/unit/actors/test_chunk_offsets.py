@@ -61,7 +61,7 @@ def sample(monkeypatch, *answers):
     )
 
     async def main():
-        pool = GeneratorPool("actor-0", 1.0)
+        pool = GeneratorPool("actor-0", 60.0)
         pool.update([GeneratorInfo(peer="g0", endpoint="tcp://127.0.0.1:1")])
         tokens = []
         request = TurnRequest("t.0", 0, [9], max_tokens=8, stop_token_ids=(EOS,))

@@ -35,7 +35,7 @@ def load(monkeypatch, generators, actors, episodes):
 
     async def run():
         for place in places(actors):
-            pool = GeneratorPool("actor", 1.0)
+            pool = GeneratorPool("actor", 60.0)
             pool.placed(place)
             pool.update(infos)
             for episode in range(episodes):

@@ -377,7 +377,7 @@ def test_of_several_announcements_only_the_newest_is_loaded(tmp_path):
         for version in (1, 2, 3):
             up.offer(publish(tmp_path / "w", version))
         task = asyncio.create_task(up.run(applied.set))
-        await asyncio.wait_for(applied.wait(), 5.0)
+        await asyncio.wait_for(applied.wait(), 120.0)
         task.cancel()
         assert engine.applied == [3]
         assert up.gauges()["updates_skipped_total"] == 2.0

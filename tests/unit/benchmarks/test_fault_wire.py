@@ -39,7 +39,7 @@ def proxy():
 @pytest.fixture
 def client(proxy):
     host, _, port = proxy.endpoint.removeprefix("tcp://").rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10.0) as client:
+    with socket.create_connection((host, int(port)), timeout=60.0) as client:
         yield client
 
 
@@ -82,7 +82,7 @@ def test_a_cut_ends_the_connection_and_the_next_is_let_in(proxy, client):
     proxy.cut()
     assert client.recv(10) == b""
     host, _, port = proxy.endpoint.removeprefix("tcp://").rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10.0) as other:
+    with socket.create_connection((host, int(port)), timeout=60.0) as other:
         assert ask(other, b"y") == b"y"
     assert proxy.connections == 2
 
@@ -98,6 +98,6 @@ def test_a_delay_holds_up_every_read(proxy, client):
 def test_without_a_server_behind_it_a_client_is_let_go(proxy):
     closed = Proxy(("127.0.0.1", 1))
     host, _, port = closed.endpoint.removeprefix("tcp://").rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10.0) as client:
+    with socket.create_connection((host, int(port)), timeout=60.0) as client:
         assert client.recv(1) == b""
     closed.close()
