@@ -14,18 +14,17 @@ from pathlib import Path
 import zmq
 
 from actors.config import ActorConfig
-from actors.environment import EnvironmentRunner
 from actors.episode import Bounds, Episode
 from actors.errors import ActorError, EnvironmentStuck, Infrastructure
 from actors.failures import FAILURES
 from actors.generator_client import GeneratorPool
+from actors.live_suite import LiveSuite
 from actors.render import Renderer
 from actors.uplink import LeaseBook, Outbox
-from envs.base import HasGauges, Suite
+from envs.base import Suite
 from envs.config import EnvConfig
 from envs.registry import make_suite
 from protocol.arrays import SegmentArrays
-from protocol.gauges import ENV
 from protocol.link import AsyncLink
 from protocol.messages import (
     AnyMessage,
@@ -47,9 +46,6 @@ log = logging.getLogger(__name__)
 JOIN_TIMEOUT_S = 60.0
 ACK_TIMEOUT_S = 5.0
 GIVE_UP_S = 10.0
-SUITE_CLOSE_S = 10.0
-REMAKE_S = 120.0
-"""Longest time for making the suite anew after code has blocked the thread of the environments."""
 SWITCH_S = 0.001
 """Time after which a thread that computes in Python lets another one run. The default of 5 ms would let a few
 computing environments delay the heartbeats."""
@@ -142,9 +138,13 @@ class Actor:
         in_step: bool = False,
     ) -> None:
         self._config, self._env_name, self._run = config, env_name, run
-        self._make, self._suite, self._renderer = make, make(), renderer
-        self._environments = EnvironmentRunner(calls=config.concurrent_episodes)
-        self._remaking: asyncio.Task[None] | None = None
+        self._renderer = renderer
+        self._suite = LiveSuite(
+            make,
+            calls=config.concurrent_episodes,
+            timeout_s=config.env_timeout_s,
+            on_failure=self._give_up,
+        )
         self._bounds = Bounds(config.segment_tokens, config.max_turns, config.env_timeout_s, in_step)
         self._outbox, self._book = Outbox(), LeaseBook(config.concurrent_episodes)
         self._pool = GeneratorPool(
@@ -160,9 +160,6 @@ class Actor:
         self._fatal = ""
         self._finished = self._failed = self._given_back = self._tokens = 0
         self._env_seconds = 0.0
-        self._env_gauges: dict[str, float] = {}
-        # Looks at which environments were at work. Each call has a deadline, so this counts as progress.
-        self._looks_at_work = 0
         hello = Hello(
             role="actor",
             peer=name,
@@ -193,23 +190,18 @@ class Actor:
             ActorError: the broker refuses this actor, serves a different run, or has been silent too long.
             LinkDown: no broker answers.
         """
-        reading: asyncio.Task[None] | None = None
         try:
             await self._wait_for_broker()
             while not self._stop.is_set():
                 self._give_up_lost_broker(time.monotonic())
-                self._environments.look()
-                self._looks_at_work += self._environments.running > 0
-                if reading is None or reading.done():
-                    reading = asyncio.create_task(self._read_suite_gauges(), name="gauges of the suite")
+                self._suite.look()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stop.wait(), WATCH_S)
             await self._drain()
         finally:
             await self._link.close(self._fatal or "drained")
             self._pool.close()
-            await self._close_suite()
-            self._environments.close()
+            await self._suite.close()
         if self._fatal:
             raise ActorError(self._fatal)
 
@@ -339,10 +331,9 @@ class Actor:
     # --- episodes -----------------------------------------------------------------------------------------
 
     async def _run_episode(self, lease: LeaseTask) -> None:
-        if self._remaking is not None:
-            await self._remaking
+        suite = await self._suite.ready()
         episode = Episode(
-            lease, self._suite, self._renderer, self._pool, self._bounds, self._emit, self._environments
+            lease, suite, self._renderer, self._pool, self._bounds, self._emit, self._suite.environments
         )
         try:
             await episode.run()
@@ -362,8 +353,8 @@ class Actor:
         if not task.cancelled() and (error := task.exception()) is not None:
             fault = not isinstance(error, Infrastructure)
             self._given_back += not fault
-            if isinstance(error, EnvironmentStuck) and self._remaking is None:
-                self._remaking = asyncio.create_task(self._remake(), name="make the suite anew")
+            if isinstance(error, EnvironmentStuck):
+                self._suite.stuck()
             # If this rejection is lost, the broker repeats the lease, and `_leased` rejects it once more. It
             # does so only while the outbox holds no segment of the trajectory.
             self._outbox.forget(lease.trajectory_id)
@@ -405,42 +396,11 @@ class Actor:
             "segments_refused_total": float(self._outbox.acks["refused"]),
             "generator_interruptions_total": float(self._pool.interruptions),
         }
-        gauges |= self._env_gauges
+        gauges |= self._suite.gauges
         # Episodes that wait for segment credit wait for the broker, so this actor does not count as busy.
         busy = len(self._book) > 0 and self._outbox.waiting == 0
-        progress = self._tokens + ended + self._pool.chunks + self._looks_at_work
+        progress = self._tokens + ended + self._pool.chunks + self._suite.looks_at_work
         return Progress(float(progress), busy, 0, tuple(gauges.items()), note=self._pool.trouble)
-
-    # --- the suite ----------------------------------------------------------------------------------------
-
-    async def _read_suite_gauges(self) -> None:
-        """Read the gauges of the suite, if it has some. An error in them must not stop the actor."""
-        if not isinstance(self._suite, HasGauges):
-            return
-        try:
-            gauges = await self._environments.call(
-                self._suite.gauges, what="gauges", timeout_s=self._bounds.env_timeout_s, on_loop=True
-            )
-            self._env_gauges = {f"{ENV}{name}": float(value) for name, value in gauges.items()}
-        except Exception as error:
-            log.warning("gauges of the environment: %r", error)
-
-    async def _remake(self) -> None:
-        """Make the suite anew, because the old one belongs to an event loop that was left behind."""
-        try:
-            self._suite = await self._environments.call(
-                self._make, what="making the environment anew", timeout_s=REMAKE_S
-            )
-        except Exception as error:
-            self._give_up(f"the environment could not be made anew: {error}")
-        finally:
-            self._remaking = None
-
-    async def _close_suite(self) -> None:
-        try:
-            await self._environments.call(self._suite.close, what="close", timeout_s=SUITE_CLOSE_S)
-        except Exception as error:
-            log.error("the environment did not close: %s", error)
 
     # --- the end ------------------------------------------------------------------------------------------
 

@@ -47,6 +47,8 @@ class World:
             ActorConfig(concurrent_episodes=CAPACITY), "a", "tcp://b", "e", "run", lambda: None, None
         )
         self.wire = self.actor._link
+        # An actor takes tasks only while a generator serves it.
+        self.actor._book.served(by_any=True)
         self.groups = self.attempts = 0
         self.hello()
 

@@ -1,0 +1,84 @@
+"""The suite of an actor, with the threads in which its code runs: made, watched, made anew, closed."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from actors.environment import EnvironmentRunner
+from envs.base import HasGauges, Suite
+from protocol.gauges import ENV
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 10.0
+REMAKE_S = 120.0
+"""Longest time for making the suite anew after code has blocked the thread of the environments."""
+
+
+class LiveSuite:
+    """The suite, made at once. All methods are for the actor's event loop.
+
+    Args:
+        make: makes the suite, at once, and again if code has blocked the environments' thread.
+        calls: plain functions that may run at the same time.
+        timeout_s: longest time that the suite may take to report its gauges.
+        on_failure: called with the reason if the suite cannot be made anew.
+    """
+
+    def __init__(
+        self, make: Callable[[], Suite], *, calls: int, timeout_s: float, on_failure: Callable[[str], None]
+    ) -> None:
+        self._make, self._suite, self._timeout_s, self._on_failure = make, make(), timeout_s, on_failure
+        self.environments = EnvironmentRunner(calls=calls)
+        self.gauges: dict[str, float] = {}
+        """Gauges of the suite, as it last reported them."""
+        self.looks_at_work = 0
+        """Looks that found environments at work. Each of their calls has a deadline, so this is progress."""
+        self._remaking: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    def look(self) -> None:
+        """Name code that blocks, count environments at work, and ask for gauges. Call it about once a second."""
+        self.environments.look()
+        self.looks_at_work += self.environments.running > 0
+        if isinstance(self._suite, HasGauges) and (self._reading is None or self._reading.done()):
+            self._reading = asyncio.create_task(self._read_gauges(self._suite), name="gauges of the suite")
+
+    async def ready(self) -> Suite:
+        """Return the suite, once it is made."""
+        if self._remaking is not None:
+            await self._remaking
+        return self._suite
+
+    def stuck(self) -> None:
+        """Make the suite anew, because the old one belongs to an event loop that was left behind."""
+        if self._remaking is None:
+            self._remaking = asyncio.create_task(self._remake(), name="make the suite anew")
+
+    async def close(self) -> None:
+        """Close the suite and end its threads."""
+        try:
+            await self.environments.call(self._suite.close, what="close", timeout_s=CLOSE_S)
+        except Exception as error:
+            log.error("the environment did not close: %s", error)
+        self.environments.close()
+
+    async def _read_gauges(self, suite: HasGauges) -> None:
+        """Read the gauges of the suite. An error in them must not stop the actor."""
+        try:
+            gauges = await self.environments.call(
+                suite.gauges, what="gauges", timeout_s=self._timeout_s, on_loop=True
+            )
+            self.gauges = {f"{ENV}{name}": float(value) for name, value in gauges.items()}
+        except Exception as error:
+            log.warning("gauges of the environment: %r", error)
+
+    async def _remake(self) -> None:
+        try:
+            self._suite = await self.environments.call(
+                self._make, what="making the environment anew", timeout_s=REMAKE_S
+            )
+        except Exception as error:
+            self._on_failure(f"the environment could not be made anew: {error}")
+        finally:
+            self._remaking = None
