@@ -47,8 +47,9 @@ class World:
             ActorConfig(concurrent_episodes=CAPACITY), "a", "tcp://b", "e", "run", lambda: None, None
         )
         self.wire = self.actor._link
-        # An actor takes tasks only while a generator serves it.
+        # An actor takes tasks only while a generator serves it, so it hears of no change of generators here.
         self.actor._book.served(by_any=True)
+        self.actor._pool.update = lambda infos: None
         self.groups = self.attempts = 0
         self.hello()
 
