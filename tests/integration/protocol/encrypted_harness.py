@@ -28,9 +28,8 @@ import zmq
 logging.basicConfig(level="INFO")
 from broker.config import BrokerConfig
 from broker.service import serve
-settings, keys = json.loads(sys.argv[1]), sys.argv[2]
-folder = Path(keys) if keys else None
-serve(BrokerConfig(**settings), run="run", max_policy_lag=4, keys=folder, http_keys=folder)
+settings, keys, journal = json.loads(sys.argv[1]), *(Path(path) if path else None for path in sys.argv[2:])
+serve(BrokerConfig(**settings), run="run", max_policy_lag=4, journal=journal, keys=keys, http_keys=keys)
 """
 
 
@@ -49,15 +48,15 @@ def free_port():
 
 
 class Broker:
-    """A broker process, without encryption if ``keys`` is None."""
+    """A broker process, without encryption if ``keys`` is None, and without a journal if ``folder`` is."""
 
-    def __init__(self, keys, log, *, endpoint="", **settings):
+    def __init__(self, keys, log, *, endpoint="", folder=None, **settings):
         self.endpoint = endpoint or f"tcp://127.0.0.1:{free_port()}"
         self.http, self.keys, self.log = f"127.0.0.1:{free_port()}", keys, log
         settings = {"endpoint": self.endpoint, "http": self.http, "heartbeat_s": 1.0} | settings
         with open(log, "ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, json.dumps(settings), str(keys or "")],
+                [sys.executable, "-c", PROGRAM, json.dumps(settings), str(keys or ""), str(folder or "")],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
                 stderr=out,
