@@ -137,7 +137,9 @@ class Peer:
             self.socket.connect(self.endpoint)
 
     def send(self, kind, /, **fields):
-        self.socket.send_multipart(frames_of(kind, fields))
+        """Send a message. What leaves without a connection is lost, and repeated after the next join."""
+        if self.connected:
+            self.socket.send_multipart(frames_of(kind, fields))
 
     def say_hello(self, now):
         """Hello voids all credit on both sides; only a Welcome to the last Hello counts."""
@@ -147,7 +149,6 @@ class Peer:
     def keep_in_touch(self, now):
         if self.joined and now > self.heard_at + SILENT_HEARTBEATS * self.heartbeat_s:
             self.joined, self.hello_at = False, now
-        # ZeroMQ would keep each Hello until there is a connection, and send them all at once.
         if self.connected and not self.joined and now >= self.hello_at:
             self.say_hello(now)
         if self.joined and now >= self.beat_at:
@@ -199,8 +200,7 @@ class Peer:
             self.watch_connection(time.monotonic())
             self.keep_in_touch(time.monotonic())
             self.receive(0.01)
-            if self.joined:
-                self.turn()
+            self.turn()
         self.send("goodbye", reason="done")
         self.socket.disable_monitor()
         zmq.Context.instance().destroy(linger=2000)
@@ -210,9 +210,10 @@ class Peer:
 class Actor(Peer):
     """Runs up to `capacity` tasks at a time, each as a trajectory of `PIECES` made-up segments (sections 6 and 7)."""
 
-    def __init__(self, endpoint, keys, name, capacity=4):
+    def __init__(self, endpoint, keys, name, segment_s=0.04, capacity=4):
         super().__init__(endpoint, keys, "actor", name)
         self.capacity, self.credit = capacity, 0
+        self.segment_s, self.busy_until = segment_s, 0.0
         # Episodes by lease: [trajectory id, task, index of the next segment].
         self.episodes, self.rejected = {}, set()
         # Segments without an ack, in order, by (trajectory id, index); and which of them left since the Welcome.
@@ -285,11 +286,14 @@ class Actor(Peer):
                 self.end(lease)
 
     def turn(self):
-        for episode in self.episodes.values():
-            if episode[2] < PIECES:
-                trajectory, task, index = episode
-                self.unacknowledged[trajectory, index] = self.segment(trajectory, task, index)
-                episode[2] += 1
+        if not self.joined:
+            return
+        unfinished = [episode for episode in self.episodes.values() if episode[2] < PIECES]
+        if unfinished and time.monotonic() >= self.busy_until:
+            self.busy_until = time.monotonic() + self.segment_s
+            trajectory, task, index = episode = unfinished[0]
+            self.unacknowledged[trajectory, index] = self.segment(trajectory, task, index)
+            episode[2] += 1
         for key, frames in self.unacknowledged.items():
             if self.credit and key not in self.sent:
                 self.socket.send_multipart(frames)
@@ -319,7 +323,7 @@ class Actor(Peer):
 class Learner(Peer):
     """Puts groups of tasks, trains each unit once, and commits it (section 7)."""
 
-    def __init__(self, endpoint, keys, name, groups, size, checkpoint, unit_s=0.1, room=4):
+    def __init__(self, endpoint, keys, name, groups, size, checkpoint, unit_s=0.25, room=4):
         super().__init__(endpoint, keys, "learner", name)
         self.groups, self.size, self.room, self.file = groups, size, room, Path(checkpoint)
         self.unit_s, self.busy_until = unit_s, 0.0
@@ -350,6 +354,7 @@ class Learner(Peer):
             return
         # The broker has these without a commit: it never came, or was lost.
         for unit in self.held["unit_ids"] & self.done.keys():
+            say("committed_again", unit=unit)
             self.commit(unit)
         self.put_tasks()
         self.send("delivery_credit", units=self.room)
@@ -359,7 +364,7 @@ class Learner(Peer):
             if self.proved:
                 self.write_checkpoint()
             else:
-                self.say_hello(time.monotonic())
+                self.joined, self.hello_at = False, 0.0
 
     def put_tasks(self):
         """Put what is neither trained nor at the broker; the broker ignores what it has seen."""
@@ -386,11 +391,16 @@ class Learner(Peer):
         if unit in self.done:
             self.commit(unit)
         if unit in self.done or unit in self.waiting:
-            self.send("delivery_credit", units=1)
+            self.return_credit()
         else:
             headers, bodies = map(msgpack.unpackb, pairs[::2]), pairs[1::2]
             self.credited.add(unit)
             self.waiting[unit] = list(zip(headers, bodies, strict=True))
+
+    def return_credit(self):
+        # A Hello voids all credit, so none may leave between it and the Held that answers it.
+        if self.joined:
+            self.send("delivery_credit", units=1)
 
     def on_dropped(self, header, _):
         say("dropped", unit=header["unit_id"], reason=header["reason"])
@@ -417,11 +427,11 @@ class Learner(Peer):
         say("trained", unit=unit, step=self.step, segments=len(segments))
         self.commit(unit)
         if unit in self.credited:
-            self.send("delivery_credit", units=1)
+            self.return_credit()
         if self.step % 5 == 0:
             self.write_checkpoint()
         if len(self.done) == self.groups:
-            self.say_hello(time.monotonic())
+            self.joined, self.hello_at = False, 0.0
 
     def write_checkpoint(self):
         """Only when the file is whole on disk may the broker delete the units."""
@@ -445,11 +455,12 @@ def main(arguments):
     parser.add_argument("--groups", type=int, default=4, help="learner: groups to train")
     parser.add_argument("--size", type=int, default=2, help="learner: members of a group")
     parser.add_argument("--checkpoint", default="spec_client.json", help="learner: file of its checkpoint")
-    parser.add_argument("--unit-s", type=float, default=0.1, help="learner: seconds that a unit takes")
+    parser.add_argument("--unit-s", type=float, default=0.25, help="learner: seconds that a unit takes")
+    parser.add_argument("--segment-s", type=float, default=0.04, help="actor: seconds that a segment takes")
     given = parser.parse_args(arguments)
     name = given.name or given.role
     if given.role == "actor":
-        peer = Actor(given.endpoint, given.keys, name)
+        peer = Actor(given.endpoint, given.keys, name, given.segment_s)
     else:
         peer = Learner(
             given.endpoint, given.keys, name, given.groups, given.size, given.checkpoint, given.unit_s
