@@ -26,6 +26,8 @@ STEPPED_BACK = "stepped_back"
 CHECKSUMS = "checksums.json"
 RANK_0 = "offbeat-rank0.msgpack"
 
+LARGE_BYTES = 64 << 20
+
 
 class FileSum(Struct, frozen=True):
     """Size and hash of a file of a checkpoint."""
@@ -185,9 +187,11 @@ def sum_of(path: Path) -> FileSum:
     Raises:
         OSError: the file cannot be read.
     """
-    hashed = blake3(max_threads=blake3.AUTO)
+    size = path.stat().st_size
+    # Threads pay for large files only. A forked process must not use those that its parent started.
+    hashed = blake3(max_threads=blake3.AUTO if size >= LARGE_BYTES else 1)
     hashed.update_mmap(path)
-    return FileSum(path.stat().st_size, hashed.hexdigest())
+    return FileSum(size, hashed.hexdigest())
 
 
 def write_whole(folder: Path, optimizer_steps: int, write: Callable[[str], None]) -> None:

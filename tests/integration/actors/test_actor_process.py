@@ -88,9 +88,12 @@ def test_tasks_are_taken_only_while_a_generator_lets_the_actor_in(stage):
     """Otherwise tasks would use up their attempts, each with requests that nobody answers."""
 
     async def scenario(scene):
-        broker = scene.broker
         # It takes connections and says nothing.
-        mute = socket.create_server(("127.0.0.1", 0))
+        with socket.create_server(("127.0.0.1", 0)) as mute:
+            await played(scene, mute)
+
+    async def played(scene, mute):
+        broker = scene.broker
         closed = SimpleNamespace(name="generator-0", endpoint=f"tcp://127.0.0.1:{mute.getsockname()[1]}")
         broker.list_generators(closed)
         scene.actors.append(start_actor(broker.endpoint, scene.model, scene.env, concurrent_episodes=4))
@@ -107,7 +110,6 @@ def test_tasks_are_taken_only_while_a_generator_lets_the_actor_in(stage):
         open_one.close()
         # What the broker has of this credit is void, and the actor has none.
         await until(lambda: broker.credits == [4, 1, 0], "the credit is void")
-        mute.close()
 
     stage(scenario)
 

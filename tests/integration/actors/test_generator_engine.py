@@ -314,7 +314,9 @@ def test_a_heartbeat_tells_progress_and_the_last_pause(tied):
     tied.update()
     tied.running.until(lambda: tied.gauge("policy_version") == tied.version)
     beat = tied.running.broker.beat
-    assert beat.progress == tied.gauge("tokens_total") > 0
+    # Progress is the engine's steps. Several requests may get a token in one step.
+    assert beat.progress > 0
+    assert tied.gauge("tokens_total") > 0
     assert 0 < tied.gauge("update_pause_seconds") < 5
     assert tied.gauge("updates_applied_total") >= 1
     tied.running.until(lambda: tied.gauge("idle_share") == 1.0)
@@ -378,7 +380,7 @@ def test_a_late_joiner_catches_up_and_equals_an_updated_engine_then_its_loss_is_
         lab.running.process.join(5.0)
         lab.running.poll()
         assert lab.running.process.exitcode == 1
-        assert actor.answers["lost"].finish_reason == "error"
+        assert actor.answers["lost"].finish_reason == "abort"
         assert "the generator has failed" in actor.answers["lost"].error
         assert lab.running.broker.goodbye is not None
     finally:

@@ -87,6 +87,7 @@ class Actor:
     def __init__(self, broker):
         self.link = Link(broker.endpoint, Hello(role="actor", peer="actor", incarnation=1))
         self.outbox, self.book = Outbox(), LeaseBook(16)
+        self.book.served(by_any=True)
         self.acknowledged = set()
 
     def pump(self):
