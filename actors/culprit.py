@@ -1,15 +1,10 @@
 """Finds the line of user code at which a thread or a coroutine stands. Pure."""
 
-import sysconfig
 from collections.abc import Iterator, Sequence
 from types import CodeType, CoroutineType, FrameType
 from typing import Any
 
-_LIBRARIES = tuple(
-    path
-    for name in ("stdlib", "platstdlib", "purelib", "platlib")
-    if (path := sysconfig.get_path(name)) is not None
-)
+from envs.blame import is_library, is_users
 
 
 def place_of_thread(frame: FrameType | None) -> str:
@@ -57,15 +52,16 @@ def place_of_error(error: BaseException) -> str:
 
 
 def place(codes: Sequence[tuple[CodeType, int]]) -> str:
-    """Return ``FILE:LINE in FUNCTION`` of the innermost line that belongs to no library.
+    """Return ``FILE:LINE in FUNCTION`` of the innermost line of a user's code, else of Offbeat's, else of all.
 
     Args:
         codes: code and line of each frame, the outermost first.
     """
-    own = [at for at in codes if not _is_library(at[0])] or list(codes)
-    if not own:
+    users = [at for at in codes if is_users(at[0].co_filename)]
+    found = users or [at for at in codes if not is_library(at[0].co_filename)] or list(codes)
+    if not found:
         return ""
-    code, line = own[-1]
+    code, line = found[-1]
     return f"{code.co_filename}:{line} in {code.co_name}"
 
 
@@ -74,7 +70,3 @@ def _awaited(coroutine: Any) -> Iterator[FrameType]:
         if coroutine.cr_frame is not None:
             yield coroutine.cr_frame
         coroutine = coroutine.cr_await
-
-
-def _is_library(code: CodeType) -> bool:
-    return code.co_filename.startswith((*_LIBRARIES, "<"))

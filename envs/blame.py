@@ -16,19 +16,29 @@ LIBRARIES = tuple(
 """Folders of the standard library and of installed packages."""
 
 
-def is_own(filename: str) -> bool:
-    """Return whether a file is a user's code: neither of the standard library, of a package, nor of Offbeat.
+def is_library(filename: str) -> bool:
+    """Return whether a file belongs to the standard library or an installed package, or is no file.
 
     Example:
-        >>> is_own(__file__), is_own(traceback.__file__), is_own("/home/me/my_task.py"), is_own("<string>")
-        (False, False, True, False)
+        >>> is_library(traceback.__file__), is_library("<string>"), is_library("/home/me/my_task.py")
+        (True, True, False)
     """
     if filename.startswith("<"):
-        return False
+        return True
     path = Path(filename).resolve()
-    if "site-packages" in path.parts or any(path.is_relative_to(folder) for folder in LIBRARIES):
-        return False
-    return not any(path.is_relative_to(ROOT / package) for package in OWN)
+    return "site-packages" in path.parts or any(path.is_relative_to(folder) for folder in LIBRARIES)
+
+
+def is_users(filename: str) -> bool:
+    """Return whether a file is a user's code: neither of a library nor of Offbeat.
+
+    Example:
+        >>> is_users(__file__), is_users(traceback.__file__), is_users("/home/me/my_task.py")
+        (False, False, True)
+    """
+    return not is_library(filename) and not any(
+        Path(filename).resolve().is_relative_to(ROOT / package) for package in OWN
+    )
 
 
 def place(error: BaseException) -> str:
@@ -39,7 +49,7 @@ def place(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith("<"):
         return f"{shown(error.filename)}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if is_own(frame.filename)] or list(frames)
+    own = [frame for frame in frames if is_users(frame.filename)] or list(frames)
     return f"{shown(own[-1].filename)}:{own[-1].lineno}" if own else ""
 
 
