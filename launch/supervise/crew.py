@@ -127,7 +127,6 @@ class Crew:
             )
         )
         self._resume = False
-        self._from_step: int | None = None
         self._learner_began: float | None = None
         self.posts = posts(config)
         self.broker_answered = False
@@ -156,12 +155,9 @@ class Crew:
         """Reasons of the restarts, in the order of the crew: the newest `MAX_REASONS` of each process."""
         return [why for post in self.posts for why in post.backoff.reasons[-MAX_REASONS:]]
 
-    def start(self, names: Sequence[str], *, resume: bool, from_step: int | None = None) -> None:
-        """Start some of the crew for the first time.
-
-        With ``resume`` the learner continues from its newest checkpoint, or from the one of ``from_step``.
-        """
-        self._resume, self._from_step = resume, from_step
+    def start(self, names: Sequence[str], *, resume: bool) -> None:
+        """Start some of the crew for the first time. With ``resume`` the learner continues from its checkpoint."""
+        self._resume = resume
         for post in self.posts:
             if post.name in names:
                 self._start(post)
@@ -343,8 +339,6 @@ class Crew:
             (self._folder / RESULT).unlink(missing_ok=True)
             self._result_seen = None
             arguments += ["--resume"] if self._resume or again else []
-            if not again and self._from_step is not None:
-                arguments += ["--from", str(self._from_step)]
             arguments += ["--minutes", f"{self._minutes_left():.3f}"]
         exit_codes.clear_note(self._folder, post.name)
         command = role_command(role, self._folder, *arguments, processes=post.processes)

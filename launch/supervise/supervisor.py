@@ -22,6 +22,8 @@ from launch.supervise.health import BROKER
 from launch.supervise.panel import Panel
 from launch.supervise.starting import Starting, keep_starts, last_starts
 from launch.supervise.summary import Summary, write_summary
+from learner.checkpoints.checkpoint_files import step_back
+from learner.run_files import CHECKPOINTS
 from protocol.security.http_tls import scheme
 
 log = logging.getLogger(__name__)
@@ -141,7 +143,10 @@ def supervise(
     weights = Poller(served, keys, fetch_weights_server) if served else None
     try:
         await_broker(crew, poller, interrupt)
-        crew.start([name for name in crew.names if name != BROKER], resume=resume, from_step=from_step)
+        if from_step is not None:
+            # Not left to the learner: one that ends before it does it is started again without `--from`.
+            step_back(folder / CHECKPOINTS, from_step)
+        crew.start([name for name in crew.names if name != BROKER], resume=resume)
         panel.note(
             f"started {', '.join(crew.names)}; status at {scheme(ask_with)}://{config.broker.http}/status"
         )

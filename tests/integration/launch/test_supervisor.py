@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from launch import exit_codes, run_folder
@@ -14,6 +15,7 @@ from launch.errors import NothingTrained, RoleFailed
 from launch.run_file.load import check
 from launch.supervise.crew import Crew
 from launch.supervise.supervisor import end, how_it_ended, supervise
+from learner.checkpoints import checkpoint_files
 
 FAKE = Path(__file__).with_name("fake_role.py")
 ROOT = Path(__file__).parents[3]
@@ -282,10 +284,20 @@ def test_a_weights_server_that_does_not_answer_is_named_and_replaced(job):
     assert "weights hung: it has not answered for" in run.crew.restart_reasons[0]
 
 
-def test_only_the_first_learner_goes_back_to_an_earlier_checkpoint(job):
+def test_a_run_goes_back_to_an_earlier_checkpoint_once_even_if_its_learner_dies_at_once(job):
     run = job()
+    checkpoints = run.folder / "checkpoints"
+
+    def write(name):
+        (checkpoints / name).mkdir(parents=True)
+        state = {"client": {"step": int(name[4:]), "curriculum": {"lineage": 1}}}
+        (checkpoints / name / checkpoint_files.RANK_0).write_bytes(msgspec.msgpack.encode(state))
+
+    for step in (10, 20):
+        checkpoint_files.write_whole(checkpoints, step, write)
     run.run(sent(signal.SIGKILL, "learner"), resume=True, from_step=10)
-    first, second = run.starts("learner")
-    assert "--resume --from 10" in first
-    assert "--resume" in second
-    assert "--from" not in second
+    assert checkpoint_files.latest_name(checkpoints) == "step00000010"
+    assert checkpoint_files.stepped_back(checkpoints)
+    for start in run.starts("learner"):
+        assert "--resume" in start
+        assert "--from" not in start, "a learner that goes back again would undo later steps"
