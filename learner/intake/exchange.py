@@ -324,7 +324,8 @@ class Exchange:
         Args:
             done: called after each look at the inbox.
             missing: returns what is missing, for the error message.
-            limited: whether the run's time limit ends the wait; SIGTERM and Drain always do.
+            limited: whether the run's time limit ends the wait, and groups with equal returns; SIGTERM and Drain
+                always do.
 
         Raises:
             NoData: nothing arrived within the deadline.
@@ -341,7 +342,7 @@ class Exchange:
                 looked = time.monotonic()
                 if done():
                     return
-                self.intake.signal.look(self._config, looked)
+                self.intake.signal.look(self._config, looked, training=limited)
                 # Time inside `done`, which may write a checkpoint, does not count as waiting.
                 heard += time.monotonic() - looked
                 if self._pump(POLL_S):

@@ -83,7 +83,7 @@ class SignalWatch:
         self.uniform_return = returns[0]
         self.uniform.grow()
 
-    def look(self, config: LearnerConfig, now: float) -> None:
+    def look(self, config: LearnerConfig, now: float, *, training: bool = True) -> None:
         """End the run if the rows are longer than the settings allow.
 
         A row that follows on something better must also last `data_timeout_s`: a service that a reward needs may
@@ -92,6 +92,8 @@ class SignalWatch:
         Args:
             config: for `max_failed_episodes`, `max_uniform_groups` and `data_timeout_s`.
             now: monotonic time in seconds.
+            training: whether the learner waits for groups. Their returns end no evaluation, because the run whose
+                groups have nothing left is evaluated once more.
 
         Raises:
             NothingToLearn: all episodes fail, or no group so far had different returns.
@@ -102,7 +104,7 @@ class SignalWatch:
             not self.failed.ever_broken or failed_s > config.data_timeout_s
         ):
             raise NothingToLearn(self._all_fail(config))
-        if self.uniform.length < config.max_uniform_groups:
+        if not training or self.uniform.length < config.max_uniform_groups:
             return
         if not self.uniform.ever_broken:
             raise NothingToLearn(self._all_uniform(config))

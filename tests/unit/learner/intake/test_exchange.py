@@ -1,6 +1,7 @@
 """Test what the learner sends to the broker, and when, on a scripted link."""
 
 import queue
+import time
 
 import pytest
 
@@ -9,6 +10,7 @@ from learner.errors import NoData, NothingToLearn, Stopped
 from learner.intake import exchange as module
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange
+from learner.intake.signal_watch import SOLVED, SignalWatch
 from protocol.messages import (
     Checkpointed,
     CheckpointWanted,
@@ -236,6 +238,19 @@ def test_a_wait_ends_when_everything_that_arrives_fails():
         it.intake.signal.episode(make_trajectory("t", status="failed", error="out of paper"))
     with pytest.raises(NothingToLearn, match="2 of 2 episodes failed, one after the other: out of paper"):
         it.collect(step=0, version=0)
+
+
+def test_a_run_that_has_nothing_left_to_learn_is_evaluated_all_the_same():
+    it, signal = an_exchange(None, max_uniform_groups=2, evaluation_tasks=1), SignalWatch()
+    it.intake.signal = signal
+    signal.group([0.0, 1.0], uniform=False)
+    for _ in range(2):
+        signal.group([1.0, 1.0], uniform=True)
+    signal.look(it._config, time.monotonic() - 1.0)
+    with pytest.raises(Stopped, match=SOLVED):
+        it.collect(step=0, version=0)
+    with pytest.raises(NoData, match="evaluation 'after 1': 1 of 1 tasks are out"):
+        it.evaluate("after 1", version=0)
 
 
 def test_groups_with_equal_returns_are_told_to_the_broker_in_heartbeats():
