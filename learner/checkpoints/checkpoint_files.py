@@ -8,6 +8,7 @@ Layout below the folder::
     step00000012/...            files of DeepSpeed and of `learner.checkpoints.checkpoint`
 """
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -79,26 +80,29 @@ def standing_of(folder: Path, name: str) -> Standing:
 
 def cure(folder: Path, name: str) -> str:
     """Return what to do without the checkpoint of this name: the command that goes back, if there is another one."""
-    steps = [step for step, other in sorted(kept(folder).items()) if other != name]
+    steps = sorted(step for step, names in kept(folder).items() if names != [name])
     if not steps:
         return "there is no other checkpoint; start anew, without --resume"
     return f"go back to the checkpoint of step {steps[-1]} with `offbeat train RUN_FILE --resume --from {steps[-1]}`"
 
 
-def kept(folder: Path) -> dict[int, str]:
-    """Return the names of all checkpoints whose step can be read, by their learner step."""
-    found: dict[int, str] = {}
-    for path in sorted(folder.glob("step*")):
+def kept(folder: Path) -> dict[int, list[str]]:
+    """Return the names of all checkpoints whose step can be read, by their learner step, the oldest first.
+
+    A step may have two: the second was written after an evaluation.
+    """
+    found: dict[int, list[str]] = {}
+    for path in sorted(folder.glob("step*"), key=lambda path: path.stat().st_mtime_ns):
         try:
             counters = msgspec.msgpack.decode((path / RANK_0).read_bytes(), type=_Counters)
-            found[int(counters.client["step"])] = path.name
+            found.setdefault(int(counters.client["step"]), []).append(path.name)
         except (OSError, msgspec.MsgspecError, KeyError):
             continue
     return found
 
 
 def find(folder: Path, step: int) -> str:
-    """Return the name of the checkpoint of a learner step.
+    """Return the name of the newest checkpoint of a learner step whose checksums are right, or else of the oldest.
 
     Raises:
         CheckpointError: there is none; the text lists the steps that there are.
@@ -107,7 +111,12 @@ def find(folder: Path, step: int) -> str:
     if step not in names:
         there = f"there are steps {', '.join(map(str, sorted(names)))}" if names else "there is none at all"
         raise CheckpointError(f"no checkpoint of step {step} in {folder}; {there}")
-    return names[step]
+    oldest, *newer = names[step]
+    for name in reversed(newer):
+        with contextlib.suppress(CheckpointError):
+            if verify(folder, name):
+                return name
+    return oldest
 
 
 def step_back(folder: Path, step: int) -> None:

@@ -136,6 +136,21 @@ def test_a_damaged_checkpoint_is_refused_with_the_file_and_the_step_to_go_back_t
     assert (tmp_path / "epoch").read_text() == "1", "no learner has begun with it"
 
 
+def test_of_two_checkpoints_of_a_step_the_whole_one_helps_if_the_other_is_damaged(tmp_path):
+    """The second is written after an evaluation: at the end of most runs these are the only two."""
+    begin(tmp_path, resume=False)
+    for _ in range(2):
+        put_checkpoint(tmp_path, step=20, lineage=1)
+    folder = tmp_path / "checkpoints"
+    assert checkpoint_files.find(folder, 20) == "step00000020-1"
+    (folder / "step00000020-1" / "checksums.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"damaged .*go back to .* step 20 with .*--from 20"):
+        begin(tmp_path)
+    checkpoint_files.step_back(folder, 20)
+    assert checkpoint_files.latest_name(folder) == "step00000020"
+    assert begin(tmp_path).step == 20
+
+
 def test_a_checkpoint_without_checksums_is_of_an_earlier_version_and_accepted(tmp_path, caplog):
     put_checkpoint(tmp_path, step=10, lineage=1)
     (tmp_path / "checkpoints" / "step00000010" / "checksums.json").unlink()
