@@ -211,6 +211,9 @@ class Intake:
         self.line = VersionLine(map(tuple, state.get("forks", ())))
         if "signal" in state:
             self.signal.restore(state["signal"])
+        elif self.trained_tokens:
+            # An earlier version kept no counts, but what it trained was neither failed nor without a signal.
+            self.signal.failed.ever_broken = self.signal.uniform.ever_broken = True
 
     @property
     def backlog(self) -> int:

@@ -460,4 +460,8 @@ def test_episodes_and_groups_are_counted_with_why_they_failed():
     again.restore(json.loads(json.dumps(intake.state())))
     assert again.signal.state() == intake.signal.state()
     old = {name: value for name, value in intake.state().items() if name != "signal"}
-    again.restore(old)
+    for trained_tokens in (0, 5):
+        again = intake_with_tasks()
+        again.restore(old | {"trained_tokens": trained_tokens})
+        # What an earlier version trained was neither failed nor without a signal.
+        assert again.signal.failed.ever_broken == again.signal.uniform.ever_broken == (trained_tokens > 0)
