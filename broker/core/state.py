@@ -234,6 +234,11 @@ class BrokerState:
                 self._release(hello.step)
                 self.deliveries.uncommit_all()
                 self._cancel_all("eval")
+            elif hello.step:
+                self.deliveries.release(hello.step)
+                # What was trained after the checkpoint is undone, too.
+                self.deliveries.uncommit_all()
+                self._cancel_all("eval", "train")
             else:
                 self.deliveries.release(sys.maxsize)
                 self._cancel_all("eval", "train")

@@ -274,6 +274,19 @@ def test_a_learner_that_may_step_back_is_welcome_and_the_units_between_are_lost(
     assert driver.dispatcher.state.ledger.lengths.of_trained == {2: 1}
 
 
+@pytest.mark.parametrize(("step", "lost"), [(2, 8), (4, 0)], ids=["a step back", "lockstep"])
+def test_in_a_new_lineage_what_was_trained_after_the_checkpoint_counts_no_more(driver, step, lost):
+    make(driver, "a", "b", "c", "d", "e", "f", "g")
+    for number, unit in enumerate("abcdef", start=1):
+        driver.commit(unit, step=number)
+    driver.checkpointed(4)
+    driver.learner(epoch=2, lineage=2, step=step, step_back=True)
+    outcomes = {name: tokens(driver, name) for name in ("trained", "superseded", "lost")}
+    assert outcomes == {"trained": 4 * step, "superseded": 12, "lost": lost}
+    assert (units(driver), driver.held) == ([], 0)
+    assert driver.balanced()
+
+
 def test_the_process_that_wrote_the_checkpoint_may_join_again(driver):
     released_up_to_4(driver)
     assert type(driver.learner(epoch=1, lineage=1)[0]) is Welcome
