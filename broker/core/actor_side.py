@@ -20,6 +20,8 @@ Judgement = tuple[Literal["stored", "duplicate", "refused"], str]
 DRAINING = "draining"
 FULL = "full"
 MAX_CREDIT = 1 << 20
+OTHERS_FIRST_S = 10.0
+"""Time for which a task that an actor rejected is kept for other actors. They may take no tasks at all."""
 ABSENT_BEATS = 3 * MISSED_BEATS
 """Heartbeats that an actor has to come back for its leases after a restart of the broker."""
 
@@ -101,10 +103,12 @@ class ActorSide:
         self._state.send(record.lease.actor, lease)
 
     def _choose(self, record: TaskRecord, now: float) -> Peer | None:
-        """Return the next actor in turn. One that rejected this task gets it only if there is no other."""
+        """Return the next actor in turn. One that rejected this task gets it later than others."""
         for name, peer in self._hungry.items():
-            if name == record.avoid and (now < record.retry_at or len(self._state.peers.of("actor")) > 1):
-                continue
+            if name == record.avoid:
+                others_s = OTHERS_FIRST_S if len(self._state.peers.of("actor")) > 1 else 0.0
+                if now < record.retry_at + others_s:
+                    continue
             peer.task_credit -= 1
             if peer.task_credit:
                 self._hungry.move_to_end(name)

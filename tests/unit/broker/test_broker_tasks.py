@@ -209,3 +209,15 @@ def test_memory_of_tasks_that_are_over_is_bounded(driver, monkeypatch):
     assert len(driver.dispatcher.state.tasks.over) == 10
     assert driver.dispatcher.state.tasks._live == {}
     assert driver.dispatcher.state.deliveries._units == {}
+
+
+def test_tasks_given_back_return_to_their_actor_if_no_other_takes_any(driver):
+    driver.actor("a", tasks=140)
+    driver.actor("idle", tasks=0)
+    driver.put(*group("g", 70))
+    for lease in driver.leases("a"):
+        driver.say("a", TaskRejected(lease_id=lease.lease_id, reason="no generator", fault=False))
+    driver.wait(5.0, beating=("learner", "a", "idle"))
+    assert driver.leases("a") == []
+    driver.wait(7.0, beating=("learner", "a", "idle"))
+    assert len(driver.leases("a")) == 70
