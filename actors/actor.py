@@ -15,7 +15,7 @@ import zmq
 
 from actors.config import ActorConfig
 from actors.episode import Bounds, Episode
-from actors.errors import ActorError, EnvironmentStuck, Infrastructure
+from actors.errors import ActorError, Infrastructure
 from actors.failures import FAILURES
 from actors.generator_client import GeneratorPool
 from actors.live_suite import LiveSuite
@@ -353,8 +353,6 @@ class Actor:
         if not task.cancelled() and (error := task.exception()) is not None:
             fault = not isinstance(error, Infrastructure)
             self._given_back += not fault
-            if isinstance(error, EnvironmentStuck):
-                self._suite.stuck()
             # If this rejection is lost, the broker repeats the lease, and `_leased` rejects it once more. It
             # does so only while the outbox holds no segment of the trajectory.
             self._outbox.forget(lease.trajectory_id)

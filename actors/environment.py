@@ -82,6 +82,8 @@ class EnvironmentRunner:
         self._warned = ""
         self.running = 0
         """Calls that have not ended, each within its deadline."""
+        self.loops_left = 0
+        """Event loops that were left behind. What belongs to them is of no use in the present one."""
 
     async def call(
         self,
@@ -171,6 +173,7 @@ class EnvironmentRunner:
             why = f"{what} blocked all environments of this actor for {stage.blocked_s:.0f} s in {place}"
             if culprit is None or time.monotonic() >= culprit.until:
                 self._stage = None
+                self.loops_left += 1
                 stage.leave(why)
             if culprit is not call:
                 raise EnvironmentStuck(f"{call.what} was given up: {why}")

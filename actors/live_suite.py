@@ -34,6 +34,8 @@ class LiveSuite:
         """Gauges of the suite, as it last reported them."""
         self.looks_at_work = 0
         """Looks that found environments at work. Each of their calls has a deadline, so this is progress."""
+        self._made_at = 0
+        """Value of the runner's `loops_left` when the suite was made."""
         self._remaking: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
 
@@ -45,15 +47,13 @@ class LiveSuite:
             self._reading = asyncio.create_task(self._read_gauges(self._suite), name="gauges of the suite")
 
     async def ready(self) -> Suite:
-        """Return the suite, once it is made."""
-        if self._remaking is not None:
-            await self._remaking
+        """Return the suite. Make it anew first if the old one belongs to an event loop that was left behind."""
+        while self._made_at != self.environments.loops_left:
+            if self._remaking is None:
+                self._remaking = asyncio.create_task(self._remake(), name="make the suite anew")
+            # The suite is for all episodes, so the end of one that waits for it must not end its making.
+            await asyncio.shield(self._remaking)
         return self._suite
-
-    def stuck(self) -> None:
-        """Make the suite anew, because the old one belongs to an event loop that was left behind."""
-        if self._remaking is None:
-            self._remaking = asyncio.create_task(self._remake(), name="make the suite anew")
 
     async def close(self) -> None:
         """Close the suite and end its threads."""
@@ -74,6 +74,7 @@ class LiveSuite:
             log.warning("gauges of the environment: %r", error)
 
     async def _remake(self) -> None:
+        loops_left = self.environments.loops_left
         try:
             self._suite = await self.environments.call(
                 self._make, what="making the environment anew", timeout_s=REMAKE_S
@@ -81,4 +82,4 @@ class LiveSuite:
         except Exception as error:
             self._on_failure(f"the environment could not be made anew: {error}")
         finally:
-            self._remaking = None
+            self._made_at, self._remaking = loops_left, None

@@ -1,6 +1,7 @@
 """Test how an actor answers leases; the link is a list of the messages sent."""
 
 import asyncio
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from actors import actor as module
 from actors.actor import Actor
 from actors.config import ActorConfig
-from protocol.messages import LeaseTask, SegmentAck, SegmentCredit, Task, TaskCredit, TaskRejected
+from protocol.messages import CancelTask, LeaseTask, SegmentAck, SegmentCredit, Task, TaskCredit, TaskRejected
 
 
 class Link:
@@ -153,3 +154,45 @@ def test_segments_are_offered_together_before_waiting_for_room(make, monkeypatch
         emitting.cancel()
 
     asyncio.run(main())
+
+
+class Made(Suite):
+    made = 0
+
+    def __init__(self):
+        type(self).made += 1
+        if self.made > 1:
+            time.sleep(0.2)
+
+
+def test_a_suite_whose_event_loop_was_left_behind_is_made_anew_once_even_if_an_episode_is_cancelled(
+    monkeypatch,
+):
+    monkeypatch.setattr(module, "AsyncLink", Link)
+    monkeypatch.setattr(Made, "made", 0)
+    began, over = [], asyncio.Event()
+
+    async def run(self):
+        began.append((self.trajectory_id, self._suite))
+        if len(began) == 2:
+            over.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(module.Episode, "run", run)
+
+    async def main():
+        actor = Actor(ActorConfig(concurrent_episodes=3), "a", "tcp://b", "e", "r", Made, None)
+        old = actor._suite._suite
+        actor._book.served(by_any=True)
+        actor._received(lease("l0", name="t0"), [])
+        await asyncio.sleep(0)
+        actor._suite.environments.loops_left += 1
+        actor._received(lease("l1", name="t1"), [])
+        actor._received(lease("l2", name="t2"), [])
+        await asyncio.sleep(0.05)
+        actor._received(CancelTask(lease_id="l1", reason="not wanted"), [])
+        await over.wait()
+        assert began == [("t0.0", old), ("t2.0", actor._suite._suite)]
+        assert Made.made == 2
+
+    asyncio.run(asyncio.wait_for(main(), 30))
