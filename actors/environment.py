@@ -120,6 +120,11 @@ class EnvironmentRunner:
         finally:
             self.running -= 1
 
+    @property
+    def exhausted(self) -> str:
+        """Why this process can call no plain function any more, and has to end; "" if it can."""
+        return self._threads.exhausted
+
     def look(self) -> None:
         """Log the line at which code blocks the environments' event loop, once for each line."""
         stage = self._stage
@@ -310,20 +315,25 @@ class _Threads:
         self._lock = threading.Lock()
         self._closed = False
 
+    @property
+    def exhausted(self) -> str:
+        """Why no function can be started any more; "" if one can."""
+        left = list(self._left)
+        if len(left) < MAX_LEFT_BEHIND:
+            return ""
+        return f"{len(left)} calls never ended, for example {left[0].what} in {left[0].place}"
+
     def start(self, call: _Call, function: Callable[..., Any], arguments: tuple[Any, ...]) -> "Future[Any]":
         """Run a function in a thread, as soon as one is free.
 
         Raises:
-            EnvironmentFailed: too many threads were left behind.
+            EnvironmentStuck: too many threads were left behind.
         """
         done: Future[Any] = Future()
         work = (call, function, arguments, done)
         with self._lock:
-            if len(self._left) >= MAX_LEFT_BEHIND:
-                stuck = next(iter(self._left))
-                raise EnvironmentFailed(
-                    f"environment: {len(self._left)} calls never ended, for example {stuck.what} in {stuck.place}"
-                )
+            if why := self.exhausted:
+                raise EnvironmentStuck(f"{call.what} was given up: {why}")
             if self._idle:
                 self._idle.popleft().inbox.put(work)
             elif self._count < self._limit + len(self._left):

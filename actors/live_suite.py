@@ -22,7 +22,7 @@ class LiveSuite:
         make: makes the suite, at once, and again if code has blocked the environments' thread.
         calls: plain functions that may run at the same time.
         timeout_s: longest time that the suite may take to report its gauges.
-        on_failure: called with the reason if the suite cannot be made anew.
+        on_failure: called with the reason if the suite cannot be made anew, or too many calls never end.
     """
 
     def __init__(
@@ -42,6 +42,9 @@ class LiveSuite:
     def look(self) -> None:
         """Name code that blocks, count environments at work, and ask for gauges. Call it about once a second."""
         self.environments.look()
+        if why := self.environments.exhausted:
+            # Every episode would fail here at once, and so take tasks from actors that can run them.
+            self._on_failure(f"environment: {why}")
         self.looks_at_work += self.environments.running > 0
         if isinstance(self._suite, HasGauges) and (self._reading is None or self._reading.done()):
             self._reading = asyncio.create_task(self._read_gauges(self._suite), name="gauges of the suite")
