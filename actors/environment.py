@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +56,22 @@ class _Call:
         if self.thread:
             return place_of_thread(sys._current_frames().get(self.thread))
         return place_of_coroutine(self.task.get_coro()) if self.task is not None else ""
+
+
+_CALL: ContextVar[_Call | None] = ContextVar("call", default=None)
+"""Call whose code runs."""
+
+
+class _Task(asyncio.Task[Any]):
+    """A task of the environments' loop. Its call is inherited by tasks that it begins, as `asyncio.gather` does."""
+
+    call: _Call | None = None
+
+
+def _begin(loop: asyncio.AbstractEventLoop, work: Any, **settings: Any) -> _Task:
+    task = _Task(work, loop=loop, **settings)
+    task.call = _CALL.get(None)
+    return task
 
 
 class EnvironmentRunner:
@@ -158,7 +175,7 @@ class EnvironmentRunner:
         if self._stage is None:
             self._stage = _Stage()
         stage = self._stage
-        waiting = stage.start(call, _invoke(call, function, arguments))
+        waiting = stage.start(_invoke(call, function, arguments))
         try:
             await asyncio.wait({waiting}, timeout=call.until - time.monotonic())
         except asyncio.CancelledError:
@@ -210,7 +227,10 @@ def _took_longer(what: str, timeout_s: float, place: str) -> EnvironmentFailed:
 
 
 async def _invoke(call: _Call, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    call.task = asyncio.current_task()
+    call.task = task = asyncio.current_task()
+    assert isinstance(task, _Task)
+    task.call = call
+    _CALL.set(call)
     try:
         result = function(*arguments)
         return await result if inspect.isawaitable(result) else result
@@ -243,8 +263,9 @@ class _Stage:
         self.left = ""
         """Reason why this thread was left behind; "" while it is in use."""
         self._loop = asyncio.new_event_loop()
+        self._loop.set_task_factory(_begin)
         self._ticked = time.monotonic()
-        self._calls: dict[asyncio.Future[Any], _Call] = {}
+        self._calls = set[asyncio.Future[Any]]()
         self._thread = threading.Thread(target=self._run, name="environments", daemon=True)
         self._thread.start()
 
@@ -261,13 +282,13 @@ class _Stage:
     def running_call(self) -> _Call | None:
         """Return the call whose code the thread executes now, if it is known."""
         task = asyncio.current_task(self._loop)
-        return next((call for call in self._calls.values() if task and call.task is task), None)
+        return task.call if isinstance(task, _Task) else None
 
-    def start(self, call: _Call, work: Coroutine[Any, Any, Any]) -> "asyncio.Future[Any]":
+    def start(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Future[Any]":
         """Run a coroutine in this thread. The future belongs to the loop of the caller."""
         waiting = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
-        self._calls[waiting] = call
-        waiting.add_done_callback(lambda done: self._calls.pop(done, None))
+        self._calls.add(waiting)
+        waiting.add_done_callback(self._calls.discard)
         return waiting
 
     def leave(self, why: str) -> None:

@@ -128,6 +128,24 @@ def test_a_coroutine_that_blocks_is_named_by_call_and_line_and_the_others_are_gi
     with_runner(main)
 
 
+def test_a_call_is_at_fault_for_what_blocks_in_tasks_that_it_has_begun(monkeypatch):
+    monkeypatch.setattr(environment, "BLOCKED_S", 0.1)
+    free = threading.Event()
+
+    async def block():
+        free.wait(LONG_S)
+
+    async def culprit():
+        await asyncio.gather(block())
+
+    async def main(runner):
+        with pytest.raises(EnvironmentFailed, match=r"step took longer than .* in block"):
+            await runner.call(culprit, what="step", timeout_s=0.5)
+        free.set()
+
+    with_runner(main)
+
+
 def test_a_short_call_does_not_end_a_coroutine_that_blocks_within_its_own_deadline(monkeypatch):
     monkeypatch.setattr(environment, "BLOCKED_S", 0.1)
     blocked, free = threading.Event(), threading.Event()
