@@ -301,7 +301,12 @@ class _Stage:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._tick()
-        self._loop.run_forever()
+        while not self.left:
+            try:
+                self._loop.run_forever()
+            except (SystemExit, KeyboardInterrupt) as error:
+                # The loop passes these on from a task that a call has begun. They must end neither it nor the thread.
+                log.warning("a task of an environment raised %r in %s", error, place_of_error(error))
         # What was cancelled gets its chance to clean up.
         for task in (tasks := asyncio.all_tasks(self._loop)):
             task.cancel()

@@ -179,3 +179,18 @@ def test_code_that_would_end_the_process_fails_its_call_only():
                 await runner.call(function, what="step", timeout_s=LONG_S)
 
     with_runner(main)
+
+
+def test_a_task_that_would_end_the_process_does_not_end_the_environments_loop():
+    async def leave():
+        raise SystemExit(3)
+
+    async def step():
+        task = asyncio.create_task(leave())
+        await asyncio.wait({task})
+        return task.exception().code
+
+    async def main(runner):
+        assert await runner.call(step, what="step", timeout_s=5.0) == 3
+
+    with_runner(main)
