@@ -160,6 +160,9 @@ class Actor:
         self._fatal = ""
         self._finished = self._failed = self._given_back = self._tokens = 0
         self._env_seconds = 0.0
+        # Looks at which environments were at work, or turns waited for a generator. Both have deadlines of their
+        # own, so this counts as progress. Else the broker would take the tasks, and count the attempts as lost.
+        self._looks_at_work = 0
         hello = Hello(
             role="actor",
             peer=name,
@@ -194,7 +197,7 @@ class Actor:
             await self._wait_for_broker()
             while not self._stop.is_set():
                 self._give_up_lost_broker(time.monotonic())
-                self._suite.look()
+                self._look_at_work()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stop.wait(), WATCH_S)
             await self._drain()
@@ -204,6 +207,10 @@ class Actor:
             await self._suite.close()
         if self._fatal:
             raise ActorError(self._fatal)
+
+    def _look_at_work(self) -> None:
+        self._suite.look()
+        self._looks_at_work += self._suite.environments.running > 0 or self._pool.waiting > 0
 
     def _give_up_lost_broker(self, now: float) -> None:
         if (silent := self._link.session.silent_for(now)) > BROKER_LOST_S:
@@ -397,7 +404,7 @@ class Actor:
         gauges |= self._suite.gauges
         # Episodes that wait for segment credit wait for the broker, so this actor does not count as busy.
         busy = len(self._book) > 0 and self._outbox.waiting == 0
-        progress = self._tokens + ended + self._pool.chunks + self._suite.looks_at_work
+        progress = self._tokens + ended + self._pool.chunks + self._looks_at_work
         return Progress(float(progress), busy, 0, tuple(gauges.items()), note=self._pool.trouble)
 
     # --- the end ------------------------------------------------------------------------------------------

@@ -86,6 +86,8 @@ class GeneratorPool:
         self._changed = asyncio.Event()
         self._counter = itertools.count()
         self.interruptions = self.chunks = 0
+        self.waiting = 0
+        """Turns that wait for a generator, each at most `NO_GENERATOR_S`."""
 
     @property
     def serves(self) -> bool:
@@ -205,10 +207,13 @@ class GeneratorPool:
             if usable:
                 break
             changed = self._changed
+            self.waiting += 1
             try:
                 await asyncio.wait_for(changed.wait(), until - self._clock())
             except TimeoutError:
                 raise NoGenerator(f"waited {NO_GENERATOR_S:g} s: {self.trouble}") from None
+            finally:
+                self.waiting -= 1
         now = self._clock()
         chosen = min(
             usable,

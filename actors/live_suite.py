@@ -32,20 +32,17 @@ class LiveSuite:
         self.environments = EnvironmentRunner(calls=calls)
         self.gauges: dict[str, float] = {}
         """Gauges of the suite, as it last reported them."""
-        self.looks_at_work = 0
-        """Looks that found environments at work. Each of their calls has a deadline, so this is progress."""
         self._made_at = 0
         """Value of the runner's `loops_left` when the suite was made."""
         self._remaking: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
 
     def look(self) -> None:
-        """Name code that blocks, count environments at work, and ask for gauges. Call it about once a second."""
+        """Name code that blocks, and ask for gauges. Call it about once a second."""
         self.environments.look()
         if why := self.environments.exhausted:
             # Every episode would fail here at once, and so take tasks from actors that can run them.
             self._on_failure(f"environment: {why}")
-        self.looks_at_work += self.environments.running > 0
         if isinstance(self._suite, HasGauges) and (self._reading is None or self._reading.done()):
             self._reading = asyncio.create_task(self._read_gauges(self._suite), name="gauges of the suite")
 

@@ -9,6 +9,7 @@ import pytest
 from actors import actor as module
 from actors.actor import Actor
 from actors.config import ActorConfig
+from actors.generator_client import TurnRequest
 from protocol.messages import CancelTask, LeaseTask, SegmentAck, SegmentCredit, Task, TaskCredit, TaskRejected
 
 
@@ -196,3 +197,21 @@ def test_a_suite_whose_event_loop_was_left_behind_is_made_anew_once_even_if_an_e
         assert Made.made == 2
 
     asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_a_turn_that_waits_for_a_generator_keeps_its_lease(make):
+    async def main():
+        actor = make()
+        request = TurnRequest("t.0", turn=0, prompt=(1,), max_tokens=1)
+        turn = asyncio.create_task(anext(actor._pool.turn(request)))
+        before = actor._progress().progress
+        actor._look_at_work()
+        assert actor._progress().progress == before
+        await asyncio.sleep(0.01)
+        actor._look_at_work()
+        assert actor._progress().progress > before
+        turn.cancel()
+        await asyncio.wait({turn})
+        assert actor._pool.waiting == 0
+
+    asyncio.run(main())
