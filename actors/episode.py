@@ -336,7 +336,7 @@ def bounded(info: dict[str, Any]) -> dict[str, Any]:
     """Return ``info`` if it can be encoded and is small enough, else a note that says why it was left out."""
     try:
         size = len(msgspec.msgpack.encode(info))
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         return {"left_out": f"info cannot be encoded: {error}"[:200]}
     if size > MAX_INFO_BYTES:
         return {"left_out": f"info of {size} bytes, at most {MAX_INFO_BYTES}"}

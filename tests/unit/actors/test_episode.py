@@ -372,6 +372,7 @@ def test_cancellation_passes_through_and_closes_the_environment():
 def test_info_that_cannot_travel_is_replaced_by_a_note():
     assert bounded({"a": [1]}) == {"a": [1]}
     assert "cannot be encoded" in bounded({"a": object()})["left_out"]
+    assert "cannot be encoded" in bounded({"a": 2**70})["left_out"]
     assert "at most" in bounded({"a": "x" * 40_000})["left_out"]
 
 
