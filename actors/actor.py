@@ -338,10 +338,8 @@ class Actor:
     # --- episodes -----------------------------------------------------------------------------------------
 
     async def _run_episode(self, lease: LeaseTask) -> None:
-        suite = await self._suite.ready()
-        episode = Episode(
-            lease, suite, self._renderer, self._pool, self._bounds, self._emit, self._suite.environments
-        )
+        suite, environments = await self._suite.ready()
+        episode = Episode(lease, suite, self._renderer, self._pool, self._bounds, self._emit, environments)
         try:
             await episode.run()
             self._finished += episode.status != "failed"

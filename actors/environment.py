@@ -221,6 +221,42 @@ class EnvironmentRunner:
         raise _took_longer(call.what, timeout_s, place)
 
 
+class SuiteCaller:
+    """Calls functions of one suite, and of episodes that began with it.
+
+    Args:
+        made_at: the runner's `loops_left` when the suite was made.
+    """
+
+    def __init__(self, runner: EnvironmentRunner, made_at: int) -> None:
+        self._runner, self._made_at = runner, made_at
+
+    async def call(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        what: str,
+        timeout_s: float,
+        on_loop: bool = False,
+    ) -> Any:
+        """Call a function, like `EnvironmentRunner.call`.
+
+        Raises:
+            EnvironmentStuck: the call failed, but began after the suite's event loop was left behind.
+            Exception: the function's own errors.
+        """
+        orphan = self._runner.loops_left != self._made_at
+        try:
+            return await self._runner.call(
+                function, *arguments, what=what, timeout_s=timeout_s, on_loop=on_loop
+            )
+        except Exception as error:
+            if not orphan:
+                raise
+            why = "the event loop of its environment was left behind"
+            raise EnvironmentStuck(f"{what} was given up: {why}: {error!r}") from error
+
+
 def _took_longer(what: str, timeout_s: float, place: str) -> EnvironmentFailed:
     where = f"; it stands in {place}" if place else ""
     return EnvironmentFailed(f"environment: {what} took longer than env_timeout_s = {timeout_s:g} s{where}")

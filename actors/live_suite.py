@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from actors.environment import EnvironmentRunner
+from actors.environment import EnvironmentRunner, SuiteCaller
 from envs.base import HasGauges, Suite
 from protocol.gauges import ENV
 
@@ -46,14 +46,14 @@ class LiveSuite:
         if isinstance(self._suite, HasGauges) and (self._reading is None or self._reading.done()):
             self._reading = asyncio.create_task(self._read_gauges(self._suite), name="gauges of the suite")
 
-    async def ready(self) -> Suite:
-        """Return the suite. Make it anew first if the old one belongs to an event loop that was left behind."""
+    async def ready(self) -> tuple[Suite, SuiteCaller]:
+        """Return the suite, and what calls its code. Make it anew first if the old one belongs to an event loop that was left behind."""
         while self._made_at != self.environments.loops_left:
             if self._remaking is None:
                 self._remaking = asyncio.create_task(self._remake(), name="make the suite anew")
             # The suite is for all episodes, so the end of one that waits for it must not end its making.
             await asyncio.shield(self._remaking)
-        return self._suite
+        return self._suite, SuiteCaller(self.environments, self._made_at)
 
     async def close(self) -> None:
         """Close the suite and end its threads."""

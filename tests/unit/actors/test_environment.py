@@ -1,12 +1,13 @@
 """Test the threads in which environments run: code that blocks is named, and stops nothing else."""
 
 import asyncio
+import contextlib
 import threading
 
 import pytest
 
 from actors import environment
-from actors.environment import EnvironmentRunner
+from actors.environment import EnvironmentRunner, SuiteCaller
 from actors.errors import EnvironmentFailed, EnvironmentStuck
 
 LONG_S = 60.0
@@ -192,5 +193,35 @@ def test_a_task_that_would_end_the_process_does_not_end_the_environments_loop():
 
     async def main(runner):
         assert await runner.call(step, what="step", timeout_s=5.0) == 3
+
+    with_runner(main)
+
+
+def test_what_fails_because_its_loop_was_left_behind_is_nobodys_fault(monkeypatch):
+    monkeypatch.setattr(environment, "BLOCKED_S", 0.1)
+    free, state = threading.Event(), {}
+
+    async def reset():
+        state["answers"] = asyncio.Queue()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(state["answers"].get(), 0.01)
+
+    async def block():
+        free.wait(LONG_S)
+
+    async def step():
+        await asyncio.wait_for(state["answers"].get(), LONG_S)
+
+    async def main(runner):
+        old = SuiteCaller(runner, runner.loops_left)
+        await old.call(reset, what="reset", timeout_s=LONG_S)
+        with pytest.raises(EnvironmentFailed, match="block took longer"):
+            await old.call(block, what="block", timeout_s=0.5)
+        with pytest.raises(EnvironmentStuck, match=r"was left behind: .* bound to a different event loop"):
+            await old.call(step, what="step", timeout_s=LONG_S)
+        assert await old.call(str.upper, "a", what="upper", timeout_s=LONG_S) == "A"
+        with pytest.raises(RuntimeError, match="bound to a different event loop"):
+            await SuiteCaller(runner, runner.loops_left).call(step, what="step", timeout_s=LONG_S)
+        free.set()
 
     with_runner(main)
