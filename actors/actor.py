@@ -274,7 +274,9 @@ class Actor:
         if self._book.knows(lease.lease_id):
             if self._book.is_over(lease.lease_id) and not self._outbox.holds(trajectory_id):
                 # The lease has ended and no segment of it is on its way, so the broker missed its end.
-                self._link.send(TaskRejected(lease_id=lease.lease_id, reason="it has ended here"))
+                self._link.send(
+                    TaskRejected(lease_id=lease.lease_id, reason="it has ended here", fault=False)
+                )
             return
         if lease.task.env != self._env_name:
             self._reject(lease, f"this actor runs environment {self._env_name!r}, not {lease.task.env!r}")

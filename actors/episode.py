@@ -188,8 +188,13 @@ class Episode:
             preferred=self._generator,
         )
         reason = ""
+        # Until the first token it waits for a generator, a place in its engine, or a version (in lockstep), each
+        # with a deadline of its own.
+        left = self._pause_deadline()
         async with aclosing(self._policy.turn(request)) as stream:
             async for sampled in stream:
+                self._go_on(left)
+                left = None
                 reason = sampled.finish_reason
                 self._generator = sampled.generator
                 self._tokens += sampled.token_ids.tolist()
@@ -233,16 +238,24 @@ class Episode:
         if self._in_step:
             self._min_version = max(self._min_version, *(cut.segment.version_max + 1 for cut in cuts))
         # The wait for room in the outbox is a wait for the broker, so it does not count for the deadline.
-        loop, deadline = asyncio.get_running_loop(), self._deadline
-        left = None
-        if deadline is not None and (when := deadline.when()) is not None and not deadline.expired():
-            left = when - loop.time()
-            deadline.reschedule(None)
+        left = self._pause_deadline()
         # Emit all cuts in one call, because a cancellation may end any wait, and a missing cut leaves a gap.
         await self._emit_cuts(cuts)
         self._closed = cuts[-1].segment.status != "unfinished"
-        if deadline is not None and left is not None:
-            deadline.reschedule(loop.time() + left)
+        self._go_on(left)
+
+    def _pause_deadline(self) -> float | None:
+        """Stop the clock of the deadline. Return the seconds that are left; None if no clock runs."""
+        deadline = self._deadline
+        if deadline is None or deadline.expired() or (when := deadline.when()) is None:
+            return None
+        deadline.reschedule(None)
+        return when - asyncio.get_running_loop().time()
+
+    def _go_on(self, left: float | None) -> None:
+        """Let the clock of the deadline run again."""
+        if self._deadline is not None and left is not None:
+            self._deadline.reschedule(asyncio.get_running_loop().time() + left)
 
     async def _ask(self, function: Callable[..., Any], *arguments: Any, on_loop: bool = False) -> Any:
         """Call a function of the environment, and wait for its answer, at most ``env_timeout_s``.

@@ -47,7 +47,10 @@ class LiveSuite:
             self._reading = asyncio.create_task(self._read_gauges(self._suite), name="gauges of the suite")
 
     async def ready(self) -> tuple[Suite, SuiteCaller]:
-        """Return the suite, and what calls its code. Make it anew first if the old one belongs to an event loop that was left behind."""
+        """Return the suite, and what calls its code.
+
+        Make it anew first if the old one belongs to an event loop that was left behind.
+        """
         while self._made_at != self.environments.loops_left:
             if self._remaking is None:
                 self._remaking = asyncio.create_task(self._remake(), name="make the suite anew")

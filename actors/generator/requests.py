@@ -13,7 +13,8 @@ import numpy as np
 from protocol.arrays import Int32s
 from protocol.messages import Generate
 
-HOLD_TIMEOUT_S = 60.0
+HOLD_TIMEOUT_S = 300.0
+"""Longest wait of a request for a policy version. In lockstep it waits for a learner step and an evaluation."""
 
 
 def stamp(starts: Sequence[tuple[int, int]], begin: int, end: int) -> Int32s:

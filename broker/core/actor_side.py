@@ -20,6 +20,8 @@ Judgement = tuple[Literal["stored", "duplicate", "refused"], str]
 DRAINING = "draining"
 FULL = "full"
 MAX_CREDIT = 1 << 20
+MAX_FREE_ATTEMPTS = 20
+"""Attempts of a task after which each lost one counts, whoever is at fault."""
 OTHERS_FIRST_S = 10.0
 """Time for which a task that an actor rejected is kept for other actors. They may take no tasks at all."""
 ABSENT_BEATS = 3 * MISSED_BEATS
@@ -131,7 +133,9 @@ class ActorSide:
                 self.episodes.interrupted(message.failure)
             # An actor that wants none may take this task later: nothing is wrong with the task.
             avoid = "" if wants_none else peer.name
-            self.end_lease(record, "", now, fault=message.fault and not wants_none, avoid=avoid)
+            # A task whose prompt ends each generator would otherwise come again for ever.
+            fault = message.fault or record.attempt >= MAX_FREE_ATTEMPTS
+            self.end_lease(record, "", now, fault=fault and not wants_none, avoid=avoid)
 
     def end_lease(
         self, record: TaskRecord, reason: str, now: float, *, fault: bool = True, avoid: str = ""

@@ -271,7 +271,7 @@ class Intake:
         self.counts.add("failed", failed)
         usable = [t for t in trajectories if t.status != "failed" and t.action_tokens]
         outcome = self._fault(usable)
-        if self.filter_uniform:
+        if self.filter_uniform and outcome in ("", "uniform"):
             self.signal.group([t.return_ for t in usable if not t.baseline], uniform=outcome == "uniform")
         if outcome:
             self._free_room(Unit(deliver.unit_id, group_id, trajectories))

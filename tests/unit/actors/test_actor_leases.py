@@ -91,7 +91,7 @@ def test_a_lease_that_has_come_to_nothing_here_is_given_back_when_it_is_told_aga
         assert len(actor._link.sent) == 1
         actor._outbox.acked(SegmentAck(trajectory_id="t.0", index=0, status="stored"))
         actor._received(lease("l1"), [])
-        assert actor._link.sent[1:] == [TaskRejected(lease_id="l1", reason="it has ended here")]
+        assert actor._link.sent[1:] == [TaskRejected(lease_id="l1", reason="it has ended here", fault=False)]
 
     asyncio.run(main())
 

@@ -455,3 +455,16 @@ def test_the_closing_segment_of_a_failed_episode_carries_the_failure():
     assert (last.status, last.failure.kind, last.failure.message) == ("failed", "KeyError", "'answer'")
     assert last.failure.place.startswith("tests/unit/actors/test_episode.py:")
     assert last.error == f"KeyError: 'answer' in {last.failure.place}"
+
+
+def test_the_wait_for_the_first_token_does_not_count_for_the_deadline():
+    """In lockstep it is a wait for the learner's step."""
+
+    class Late(Script):
+        async def turn(self, request):
+            await asyncio.sleep(0.4)
+            async for sampled in super().turn(request):
+                yield sampled
+
+    cuts, _ = play(Env(DONE), Late("1$"), deadline_s=0.3)
+    assert cuts[-1].segment.status == "finished"

@@ -2,6 +2,7 @@
 
 import pytest
 
+from broker.core.actor_side import MAX_FREE_ATTEMPTS
 from protocol.messages import (
     CancelTask,
     Goodbye,
@@ -221,3 +222,16 @@ def test_tasks_given_back_return_to_their_actor_if_no_other_takes_any(driver):
     assert driver.leases("a") == []
     driver.wait(7.0, beating=("learner", "a", "idle"))
     assert len(driver.leases("a")) == 70
+
+
+def test_a_task_that_is_given_back_again_and_again_is_given_up_in_the_end(driver):
+    """Its prompt may end each generator that gets it."""
+    driver.actor("a", tasks=100)
+    driver.put(*group("g", 1))
+    attempts = 0
+    while leases := driver.leases("a"):
+        attempts += 1
+        driver.say("a", TaskRejected(lease_id=leases[0].lease_id, reason="no generator", fault=False))
+        driver.wait(2.0, beating=("learner", "a"))
+    assert attempts == MAX_FREE_ATTEMPTS + driver.dispatcher.config.max_attempts
+    assert [(d.group_id, d.reason) for d in driver.dropped()] == [("g", "given_up")]
