@@ -23,7 +23,7 @@ RECIPE_VERSION = 2
 """Version of the way tiny models are made. Raise it with each change, so that no older model is used."""
 VALIDATION_SHARE = 0.1
 """Share of the demonstrations that the warm start does not train on."""
-SMALL_FILES = ["*.json", "*.jinja"]
+SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 """Patterns of the files of a hub model that hold tokenizer, chat template and configuration."""
 NEEDLESS_FILES = ["*.pt", "*.bin", "*.gguf", "original/*"]
 """Patterns of the files of a hub model that no role reads."""

@@ -16,7 +16,7 @@ from actors.environment import EnvironmentRunner
 from actors.episode import finite_rewards
 from actors.errors import ActorError
 from actors.render import Renderer
-from envs.base import Split, StepResult, Suite
+from envs.base import Env, Split, StepResult, Suite
 from envs.blame import in_one_line
 from envs.errors import EnvError
 from envs.registry import make_suite
@@ -65,10 +65,10 @@ def preflight(config: RunConfig) -> list[str]:
         except ActorError as error:
             raise ConfigError(f"model.path: {error}") from None
         context = longest_sequence(folder)
-    prompts = asyncio.run(_try_environment(config, renderer))
+    prompts, remarks = asyncio.run(_try_environment(config, renderer))
     if problems := [*too_long_model(config, context, folder), *no_room(config, prompts, context)]:
         raise ConfigError("\n".join(problems))
-    return list(cut_answers(config, prompts))
+    return [*remarks, *cut_answers(config, prompts)]
 
 
 def model_files(config: RunConfig) -> Path | None:
@@ -183,8 +183,11 @@ def cut_answers(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[str]:
         )
 
 
-async def _try_environment(config: RunConfig, renderer: Renderer | None) -> list[Prompt]:
+async def _try_environment(config: RunConfig, renderer: Renderer | None) -> tuple[list[Prompt], list[str]]:
     """Begin some tasks of each split, answer the first with an empty text, and count the first prompts.
+
+    Returns:
+        The prompts, and remarks.
 
     Raises:
         ConfigError: the environment cannot be made, raises an exception, or returns something unusable.
@@ -201,7 +204,11 @@ async def _try_environment(config: RunConfig, renderer: Renderer | None) -> list
         prompts = [await trial.begin(renderer, split, index) for split, index in tasks]
     finally:
         await trial.close()
-    return [prompt for prompt in prompts if prompt is not None]
+    return [prompt for prompt in prompts if prompt is not None], trial.remarks
+
+
+class _Raised(ConfigError):
+    """The environment's code raised an exception."""
 
 
 class _Trial:
@@ -210,6 +217,7 @@ class _Trial:
     def __init__(self, config: RunConfig, suite: Suite) -> None:
         self._params, self._limit_s, self._suite = config.env.params, config.actor.env_timeout_s, suite
         self._runner = EnvironmentRunner(calls=1)
+        self.remarks: list[str] = []
 
     async def begin(self, renderer: Renderer | None, split: Split, index: int) -> Prompt | None:
         """Begin one task; answer it, too, if it is the first of its split. Return None without a renderer."""
@@ -221,12 +229,34 @@ class _Trial:
                 tokens = len(renderer.prompt(messages)) if renderer is not None else 0
             except Exception as error:
                 raise ConfigError(f"env: the prompt of {task}: {in_one_line(error)}") from None
-            if index == 0:
-                what = f'step("") of {task}'
-                _check_result(await self._ask(env.step, "", what=what), what)
+            failed = await self._answer(env, "", task) if index == 0 else ""
         finally:
             await self._ask(env.close, what=f"close of {task}")
+        if failed:
+            await self._answer_anew(split, index, failed)
         return Prompt(split, index, tokens) if renderer is not None else None
+
+    async def _answer(self, env: Env, text: str, task: str) -> str:
+        """Answer a task. Return the error that the environment raised, or ""."""
+        what = f'step("{text}") of {task}'
+        try:
+            result = await self._ask(env.step, text, what=what)
+        except _Raised as error:
+            return str(error)
+        _check_result(result, what)
+        return ""
+
+    async def _answer_anew(self, split: Split, index: int, failed: str) -> None:
+        """Answer a task that could not take an empty answer with a short one, which must work."""
+        task = f"{split} task {index}"
+        env = await self._ask(self._suite.episode, what=f"episode of {task}", on_loop=True)
+        try:
+            await self._ask(env.reset, {"index": index, "split": split}, what=f"reset of {task}")
+            if again := await self._answer(env, "0", task):
+                raise ConfigError(again)
+        finally:
+            await self._ask(env.close, what=f"close of {task}")
+        self.remarks.append(f"{failed}; an empty answer fails its episode")
 
     async def close(self) -> None:
         try:
@@ -244,7 +274,7 @@ class _Trial:
         except (EnvError, ActorError) as error:
             raise ConfigError(f"env: {what}: {error}") from None
         except Exception as error:
-            raise ConfigError(f"env: {what}: {in_one_line(error, self._params)}") from None
+            raise _Raised(f"env: {what}: {in_one_line(error, self._params)}") from None
 
 
 def _check_result(result: object, what: str) -> None:

@@ -135,6 +135,12 @@ def test_an_environment_that_cannot_answer_is_refused(run, step, words):
     assert words in refusal(run(step=step, actor={"env_timeout_s": 0.2}))
 
 
+def test_an_environment_that_cannot_take_an_empty_answer_gives_a_remark(run):
+    remark, _ = preflight(run(step="action.split()[0]; return StepResult(rewards={'r': 1.0}, done=True)"))
+    assert 'step("") of train task 0: ' in remark
+    assert remark.endswith("IndexError: list index out of range; an empty answer fails its episode")
+
+
 def test_an_environment_of_plain_functions_is_tried_too(run, tmp_path):
     config = run()
     file = tmp_path / "my_task.py"
