@@ -88,14 +88,17 @@ class Actor:
         self.link = Link(broker.endpoint, Hello(role="actor", peer="actor", incarnation=1))
         self.outbox, self.book = Outbox(), LeaseBook(16)
         self.book.served(by_any=True)
+        self.joins = 0
         self.acknowledged = set()
 
     def pump(self):
         for item in self.link.drain():
             if item is None:
+                # Credit belongs to a join: the link may have joined again meanwhile.
+                self.joins += 1
                 self.outbox.rejoined()
                 if credit := self.book.joined():
-                    self.link.send(credit)
+                    self.link.send(credit, join=self.joins)
                 continue
             match item[0]:
                 case LeaseTask() as lease if self.book.leased(lease):
@@ -110,7 +113,7 @@ class Actor:
                     self.acknowledged.add((ack.trajectory_id, ack.index))
                     self.outbox.acked(ack)
                     if ack.index == PIECES - 1 and (lease := self.book.lease_of(ack.trajectory_id)):
-                        self.link.send(self.book.ended(lease))
+                        self.link.send(self.book.ended(lease), join=self.joins)
                 case CancelTask() as cancelled:
                     raise AssertionError(cancelled)
         for frames in self.outbox.due():
