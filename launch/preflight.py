@@ -207,7 +207,7 @@ async def _try_environment(config: RunConfig, renderer: Renderer | None) -> tupl
     return [prompt for prompt in prompts if prompt is not None], trial.remarks
 
 
-class _Raised(ConfigError):
+class _StepRaised(ConfigError):
     """The environment's code raised an exception."""
 
 
@@ -241,7 +241,7 @@ class _Trial:
         what = f'step("{text}") of {task}'
         try:
             result = await self._ask(env.step, text, what=what)
-        except _Raised as error:
+        except _StepRaised as error:
             return str(error)
         _check_result(result, what)
         return ""
@@ -274,7 +274,7 @@ class _Trial:
         except (EnvError, ActorError) as error:
             raise ConfigError(f"env: {what}: {error}") from None
         except Exception as error:
-            raise _Raised(f"env: {what}: {in_one_line(error, self._params)}") from None
+            raise _StepRaised(f"env: {what}: {in_one_line(error, self._params)}") from None
 
 
 def _check_result(result: object, what: str) -> None:
