@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import importlib.util
+import os
 import inspect
 import sys
 from collections.abc import Callable
@@ -115,6 +116,9 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _load_module(path: str, name: str) -> ModuleType:
+    # Roles do not search the working folder first, lest a file there take the place of a library. Here it is the last.
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
     try:
         return importlib.import_module(path)
     except Exception as error:

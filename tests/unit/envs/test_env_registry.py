@@ -138,3 +138,12 @@ def test_the_bonus_moves_weight_to_exact_answers():
 def test_wrong_task_data_is_shown(data):
     with pytest.raises(EnvError, match="task data"):
         task_of(data)
+
+
+def test_a_module_of_the_working_folder_is_found_behind_all_others(tmp_path, monkeypatch):
+    (tmp_path / "task_of_this_folder.py").write_text("class Words:\n    pass\n")
+    (tmp_path / "json.py").write_text("raise RuntimeError('shadowed')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    assert make_suite("task_of_this_folder:Words", {}).__class__.__name__ == "Words"
+    assert sys.path[-1] == str(tmp_path)
