@@ -3,8 +3,8 @@
 import difflib
 import importlib
 import importlib.util
-import os
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
