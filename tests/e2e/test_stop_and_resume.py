@@ -42,7 +42,7 @@ def test_interrupt_then_resume_with_two_ranks(train_command, root, tmp_path):
     assert first.returncode == 0, output
     assert await_gone(family) == set()
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["ended_by"] == "SIGTERM"
+    assert summary["ended_by"] == "Ctrl-C"
     reached = summary["steps"]
 
     second = start([*command, "--resume"], root)
