@@ -39,7 +39,9 @@ def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str
         'before the first step, 130 s'
     """
     evaluated = held_out(m, digits=2)
-    evaluated = f"{evaluated} at step {m['evaluation_step']}" if evaluated else ""
+    # The metrics of a run that an earlier version began have no counts of tasks, and so no step of the evaluation.
+    if evaluated and (step := m.get("evaluation_step")) is not None:
+        evaluated = f"{evaluated} at step {step}"
     if "learner/policy_version" not in m:
         stage = "before the first step" if m.get("episodes") else "starting the roles"
         return " | ".join(filter(None, (f"{stage}, {elapsed_s:.0f} s", evaluated)))

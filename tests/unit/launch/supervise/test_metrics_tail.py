@@ -173,3 +173,15 @@ def test_the_curve_is_drawn_with_and_without_right_answers(tmp_path, accuracy):
     ]
     draw_curve(lines, evaluations, tmp_path / "curve.png", title="t")
     assert (tmp_path / "curve.png").stat().st_size > 1_000
+
+
+def test_a_run_that_an_earlier_version_began_is_shown(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 40, "evaluation/accuracy": 0.45, "evaluation/return_mean": 0.66}\n')
+    tail = MetricsTail()
+    tail.read(path)
+    config = check({"model": {"path": "m"}, "env": {"name": "calculator"}}, "doc")
+    assert (
+        progress_line(tail.values, config, 3.0)
+        == "starting the roles, 3 s | held-out accuracy 0.45, return 0.66"
+    )
