@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from actors.culprit import place_of_coroutine, place_of_error, place_of_thread
@@ -355,13 +355,8 @@ class _Stage:
         self._loop.call_later(TICK_S, self._tick)
 
 
-@dataclass(eq=False)
-class _Worker:
-    """A thread that runs one plain function after the other."""
-
-    inbox: "queue.SimpleQueue[tuple[_Call, Callable[..., Any], tuple[Any, ...], Future[Any]] | None]" = field(
-        default_factory=queue.SimpleQueue
-    )
+_Work = tuple[_Call, Callable[..., Any], tuple[Any, ...], "Future[Any]"]
+"""A call, its function and arguments, and the future of its result."""
 
 
 class _Threads:
@@ -369,10 +364,11 @@ class _Threads:
 
     def __init__(self, calls: int) -> None:
         self._limit = calls
-        self._idle: deque[_Worker] = deque()
+        self._idle: deque[queue.SimpleQueue[_Work | None]] = deque()
+        """Inboxes of the threads that wait for work."""
         self._count = 0
         self._left: set[_Call] = set()
-        self._waiting: deque[tuple[_Call, Callable[..., Any], tuple[Any, ...], Future[Any]]] = deque()
+        self._waiting: deque[_Work] = deque()
         # Invariant: workers and the actor's thread change all of these under this lock.
         self._lock = threading.Lock()
         self._closed = False
@@ -397,12 +393,12 @@ class _Threads:
             if why := self.exhausted:
                 raise EnvironmentStuck(f"{call.what} was given up: {why}")
             if self._idle:
-                self._idle.popleft().inbox.put(work)
+                self._idle.popleft().put(work)
             elif self._count < self._limit + len(self._left):
                 self._count += 1
-                worker = _Worker()
-                worker.inbox.put(work)
-                threading.Thread(target=self._work, args=(worker,), name="environment", daemon=True).start()
+                inbox = queue.SimpleQueue[_Work | None]()
+                inbox.put(work)
+                threading.Thread(target=self._work, args=(inbox,), name="environment", daemon=True).start()
             else:
                 self._waiting.append(work)
         return done
@@ -419,11 +415,12 @@ class _Threads:
         """End the threads that wait for work."""
         with self._lock:
             self._closed = True
-            for worker in self._idle:
-                worker.inbox.put(None)
+            for inbox in self._idle:
+                inbox.put(None)
 
-    def _work(self, worker: _Worker) -> None:
-        while (work := worker.inbox.get()) is not None:
+    def _work(self, inbox: "queue.SimpleQueue[_Work | None]") -> None:
+        """Run one function after the other, in a thread of its own."""
+        while (work := inbox.get()) is not None:
             call, function, arguments, done = work
             call.thread = threading.get_ident()
             try:
@@ -436,18 +433,18 @@ class _Threads:
             if done.set_running_or_notify_cancel():
                 done.set_result(result)
             call.thread = 0
-            if not self._next(worker, call):
+            if not self._next(inbox, call):
                 return
 
-    def _next(self, worker: _Worker, call: _Call) -> bool:
-        """Give the worker its next work, or let it wait; return False if its thread has to end."""
+    def _next(self, inbox: "queue.SimpleQueue[_Work | None]", call: _Call) -> bool:
+        """Give a thread its next work, or let it wait; return False if it has to end."""
         with self._lock:
             self._left.discard(call)
             if self._closed or self._count > self._limit + len(self._left):
                 self._count -= 1
                 return False
             if self._waiting:
-                worker.inbox.put(self._waiting.popleft())
+                inbox.put(self._waiting.popleft())
             else:
-                self._idle.append(worker)
+                self._idle.append(inbox)
             return True

@@ -9,6 +9,7 @@ import msgspec
 
 from actors import culprit
 from actors.errors import ActorError, EnvironmentFailed, Infrastructure
+from envs.blame import shown
 from protocol.failures import MAX_KINDS, FailureCounts, describe
 from protocol.messages import MAX_FAILURE_TEXT, MAX_NAME, MAX_PLACE, Failure
 
@@ -50,8 +51,7 @@ def place_of(error: BaseException) -> str:
     path, _, line = culprit.place(codes).rpartition(" in ")[0].rpartition(":")
     if not path:
         return ""
-    here = Path.cwd()
-    return f"{Path(path).relative_to(here) if Path(path).is_relative_to(here) else path}:{line}"
+    return f"{shown(path)}:{line}"
 
 
 class FailureLog:

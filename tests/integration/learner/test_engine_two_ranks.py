@@ -1,23 +1,19 @@
 """Two learner processes under torchrun compute what one process computes."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from learner.update.engine import TrainingEngine
+from tests.integration.learner.start_ranks import run_two_ranks
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.integration.learner.two_ranks import batches, settings, weights_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 
 CASES = ["0-float32", "1-float32", "2-float32", "3-float32", "2-bfloat16"]
-PROGRAM = Path(__file__).with_name("two_ranks.py")
 
 
 @pytest.fixture(scope="module")
@@ -28,18 +24,7 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def out(model, tmp_path_factory):
     """Return the folder with the results of all cases; one start serves all, because imports take longest."""
-    folder = tmp_path_factory.mktemp("out")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "--"]
-    done = subprocess.run(
-        [*command, str(PROGRAM), model, str(folder), *CASES],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return folder
+    return run_two_ranks(model, tmp_path_factory.mktemp("out"), CASES, timeout_s=240)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

@@ -3,10 +3,6 @@
 import dataclasses
 import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +13,7 @@ from learner.algorithm_config import AlgorithmConfig
 from learner.config import LearnerConfig, OptimizerConfig
 from learner.update.engine import TrainingEngine
 from protocol.messages import Reward, Turn
+from tests.integration.learner.start_ranks import run_two_ranks
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.integration.learner.two_ranks import method_batches, method_settings, weights_of
 from tests.methods import METHODS, method
@@ -26,7 +23,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:Depr
 
 OPTIMIZER = OptimizerConfig(lr=1e-3, eps=1e-5, max_grad_norm=0.5)
 STATEFUL = ["r2vpo", "entropy_target", "convex", "value_head", "critic"]
-PROGRAM = Path(__file__).with_name("two_ranks.py")
 
 
 @pytest.fixture(scope="module")
@@ -99,18 +95,9 @@ def test_the_weight_of_a_group_of_one_is_that_of_its_sequence(start):
 @pytest.fixture(scope="module")
 def out(model, tmp_path_factory):
     """Return the folder with two ranks' results for every method; one start serves all."""
-    folder = tmp_path_factory.mktemp("out")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "--"]
-    done = subprocess.run(
-        [*command, str(PROGRAM), model, str(folder), *(f"1-float32-{name}" for name in METHODS)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
+    return run_two_ranks(
+        model, tmp_path_factory.mktemp("out"), (f"1-float32-{name}" for name in METHODS), timeout_s=280
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return folder
 
 
 @pytest.mark.parametrize("name", METHODS)

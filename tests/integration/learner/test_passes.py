@@ -3,10 +3,6 @@
 import copy
 import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from learner.config import LearnerConfig
 from learner.update.engine import TrainingEngine
+from tests.integration.learner.start_ranks import run_two_ranks
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.integration.learner.two_ranks import OPTIMIZER, method_batches, method_settings, weights_of
 from tests.methods import COMPARED, METHODS, method
@@ -23,7 +20,6 @@ from tests.methods import COMPARED, METHODS, method
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 
 SEED = 5
-PROGRAM = Path(__file__).with_name("two_ranks.py")
 STEPS = ("1x1", "1x2", "2x2", "3x2", "2x3")
 """Updates per batch x passes. From two of both on, a trajectory changes its rank between two passes."""
 CASES = [
@@ -56,18 +52,7 @@ def start(model):
 @pytest.fixture(scope="module")
 def out(model, tmp_path_factory):
     """Return the folder with two ranks' results of all cases; one start serves all."""
-    folder = tmp_path_factory.mktemp("out")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "--"]
-    done = subprocess.run(
-        [*command, str(PROGRAM), model, str(folder), *CASES],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return folder
+    return run_two_ranks(model, tmp_path_factory.mktemp("out"), CASES, timeout_s=900)
 
 
 def assert_close(found, expected):

@@ -458,7 +458,7 @@ def test_the_closing_segment_of_a_failed_episode_carries_the_failure():
 
 
 def test_the_wait_for_the_first_token_does_not_count_for_the_deadline():
-    """In lockstep it is a wait for the learner's step."""
+    """Check the deadline in lockstep, where the first token waits for the learner's step."""
 
     class Late(Script):
         async def turn(self, request):

@@ -59,7 +59,7 @@ ALLOWED = {
     ): "a daemon thread that was left behind lets cancelled coroutines clean up; nobody waits for it",
     (
         "actors/environment.py",
-        "worker.inbox.get()",
+        "inbox.get()",
     ): "an idle daemon thread waits for work; nobody waits for it",
     ("launch/weights_role.py", "stop.wait()"): "for SIGTERM",
     (
