@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from launch.errors import ConfigError
-from launch.processes import free_port
+from launch.processes import free_ports
 from launch.resuming import CONFIG, newest_begun
 from launch.run_file.sections import RunConfig
 from learner.checkpoints.checkpoint_files import find
@@ -132,14 +132,12 @@ def join(config: RunConfig) -> Path:
 
 def with_ports(config: RunConfig) -> RunConfig:
     """Return the configuration with a free port wherever the run file says 0."""
-    broker = config.broker.model_copy(
-        update={
-            "endpoint": re.sub(r":0$", lambda _: f":{free_port()}", config.broker.endpoint),
-            "http": re.sub(r":0$", lambda _: f":{free_port()}", config.broker.http),
-        }
+    addresses = config.broker.endpoint, config.broker.http, config.weights.http
+    endpoint, broker_http, weights_http = (
+        re.sub(r":0$", f":{port}", address) for address, port in zip(addresses, free_ports(3), strict=True)
     )
-    http = re.sub(r":0$", lambda _: f":{free_port()}", config.weights.http)
-    weights = config.weights.model_copy(update={"http": http})
+    broker = config.broker.model_copy(update={"endpoint": endpoint, "http": broker_http})
+    weights = config.weights.model_copy(update={"http": weights_http})
     return config.model_copy(update={"broker": broker, "weights": weights})
 
 

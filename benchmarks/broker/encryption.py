@@ -10,7 +10,6 @@ rounds counts.
 import argparse
 import multiprocessing
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ import zmq
 
 from broker.config import BrokerConfig
 from broker.service import serve
+from launch.processes import free_port
 from protocol.codec import encode
 from protocol.messages import Heartbeat, Hello
 from protocol.security import key_files
@@ -28,12 +28,6 @@ from protocol.sockets import dealer
 
 WINDOW = 64
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def cpu_s(pid: int) -> float:

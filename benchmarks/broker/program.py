@@ -38,7 +38,7 @@ from benchmarks.broker.others import (
 from benchmarks.report import save_results
 from broker.config import BrokerConfig
 from broker.service import serve
-from launch.processes import free_port
+from launch.processes import free_port, free_ports
 from protocol.security.key_files import make
 
 SIZES = {"1 KB": 1 << 10, "16 KB": 1 << 14, "128 KB": 1 << 17, "1 MB": 1 << 20}
@@ -140,7 +140,8 @@ def processes() -> Iterator[Callable[..., Any]]:
 @contextlib.contextmanager
 def ours(arm: Arm, folder: Path, load: Load) -> Iterator[Run]:
     """Run our broker with actors and a learner."""
-    endpoint, http = f"tcp://127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    port, http_port = free_ports(2)
+    endpoint, http = f"tcp://127.0.0.1:{port}", f"127.0.0.1:{http_port}"
     keys = folder / "keys" if arm.encrypted else None
     if keys is not None:
         make(keys)
@@ -162,7 +163,7 @@ def ours(arm: Arm, folder: Path, load: Load) -> Iterator[Run]:
 @contextlib.contextmanager
 def forwarder(arm: Arm, load: Load) -> Iterator[Run]:
     """Run sockets that only forward, with a producer and a consumer."""
-    front, back = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
+    front, back = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
     acked = _spawn.RawValue("Q", 0)
     with processes() as start:
         broker = start(forward, front, back, in_c=arm.other == "proxy")

@@ -42,7 +42,7 @@ from benchmarks.faults.system import START_S, Deadlock, System
 from benchmarks.faults.table import failures, lines_of, load, merged, read_lines, table
 from benchmarks.faults.wire import Wire
 from benchmarks.report import save_results
-from launch.processes import free_port
+from launch.processes import free_ports
 from learner.run_files import SHARED_MEMORY
 
 NEEDS_NETWORK = ("network cut", "network cut one way", "network slow")
@@ -238,9 +238,10 @@ def log_bytes(folder: Path) -> dict[str, int]:
 def overrides(host: str, directory: Path) -> list[str]:
     """Return overrides of the run file: addresses, and the file that makes the environment misbehave."""
     flag = directory.resolve() / "faults.flag"
+    port, http_port = free_ports(2)
     return [
-        f"broker.endpoint=tcp://{host}:{free_port()}",
-        f"broker.http=127.0.0.1:{free_port()}",
+        f"broker.endpoint=tcp://{host}:{port}",
+        f"broker.http=127.0.0.1:{http_port}",
         f"generator.endpoint=tcp://{host}:0",
         f"env.params.flag={flag}",
     ]

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from launch.processes import free_port
+from launch.processes import free_ports
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -23,11 +23,12 @@ def test_roles_started_by_hand_in_any_order_find_each_other(root, tmp_path):
     offbeat = tmp_path / "offbeat"
     offbeat.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m launch.cli "$@"\n')
     offbeat.chmod(0o755)
+    port, http_port = free_ports(2)
     env = {
         **os.environ,
         "OFFBEAT": str(offbeat),
-        "OFFBEAT_BROKER": f"tcp://127.0.0.1:{free_port()}",
-        "OFFBEAT_HTTP": f"127.0.0.1:{free_port()}",
+        "OFFBEAT_BROKER": f"tcp://127.0.0.1:{port}",
+        "OFFBEAT_HTTP": f"127.0.0.1:{http_port}",
     }
     settings = ["learner.steps=2", "learner.evaluation_tasks=8", f"run.dir={tmp_path}", "run.name=run"]
     settings.append(f"model.cache={root / 'runs' / 'models'}")

@@ -1,13 +1,13 @@
 """Test the actor with the real broker: a group arrives whole even if the broker is killed midway."""
 
 import asyncio
-import socket
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from launch.processes import free_ports
 from protocol.codec import decode_delivery
 from protocol.link import AsyncLink
 from protocol.messages import Commit, Deliver, DeliveryCredit, Hello, PutTasks, Sampling
@@ -22,17 +22,12 @@ from tests.integration.actors.actor_harness import (
 )
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 class Run:
     """A broker process and an actor process; the learner and the generators live in the test."""
 
     def __init__(self, folder):
-        self.endpoint, self.http = f"tcp://127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        port, http_port = free_ports(2)
+        self.endpoint, self.http = f"tcp://127.0.0.1:{port}", f"127.0.0.1:{http_port}"
         self.model, self.tokenizer = model_folder(folder / "model")
         (folder / "counting.py").write_text(ENV_FILE)
         self.env = f"{folder / 'counting.py'}:Counting"

@@ -4,7 +4,6 @@ import contextlib
 import multiprocessing
 import os
 import queue
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import pytest
 
 from actors.config import GeneratorConfig
 from actors.generator.process import serve_generator
+from launch.processes import free_port, free_ports
 from protocol.link import ThreadLink
 from protocol.messages import Generators, Hello, PublishWeights
 from tests.integration.actors.generator_harness import RUN, ActorStub, Running
@@ -27,12 +27,6 @@ TOLERANCE = 1e-4
 NEVER = [VOCAB]
 PROMPT = [3, 4, 5, 6, 7]
 REPOSITORY = Path(__file__).parents[3]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def server_command(model: Path, port: int) -> list[str]:
@@ -173,9 +167,10 @@ class Peer:
 
 
 def test_a_generator_meets_actors_and_the_learner_through_the_broker(server, folder):
-    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    port, http_port = free_ports(2)
+    endpoint = f"tcp://127.0.0.1:{port}"
     spawn = multiprocessing.get_context("spawn")
-    broker = spawn.Process(target=run_broker, args=(endpoint, f"127.0.0.1:{free_port()}"))
+    broker = spawn.Process(target=run_broker, args=(endpoint, f"127.0.0.1:{http_port}"))
     config = GeneratorConfig(backend="http", url=server)
     names = {"name": "generator-0", "broker": endpoint, "model": str(folder / "model"), "run": RUN, "seed": 0}
     generator = spawn.Process(target=serve_generator, args=(config,), kwargs=names)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from actors.uplink import LeaseBook, Outbox
-from launch.processes import free_port
+from launch.processes import free_ports
 from protocol.codec import decode_delivery
 from protocol.link import ThreadLink
 from protocol.messages import (
@@ -50,7 +50,8 @@ class Broker:
     """A broker process that can be killed and restarted with its ports and journal."""
 
     def __init__(self, folder, **settings):
-        self.endpoint, self.http = f"tcp://127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        port, http_port = free_ports(2)
+        self.endpoint, self.http = f"tcp://127.0.0.1:{port}", f"127.0.0.1:{http_port}"
         self.settings = {"endpoint": self.endpoint, "http": self.http, "heartbeat_s": 0.2, **settings}
         self.folder, self.process = folder, None
         self.start()

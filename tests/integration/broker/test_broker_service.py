@@ -16,6 +16,7 @@ import zmq
 
 from broker.config import BrokerConfig
 from broker.service import serve
+from launch.processes import free_ports
 from protocol.codec import PRELUDE, decode_delivery, encode, encode_delivery
 from protocol.errors import AddressRefused
 from protocol.link import ThreadLink
@@ -53,12 +54,6 @@ serve(BrokerConfig(**json.loads(sys.argv[1])), run="run", max_policy_lag=4)
 """
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def until(condition, what):
     """Poll until the condition gives a truthy value. Return that value."""
     deadline = time.monotonic() + PATIENCE_S
@@ -73,8 +68,8 @@ class Broker:
     """A running broker process."""
 
     def __init__(self, **settings):
-        self.endpoint = f"tcp://127.0.0.1:{free_port()}"
-        self.http = f"127.0.0.1:{free_port()}"
+        port, http_port = free_ports(2)
+        self.endpoint, self.http = f"tcp://127.0.0.1:{port}", f"127.0.0.1:{http_port}"
         settings = {"endpoint": self.endpoint, "http": self.http, "heartbeat_s": 0.2, **settings}
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, json.dumps(settings)],

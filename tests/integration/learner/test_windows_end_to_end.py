@@ -1,13 +1,13 @@
 """Windows of a growing trajectory reach the learner's intake; the broker and the actor are real."""
 
 import asyncio
-import socket
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from launch.processes import free_ports
 from learner.config import LearnerConfig
 from learner.intake.curriculum import Curriculum
 from learner.intake.intake import Intake
@@ -34,17 +34,12 @@ CONFIG = LearnerConfig.model_validate(
 )
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 class Run:
     """A broker process and an actor process; the generator and the learner live in the test."""
 
     def __init__(self, folder):
-        self.endpoint, self.http = f"tcp://127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        port, http_port = free_ports(2)
+        self.endpoint, self.http = f"tcp://127.0.0.1:{port}", f"127.0.0.1:{http_port}"
         self.model, self.tokenizer = model_folder(folder / "model")
         (folder / "counting.py").write_text(ENV_FILE)
         self.env = f"{folder / 'counting.py'}:Counting"

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import zmq
 
+from launch.processes import free_ports
 from launch.supervise.broker_status import fetch
 from protocol.codec import encode
 from protocol.messages import Hello, Welcome
@@ -41,18 +41,13 @@ def until(condition, what, timeout_s=PATIENCE_S):
     return found
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 class Broker:
     """A broker process, without encryption if ``keys`` is None, and without a journal if ``folder`` is."""
 
     def __init__(self, keys, log, *, endpoint="", folder=None, **settings):
-        self.endpoint = endpoint or f"tcp://127.0.0.1:{free_port()}"
-        self.http, self.keys, self.log = f"127.0.0.1:{free_port()}", keys, log
+        port, http_port = free_ports(2)
+        self.endpoint = endpoint or f"tcp://127.0.0.1:{port}"
+        self.http, self.keys, self.log = f"127.0.0.1:{http_port}", keys, log
         settings = {"endpoint": self.endpoint, "http": self.http, "heartbeat_s": 1.0} | settings
         with open(log, "ab") as out:
             self.process = subprocess.Popen(

@@ -11,6 +11,7 @@ import zmq
 
 from actors.config import GeneratorConfig
 from actors.generator.listening import Listener
+from launch.processes import free_port
 from protocol.codec import encode
 from protocol.errors import LinkDown
 from protocol.link import AsyncLink, ThreadLink
@@ -22,7 +23,7 @@ from protocol.security.http_tls import client_context
 from protocol.security.keys import key_pair
 from protocol.sockets import dealer
 from tests.hearing import heard
-from tests.integration.protocol.encrypted_harness import Broker, Peer, free_port, until
+from tests.integration.protocol.encrypted_harness import Broker, Peer, until
 
 
 @pytest.fixture
