@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 RECIPE ?= recipes/spell_backward.toml
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup train test soak check e2e bench ratios staleness docs
+.PHONY: setup train smollm2 test soak check e2e bench ratios staleness docs
 
 setup: $(VENV)/.installed
 
@@ -13,6 +13,9 @@ $(VENV)/.installed: pyproject.toml launch/scripts/install.sh
 
 train: setup            ## the main job: a model learns, asynchronously, in minutes
 	$(BIN)/offbeat train $(RECIPE)
+
+smollm2: setup          ## get SmolLM2-135M-Instruct for `make train RECIPE=smollm2`, with a hub or without one
+	$(BIN)/offbeat model smollm2
 
 test: setup             ## all tests but the end-to-end ones
 	$(BIN)/python -m pytest -n 2 --dist loadfile -q tests/unit tests/oracle tests/property protocol broker envs actors learner launch

@@ -35,7 +35,7 @@ COMMANDS = {
     "actor": "run one actor in this terminal",
     "weights": "serve the learner's versions to other hosts, from its host, in this terminal",
     "check": "check a run file, its model and its environment; start nothing",
-    "model": "make and warm-start the tiny model of a run file, unless it is cached",
+    "model": "make, download or convert the model of a run file, unless it is cached",
 }
 
 RUN_FILE = "TOML file, or a name that `offbeat recipes` lists, for example spell_backward"

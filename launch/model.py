@@ -8,13 +8,16 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from actors.render import Renderer
 from envs.base import ChatMessage, Suite
 from envs.registry import make_suite
 from launch.errors import ConfigError, LaunchError
-from launch.run_file.sections import RunConfig, TinyModel
+from launch.gguf import convert, is_gguf, kept_folder
+from launch.known_models import KNOWN_MODELS, from_hub_or_package
+from launch.run_file.sections import ModelSection, RunConfig, TinyModel
 from launch.tokenizer import make_tokenizer, save_tokenizer
 
 log = logging.getLogger(__name__)
@@ -41,17 +44,44 @@ def prepare(config: RunConfig) -> Path:
         LaunchError: another process has been making the same model for `OTHER_MAKER_S`.
     """
     if config.model.path or config.model.tiny is None:
-        path = config.model.path
-        return Path(path) if Path(path).is_dir() else download(path)
+        return existing(config.model)
     folder = _tiny_folder(config, config.model.tiny)
     with _locked(folder.with_suffix(".lock")):
         if folder.is_dir():
             log.info("cached: %s", folder)
         else:
-            partial = folder.with_suffix(".partial")
-            shutil.rmtree(partial, ignore_errors=True)
-            make(config, config.model.tiny, partial)
-            partial.rename(folder)
+            unfinished = folder.with_suffix(".partial")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            make(config, config.model.tiny, unfinished)
+            unfinished.rename(folder)
+    return folder
+
+
+def existing(model: ModelSection, files: list[str] | None = None) -> Path:
+    """Return the folder of the model that `model.path` names: a folder, a GGUF file, a known model, or one of the hub.
+
+    Args:
+        files: patterns of the files that are needed of a model of the hub; None: all that a run needs.
+
+    Raises:
+        ConfigError: the model cannot be found, downloaded or converted.
+    """
+    path = model.path
+    if Path(path).is_dir():
+        return Path(path)
+    if path in KNOWN_MODELS:
+        with _locked(model.cache / f"{path}.lock"):
+            found = from_hub_or_package(path, model.cache, partial(download, files=files))
+        if found.is_dir():
+            return found
+        path = str(found)
+    if not is_gguf(path):
+        return download(path, files)
+    folder = kept_folder(Path(path), model.cache)
+    with _locked(folder.with_suffix(".lock")):
+        if not folder.is_dir():
+            log.info("converting %s", path)
+            convert(Path(path), folder)
     return folder
 
 

@@ -21,7 +21,9 @@ from envs.blame import in_one_line
 from envs.errors import EnvError
 from envs.registry import make_suite
 from launch.errors import ConfigError
-from launch.model import SMALL_FILES, download, kept_model
+from launch.gguf import is_gguf
+from launch.known_models import KNOWN_MODELS
+from launch.model import SMALL_FILES, existing, kept_model
 from launch.run_file.sections import RunConfig
 from launch.run_folder import check_place
 
@@ -75,19 +77,18 @@ def model_files(config: RunConfig) -> Path | None:
     """Return a folder with the model's small files, or None for a tiny model that is not made yet.
 
     Raises:
-        ConfigError: the model's path is neither a folder nor the name of a model on the hub.
+        ConfigError: the model's path names nothing that a model can be made of.
     """
     path = config.model.path
     if not path:
         return kept_model(config)
-    if Path(path).is_dir():
-        return Path(path)
-    if not HUB_NAME.fullmatch(path):
+    named = Path(path).is_dir() or path in KNOWN_MODELS or is_gguf(path)
+    if not named and not HUB_NAME.fullmatch(path):
         raise ConfigError(
             f"model.path is {path!r}: there is no such folder, and a name on the hub has the form NAME/NAME, "
-            "for example Qwen/Qwen3-0.6B"
+            f"for example Qwen/Qwen3-0.6B; without a hub there are {', '.join(KNOWN_MODELS)}, and GGUF files"
         )
-    return download(path, SMALL_FILES)
+    return existing(config.model, SMALL_FILES)
 
 
 def longest_sequence(folder: Path) -> int | None:

@@ -71,15 +71,17 @@ class ModelSection(Section):
     """`[model]`: the model that training starts from: an existing model, or a tiny one made here."""
 
     path: str = ""
-    """Hugging Face name or folder of a causal language model. If it is set, `[model.tiny]` is not used."""
+    """Hugging Face name or folder of a causal language model, or a GGUF file, which is converted once. `smollm2` is
+    SmolLM2-135M-Instruct, from the hub or, without one, from a Python package. If it is set, `[model.tiny]` is
+    not used."""
     tiny: TinyModel | None = None
     cache: Path = Field(Path("runs/models"), strict=False)
     """Folder in which tiny models are kept for later runs."""
 
     @property
     def local(self) -> bool:
-        """Whether the model is a folder or is made here, so that no hub is asked for it."""
-        return not self.path or Path(self.path).is_dir()
+        """Whether the model is on this host or is made here, so that no hub is asked for it."""
+        return not self.path or Path(self.path).exists()
 
 
 class SupervisorSection(Section):

