@@ -95,7 +95,8 @@ class Trajectory:
     def reward_per_token(self) -> NDArray[np.float64]:
         """Return rewards by token, [T].
 
-        A reward is put on the last action token of its turn, or of the trajectory if the turn has none.
+        A reward is put on the last action token of its turn. If the turn has none, the token is the last action
+        token before it, or the first of the trajectory if there is none before it.
         """
         rewards = np.zeros(len(self))
         places = np.flatnonzero(self.action_mask)
@@ -103,8 +104,8 @@ class Trajectory:
             return rewards
         turns = self.action_turn_index()[places]
         for reward in self.rewards:
-            own = places[turns == reward.turn]
-            rewards[own[-1] if len(own) else places[-1]] += reward.value
+            until = int(np.searchsorted(turns, reward.turn, side="right"))
+            rewards[places[max(0, until - 1)]] += reward.value
         return rewards
 
 

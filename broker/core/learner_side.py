@@ -86,11 +86,16 @@ class LearnerSide:
 
     def _no_step_back(self, hello: Hello) -> Refused:
         steps = self._state.steps
+        # There is no checkpoint of step 0 to go back to.
+        accept = (
+            f"accept the loss with `offbeat train RUN_FILE --resume --from {hello.step}`"
+            if hello.step
+            else "start anew with `offbeat train RUN_FILE`, without --resume"
+        )
         text = (
             f"this learner continues at step {hello.step}, but a checkpoint of step {steps.released} was written: "
             f"{named(steps.behind(hello.step))} of the steps between are deleted and cannot be trained again; resume "
-            f"from the checkpoint of step {steps.released}, or accept the loss with `offbeat train RUN_FILE --resume "
-            f"--from {hello.step}`"
+            f"from the checkpoint of step {steps.released}, or {accept}"
         )
         return Refused(code="step_back", message=text, fatal=True)
 

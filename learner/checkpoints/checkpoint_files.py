@@ -3,9 +3,10 @@
 Layout below the folder::
 
     latest                      name of the newest whole checkpoint; replaced by one rename
-    stepped_back                there while no checkpoint was written since `step_back`
+    stepped_back                name of the checkpoint that `step_back` put in force; obsolete once `latest` differs
     step00000012/checksums.json BLAKE3 hash and size of each file of the checkpoint
     step00000012/...            files of DeepSpeed and of `learner.checkpoints.checkpoint`
+    step00000018.partial/...    a checkpoint that is being written; renamed once all of it is on disk
 """
 
 import contextlib
@@ -26,6 +27,8 @@ LATEST = "latest"
 STEPPED_BACK = "stepped_back"
 CHECKSUMS = "checksums.json"
 RANK_0 = "offbeat-rank0.msgpack"
+PARTIAL = ".partial"
+"""Ending of the folder of a checkpoint that is not whole."""
 
 LARGE_BYTES = 64 << 20
 
@@ -93,6 +96,8 @@ def kept(folder: Path) -> dict[int, list[str]]:
     """
     found: dict[int, list[str]] = {}
     for path in sorted(folder.glob("step*"), key=lambda path: path.stat().st_mtime_ns):
+        if path.suffix == PARTIAL:
+            continue
         try:
             counters = msgspec.msgpack.decode((path / RANK_0).read_bytes(), type=_Counters)
             found.setdefault(int(counters.client["step"]), []).append(path.name)
@@ -132,8 +137,13 @@ def step_back(folder: Path, step: int) -> None:
 
 
 def stepped_back(folder: Path) -> bool:
-    """Return whether the checkpoint in force was put there by `step_back`."""
-    return (folder / STEPPED_BACK).exists()
+    """Return whether the checkpoint in force was put there by `step_back`.
+
+    The mark alone does not say so: a process may have died after it wrote the next checkpoint, and before it
+    removed the mark.
+    """
+    mark = folder / STEPPED_BACK
+    return mark.exists() and mark.read_text(encoding="utf-8").strip() == latest_name(folder)
 
 
 def write_checksums(folder: Path) -> None:
@@ -206,7 +216,8 @@ def sum_of(path: Path) -> FileSum:
 def write_whole(folder: Path, optimizer_steps: int, write: Callable[[str], None]) -> None:
     """Write a checkpoint and, once all of it is on disk, put it in force.
 
-    If writing fails, the incomplete folder is removed: on a full disk it would take space that the broker's
+    Until then its folder has the ending `PARTIAL`, so that what a killed process leaves is not taken for a
+    checkpoint. If writing fails, that folder is removed: on a full disk it would take space that the broker's
     journal needs.
 
     Args:
@@ -215,13 +226,18 @@ def write_whole(folder: Path, optimizer_steps: int, write: Callable[[str], None]
         write: writes all files into the folder of the name that it is given.
     """
     name = next_name(folder, optimizer_steps)
+    partial = folder / f"{name}{PARTIAL}"
+    # A killed process may have left it.
+    shutil.rmtree(partial, ignore_errors=True)
     try:
-        write(name)
-        write_checksums(folder / name)
-        sync(folder / name)
+        write(partial.name)
+        write_checksums(partial)
+        sync(partial)
     except Exception:
-        shutil.rmtree(folder / name, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
         raise
+    partial.rename(folder / name)
+    sync_file(folder)
     mark_latest(folder, name)
 
 

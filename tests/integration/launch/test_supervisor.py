@@ -290,7 +290,7 @@ def test_a_run_goes_back_to_an_earlier_checkpoint_once_even_if_its_learner_dies_
 
     def write(name):
         (checkpoints / name).mkdir(parents=True)
-        state = {"client": {"step": int(name[4:]), "curriculum": {"lineage": 1}}}
+        state = {"client": {"step": int(name[4:12]), "curriculum": {"lineage": 1}}}
         (checkpoints / name / checkpoint_files.RANK_0).write_bytes(msgspec.msgpack.encode(state))
 
     for step in (10, 20):

@@ -234,8 +234,8 @@ def test_all_of_it_is_on_disk_before_the_pointer_moves(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "replace", lambda *a: (events.append("moved"), moved(*a))[1])
     checkpoint_files.write_whole(tmp_path, 1, lambda name: put(tmp_path / name / "deep", b"x"))
     before, after = events[: events.index("moved")], events[events.index("moved") :]
-    whole = tmp_path / "step00000001"
-    assert {str(whole / "deep" / "data"), str(whole / "deep"), str(whole), str(tmp_path)} <= set(before)
+    partial = tmp_path / "step00000001.partial"
+    assert {str(partial / "deep" / "data"), str(partial / "deep"), str(partial), str(tmp_path)} <= set(before)
     assert str(tmp_path / "latest.partial") in before
     assert str(tmp_path) in after, "the rename itself lasts"
 

@@ -138,12 +138,15 @@ def test_first_token_cannot_be_an_action():
 
 
 def test_rewards_stand_on_the_last_action_token_of_their_turn():
-    """Turn 1 is tokens 2 and 3, turn 3 is tokens 5 and 6; turns 2 and 9 have no action token."""
+    """Turn 1 is tokens 2 and 3, turn 3 is tokens 5 and 6; turns 2 and 9 have no action token.
+
+    Their rewards belong to the action before them, as in the returns by turn.
+    """
     turns = [Turn(0, 0, 2, False), Turn(1, 2, 4, True), Turn(2, 4, 5, False), Turn(3, 5, 7, True)]
     rewards = [Reward("a", 1, 0.5), Reward("b", 3, 1.0), Reward("c", 2, 0.25), Reward("d", 9, 2.0)]
     t = replace(make_trajectory("t", prompt=2, actions=5, observation=(4, 5)), turns=turns, rewards=rewards)
     assert t.action_turn_index().tolist() == [0, 0, 1, 1, 2, 3, 3]
-    assert t.reward_per_token().tolist() == [0, 0, 0, 0.5, 0, 0, 3.25]
+    assert t.reward_per_token().tolist() == [0, 0, 0, 0.75, 0, 0, 3.0]
     assert replace(t, window_start=3).window_tokens == 3
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +13,7 @@ from learner.run_files import next_epoch
 from learner.update.adaptive import AdaptiveState
 
 
-def put_checkpoint(run_dir, *, step, lineage):
-    folder = run_dir / "checkpoints"
+def put_state(folder, name, *, step, lineage):
     state = checkpoint.capture(
         ranks=2,
         zero_stage=3,
@@ -23,7 +23,14 @@ def put_checkpoint(run_dir, *, step, lineage):
         adaptive=AdaptiveState(dual=0.0, entropy_coefficient=0.0),
         client={"step": step, "curriculum": {"lineage": lineage}},
     )
-    checkpoint_files.write_whole(folder, step, lambda name: checkpoint.write_state(folder, name, 0, state))
+    checkpoint.write_state(folder, name, 0, state)
+
+
+def put_checkpoint(run_dir, *, step, lineage):
+    folder = run_dir / "checkpoints"
+    checkpoint_files.write_whole(
+        folder, step, lambda name: put_state(folder, name, step=step, lineage=lineage)
+    )
 
 
 def begin(run_dir, *, resume=True, lockstep=False):
@@ -149,6 +156,50 @@ def test_of_two_checkpoints_of_a_step_the_whole_one_helps_if_the_other_is_damage
     checkpoint_files.step_back(folder, 20)
     assert checkpoint_files.latest_name(folder) == "step00000020"
     assert begin(tmp_path).step == 20
+
+
+def test_what_a_kill_leaves_of_a_checkpoint_is_not_taken_for_one(tmp_path):
+    """A kill may come when the state of rank 0 is written, and before the checksums are."""
+    begin(tmp_path, resume=False)
+    put_checkpoint(tmp_path, step=10, lineage=1)
+    folder = tmp_path / "checkpoints"
+
+    def killed(name):
+        put_state(folder, name, step=20, lineage=1)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint_files.write_whole(folder, 20, killed)
+    assert sorted(checkpoint_files.kept(folder)) == [10]
+    with pytest.raises(CheckpointError, match="no checkpoint of step 20"):
+        checkpoint_files.step_back(folder, 20)
+    assert begin(tmp_path).step == 10
+    put_checkpoint(tmp_path, step=20, lineage=1)
+    assert sorted(path.name for path in folder.iterdir()) == ["latest", "step00000010", "step00000020"]
+    assert begin(tmp_path).step == 20
+
+
+def test_a_mark_that_a_kill_left_behind_the_next_checkpoint_means_nothing(tmp_path, monkeypatch):
+    begin(tmp_path, resume=False)
+    put_checkpoint(tmp_path, step=10, lineage=1)
+    put_checkpoint(tmp_path, step=20, lineage=1)
+    folder = tmp_path / "checkpoints"
+    checkpoint_files.step_back(folder, 10)
+    lineage = begin(tmp_path).lineage
+
+    unlink = Path.unlink
+
+    def killed(path, missing_ok=False):
+        if path.name == checkpoint_files.STEPPED_BACK:
+            raise KeyboardInterrupt
+        unlink(path, missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", killed)
+        with pytest.raises(KeyboardInterrupt):
+            put_checkpoint(tmp_path, step=15, lineage=lineage)
+    it = begin(tmp_path)
+    assert (it.step, it.lineage, it.stepped_back) == (15, lineage, False)
 
 
 def test_a_checkpoint_without_checksums_is_of_an_earlier_version_and_accepted(tmp_path, caplog):
