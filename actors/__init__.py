@@ -2,7 +2,8 @@
 
 - `actor`: the actor process. `episode`: one episode. `render`: turns chat messages into token ids.
 - `segments`: cuts a trajectory into segments. `uplink`: segments and task credit on their way to the broker.
-- `live_suite`: the suite of an actor. `environment`: runs the code of environments in threads.
+- `live_suite`: the suite of an actor. `environment`: runs the code of environments away from the actor's event loop.
+  `worker_threads`: threads for its plain functions.
 - `culprit`: the line of user code that blocks. `failures`: the record of an episode that failed.
 - `generator_client`: asks generators for tokens, in the order of `generator_order`, over a
   `generator_connection` each. `sampled`: what they return.

@@ -8,64 +8,30 @@ its error names the line at which it stands.
 import asyncio
 import inspect
 import logging
-import queue
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
-from actors.culprit import place_of_coroutine, place_of_error, place_of_thread
+from actors.culprit import place_of_error, place_of_thread
 from actors.errors import EnvironmentFailed, EnvironmentStuck
+from actors.worker_threads import EnvironmentCall, Raised, WorkerThreads, would_end
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
 BLOCKED_S = 2.0
 """Time without a tick after which the environments' event loop counts as blocked, and the log names the line."""
-MAX_LEFT_BEHIND = 64
-"""Upper limit of the threads that were left behind because a function in them does not end."""
-
-
-@dataclass(frozen=True)
-class _Raised:
-    """An error of an environment's function. Futures would replace some errors by copies without traceback."""
-
-    error: Exception
-
-
-@dataclass(eq=False)
-class _Call:
-    """One call of an environment's function. The main thread reads what the thread that runs it wrote."""
-
-    what: str
-    until: float
-    """Monotonic time after which the call has failed."""
-    task: "asyncio.Task[Any] | None" = None
-    """Task in the environments' loop that runs the call."""
-    thread: int = 0
-    """Thread that runs the call if it is a plain function."""
-
-    @property
-    def place(self) -> str:
-        """Line at which the call stands now; "" if it is not known."""
-        if self.thread:
-            return place_of_thread(sys._current_frames().get(self.thread))
-        return place_of_coroutine(self.task.get_coro()) if self.task is not None else ""
-
-
-_CALL: ContextVar[_Call | None] = ContextVar("call", default=None)
+_CALL: ContextVar[EnvironmentCall | None] = ContextVar("call", default=None)
 """Call whose code runs."""
 
 
 class _Task(asyncio.Task[Any]):
     """A task of the environments' loop. Its call is inherited by tasks that it begins, as `asyncio.gather` does."""
 
-    call: _Call | None = None
+    call: EnvironmentCall | None = None
 
 
 def _begin(loop: asyncio.AbstractEventLoop, work: Any, **settings: Any) -> _Task:
@@ -95,7 +61,7 @@ class EnvironmentRunner:
 
     def __init__(self, *, calls: int) -> None:
         self._stage: _Stage | None = None
-        self._threads = _Threads(calls)
+        self._threads = WorkerThreads(calls)
         self._warned = ""
         self.running = 0
         """Calls that have not ended, each within its deadline."""
@@ -124,7 +90,7 @@ class EnvironmentRunner:
             Exception: the function's own errors.
         """
         until = time.monotonic() + timeout_s
-        call = _Call(what, until)
+        call = EnvironmentCall(what, until)
         self.running += 1
         try:
             if on_loop or inspect.iscoroutinefunction(function):
@@ -167,7 +133,7 @@ class EnvironmentRunner:
 
     async def _on_loop(
         self,
-        call: _Call,
+        call: EnvironmentCall,
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
         timeout_s: float,
@@ -203,7 +169,7 @@ class EnvironmentRunner:
 
     async def _in_thread(
         self,
-        call: _Call,
+        call: EnvironmentCall,
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
         timeout_s: float,
@@ -262,7 +228,7 @@ def _took_longer(what: str, timeout_s: float, place: str) -> EnvironmentFailed:
     return EnvironmentFailed(f"environment: {what} took longer than env_timeout_s = {timeout_s:g} s{where}")
 
 
-async def _invoke(call: _Call, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+async def _invoke(call: EnvironmentCall, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     call.task = task = asyncio.current_task()
     assert isinstance(task, _Task)
     task.call = call
@@ -271,19 +237,14 @@ async def _invoke(call: _Call, function: Callable[..., Any], arguments: tuple[An
         result = function(*arguments)
         return await result if inspect.isawaitable(result) else result
     except Exception as error:
-        return _Raised(error)
+        return Raised(error)
     except (SystemExit, KeyboardInterrupt) as error:
-        return _Raised(_would_end(call, error))
-
-
-def _would_end(call: _Call, error: BaseException) -> EnvironmentFailed:
-    """Return the error for code that would end the process, such as ``sys.exit()``."""
-    return EnvironmentFailed(f"environment: {call.what} raised {error!r} in {place_of_error(error)}")
+        return Raised(would_end(call, error))
 
 
 def _answer(result: Any) -> Any:
     """Return the result of a function, or raise its error."""
-    if isinstance(result, _Raised):
+    if isinstance(result, Raised):
         raise result.error
     return result
 
@@ -315,7 +276,7 @@ class _Stage:
         """Line that the thread executes now."""
         return place_of_thread(sys._current_frames().get(self._thread.ident or 0))
 
-    def running_call(self) -> _Call | None:
+    def running_call(self) -> EnvironmentCall | None:
         """Return the call whose code the thread executes now, if it is known."""
         task = asyncio.current_task(self._loop)
         return task.call if isinstance(task, _Task) else None
@@ -353,98 +314,3 @@ class _Stage:
         # Invariant: the actor's thread only reads this number.
         self._ticked = time.monotonic()
         self._loop.call_later(TICK_S, self._tick)
-
-
-_Work = tuple[_Call, Callable[..., Any], tuple[Any, ...], "Future[Any]"]
-"""A call, its function and arguments, and the future of its result."""
-
-
-class _Threads:
-    """Daemon threads for plain functions. The pool of `concurrent.futures` would wait for them at the end."""
-
-    def __init__(self, calls: int) -> None:
-        self._limit = calls
-        self._idle: deque[queue.SimpleQueue[_Work | None]] = deque()
-        """Inboxes of the threads that wait for work."""
-        self._count = 0
-        self._left: set[_Call] = set()
-        self._waiting: deque[_Work] = deque()
-        # Invariant: workers and the actor's thread change all of these under this lock.
-        self._lock = threading.Lock()
-        self._closed = False
-
-    @property
-    def exhausted(self) -> str:
-        """Why no function can be started any more; "" if one can."""
-        left = list(self._left)
-        if len(left) < MAX_LEFT_BEHIND:
-            return ""
-        return f"{len(left)} calls never ended, for example {left[0].what} in {left[0].place}"
-
-    def start(self, call: _Call, function: Callable[..., Any], arguments: tuple[Any, ...]) -> "Future[Any]":
-        """Run a function in a thread, as soon as one is free.
-
-        Raises:
-            EnvironmentStuck: too many threads were left behind.
-        """
-        done: Future[Any] = Future()
-        work = (call, function, arguments, done)
-        with self._lock:
-            if why := self.exhausted:
-                raise EnvironmentStuck(f"{call.what} was given up: {why}")
-            if self._idle:
-                self._idle.popleft().put(work)
-            elif self._count < self._limit + len(self._left):
-                self._count += 1
-                inbox = queue.SimpleQueue[_Work | None]()
-                inbox.put(work)
-                threading.Thread(target=self._work, args=(inbox,), name="environment", daemon=True).start()
-            else:
-                self._waiting.append(work)
-        return done
-
-    def leave(self, call: _Call) -> None:
-        """Leave a call behind: another thread may run in its place."""
-        with self._lock:
-            if call.thread:
-                self._left.add(call)
-            else:
-                self._waiting = deque(work for work in self._waiting if work[0] is not call)
-
-    def close(self) -> None:
-        """End the threads that wait for work."""
-        with self._lock:
-            self._closed = True
-            for inbox in self._idle:
-                inbox.put(None)
-
-    def _work(self, inbox: "queue.SimpleQueue[_Work | None]") -> None:
-        """Run one function after the other, in a thread of its own."""
-        while (work := inbox.get()) is not None:
-            call, function, arguments, done = work
-            call.thread = threading.get_ident()
-            try:
-                result = function(*arguments)
-            except Exception as error:
-                result = _Raised(error)
-            except BaseException as error:
-                result = _Raised(_would_end(call, error))
-            # The caller may have given the call up.
-            if done.set_running_or_notify_cancel():
-                done.set_result(result)
-            call.thread = 0
-            if not self._next(inbox, call):
-                return
-
-    def _next(self, inbox: "queue.SimpleQueue[_Work | None]", call: _Call) -> bool:
-        """Give a thread its next work, or let it wait; return False if it has to end."""
-        with self._lock:
-            self._left.discard(call)
-            if self._closed or self._count > self._limit + len(self._left):
-                self._count -= 1
-                return False
-            if self._waiting:
-                inbox.put(self._waiting.popleft())
-            else:
-                self._idle.append(inbox)
-            return True

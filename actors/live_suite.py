@@ -35,6 +35,7 @@ class LiveSuite:
         self._made_at = 0
         """Value of the runner's `loops_left` when the suite was made."""
         self._remaking: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
 
     def look(self) -> None:
@@ -60,10 +61,7 @@ class LiveSuite:
 
     async def close(self) -> None:
         """Close the suite and end its threads."""
-        try:
-            await self.environments.call(self._suite.close, what="close", timeout_s=CLOSE_S)
-        except Exception as error:
-            log.error("the environment did not close: %s", error)
+        await self._close(self._suite)
         self.environments.close()
 
     async def _read_gauges(self, suite: HasGauges) -> None:
@@ -77,7 +75,7 @@ class LiveSuite:
             log.warning("gauges of the environment: %r", error)
 
     async def _remake(self) -> None:
-        loops_left = self.environments.loops_left
+        loops_left, old = self.environments.loops_left, self._suite
         try:
             self._suite = await self.environments.call(
                 self._make, what="making the environment anew", timeout_s=REMAKE_S
@@ -86,3 +84,12 @@ class LiveSuite:
             self._on_failure(f"the environment could not be made anew: {error}")
         finally:
             self._made_at, self._remaking = loops_left, None
+        if self._suite is not old:
+            # Its processes and connections must not stay. Episodes do not wait for that.
+            self._closing = asyncio.create_task(self._close(old), name="close the old suite")
+
+    async def _close(self, suite: Suite) -> None:
+        try:
+            await self.environments.call(suite.close, what="close", timeout_s=CLOSE_S)
+        except Exception as error:
+            log.error("the environment did not close: %s", error)

@@ -34,6 +34,7 @@ from learner.run_files import PID_FILE, weights_folder
 from protocol.whole_files import write_whole
 
 LEARNER = "learner"
+ACTOR = "actor"
 BROKER_START_S = 120.0
 """Longest wait for the first answer of a broker, because reading a long journal takes a while."""
 LEARNER_STOP_S = 60.0
@@ -43,7 +44,7 @@ OTHERS_STOP_S = 30.0
 START_RETRY_S = 2.0
 STATE_FILE = "supervisor.json"
 RESULT = "result.json"
-FIRST_TO_STOP = (LEARNER, "actor", "generator")
+FIRST_TO_STOP = (LEARNER, ACTOR, "generator")
 """Roles in the order in which they stop. All other roles follow, the broker last."""
 MAX_REASONS = 50
 SHORTEST_MINUTES = 0.01
@@ -267,10 +268,17 @@ class Crew:
             children = [
                 post.child for post in self.posts if role_of(post.name) == role and post.child is not None
             ]
-            patience_s = LEARNER_STOP_S if role == LEARNER else OTHERS_STOP_S
+            patience_s = self._stop_patience_s(role)
             stubborn += stop(children, patience_s=patience_s, late=partial(self._note_late, patience_s))
         self._clean_up()
         return stubborn
+
+    def _stop_patience_s(self, role: str) -> float:
+        """Return how long a role may take to end: an actor lets its episodes end first."""
+        if role == LEARNER:
+            return LEARNER_STOP_S
+        drain_s = self._config.actor.drain_timeout_s if role == ACTOR else 0.0
+        return OTHERS_STOP_S + drain_s
 
     def kill(self) -> list[str]:
         """Kill all roles at once. Return the names of those that are still there after `KILL_ALL_S`."""

@@ -183,7 +183,13 @@ def test_a_suite_whose_event_loop_was_left_behind_is_made_anew_once_even_if_an_e
 
     async def main():
         actor = Actor(ActorConfig(concurrent_episodes=3), "a", "tcp://b", "e", "r", Made, None)
-        old = actor._suite._suite
+        old, closed = actor._suite._suite, asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        async def close():
+            loop.call_soon_threadsafe(closed.set)
+
+        old.close = close
         actor._book.served(by_any=True)
         actor._received(lease("l0", name="t0"), [])
         await asyncio.sleep(0)
@@ -195,6 +201,7 @@ def test_a_suite_whose_event_loop_was_left_behind_is_made_anew_once_even_if_an_e
         await over.wait()
         assert began == [("t0.0", old), ("t2.0", actor._suite._suite)]
         assert Made.made == 2
+        await closed.wait()
 
     asyncio.run(asyncio.wait_for(main(), 30))
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from actors import environment
+from actors import environment, worker_threads
 from actors.environment import EnvironmentRunner, SuiteCaller
 from actors.errors import EnvironmentFailed, EnvironmentStuck
 
@@ -80,7 +80,7 @@ def test_calls_beyond_the_threads_wait_and_those_left_behind_are_replaced():
 
 
 def test_too_many_calls_that_never_end_are_refused_with_an_example(monkeypatch):
-    monkeypatch.setattr(environment, "MAX_LEFT_BEHIND", 1)
+    monkeypatch.setattr(worker_threads, "MAX_LEFT_BEHIND", 1)
     free = threading.Event()
 
     def forever():

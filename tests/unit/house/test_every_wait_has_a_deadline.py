@@ -58,7 +58,7 @@ ALLOWED = {
         "asyncio.gather(*tasks, return_exceptions=True)",
     ): "a daemon thread that was left behind lets cancelled coroutines clean up; nobody waits for it",
     (
-        "actors/environment.py",
+        "actors/worker_threads.py",
         "inbox.get()",
     ): "an idle daemon thread waits for work; nobody waits for it",
     ("launch/weights_role.py", "stop.wait()"): "for SIGTERM",
