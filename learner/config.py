@@ -131,6 +131,9 @@ class LearnerConfig(Section):
     micro_batch_tokens: int = Field(8192, ge=16)
     """Most tokens in one forward and backward pass, padding included. At least 16, and enough for one
     trajectory."""
+    share_prefixes: bool = True
+    """Compute tokens that trajectories of a group begin with once for all of them, where that is cheaper. The
+    gradients are those of separate computations, up to rounding. Without effect for models with local attention."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of storing them: less memory, more time."""
     threads: int = Field(1, ge=1)

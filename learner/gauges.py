@@ -123,6 +123,11 @@ UPDATE = table(
         Gauge("learner/trained_tokens", "tokens", "action tokens that carried gradient in the step"),
         Gauge("learner/replayed_tokens", "tokens", "tokens of the step that had been trained before"),
         Gauge("learner/padding_fraction", "share", "share of computed positions that were padding"),
+        Gauge(
+            "learner/shared_fraction",
+            "share",
+            "share of the input tokens that another trajectory had computed",
+        ),
         Gauge("learner/step_seconds", "s", "time of the update"),
         Gauge("learner/wait_seconds", "s", "time waited for a full batch before the update"),
         Gauge("learner/publish_seconds", "s", "time to write and announce the new version"),

@@ -1,18 +1,19 @@
 """The run files that come with Offbeat. `offbeat recipes` lists them, and every command takes them by name.
 
-- `spell_backward`, `calculator`: jobs.
+- `spell_backward`, `calculator`, `smollm2`: jobs.
 - `methods/`: methods, which extend a job.
 
 Every TOML file here is a whole run file. docs/recipes/ has a page for each method.
 """
 
-ONE_ALGORITHM = (("calculator", "cispo", "decoupled-ppo", "spell_backward"),)
+ONE_ALGORITHM = (("calculator", "cispo", "decoupled-ppo", "smollm2", "spell_backward"),)
 """Groups of recipes whose learner step is equal as shipped. They differ in their tasks and in parts that do not
 act; docs/recipes/README.md explains why. A test computes the gradient of all recipes and fails if two are equal
 that are not in one group here."""
 
 BOUNDS_NEVER_ACT = (
-    "calculator", "decoupled-ppo", "gspo", "hapo", "icepop", "ipa", "minirl", "ppo", "spell_backward", "tppo",
+    "calculator", "decoupled-ppo", "gspo", "hapo", "icepop", "ipa", "minirl", "ppo", "smollm2", "spell_backward",
+    "tppo",
 )  # fmt: skip
 """Recipes whose surrogate has bounds that never act as shipped, with one step per batch. Without the bounds the
 gradient is equal."""

@@ -36,7 +36,11 @@ SIZES = {
     "1M": Size(vocabulary=128, width=160, layers=4, heads=4, inner=448, trajectories=128),
     "10M": Size(vocabulary=4096, width=320, layers=7, heads=5, inner=896, trajectories=64),
     "50M": Size(vocabulary=16384, width=512, layers=13, heads=8, inner=1408, trajectories=32),
+    "135M": Size(vocabulary=49152, width=576, layers=30, heads=9, inner=1536, trajectories=32),
 }
+GROUP = 8
+SHARED = {"one prompt": [(45, False), (6, True)], "three turns": [(45, False)] + [(8, True), (12, False)] * 3}
+"""Turns (tokens, sampled) of arms in which a group shares the prompt, and all but the last sampled turn."""
 
 
 def make_model(folder: Path, size: Size) -> int:
@@ -63,7 +67,12 @@ def answer_lengths(lengths: str, count: int) -> NDArray[np.int64]:
 
 
 def make_trajectories(lengths: str, size: Size) -> list[Trajectory]:
-    """Return trajectories in groups of 8, with prompts of 22 to 28 tokens. All tokens are random."""
+    """Return trajectories in groups of 8, with prompts of 22 to 28 tokens. All tokens are random.
+
+    In the arms of `SHARED`, the members of a group begin with the same tokens.
+    """
+    if lengths in SHARED:
+        return shared_trajectories(SHARED[lengths], size)
     rng = np.random.default_rng(0)
     result = []
     for i, answer in enumerate(answer_lengths(lengths, size.trajectories).tolist()):
@@ -73,8 +82,8 @@ def make_trajectories(lengths: str, size: Size) -> list[Trajectory]:
         result.append(
             Trajectory(
                 trajectory_id=f"t{i}",
-                group_id=f"g{i // 8}",
-                group_size=8,
+                group_id=f"g{i // GROUP}",
+                group_size=GROUP,
                 env="benchmark",
                 status="finished",
                 purpose="train",
@@ -84,6 +93,44 @@ def make_trajectories(lengths: str, size: Size) -> list[Trajectory]:
                 policy_version=np.where(mask, 0, -1).astype(np.int32),
                 turns=[Turn(0, 0, prompt, False), Turn(1, prompt, total, True)],
                 rewards=[Reward("score", 1, float(rng.random()))],
+            )
+        )
+    return result
+
+
+def shared_trajectories(turns: Sequence[tuple[int, bool]], size: Size) -> list[Trajectory]:
+    """Return trajectories whose groups share all tokens before the last sampled turn.
+
+    Args:
+        turns: number of tokens of each turn, and whether they are sampled.
+    """
+    rng = np.random.default_rng(0)
+    ends = np.cumsum([tokens for tokens, _ in turns]).tolist()
+    starts = [0, *ends[:-1]]
+    mask = np.repeat([sampled for _, sampled in turns], [tokens for tokens, _ in turns])
+    own = max(start for start, (_, sampled) in zip(starts, turns, strict=True) if sampled)
+    result = []
+    for i in range(size.trajectories):
+        if i % GROUP == 0:
+            beginning = rng.integers(0, size.vocabulary, own)
+        token_ids = np.concatenate([beginning, rng.integers(0, size.vocabulary, ends[-1] - own)])
+        result.append(
+            Trajectory(
+                trajectory_id=f"t{i}",
+                group_id=f"g{i // GROUP}",
+                group_size=GROUP,
+                env="benchmark",
+                status="finished",
+                purpose="train",
+                token_ids=token_ids.astype(np.int32),
+                action_mask=mask,
+                logp_behaviour=np.where(mask, -math.log(size.vocabulary), 0).astype(np.float32),
+                policy_version=np.where(mask, 0, -1).astype(np.int32),
+                turns=[
+                    Turn(turn, start, end, sampled)
+                    for turn, (start, end, (_, sampled)) in enumerate(zip(starts, ends, turns, strict=True))
+                ],
+                rewards=[Reward("score", len(turns) - 1, float(rng.random()))],
             )
         )
     return result

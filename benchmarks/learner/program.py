@@ -1,10 +1,12 @@
 """Compare the trained tokens per second of a learner step with a bare PyTorch loop with the same passes.
 
-    python -m benchmarks.learner [--sizes 1M 10M 50M] [--rounds 9] [--json build/learner.json]
+    python -m benchmarks.learner [--sizes 1M 10M 50M 135M] [--lengths uniform ...] [--rounds 9] [--json FILE]
 
 A step is `TrainingEngine.update`: credit assignment, batching, a proximal pass where needed, objective,
 DeepSpeed, metrics. `benchmarks.learner.arms.BareLoop` describes the bare loop. Both sides use one thread on
-one core. They take turns, the side that begins alternates, and the first round is a warm-up.
+one core. They take turns, the side that begins alternates, and the first round is a warm-up. The bare loop
+computes each trajectory in a row of its own. In the arms "one prompt" and "three turns" the members of a group
+begin with the same tokens, which the learner computes once.
 
 Each round gives a ratio of wall times and a ratio of CPU times. The table has their medians, with minimum and
 maximum in brackets. Its last column is the ratio of the lowest CPU times of both sides, which other work on
@@ -25,7 +27,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.learner.arms import SIZES, BareLoop, make_model, make_trajectories
+from benchmarks.learner.arms import SHARED, SIZES, BareLoop, make_model, make_trajectories
 from benchmarks.report import save_results
 from learner.config import LearnerConfig
 from learner.trajectory import Trajectory
@@ -35,6 +37,7 @@ from learner.update.engine import TrainingEngine
 from learner.update.packing import deal_mini_batches
 
 LENGTHS = ("uniform", "long-tailed")
+"""Lengths of the arms that run unless `--lengths` says otherwise; nothing is shared in them."""
 SEED = 0
 
 
@@ -178,8 +181,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
-    parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS))
+    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["1M", "10M", "50M"])
+    parser.add_argument("--lengths", nargs="+", choices=[*LENGTHS, *SHARED], default=list(LENGTHS))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--updates", type=int, default=1, help="optimizer steps on a batch")
     parser.add_argument("--zero-stage", type=_stage, default="auto", help="auto (as it is), 0, 1, 2 or 3")

@@ -1,7 +1,10 @@
-"""Settings that change from step to step: the objective in force, dual variables, scheduled coefficients.
+"""Settings that change from step to step: objective, dual variables, coefficients, learning rate.
 
 All functions are pure. The state is a few numbers, and the checkpoint contains it.
 """
+
+import math
+from typing import assert_never
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -10,6 +13,7 @@ from learner.algorithm_config import AlgorithmConfig, KlConvex
 from learner.algorithms.clipping import BalancedBounds
 from learner.algorithms.penalties import mirror_step_size, next_dual
 from learner.algorithms.regularisers import base_share, next_entropy_coefficient
+from learner.config import OptimizerConfig
 from learner.surrogate_config import EntropySurrogate, MirrorDescentSurrogate, RatioVarianceSurrogate
 from learner.update.objective import Adaptive
 
@@ -144,3 +148,28 @@ def reference_policies(config: AlgorithmConfig) -> tuple[str, ...]:
     if isinstance(config.kl, KlConvex):
         return ("reference", "predecessor")
     return ("reference",) if config.kl is not None and config.kl.to == "reference" else ()
+
+
+def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
+    """Return the learning rate of optimizer step ``step``, counted from 0.
+
+    The rate rises linearly over ``warmup_steps``. Then it stays constant, or falls to zero at
+    ``total_steps``, linearly or as half a cosine.
+
+    Example:
+        >>> config = OptimizerConfig(lr=1.0, warmup_steps=2, schedule="linear")
+        >>> [learning_rate(config, step, total_steps=6) for step in range(6)]
+        [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    """
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    progress = min(1.0, (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps))
+    match config.schedule:
+        case "constant":
+            return config.lr
+        case "linear":
+            return config.lr * (1 - progress)
+        case "cosine":
+            return config.lr * (1 + math.cos(math.pi * progress)) / 2
+        case _:
+            assert_never(config.schedule)

@@ -6,11 +6,13 @@ cuts are chosen to waste the least. The cuts are common to all ranks, so every r
 micro-batches, which collectives under ZeRO 3 need. A rank that has no row left runs a dummy of weight zero.
 
 Rows are padded on the right. Under causal attention no token attends to the padding after it, so no mask
-is needed, and any causal language model gives the same numbers as for one trajectory at a time.
+is needed, and any causal language model gives the same numbers as for one trajectory at a time. Trajectories of
+a group may share a row, see `learner.update.sharing`; then each token has a position and a mask.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,7 @@ from learner.algorithms.staleness import assert_lag_bound, loss_mask
 from learner.trajectory import Trajectory
 from learner.update.credit_assignment import TokenAdvantages
 from learner.update.packing import ON_CPU, CutRule, choose_cuts, dealt_row
+from learner.update.sharing import Row, make_rows, tree_attention
 from protocol.arrays import Float32s, Int64s
 
 PADDING = 0
@@ -76,8 +79,8 @@ class MicroBatch:
     """Token id of each target, [N]."""
     temperature: Float32s
     """Sampling temperature of each target, [N]."""
-    row: Int64s
-    """Row b of each target, [N]."""
+    sequence: Int64s
+    """Index of each target's trajectory in the micro-batch, [N]."""
     columns: dict[str, Float32s]
     """Columns of the batch at each target, [N] each, and each target's share in the losses of the mini-batch:
     `weight`, `value_weight`, `imitation_weight`."""
@@ -87,6 +90,12 @@ class MicroBatch:
     """Index of each target among the batch's seen tokens, [N]; -1 in a dummy."""
     filled: int
     """Number of input positions that are not padding."""
+    inputs: int
+    """Number of inputs of all trajectories, shared ones counted for each."""
+    depth: Int64s | None = None
+    """Position of each token in its trajectory, [B, T]; None if no row is shared."""
+    attends: NDArray[np.bool_] | None = None
+    """Positions that each position attends to, [B, T, T]; None if no row is shared."""
 
 
 def make_batch(
@@ -189,6 +198,7 @@ def make_micro_batches(
     rule: CutRule = ON_CPU,
     rank: int = 0,
     ranks: int = 1,
+    width: int = 0,
 ) -> list[MicroBatch]:
     """Return this rank's micro-batches of one mini-batch. Every rank gets the same number.
 
@@ -199,23 +209,29 @@ def make_micro_batches(
         rule: how much padding is accepted to save one micro-batch.
         rank: this rank, counted from 0.
         ranks: number of ranks.
+        width: width of the model's residual stream, if trajectories of a group may share rows; 0: they may not.
 
     Returns:
         The micro-batches in order of falling length; an empty list, on every rank, if no token is to be seen.
     """
     seen = batch.count(batch.seen_mask)
     shares = _shares(batch, members, aggregation)
-    inputs = _needed_inputs(batch)[members]
+    inputs, starts = _needed_inputs(batch), batch.starts
     kept = np.flatnonzero(seen[members])
-    order = kept[np.argsort(-inputs[kept], kind="stable")]
+    token_ids = [batch.token_ids[starts[i] : starts[i] + inputs[i]].astype(np.int64) for i in members[kept]]
+    groups = batch.group[members[kept]].astype(np.int64)
+    rows = make_rows(token_ids, groups, width=width, budget=budget, ranks=ranks)
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    order = np.argsort(-lengths, kind="stable")
     rounds = -(-len(order) // ranks)
     mine = [dealt_row(order, i, rank, ranks) for i in range(rounds)]
     first_seen = np.concatenate([[0], np.cumsum(seen)])
     result = []
-    for start, end in choose_cuts(inputs[order[::ranks]], budget, rule):
-        rows = [row for row in mine[start:end] if row is not None]
-        row_shares = {name: values[rows] for name, values in shares.items()}
-        result.append(_micro_batch(batch, members[rows], row_shares, inputs[rows], first_seen))
+    for start, end in choose_cuts(lengths[order[::ranks]], budget, rule):
+        chosen = [rows[index] for index in mine[start:end] if index is not None]
+        own = kept[np.concatenate([row.members for row in chosen])] if chosen else kept[:0]
+        own_shares = {name: values[own] for name, values in shares.items()}
+        result.append(_micro_batch(batch, chosen, members[own], own_shares, first_seen))
     return result
 
 
@@ -247,23 +263,26 @@ def _needed_inputs(batch: Batch) -> Int64s:
 
 def _micro_batch(
     batch: Batch,
+    rows: Sequence[Row],
     members: Int64s,
     shares: dict[str, NDArray[np.float64]],
-    inputs: Int64s,
     first_seen: Int64s,
 ) -> MicroBatch:
-    if not len(members):
+    """Return the micro-batch of these rows. ``members`` are their trajectories, in the order of the rows."""
+    if not rows:
         return _dummy([*batch.columns, *shares])
-    width = int(inputs.max())
-    token_ids = np.full((len(members), width), PADDING, dtype=np.int64)
+    length = max(map(len, rows))
+    token_ids = np.full((len(rows), length), PADDING, dtype=np.int64)
+    for i, row in enumerate(rows):
+        token_ids[i, : len(row)] = row.token_ids
     places, positions, tokens = [], [], []
     starts = batch.starts
-    for row, (member, length) in enumerate(zip(members, inputs, strict=True)):
+    inputs = [(i * length, places) for i, row in enumerate(rows) for places in row.places]
+    for member, (offset, input_places) in zip(members, inputs, strict=True):
         start = starts[member]
-        token_ids[row, :length] = batch.token_ids[start : start + length]
         targets = np.flatnonzero(batch.seen_mask[start : starts[member + 1]])
         places.append(start + targets)
-        positions.append(row * width + targets - 1)
+        positions.append(offset + input_places[targets - 1])
         tokens.append(first_seen[member] + np.arange(len(targets)))
     counts = [len(p) for p in places]
     place = np.concatenate(places)
@@ -280,12 +299,24 @@ def _micro_batch(
         position=np.concatenate(positions),
         target=batch.token_ids[place].astype(np.int64),
         temperature=np.repeat(batch.temperature[members], counts),
-        row=np.repeat(np.arange(len(members)), counts),
+        sequence=np.repeat(np.arange(len(members)), counts),
         columns=columns,
         policy=batch.loss_mask[place],
         token=np.concatenate(tokens),
-        filled=int(inputs.sum()),
+        filled=sum(map(len, rows)),
+        inputs=sum(row.inputs for row in rows),
+        **_tree(rows, length),
     )
+
+
+def _tree(rows: Sequence[Row], length: int) -> dict[str, NDArray[Any]]:
+    """Return `MicroBatch.depth` and `MicroBatch.attends`, if some row is shared."""
+    if all(len(row.members) == 1 for row in rows):
+        return {}
+    depth = np.zeros((len(rows), length), dtype=np.int64)
+    for i, row in enumerate(rows):
+        depth[i, : len(row)] = row.depth
+    return {"depth": depth, "attends": tree_attention(rows, length)}
 
 
 def _dummy(columns: Sequence[str]) -> MicroBatch:
@@ -295,9 +326,10 @@ def _dummy(columns: Sequence[str]) -> MicroBatch:
         position=np.zeros(1, dtype=np.int64),
         target=np.zeros(1, dtype=np.int64),
         temperature=np.ones(1, dtype=np.float32),
-        row=np.zeros(1, dtype=np.int64),
+        sequence=np.zeros(1, dtype=np.int64),
         columns={name: np.zeros(1, dtype=np.float32) for name in columns},
         policy=np.ones(1, dtype=np.bool_),
         token=np.full(1, -1, dtype=np.int64),
         filled=0,
+        inputs=0,
     )

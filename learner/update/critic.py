@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from learner.update.batching import MicroBatch
-from learner.update.policy import make_value_head, without_dropout
+from learner.update.policy import decoder_inputs, make_value_head, micro_batch_inputs, without_dropout
 
 
 class CriticModule(nn.Module):
@@ -20,17 +20,26 @@ class CriticModule(nn.Module):
         self.decoder: Any = lm.get_decoder()
         self.value_head = make_value_head(lm)
 
-    def forward(self, token_ids: Tensor, position: Tensor) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        position: Tensor,
+        depth: Tensor | None = None,
+        attends: Tensor | None = None,
+    ) -> Tensor:
         """Compute the values of the states before the targets.
 
         Args:
             token_ids: [B, T] int64, padded on the right with any token id.
             position: [N] int64, input positions b·T + t whose output predicts the targets.
+            depth: [B, T] int64, see `learner.update.policy.PolicyModule.forward`.
+            attends: [B, T, T] bool, see there.
 
         Returns:
             Values, float32 [N], in units of the return.
         """
-        states = self.decoder(input_ids=token_ids, use_cache=False).last_hidden_state
+        inputs = decoder_inputs(self.decoder, token_ids, depth, attends)
+        states = self.decoder(**inputs).last_hidden_state
         values: Tensor = self.value_head(states.flatten(0, 1)[position])[:, 0].float()
         return values
 
@@ -44,9 +53,6 @@ def load_critic(model: str, *, dtype: torch.dtype, gradient_checkpointing: bool 
     return CriticModule(lm)
 
 
-def critic_inputs(micro_batch: MicroBatch, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the arguments of `CriticModule.forward`."""
-    return (
-        torch.from_numpy(micro_batch.token_ids).to(device),
-        torch.from_numpy(micro_batch.position).to(device),
-    )
+def critic_inputs(micro_batch: MicroBatch, device: torch.device) -> dict[str, Tensor]:
+    """Return the keyword arguments of `CriticModule.forward`."""
+    return micro_batch_inputs(micro_batch, device, ("token_ids", "position", "depth", "attends"))

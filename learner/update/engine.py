@@ -112,6 +112,7 @@ class TrainingEngine:
             rank=self.rank,
             ranks=self.ranks,
             state=first_state(algorithm),
+            sharing=policy.sharing if config.share_prefixes else 0,
         )
         self._values = ValueMemory()
         # A window ends with its turn at the latest.

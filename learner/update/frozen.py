@@ -30,7 +30,8 @@ class FrozenPolicy:
     def score(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
         """Return the log-probabilities of the targets of each micro-batch, [N] each."""
         return [
-            self._module(*micro_batch_inputs(micro_batch, self._device)).logp for micro_batch in micro_batches
+            self._module(**micro_batch_inputs(micro_batch, self._device)).logp
+            for micro_batch in micro_batches
         ]
 
     @torch.no_grad()

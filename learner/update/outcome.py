@@ -37,6 +37,9 @@ class UpdateOutcome:
     bounds: list[BalancedBounds] = field(default_factory=list)
     filled: int = 0
     computed: int = 0
+    """Positions that were computed, padding included; ``filled`` of them held a token."""
+    inputs: int = 0
+    """Input tokens of all trajectories. Shared ones count for each trajectory, and once in ``filled``."""
     mini_batches: float = 1.0
     """Mini-batches of one pass, because ``tokens`` holds the numbers of the last pass only."""
     critic_only: bool = False
@@ -152,8 +155,11 @@ class TokenRecorder:
     def finish(self, mini_batches: Sequence[Sequence[MicroBatch]], *, passes: int) -> UpdateOutcome:
         """Return the outcome of the update, over all ranks. This is a collective call."""
         micro_batches = [micro_batch for part in mini_batches for micro_batch in part]
-        sizes = [sum(m.filled for m in micro_batches), sum(m.token_ids.size for m in micro_batches)]
-        filled, computed = sum_over_ranks(torch.tensor(sizes), self._ranks).tolist()
+        sizes = [
+            sum(size)
+            for size in zip(*((m.filled, m.token_ids.size, m.inputs) for m in micro_batches), strict=True)
+        ] or [0, 0, 0]
+        filled, computed, inputs = sum_over_ranks(torch.tensor(sizes), self._ranks).tolist()
         return UpdateOutcome(
             self.gathered(*ROWS),
             steps=self.steps,
@@ -163,5 +169,6 @@ class TokenRecorder:
             bounds=self._bounds,
             filled=int(filled),
             computed=int(computed),
+            inputs=int(inputs),
             mini_batches=max(1.0, len(mini_batches) / passes),
         )

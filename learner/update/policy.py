@@ -1,15 +1,21 @@
 """The policy as a module: token ids in, log-probability and entropy of chosen targets out."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from learner.update.batching import MicroBatch
+from learner.update.sharing import tree_attention, tree_row
 from learner.update.target_logp import Head, logits_after_head, select, target_logp
 
 log = logging.getLogger(__name__)
+
+PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""Largest difference of a hidden state that counts as rounding in `sharing_width`, relative to the largest state."""
 
 
 class Outputs(NamedTuple):
@@ -33,12 +39,16 @@ class PolicyModule(nn.Module):
             known, logits can be computed for chosen positions only, a chunk at a time. None means that it is
             not known: the model's own forward then computes the logits of all positions.
         value_head: whether the module also estimates values, from the last hidden states.
+        sharing: width of the model if trajectories can share rows, see `sharing_width`; 0 if they cannot.
     """
 
-    def __init__(self, lm: nn.Module, *, after_head: Head | None, value_head: bool = False) -> None:
+    def __init__(
+        self, lm: nn.Module, *, after_head: Head | None, value_head: bool = False, sharing: int = 0
+    ) -> None:
         super().__init__()
         self.lm: Any = lm
         self.after_head = after_head
+        self.sharing = sharing
         self.value_head = make_value_head(self.lm) if value_head else None
 
     def forward(
@@ -49,6 +59,8 @@ class PolicyModule(nn.Module):
         temperature: Tensor,
         entropy_gradient: bool = False,
         value_gradient: bool = True,
+        depth: Tensor | None = None,
+        attends: Tensor | None = None,
     ) -> Outputs:
         r"""Compute log-probabilities of the targets at their sampling temperature, and values before them.
 
@@ -61,13 +73,16 @@ class PolicyModule(nn.Module):
             temperature: [N] float32, > 0.
             entropy_gradient: whether gradient flows through the entropy.
             value_gradient: whether the gradient of the values flows beyond the value head.
+            depth: [B, T] int64, position of each token in its trajectory; None: its index in the row.
+            attends: [B, T, T] bool, positions that each position attends to; None: all up to itself.
 
         Returns:
             Log-probabilities and entropies in nats, and values in units of the return.
         """
+        inputs = decoder_inputs(self.lm, token_ids, depth, attends)
         if self.after_head is not None:
             decoder = self.lm.get_decoder()
-            states = decoder(input_ids=token_ids, use_cache=False).last_hidden_state
+            states = decoder(**inputs).last_hidden_state
             hidden = states.flatten(0, 1).index_select(0, position)
             logp, entropy = target_logp(
                 hidden,
@@ -78,9 +93,7 @@ class PolicyModule(nn.Module):
                 entropy_gradient=entropy_gradient,
             )
         else:
-            output = self.lm(
-                input_ids=token_ids, use_cache=False, output_hidden_states=self.value_head is not None
-            )
+            output = self.lm(**inputs, output_hidden_states=self.value_head is not None)
             logits = output.logits.flatten(0, 1).index_select(0, position)
             logp, entropy = select(logits, target, temperature, entropy_gradient=entropy_gradient)
             hidden = logits
@@ -109,10 +122,69 @@ def make_value_head(lm: Any) -> nn.Linear:
     return head
 
 
-def micro_batch_inputs(micro_batch: MicroBatch, device: torch.device) -> tuple[Tensor, ...]:
-    """Return the arguments of `PolicyModule.forward`."""
-    arrays = (micro_batch.token_ids, micro_batch.position, micro_batch.target, micro_batch.temperature)
-    return tuple(torch.from_numpy(array).to(device) for array in arrays)
+def decoder_inputs(
+    model: nn.Module, token_ids: Tensor, depth: Tensor | None, attends: Tensor | None
+) -> dict[str, Any]:
+    """Return the keyword arguments of a model of transformers, see `PolicyModule.forward`."""
+    inputs: dict[str, Any] = {"input_ids": token_ids, "use_cache": False}
+    if depth is not None and attends is not None:
+        # A mask that is added to the scores works in every attention that takes one.
+        dtype = next(model.parameters()).dtype
+        added = torch.zeros(attends.shape, dtype=dtype, device=attends.device)
+        mask = added.masked_fill_(~attends, torch.finfo(dtype).min)[:, None]
+        inputs |= {"position_ids": depth, "attention_mask": mask}
+    return inputs
+
+
+INPUTS = ("token_ids", "position", "target", "temperature", "depth", "attends")
+"""Fields of a micro-batch that are arguments of `PolicyModule.forward`."""
+
+
+def micro_batch_inputs(
+    micro_batch: MicroBatch, device: torch.device, names: Sequence[str] = INPUTS
+) -> dict[str, Tensor]:
+    """Return fields of a micro-batch as keyword arguments of a module, without those that are None."""
+    arrays = {name: getattr(micro_batch, name) for name in names}
+    return {name: torch.from_numpy(array).to(device) for name, array in arrays.items() if array is not None}
+
+
+@torch.no_grad()
+def sharing_width(lm: Any) -> int:
+    """Return the width of a model's residual stream, or 0 if trajectories cannot share rows with it.
+
+    They can if the model attends where a mask says, at positions that it is told: its outputs for a row with a
+    shared beginning must be those for each trajectory alone. Models with local attention or a recurrent state
+    cannot, and neither can attention that takes no mask.
+    """
+    config = lm.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    local = kinds != {"full_attention"} or getattr(config, "sliding_window", None) is not None
+    if local or config._attn_implementation not in ("sdpa", "eager"):
+        return 0
+    vocabulary = int(config.vocab_size)
+    one, other = (np.array(ids) % vocabulary for ids in ((1, 2, 3, 4, 5), (1, 2, 3, 6, 7, 8)))
+    row = tree_row([0, 1], [one, other])
+    depth, attends = torch.from_numpy(row.depth)[None], torch.from_numpy(tree_attention([row], len(row)))
+    lm.eval()
+
+    def states(ids: Tensor, depth: Tensor | None = None, attends: Tensor | None = None) -> Tensor:
+        device = next(lm.parameters()).device
+        moved = [None if tensor is None else tensor.to(device) for tensor in (depth, attends)]
+        inputs = decoder_inputs(lm, ids[None].to(device), *moved)
+        found: Tensor = lm.get_decoder()(**inputs).last_hidden_state[0].float()
+        return found
+
+    try:
+        shared = states(torch.from_numpy(row.token_ids), depth, attends)
+        alone = [states(torch.from_numpy(ids)) for ids in (one, other)]
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return 0
+    limit = PROBE_TOLERANCE[lm.dtype] * max(1.0, float(shared.abs().max()))
+    equal = all(
+        (shared[torch.from_numpy(places)] - expected).abs().max() <= limit
+        for places, expected in zip(row.places, alone, strict=True)
+    )
+    return int(config.hidden_size) if equal else 0
 
 
 def load_policy(
@@ -129,9 +201,10 @@ def load_policy(
     after_head = logits_after_head(lm)
     if after_head is None:
         log.warning("what %s does to its logits is not known: computing them at all positions", model)
+    sharing = sharing_width(lm)
     # Gradient checkpointing acts in training mode only.
     lm.train()
-    return PolicyModule(lm, after_head=after_head, value_head=value_head)
+    return PolicyModule(lm, after_head=after_head, value_head=value_head, sharing=sharing)
 
 
 def without_dropout(model: str, dtype: torch.dtype) -> Any:

@@ -53,6 +53,7 @@ def make_report(
         "learner/replayed_tokens": float(replayed.sum()),
         "learner/stale_token_fraction": 1 - float(batch.columns["fresh"].sum()) / max(1, offered),
         "learner/padding_fraction": padding_fraction(outcome.filled, outcome.computed),
+        "learner/shared_fraction": padding_fraction(outcome.filled, outcome.inputs),
         "learner/step_seconds": seconds,
     }
     histograms: dict[str, NDArray[Any]] = {

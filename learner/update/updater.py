@@ -22,6 +22,7 @@ from learner.update.adaptive import (
     after_update,
     algorithm_at,
     has_entropy_gradient,
+    learning_rate,
     optimizer_steps_per_update,
     state_at,
     total_optimizer_steps,
@@ -41,7 +42,6 @@ from learner.update.objective import (
 from learner.update.outcome import TokenRecorder, UpdateOutcome
 from learner.update.packing import ON_CPU, ON_GPU, deal_mini_batches
 from learner.update.policy import Outputs, micro_batch_inputs
-from learner.update.schedule import learning_rate
 from learner.update.scores import Scores, score_mini_batches
 
 Chosen = Tensor | slice
@@ -81,6 +81,8 @@ class Updater:
     rank: int
     ranks: int
     state: AdaptiveState
+    sharing: int = 0
+    """Width of the model if trajectories of a group share rows; 0 if they do not."""
     _step: int = field(default=0, init=False)
     """Learner step in progress."""
 
@@ -131,7 +133,7 @@ class Updater:
         recorder = TokenRecorder(int(batch.seen_mask.sum()), self.ranks)
         for micro_batch in self._micro_batches(batch, torch.arange(len(batch.lengths)).numpy()):
             if self.critic is not None:
-                values = self.critic(*critic_inputs(micro_batch, self.device))
+                values = self.critic(**critic_inputs(micro_batch, self.device))
                 logp = self.forward(micro_batch).logp if self._vtrace else torch.zeros_like(values)
             else:
                 logp, _, head = self.forward(micro_batch)
@@ -160,7 +162,7 @@ class Updater:
     def forward(self, micro_batch: MicroBatch) -> Outputs:
         """Return the policy's outputs for a micro-batch."""
         outputs: Outputs = self.engine(
-            *micro_batch_inputs(micro_batch, self.device),
+            **micro_batch_inputs(micro_batch, self.device),
             entropy_gradient=has_entropy_gradient(self.config.algorithm),
             value_gradient=not self._warming_up,
         )
@@ -196,6 +198,7 @@ class Updater:
             rule=ON_CPU if self.device.type == "cpu" else ON_GPU,
             rank=self.rank,
             ranks=self.ranks,
+            width=self.sharing,
         )
 
     @torch.no_grad()
@@ -245,7 +248,7 @@ class Updater:
         if self._trains_critic(mini_batch):
             with accumulation(self.critic, self.ranks) as backward:
                 for i, micro_batch in enumerate(micro_batches):
-                    values = self.critic(*critic_inputs(micro_batch, self.device))
+                    values = self.critic(**critic_inputs(micro_batch, self.device))
                     loss = self._value_loss(micro_batch, values)
                     recorder.put(micro_batch, {"value": values})
                     backward(loss, i == len(micro_batches) - 1)
@@ -368,7 +371,7 @@ def _tokens(micro_batch: MicroBatch, columns: dict[str, Tensor], scored: Scores,
         return None if tensor is None else tensor[policy]
 
     turn = columns["turn"].long()
-    sequence = torch.from_numpy(micro_batch.row).to(turn.device)
+    sequence = torch.from_numpy(micro_batch.sequence).to(turn.device)
     return Tokens(
         logp_behaviour=columns["logp_behaviour"][policy],
         advantage=columns["advantage"][policy],

@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.learner.arms import (
     LONGEST,
+    SHARED,
     SIZES,
     BareLoop,
     Size,
@@ -27,12 +28,13 @@ from learner.update.engine import TrainingEngine
 TINY = Size(vocabulary=64, width=32, layers=1, heads=2, inner=64, trajectories=16)
 
 
+@pytest.mark.parametrize("lengths", ["long-tailed", *SHARED])
 @pytest.mark.parametrize("updates", [1, 2])
-def test_both_sides_take_the_same_step(tmp_path, updates):
+def test_both_sides_take_the_same_step(tmp_path, updates, lengths):
     """After one update the weights agree, up to the rounding of sums."""
     make_model(tmp_path, TINY)
     config = LearnerConfig.model_validate({"algorithm": {"updates_per_batch": updates}})
-    trajectories = make_trajectories("long-tailed", TINY)
+    trajectories = make_trajectories(lengths, TINY)
     credit = assign_credit(config.algorithm, trajectories)
     batch = make_batch(trajectories, credit, current_version=0, max_policy_lag=0)
     bare = BareLoop(tmp_path, plan(batch, config))

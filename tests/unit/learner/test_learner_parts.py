@@ -13,12 +13,11 @@ from learner.checkpoints import checkpoint, checkpoint_files
 from learner.config import LearnerConfig, OptimizerConfig
 from learner.errors import CheckpointError
 from learner.run_files import let_all_read
-from learner.update.adaptive import AdaptiveState
+from learner.update.adaptive import AdaptiveState, learning_rate
 from learner.update.deepspeed_zero import OptimizerStep, deepspeed_config, initialise
 from learner.update.outcome import ROWS, UpdateOutcome
 from learner.update.ranks import RunUpdate, decode_batch, encode_batch
 from learner.update.report import make_report
-from learner.update.schedule import learning_rate
 from learner.warmstart import _endless_order
 from tests.trajectories import batch_of, make_batch_of_groups, make_trajectory
 
@@ -142,7 +141,9 @@ def test_report_of_known_tokens():
     rows["logp_current"] = np.array([-1.0, -1 - math.log(2)], dtype=np.float32)
     rows["clipped"] = np.array([1, 0], dtype=np.float32)
     rows["loss"] = np.array([0.5, 0.25], dtype=np.float32)
-    outcome = UpdateOutcome(rows, [OptimizerStep(True, 2.0)], learning_rates=[1e-3], filled=6, computed=8)
+    outcome = UpdateOutcome(
+        rows, [OptimizerStep(True, 2.0)], learning_rates=[1e-3], filled=6, computed=8, inputs=24
+    )
     report = make_report(trajectories, batch, outcome, current_version=3, seconds=0.5)
     assert report.applied
     assert not report.nonfinite
@@ -153,6 +154,7 @@ def test_report_of_known_tokens():
         "learner/trained_tokens": 2,
         "learner/stale_token_fraction": 1 / 3,
         "learner/padding_fraction": 0.25,
+        "learner/shared_fraction": 0.75,
         "learner/step_seconds": 0.5,
         "learner/policy_lag_mean_versions": 0.5,
         "learner/policy_lag_max_versions": 1,

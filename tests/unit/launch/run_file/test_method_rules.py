@@ -355,6 +355,4 @@ def test_recipes_whose_bounds_never_act_have_a_note():
     noted = {
         recipe.name for recipe in recipes() if any("never act" in n for n in notes(load(recipe.path).learner))
     }
-    assert noted == {*BOUNDS_NEVER_ACT, "smollm2", "rloo", "remax", "remix"}, (
-        "and remix after its reincarnation"
-    )
+    assert noted == {*BOUNDS_NEVER_ACT, "rloo", "remax", "remix"}, "and remix after its reincarnation"

@@ -137,9 +137,8 @@ def test_one_recipe_is_printed_with_its_page(path):
 
 
 def test_a_recipe_is_printed_with_what_does_not_act():
-    assert "# note:  one algorithm as shipped: calculator, cispo, decoupled-ppo, spell_backward" in page(
-        find("cispo")
-    )
+    text = "# note:  one algorithm as shipped: calculator, cispo, decoupled-ppo, smollm2, spell_backward"
+    assert text in page(find("cispo"))
     assert "its bounds never act" in page(find("gspo"))
     assert "# note:" not in page(find("bapo"))
 
