@@ -91,6 +91,15 @@ class ReplayConfig(Section):
     """Learner step from which on nothing is replayed. 0: replay never ends."""
 
 
+class RewardConfig(Section):
+    """`[learner.reward]`: how the rewards of an environment form the return."""
+
+    weights: dict[str, float] = Field(default_factory=dict)
+    """Weight of each reward, by its name. The return is the weighted sum; a name that is not here has weight 1.
+    0: the reward is recorded and shown, and does not act. Journal and metrics `reward/NAME` have the values
+    without weights."""
+
+
 class LearnerConfig(Section):
     """`[learner]` of the run file."""
 
@@ -117,6 +126,7 @@ class LearnerConfig(Section):
     filter acts only with train_on = "groups" and an advantage of kind "group", "leave_one_out" or
     "token_group"."""
     sampling: SamplingConfig = SamplingConfig()
+    reward: RewardConfig = RewardConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     replay: ReplayConfig | None = None
     optimizer: OptimizerConfig = OptimizerConfig()

@@ -275,3 +275,18 @@ SCALARS = table(
     ]
 )
 """All metrics except the histograms."""
+
+REWARD = "reward/"
+"""Prefix of the mean of each reward by name, in training; the names come from the environment."""
+HELDOUT_REWARD = "evaluation/reward/"
+"""Prefix of the mean of each reward by name, on held-out tasks."""
+
+
+def is_declared(name: str) -> bool:
+    """Return whether a metric of the learner is declared here, by its name or by its prefix.
+
+    Example:
+        >>> is_declared("learner/loss"), is_declared("reward/exact"), is_declared("learner/los")
+        (True, True, False)
+    """
+    return name in SCALARS or name.startswith((REWARD, HELDOUT_REWARD))

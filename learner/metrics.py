@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.gauges import HISTOGRAMS, SCALARS
-from learner.intake.evaluation import share_correct
+from learner.gauges import HISTOGRAMS, REWARD, is_declared
+from learner.intake.evaluation import mean_rewards, share_correct
 from learner.trajectory import Trajectory
 from protocol.failures import FailureCounts, describe
 from protocol.messages import Failure
@@ -31,6 +31,7 @@ def rollout_metrics(arrived: Sequence[Trajectory], trained: Sequence[Trajectory]
     return (
         failed_share
         | right
+        | {REWARD + name: mean for name, mean in mean_rewards(finished).items()}
         | {
             "rollout/reward_mean": float(returns.sum() / max(1, turns.sum())),
             "rollout/return_mean": float(returns.mean()),
@@ -86,8 +87,8 @@ class Report:
         """
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        for name in scalars:
-            SCALARS[name]
+        if unknown := [name for name in scalars if not is_declared(name)]:
+            raise KeyError(unknown[0])
         everything = {**(passed_on or {}), **scalars}
         row = [Summary.Value(tag=name, simple_value=value) for name, value in everything.items()]
         # All scalars go into one event, because one event for each takes six times as long.
@@ -99,6 +100,13 @@ class Report:
                 self._writer.add_histogram("histogram/" + name, values, step)
         self._writer.flush()
         self._lines.write(json.dumps({"step": step, **everything}) + "\n")
+        self._lines.flush()
+
+    def note(self, step: int, text: str) -> None:
+        """Record a sentence for a person: `offbeat train` prints it, and TensorBoard has it in its text tab."""
+        self._writer.add_text("notes", text, step)
+        self._writer.flush()
+        self._lines.write(json.dumps({"step": step, "note": text}) + "\n")
         self._lines.flush()
 
     def write_failures(self, step: int, failures: FailureCounts) -> None:

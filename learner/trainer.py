@@ -1,5 +1,6 @@
 """One learner step: take a batch, update, publish a version, commit, report."""
 
+import difflib
 import json
 import logging
 import time
@@ -79,6 +80,8 @@ class Trainer:
     unpublished: int = 0
     """Updates since the last publication."""
     totals: Totals = field(default_factory=Totals)
+    unknown_weights: set[str] | None = None
+    """Weighted rewards that have not occurred; None before the first step of this process."""
 
     def learn(self) -> None:
         """Do one learner step."""
@@ -202,6 +205,22 @@ class Trainer:
             passed_on=intake.gauges,
         )
         self.report.write_failures(self.step, intake.signal.failures)
+        self.note_unknown_weights(arrived)
+
+    def note_unknown_weights(self, arrived: Sequence[Trajectory]) -> None:
+        """Tell after the first step which weights belong to rewards that have not occurred, perhaps misspelt."""
+        if self.unknown_weights is not None or not any(t.rewards for t in arrived):
+            return
+        names = {reward.name for trajectory in arrived for reward in trajectory.rewards}
+        self.unknown_weights = set(self.config.reward.weights) - names
+        for name in sorted(self.unknown_weights):
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            text = (
+                f"learner.reward.weights.{name}: none of the first {len(arrived)} episodes has a reward of this name"
+                f"{f'; did you mean {near[0]!r}?' if near else ''} (rewards: {', '.join(sorted(names))})"
+            )
+            log.warning("%s", text)
+            self.report.note(self.step, text)
 
     def replay_metrics(self, trained: Sequence[Trajectory], updated: int) -> dict[str, float]:
         """Return metrics of the replay table and of the replayed part of the batch; empty without a table."""

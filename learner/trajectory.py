@@ -1,7 +1,7 @@
 """Trajectories, assembled from the segments that an actor streamed."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,9 @@ class Trajectory:
     """Version that sampled the token; -1 on observation tokens."""
     turns: list[Turn] = field(default_factory=list)
     rewards: list[Reward] = field(default_factory=list)
+    """Rewards with the weights of the run file: what the policy is trained on."""
+    given_rewards: list[Reward] | None = None
+    """Rewards as the environment gave them, if `rewards` have weights other than 1."""
     temperature: float = 1.0
     kv: KvPolicy = "recomputed"
     correct: bool | None = None
@@ -49,8 +52,16 @@ class Trajectory:
 
     @property
     def return_(self) -> float:
-        """Sum of all rewards."""
+        """Sum of all rewards, with their weights."""
         return float(sum(reward.value for reward in self.rewards))
+
+    @property
+    def reward_by_name(self) -> dict[str, float]:
+        """Sum of the rewards of each name as the environment gave them, without weights."""
+        totals: dict[str, float] = {}
+        for reward in self.rewards if self.given_rewards is None else self.given_rewards:
+            totals[reward.name] = totals.get(reward.name, 0.0) + reward.value
+        return totals
 
     @property
     def action_tokens(self) -> int:
@@ -107,6 +118,22 @@ class Trajectory:
             until = int(np.searchsorted(turns, reward.turn, side="right"))
             rewards[places[max(0, until - 1)]] += reward.value
         return rewards
+
+
+def weighted(trajectory: Trajectory, weights: Mapping[str, float]) -> Trajectory:
+    """Return the trajectory with weights applied to its rewards.
+
+    Args:
+        trajectory: a trajectory with the rewards that the environment gave.
+        weights: weight by the name of the reward; 1 where it has none.
+    """
+    if not any(reward.name in weights for reward in trajectory.rewards):
+        return trajectory
+    rewards = [
+        Reward(reward.name, reward.turn, reward.value * weights.get(reward.name, 1.0))
+        for reward in trajectory.rewards
+    ]
+    return replace(trajectory, rewards=rewards, given_rewards=trajectory.rewards)
 
 
 def assemble(segments: Sequence[SegmentArrays]) -> Trajectory:

@@ -142,7 +142,7 @@ class Reward(Struct, frozen=True, array_like=True):
     """A named reward for the action turn ``turn``; the actor writes what the environment returned."""
 
     name: Label
-    """Shown by `offbeat journal export` and in errors; the learner adds up rewards of all names."""
+    """Read by the learner, which gives each name its weight and its curve; shown by `offbeat journal export`."""
     turn: Count
     """Read by the learner, which places the reward on the last token of this turn."""
     value: float

@@ -13,6 +13,8 @@ MEAN = "mean/"
 """Prefix of a moving mean in the values."""
 EVALUATED = "evaluation/answered_tasks"
 """Metric that a line has if it reports an evaluation."""
+NOTE = "note"
+"""Key of a line that holds a sentence for a person instead of metrics."""
 
 
 class MetricsTail:
@@ -26,6 +28,7 @@ class MetricsTail:
         self._since = since
         self._inode, self._offset, self._rest = 0, 0, b""
         self._announced: Counter[float] = Counter()
+        self._told: set[str] = set()
         self._anew()
 
     def _anew(self) -> None:
@@ -34,7 +37,7 @@ class MetricsTail:
         self._seen: Counter[float] = Counter()
 
     def read(self, path: Path) -> list[dict[str, Any]]:
-        """Read what is new in the file. Return the evaluations in it that no earlier call has returned."""
+        """Read what is new in the file. Return the evaluations and notes that no earlier call has returned."""
         try:
             with open(path, "rb") as file:
                 return self._read(file)
@@ -61,6 +64,10 @@ class MetricsTail:
             line = json.loads(text)
         except ValueError:
             return None
+        if NOTE in line:
+            told = line[NOTE] in self._told
+            self._told.add(line[NOTE])
+            return None if told else dict(line)
         self._values.update(line)
         for name, recent in self._recent.items():
             if name in line:
@@ -84,6 +91,11 @@ class MetricsTail:
             return {}
         means = {MEAN + name: sum(recent) / len(recent) for name, recent in self._recent.items() if recent}
         return {**self._values, **means}
+
+
+def sentence(line: dict[str, Any]) -> str:
+    """Return an evaluation or a note of ``metrics.jsonl`` in words."""
+    return str(line[NOTE]) if NOTE in line else evaluation_sentence(line)
 
 
 def evaluation_sentence(line: dict[str, Any]) -> str:

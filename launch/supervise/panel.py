@@ -13,7 +13,7 @@ from rich.text import Text
 from launch.run_file.sections import RunConfig
 from launch.supervise.broker_status import Answer
 from launch.supervise.episodes import episodes_row, failing, percent
-from launch.supervise.metrics_tail import MEAN, MetricsTail, evaluation_sentence, held_out
+from launch.supervise.metrics_tail import MEAN, MetricsTail, held_out, sentence
 from launch.supervise.summary import Summary
 from learner.units import RECOMMITTED
 
@@ -138,8 +138,8 @@ class Panel:
             starting: who has not joined yet, see `Starting.text`.
         """
         now = time.monotonic()
-        for evaluation in self._tail.read(folder / "metrics.jsonl"):
-            self.note(evaluation_sentence(evaluation))
+        for news in self._tail.read(folder / "metrics.jsonl"):
+            self.note(sentence(news))
         interval_s = PLAIN_STARTING_S if starting else PLAIN_INTERVAL_S
         if not last and now - self._printed < (0.5 if self._status else interval_s):
             return

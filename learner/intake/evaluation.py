@@ -1,11 +1,12 @@
 """The result of an evaluation: how many tasks were answered, failed or never run, and means over the answered ones."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from learner.gauges import HELDOUT_REWARD
 from learner.trajectory import Trajectory
 from protocol.failures import FailureCounts, failure_or_text
 
@@ -30,6 +31,8 @@ class EvaluationResult:
     """Mean return of the answered tasks."""
     why: str
     """Most frequent reason of failures, or ""."""
+    rewards: dict[str, float] = field(default_factory=dict)
+    """Mean of each reward by name, without weights, over the answered tasks that have it."""
 
     @property
     def missing(self) -> bool:
@@ -49,6 +52,7 @@ class EvaluationResult:
             "accuracy": self.accuracy,
             "return_mean": self.return_mean,
             "why": self.why,
+            "rewards": self.rewards,
         }
 
     def scalars(self) -> dict[str, float]:
@@ -59,6 +63,7 @@ class EvaluationResult:
             "evaluation/failed_tasks": float(self.failed),
             "evaluation/not_run_tasks": float(self.not_run),
             **{name: value for name, value in means.items() if value is not None},
+            **{HELDOUT_REWARD + name: mean for name, mean in self.rewards.items()},
         }
 
     def sentence(self) -> str:
@@ -107,7 +112,21 @@ def result_of(episodes: Sequence[Trajectory | None]) -> EvaluationResult:
     if counts.missing or not answered:
         return counts
     return_mean = float(np.mean([t.return_ for t in answered]))
-    return replace(counts, accuracy=share_correct(answered), return_mean=return_mean)
+    return replace(
+        counts,
+        accuracy=share_correct(answered),
+        return_mean=return_mean,
+        rewards=mean_rewards(answered),
+    )
+
+
+def mean_rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the mean of each reward by name, without weights, over the trajectories that have it."""
+    values: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        for name, value in trajectory.reward_by_name.items():
+            values.setdefault(name, []).append(value)
+    return {name: float(np.mean(of_name)) for name, of_name in sorted(values.items())}
 
 
 def share_correct(trajectories: Sequence[Trajectory]) -> float | None:

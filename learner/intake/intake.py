@@ -12,7 +12,7 @@ from learner.intake.curriculum import Curriculum
 from learner.intake.open_trajectories import OpenTrajectories
 from learner.intake.signal_watch import SignalWatch
 from learner.intake.token_audit import check_ledger
-from learner.trajectory import Trajectory, assemble
+from learner.trajectory import Trajectory, assemble, weighted
 from learner.units import RECOMMITTED, Counts, Unit, has_signal, newest_version
 from protocol import names
 from protocol.arrays import SegmentArrays
@@ -391,10 +391,11 @@ class Intake:
         return trajectories
 
     def _placed(self, trajectory: Trajectory) -> Trajectory:
-        """Replace versions of undone steps by versions of the newest line with equal lag.
+        """Apply the weights of rewards, and replace versions of undone steps by those of the newest line.
 
-        So all later code gets the policy lag by subtracting version numbers.
+        The new versions have equal lag, so all later code gets the policy lag by subtracting version numbers.
         """
+        trajectory = weighted(trajectory, self.curriculum.config.reward.weights)
         return replace(trajectory, policy_version=self.line.placed(trajectory.policy_version))
 
     def _drop(self, outcome: str, deliver: Deliver, trajectories: Sequence[Trajectory]) -> None:
