@@ -86,3 +86,24 @@ class HasGauges(Protocol):
         A name that ends in ``_total`` is a counter, which is summed over actors. Other numbers are averaged.
         """
         ...
+
+
+@dataclass(frozen=True)
+class SuiteFacts:
+    """Facts of a suite that Offbeat checks settings against, before anything starts."""
+
+    heldout_tasks: int | None = None
+    """Number of held-out tasks; None: there is no end to them."""
+    reward_names: tuple[str, ...] | None = None
+    """Names of all rewards; None: they are not known before they occur."""
+    remarks: tuple[str, ...] = ()
+    """Sentences for a person on what is allowed but probably not meant."""
+
+
+@runtime_checkable
+class HasFacts(Protocol):
+    """Optional method of a suite, in addition to the methods of `Suite`."""
+
+    def facts(self) -> SuiteFacts:
+        """Return the facts. `offbeat check` and `offbeat train` call this once, before any role starts."""
+        ...

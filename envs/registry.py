@@ -1,23 +1,19 @@
 """Finds and makes the suite that the run file names."""
 
-import difflib
-import importlib
-import importlib.util
 import inspect
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from envs.base import Suite
 from envs.blame import in_one_line
 from envs.errors import EnvError, UnknownEnv
+from envs.user_code import code_beside_run_file, load_callable, nearest
 
 BUILT_IN = {
     "reasoning_gym": "envs.reasoning_gym_suite:ReasoningGymSuite",
     "calculator": "envs.calculator:CalculatorSuite",
+    "rows": "envs.rows.suite:RowsSuite",
 }
 
 
@@ -44,6 +40,23 @@ def make_suite(name: str, params: dict[str, Any]) -> Suite:
         raise EnvError(in_one_line(error, params)) from error
 
 
+def beside(name: str, params: dict[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:
+    """Return name and params of an environment with the paths by which every role finds its files.
+
+    A file that is not in the working folder is looked for in the run file's folder; see `beside_run_file`.
+
+    Args:
+        name: `env.name` of the run file.
+        params: `env.params` of the run file.
+        folder: folder of the run file.
+    """
+    if name not in BUILT_IN:
+        return code_beside_run_file(name, folder), params
+    # A built-in suite knows which of its params are files.
+    find_files = getattr(find_factory(name), "find_files", None)
+    return name, params if find_files is None else find_files(params, folder)
+
+
 def _check_params(name: str, factory: Callable[..., Suite], params: dict[str, Any]) -> None:
     """Check the names of the parameters against the factory's signature, if it has one.
 
@@ -58,7 +71,7 @@ def _check_params(name: str, factory: Callable[..., Suite], params: dict[str, An
     if not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
         for key in params:
             if key not in takes:
-                cure = _nearest(key, list(takes)) or f"; it takes {', '.join(takes) or 'no parameters'}"
+                cure = nearest(key, list(takes)) or f"; it takes {', '.join(takes) or 'no parameters'}"
                 raise EnvError(f"environment {name!r} does not take params.{key}{cure}")
     for key, parameter in takes.items():
         needed = parameter.default is parameter.empty and parameter.kind in (
@@ -76,58 +89,11 @@ def find_factory(name: str) -> Callable[..., Suite]:
         UnknownEnv: there is no such module, file or callable.
         EnvError: the module or file raised an exception when it was imported.
     """
-    path, colon, attribute = BUILT_IN.get(name, name).rpartition(":")
-    if not colon:
+    place = BUILT_IN.get(name, name)
+    if ":" not in place:
         raise UnknownEnv(
-            f"no environment {name!r}{_nearest(name, sorted(BUILT_IN))} (built in: {', '.join(BUILT_IN)}; "
+            f"no environment {name!r}{nearest(name, sorted(BUILT_IN))} (built in: {', '.join(BUILT_IN)}; "
             "your own: module:attribute or path/to/file.py:attribute)"
         )
-    module = _load_file(Path(path)) if path.endswith(".py") else _load_module(path, name)
-    factory = getattr(module, attribute, None)
-    if not callable(factory):
-        names = [n for n in vars(module) if not n.startswith("_") and callable(getattr(module, n))]
-        near = _nearest(attribute, names)
-        raise UnknownEnv(f"environment {name!r}: {path} has no callable {attribute!r}{near}")
-    found: Callable[..., Suite] = factory
-    return found
-
-
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        siblings = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise UnknownEnv(f"environment file {path} does not exist{_nearest(path.name, siblings)}")
-    name = f"offbeat_env_{path.resolve().stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise UnknownEnv(f"environment file {path} cannot be imported")
-    module = importlib.util.module_from_spec(spec)
-    # dataclasses and pickling look the module up by name.
-    sys.modules[name] = module
-    # Neighbours of the file are importable, as for a script that Python runs.
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise EnvError(in_one_line(error)) from error
-    return module
-
-
-def _load_module(path: str, name: str) -> ModuleType:
-    # Roles do not search the working folder first, lest a file there take the place of a library. Here it is the last.
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)
-    try:
-        return importlib.import_module(path)
-    except Exception as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is not None and (path == missing or path.startswith(missing + ".")):
-            raise UnknownEnv(f"environment {name!r}: no module {missing!r}; is it on PYTHONPATH?") from None
-        raise EnvError(in_one_line(error)) from error
-
-
-def _nearest(word: str, choices: list[str]) -> str:
-    near = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    factory: Callable[..., Suite] = load_callable(place, "environment")
+    return factory

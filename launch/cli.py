@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launch.commands.journal_arguments import add_journal
 from launch.commands.keys import add_keys
@@ -11,6 +12,9 @@ from launch.errors import LaunchError
 from launch.plan.arguments import add_plan
 from launch.run_file.load import load
 from launch.run_file.sections import RunConfig
+
+if TYPE_CHECKING:
+    from launch.preflight import Examined
 
 GROUPS = {
     "every day": ("train", "check", "status", "recipes"),
@@ -182,18 +186,24 @@ def execute(args: argparse.Namespace, config: RunConfig) -> int:
     """Run one command that takes a run file. Return the exit code."""
     match args.command:
         case "check":
-            for remark in remarks_on(config):
+            for remark in examined(config).remarks:
                 sys.stdout.write(f"{args.run_file}: note: {remark}\n")
             sys.stdout.write(f"{args.run_file}: ok (run {config.run.name}, mode {config.run.mode})\n")
         case "train":
             from launch.supervise.panel import Panel
             from launch.supervise.supervisor import train
 
-            remarks = remarks_on(config)
+            tried = examined(config)
             with Panel() as panel:
-                for remark in remarks:
+                for remark in tried.remarks:
                     panel.note(remark)
-                train(config, resume=args.resume, from_step=args.from_step, changed=args.changed, panel=panel)
+                train(
+                    tried.config,
+                    resume=args.resume,
+                    from_step=args.from_step,
+                    changed=args.changed,
+                    panel=panel,
+                )
         case "plan":
             from launch.plan.command import plan
 
@@ -217,16 +227,17 @@ def execute(args: argparse.Namespace, config: RunConfig) -> int:
     return 0
 
 
-def remarks_on(config: RunConfig) -> list[str]:
-    """Return what works, but may not do what the settings say.
+def examined(config: RunConfig) -> "Examined":
+    """Return the configuration to run, and remarks on what works but may not do what the settings say.
 
     Raises:
         ConfigError: the model, the environment, the run folder or the disk cannot be used.
     """
-    from launch.preflight import preflight
+    from launch.preflight import Examined, examine
     from launch.run_file.method_effect import notes
 
-    return [*preflight(config), *notes(config.learner)]
+    tried = examine(config)
+    return Examined(tried.config, [*tried.remarks, *notes(config.learner)])
 
 
 if __name__ == "__main__":

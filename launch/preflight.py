@@ -1,6 +1,6 @@
 """Tries a run's folder, model and environment before anything starts, and refuses what could not work.
 
-`offbeat check` and `offbeat train` call `preflight`. It reads the tokenizer, the chat template and the model's
+`offbeat check` and `offbeat train` call `examine`. It reads the tokenizer, the chat template and the model's
 configuration, takes a few tasks of each split, and counts the tokens of their first prompts.
 """
 
@@ -16,10 +16,11 @@ from actors.environment import EnvironmentRunner
 from actors.episode import finite_rewards
 from actors.errors import ActorError
 from actors.render import Renderer
-from envs.base import Env, Split, StepResult, Suite
+from envs.base import Env, HasFacts, Split, StepResult, Suite, SuiteFacts
 from envs.blame import in_one_line
 from envs.errors import EnvError
 from envs.registry import make_suite
+from envs.user_code import nearest
 from launch.errors import ConfigError
 from launch.gguf import is_gguf
 from launch.known_models import KNOWN_MODELS
@@ -49,8 +50,22 @@ class Prompt:
         return f"the first prompt of {self.split} task {self.index}"
 
 
+@dataclass(frozen=True)
+class Examined:
+    """A configuration that was tried, and remarks on what is allowed but probably not meant."""
+
+    config: RunConfig
+    """The configuration, with no more evaluation tasks than there are held-out tasks."""
+    remarks: list[str]
+
+
 def preflight(config: RunConfig) -> list[str]:
-    """Try run folder, model and environment. Return remarks on what is allowed but probably not meant.
+    """Return the remarks of `examine`."""
+    return examine(config).remarks
+
+
+def examine(config: RunConfig) -> Examined:
+    """Try run folder, model and environment. Return the configuration to run, and remarks.
 
     A tiny model that is not made yet has no tokenizer, so only its environment is tried.
 
@@ -67,10 +82,36 @@ def preflight(config: RunConfig) -> list[str]:
         except ActorError as error:
             raise ConfigError(f"model.path: {error}") from None
         context = longest_sequence(folder)
-    prompts, remarks = asyncio.run(_try_environment(config, renderer))
-    if problems := [*too_long_model(config, context, folder), *no_room(config, prompts, context)]:
+    facts, prompts, remarks = asyncio.run(_try_environment(config, renderer))
+    if problems := [
+        *too_long_model(config, context, folder),
+        *no_room(config, prompts, context),
+        *unknown_weights(config, facts),
+    ]:
         raise ConfigError("\n".join(problems))
-    return [*remarks, *cut_answers(config, prompts)]
+    fitting, few = fitted(config, facts)
+    return Examined(fitting, [*facts.remarks, *few, *remarks, *cut_answers(config, prompts)])
+
+
+def fitted(config: RunConfig, facts: SuiteFacts) -> tuple[RunConfig, list[str]]:
+    """Return the configuration with at most as many evaluation tasks as held-out tasks, and a remark on that."""
+    there, wanted = facts.heldout_tasks, config.learner.evaluation_tasks
+    if there is None or wanted <= there:
+        return config, []
+    learner = config.learner.model_copy(update={"evaluation_tasks": there})
+    remark = f"learner.evaluation_tasks is {wanted}, but there are {there} held-out tasks: evaluations have {there}"
+    return config.model_copy(update={"learner": learner}), [remark]
+
+
+def unknown_weights(config: RunConfig, facts: SuiteFacts) -> Iterator[str]:
+    """Yield the refusal of a weight for a reward that the environment does not have."""
+    names = facts.reward_names
+    for name in config.learner.reward.weights if names is not None else ():
+        if name not in (names or ()):
+            yield (
+                f"learner.reward.weights.{name}: the environment has no reward of this name"
+                f"{nearest(name, list(names or ()))} (rewards: {', '.join(names or ())})"
+            )
 
 
 def model_files(config: RunConfig) -> Path | None:
@@ -184,11 +225,13 @@ def cut_answers(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[str]:
         )
 
 
-async def _try_environment(config: RunConfig, renderer: Renderer | None) -> tuple[list[Prompt], list[str]]:
+async def _try_environment(
+    config: RunConfig, renderer: Renderer | None
+) -> tuple[SuiteFacts, list[Prompt], list[str]]:
     """Begin some tasks of each split, answer the first with an empty text, and count the first prompts.
 
     Returns:
-        The prompts, and remarks.
+        The facts of the suite, the prompts, and remarks.
 
     Raises:
         ConfigError: the environment cannot be made, raises an exception, or returns something unusable.
@@ -197,15 +240,16 @@ async def _try_environment(config: RunConfig, renderer: Renderer | None) -> tupl
         suite = make_suite(config.env.name, config.env.params)
     except EnvError as error:
         raise ConfigError(f"env: {error}") from None
+    facts = suite.facts() if isinstance(suite, HasFacts) else SuiteFacts()
     trial = _Trial(config, suite)
     tasks: list[tuple[Split, int]] = [("train", index) for index in range(TRAIN_TASKS)]
-    if config.learner.evaluation_tasks:
+    if config.learner.evaluation_tasks and facts.heldout_tasks != 0:
         tasks.append(("heldout", 0))
     try:
         prompts = [await trial.begin(renderer, split, index) for split, index in tasks]
     finally:
         await trial.close()
-    return [prompt for prompt in prompts if prompt is not None], trial.remarks
+    return facts, [prompt for prompt in prompts if prompt is not None], trial.remarks
 
 
 class _StepRaised(ConfigError):

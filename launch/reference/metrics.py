@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 
 from broker.gauges import BROKER
+from envs.rows.suite import GAUGES as ROWS
 from envs.scorer import GAUGES as SCORER
 from learner.gauges import CRITIC, ENTROPY, EVALUATION, HISTOGRAMS, METHODS, REPLAY, ROLLOUT, UPDATE
 from protocol.gauges import ACTOR, ENV, GENERATOR, Gauge
@@ -17,7 +18,7 @@ SECTIONS: dict[str, tuple[str, Mapping[str, Gauge]]] = {
     "replay": ("", REPLAY),
     "generator": ("generator/", GENERATOR),
     "actor": ("actor/", ACTOR),
-    "env": (ENV, SCORER),
+    "env": (ENV, {**ROWS, **SCORER}),
     "broker": ("broker/", BROKER),
     "evaluation": ("", EVALUATION),
     "histograms": ("histogram/", HISTOGRAMS),

@@ -8,6 +8,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from envs.errors import EnvError
+from envs.registry import beside
 from launch.errors import ConfigError
 from launch.run_file.rules import contradictions
 from launch.run_file.sections import RunConfig
@@ -26,7 +28,23 @@ def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
         ConfigError: something is wrong; one line per mistake, with field, value seen and cure.
     """
     data = read(path)
-    return check(merge(data, _overlay(data, overrides)), str(path))
+    return with_files(check(merge(data, _overlay(data, overrides)), str(path)), located(path).parent)
+
+
+def with_files(config: RunConfig, folder: Path) -> RunConfig:
+    """Return the configuration with paths by which every role finds the files of the environment.
+
+    Args:
+        folder: folder of the run file, in which a file is looked for that is not in the working folder.
+
+    Raises:
+        ConfigError: there is no environment of this name.
+    """
+    try:
+        name, params = beside(config.env.name, config.env.params, folder)
+    except EnvError as error:
+        raise ConfigError(f"env: {error}") from None
+    return config.model_copy(update={"env": config.env.model_copy(update={"name": name, "params": params})})
 
 
 def read(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:

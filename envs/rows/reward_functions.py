@@ -1,0 +1,160 @@
+"""Calls the user's reward functions: `(answer, row)`, or TRL's batch form `(completions, **columns)`."""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from envs.blame import shown
+from envs.errors import EnvError
+from envs.rows.prompts import RawPrompt
+from envs.rows.reading import DataRow
+from envs.user_code import load_callable, nearest
+
+FORMS = "(answer, row), or TRL's (completions, **columns)"
+NO_COLUMNS = frozenset({"prompt", "prompts", "completion", "completions", "completion_ids"})
+"""Columns that TRL does not pass on to reward functions, or that its own arguments displace."""
+
+
+@dataclass(frozen=True)
+class RewardFunction:
+    """A reward function of the user, and how it is called."""
+
+    name: str
+    """Name of the reward."""
+    place: str
+    """File, line and name of the function, for errors."""
+    function: Callable[..., Any]
+    batch: bool
+    """True if it takes TRL's batch form; a batch has one completion."""
+    takes: frozenset[str] | None
+    """Names of the arguments that it takes; None: any."""
+    columns: tuple[str, ...] = ()
+    """Columns of the data set."""
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether calling it returns a coroutine."""
+        call = getattr(self.function, "__call__", None)  # noqa: B004
+        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
+
+    def call(self, answer: str, row: DataRow, prompt: RawPrompt) -> Any:
+        """Call the function and return what it returns; a coroutine if it is asynchronous."""
+        arguments = (
+            self._batch(answer, row, prompt) if self.batch else {"answer": answer, "row": dict(row.values)}
+        )
+        return self.function(
+            **{name: value for name, value in arguments.items() if self.takes is None or name in self.takes}
+        )
+
+    def _batch(self, answer: str, row: DataRow, prompt: RawPrompt) -> dict[str, Any]:
+        completion = answer if isinstance(prompt, str) else [{"role": "assistant", "content": answer}]
+        columns = {name: [row.values.get(name)] for name in self.columns if name not in NO_COLUMNS}
+        return {**columns, "prompts": [prompt], "completions": [completion]}
+
+    def value(self, result: Any) -> float | None:
+        """Return the reward in what the function returned; None if the function does not apply to the row.
+
+        Raises:
+            EnvError: the result is no finite number, or no list of one for the batch form.
+        """
+        if self.batch:
+            result = self._only(result)
+        if result is None:
+            return None
+        try:
+            # A text such as "1" is a mistake, although it can be converted.
+            number = math.nan if isinstance(result, str) else float(result)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise EnvError(f"{self.place} returned {result!r:.80}; a reward is a finite number or None")
+        return number
+
+    def _only(self, results: Any) -> Any:
+        try:
+            values = [] if isinstance(results, str | Mapping) else list(results)
+        except TypeError:
+            values = []
+        if len(values) != 1:
+            raise EnvError(
+                f"{self.place} returned {results!r:.80}; for one completion it has to return a list of one reward"
+            )
+        return values[0]
+
+
+def load_reward_functions(reward: Any, columns: Sequence[str], data: str) -> list[RewardFunction]:
+    """Return the reward functions that the run file names.
+
+    Args:
+        reward: ``file.py:function`` or ``module:function``, or a table of these by the name of the reward.
+        columns: columns of the data set.
+        data: name of the data set, for errors.
+
+    Raises:
+        EnvError: there is no such function, or it takes arguments that nobody passes.
+    """
+    table = {_own_name(reward): reward} if isinstance(reward, str) else reward
+    if not isinstance(table, dict) or not table or not all(isinstance(text, str) for text in table.values()):
+        raise EnvError(
+            f'params.reward = {reward!r}: name a function as "rewards.py:exact", or several in a table '
+            '[env.params.reward], one line each: exact = "rewards.py:exact"'
+        )
+    loaded: dict[str, ModuleType] = {}
+    return [_loaded(name, text, tuple(columns), data, loaded) for name, text in table.items()]
+
+
+def _own_name(reward: str) -> str:
+    return reward.rpartition(":")[2]
+
+
+def _loaded(
+    name: str, text: str, columns: tuple[str, ...], data: str, loaded: dict[str, ModuleType]
+) -> RewardFunction:
+    if ":" not in text:
+        raise EnvError(
+            f"params.reward = {text!r}: a function is named file.py:function or module:function, such as {text}:reward"
+        )
+    function = load_callable(text, "reward", loaded)
+    place = _place(function, text)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        raise EnvError(
+            f"{place}: its arguments cannot be read; write a function that takes {FORMS}"
+        ) from None
+    parameters = signature.parameters.values()
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    names = frozenset(p.name for p in named)
+    needed = [p.name for p in named if p.default is p.empty]
+    positional = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and p.default is p.empty]
+    batch = "completions" in names
+    if positional or not (batch or "answer" in names):
+        raise EnvError(f"{place}{signature}: a reward function takes {FORMS}, by these names")
+    known = (
+        {"prompts", "completions", *(c for c in columns if c not in NO_COLUMNS)}
+        if batch
+        else {"answer", "row"}
+    )
+    for missing in [argument for argument in needed if argument not in known]:
+        raise EnvError(f"{place}: it needs {missing!r}, {_why_missing(missing, batch, columns, data)}")
+    anything = batch and any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return RewardFunction(name, place, function, batch, None if anything else names, columns)
+
+
+def _why_missing(argument: str, batch: bool, columns: Sequence[str], data: str) -> str:
+    if not batch:
+        return "but a function of this form is given answer and row only; read columns from row"
+    if argument == "completion_ids":
+        return "but an environment knows the texts only; encode the completion in the function"
+    if argument in ("trainer_state", "log_extra", "log_metric"):
+        return "which is TRL's trainer's; give it a default, such as None"
+    return f"but {data} has no such column{nearest(argument, list(columns))} (columns: {', '.join(columns)})"
+
+
+def _place(function: Callable[..., Any], text: str) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    name = text.rpartition(":")[2]
+    return f"{shown(code.co_filename)}:{code.co_firstlineno}: {name}" if code is not None else text

@@ -1,0 +1,63 @@
+"""Chooses held-out rows, and the order of the rows in each epoch. Pure, and equal in every process."""
+
+import json
+from hashlib import blake2b
+from typing import Any
+
+ROUNDS = 8
+"""Rounds of the network that permutes rows; four make a permutation that looks random (Luby and Rackoff, 1988)."""
+
+
+def is_heldout(prompt: Any, share: float) -> bool:
+    """Return whether a row is held out, by a hash of its prompt.
+
+    The choice depends on nothing but the prompt and the share, so new rows and another order change nothing.
+    Rows with equal prompts are on one side.
+
+    Args:
+        prompt: the prompt of the row, a text or messages.
+        share: share of the prompts that is held out, 0 to 1.
+
+    Example:
+        >>> [is_heldout(f"What is {i} + 1?", 0.25) for i in range(6)].count(True), is_heldout("a", 0.0)
+        (1, False)
+    """
+    text = json.dumps(prompt, sort_keys=True, ensure_ascii=False)
+    return _number(text) < share * 2**64
+
+
+def position(index: int, rows: int, seed: int) -> tuple[int, int]:
+    """Return the row and the epoch of a task. Every row comes once in each epoch.
+
+    Args:
+        index: index of the task, from 0 on without end.
+        rows: number of rows, at least 1.
+        seed: seed of the order. Each epoch has an order of its own.
+
+    Example:
+        >>> sorted(position(i, 4, seed=0)[0] for i in range(4, 8)), position(5, 4, seed=0)[1]
+        ([0, 1, 2, 3], 1)
+    """
+    epoch, place = divmod(index, rows)
+    return permuted(place, rows, f"{seed} {epoch}"), epoch
+
+
+def permuted(place: int, size: int, key: str) -> int:
+    """Return where a random permutation of ``range(size)`` sends a place.
+
+    A Feistel network permutes the numbers of an even number of bits. A result outside the range is permuted again, so
+    that the range is mapped onto itself. So no process holds a list of all rows, and all agree.
+    """
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    while True:
+        left, right = place >> half, place & mask
+        for turn in range(ROUNDS):
+            left, right = right, left ^ (_number(f"{key} {turn} {right}") & mask)
+        place = left << half | right
+        if place < size:
+            return place
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")

@@ -1,0 +1,219 @@
+"""The suite of rows: a data set and reward functions make a training job."""
+
+import inspect
+from collections.abc import Awaitable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from envs.base import ChatMessage, Env, Split, StepResult, SuiteFacts
+from envs.errors import EnvError
+from envs.reasoning_gym_suite import task_of
+from envs.rows.prompts import PromptMaker, RawPrompt, solution_of
+from envs.rows.reading import DataRow, columns_of, read_rows
+from envs.rows.reward_functions import RewardFunction, load_reward_functions
+from envs.rows.splitting import is_heldout, position
+from envs.user_code import beside_run_file, code_beside_run_file
+from protocol.gauges import Gauge, table
+
+GAUGES = table([Gauge("epoch", "epochs", "passes over the training rows that tasks have begun, of `rows`")])
+"""Gauges of the suite."""
+FILES = ("train", "heldout")
+"""Parameters that name a data set."""
+
+
+class RowsSuite:
+    """Suite with one task for each row of a data set. The answer is one assistant turn.
+
+    Args:
+        train: file of the rows (.jsonl, .jsonl.gz, .json, .csv, .parquet), or a data set of the hub.
+        reward: reward function as ``file.py:function``, or a table of functions by the name of the reward.
+        prompt: column that holds the prompt, a text or messages; or a template such as ``"{a} + {b} ="``.
+        system: text of a system message. Empty: none.
+        heldout: file of the held-out rows, or the share of the rows of ``train`` that is held out, at least 0 and
+            below 1. The share is chosen by a hash of the prompt.
+        correct: reward that says whether an answer is correct. Empty: the only one, if there is one only.
+        solved_at: smallest value of this reward with which an answer counts as correct.
+        seed: seed of the order of the rows in each epoch.
+
+    Raises:
+        EnvError: a file, a row, a function or a setting is wrong; the text names file and line.
+    """
+
+    def __init__(
+        self,
+        train: str,
+        reward: str | dict[str, str],
+        prompt: str = "prompt",
+        system: str = "",
+        heldout: str | float = 0.1,
+        correct: str = "",
+        solved_at: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        texts = {"train": train, "prompt": prompt, "system": system, "correct": correct}
+        for name, value in texts.items():
+            if not isinstance(value, str):
+                raise EnvError(f"params.{name} = {value!r}: write a text in quotation marks")
+        rows = read_rows(train, "train")
+        columns = columns_of(rows)
+        self._maker = PromptMaker(prompt, system, columns, train)
+        self._seed, self._solved_at, self._remarks = seed, float(solved_at), list[str]()
+        self._rows: dict[Split, list[DataRow]] = self._split(rows, heldout, prompt, system)
+        if not self._rows["train"]:
+            raise EnvError(
+                f"params.heldout = {heldout!r} leaves none of the {len(rows)} rows of {train} to train on"
+            )
+        self._functions = load_reward_functions(reward, columns, train)
+        self._correct = correct or (self._functions[0].name if len(self._functions) == 1 else "")
+        names = [function.name for function in self._functions]
+        if self._correct and self._correct not in names:
+            raise EnvError(
+                f"params.correct = {correct!r}: no reward has this name; name one of {', '.join(names)}"
+            )
+        self._newest = -1
+
+    @staticmethod
+    def find_files(params: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """Return the params with the paths by which every role finds the files; see `envs.registry.beside`."""
+        found = dict(params)
+        for name in FILES:
+            if isinstance(found.get(name), str):
+                found[name] = beside_run_file(found[name], folder)
+        reward = found.get("reward")
+        if isinstance(reward, str):
+            found["reward"] = code_beside_run_file(reward, folder)
+        elif isinstance(reward, dict):
+            found["reward"] = {
+                name: code_beside_run_file(text, folder) if isinstance(text, str) else text
+                for name, text in reward.items()
+            }
+        return found
+
+    def _split(
+        self, rows: list[DataRow], heldout: str | float, prompt: str, system: str
+    ) -> dict[Split, list[DataRow]]:
+        """Return the rows of both splits. Every prompt is made once, so that a bad row is found at the start."""
+        if isinstance(heldout, str):
+            others = read_rows(heldout, "heldout")
+            maker = PromptMaker(prompt, system, columns_of(others), heldout)
+            known = {str(maker.raw(row)) for row in others}
+            train = [row for row in rows if str(self._maker.raw(row)) not in known]
+            if left := len(rows) - len(train):
+                self._remarks.append(
+                    f"{left} of {len(rows)} training rows have a prompt of {heldout}, so they are not trained"
+                )
+            return {"train": train, "heldout": others}
+        if isinstance(heldout, bool) or not isinstance(heldout, int | float) or not 0 <= heldout < 1:
+            raise EnvError(
+                f"params.heldout = {heldout!r}: name a file, or a share of the rows, at least 0 and below 1"
+            )
+        sides = [is_heldout(self._maker.raw(row), heldout) for row in rows]
+        return {
+            "train": [row for row, held in zip(rows, sides, strict=True) if not held],
+            "heldout": [row for row, held in zip(rows, sides, strict=True) if held],
+        }
+
+    def episode(self) -> Env:
+        return cast(Env, _RowEpisode(self))
+
+    def row(self, index: int, split: Split) -> DataRow:
+        """Return the row of a task.
+
+        Raises:
+            EnvError: there are fewer held-out rows.
+        """
+        rows = self._rows[split]
+        if split == "train":
+            return rows[position(index, len(rows), self._seed)[0]]
+        if index >= len(rows):
+            raise EnvError(
+                f"held-out task {index}: there are {len(rows)} held-out rows; lower learner.evaluation_tasks to "
+                f"{len(rows)}"
+            )
+        return rows[index]
+
+    def begin(self, index: int, split: Split) -> tuple[DataRow, RawPrompt, list[ChatMessage]]:
+        """Return the row of a task that begins, its prompt, and the first messages."""
+        row = self.row(index, split)
+        if split == "train":
+            self._newest = max(self._newest, index)
+        return row, self._maker.raw(row), self._maker.messages(row)
+
+    def score(self, answer: str, row: DataRow, prompt: RawPrompt) -> StepResult | Awaitable[StepResult]:
+        """Return the result of an answer; an awaitable if a function is asynchronous. Blocks otherwise."""
+        # Functions that block run first, in the thread of this call.
+        done = {f.name: f.call(answer, row, prompt) for f in self._functions if not f.asynchronous}
+        waiting = [f for f in self._functions if f.asynchronous]
+        waiting += [f for f in self._functions if inspect.isawaitable(done.get(f.name))]
+        if waiting:
+            return self._awaited(answer, row, prompt, waiting, done)
+        return self._result(row, done)
+
+    async def _awaited(
+        self,
+        answer: str,
+        row: DataRow,
+        prompt: RawPrompt,
+        waiting: list[RewardFunction],
+        done: dict[str, Any],
+    ) -> StepResult:
+        for function in waiting:
+            result = done.get(function.name)
+            done[function.name] = await (function.call(answer, row, prompt) if result is None else result)
+        return self._result(row, done)
+
+    def _result(self, row: DataRow, results: Mapping[str, Any]) -> StepResult:
+        rewards = {}
+        for function in self._functions:
+            if (value := function.value(results[function.name])) is not None:
+                rewards[function.name] = value
+        if not rewards:
+            places = ", ".join(function.place for function in self._functions)
+            raise EnvError(f"{row.place}: every reward function returned None ({places}); one has to apply")
+        decides = rewards.get(self._correct)
+        return StepResult(
+            rewards=rewards,
+            done=True,
+            correct=None if decides is None else decides >= self._solved_at,
+            info={"row": row.place},
+        )
+
+    def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
+        """Return a row's prompt and the solution in its column `answer` or `completion`.
+
+        Raises:
+            LookupError: the row has neither.
+        """
+        row = self.row(index, split)
+        return [*self._maker.messages(row), {"role": "assistant", "content": solution_of(row)}]
+
+    def facts(self) -> SuiteFacts:
+        """Return the number of held-out rows, the names of the rewards, and remarks for `offbeat check`."""
+        names = tuple(function.name for function in self._functions)
+        return SuiteFacts(len(self._rows["heldout"]), names, tuple(self._remarks))
+
+    def gauges(self) -> dict[str, float]:
+        """Return how often tasks have gone through the training rows, for the actor's heartbeat."""
+        return {"epoch": (self._newest + 1) / len(self._rows["train"])} if self._newest >= 0 else {}
+
+    async def close(self) -> None:
+        return None
+
+
+class _RowEpisode:
+    def __init__(self, suite: RowsSuite) -> None:
+        self._suite = suite
+        self._begun: tuple[DataRow, RawPrompt] | None = None
+
+    async def reset(self, data: dict[str, Any]) -> list[ChatMessage]:
+        row, prompt, messages = self._suite.begin(*task_of(data))
+        self._begun = row, prompt
+        return messages
+
+    def step(self, action: str) -> StepResult | Awaitable[StepResult]:
+        """Score an answer. A plain function, so that the actor runs it in a thread, and functions may block."""
+        assert self._begun is not None, "step before reset"
+        return self._suite.score(action, *self._begun)
+
+    async def close(self) -> None:
+        return None

@@ -1,0 +1,109 @@
+"""Finds what the run file names in a user's own code: ``module:attribute`` or ``path/to/file.py:attribute``."""
+
+import difflib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from envs.blame import in_one_line
+from envs.errors import EnvError, UnknownEnv
+
+
+def load_callable(name: str, what: str, loaded: dict[str, ModuleType] | None = None) -> Callable[..., Any]:
+    """Return the callable that a name of the run file means.
+
+    Args:
+        name: ``module:attribute`` or ``path/to/file.py:attribute``.
+        what: words for errors, for example "environment".
+        loaded: files that were loaded before, by path. Further files are added, so that each runs only once.
+
+    Raises:
+        UnknownEnv: there is no such module, file or callable; the message names the nearest one.
+        EnvError: the module or file raised an exception when it was imported.
+    """
+    path, _, attribute = name.rpartition(":")
+    module = _load_file(Path(path), what, loaded) if path.endswith(".py") else _load_module(path, name, what)
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        names = [n for n in vars(module) if not n.startswith("_") and callable(getattr(module, n))]
+        raise UnknownEnv(f"{what} {name!r}: {path} has no callable {attribute!r}{nearest(attribute, names)}")
+    return found  # type: ignore[no-any-return]
+
+
+def beside_run_file(path: str, folder: Path) -> str:
+    """Return the path of a file that a run file names: in the working folder, else in the run file's folder.
+
+    A file that is in neither is returned as it is named.
+
+    Args:
+        path: the path as the run file names it.
+        folder: folder of the run file.
+
+    Example:
+        >>> beside_run_file("pyproject.toml", Path("docs")), beside_run_file("glossary.md", Path("docs"))
+        ('pyproject.toml', 'docs/glossary.md')
+    """
+    beside = folder / path
+    return path if Path(path).exists() or not beside.exists() else str(beside)
+
+
+def code_beside_run_file(name: str, folder: Path) -> str:
+    """Return a name of code, with the path of its file as in `beside_run_file`; modules are left as they are."""
+    path, colon, attribute = name.rpartition(":")
+    return beside_run_file(path, folder) + colon + attribute if path.endswith(".py") else name
+
+
+def nearest(word: str, choices: list[str]) -> str:
+    """Return a question that names the nearest of the choices, or "" if none is near.
+
+    Example:
+        >>> nearest("promt", ["prompt", "answer"]), nearest("x", ["prompt"])
+        ("; did you mean 'prompt'?", '')
+    """
+    near = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _load_file(path: Path, what: str, loaded: dict[str, ModuleType] | None) -> ModuleType:
+    if loaded is not None and str(path) in loaded:
+        return loaded[str(path)]
+    if not path.is_file():
+        siblings = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise UnknownEnv(f"{what} file {path} does not exist{nearest(path.name, siblings)}")
+    name = f"offbeat_env_{path.resolve().stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UnknownEnv(f"{what} file {path} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    # dataclasses and pickling look the module up by name.
+    sys.modules[name] = module
+    # Neighbours of the file are importable, as for a script that Python runs.
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise EnvError(in_one_line(error)) from error
+    if loaded is not None:
+        loaded[str(path)] = module
+    return module
+
+
+def _load_module(path: str, name: str, what: str) -> ModuleType:
+    # Roles do not search the working folder first, lest a file there take the place of a library. Here it is the last.
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
+    try:
+        return importlib.import_module(path)
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and (path == missing or path.startswith(missing + ".")):
+            raise UnknownEnv(f"{what} {name!r}: no module {missing!r}; is it on PYTHONPATH?") from None
+        raise EnvError(in_one_line(error)) from error

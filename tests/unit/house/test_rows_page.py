@@ -1,0 +1,71 @@
+"""The job on the page docs/run/rows.md passes `offbeat check`, word for word."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+from launch.cli import main
+from launch.tokenizer import make_tokenizer, save_tokenizer
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "run" / "rows.md").read_text()
+
+
+def block(language, nth=0):
+    """Return the n-th block of code of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)[nth]
+
+
+def test_the_whole_job_passes_check(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    model = tmp_path / "model"
+    save_tokenizer(make_tokenizer(["What is 17 + 25? 0346789"]), model, max_length=2048)
+    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
+    (tmp_path / "train.jsonl").write_text(block("json"))
+    (tmp_path / "rewards.py").write_text(block("python"))
+    (tmp_path / "sums.toml").write_text(block("toml"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "sums.toml", f"model.path={model}"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1] == "sums.toml: ok (run run, mode async)"
+    assert err == ""
+    # The second example adds to the first.
+    (tmp_path / "rewards.py").write_text(
+        block("python") + "\n\ndef short(answer):\n    return -len(answer)\n"
+    )
+    several = block("toml").replace('reward = "rewards.py:exact"\n', "") + block("toml", 1)
+    (tmp_path / "sums.toml").write_text(several)
+    assert main(["check", "sums.toml", f"model.path={model}"]) == 0
+
+
+def test_the_errors_on_the_page_are_those_of_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    monkeypatch.chdir(tmp_path)
+    rows = block("json").splitlines()
+    (tmp_path / "train.jsonl").write_text("\n".join([*rows[:2], '{"answer": "42"}']))
+    (tmp_path / "rewards.py").write_text(block("python").replace("answer, row", "text"))
+    (tmp_path / "sums.toml").write_text(block("toml"))
+    model = tmp_path / "model"
+    save_tokenizer(make_tokenizer(["a"]), model, max_length=2048)
+    (model / "config.json").write_text("{}")
+    first, second = (line for line in PAGE.splitlines() if line.startswith("offbeat check: env"))
+    for line in (first, second):
+        assert main(["check", "sums.toml", f"model.path={model}"]) == 1
+        assert capsys.readouterr().err.strip() == line
+        (tmp_path / "train.jsonl").write_text("\n".join(rows))
+
+
+def test_every_parameter_is_on_the_page():
+    import inspect
+
+    from envs.rows.suite import RowsSuite
+
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", PAGE, re.MULTILINE))
+    parameters = inspect.signature(RowsSuite).parameters
+    assert list(rows) == list(parameters)
+    for name, parameter in parameters.items():
+        if name != "correct" and parameter.default is not parameter.empty:
+            assert rows[name].strip("`").strip('"') == str(parameter.default)
