@@ -23,7 +23,6 @@ def load(tmp_path, monkeypatch):
     """Return a function that writes a file of reward functions and loads one, or several."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
 
     def make(code, reward="rewards.py:reward"):
         (tmp_path / "rewards.py").write_text(textwrap.dedent(code))
@@ -189,7 +188,6 @@ def rows(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
 
     def make(code, reward, **params):
         (tmp_path / "rewards.py").write_text(textwrap.dedent(code))

@@ -24,7 +24,6 @@ def here(tmp_path, monkeypatch):
     """Return a working folder with ``train.jsonl`` of 100 sums, and a reward function."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
     write(tmp_path / "train.jsonl", SUMS)
     (tmp_path / "rewards.py").write_text(
         "def exact(answer, row):\n    return answer.strip() == str(row['answer'])\n"

@@ -19,7 +19,6 @@ def block(language, nth=0):
 
 def test_the_whole_job_passes_check(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
     model = tmp_path / "model"
     save_tokenizer(make_tokenizer(["What is 17 + 25? 0346789"]), model, max_length=2048)
     (model / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
@@ -42,7 +41,6 @@ def test_the_whole_job_passes_check(tmp_path, monkeypatch, capsys):
 
 def test_the_errors_on_the_page_are_those_of_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
     monkeypatch.chdir(tmp_path)
     rows = block("json").splitlines()
     (tmp_path / "train.jsonl").write_text("\n".join([*rows[:2], '{"answer": "42"}']))
@@ -69,3 +67,29 @@ def test_every_parameter_is_on_the_page():
     for name, parameter in parameters.items():
         if name != "correct" and parameter.default is not parameter.empty:
             assert rows[name].strip("`").strip('"') == str(parameter.default)
+
+
+def lines_of(part, *languages):
+    """Return the number of lines in a part's blocks of code that are neither empty nor a comment."""
+    blocks = re.findall(rf"^```(?:{'|'.join(languages)})\n(.*?)^```", part, re.DOTALL | re.MULTILINE)
+    return sum(bool(line.split("#")[0].strip()) for text in blocks for line in text.splitlines())
+
+
+def test_the_table_counts_the_lines_that_the_page_shows():
+    table, *others = PAGE.split("## Lines to write")[1].split("\n### ")
+    parts = {part.splitlines()[0]: part for part in others}
+    parts["Offbeat"] = f"```python\n{block('python')}```\n```toml\n{block('toml')}```"
+    rows = re.findall(r"^\| (\S+) \| (\d+) \| (\d+) \| (\d+) \|", table, re.MULTILINE)
+    assert len(rows) == 4
+    for name, python, configuration, total in rows:
+        counted = lines_of(parts[name], "python"), lines_of(parts[name], "toml", "sh")
+        assert (int(python), int(configuration), int(total)) == (*counted, sum(counted)), name
+
+
+def test_the_first_screen_of_the_readme_shows_the_job():
+    readme = (ROOT / "README.md").read_text().splitlines()
+    job = "\n".join(readme[:40]) + "\n"
+    code = "".join(re.findall(r"^```\w+\n(.*?)^```", job, re.DOTALL | re.MULTILINE))
+    shown = [line.split(" # ")[0].rstrip() for line in code.splitlines() if not line.startswith("#")]
+    assert shown == [line for line in (block("python") + block("toml")).splitlines() if line]
+    assert max(len(line) for line in readme[:60]) <= 100

@@ -29,16 +29,15 @@ evaluation_tasks = 3
 def job(tmp_path, monkeypatch):
     """Return a run file in a folder that is not the working folder."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
     folder, model = tmp_path / "job", tmp_path / "model"
     folder.mkdir()
     save_tokenizer(make_tokenizer(["0123456789 + ="]), model, max_length=2048)
     (model / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
     rows = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(60)]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "helper.py").write_text("def same(a, b):\n    return a == b\n")
+    (folder / "own_helper_of_rows.py").write_text("def same(a, b):\n    return a == b\n")
     (folder / "rewards.py").write_text(
-        "from helper import same\n\n\ndef exact(answer, row):\n    return same(answer, row['answer'])\n"
+        "from own_helper_of_rows import same\n\n\ndef exact(answer, row):\n    return same(answer, row['answer'])\n"
     )
     (folder / "run.toml").write_text(RUN_FILE.format(model=model))
     monkeypatch.chdir(tmp_path)
