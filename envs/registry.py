@@ -57,6 +57,12 @@ def beside(name: str, params: dict[str, Any], folder: Path) -> tuple[str, dict[s
     return name, params if find_files is None else find_files(params, folder)
 
 
+def fingerprint(name: str, params: dict[str, Any]) -> str:
+    """Return a hash of the files that a built-in suite makes its tasks from; "" if it has none."""
+    of_files = getattr(find_factory(name), "fingerprint", None) if name in BUILT_IN else None
+    return "" if of_files is None else str(of_files(params))
+
+
 def _check_params(name: str, factory: Callable[..., Suite], params: dict[str, Any]) -> None:
     """Check the names of the parameters against the factory's signature, if it has one.
 

@@ -52,10 +52,23 @@ def beside_run_file(path: str, folder: Path) -> str:
     return path if Path(path).exists() or not beside.exists() else str(beside)
 
 
-def code_beside_run_file(name: str, folder: Path) -> str:
-    """Return a name of code, with the path of its file as in `beside_run_file`; modules are left as they are."""
+def code_beside_run_file(name: str, folder: Path, find: Callable[[str, Path], str] = beside_run_file) -> str:
+    """Return a name of code, with the path of its file as ``find`` finds it; modules are left as they are."""
     path, colon, attribute = name.rpartition(":")
-    return beside_run_file(path, folder) + colon + attribute if path.endswith(".py") else name
+    return find(path, folder) + colon + attribute if path.endswith(".py") else name
+
+
+def absolute_beside_run_file(path: str, folder: Path) -> str:
+    """Return the path that `beside_run_file` finds as an absolute one, so that it holds in every working folder.
+
+    Example:
+        >>> absolute_beside_run_file("glossary.md", Path("docs")) == str(Path("docs/glossary.md").resolve())
+        True
+        >>> absolute_beside_run_file("nowhere.md", Path("docs"))
+        'nowhere.md'
+    """
+    found = Path(beside_run_file(path, folder))
+    return str(found.resolve()) if found.exists() else path
 
 
 def nearest(word: str, choices: list[str]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from actors.render import Renderer
 from envs.base import ChatMessage, Suite
-from envs.registry import make_suite
+from envs.registry import fingerprint, make_suite
 from launch.errors import ConfigError, LaunchError
 from launch.gguf import convert, is_gguf, kept_folder
 from launch.known_models import KNOWN_MODELS, from_hub_or_package
@@ -95,6 +95,7 @@ def kept_model(config: RunConfig) -> Path | None:
 
 def _tiny_folder(config: RunConfig, tiny: TinyModel) -> Path:
     text = tiny.model_dump_json() + config.env.model_dump_json()
+    text += fingerprint(config.env.name, config.env.params)
     length = config.generator.max_model_len
     key = hashlib.sha256(f"{RECIPE_VERSION} {length} {text}".encode()).hexdigest()[:16]
     return config.model.cache / f"tiny-{key}"

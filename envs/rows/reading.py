@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from envs.blame import shown
 from envs.errors import EnvError
 from envs.user_code import nearest
 
@@ -24,6 +25,11 @@ class DataRow:
     place: str
     """Where the row stands, for errors: ``train.jsonl:3``."""
     values: dict[str, Any]
+
+
+def shown_name(name: str) -> str:
+    """Return the name of a data set as a person would write it: a path relative to the working folder."""
+    return shown(name) if Path(name).is_file() else name
 
 
 def columns_of(rows: Sequence[DataRow]) -> list[str]:
@@ -74,7 +80,7 @@ def _jsonl(path: Path) -> Iterator[DataRow]:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
-            place = f"{path}:{number}"
+            place = f"{shown(str(path))}:{number}"
             try:
                 value = json.loads(line)
             except ValueError as error:
@@ -95,7 +101,7 @@ def _json(path: Path) -> Iterator[DataRow]:
     if not isinstance(value, list):
         raise EnvError(f"{path}: expected a list of objects, found {_kind(value)}")
     for number, item in enumerate(value, 1):
-        yield _object(f"{path}: row {number}", item)
+        yield _object(f"{shown(str(path))}: row {number}", item)
 
 
 def _csv(path: Path) -> Iterator[DataRow]:
@@ -106,7 +112,7 @@ def _csv(path: Path) -> Iterator[DataRow]:
             raise EnvError(f"{path}:1: two columns are called {twice[0]!r}; rename one")
         try:
             for values in reader:
-                place = f"{path}:{reader.line_num}"
+                place = f"{shown(str(path))}:{reader.line_num}"
                 if None in values or None in values.values():
                     raise EnvError(
                         f"{place}: not as many values as the {len(names)} columns of line 1; quote values with commas"

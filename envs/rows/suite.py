@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Awaitable, Mapping
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,10 +10,10 @@ from envs.base import ChatMessage, Env, Split, StepResult, SuiteFacts
 from envs.errors import EnvError
 from envs.reasoning_gym_suite import task_of
 from envs.rows.prompts import PromptMaker, RawPrompt, solution_of
-from envs.rows.reading import DataRow, columns_of, read_rows
+from envs.rows.reading import DataRow, columns_of, read_rows, shown_name
 from envs.rows.reward_functions import RewardFunction, load_reward_functions
 from envs.rows.splitting import is_heldout, position
-from envs.user_code import beside_run_file, code_beside_run_file
+from envs.user_code import absolute_beside_run_file, code_beside_run_file
 from protocol.gauges import Gauge, table
 
 GAUGES = table([Gauge("epoch", "epochs", "passes over the training rows that tasks have begun, of `rows`")])
@@ -56,14 +57,14 @@ class RowsSuite:
                 raise EnvError(f"params.{name} = {value!r}: write a text in quotation marks")
         rows = read_rows(train, "train")
         columns = columns_of(rows)
-        self._maker = PromptMaker(prompt, system, columns, train)
+        self._maker = PromptMaker(prompt, system, columns, shown_name(train))
         self._seed, self._solved_at, self._remarks = seed, float(solved_at), list[str]()
         self._rows: dict[Split, list[DataRow]] = self._split(rows, heldout, prompt, system)
         if not self._rows["train"]:
             raise EnvError(
-                f"params.heldout = {heldout!r} leaves none of the {len(rows)} rows of {train} to train on"
+                f"params.heldout = {heldout!r} leaves none of the {len(rows)} rows of {shown_name(train)} to train on"
             )
-        self._functions = load_reward_functions(reward, columns, train)
+        self._functions = load_reward_functions(reward, columns, shown_name(train))
         self._correct = correct or (self._functions[0].name if len(self._functions) == 1 else "")
         names = [function.name for function in self._functions]
         if self._correct and self._correct not in names:
@@ -78,16 +79,24 @@ class RowsSuite:
         found = dict(params)
         for name in FILES:
             if isinstance(found.get(name), str):
-                found[name] = beside_run_file(found[name], folder)
+                found[name] = absolute_beside_run_file(found[name], folder)
         reward = found.get("reward")
         if isinstance(reward, str):
-            found["reward"] = code_beside_run_file(reward, folder)
+            found["reward"] = code_beside_run_file(reward, folder, absolute_beside_run_file)
         elif isinstance(reward, dict):
             found["reward"] = {
-                name: code_beside_run_file(text, folder) if isinstance(text, str) else text
+                name: code_beside_run_file(text, folder, absolute_beside_run_file)
+                if isinstance(text, str)
+                else text
                 for name, text in reward.items()
             }
         return found
+
+    @staticmethod
+    def fingerprint(params: dict[str, Any]) -> str:
+        """Return a hash of the training rows' file, by which a tiny model made from it is kept; "" without one."""
+        path = Path(str(params.get("train")))
+        return blake2b(path.read_bytes(), digest_size=8).hexdigest() if path.is_file() else ""
 
     def _split(
         self, rows: list[DataRow], heldout: str | float, prompt: str, system: str
@@ -95,12 +104,13 @@ class RowsSuite:
         """Return the rows of both splits. Every prompt is made once, so that a bad row is found at the start."""
         if isinstance(heldout, str):
             others = read_rows(heldout, "heldout")
-            maker = PromptMaker(prompt, system, columns_of(others), heldout)
+            maker = PromptMaker(prompt, system, columns_of(others), shown_name(heldout))
             known = {str(maker.raw(row)) for row in others}
             train = [row for row in rows if str(self._maker.raw(row)) not in known]
             if left := len(rows) - len(train):
+                where = shown_name(heldout)
                 self._remarks.append(
-                    f"{left} of {len(rows)} training rows have a prompt of {heldout}, so they are not trained"
+                    f"{left} of {len(rows)} training rows have a prompt of {where}, so they are not trained"
                 )
             return {"train": train, "heldout": others}
         if isinstance(heldout, bool) or not isinstance(heldout, int | float) or not 0 <= heldout < 1:

@@ -8,6 +8,7 @@ import textwrap
 import pytest
 
 from actors.environment import EnvironmentRunner
+from actors.errors import EnvironmentFailed
 from envs.errors import EnvError
 from envs.rows.reading import DataRow
 from envs.rows.reward_functions import load_reward_functions
@@ -197,14 +198,14 @@ def rows(tmp_path, monkeypatch):
     return make
 
 
-def answered(suite, text):
+def answered(suite, text, timeout_s=60.0):
     """Answer as an actor does: functions in threads, coroutines in the loop of environments."""
 
     async def play():
         runner, env = EnvironmentRunner(calls=2), suite.episode()
         try:
             await runner.call(env.reset, {"index": 0, "split": "train"}, what="reset", timeout_s=60.0)
-            return await runner.call(env.step, text, what="step", timeout_s=60.0)
+            return await runner.call(env.step, text, what="step", timeout_s=timeout_s)
         finally:
             runner.close()
 
@@ -244,3 +245,9 @@ def test_a_row_without_any_reward_is_an_error(rows):
     ):
         answered(rows(BOTH, "rewards.py:never"), "4")
     assert math.isfinite(answered(rows(BOTH, "rewards.py:judged"), "4").rewards["judged"])
+
+
+def test_a_function_that_blocks_past_its_deadline_is_named_with_its_line(rows):
+    code = "import threading\n\n\ndef slow(answer):\n    threading.Event().wait(600)\n    return 0.0\n"
+    with pytest.raises(EnvironmentFailed, match=r"took longer than .*; it stands in .*rewards\.py:5"):
+        answered(rows(code, "rewards.py:slow"), "4", timeout_s=0.5)

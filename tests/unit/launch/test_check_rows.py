@@ -8,6 +8,7 @@ import pytest
 from envs.base import HasFacts
 from envs.registry import make_suite
 from launch.cli import main
+from launch.model import _tiny_folder
 from launch.preflight import examine
 from launch.run_file.load import load
 from launch.tokenizer import make_tokenizer, save_tokenizer
@@ -70,7 +71,27 @@ def test_a_job_in_another_folder_is_ok_and_roles_get_paths_that_they_find(job, c
 
 def test_a_file_of_the_working_folder_comes_first(job, tmp_path):
     (tmp_path / "train.jsonl").write_text((job.parent / "train.jsonl").read_text())
-    assert load(job).env.params["train"] == "train.jsonl"
+    assert load(job).env.params["train"] == str(tmp_path / "train.jsonl")
+
+
+def test_the_configuration_is_equal_from_every_working_folder(job, monkeypatch):
+    before = load(job)
+    monkeypatch.chdir(job.parent)
+    assert load(job) == before, "else a run could not be resumed from another folder"
+
+
+def test_a_tiny_model_is_made_anew_when_the_rows_change(job):
+    (job.parent / "tiny.toml").write_text(job.read_text().replace('[model]\npath = "', '[model.tiny]\n# "'))
+    folder = kept_folder(job)
+    assert kept_folder(job) == folder
+    with open(job.parent / "train.jsonl", "a") as file:
+        file.write('{"prompt": "8 + 9 =", "answer": "17"}\n')
+    assert kept_folder(job) != folder
+
+
+def kept_folder(job):
+    config = load(job.parent / "tiny.toml")
+    return _tiny_folder(config, config.model.tiny)
 
 
 def test_an_environment_file_is_found_beside_the_run_file_too(job):
