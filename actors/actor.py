@@ -8,8 +8,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import zmq
 
@@ -65,6 +66,7 @@ def run_actor(
     env: EnvConfig,
     run: str,
     keys: Path | None = None,
+    template_args: Mapping[str, Any] | None = None,
     in_step: bool = False,
 ) -> None:
     """Run episodes until SIGTERM or a Drain message, then drain. Blocks until the actor has ended.
@@ -77,6 +79,7 @@ def run_actor(
         env: ``[env]`` of the run file.
         run: name of the run. The actor ends if the broker serves a different one.
         keys: folder of the keys. None means that nothing is encrypted.
+        template_args: further variables of the chat template, `[model] template_args` of the run file.
         in_step: run windows in lockstep, see `actors.episode.Bounds`.
 
     Raises:
@@ -87,7 +90,7 @@ def run_actor(
     # This handler works until the event loop installs its own.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     sys.setswitchinterval(SWITCH_S)
-    renderer = Renderer(Path(model))
+    renderer = Renderer(Path(model), template_args)
 
     def make() -> Suite:
         return make_suite(env.name, env.params)

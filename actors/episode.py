@@ -17,7 +17,7 @@ from actors.failures import FAILURES
 from actors.generator_client import TurnRequest
 from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
-from envs.base import ChatMessage, Env, StepResult, Suite
+from envs.base import ChatMessage, Env, HasTools, StepResult, Suite, ToolSchema
 from protocol.arrays import SegmentArrays
 from protocol.failures import describe
 from protocol.messages import MAX_ITEMS, MAX_NAME, LeaseTask
@@ -39,9 +39,11 @@ class Text(Protocol):
 
     @property
     def eos_ids(self) -> tuple[int, ...]: ...
-    def prompt(self, messages: Sequence[ChatMessage]) -> list[int]: ...
-    def observation(self, message: ChatMessage, sampled: Sequence[int]) -> list[int]: ...
-    def decode(self, token_ids: Sequence[int]) -> str: ...
+    def prompt(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()) -> list[int]: ...
+    def observation(
+        self, messages: Sequence[ChatMessage], sampled: Sequence[int], tools: Sequence[ToolSchema] = ()
+    ) -> list[int]: ...
+    def decode(self, token_ids: Sequence[int], *, keep_special: bool = False) -> str: ...
     def check_prefix(self, known: Sequence[int], prompt: Sequence[int]) -> None: ...
 
 
@@ -95,6 +97,9 @@ class Episode:
         self.trajectory_id = lease.trajectory_id
         self._cutter = SegmentCutter(lease.task, self.trajectory_id, bounds.segment_tokens)
         self._tokens: list[int] = []
+        self._tools: Sequence[ToolSchema] = ()
+        self._keep_special = False
+        """True if the environment parses tool calls, whose marks may be special tokens."""
         self._in_step = bounds.in_step and lease.task.purpose == "train"
         self._min_version = lease.task.min_policy_version
         self._generator = ""
@@ -133,8 +138,10 @@ class Episode:
 
     async def _play(self, env: Env) -> None:
         messages = await self._ask(env.reset, dict(self._task.data))
-        _check_conversation(messages)
-        prompt = self._text.prompt(messages)
+        _check_conversation(messages, "reset")
+        if isinstance(env, HasTools):
+            self._tools, self._keep_special = await self._ask(env.tools, on_loop=True), True
+        prompt = self._text.prompt(messages, self._tools)
         limit = self._task.sampling.max_trajectory_tokens
         if len(prompt) >= limit:
             raise ActorError(
@@ -208,14 +215,16 @@ class Episode:
 
     def _answer(self, sampled: list[int]) -> str:
         ended = bool(sampled) and sampled[-1] in self._text.eos_ids
-        return self._text.decode(sampled[:-1] if ended else sampled)
+        return self._text.decode(sampled[:-1] if ended else sampled, keep_special=self._keep_special)
 
     def _observation(self, result: StepResult, sampled: list[int]) -> list[int]:
         if result.done:
             return []
-        if result.observation is None:
+        messages = result.messages()
+        if not messages:
             raise EnvironmentFailed("environment: step returned neither an observation nor done")
-        return self._text.observation(result.observation, sampled)
+        _check_conversation(messages, "step")
+        return self._text.observation(messages, sampled, self._tools)
 
     def _end(self, result: StepResult, turn: int, reason: str, observed: int) -> Closing | None:
         """Return how the trajectory ends after this turn, or None if it goes on."""
@@ -309,13 +318,16 @@ class Episode:
             log.warning("environment of %s did not close: %r", self.trajectory_id, error)
 
 
-def _check_conversation(messages: Any) -> None:
-    """Raise EnvironmentFailed unless ``messages`` is a conversation."""
+def _check_conversation(messages: Any, function: str) -> None:
+    """Raise EnvironmentFailed unless ``messages``, which ``function`` returned, are a conversation."""
     if not isinstance(messages, Sequence) or not all(
-        isinstance(message, Mapping) and isinstance(message.get("content"), str) for message in messages
+        isinstance(message, Mapping)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+        for message in messages
     ):
         raise EnvironmentFailed(
-            f"environment: reset returned {messages!r:.200}; it must be a list of "
+            f"environment: {function} returned {messages!r:.200}; it must be a list of "
             '{"role": "user", "content": TEXT}'
         )
 

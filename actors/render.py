@@ -7,23 +7,16 @@ to n.
 """
 
 import json
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import jinja2.ext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from actors.chat_template import ChatTemplate
 from actors.errors import PrefixBroken, TemplateUnusable
-from envs.base import ChatMessage
+from envs.base import ChatMessage, ToolSchema
 
-_MARK = "ANSWER"
-# Templates of reasoning models add an empty thought to an assistant turn that has none, and drop it again
-# once a message follows. A thought with content may stay, so the second stand-in has one.
-_STAND_INS = (_MARK, f"<think>\nthought\n</think>\n\n{_MARK}")
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -33,12 +26,13 @@ class Renderer:
     Args:
         folder: holds tokenizer.json, tokenizer_config.json and a chat template (in chat_template.jinja or in
             tokenizer_config.json).
+        template_args: further variables of the template, such as ``enable_thinking``.
 
     Raises:
         TemplateUnusable: a file or the end token is missing, or the template does not compile.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, template_args: Mapping[str, Any] | None = None) -> None:
         self._folder = Path(folder)
         try:
             self._tokenizer = Tokenizer.from_file(str(self._folder / "tokenizer.json"))
@@ -46,72 +40,79 @@ class Renderer:
             # The tokenizers library raises bare Exception.
             raise TemplateUnusable(f"{self._folder / 'tokenizer.json'}: {error}") from None
         config = _json(self._folder / "tokenizer_config.json")
-        self._special = _special_tokens(config, _json(self._folder / "special_tokens_map.json"))
-        self._template = _compile(_template_text(self._folder, config))
-        self.eos_ids = self._find_eos_ids(_json(self._folder / "generation_config.json"))
+        special = _special_tokens(config, _json(self._folder / "special_tokens_map.json"))
+        text = _template_text(self._folder, config)
+        self.eos_ids = self._find_eos_ids(special, _json(self._folder / "generation_config.json"))
+        ends = [self._tokenizer.id_to_token(number) or "" for number in self.eos_ids]
+        self._template = ChatTemplate(
+            text,
+            special,
+            arguments=template_args,
+            ends=[end for end in ends if end],
+            place=str(self._folder),
+        )
 
-    def prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
+    def prompt(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()) -> list[int]:
         """Return the token ids of the first observation, up to where the policy's first action begins."""
-        return self.encode(self.text(messages, add_generation_prompt=True))
+        return self.encode(self.text(messages, tools, add_generation_prompt=True))
 
-    def text(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = False) -> str:
+    def text(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema] = (),
+        *,
+        add_generation_prompt: bool = False,
+    ) -> str:
         """Return the conversation as the template renders it.
 
         Raises:
             TemplateUnusable: the template rejects the conversation.
         """
-        try:
-            return self._template.render(
-                messages=[dict(m) for m in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._special,
-            )
-        except jinja2.TemplateError as error:
-            roles = [m["role"] for m in messages]
-            raise TemplateUnusable(f"chat template of {self._folder}: {error} (roles {roles})") from None
+        return self._template.text(messages, tools, add_generation_prompt=add_generation_prompt)
 
-    def observation(self, message: ChatMessage, sampled: Sequence[int]) -> list[int]:
+    def observation(
+        self, messages: Sequence[ChatMessage], sampled: Sequence[int], tools: Sequence[ToolSchema] = ()
+    ) -> list[int]:
         """Return the token ids between the end of one action and the start of the next.
 
-        The template writes three parts after the assistant's text: the end of the turn, the observation, and
-        the opening of the next assistant turn. The result leaves out the part of the turn's end that the
-        policy sampled itself: everything up to the end token, if ``sampled`` ends with one.
+        The template writes three parts after the assistant's text: the end of the turn, the messages, and
+        the opening of the next assistant turn. All messages are rendered together. The result leaves out the
+        part of the turn's end that the policy sampled itself: everything up to the end token, if ``sampled``
+        ends with one.
 
         Raises:
-            PrefixBroken: the template changes earlier turns when a message is added.
+            PrefixBroken: the template changes earlier messages when these are added.
             TemplateUnusable: the template rejects the conversation.
         """
-        closing, added = self._behind_answer(message)
-        if sampled and sampled[-1] in self.eos_ids:
-            end = self._tokenizer.id_to_token(sampled[-1]) or ""
-            if end and end in closing:
-                closing = closing.partition(end)[2]
-        return self.encode(closing + added)
+        behind, opening = self._template.behind_answer(messages, tools)
+        ended = bool(sampled) and sampled[-1] in self.eos_ids
+        end = (self._tokenizer.id_to_token(sampled[-1]) or "") if ended else ""
+        return self.encode(behind[opening.kept_from(end, self._template.ends) :])
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of an action for the environment, without special tokens."""
-        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+    def check_follow_up(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()) -> str:
+        """Try messages behind an answer. Return a remark on what the template would do otherwise, or "".
+
+        Raises:
+            PrefixBroken, TemplateUnusable: an episode could not go on with such messages.
+        """
+        self._template.opening(messages, tools)
+        if not self._template.drops_thoughts(messages, tools):
+            return ""
+        roles = " and ".join(dict.fromkeys(repr(m["role"]) for m in messages))
+        return (
+            f"the chat template leaves out the thought of an earlier answer once {roles} messages follow; in training "
+            "the thought stays in the context, see docs/understand/actor.md"
+        )
+
+    def decode(self, token_ids: Sequence[int], *, keep_special: bool = False) -> str:
+        """Return the text of an action for the environment.
+
+        Args:
+            token_ids: tokens of the action.
+            keep_special: keep the special tokens, such as the marks of a tool call, as text.
+        """
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=not keep_special)
         return text
-
-    def _behind_answer(self, message: ChatMessage) -> tuple[str, str]:
-        """Return the text that ends an assistant turn, and the text that ``message`` after it adds."""
-        broken: PrefixBroken | None = None
-        for stand_in in _STAND_INS:
-            talk: list[ChatMessage] = [{"role": "user", "content": "Question"}]
-            talk.append({"role": "assistant", "content": stand_in})
-            before = self.text(talk)
-            after = self.text([*talk, message], add_generation_prompt=True)
-            if after.startswith(before):
-                return before[before.rindex(_MARK) + len(_MARK) :], after[len(before) :]
-            broken = broken or PrefixBroken(
-                f"chat template of {self._folder} rewrites earlier turns when a {message['role']!r} message "
-                f"is added: {_parting(self.encode(before), self.encode(after), self._tokenizer)}; use a "
-                "template that leaves earlier turns as they are"
-            )
-        assert broken is not None
-        raise broken
 
     def check_prefix(self, known: Sequence[int], prompt: Sequence[int]) -> None:
         """Raise PrefixBroken, which names the first difference, unless ``prompt`` begins with ``known``."""
@@ -126,10 +127,10 @@ class Renderer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def _find_eos_ids(self, generation: dict[str, Any]) -> tuple[int, ...]:
+    def _find_eos_ids(self, special: Mapping[str, str], generation: dict[str, Any]) -> tuple[int, ...]:
         listed = generation.get("eos_token_id")
         ids = set(listed if isinstance(listed, list) else [] if listed is None else [listed])
-        eos = self._tokenizer.token_to_id(self._special.get("eos_token", ""))
+        eos = self._tokenizer.token_to_id(special.get("eos_token", ""))
         if eos is not None:
             ids.add(eos)
         if not ids:
@@ -190,44 +191,3 @@ def _template_text(folder: Path, config: dict[str, Any]) -> str:
             f"{folder}: no chat template; put one into chat_template.jinja or take an instruction-tuned model"
         )
     return template
-
-
-def _compile(text: str) -> jinja2.Template:
-    """Compile a chat template in an environment like the one that `transformers` renders with."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    try:
-        return environment.from_string(text)
-    except jinja2.TemplateError as error:
-        raise TemplateUnusable(f"chat template does not compile: {error}") from None
-
-
-class _GenerationBlock(jinja2.ext.Extension):
-    """Tag ``{% generation %}``: some templates mark assistant text with it; it does not change the text."""
-
-    tags = {"generation"}  # noqa: RUF012  (the attribute's type is fixed by jinja2)
-
-    def parse(self, parser: Any) -> Any:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.Scope(body).set_lineno(line)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)

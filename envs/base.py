@@ -4,18 +4,29 @@ Each process makes one `Suite` from the run file. The suite makes a new `Env` fo
 only once, so no state leaks from one episode into the next.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
+from typing import Any, Literal, NotRequired, Protocol, TypedDict, runtime_checkable
 
 Split = Literal["train", "heldout"]
 
 
 class ChatMessage(TypedDict):
-    """One message of a conversation; role is "system", "user", "assistant" or "tool"."""
+    """One message of a conversation; role is "system", "user", "assistant" or "tool".
+
+    The optional keys are those of OpenAI's chat format. An assistant message may list ``tool_calls``. A tool
+    message may have the ``tool_call_id`` and the ``name`` of the call that it answers.
+    """
 
     role: str
     content: str
+    tool_calls: NotRequired[list[dict[str, Any]]]
+    tool_call_id: NotRequired[str]
+    name: NotRequired[str]
+
+
+ToolSchema = dict[str, Any]
+"""Description of a tool as chat templates take it: ``{"type": "function", "function": {"name": ..., ...}}``."""
 
 
 @dataclass(frozen=True)
@@ -23,18 +34,30 @@ class StepResult:
     """Answer of an environment to one action.
 
     Attributes:
-        observation: message appended to the conversation; None or empty when the episode is over.
+        observation: message or messages appended to the conversation; None or empty when the episode is over.
+            Several messages are rendered together, for example all results of one turn's tool calls.
         rewards: finite rewards of this turn, by name.
         done: whether the episode is over.
         correct: whether the task was solved exactly, for evaluation. It is set only at the end.
         info: further data. The trajectory records only the info of the last step.
     """
 
-    observation: ChatMessage | None = None
+    observation: ChatMessage | Sequence[ChatMessage] | None = None
     rewards: dict[str, float] = field(default_factory=dict)
     done: bool = False
     correct: bool | None = None
     info: dict[str, Any] = field(default_factory=dict)
+
+    def messages(self) -> list[ChatMessage]:
+        """Return the observation as a list of messages, empty if there is none.
+
+        Example:
+            >>> StepResult(observation={"role": "tool", "content": "7"}).messages()
+            [{'role': 'tool', 'content': '7'}]
+        """
+        if self.observation is None:
+            return []
+        return [self.observation] if isinstance(self.observation, Mapping) else list(self.observation)
 
 
 class Env(Protocol):
@@ -73,6 +96,19 @@ class Suite(Protocol):
 
     async def close(self) -> None:
         """Free the resources of the suite, such as scorer processes and connections."""
+        ...
+
+
+@runtime_checkable
+class HasTools(Protocol):
+    """Optional method of an `Env`, in addition to the methods of `Env`.
+
+    The action of such an environment keeps its special tokens as text, because the marks of tool calls may be
+    special tokens. Only the end token is left out.
+    """
+
+    def tools(self) -> Sequence[ToolSchema]:
+        """Return the schemas of the tools for the chat template. The actor calls this once, after ``reset``."""
         ...
 
 

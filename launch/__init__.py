@@ -2,10 +2,10 @@
 
 - `cli`: the command `offbeat`. `commands/`: its verbs on an existing run. `plan/`: `offbeat plan`.
 - `reference/`: writes the pages of docs/ that are generated from the code.
-- `preflight`: tries folder, model and environment before anything starts.
+- `preflight`: tries folder, model and environment before anything starts. `follow_ups`: tries the chat template.
 - `run_file/`: sections, loading, rules. `run_folder`, `model`, `tokenizer`: a run's folder and model.
 - `gguf`: makes model folders from GGUF files. `known_models`: models that need no hub.
-- `preflight`: tries both before anything starts. `resuming`: what `--resume` goes on from.
+- `resuming`: what `--resume` goes on from.
 - `role`, `by_hand`, `weights_role`: run one role in one process. `supervise/`: `offbeat train`.
 - `processes`: child processes that die with their parent. `logs`, `errors`, `exit_codes`: for all roles.
 """

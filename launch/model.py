@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 from actors.render import Renderer
@@ -126,7 +127,7 @@ def make(config: RunConfig, tiny: TinyModel, folder: Path) -> None:
         tied=tiny.tie_embeddings,
         seed=tiny.seed,
     )
-    renderer = Renderer(folder)
+    renderer = Renderer(folder, config.model.template_args)
     examples = [example(renderer, talk) for talk in talks]
     held = max(1, int(VALIDATION_SHARE * len(examples)))
     progress = warm_start(
@@ -174,15 +175,17 @@ def example(renderer: Renderer, talk: Sequence[ChatMessage]) -> tuple[list[int],
     opening = next(i for i, message in enumerate(talk) if message["role"] == "assistant")
     ids = renderer.prompt(talk[:opening])
     learnt = [False] * len(ids)
-    for message in talk[opening:]:
-        if message["role"] == "assistant":
-            action = [*renderer.encode(message["content"]), renderer.eos_ids[0]]
-            ids += action
-            learnt += [True] * len(action)
+    for by_assistant, turn in groupby(talk[opening:], key=lambda message: message["role"] == "assistant"):
+        if by_assistant:
+            added = [
+                token
+                for message in turn
+                for token in [*renderer.encode(message["content"]), renderer.eos_ids[0]]
+            ]
         else:
-            added = renderer.observation(message, ids)
-            ids += added
-            learnt += [False] * len(added)
+            added = renderer.observation(list(turn), ids)
+        ids += added
+        learnt += [by_assistant] * len(added)
     return ids, learnt
 
 

@@ -16,12 +16,13 @@ from actors.environment import EnvironmentRunner
 from actors.episode import finite_rewards
 from actors.errors import ActorError
 from actors.render import Renderer
-from envs.base import Env, HasFacts, Split, StepResult, Suite, SuiteFacts
+from envs.base import ChatMessage, Env, HasFacts, HasTools, Split, StepResult, Suite, SuiteFacts, ToolSchema
 from envs.blame import in_one_line
 from envs.errors import EnvError
 from envs.registry import make_suite
 from envs.user_code import nearest
 from launch.errors import ConfigError
+from launch.follow_ups import check_follow_ups
 from launch.gguf import is_gguf
 from launch.known_models import KNOWN_MODELS
 from launch.model import SMALL_FILES, existing, kept_model
@@ -78,7 +79,7 @@ def examine(config: RunConfig) -> Examined:
     renderer, context = None, None
     if folder is not None:
         try:
-            renderer = Renderer(folder)
+            renderer = Renderer(folder, config.model.template_args)
         except ActorError as error:
             raise ConfigError(f"model.path: {error}") from None
         context = longest_sequence(folder)
@@ -241,12 +242,12 @@ async def _try_environment(
     except EnvError as error:
         raise ConfigError(f"env: {error}") from None
     facts = suite.facts() if isinstance(suite, HasFacts) else SuiteFacts()
-    trial = _Trial(config, suite)
+    trial = _Trial(config, suite, renderer)
     tasks: list[tuple[Split, int]] = [("train", index) for index in range(TRAIN_TASKS)]
     if config.learner.evaluation_tasks and facts.heldout_tasks != 0:
         tasks.append(("heldout", 0))
     try:
-        prompts = [await trial.begin(renderer, split, index) for split, index in tasks]
+        prompts = [await trial.begin(split, index) for split, index in tasks]
     finally:
         await trial.close()
     return facts, [prompt for prompt in prompts if prompt is not None], trial.remarks
@@ -259,19 +260,22 @@ class _StepRaised(ConfigError):
 class _Trial:
     """Calls an environment as an actor does: in threads, with deadlines."""
 
-    def __init__(self, config: RunConfig, suite: Suite) -> None:
+    def __init__(self, config: RunConfig, suite: Suite, renderer: Renderer | None) -> None:
         self._params, self._limit_s, self._suite = config.env.params, config.actor.env_timeout_s, suite
+        self._renderer = renderer
         self._runner = EnvironmentRunner(calls=1)
         self.remarks: list[str] = []
 
-    async def begin(self, renderer: Renderer | None, split: Split, index: int) -> Prompt | None:
+    async def begin(self, split: Split, index: int) -> Prompt | None:
         """Begin one task; answer it, too, if it is the first of its split. Return None without a renderer."""
         task = f"{split} task {index}"
         env = await self._ask(self._suite.episode, what=f"episode of {task}", on_loop=True)
         try:
             messages = await self._ask(env.reset, {"index": index, "split": split}, what=f"reset of {task}")
             try:
-                tokens = len(renderer.prompt(messages)) if renderer is not None else 0
+                tokens = await self._count(env, messages, task)
+            except ConfigError:
+                raise
             except Exception as error:
                 raise ConfigError(f"env: the prompt of {task}: {in_one_line(error)}") from None
             failed = await self._answer(env, "", task) if index == 0 else ""
@@ -279,7 +283,19 @@ class _Trial:
             await self._ask(env.close, what=f"close of {task}")
         if failed:
             await self._answer_anew(split, index, failed)
-        return Prompt(split, index, tokens) if renderer is not None else None
+        return Prompt(split, index, tokens) if self._renderer is not None else None
+
+    async def _count(self, env: Env, messages: list[ChatMessage], task: str) -> int:
+        """Return the tokens of a first prompt, with the tools in it; 0 without a renderer."""
+        if self._renderer is None:
+            return 0
+        return len(self._renderer.prompt(messages, await self._tools(env, task)))
+
+    async def _tools(self, env: Env, task: str) -> Sequence[ToolSchema]:
+        if not isinstance(env, HasTools):
+            return ()
+        tools: Sequence[ToolSchema] = await self._ask(env.tools, what=f"tools of {task}", on_loop=True)
+        return tools
 
     async def _answer(self, env: Env, text: str, task: str) -> str:
         """Answer a task. Return the error that the environment raised, or ""."""
@@ -289,6 +305,10 @@ class _Trial:
         except _StepRaised as error:
             return str(error)
         _check_result(result, what)
+        if self._renderer is not None:
+            tools = await self._tools(env, task)
+            remarks = check_follow_ups(self._renderer, result.messages(), tools)
+            self.remarks += [remark for remark in remarks if remark not in self.remarks]
         return ""
 
     async def _answer_anew(self, split: Split, index: int, failed: str) -> None:

@@ -126,6 +126,7 @@ def actor(config: RunConfig, folder: Path, keys: Path | None, *, name: str) -> N
         env=config.env,
         run=folder.name,
         keys=keys,
+        template_args=config.model.template_args,
         in_step=config.windows_in_step,
     )
 

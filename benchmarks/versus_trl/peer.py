@@ -148,7 +148,7 @@ def environment(suite: Suite, clock: Clock) -> dict[str, Any]:
             result = await self._episode.step(text)
             clock.spent["tools and rewards"] += clock.now - before
             self._earned += sum(result.rewards.values())
-            return result.observation["content"] if result.observation else ""
+            return "".join(message["content"] for message in result.messages())
 
         async def _last(self, message: dict[str, Any]) -> float:
             calls = message.get("tool_calls")

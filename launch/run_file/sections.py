@@ -74,6 +74,8 @@ class ModelSection(Section):
     """Hugging Face name or folder of a causal language model, or a GGUF file, which is converted once. `smollm2` is
     SmolLM2-135M-Instruct, from the hub or, without one, from a Python package. If it is set, `[model.tiny]` is
     not used."""
+    template_args: dict[str, Any] = Field(default_factory=dict)
+    """Variables that the chat template gets with every prompt, for example `enable_thinking = false`."""
     tiny: TinyModel | None = None
     cache: Path = Field(Path("runs/models"), strict=False)
     """Folder in which tiny models are kept for later runs."""

@@ -23,14 +23,20 @@ class Letters:
 
     eos_ids = (EOS,)
 
-    def prompt(self, messages):
+    def __init__(self):
+        self.tools, self.kept = [], False
+
+    def prompt(self, messages, tools=()):
+        self.tools.append(list(tools))
         return [ord(c) for m in messages for c in m["content"]]
 
-    def observation(self, message, sampled):
+    def observation(self, messages, sampled, tools=()):
+        self.tools.append(list(tools))
         closing = [] if sampled[-1] == EOS else [EOS]
-        return [*closing, *map(ord, "|" + message["content"])]
+        return [*closing, *map(ord, "".join("|" + message["content"] for message in messages))]
 
-    def decode(self, ids):
+    def decode(self, ids, keep_special=False):
+        self.kept = keep_special
         return "".join(map(chr, ids))
 
     def check_prefix(self, known, prompt):
@@ -91,7 +97,7 @@ def say(text, **rewards):
 DONE = StepResult(rewards={"score": 1.0}, done=True, correct=True, info={"why": "ok"})
 
 
-def play(env, script, bounds=None, deadline_s=60.0, **sampling):
+def play(env, script, bounds=None, deadline_s=60.0, text=None, **sampling):
     cuts = []
 
     async def emit(new):
@@ -106,13 +112,15 @@ def play(env, script, bounds=None, deadline_s=60.0, **sampling):
         sampling=Sampling(**({"max_turn_tokens": 16, "max_trajectory_tokens": 64} | sampling)),
     )  # fmt: skip
     lease = LeaseTask(lease_id="l", attempt=2, task=task)
-    return cuts, run(lease, Suite(), script, bounds or Bounds(), emit)
+    return cuts, run(lease, Suite(), script, bounds or Bounds(), emit, text)
 
 
-def run(lease, suite, script, bounds, emit):
+def run(lease, suite, script, bounds, emit, text=None):
+    text = text or Letters()
+
     async def main():
         runner = EnvironmentRunner(calls=4)
-        episode = Episode(lease, suite, Letters(), script, bounds, emit, runner)
+        episode = Episode(lease, suite, text, script, bounds, emit, runner)
         try:
             await episode.run()
         finally:
@@ -142,6 +150,24 @@ def test_turns_alternate_and_rewards_stay_with_their_turn():
     assert env.data == {"index": 3}
     assert episode.status == "finished"
     assert bytes(script.requests[1].prompt) == b"Q:4+3\0|7"
+
+
+def test_several_messages_become_one_observation():
+    both = StepResult(observation=[{"role": "tool", "content": "7"}, {"role": "tool", "content": "8"}])
+    cuts, episode = play(Env(both, DONE), Script("1+2$", "3$"))
+    assert (text_of(cuts), episode.status) == ("Q:1+2$|7|83$", "finished")
+
+
+def test_tools_of_the_environment_reach_the_template_and_its_actions_keep_special_tokens():
+    class Tooled(Env):
+        def tools(self):
+            return [{"type": "function", "function": {"name": "add"}}]
+
+    text, plain = Letters(), Letters()
+    play(Tooled(say("7"), DONE), Script("1$", "2$"), text=text)
+    assert [[tool["function"]["name"] for tool in tools] for tools in text.tools] == [["add"], ["add"]]
+    play(Env(DONE), Script("1$"), text=plain)
+    assert (text.kept, plain.kept, plain.tools) == (True, False, [[]])
 
 
 def test_versions_of_a_turn_in_pieces_are_kept():
@@ -192,6 +218,12 @@ async def answer(value):
         (Env(StepResult(rewards={"r": float("nan")}, done=True)), Script("1$"), "reward 'r' is nan"),
         (Env(StepResult(rewards={"r": "x"}, done=True)), Script("1$"), "'x', not a number"),
         (Env(StepResult()), Script("1$"), "neither an observation nor done"),
+        (Env(StepResult(observation=[])), Script("1$"), "neither an observation nor done"),
+        (
+            Env(StepResult(observation=[{"role": "tool"}])),
+            Script("1$"),
+            "step returned [{'role': 'tool'}]; it must be",
+        ),
         (Env(StepResult(done=True, rewards={})), Script(TurnRefused("too long")), "too long"),
         (Env(lambda: answer("done")), Script("1$"), "step returned 'done', not a StepResult"),
         (Env(DONE, reset=lambda: answer("Q")), Script("1$"), "reset returned 'Q'; it must be a list of"),

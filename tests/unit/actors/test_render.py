@@ -45,6 +45,18 @@ TALK = [
     {"role": "assistant", "content": "=7"},
 ]
 
+AND_NOW = {"role": "user", "content": "and now?"}
+# Numbers its messages, so a question more changes those before it.
+ONE_QUESTION = """{%- for m in messages -%}
+    {%- if m.role == 'user' -%}
+        [{{ messages | selectattr('role', 'equalto', 'user') | list | length }}]{{ m.content }}
+    {%- elif m.role == 'tool' -%}
+        [tool]{{ m.content }}
+    {%- else -%}
+        {{ m.content }}<|im_end|>
+    {%- endif -%}
+{%- endfor -%}"""
+
 
 def byte_level():
     """Return a byte-level tokenizer with ChatML markers, like Qwen's, but without merges."""
@@ -90,20 +102,20 @@ def test_turns_put_together_equal_the_whole_conversation(chatml):
     end = chatml.eos_ids[0]
     ids = chatml.prompt(TALK[:1])
     ids += (action := [*chatml.encode("4+3"), end])
-    ids += chatml.observation(TALK[2], action)
+    ids += chatml.observation([TALK[2]], action)
     assert ids == chatml.prompt(TALK[:3])
 
 
 def test_what_follows_the_end_token_belongs_to_the_observation(chatml):
     action = [*chatml.encode("4+3"), chatml.eos_ids[0]]
-    text = chatml._tokenizer.decode(chatml.observation(TALK[2], action), skip_special_tokens=False)
+    text = chatml._tokenizer.decode(chatml.observation([TALK[2]], action), skip_special_tokens=False)
     assert text.startswith("\n<|im_start|>user\n<tool_response>\n7")
     assert text.endswith("<|im_start|>assistant\n")
 
 
 def test_a_turn_cut_by_length_is_closed_by_the_observation(chatml):
     action = chatml.encode("4+3")
-    text = chatml._tokenizer.decode(chatml.observation(TALK[2], action), skip_special_tokens=False)
+    text = chatml._tokenizer.decode(chatml.observation([TALK[2]], action), skip_special_tokens=False)
     assert text.startswith("<|im_end|>\n<|im_start|>user\n")
 
 
@@ -115,24 +127,79 @@ def test_tiny_tokenizer_round_trips_and_matches_its_template(tiny):
     assert len(ids) < len(question) / 2
     action = [*tiny.encode("esroh"), *tiny.eos_ids]
     assert tiny.decode(action[:-1]) == "esroh"
-    observation = tiny.observation({"role": "tool", "content": "7"}, action)
+    observation = tiny.observation([{"role": "tool", "content": "7"}], action)
     assert tiny._tokenizer.decode(observation, skip_special_tokens=False) == "<tool>7<assistant>"
-    cut = tiny.observation({"role": "tool", "content": "7"}, action[:-1])
+    cut = tiny.observation([{"role": "tool", "content": "7"}], action[:-1])
     assert cut == [*tiny.eos_ids, *observation]
 
 
 def test_a_template_that_keeps_thoughts_behind_tools_is_usable(tmp_path):
     renderer = Renderer(chatml_folder(tmp_path, THINKING))
     action = [*renderer.encode("<think>\nhm\n</think>\n\n4+3"), renderer.eos_ids[0]]
-    text = renderer._tokenizer.decode(renderer.observation(TALK[2], action), skip_special_tokens=False)
+    text = renderer._tokenizer.decode(renderer.observation([TALK[2]], action), skip_special_tokens=False)
     assert text == "\n<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_a_template_that_rewrites_earlier_turns_is_an_error_with_the_place(tmp_path):
+def test_a_template_that_drops_the_thought_of_an_earlier_answer_keeps_the_sampled_tokens(tmp_path):
     renderer = Renderer(chatml_folder(tmp_path, THINKING))
-    with pytest.raises(PrefixBroken, match="rewrites earlier turns when a 'user' message is added") as caught:
-        renderer.observation({"role": "user", "content": "and now?"}, [1])
-    assert "they part at token" in str(caught.value)
+    action = [*renderer.encode("<think>\nhm\n</think>\n\n4+3"), renderer.eos_ids[0]]
+    text = renderer._tokenizer.decode(renderer.observation([AND_NOW], action), skip_special_tokens=False)
+    assert text == "\n<|im_start|>user\nand now?<|im_end|>\n<|im_start|>assistant\n"
+    assert "leaves out the thought" in renderer.check_follow_up([AND_NOW])
+    assert renderer.check_follow_up([TALK[2]]) == ""
+
+
+def test_a_template_that_rewrites_earlier_messages_is_an_error_with_the_place(tmp_path):
+    renderer = Renderer(chatml_folder(tmp_path, ONE_QUESTION))
+    with pytest.raises(PrefixBroken, match="rewrites earlier messages when 'user' messages follow") as caught:
+        renderer.observation([AND_NOW], [1])
+    assert "'[1]Question' became '[2]Question" in str(caught.value)
+    assert renderer.observation([TALK[2]], renderer.eos_ids) == renderer.encode("[tool]7")
+
+
+def test_a_message_that_the_template_leaves_out_is_refused(tmp_path):
+    silent = CHATML.replace("{%- if message.role == 'tool' %}", "{%- if message.role == 'tool' and false %}")
+    silent = silent.replace("{%- else %}", "{%- elif message.role != 'tool' %}")
+    renderer = Renderer(chatml_folder(tmp_path, silent))
+    with pytest.raises(
+        TemplateUnusable, match="leaves out a 'tool' message that follows an answer; use a template"
+    ):
+        renderer.check_follow_up([TALK[2]])
+
+
+def test_several_messages_are_rendered_together(tmp_path):
+    template = CHATML.replace(
+        "'<|im_start|>user\\n<tool_response>",
+        "('<|im_start|>user' if messages[loop.index0 - 1].role != 'tool' else '') + '\\n<tool_response>",
+    )
+    template = template.replace(
+        "</tool_response><|im_end|>\\n'", "</tool_response>' + ('<|im_end|>\\n' if loop.last else '')"
+    )
+    renderer = Renderer(chatml_folder(tmp_path, template))
+    ids = renderer.observation(
+        [TALK[2], {"role": "tool", "content": "8"}], [*renderer.encode("4"), renderer.eos_ids[0]]
+    )
+    text = renderer._tokenizer.decode(ids, skip_special_tokens=False)
+    assert text == (
+        "\n<|im_start|>user\n<tool_response>\n7\n</tool_response>\n<tool_response>\n8\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_tools_and_arguments_reach_the_template(tmp_path):
+    template = "{% for t in tools or [] %}{{ t.function.name }};{% endfor %}{{ mood }}" + CHATML
+    folder = chatml_folder(tmp_path, template)
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    assert Renderer(folder, {"mood": "calm"}).text(TALK[:1], tools).startswith("add;calm<|im_start|>user")
+    assert Renderer(folder).text(TALK[:1]).startswith("<|im_start|>user")
+    with pytest.raises(TemplateUnusable, match=r"model\.template_args: tools: Offbeat itself gives this"):
+        Renderer(folder, {"tools": []})
+
+
+def test_special_tokens_inside_an_answer_are_kept_if_asked(chatml):
+    ids = chatml.encode("a<|im_start|>b")
+    assert chatml.decode(ids) == "ab"
+    assert chatml.decode(ids, keep_special=True) == "a<|im_start|>b"
 
 
 def test_a_rewritten_history_is_shown_token_by_token(chatml):
@@ -154,7 +221,7 @@ def test_an_unusual_end_token_leaves_the_whole_closing_to_the_observation(tmp_pa
     folder = chatml_folder(tmp_path)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [258]}))
     renderer = Renderer(folder)
-    ids = renderer.observation(TALK[2], [*renderer.encode("4"), 258])
+    ids = renderer.observation([TALK[2]], [*renderer.encode("4"), 258])
     assert renderer._tokenizer.decode(ids, skip_special_tokens=False).startswith("<|im_end|>\n")
 
 

@@ -172,3 +172,36 @@ def test_check_says_remarks_and_passes(tmp_path, run, model, capsys):
     assert "note: the first prompt" in said.out
     assert said.out.endswith(": ok (run run, mode async)\n")
     assert said.err == ""
+
+
+GOES_ON = "return StepResult({'role': 'tool', 'content': '7'})"
+
+
+def test_a_template_that_leaves_out_the_messages_of_a_step_is_refused(run, model):
+    template = "{% for m in messages if m.role != 'tool' %}{{ m.content }}<eos>{% endfor %}"
+    (model / "chat_template.jinja").write_text(template)
+    said = refusal(run(step=GOES_ON))
+    assert said.startswith("env: the second turn of an episode: chat template of ")
+    assert (
+        "leaves out a 'tool' message that follows an answer; use a template that takes such messages" in said
+    )
+
+
+def test_a_template_that_goes_on_passes_and_one_that_drops_thoughts_gets_a_remark(run, model):
+    assert preflight(run(step=GOES_ON)) == []
+    drops = "{% for m in messages %}{{ m.content if loop.last else m.content.split('</think>')[-1] }}<eos>{% endfor %}"
+    (model / "chat_template.jinja").write_text(drops)
+    (remark,) = preflight(run(step=GOES_ON))
+    assert "leaves out the thought of an earlier answer once 'tool' messages follow" in remark
+
+
+def test_template_arguments_reach_the_template_and_reserved_names_are_refused(run, model):
+    (model / "chat_template.jinja").write_text(
+        "{{ opening }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    settings = {"path": str(model), "template_args": {"opening": "x" * 1500}}
+    assert "has 15" in refusal(run(model=settings))
+    settings["template_args"] = {"messages": []}
+    assert "model.template_args: messages: Offbeat itself gives this to the template" in refusal(
+        run(model=settings)
+    )
