@@ -14,6 +14,7 @@ BUILT_IN = {
     "reasoning_gym": "envs.reasoning_gym_suite:ReasoningGymSuite",
     "calculator": "envs.calculator:CalculatorSuite",
     "rows": "envs.rows.suite:RowsSuite",
+    "tools": "envs.tools.suite:ToolsSuite",
 }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from broker.gauges import BROKER
 from envs.rows.suite import GAUGES as ROWS
 from envs.scorer import GAUGES as SCORER
+from envs.tools.suite import GAUGES as TOOLS
 from learner.gauges import CRITIC, ENTROPY, EVALUATION, HISTOGRAMS, METHODS, REPLAY, ROLLOUT, UPDATE
 from protocol.gauges import ACTOR, ENV, GENERATOR, Gauge
 
@@ -18,7 +19,7 @@ SECTIONS: dict[str, tuple[str, Mapping[str, Gauge]]] = {
     "replay": ("", REPLAY),
     "generator": ("generator/", GENERATOR),
     "actor": ("actor/", ACTOR),
-    "env": (ENV, {**ROWS, **SCORER}),
+    "env": (ENV, {**ROWS, **TOOLS, **SCORER}),
     "broker": ("broker/", BROKER),
     "evaluation": ("", EVALUATION),
     "histograms": ("histogram/", HISTOGRAMS),
