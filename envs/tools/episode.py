@@ -111,7 +111,9 @@ class ToolsEpisode:
     def _end(self, why: str, action: str) -> StepResult:
         assert self._begun is not None, "step before reset"
         row, prompt = self._begun
-        rewards, correct = self._suite.score(self._user, action, row, prompt)
+        # In gpt-oss' form the text for the user stands in a channel of its own.
+        final = action.rpartition("<|channel|>final<|message|>")[2]
+        rewards, correct = self._suite.score(self._user, final, row, prompt)
         info = {
             "row": row.place,
             "end": why,

@@ -1,8 +1,11 @@
 """Tools of a real MCP server that runs as a process beside the episode, and speaks over stdin and stdout."""
 
 import asyncio
+import contextlib
 import json
 import os
+import socket
+import subprocess
 import sys
 import textwrap
 import time
@@ -11,6 +14,7 @@ import pytest
 
 from envs.errors import EnvError
 from envs.registry import make_suite
+from launch.processes import free_port
 
 SERVER = '''
 import os, sys
@@ -44,7 +48,10 @@ def leave() -> str:
     os._exit(3)
 
 
-server.run()
+if len(sys.argv) > 1:
+    server.run("streamable-http", port=int(sys.argv[1]))
+else:
+    server.run()
 '''
 REWARD = """
 def exact(answer, row):
@@ -142,6 +149,37 @@ def test_a_server_that_does_not_start_is_refused_with_its_stderr(made, tmp_path,
 def test_a_program_that_does_not_exist_is_named(made):
     with pytest.raises(EnvError, match=r"mcp server 'no-such-program --x' did not start: .*no-such-program"):
         made("no-such-program --x")
+
+
+def test_a_server_may_be_a_url(made, tmp_path):
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/mcp"
+    with pytest.raises(EnvError, match=r"mcp server 'http://127.0.0.1:.*/mcp' did not start: "):
+        made(url)
+    program = subprocess.Popen(
+        [sys.executable, f"{tmp_path}/server.py", str(port)],
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 120.0
+        while not listens(port):
+            assert program.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        suite = made(url)
+        assert answered(suite, call("add", a=2, b=3), call("pid")) == ["5", str(program.pid)]
+        asyncio.run(suite.close())
+        assert program.poll() is None, "a server of others goes on"
+    finally:
+        program.kill()
+        program.wait(60.0)
+
+
+def listens(port):
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5.0):
+        return True
+    return False
 
 
 def test_two_servers_with_a_tool_of_one_name_are_refused(made, tmp_path):

@@ -215,3 +215,10 @@ def test_a_coroutine_that_takes_too_long_is_an_error_that_the_model_reads(made, 
     episode, _ = begun(made(call_timeout_s=0.1))
     (message,) = episode.step(call("double")).messages()
     assert message["content"] == "Error: TimeoutError: it took longer than 0.1 s"
+
+
+def test_the_final_channel_of_gpt_oss_is_the_answer(made):
+    episode, _ = begun(made(tools="multiply", reward="short"))
+    assert episode.step("<|channel|>analysis<|message|>hm<|end|><|channel|>final<|message|>8").rewards == {
+        "short": -1.0
+    }
