@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from launch.preflight import Examined
 
 GROUPS = {
-    "every day": ("train", "check", "status", "recipes"),
+    "every day": ("train", "check", "status", "samples", "recipes"),
     "look into a run, or plan one": ("journal", "retrain", "plan"),
     "prepare": ("model", "keys"),
     "one role by hand, in this terminal": ("broker", "learner", "generator", "actor", "weights"),
@@ -47,7 +47,7 @@ OVERRIDES = "settings in place of the file's, for example learner.steps=20"
 
 OLD_NAMES = {"replay": "retrain"}
 """Old names of verbs, which still work in this release, each with its new name."""
-NO_RUN_FILE = ("recipes", "status", "journal", "keys", "retrain")
+NO_RUN_FILE = ("recipes", "status", "samples", "journal", "keys", "retrain")
 """Commands that read no run file, and so take no overrides."""
 
 
@@ -81,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
     status.add_argument(
         "--keys", type=Path, help="keys folder with the token, for a broker named by its address"
     )
+    add_samples(commands)
     add_journal(commands)
     add_keys(commands)
     add_plan(commands)
@@ -112,6 +113,24 @@ def parser() -> argparse.ArgumentParser:
     return main_parser
 
 
+def add_samples(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the arguments of `offbeat samples`."""
+    text = "show what the model wrote: prompts, answers, rewards, advantages, versions"
+    samples = commands.add_parser("samples", help=text, description=text)
+    samples.add_argument("run", nargs="?", default="", help="run folder; default: newest run")
+    which = samples.add_mutually_exclusive_group()
+    for name, what in (
+        ("worst", "lowest returns first"),
+        ("best", "highest returns first"),
+        ("failed", "episodes that failed, and why"),
+    ):
+        which.add_argument(f"--{name}", dest="only", action="store_const", const=name, default="", help=what)
+    samples.add_argument("--heldout", action="store_true", help="only answers to held-out tasks")
+    samples.add_argument("--step", type=int, help="only of this learner step, or of the evaluation after it")
+    samples.add_argument("-n", type=int, default=5, metavar="COUNT", help="most samples shown; default: 5")
+    samples.add_argument("--json", action="store_true", help="lines of JSON, for programs")
+
+
 def grouped(texts: Mapping[str, str]) -> str:
     """Return the list of commands for `offbeat --help`, in the groups of `GROUPS`.
 
@@ -132,6 +151,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser().error(f"unrecognized arguments: {' '.join(unknown)}")
     if getattr(args, "from_step", None) is not None and not args.resume:
         parser().error("--from STEP is for --resume")
+    if args.command == "samples" and args.n < 1:
+        parser().error("-n COUNT is at least 1")
     try:
         if args.command == "recipes":
             return show_recipes(args.name)
@@ -140,6 +161,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             return show(
                 args.target, watch=args.watch, as_json=args.json, keys=args.keys, verbose=args.verbose
+            )
+        if args.command == "samples":
+            from launch.commands import samples
+
+            return samples.show(
+                args.run,
+                only=args.only,
+                heldout=args.heldout,
+                step=args.step,
+                count=args.n,
+                as_json=args.json,
             )
         if args.command == "journal":
             from launch.commands.journal import run

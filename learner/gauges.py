@@ -1,6 +1,6 @@
 """Every metric that the learner reports: tag, unit, meaning. These tables make docs/run/metrics.md."""
 
-from protocol.gauges import Gauge, table
+from protocol.gauges import Gauge, table, tag
 
 ROLLOUT = table(
     [
@@ -258,6 +258,12 @@ EVALUATION = table(
 
 HISTOGRAMS = table(
     [
+        Gauge("return_generated", "reward", "returns of the trajectories that arrived, without failed ones"),
+        Gauge(
+            "advantage_trained",
+            "reward",
+            "mean advantage of each trajectory that carried gradient in the step",
+        ),
         Gauge("policy_lag_versions", "versions", "lag of trained tokens"),
         Gauge("length_generated_tokens", "tokens", "action tokens of the trajectories that arrived"),
         Gauge("length_trained_tokens", "tokens", "action tokens of the trajectories trained"),
@@ -290,3 +296,13 @@ def is_declared(name: str) -> bool:
         (True, True, False)
     """
     return name in SCALARS or name.startswith((REWARD, HELDOUT_REWARD))
+
+CHARTS: dict[str, tuple[str, ...]] = {
+    "reward": ("rollout/return_mean", "rollout/correct_share"),
+    "held-out": ("evaluation/accuracy", "evaluation/return_mean"),
+    "length (tokens)": ("rollout/length_mean_tokens", "rollout/length_trained_mean_tokens"),
+    "lag (versions)": ("learner/policy_lag_mean_versions", "learner/policy_lag_max_versions"),
+    "idle (share)": ("learner/idle_share", tag("generator", "idle_share")),
+    "failures (share)": ("rollout/failed_share", "learner/stale_token_fraction"),
+}
+"""Charts of TensorBoard's tab *Custom scalars*, in the order in which a person looks at them."""

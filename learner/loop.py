@@ -62,7 +62,10 @@ class Learner(Trainer):
                 self.evaluate_what_is_due()
         except NothingToLearn:
             # No step reports them.
-            self.report.write(self.step, rollout_metrics(self.exchange.intake.take_recent(), []))
+            arrived = self.exchange.intake.take_recent()
+            self.report.write(self.step, rollout_metrics(arrived, []))
+            if self.samples is not None:
+                self.samples.untrained(self.step, self.version, arrived)
             self.report.write_failures(self.step, self.exchange.intake.signal.failures)
             raise
         except Stopped as reason:
@@ -99,10 +102,12 @@ class Learner(Trainer):
         if not self.config.evaluation_tasks:
             return
         try:
-            result = result_of(self.exchange.evaluate(f"{tag} {self.step}", version=self.version))
+            episodes = self.exchange.evaluate(f"{tag} {self.step}", version=self.version)
+            result = result_of(episodes)
             if result.missing:
                 log.warning("evaluation %s is repeated: %s", tag, result.sentence())
-                result = result_of(self.exchange.evaluate(f"{tag} {self.step} again", version=self.version))
+                episodes = self.exchange.evaluate(f"{tag} {self.step} again", version=self.version)
+                result = result_of(episodes)
         except Stopped as reason:
             if tag != AFTER:
                 raise
@@ -110,6 +115,10 @@ class Learner(Trainer):
             log.info("evaluation %s left out: %s", tag, reason)
             return
         self.evaluations.append(result.record(tag=tag, step=self.step, policy_version=self.version))
+        if self.samples is not None:
+            # Before the metrics: whoever reads of the evaluation there finds its samples.
+            written = self.samples.evaluation(self.step, self.version, tag, episodes)
+            self.report.write_samples(self.step, written)
         self.report.write(self.step, result.scalars())
         log.info("evaluation %s: %s", tag, result.sentence())
 
@@ -195,8 +204,14 @@ class Learner(Trainer):
             self.restore()
             return
         if start.again:
-            self.report.rewind(0)
+            self.rewind()
         self.take_over(always=False)
+
+    def rewind(self) -> None:
+        """Delete the metrics and the samples of steps and evaluations that this process does again."""
+        self.report.rewind(self.step)
+        if self.samples is not None:
+            self.samples.rewind(self.step, {evaluation["tag"] for evaluation in self.evaluations})
 
     def restore(self) -> None:
         """Load the newest checkpoint and publish its weights.
@@ -214,7 +229,7 @@ class Learner(Trainer):
         self.seconds_before = state["wall_seconds"]
         intake.restore(state["inlet"])
         self.saved = (self.step, len(self.evaluations))
-        self.report.rewind(self.step)
+        self.rewind()
         self.take_over(always=True)
         # In lockstep no token may be sampled by weights from before the restart.
         tasks = curriculum.restore(state["curriculum"], self.version if self.exchange.lockstep else 0)

@@ -24,6 +24,8 @@ from learner.publisher import Publisher
 from learner.replay.batch import can_rescue
 from learner.replay.table import replay_table
 from learner.run_files import CHECKPOINTS, PID_FILE
+from learner.samples.sample_log import SampleLog
+from learner.samples.texts import open_tokenizer
 from protocol.errors import LinkDown
 from protocol.link import ThreadLink
 from protocol.messages import DeliveryUnit, Hello
@@ -144,7 +146,18 @@ def wire(
     replay = replay_table(config)
     if replay is not None:
         exchange.intake.rescuable = partial(can_rescue, replay)
-    return Learner(config, run_dir, engine, exchange, publisher, Report(run_dir), replay=replay, seed=seed)
+    samples = SampleLog(run_dir, open_tokenizer(engine.model), seed=seed)
+    return Learner(
+        config,
+        run_dir,
+        engine,
+        exchange,
+        publisher,
+        Report(run_dir),
+        replay=replay,
+        samples=samples,
+        seed=seed,
+    )
 
 
 def train(learner: Learner, begin: Start) -> None:

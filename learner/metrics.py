@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.gauges import HISTOGRAMS, REWARD, is_declared
+from learner.gauges import CHARTS, HISTOGRAMS, REWARD, is_declared
 from learner.intake.evaluation import mean_rewards, share_correct
+from learner.samples.sample import Sample
+from learner.samples.show import markdown_table
 from learner.trajectory import Trajectory
 from protocol.failures import FailureCounts, describe
 from protocol.messages import Failure
@@ -68,6 +70,9 @@ class Report:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer: Any = SummaryWriter(str(self._folder), purge_step=purge_step)
+        # TensorBoard takes a tag for a regular expression that matches the beginning of a name.
+        charts = {title: ["Multiline", [f"{name}$" for name in names]] for title, names in CHARTS.items()}
+        self._writer.add_custom_scalars({"run": charts})
         # The file stays open until close.
         self._lines = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
 
@@ -119,6 +124,12 @@ class Report:
         table = "\n".join(["| episodes | why they failed |", "|---|---|", *lines])
         self._writer.add_text("failures", table, step)
         self._writer.flush()
+
+    def write_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        """Record what the model wrote, as a table in TensorBoard's text tab."""
+        if samples:
+            self._writer.add_text("samples", markdown_table(samples), step)
+            self._writer.flush()
 
     def close(self) -> None:
         """Close both files."""

@@ -19,6 +19,7 @@ from learner.metrics import Report, rollout_metrics
 from learner.replay.batch import batch_metrics, mix, remember
 from learner.replay.table import ReplayTable
 from learner.run_files import PublishedVersion
+from learner.samples.sample_log import SampleLog
 from learner.totals import Totals
 from learner.trajectory import Trajectory
 from learner.units import RECOMMITTED, Unit
@@ -73,6 +74,8 @@ class Trainer:
     publisher: Versions
     report: Report
     replay: ReplayTable[Any] | None = None
+    samples: SampleLog | None = None
+    """Writes what the model wrote; None: nobody wants to see it, because it was seen before."""
     seed: int = 0
     step: int = 0
     version: int = 0
@@ -197,15 +200,18 @@ class Trainer:
             "learner/policy_version": float(self.version),
             "learner/skipped_steps": float(self.totals.skipped_steps),
         }
-        arrived_lengths = np.array([t.action_tokens for t in arrived])
-        self.report.write(
-            self.step,
-            scalars,
-            {**report.histograms, "length_generated_tokens": arrived_lengths},
-            passed_on=intake.gauges,
-        )
+        histograms = {
+            **report.histograms,
+            "length_generated_tokens": np.array([t.action_tokens for t in arrived]),
+            "return_generated": np.array([t.return_ for t in arrived if t.status != "failed"]),
+        }
+        if report.advantages is not None:
+            histograms["advantage_trained"] = report.advantages
+        self.report.write(self.step, scalars, histograms, passed_on=intake.gauges)
         self.report.write_failures(self.step, intake.signal.failures)
         self.note_unknown_weights(arrived)
+        if self.samples is not None:
+            self.samples.step(self.step, updated, trained, arrived, report.advantages)
 
     def note_unknown_weights(self, arrived: Sequence[Trajectory]) -> None:
         """Tell after the first step which weights belong to rewards that have not occurred, perhaps misspelt."""

@@ -46,6 +46,8 @@ class Trajectory:
     """True if the trajectory comes from the replay table."""
     advantage: float | None = None
     """Advantage of a replayed trajectory; None: it is computed from the group."""
+    stop_reason: str = ""
+    """Why the last turn ended, in the actor's words."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -170,6 +172,7 @@ def assemble(segments: Sequence[SegmentArrays]) -> Trajectory:
         correct=None if correct is None else bool(correct),
         error=last.error,
         failure=last.failure,
+        stop_reason=last.stop_reason,
     )
     _check_trajectory(trajectory)
     _check_counts(ordered)

@@ -32,6 +32,8 @@ class UpdateReport:
     """True if a step was skipped because an estimate, a loss or a gradient was not finite."""
     replayed_tokens: int = 0
     """Number of trained tokens that come from replayed trajectories."""
+    advantages: NDArray[np.float64] | None = None
+    """Mean advantage of each trajectory's tokens that carry policy gradient, [S]; NaN where none does."""
 
 
 def make_report(
@@ -76,7 +78,16 @@ def make_report(
         histograms=histograms,
         nonfinite=outcome.nonfinite,
         replayed_tokens=int(replayed.sum()),
+        advantages=_mean_advantages(batch),
     )
+
+
+def _mean_advantages(batch: Batch) -> NDArray[np.float64]:
+    rows = np.repeat(np.arange(len(batch.lengths)), batch.lengths)[batch.loss_mask]
+    sums = np.bincount(
+        rows, weights=batch.columns["advantage"][batch.loss_mask], minlength=len(batch.lengths)
+    )
+    return np.where(batch.trained > 0, sums / np.maximum(1, batch.trained), np.nan)
 
 
 def _step_metrics(outcome: UpdateOutcome) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from launch.reference.metrics import SECTIONS, fill_tables, tags
+from learner.gauges import CHARTS
 
 PAGE = Path(__file__).parents[3] / "docs" / "run" / "metrics.md"
 
@@ -17,3 +18,7 @@ def test_every_gauge_is_on_the_page_once():
     assert len(tags()) > 100
     assert {tag: page.count(f"| `{tag}` |") for tag in tags()} == dict.fromkeys(tags(), 1)
     assert all(gauge.unit and gauge.meaning for _, gauges in SECTIONS.values() for gauge in gauges.values())
+
+
+def test_every_curve_of_a_chart_is_a_metric():
+    assert {name for names in CHARTS.values() for name in names} <= set(tags())

@@ -16,6 +16,8 @@ from learner.metrics import Report as RealReport
 from learner.replay.table import make_table
 from learner.retrain.retrain import Unpublished
 from learner.run_files import PublishedVersion
+from learner.samples.sample import read_samples
+from learner.samples.sample_log import SampleLog
 from learner.units import Counts, Unit
 from learner.update.report import UpdateReport
 from protocol.failures import FailureCounts
@@ -104,6 +106,7 @@ class Engine:
             nonfinite=outcome == "nonfinite",
             metrics={"learner/trained_tokens": 4.0, "learner/step_seconds": 0.1},
             histograms={"policy_lag_versions": np.array([0, 0, 1, 1])},
+            advantages=np.array([0.25, np.nan]),
         )
 
     def weights(self):
@@ -123,6 +126,9 @@ class Report:
 
     def write_failures(self, step, failures):
         self.failures = failures.rows()
+
+    def write_samples(self, step, samples):
+        self.samples = samples
 
 
 def learner(tmp_path, outcomes, *, stop_at=None, **settings):
@@ -403,6 +409,38 @@ def test_tensorboard_has_a_table_of_the_reasons(tmp_path):
     events.Reload()
     (event,) = events.Tensors("failures/text_summary")
     assert "| 1 | `KeyError: 'a/b' in t.py:3` |" in event.tensor_proto.string_val[0].decode()
+
+
+def test_tensorboard_has_charts_histograms_of_returns_and_a_table_of_samples(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.custom_scalar import layout_pb2
+
+    it = learner(tmp_path, ["applied"])
+    it.report = RealReport(tmp_path)
+    it.samples = SampleLog(tmp_path, lambda ids: f"{len(ids)} tokens")
+    it.exchange.held_out = [[make_trajectory("t", purpose="eval", reward=0.5)] * 2] * 2
+    it.train()
+    it.report.close()
+    events = EventAccumulator(str(tmp_path / "tb"))
+    events.Reload()
+    layout = layout_pb2.Layout.FromString(
+        events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
+    )
+    (category,) = layout.category
+    assert [chart.title.split(" ")[0] for chart in category.chart] == [
+        "reward", "held-out", "length", "lag", "idle", "failures",
+    ]  # fmt: skip
+    assert list(category.chart[0].multiline.tag) == ["rollout/return_mean$", "rollout/correct_share$"]
+    assert events.Histograms("histogram/return_generated")[0].histogram_value.num == 1
+    assert events.Histograms("histogram/advantage_trained")[0].histogram_value.num == 1
+    before, _ = (e.tensor_proto.string_val[0].decode() for e in events.Tensors("samples/text_summary"))
+    assert "| `held-out, first` | `4 tokens` | `5 tokens` | `return 0.5 (score 0.5)` |" in before
+    assert [(s.split, s.step, s.advantage) for s in read_samples(tmp_path)] == [
+        *[("heldout", 0, None)] * 2,
+        ("train", 1, 0.25),
+        ("train", 1, None),
+        *[("heldout", 1, None)] * 2,
+    ]
 
 
 def test_an_evaluation_of_tasks_that_were_never_run_is_repeated_once_and_never_a_figure(tmp_path):
