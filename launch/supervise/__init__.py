@@ -3,6 +3,8 @@
 - `supervisor`, `crew`: start and stop the processes.
 - `health`, `restarts`: decide which process hangs, and when it may start again. Pure.
 - `broker_status`: asks the broker. `starting`, `panel`, `summary`: show the run to a person.
+- `learning_curve`: the picture in the run folder.
 - `metrics_tail`: reads the metrics while a learner writes them. `episodes`: sentences on what became of episodes.
+- `sample_lines`: what the model wrote, under the line of an evaluation.
 - `shared_memory`: removes folders in shared memory whose owner is gone.
 """

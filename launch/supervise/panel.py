@@ -13,29 +13,36 @@ from rich.text import Text
 from launch.run_file.sections import RunConfig
 from launch.supervise.broker_status import Answer
 from launch.supervise.episodes import episodes_row, failing, percent
-from launch.supervise.metrics_tail import MEAN, MetricsTail, held_out, sentence
+from launch.supervise.metrics_tail import EVALUATED, MEAN, SMOOTHED_STEPS, MetricsTail, held_out, sentence
+from launch.supervise.sample_lines import evaluation_samples, sample_lines
 from launch.supervise.summary import Summary
+from learner.samples.sample import newest_samples
 from learner.units import RECOMMITTED
 
 PLAIN_INTERVAL_S = 5.0
-PLAIN_STARTING_S = 30.0
-"""Interval of plain lines while processes start, which takes a minute or more."""
+PLAIN_STILL_S = 30.0
+"""Interval of plain lines while processes start, and while no learner step ends."""
+PLAIN_COLUMNS = 160
+"""Columns of samples where the output is not a terminal."""
+MARGIN = " " * 10
+"""Beginning of a line that belongs to the line above it."""
 STILL_S = 10.0
 """Seconds without a learner step after which the line says who waits for whom."""
+HEADER = f"progress: reward and right are means over the last {SMOOTHED_STEPS} steps; lag and tok/s are those of the last"
 
 
 def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str:
     """Return one line: version, moving mean of the reward, last evaluation, lag, speed, queue, time left.
 
     Args:
-        m: values of `MetricsTail`, and ``first_step``, ``episodes``.
+        m: values of `MetricsTail`, and ``first_step``, ``episodes``, ``all_joined``.
 
     Example:
         >>> from launch.run_file.load import check
         >>> c = check({"model": {"path": "m"}, "env": {"name": "calculator"}}, "doc")
         >>> progress_line({}, c, 3.0)
         'starting the roles, 3 s'
-        >>> progress_line({"episodes": 64}, c, 130.0)
+        >>> progress_line({"all_joined": True}, c, 130.0)
         'before the first step, 130 s'
     """
     evaluated = held_out(m, digits=2)
@@ -43,7 +50,7 @@ def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str
     if evaluated and (step := m.get("evaluation_step")) is not None:
         evaluated = f"{evaluated} at step {step}"
     if "learner/policy_version" not in m:
-        stage = "before the first step" if m.get("episodes") else "starting the roles"
+        stage = "before the first step" if m.get("episodes") or m.get("all_joined") else "starting the roles"
         return " | ".join(filter(None, (f"{stage}, {elapsed_s:.0f} s", evaluated)))
     step, steps = m["step"], config.learner.steps
     done = step - m.get("first_step", step)
@@ -54,16 +61,22 @@ def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str
         )
         left = f" | {seconds // 60}:{seconds % 60:02d} left"
     right = m.get(MEAN + "rollout/correct_share")
+    # After the last step nothing is sampled for training, and the figures of speed are of a time that is over.
+    over = step >= steps
+    last_evaluation = over and config.learner.evaluation_tasks and m.get("evaluation_step") != step
+    speed = (
+        f" | {m.get('generator/tokens_per_second', 0):.0f} tok/s sampled, "
+        f"{m.get('learner/trained_tokens_per_second', 0):.0f} trained | "
+        f"queue {m.get('broker/queue_depth_segments', 0):.0f}{left}"
+    )
     return (
         f"step {step}/{steps} v{m['learner/policy_version']:.0f} | "
         f"reward {m.get(MEAN + 'rollout/return_mean', float('nan')):.3f}"
         f"{'' if right is None else f' right {right:.2f}'} | "
         f"{evaluated}{' | ' if evaluated else ''}"
         f"lag {m.get('learner/policy_lag_mean_versions', 0):.1f} "
-        f"(max {m.get('learner/policy_lag_max_versions', 0):.0f}) | "
-        f"{m.get('generator/tokens_per_second', 0):.0f} tok/s sampled, "
-        f"{m.get('learner/trained_tokens_per_second', 0):.0f} trained | "
-        f"queue {m.get('broker/queue_depth_segments', 0):.0f}{left}"
+        f"(max {m.get('learner/policy_lag_max_versions', 0):.0f})"
+        f"{' | last evaluation' if last_evaluation else '' if over else speed}"
     )
 
 
@@ -106,7 +119,7 @@ class Panel:
         self._tail = MetricsTail(time.time())
         self._seen_step = self._step = 0
         self._stepped = self._started
-        self._printed = 0.0
+        self._printed, self._printed_step, self._line = 0.0, -1, ""
         self._answer: Answer | None = None
         if self._status:
             self._status.start()
@@ -116,8 +129,34 @@ class Panel:
 
         If the output is a file on a full disk, the line is lost, but the run goes on.
         """
+        self._print(f"[{time.monotonic() - self._started:5.0f} s] {text}")
+
+    def _print(self, text: str) -> None:
         with contextlib.suppress(OSError):
-            self._console.print(f"[{time.monotonic() - self._started:5.0f} s] {text}", markup=False)
+            self._console.print(text, markup=False)
+
+    @property
+    def _width(self) -> int:
+        """Columns that are free behind the margin."""
+        return (self._console.width if self._console.is_terminal else PLAIN_COLUMNS) - len(MARGIN)
+
+    def stage(self, text: str) -> None:
+        """Show what is done before the roles start. Only on a terminal, because the line changes."""
+        if self._status:
+            self._status.update(Text(text))
+
+    def joined(self, sentences: Sequence[str], all_joined: str) -> None:
+        """Say who has joined: a line for each where the output is not a terminal, else one line for all.
+
+        Args:
+            sentences: one for each process that has joined since the last call.
+            all_joined: sentence for all of them; "" while one is missing.
+        """
+        if self._status is None:
+            for sentence in sentences:
+                self.note(sentence)
+        elif sentences and all_joined:
+            self.note(all_joined)
 
     def heard(self, answer: Answer) -> None:
         """Take the broker's newest answer, or its silence."""
@@ -140,15 +179,20 @@ class Panel:
         now = time.monotonic()
         for news in self._tail.read(folder / "metrics.jsonl"):
             self.note(sentence(news))
-        interval_s = PLAIN_STARTING_S if starting else PLAIN_INTERVAL_S
+            if EVALUATED in news:
+                for sample in evaluation_samples(newest_samples(folder), news["step"]):
+                    self._print("\n".join(MARGIN + line for line in sample_lines(sample, self._width)))
+        metrics = self._tail.values
+        same_step = metrics.get("step", 0) == self._printed_step
+        interval_s = PLAIN_STILL_S if starting or same_step else PLAIN_INTERVAL_S
         if not last and now - self._printed < (0.5 if self._status else interval_s):
             return
-        metrics = self._tail.values
         if not self._seen_step and "learner/policy_version" in metrics:
             self._training_since, self._seen_step = now, metrics["step"]
+            self.note(HEADER)
         if metrics.get("step", 0) != self._step:
             self._step, self._stepped = metrics.get("step", 0), now
-        metrics["first_step"] = self._seen_step
+        metrics["first_step"], metrics["all_joined"] = self._seen_step, not starting
         if self._answer is not None and self._answer.status is not None:
             metrics["episodes"] = self._answer.status.get("episodes", {}).get("ended", 0)
         line = progress_line(metrics, config, now - self._training_since)
@@ -156,11 +200,12 @@ class Panel:
         # While processes start, everybody waits for them, and the line says so already.
         still_s = 0.0 if starting and not self._seen_step else now - self._stepped
         line += trailer(restarts, None if last else self._answer, still_s)
-        self._printed = now
+        self._printed, self._printed_step = now, self._step
         if self._status and not last:
             # An error's text may hold what rich takes for marks.
             self._status.update(Text(line))
-        else:
+        elif line != self._line or not last:
+            self._line = line
             self.note(line)
 
     def show(self, summary: Summary) -> None:
@@ -188,7 +233,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     return [
         *held_out_rows(summary["evaluations"]),
         ("steps, policy version", f"{summary['steps']}, {summary['policy_version']} ({summary['ended_by']})"),
-        ("wall time", f"{summary['wall_seconds']:.0f} s, of it {summary['training_seconds']:.0f} s training"),
+        ("wall time", wall_time(summary)),
         ("tokens", f"{summary['tokens_generated']:,} sampled, {summary['tokens_trained']:,} trained"),
         # A summary of an earlier version has no episodes.
         *([("episodes", episodes_row(summary["episodes"]))] if "episodes" in summary else []),
@@ -199,9 +244,24 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         ),
         ("idle share", f"learner {idle['learner']:.0%}, generator {idle['generator']:.0%}"),
         ("started again", started_again(summary["restarts"])),
-        ("TensorBoard", f"tensorboard --logdir {summary['tensorboard']}"),
+        ("TensorBoard", f"tensorboard --logdir {summary['tensorboard']}, tab Custom scalars"),
         ("learning curve", summary["learning_curve"]),
     ]
+
+
+def wall_time(summary: Summary) -> str:
+    """Return the time of this start, and the time of training, which includes earlier starts of the run.
+
+    Example:
+        >>> wall_time({"wall_seconds": 239.0, "training_seconds": 212.0})
+        '239 s, of it 212 s training'
+        >>> wall_time({"wall_seconds": 39.0, "training_seconds": 74.0, "resumed": True})
+        '39 s since it was resumed; 74 s training in all'
+    """
+    wall, training = f"{summary['wall_seconds']:.0f} s", f"{summary['training_seconds']:.0f} s training"
+    # A summary of an earlier version does not say whether the run was resumed.
+    resumed = summary.get("resumed", summary["training_seconds"] > summary["wall_seconds"])
+    return f"{wall} since it was resumed; {training} in all" if resumed else f"{wall}, of it {training}"
 
 
 def held_out_rows(evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

@@ -15,6 +15,8 @@ STAGES = {
     "actor": "opens tokenizer and environment",
 }
 """Work of a role's process before it joins."""
+USUAL = {"learner": "10 to 60 s", "generator": "15 to 90 s", "actor": "2 to 15 s"}
+"""Time from start to join on a machine with two cores, where no earlier run has measured it."""
 
 
 class Starting:
@@ -32,8 +34,8 @@ class Starting:
         'learner 12 s (imports DeepSpeed, loads the model; last time 68 s)'
         >>> starting.look(["learner", "actor-0"], {"learner": 70.0, "actor-0": 70.0})
         ['learner has joined after 70 s']
-        >>> starting.text, starting.took
-        ('', {'actor': 12.0, 'learner': 70.0})
+        >>> starting.text, starting.done
+        ('', 'all roles have joined: actor after 12 s, learner after 70 s')
     """
 
     def __init__(self, names: Iterable[str], last: Mapping[str, float]) -> None:
@@ -46,6 +48,12 @@ class Starting:
     def text(self) -> str:
         """List the processes that have not joined; "" if all have."""
         return ", ".join(f"{name} {age:.0f} s ({self._about(name)})" for name, age in self._ages.items())
+
+    @property
+    def done(self) -> str:
+        """Say that all processes have joined, and after how long each role has; "" while one is missing."""
+        took = ", ".join(f"{role} after {seconds:.0f} s" for role, seconds in self.took.items())
+        return "" if self._ages else f"all roles have joined: {took}"
 
     def look(self, joined: Iterable[str], ages: Mapping[str, float]) -> list[str]:
         """Take the names that have joined. Return a sentence for each that is new.
@@ -65,8 +73,8 @@ class Starting:
 
     def _about(self, name: str) -> str:
         role = role_of(name)
-        last = f"; last time {self._last[role]:.0f} s" if role in self._last else ""
-        return STAGES[role] + last
+        long = f"last time {self._last[role]:.0f} s" if role in self._last else f"usually {USUAL[role]}"
+        return f"{STAGES[role]}; {long}"
 
 
 def last_starts(runs: Path) -> dict[str, float]:

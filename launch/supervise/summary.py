@@ -1,13 +1,12 @@
 """``summary.json`` and the learning curve of a finished run. docs/run/summary.md explains the fields."""
 
 import json
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from launch.run_file.sections import RunConfig
-from launch.supervise.metrics_tail import SMOOTHED_STEPS
+from launch.supervise.learning_curve import draw_curve
 
 SCHEMA = 1
 Summary = dict[str, Any]
@@ -22,6 +21,7 @@ def write_summary(
     killed: list[str],
     restarts: dict[str, int],
     restart_reasons: list[str],
+    resumed: bool = False,
 ) -> Summary:
     """Write and return the summary of the learner's report and metrics file, and draw the learning curve."""
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
@@ -40,6 +40,7 @@ def write_summary(
         "policy_version": result["policy_version"],
         "wall_seconds": wall_seconds,
         "training_seconds": result["wall_seconds"],
+        "resumed": resumed,
         "accuracy": {
             "before": evaluations.get("before", {}).get("accuracy"),
             "after": evaluations.get("after", {}).get("accuracy"),
@@ -98,56 +99,3 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-
-
-def moving_mean(values: Sequence[float]) -> list[float]:
-    """Return for each value the mean of the last `SMOOTHED_STEPS` values up to it.
-
-    Example:
-        >>> moving_mean([1.0, 3.0, 5.0])
-        [1.0, 2.0, 3.0]
-    """
-    windows = (values[max(0, end - SMOOTHED_STEPS) : end] for end in range(1, len(values) + 1))
-    return [sum(window) / len(window) for window in windows]
-
-
-def draw_curve(
-    lines: list[dict[str, Any]], evaluations: list[dict[str, Any]], path: Path, *, title: str
-) -> None:
-    """Plot return, share of right answers, held-out accuracy and policy lag against the learner step."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (top, bottom) = plt.subplots(
-        2, 1, figsize=(7, 5), sharex=True, height_ratios=(3, 1), layout="constrained"
-    )
-    for name, label in (("rollout/return_mean", "mean return"), ("rollout/correct_share", "solved, sampled")):
-        points = [(m["step"], m[name]) for m in lines if name in m]
-        if points:
-            steps, raw = zip(*points, strict=True)
-            (line,) = top.plot(steps, moving_mean(raw), label=label, linewidth=1.5)
-            # The share of one batch jumps, so it stands faintly behind its mean.
-            top.plot(steps, raw, color=line.get_color(), alpha=0.25, linewidth=0.75)
-    solved = any(e["accuracy"] is not None for e in evaluations)
-    name, label = ("accuracy", "solved") if solved else ("return_mean", "return")
-    if points := [(e["step"], e[name]) for e in evaluations if e[name] is not None]:
-        top.plot(*zip(*points, strict=True), "o--", color="black", label=f"{label}, held-out, greedy")
-    top.set_title(title)
-    top.set_ylabel("return / share")
-    top.grid(alpha=0.3)
-    if top.get_legend_handles_labels()[0]:
-        top.legend()
-    for name, label in (
-        ("learner/policy_lag_mean_versions", "mean"),
-        ("learner/policy_lag_max_versions", "max"),
-    ):
-        points = [(m["step"], m[name]) for m in lines if name in m]
-        if points:
-            bottom.plot(*zip(*points, strict=True), label=label, linewidth=1)
-    bottom.set_ylabel("policy lag")
-    bottom.set_xlabel("learner step")
-    bottom.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.25
 PREPARE_S = 7200.0
+MAKING = "usually under a minute, and 5 s if it is cached"
 WORDS: dict[int, str] = {
     signal.SIGINT: "Ctrl-C",
     signal.SIGTERM: "SIGTERM",
@@ -87,6 +88,7 @@ def train(
             killed=stubborn,
             restarts=crew.restarts,
             restart_reasons=crew.restart_reasons,
+            resumed=resume,
         )
     panel.show(summary)
     return summary
@@ -200,8 +202,8 @@ def watch(
             if answer.status is not None:
                 names = [peer["name"] for peer in answer.status["peers"]]
                 joined |= LEARNER in names
-                for sentence in starting.look(names, crew.ages(answer.at)):
-                    panel.note(sentence)
+                if said := starting.look(names, crew.ages(answer.at)):
+                    panel.joined(said, starting.done)
                     keep_starts(config.run.dir, starting.took)
         if weights is not None and (answer := weights.take()):
             crew.examine_weights(answer)
@@ -234,8 +236,10 @@ def prepare_model(config: RunConfig, folder: Path, panel: Panel, interrupt: "Int
     panel.note("model: making and warm-starting it, unless it is cached")
     env = role_environment(1, local_model=True)
     child = spawn("model", role_command("model", folder), log=folder / "logs" / "model.log", env=env)
-    deadline = time.monotonic() + PREPARE_S
+    begun = time.monotonic()
+    deadline = begun + PREPARE_S
     while child.running:
+        panel.stage(f"model: making and warm-starting it, {time.monotonic() - begun:.0f} s ({MAKING})")
         if interrupt.asked or time.monotonic() > deadline:
             stop([child], patience_s=5.0)
         if interrupt.asked:

@@ -1,6 +1,6 @@
 """The picture of a run without evaluations and without steps is drawn without a warning."""
 
-from launch.supervise.summary import draw_curve
+from launch.supervise.learning_curve import draw_curve
 
 
 def test_a_curve_without_points_has_no_legend(tmp_path):

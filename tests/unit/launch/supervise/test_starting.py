@@ -2,7 +2,7 @@
 
 from launch.run_file.load import check
 from launch.supervise.broker_status import Answer
-from launch.supervise.panel import PLAIN_STARTING_S, Panel
+from launch.supervise.panel import PLAIN_STILL_S, Panel
 from launch.supervise.starting import Starting, keep_starts, last_starts
 
 WAITS = ["everybody waits for a learner: none has joined"]
@@ -36,5 +36,5 @@ def test_plain_lines_are_rare_while_processes_start_and_do_not_repeat_the_wait(t
         clock[0] += 1.0
         panel.update(tmp_path, config, restarts={}, starting="learner 12 s (imports DeepSpeed)")
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 90 / PLAIN_STARTING_S + 1
+    assert len(lines) <= 90 / PLAIN_STILL_S + 1
     assert lines[0].endswith("starting the roles, 1 s | learner 12 s (imports DeepSpeed)")
