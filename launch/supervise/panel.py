@@ -28,7 +28,7 @@ MARGIN = " " * 10
 """Beginning of a line that belongs to the line above it."""
 STILL_S = 10.0
 """Seconds without a learner step after which the line says who waits for whom."""
-HEADER = f"progress: reward and right are means over the last {SMOOTHED_STEPS} steps; lag and tok/s are those of the last"
+HEADER = f"progress: reward and right are means over the last {SMOOTHED_STEPS} steps, lag and tok/s the last step's"
 
 
 def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str:
