@@ -15,7 +15,7 @@ def cells(results: Sequence[dict[str, Any]], recipe: str, lag: int) -> dict[int,
 
 
 PLAIN = "grpo"
-"""Recipe without a correction, with which the others are compared."""
+"""The plain recipe, with which the others are compared."""
 COLOURS = ("tab:blue", "tab:green", "tab:orange", "tab:red")
 """Colours of the named recipes beside `PLAIN`: the best ones first."""
 LABEL_GAP = 0.045
@@ -61,7 +61,7 @@ def plot(results: Sequence[dict[str, Any]], recipes: Sequence[str], lags: Sequen
     axes.set_xticks(lags, [str(lag) for lag in lags])
     axes.set(xlabel="forced policy lag, versions", ylabel="reward after equally many updates", ylim=(0, 1.02))
     for (_, recipe), height in zip(ends, apart([end for end, _ in ends], LABEL_GAP), strict=True):
-        label = f"{recipe} (no correction)" if recipe == PLAIN else recipe
+        label = f"{recipe} (plain)" if recipe == PLAIN else recipe
         axes.annotate(
             label,
             (1.015, height / 1.02),

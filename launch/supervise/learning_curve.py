@@ -8,7 +8,10 @@ from typing import Any
 from launch.supervise.metrics_tail import SMOOTHED_STEPS
 
 HELD_OUT = "black"
-CURVES = (("rollout/return_mean", "return", "tab:blue"), ("rollout/correct_share", "solved", "tab:green"))
+CURVES = (
+    ("rollout/return_mean", "return, sampled", "tab:blue"),
+    ("rollout/correct_share", "solved, sampled", "tab:green"),
+)
 """Metric, name in the picture, and colour."""
 MANY_STEPS = 2 * SMOOTHED_STEPS
 """Steps from which on raw values are drawn as a faint band behind their mean; fewer are points."""
@@ -95,17 +98,18 @@ def _held_out(axes: Any, evaluations: Sequence[Mapping[str, Any]]) -> list[tuple
     axes.errorbar(steps, values, errors, fmt="D", color=HELD_OUT, markersize=5, capsize=3, zorder=4)
     for i in sorted({0, len(shown) - 1}):
         axes.annotate(
-            f"{values[i]:.2f}", (steps[i], values[i]), xytext=(0, 8), textcoords="offset points",
+            f"{values[i]:.2f}", (steps[i], values[i] + errors[i]), xytext=(0, 5), textcoords="offset points",
             ha="center", fontsize=9, color=HELD_OUT, fontweight="bold",
         )  # fmt: skip
     return [(values[-1], f"held-out {'solved' if solved else 'return'}, greedy", HELD_OUT)]
 
 
 def _lag(axes: Any, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Draw the mean lag of each step as a line, and the largest one as the upper edge of an area."""
+    """Draw moving mean and moving maximum of the lag: a line, and the upper edge of an area."""
     steps, largest = _points(lines, "learner/policy_lag_max_versions")
     if steps:
-        axes.fill_between(steps, largest, color="0.85", linewidth=0, step="mid", label="largest")
+        area = [max(largest[max(0, end - SMOOTHED_STEPS) : end]) for end in range(1, len(largest) + 1)]
+        axes.fill_between(steps, area, color="0.85", linewidth=0, step="mid", label="largest")
     steps, means = _points(lines, "learner/policy_lag_mean_versions")
     if steps:
         axes.plot(steps, moving_mean(means), color="tab:red", linewidth=1.5, label="mean")
