@@ -264,6 +264,11 @@ HISTOGRAMS = table(
             "reward",
             "mean advantage of each trajectory that carried gradient in the step",
         ),
+        Gauge(
+            "reward/NAME",
+            "reward",
+            "each reward of the trajectories that arrived; absent if the environment gives only one",
+        ),
         Gauge("policy_lag_versions", "versions", "lag of trained tokens"),
         Gauge("length_generated_tokens", "tokens", "action tokens of the trajectories that arrived"),
         Gauge("length_trained_tokens", "tokens", "action tokens of the trajectories trained"),
@@ -306,3 +311,23 @@ CHARTS: dict[str, tuple[str, ...]] = {
     "failures (share)": ("rollout/failed_share", "learner/stale_token_fraction"),
 }
 """Charts of TensorBoard's tab *Custom scalars*, in the order in which a person looks at them."""
+OVERVIEW = {
+    name: f"1_overview/{number}_{name.replace('/', '_')}"
+    for number, name in enumerate((name for names in CHARTS.values() for name in names), start=1)
+}
+"""Metrics that TensorBoard shows twice, each with its second tag. The tags sort before all others, so the page that
+TensorBoard opens begins with them."""
+
+
+def histogram_tag(name: str) -> str:
+    """Return the tag of a histogram.
+
+    Raises:
+        KeyError: the histogram is not declared.
+
+    Example:
+        >>> histogram_tag("return_generated"), histogram_tag("reward/exact")
+        ('histogram/return_generated', 'histogram/reward/exact')
+    """
+    HISTOGRAMS["reward/NAME" if name.startswith("reward/") else name]
+    return f"histogram/{name}"

@@ -118,7 +118,7 @@ class Learner(Trainer):
         if self.samples is not None:
             # Before the metrics: whoever reads of the evaluation there finds its samples.
             written = self.samples.evaluation(self.step, self.version, tag, episodes)
-            self.report.write_samples(self.step, written)
+            self.report.write_samples(self.step, [*written, *self.samples.of_last_step])
         self.report.write(self.step, result.scalars())
         log.info("evaluation %s: %s", tag, result.sentence())
 

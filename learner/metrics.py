@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.gauges import CHARTS, HISTOGRAMS, REWARD, is_declared
+from learner.gauges import CHARTS, OVERVIEW, REWARD, histogram_tag, is_declared
 from learner.intake.evaluation import mean_rewards, share_correct
 from learner.samples.sample import Sample
 from learner.samples.show import markdown_table
@@ -16,6 +17,9 @@ from learner.trajectory import Trajectory
 from protocol.failures import FailureCounts, describe
 from protocol.messages import Failure
 from protocol.whole_files import write_whole
+
+MAX_REWARDS = 16
+"""Most rewards of different names that get a histogram."""
 
 
 def rollout_metrics(arrived: Sequence[Trajectory], trained: Sequence[Trajectory]) -> dict[str, float]:
@@ -43,6 +47,20 @@ def rollout_metrics(arrived: Sequence[Trajectory], trained: Sequence[Trajectory]
             "rollout/turns_mean": float(turns.mean()),
         }
     )
+
+
+def return_histograms(arrived: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:
+    """Return the returns of the trajectories that arrived, and their rewards by name if there are several."""
+    finished = [t for t in arrived if t.status != "failed"]
+    values: dict[str, list[float]] = {}
+    for t in finished:
+        for name, value in t.reward_by_name.items():
+            values.setdefault(name, []).append(value)
+    several = dict(islice(values.items(), MAX_REWARDS)) if len(values) > 1 else {}
+    return {
+        "return_generated": np.array([t.return_ for t in finished]),
+        **{f"reward/{name}": np.array(of_name) for name, of_name in several.items()},
+    }
 
 
 class Report:
@@ -95,14 +113,14 @@ class Report:
         if unknown := [name for name in scalars if not is_declared(name)]:
             raise KeyError(unknown[0])
         everything = {**(passed_on or {}), **scalars}
-        row = [Summary.Value(tag=name, simple_value=value) for name, value in everything.items()]
+        again = {tag: everything[name] for name, tag in OVERVIEW.items() if name in everything}
+        row = [Summary.Value(tag=name, simple_value=value) for name, value in {**everything, **again}.items()]
         # All scalars go into one event, because one event for each takes six times as long.
         self._writer.file_writer.add_summary(Summary(value=row), step)
         for name, values in (histograms or {}).items():
-            HISTOGRAMS[name]
-            values = values[np.isfinite(values)]
+            values, shown = values[np.isfinite(values)], histogram_tag(name)
             if values.size:
-                self._writer.add_histogram("histogram/" + name, values, step)
+                self._writer.add_histogram(shown, values, step)
         self._writer.flush()
         self._lines.write(json.dumps({"step": step, **everything}) + "\n")
         self._lines.flush()

@@ -15,7 +15,7 @@ from learner.algorithms.replay import self_imitation_weight
 from learner.config import LearnerConfig
 from learner.errors import Diverged
 from learner.intake.intake import Intake
-from learner.metrics import Report, rollout_metrics
+from learner.metrics import Report, return_histograms, rollout_metrics
 from learner.replay.batch import batch_metrics, mix, remember
 from learner.replay.table import ReplayTable
 from learner.run_files import PublishedVersion
@@ -203,7 +203,7 @@ class Trainer:
         histograms = {
             **report.histograms,
             "length_generated_tokens": np.array([t.action_tokens for t in arrived]),
-            "return_generated": np.array([t.return_ for t in arrived if t.status != "failed"]),
+            **return_histograms(arrived),
         }
         if report.advantages is not None:
             histograms["advantage_trained"] = report.advantages

@@ -244,7 +244,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         ),
         ("idle share", f"learner {idle['learner']:.0%}, generator {idle['generator']:.0%}"),
         ("started again", started_again(summary["restarts"])),
-        ("TensorBoard", f"tensorboard --logdir {summary['tensorboard']}, tab Custom scalars"),
+        ("TensorBoard", f"tensorboard --logdir {summary['tensorboard']}"),
         ("learning curve", summary["learning_curve"]),
     ]
 

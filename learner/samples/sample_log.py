@@ -4,6 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -57,6 +58,8 @@ class SampleLog:
         self._run_dir, self._decode, self._seed, self._clock = run_dir, decode, seed, clock
         self._started, self._spent = clock(), 0.0
         self._broken = False
+        self.of_last_step: list[Sample] = []
+        """Samples of the last step that wrote some."""
 
     def step(
         self,
@@ -94,6 +97,7 @@ class SampleLog:
         ]
         samples += [self._sample(arrived[i], chosen, step, version) for chosen, i in of_failed(arrived)]
         self._append(samples)
+        self.of_last_step = samples
         self._spent += self._clock() - begun
         return samples
 
@@ -194,10 +198,6 @@ def make_sample(
         advantage: mean advantage of the tokens that carried gradient; NaN if none did.
     """
     versions = t.policy_version[t.action_mask]
-    rewards: dict[str, float] = {}
-    for reward in t.rewards:
-        if reward.name in rewards or len(rewards) < REWARD_NAMES:
-            rewards[reward.name] = rewards.get(reward.name, 0.0) + reward.value
     failed = t.status == "failed"
     sample = Sample(
         step=step,
@@ -208,7 +208,7 @@ def make_sample(
         group=t.group_id,
         evaluation=evaluation,
         chosen=chosen,
-        rewards=rewards,
+        rewards=dict(islice(t.reward_by_name.items(), REWARD_NAMES)),
         return_=t.return_,
         advantage=None if math.isnan(advantage) else float(advantage),
         version_min=int(versions.min()) if len(versions) else None,

@@ -13,6 +13,7 @@ from learner.intake.open_trajectories import OpenTrajectories
 from learner.intake.signal_watch import SOLVED, SignalWatch
 from learner.loop import REPLAY_FILE, Learner
 from learner.metrics import Report as RealReport
+from learner.metrics import return_histograms
 from learner.replay.table import make_table
 from learner.retrain.retrain import Unpublished
 from learner.run_files import PublishedVersion
@@ -21,7 +22,7 @@ from learner.samples.sample_log import SampleLog
 from learner.units import Counts, Unit
 from learner.update.report import UpdateReport
 from protocol.failures import FailureCounts
-from protocol.messages import Failure
+from protocol.messages import Failure, Reward
 from protocol.version_line import VersionLine
 from tests.trajectories import make_trajectory
 
@@ -433,7 +434,13 @@ def test_tensorboard_has_charts_histograms_of_returns_and_a_table_of_samples(tmp
     assert list(category.chart[0].multiline.tag) == ["rollout/return_mean$", "rollout/correct_share$"]
     assert events.Histograms("histogram/return_generated")[0].histogram_value.num == 1
     assert events.Histograms("histogram/advantage_trained")[0].histogram_value.num == 1
-    before, _ = (e.tensor_proto.string_val[0].decode() for e in events.Tensors("samples/text_summary"))
+    assert events.Scalars("1_overview/1_rollout_return_mean")[0].value == 0.0
+    assert sorted(events.Tags()["scalars"])[0].startswith("1_overview/")
+    before, after = (e.tensor_proto.string_val[0].decode() for e in events.Tensors("samples/text_summary"))
+    assert (
+        "| `trained, best` | `4 tokens` | `5 tokens` | `return 0 (score 0)` | `+0.250` | `v0` | `0` |"
+        in after
+    )
     assert "| `held-out, first` | `4 tokens` | `5 tokens` | `return 0.5 (score 0.5)` |" in before
     assert [(s.split, s.step, s.advantage) for s in read_samples(tmp_path)] == [
         *[("heldout", 0, None)] * 2,
@@ -441,6 +448,24 @@ def test_tensorboard_has_charts_histograms_of_returns_and_a_table_of_samples(tmp
         ("train", 1, None),
         *[("heldout", 1, None)] * 2,
     ]
+
+
+def test_rewards_of_several_names_have_a_histogram_each(tmp_path):
+    two = [Reward("exact", 1, 1.0), Reward("format", 1, 0.5), Reward("exact", 3, 0.5)]
+    arrived = [make_trajectory("a", rewards=two), make_trajectory("b", rewards=two[:1])]
+    arrived.append(make_trajectory("c", status="failed", rewards=two))
+    found = return_histograms(arrived)
+    assert {name: values.tolist() for name, values in found.items()} == {
+        "return_generated": [2.0, 1.0],
+        "reward/exact": [1.5, 1.0],
+        "reward/format": [0.5],
+    }
+    assert list(return_histograms(arrived[1:])) == ["return_generated"]
+    report = RealReport(tmp_path)
+    report.write(1, {}, found)
+    with pytest.raises(KeyError, match="rewards_of"):
+        report.write(1, {}, {"rewards_of": np.zeros(1)})
+    report.close()
 
 
 def test_an_evaluation_of_tasks_that_were_never_run_is_repeated_once_and_never_a_figure(tmp_path):
