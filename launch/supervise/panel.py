@@ -133,7 +133,7 @@ class Panel:
 
     def _print(self, text: str) -> None:
         with contextlib.suppress(OSError):
-            self._console.print(text, markup=False)
+            self._console.print(text, markup=False, emoji=False)
 
     @property
     def _width(self) -> int:

@@ -54,3 +54,7 @@ def test_interrupt_then_resume_with_two_ranks(train_command, root, tmp_path):
     assert second.returncode == 0, output
     steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, len(steps) + 1)), "no step was done twice and none left out"
+    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    kept = [(sample["step"], sample["task"]) for sample in samples]
+    assert len(kept) == len(set(kept)) > 0
+    assert max(step for step, _ in kept) <= steps[-1]

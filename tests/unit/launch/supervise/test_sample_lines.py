@@ -61,7 +61,7 @@ def test_the_panel_prints_them_under_the_line_of_the_evaluation(tmp_path):
     panel, output = Panel(), io.StringIO()
     panel._console = Console(file=output, soft_wrap=True)
     metrics = {"step": 10, "evaluation/answered_tasks": 64.0, "evaluation/accuracy": 0.5}
-    (tmp_path / FILE).write_bytes(encode_line(sample(answer="5\x1b[2J[bold]", evaluation="step 10")))
+    (tmp_path / FILE).write_bytes(encode_line(sample(answer="5\x1b[2J[bold] :bomb:", evaluation="step 10")))
     path = tmp_path / "metrics.jsonl"
     path.write_text(json.dumps(metrics) + "\n")
     panel._tail._since = 0.0
@@ -69,4 +69,4 @@ def test_the_panel_prints_them_under_the_line_of_the_evaluation(tmp_path):
     lines = output.getvalue().splitlines()
     at = next(i for i, line in enumerate(lines) if "evaluation at step 10" in line)
     assert lines[at + 1].strip().startswith("held-out: return 0")
-    assert lines[at + 2].strip() == "2 + 2 = -> 5\\x1b[2J[bold]"
+    assert lines[at + 2].strip() == "2 + 2 = -> 5\\x1b[2J[bold] :bomb:"
