@@ -139,7 +139,7 @@ def _spread(values: Sequence[float | None]) -> str:
 
 
 def plot(runs: Sequence[Run], arms: Sequence[str], path: Path) -> None:
-    """Plot the held-out reward over wall time, with one panel per arm."""
+    """Plot the held-out reward over wall time, with one panel per arm. The seed stands at the end of each line."""
     plt = pyplot()
     shown = [arm for arm in arms if pairs(runs, arm)]
     columns = min(3, len(shown))
@@ -158,6 +158,10 @@ def plot(runs: Sequence[Run], arms: Sequence[str], path: Path) -> None:
             axis.plot(
                 *zip(*points, strict=True), color=colour, linewidth=1.3, label=run.mode if first else None
             )
+            axis.annotate(
+                f"seed {run.seed}", points[-1], xytext=(3, 0), textcoords="offset points", fontsize=6, color=colour,
+                va="center",
+            )  # fmt: skip
         axis.set_title(shown[place], fontsize=10)
         axis.grid(alpha=0.3)
         axis.set_xlabel("seconds of training", fontsize=8)
