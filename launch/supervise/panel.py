@@ -140,10 +140,17 @@ class Panel:
         """Columns that are free behind the margin."""
         return (self._console.width if self._console.is_terminal else PLAIN_COLUMNS) - len(MARGIN)
 
-    def stage(self, text: str) -> None:
-        """Show what is done before the roles start. Only on a terminal, because the line changes."""
+    def stage(self, text: str, seconds: float) -> None:
+        """Show what is done before the roles start: in the live line, or once where there is none.
+
+        Args:
+            seconds: time since it began.
+        """
         if self._status:
-            self._status.update(Text(text))
+            self._status.update(Text(f"{text}, {seconds:.0f} s"))
+        elif text != self._line:
+            self._line = text
+            self.note(text)
 
     def joined(self, sentences: Sequence[str], all_joined: str) -> None:
         """Say who has joined: a line for each where the output is not a terminal, else one line for all.

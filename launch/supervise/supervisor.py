@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.25
 PREPARE_S = 7200.0
-MAKING = "usually under a minute, and 5 s if it is cached"
+MAKING = "model: making and warm-starting it, unless it is cached (usually under a minute, or 5 s)"
 WORDS: dict[int, str] = {
     signal.SIGINT: "Ctrl-C",
     signal.SIGTERM: "SIGTERM",
@@ -233,13 +233,12 @@ def prepare_model(config: RunConfig, folder: Path, panel: Panel, interrupt: "Int
     """
     if config.model.path or config.model.tiny is None:
         return
-    panel.note("model: making and warm-starting it, unless it is cached")
     env = role_environment(1, local_model=True)
     child = spawn("model", role_command("model", folder), log=folder / "logs" / "model.log", env=env)
     begun = time.monotonic()
     deadline = begun + PREPARE_S
     while child.running:
-        panel.stage(f"model: making and warm-starting it, {time.monotonic() - begun:.0f} s ({MAKING})")
+        panel.stage(MAKING, time.monotonic() - begun)
         if interrupt.asked or time.monotonic() > deadline:
             stop([child], patience_s=5.0)
         if interrupt.asked:

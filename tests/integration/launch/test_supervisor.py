@@ -35,6 +35,12 @@ class Silent:
     def note(self, text):
         self.notes.append(text)
 
+    def joined(self, sentences, all_joined):
+        self.notes += sentences
+
+    def stage(self, text, seconds):
+        pass
+
     def update(self, *arguments, **named):
         pass
 

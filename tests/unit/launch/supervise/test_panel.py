@@ -109,8 +109,20 @@ def test_elsewhere_each_process_that_joins_has_a_line(capsys):
     starting = Starting(["learner", "actor-0"], {})
     panel.joined(starting.look(["actor-0"], {"actor-0": 3.0}), starting.done)
     panel.joined(starting.look(["actor-0", "learner"], {"learner": 9.0}), starting.done)
-    panel.stage("model: making it")
     assert said(capsys) == ["actor-0 has joined after 3 s", "learner has joined after 9 s"]
+
+
+def test_a_stage_changes_in_the_live_line(terminal):
+    panel, _ = terminal
+    panel.stage("model: making it", 2.0)
+    assert str(panel._status.status) == "model: making it, 2 s"
+
+
+def test_a_stage_is_said_once_where_there_is_no_live_line(capsys):
+    panel = Panel()
+    panel.stage("model: making it", 0.0)
+    panel.stage("model: making it", 1.0)
+    assert said(capsys) == ["model: making it"]
 
 
 def test_the_start_says_how_long_a_role_usually_takes():
