@@ -89,8 +89,11 @@ class Report:
 
         self._writer: Any = SummaryWriter(str(self._folder), purge_step=purge_step)
         # TensorBoard takes a tag for a regular expression that matches the beginning of a name.
-        charts = {title: ["Multiline", [f"{name}$" for name in names]] for title, names in CHARTS.items()}
-        self._writer.add_custom_scalars({"run": charts})
+        tags = {
+            title: [name if name.endswith("/") else f"{name}$" for name in names]
+            for title, names in CHARTS.items()
+        }
+        self._writer.add_custom_scalars({"run": {title: ["Multiline", tags[title]] for title in tags}})
         # The file stays open until close.
         self._lines = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
 

@@ -78,11 +78,12 @@ def make_report(
         histograms=histograms,
         nonfinite=outcome.nonfinite,
         replayed_tokens=int(replayed.sum()),
-        advantages=_mean_advantages(batch),
+        advantages=mean_advantages(batch),
     )
 
 
-def _mean_advantages(batch: Batch) -> NDArray[np.float64]:
+def mean_advantages(batch: Batch) -> NDArray[np.float64]:
+    """Return the mean advantage of each trajectory's tokens that carry policy gradient, [S]; NaN without any."""
     rows = np.repeat(np.arange(len(batch.lengths)), batch.lengths)[batch.loss_mask]
     sums = np.bincount(
         rows, weights=batch.columns["advantage"][batch.loss_mask], minlength=len(batch.lengths)

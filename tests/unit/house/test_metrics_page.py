@@ -21,4 +21,4 @@ def test_every_gauge_is_on_the_page_once():
 
 
 def test_every_curve_of_a_chart_is_a_metric():
-    assert {name for names in CHARTS.values() for name in names} <= set(tags())
+    assert {name for names in CHARTS.values() for name in names if not name.endswith("/")} <= set(tags())

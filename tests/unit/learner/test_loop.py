@@ -431,7 +431,9 @@ def test_tensorboard_has_charts_histograms_of_returns_and_a_table_of_samples(tmp
     assert [chart.title.split(" ")[0] for chart in category.chart] == [
         "reward", "held-out", "length", "lag", "idle", "failures",
     ]  # fmt: skip
-    assert list(category.chart[0].multiline.tag) == ["rollout/return_mean$", "rollout/correct_share$"]
+    assert list(category.chart[0].multiline.tag) == [
+        "rollout/return_mean$", "rollout/correct_share$", "reward/",
+    ]  # fmt: skip
     assert events.Histograms("histogram/return_generated")[0].histogram_value.num == 1
     assert events.Histograms("histogram/advantage_trained")[0].histogram_value.num == 1
     assert events.Scalars("1_overview/1_rollout_return_mean")[0].value == 0.0

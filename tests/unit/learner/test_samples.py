@@ -21,8 +21,9 @@ from learner.samples.sample import (
 from learner.samples.sample_log import SampleLog, make_sample
 from learner.samples.show import escaped, markdown_table
 from learner.samples.texts import PART_TOKENS, PARTS, open_tokenizer, parts_of
+from learner.update.report import mean_advantages
 from protocol.messages import Failure, Reward
-from tests.trajectories import make_trajectory
+from tests.trajectories import batch_of, make_trajectory
 
 RNG = np.random.default_rng(0)
 ESCAPE = "\x1b[2J"
@@ -169,6 +170,17 @@ def test_without_a_tokenizer_no_samples_are_written_and_the_log_says_why(tmp_pat
     assert log.evaluation(1, 0, "before", batch(1.0)) == []
     log.untrained(0, 0, batch(1.0))
     assert not (tmp_path / FILE).exists()
+
+
+def test_the_advantage_of_a_trajectory_is_the_mean_over_its_tokens_with_gradient():
+    # The first is as old as the bound allows, the second is too old in its first two tokens, the third throughout.
+    first = make_trajectory("a", actions=3, version=4)
+    second = make_trajectory("b", actions=4, version=[1, 1, 5, 5])
+    stale = make_trajectory("c", actions=2, version=1)
+    batch = batch_of([first, second, stale], np.array([0.5, -1.0, 2.0]), current_version=5, max_policy_lag=1)
+    end = int(batch.lengths[:2].sum())
+    batch.columns["advantage"][end - 4 : end] = [9.0, 9.0, -2.0, -4.0]
+    np.testing.assert_allclose(mean_advantages(batch), [0.5, -3.0, np.nan])
 
 
 # --- the file ---
