@@ -220,7 +220,8 @@ def execute(args: argparse.Namespace, config: RunConfig) -> int:
         case "check":
             for remark in examined(config).remarks:
                 sys.stdout.write(f"{args.run_file}: note: {remark}\n")
-            sys.stdout.write(f"{args.run_file}: ok (run {config.run.name}, mode {config.run.mode})\n")
+            method = f"method {config.method}, " if config.method else ""
+            sys.stdout.write(f"{args.run_file}: ok (run {config.run.name}, {method}mode {config.run.mode})\n")
         case "train":
             from launch.supervise.panel import Panel
             from launch.supervise.supervisor import train
@@ -269,7 +270,9 @@ def examined(config: RunConfig) -> "Examined":
     from launch.run_file.method_effect import notes
 
     tried = examine(config)
-    return Examined(tried.config, [*tried.remarks, *notes(config.learner)])
+    return Examined(
+        tried.config, [*tried.remarks, *notes(config.learner, segment_tokens=config.actor.segment_tokens)]
+    )
 
 
 if __name__ == "__main__":

@@ -207,7 +207,8 @@ class FixedAggregation(Section):
 
     kind: Literal["fixed"] = "fixed"
     tokens: int = Field(ge=1)
-    """The constant, in tokens; Dr. GRPO takes the most tokens that a response may have. At least 1."""
+    """The constant, in tokens; Dr. GRPO takes the most tokens that a response may have. At least 1. Absent:
+    learner.sampling.max_trajectory_tokens."""
 
 
 AggregationConfig = Literal["token_mean", "sequence_mean"] | FixedAggregation

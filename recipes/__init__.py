@@ -1,9 +1,10 @@
 """The run files that come with Offbeat. `offbeat recipes` lists them, and every command takes them by name.
 
 - `spell_backward`, `calculator`, `smollm2`: jobs.
-- `methods/`: methods, which extend a job.
+- `methods/`: methods. `method = "bapo"` takes one into any job. As run files they extend a job that shows them.
 
-Every TOML file here is a whole run file. docs/recipes/ has a page for each method.
+A method file has its settings in `[learner]`, and those of the job that shows it in `[demo]`. docs/recipes/ has a page
+for each method.
 """
 
 ONE_ALGORITHM = (("calculator", "cispo", "decoupled-ppo", "smollm2", "spell_backward"),)

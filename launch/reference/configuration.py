@@ -15,11 +15,13 @@ from launch.run_file.sections import RunConfig
 
 HEAD = """# The run file
 
-One TOML file configures all roles. With `extends` at its top it takes another file as base: `"other.toml"` is relative
-to this file, and a name without folder and ending, as `"bapo"`, is a shipped recipe. Tables are merged key by key, and
-arrays are replaced. A table with a different `kind` replaces the whole table, and so does `[env]` with a different
-`name`. Any field can be overridden on the command line, by equal rules: `learner.steps=20`.
-Unknown keys, wrong types and impossible combinations are refused before anything starts (`offbeat check`). Where a
+One TOML file configures all roles. With `method = "bapo"` at its top it takes a shipped method: the algorithm and what
+belongs to it, and nothing else. With `extends` at its top it takes a whole file as base: `"other.toml"` is relative to
+this file, and a name without folder and ending, as `"spell_backward"`, is a shipped run file. The file's own settings
+win over those of its method, and these over those of its base. Tables are merged key by key, and arrays are replaced.
+A table with a different `kind` replaces the whole table, and so does `[env]` with a different `name`. Any field can
+be overridden on the command line, by equal rules: `learner.steps=20`, `method=cispo`. Unknown keys, wrong types and
+impossible combinations are refused before anything starts (`offbeat check`). Where a
 section has several forms, `kind` says which, and each form has its own fields; a table without `kind` has the kind of
 the default. [Recipes](../recipes/README.md) are
 settings that belong together.
@@ -33,7 +35,9 @@ def configuration_page() -> str:
     lines = [HEAD]
     forms_seen: dict[tuple[type[BaseModel], ...], str] = {}
     for name, field in RunConfig.model_fields.items():
-        _field_section(field, name, lines, forms_seen)
+        # `method` is a line at the top of the file, which the head explains.
+        if sections_in(field.annotation):
+            _field_section(field, name, lines, forms_seen)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -42,6 +46,8 @@ def _field_section(
 ) -> None:
     """Append to ``lines`` the part about a field whose type is a section, or one of several sections."""
     forms = tuple(sections_in(field.annotation))
+    if typing.get_origin(field.annotation) is dict:
+        path += ".NAME"
     brackets = ("[[", "]]") if _is_array(field.annotation) else ("[", "]")
     lines += [f"## `{brackets[0]}{path}{brackets[1]}`", ""]
     if not kind_of(forms[0]):

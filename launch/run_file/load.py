@@ -4,13 +4,15 @@ import difflib
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from envs.errors import EnvError
 from envs.registry import beside
 from launch.errors import ConfigError
+from launch.run_file.method import method_file, method_settings, of_method_file, without_method
 from launch.run_file.rules import contradictions
 from launch.run_file.sections import RunConfig
 from launch.run_file.shipped import located
@@ -22,13 +24,17 @@ FORM_NAMED_BY = {"env": "name"}
 def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a run file, or a shipped recipe by name, and all that it extends. Apply overrides, check types and rules.
 
-    An override is ``key.path=value``.
+    An override is ``key.path=value``. The override ``method=NAME`` replaces the method of the file.
 
     Raises:
         ConfigError: something is wrong; one line per mistake, with field, value seen and cure.
     """
-    data = read(path)
-    return with_files(check(merge(data, _overlay(data, overrides)), str(path)), located(path).parent)
+    data, overlay = read(path), _overlay(overrides)
+    if "method" in overlay:
+        data = with_method(data, overlay.pop("method"), Path("command line"))
+    for override in overrides:
+        _check_parents(overlay, data, override)
+    return with_files(check(merge(data, overlay), str(path)), located(path).parent)
 
 
 def with_files(config: RunConfig, folder: Path) -> RunConfig:
@@ -48,18 +54,38 @@ def with_files(config: RunConfig, folder: Path) -> RunConfig:
 
 
 def read(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Return the content of a run file, merged over the file it extends, which may extend a further file.
+    """Return the content of a run file, merged over its method, and that over the file it extends.
 
-    Both may be named as shipped recipes, without folder and ending; see `launch.run_file.shipped`.
+    The file it extends may extend a further file, and have a method of its own. Files may be named as shipped
+    recipes, without folder and ending; see `launch.run_file.shipped`.
 
     Raises:
-        ConfigError: a file cannot be read or is not TOML; files extend each other in a circle.
+        ConfigError: a file cannot be read or is not TOML; files extend each other in a circle; there is no such
+            method.
     """
     path = located(path)
-    content = read_own(path)
-    base = content.pop("extends", None)
+    own = read_own(path)
+    base = _base(path, own.pop("extends", None), extended_by)
+    if "method" in own:
+        return merge(with_method(base, own.pop("method"), path), own)
+    content, demo = of_method_file(path, own)
+    return merge(merge(base, content), demo)
+
+
+def with_method(settings: dict[str, Any], name: Any, source: Path) -> dict[str, Any]:
+    """Return settings with a method in place of the one they have; see `launch.run_file.method`.
+
+    Raises:
+        ConfigError: there is no such method, or its file sets more than a method.
+    """
+    path = method_file(name, source)
+    return merge(without_method(settings), method_settings(path, read_own(path), source))
+
+
+def _base(path: Path, base: Any, extended_by: tuple[Path, ...]) -> dict[str, Any]:
+    """Return the content of the file that ``path`` extends; empty if it extends none."""
     if base is None:
-        return content
+        return {}
     if not isinstance(base, str):
         raise ConfigError(f"{path}: extends is {base!r}; write the name of one file, as a string")
     file, chain = path.parent / base, (*extended_by, path.resolve())
@@ -72,7 +98,7 @@ def read(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
     if file.resolve() in chain:
         names = " -> ".join(p.name for p in (*chain, file.resolve()))
         raise ConfigError(f"{path}: extends {base!r} makes a circle: {names}; take one extends out")
-    return merge(read(file, chain), content)
+    return read(file, chain)
 
 
 def read_own(path: Path) -> dict[str, Any]:
@@ -129,8 +155,8 @@ def check(data: dict[str, Any], source: str) -> RunConfig:
     return config
 
 
-def _overlay(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the overrides as one table, to be merged over the file's ``data``."""
+def _overlay(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the overrides as one table, to be merged over the file's content."""
     overlay: dict[str, Any] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -149,8 +175,6 @@ def _overlay(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
             if not isinstance(table, dict):
                 raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
         table[last] = value
-    for override in overrides:
-        _check_parents(overlay, data, override)
     return overlay
 
 
@@ -192,6 +216,8 @@ def _locate(location: tuple[Any, ...]) -> tuple[list[str], list[type[BaseModel]]
     """Return the keys on the way to a place in the run file, and the sections that may stand there."""
     names: list[str] = []
     sections: list[type[BaseModel]] = [RunConfig]
+    fields: list[FieldInfo] = []
+    named = False
     for part in location:
         if not isinstance(part, int):
             forms = [s for s in sections if part in (kind_of(s), s.__name__)]
@@ -199,8 +225,11 @@ def _locate(location: tuple[Any, ...]) -> tuple[list[str], list[type[BaseModel]]
             if forms or "[" in part:
                 sections = forms or sections
                 continue
-            fields = [s.model_fields[part] for s in sections if part in s.model_fields]
-            sections = [s for field in fields for s in sections_in(field.annotation)]
+            if not named:
+                fields = [s.model_fields[part] for s in sections if part in s.model_fields]
+                sections = [s for field in fields for s in sections_in(field.annotation)]
+            # In a table of named sections the next part is a name.
+            named = not named and any(get_origin(field.annotation) is dict for field in fields)
         names.append(str(part))
     return names, sections
 

@@ -48,8 +48,18 @@ def settings_without_effect(learner: LearnerConfig) -> Iterator[str]:
         yield from _surrogate(objective, recomputed=algorithm.proximal == "recomputed")
 
 
-def notes(learner: LearnerConfig) -> Iterator[str]:
-    """Yield a line for each part of the method that never acts, and for a bound that is wider than it looks."""
+def notes(learner: LearnerConfig, *, segment_tokens: int) -> Iterator[str]:
+    """Yield a line for each part of the method that never acts, and for a bound that is wider than it looks.
+
+    Args:
+        segment_tokens: `actor.segment_tokens`, the length of a window.
+    """
+    if learner.train_on == "windows" and segment_tokens >= learner.sampling.max_turn_tokens:
+        yield (
+            f"actor.segment_tokens is {segment_tokens}, not below learner.sampling.max_turn_tokens "
+            f"{learner.sampling.max_turn_tokens}: windows end with their turn, so hardly any answer is trained before "
+            "it ends; set segment_tokens to a third of the longest answer, for example"
+        )
     for objective in objectives_of(learner.algorithm):
         if (
             learner.algorithm.proximal == "recomputed"

@@ -145,6 +145,8 @@ class SecurityConfig(Section):
 class RunConfig(Section):
     """The whole run file."""
 
+    method: str = ""
+    """Name of the method that the settings of `[learner]` come from. `launch.run_file.load` puts its settings there."""
     recipe: RecipeSection | None = None
     run: RunSection = RunSection()
     model: ModelSection
@@ -159,23 +161,10 @@ class RunConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _derived_length(cls, data: Any) -> Any:
-        """Fill in `max_trajectory_tokens` where the run file leaves it out."""
-        generator, learner = (_table(data, name) for name in ("generator", "learner"))
-        sampling = _table(learner, "sampling")
-        lengths = (
-            generator.get("max_model_len", GeneratorConfig().max_model_len),
-            learner.get("micro_batch_tokens", LearnerConfig().micro_batch_tokens),
-        )
+    def _derived_lengths(cls, data: Any) -> Any:
+        """Fill in lengths that follow from other lengths, where the run file leaves them out."""
         # Values of a wrong type are reported by the fields themselves.
-        if "max_trajectory_tokens" in sampling or not all(type(length) is int for length in lengths):
-            return data
-        if not all(
-            isinstance(part, dict) for part in (data, data.get("learner", {}), learner.get("sampling", {}))
-        ):
-            return data
-        sampling = {**sampling, "max_trajectory_tokens": min(lengths)}
-        return {**data, "learner": {**learner, "sampling": sampling}}
+        return _with_constant(_with_longest(data))
 
     @property
     def max_policy_lag(self) -> int:
@@ -186,6 +175,36 @@ class RunConfig(Section):
     def windows_in_step(self) -> bool:
         """Whether trajectories wait at the end of each window until it is trained (lockstep with windows)."""
         return self.run.mode == "sync" and self.learner.train_on == "windows"
+
+
+def _with_longest(data: Any) -> Any:
+    """Return a run file's content with `learner.sampling.max_trajectory_tokens`."""
+    generator, learner = (_table(data, name) for name in ("generator", "learner"))
+    sampling = _table(learner, "sampling")
+    lengths = (
+        generator.get("max_model_len", GeneratorConfig().max_model_len),
+        learner.get("micro_batch_tokens", LearnerConfig().micro_batch_tokens),
+    )
+    if "max_trajectory_tokens" in sampling or not all(type(length) is int for length in lengths):
+        return data
+    if not all(
+        isinstance(part, dict) for part in (data, data.get("learner", {}), learner.get("sampling", {}))
+    ):
+        return data
+    sampling = {**sampling, "max_trajectory_tokens": min(lengths)}
+    return {**data, "learner": {**learner, "sampling": sampling}}
+
+
+def _with_constant(data: Any) -> Any:
+    """Return a run file's content with the constant of an aggregation of kind "fixed"."""
+    learner = _table(data, "learner")
+    algorithm = _table(learner, "algorithm")
+    aggregation = _table(algorithm, "aggregation")
+    longest = _table(learner, "sampling").get("max_trajectory_tokens")
+    if aggregation.get("kind") != "fixed" or "tokens" in aggregation or type(longest) is not int:
+        return data
+    algorithm = {**algorithm, "aggregation": {**aggregation, "tokens": longest}}
+    return {**data, "learner": {**learner, "algorithm": algorithm}}
 
 
 def _table(data: Any, name: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from pathlib import Path
 import recipes
 
 FOLDER = Path(recipes.__path__[0])
+METHODS = FOLDER / "methods"
 
 
 def run_files(folder: Path = FOLDER) -> dict[str, Path]:

@@ -239,6 +239,8 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     lag, idle = summary["policy_lag"], summary["idle_share"]
     return [
         *held_out_rows(summary["evaluations"]),
+        # A summary of an earlier version names no method.
+        *([("method", str(summary["method"]))] if summary.get("method") else []),
         ("steps, policy version", f"{summary['steps']}, {summary['policy_version']} ({summary['ended_by']})"),
         ("wall time", wall_time(summary)),
         ("tokens", f"{summary['tokens_generated']:,} sampled, {summary['tokens_trained']:,} trained"),

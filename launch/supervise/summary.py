@@ -34,6 +34,7 @@ def write_summary(
         "schema": SCHEMA,
         "run": folder.name,
         "mode": config.run.mode,
+        "method": config.method,
         "seed": config.run.seed,
         "ended_by": ended_by,
         "steps": result["steps"],

@@ -345,7 +345,7 @@ BEHAVIOUR = {"corrections": [], "surrogate": CENTRED}
 )
 def test_what_never_acts_is_noted(learner, words):
     config = check(run_file(learner), "run.toml")
-    found = list(notes(config.learner))
+    found = list(notes(config.learner, segment_tokens=16))
     assert len(found) == len(words)
     for line, expected in zip(found, words, strict=True):
         assert all(word in line for word in expected), line
@@ -353,6 +353,8 @@ def test_what_never_acts_is_noted(learner, words):
 
 def test_recipes_whose_bounds_never_act_have_a_note():
     noted = {
-        recipe.name for recipe in recipes() if any("never act" in n for n in notes(load(recipe.path).learner))
+        recipe.name
+        for recipe in recipes()
+        if any("never act" in n for n in notes(load(recipe.path).learner, segment_tokens=6))
     }
     assert noted == {*BOUNDS_NEVER_ACT, "rloo", "remax", "remix"}, "and remix after its reincarnation"

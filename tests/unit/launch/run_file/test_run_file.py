@@ -99,10 +99,7 @@ def test_every_recipe_loads(path):
             ["learner.algorithm.corrections.0.cap: unknown key", "known here: ceiling, kind, level"],
         ),
         ({"learner": {"replay": {"share": 1.0}}}, ["learner.replay.share", "1.0"]),
-        (
-            {"learner": {"algorithm": {"aggregation": {"kind": "fixed"}}}},
-            ["learner.algorithm.aggregation: ", "aggregation.tokens: missing"],
-        ),
+        ({"learner": {"algorithm": {"aggregation": {"kind": "fixed", "tokens": 0}}}}, ["aggregation.tokens"]),
     ],
 )
 def test_a_wrong_run_file_is_refused_with_the_cure(sections, words):
@@ -300,3 +297,12 @@ def test_the_command_line_starts_without_heavy_libraries():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_lengths_that_are_left_out_follow_from_others():
+    fixed = {"learner": {"algorithm": {"aggregation": {"kind": "fixed"}}}}
+    learner = check(changed(generator={"max_model_len": 300}, **fixed), "x").learner
+    assert learner.sampling.max_trajectory_tokens == 300
+    assert learner.algorithm.aggregation == FixedAggregation(tokens=300)
+    fixed["learner"]["algorithm"]["aggregation"]["tokens"] = 9
+    assert check(changed(**fixed), "x").learner.algorithm.aggregation == FixedAggregation(tokens=9)
