@@ -2,7 +2,8 @@
 
 - `actor`: the actor process. `episode`: one episode. `render`: turns chat messages into token ids.
   `chat_template`: the text of a conversation, and the text that messages add behind an answer.
-- `segments`: cuts a trajectory into segments. `uplink`: segments and task credit on their way to the broker.
+- `stop_strings`: ends a turn at a stop string. `segments`: cuts a trajectory into segments.
+- `uplink`: segments and task credit on their way to the broker.
 - `live_suite`: the suite of an actor. `environment`: runs the code of environments away from the actor's event loop.
   `worker_threads`: threads for its plain functions.
 - `culprit`: the line of user code that blocks. `failures`: the record of an episode that failed.

@@ -17,6 +17,7 @@ from actors.failures import FAILURES
 from actors.generator_client import TurnRequest
 from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
+from actors.stop_strings import find_stop, stopped_at
 from envs.base import ChatMessage, Env, HasTools, StepResult, Suite, ToolSchema
 from protocol.arrays import SegmentArrays
 from protocol.failures import describe
@@ -202,10 +203,14 @@ class Episode:
             async for sampled in stream:
                 self._go_on(left)
                 left = None
+                sampled = self._until_stop(sampled, start)
                 reason = sampled.finish_reason
                 self._generator = sampled.generator
                 self._tokens += sampled.token_ids.tolist()
                 await self._emit(self._cutter.act(sampled))
+                if reason:
+                    # After a stop string, the generator is asked to end the request.
+                    break
         if len(self._tokens) == before:
             raise ActorError(f"generator {self._generator!r} ended a turn ({reason!r}) without a token")
         if reason != "length" or len(self._tokens) >= end:
@@ -213,9 +218,22 @@ class Episode:
         await self._emit(self._cutter.cut_full())
         return ""
 
+    def _until_stop(self, sampled: Sampled, start: int) -> Sampled:
+        """Return the tokens up to the one that completes a stop string; all if none does."""
+        stop, turn = self._task.sampling.stop, self._tokens[start:]
+        if not stop:
+            return sampled
+        end = stopped_at([*turn, *sampled.token_ids.tolist()], len(turn), stop, self._decode)
+        return sampled if end is None else sampled.first(end - len(turn))
+
     def _answer(self, sampled: list[int]) -> str:
         ended = bool(sampled) and sampled[-1] in self._text.eos_ids
-        return self._text.decode(sampled[:-1] if ended else sampled, keep_special=self._keep_special)
+        text, sampling = self._decode(sampled[:-1] if ended else sampled), self._task.sampling
+        cut = None if sampling.include_stop else find_stop(text, sampling.stop)
+        return text[:cut]
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self._text.decode(token_ids, keep_special=self._keep_special)
 
     def _observation(self, result: StepResult, sampled: list[int]) -> list[int]:
         if result.done:

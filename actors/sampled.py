@@ -1,6 +1,6 @@
 """Tokens that a generator has sampled. They stay in this form from the engine to the segment."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -43,6 +43,16 @@ class Sampled:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    def first(self, count: int) -> "Sampled":
+        """Return the first ``count`` tokens, as the end of an answer that was stopped there."""
+        return replace(
+            self,
+            token_ids=self.token_ids[:count],
+            logp_behaviour=self.logp_behaviour[:count],
+            policy_version=self.policy_version[:count],
+            finish_reason="stop",
+        )
 
     @property
     def arrays(self) -> Arrays:

@@ -5,9 +5,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from learner.algorithm_config import GROUP_RELATIVE, AlgorithmConfig
+from protocol.messages import MAX_NAME, MAX_STOPS
 from protocol.section import Section
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
+SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 
 
 class SamplingConfig(Section):
@@ -22,8 +25,15 @@ class SamplingConfig(Section):
     max_trajectory_tokens: int = Field(1024, ge=2)
     """Most tokens of a trajectory: prompt, observations and actions together. At least 2. Absent: the smaller
     of generator.max_model_len and `micro_batch_tokens`."""
+    stop: tuple[StopString, ...] = Field((), max_length=MAX_STOPS, strict=False)
+    """Strings that end a turn, for example ["\\nObservation:"], at most 16. The turn ends with the token that
+    completes one of them. All its tokens are trained, and the environment gets the text before the string. Special
+    tokens have no text, so no string matches them."""
+    include_stop: bool = False
+    """Leave the stop string in the environment's text."""
     max_trajectory_s: float = Field(600.0, gt=0)
-    """Longest time of a trajectory, in seconds, without the waits for room at the broker. A longer one fails."""
+    """Longest time of a trajectory, in seconds, without the waits for room at the broker. A longer one fails.
+    At least actor.generator_timeout_s and actor.env_timeout_s together, which one turn may take."""
 
 
 class OptimizerConfig(Section):

@@ -28,6 +28,7 @@ MAX_PUBLIC_KEY = 40
 MAX_ITEMS, MAX_TASKS, MAX_IDS, MAX_KEYS, MAX_SOURCES, MAX_ARRAYS = 4_096, 8_192, 65_536, 1_024, 64, 64
 LARGEST_COUNT, LARGEST_VERSION, LARGEST_DURATION_S = 2**63 - 1, 2**31 - 1, 1e9
 MAX_PLACE, MAX_FAILURE_TEXT = 512, 1_000
+MAX_STOPS = 16
 MAX_PATIENCE_S = 3_600.0
 """Longest time for which a generator may ask not to be held for stalled."""
 
@@ -86,6 +87,10 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Read by the actor, which ends the trajectory there; the broker refuses segments beyond it."""
     seed: Seed | None = None
     """Read by the actor, which derives the seed of each Generate from it."""
+    stop: Annotated[list[Name], Meta(max_length=MAX_STOPS)] = field(default_factory=list)
+    """Read by the actor, which ends an action turn with the token that completes one of these strings."""
+    include_stop: bool = False
+    """Read by the actor: whether the text for the environment keeps the stop string. The tokens always do."""
 
 
 class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -184,10 +184,9 @@ class System:
 
     def _task(self, number: int) -> Task:
         group = f"{self._rounds}g{number // GROUP}"
-        limits = {"max_turn_tokens": self._work.answer, "max_trajectory_tokens": 1_000}
         return Task(
             task_id=f"{group}.{number % GROUP}", env=ENV, data={"index": number}, group_id=group, group_size=GROUP,
-            member=number % GROUP, sampling=Sampling(**limits),
+            member=number % GROUP, sampling=Sampling(max_turn_tokens=self._work.answer, max_trajectory_tokens=1_000),
         )  # fmt: skip
 
     def _pids(self) -> dict[str, list[int]]:

@@ -25,6 +25,7 @@ def contradictions(config: RunConfig) -> Iterator[str]:
     yield from _queues(config)
     yield from _windows(config)
     yield from _lengths(config)
+    yield from _deadlines(config)
     yield from _roles(config)
     yield from _supervisor(config)
     yield from _refused_addresses(config)
@@ -115,6 +116,17 @@ def _lengths(config: RunConfig) -> Iterator[str]:
         yield (
             f"learner.micro_batch_tokens {config.learner.micro_batch_tokens} cannot hold one trajectory of "
             f"{whole} tokens; raise it"
+        )
+
+
+def _deadlines(config: RunConfig) -> Iterator[str]:
+    actor, episode = config.actor, config.learner.sampling.max_trajectory_s
+    turn = actor.generator_timeout_s + actor.env_timeout_s
+    if episode < turn:
+        yield (
+            f"learner.sampling.max_trajectory_s {episode:g} is shorter than one turn may take: "
+            f"actor.generator_timeout_s {actor.generator_timeout_s:g} for its tokens and actor.env_timeout_s "
+            f"{actor.env_timeout_s:g} for the environment; raise it to at least {turn:g}, or lower these"
         )
 
 

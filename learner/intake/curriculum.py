@@ -225,4 +225,6 @@ class Curriculum:
             temperature=temperature,
             max_turn_tokens=self.config.sampling.max_turn_tokens,
             max_trajectory_tokens=self.config.sampling.max_trajectory_tokens,
+            stop=list(self.config.sampling.stop),
+            include_stop=self.config.sampling.include_stop,
         )

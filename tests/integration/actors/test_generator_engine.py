@@ -15,6 +15,7 @@ import torch
 from actors.config import GeneratorConfig
 from protocol.weights.format import DATA
 from tests.integration.actors.generator_harness import Answer, Running
+from tests.integration.actors.stopping import check_stop_string
 from tests.integration.learner.tiny_qwen3 import EOS, VOCAB, greedy, publish, save, score, tiny_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -127,6 +128,10 @@ def test_tokens_come_in_chunks_and_the_end_token_is_one_of_them(tied):
     assert all(answer.ids[-1] == EOS and EOS not in answer.ids[:-1] for answer in stopped)
     assert all(answer.chunks >= len(answer.ids) // CONFIG.stream_interval for answer in answers)
     assert max(tied.policies.largest_error(PROMPT, answer) for answer in answers) < TOLERANCE
+
+
+def test_a_turn_ends_with_the_token_that_completes_a_stop_string(tied):
+    check_stop_string(tied.running)
 
 
 def test_the_same_seed_gives_the_same_tokens_and_temperature_enters_the_log_probability(tied):

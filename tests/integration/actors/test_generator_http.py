@@ -19,6 +19,7 @@ from launch.processes import free_port, free_ports
 from protocol.link import ThreadLink
 from protocol.messages import Generators, Hello, PublishWeights
 from tests.integration.actors.generator_harness import RUN, ActorStub, Running
+from tests.integration.actors.stopping import check_stop_string
 from tests.integration.learner.tiny_qwen3 import VOCAB, greedy, publish, save, score, tiny_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -129,6 +130,10 @@ def test_a_server_streams_changes_weights_in_mid_sequence_and_aborts(generator, 
     generator.until(lambda: aborted.finish_reason != "")
     assert aborted.finish_reason == "abort"
     assert 20 <= len(aborted.ids) < 900
+
+
+def test_a_turn_on_a_server_ends_with_the_token_that_completes_a_stop_string(generator):
+    check_stop_string(generator)
 
 
 def test_what_the_server_refuses_is_the_error_of_that_request_alone(generator):

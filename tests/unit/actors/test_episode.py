@@ -11,6 +11,7 @@ from actors.environment import EnvironmentRunner
 from actors.episode import Bounds, Episode, bounded, finite_rewards
 from actors.errors import EnvironmentFailed, GenerationFailed, Infrastructure, PrefixBroken, TurnRefused
 from actors.sampled import Sampled
+from actors.stop_strings import stopped_at
 from envs.base import StepResult
 from protocol.errors import ProtocolError
 from protocol.messages import LeaseTask, Sampling, Task
@@ -500,3 +501,57 @@ def test_the_wait_for_the_first_token_does_not_count_for_the_deadline():
 
     cuts, _ = play(Env(DONE), Late("1$"), deadline_s=0.3)
     assert cuts[-1].segment.status == "finished"
+
+
+def test_a_turn_ends_with_the_token_that_completes_a_stop_string():
+    env, script = Env(say("7"), DONE), Script(["4+", "3\nOb", "s: 8$"], "=7$")
+    cuts, _ = play(env, script, stop=["?", "\nObs:"])
+    assert text_of(cuts) == "Q:4+3\nObs:$|7=7$", "the template closes the turn, the rest was never there"
+    assert env.actions == ["4+3", "=7"]
+    reasons = [cut.segment.stop_reason for cut in cuts if cut.segment.action_tokens]
+    assert reasons == ["stop", "stop"]
+    masked = [list(c.arrays["token_ids"][c.arrays["action_mask"] == 1]) for c in cuts]
+    assert masked[0] == [ord(c) for c in "4+3\nObs:"], "the string is an action, and trained"
+
+
+def test_the_text_keeps_the_stop_string_if_it_is_asked_for():
+    env = Env(DONE)
+    play(env, Script("<a>1</a>2$"), stop=["</a>"], include_stop=True)
+    assert env.actions == ["<a>1</a>"]
+
+
+def test_a_stop_string_may_lie_across_the_windows_of_lockstep():
+    env = Env(DONE)
+    cuts, _ = play(env, Script("ab", "cd", "ef"), Bounds(segment_tokens=4, in_step=True), stop=["bcd"])
+    assert (env.actions, text_of(cuts)) == (["a"], "Q:abcd")
+    assert cuts[-1].segment.stop_reason == "stop"
+
+
+def test_without_a_stop_string_in_the_text_a_turn_ends_as_ever():
+    env = Env(DONE)
+    cuts, _ = play(env, Script("abcdefgh"), max_turn_tokens=4, stop=["ef", "x"])
+    assert (env.actions, cuts[-1].segment.stop_reason) == (["abcd"], "length")
+
+
+def test_a_stop_string_that_ends_with_the_longest_turn_is_a_stop():
+    env = Env(DONE)
+    cuts, _ = play(env, Script("abcdefgh"), max_turn_tokens=4, stop=["cd"])
+    assert (env.actions, cuts[-1].segment.stop_reason) == (["ab"], "stop")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_a_stop_string_of_many_bytes_is_found_wherever_tokens_part_it(size):
+    """Tokens of single bytes: a character is complete only with its last byte."""
+    text = "x" * 40 + "näh → STÖP, then more"
+    tokens, stop = list(text.encode()), ["→ STÖP"]
+
+    def decode(ids):
+        return bytes(ids).decode(errors="replace")
+
+    end = len(text[: text.index(",")].encode())
+    for begin in range(0, len(tokens), size):
+        found = stopped_at(tokens[: begin + size], begin, stop, decode)
+        if found is not None:
+            break
+    assert found == end
+    assert begin < end <= begin + size
