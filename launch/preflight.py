@@ -228,7 +228,7 @@ async def _try_environment(
     facts = suite.facts() if isinstance(suite, HasFacts) else SuiteFacts()
     trial = Trial(config, suite, renderer)
     tasks: list[tuple[Split, int]] = [("train", index) for index in range(TRAIN_TASKS)]
-    if config.learner.evaluation_tasks and facts.heldout_tasks != 0:
+    if config.learner.evaluation_sets and facts.heldout_tasks != 0:
         tasks.append(("heldout", 0))
     try:
         prompts = [await trial.begin(split, index) for split, index in tasks]

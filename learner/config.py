@@ -110,6 +110,36 @@ class RewardConfig(Section):
     without weights."""
 
 
+class EvaluationConfig(Section):
+    """`[learner.evaluation.NAME]`: a set of held-out tasks, and how they are answered. Its metrics are
+    `evaluation/NAME/...`. Every set is also evaluated before the first step and at the end."""
+
+    tasks: int = Field(64, ge=1)
+    """Held-out tasks, those with the first indices. At least 1."""
+    first_task: int = Field(0, ge=0)
+    """Index of the first held-out task, so that sets may have different tasks."""
+    samples: int = Field(1, ge=1)
+    """Answers to each task. Above 1 only with `temperature` above 0."""
+    pass_at: tuple[Annotated[int, Field(ge=1)], ...] = Field((), strict=False)
+    """Values of k for pass@k, at most `samples`; pass@1 is always reported. Absent: `samples`."""
+    temperature: float = Field(1.0, ge=0)
+    """Sampling temperature. 0: greedy."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus of sampling: the share of probability that is sampled from. Above 0, at most 1."""
+    every: int | None = Field(None, ge=0)
+    """Learner steps between evaluations during training. 0: none. Absent: learner.evaluation_every."""
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """Values of k above 1, sorted."""
+        return tuple(sorted({k for k in self.pass_at or (self.samples,) if k > 1}))
+
+    @property
+    def answers(self) -> int:
+        """Answers to all tasks."""
+        return self.tasks * self.samples
+
+
 class LearnerConfig(Section):
     """`[learner]` of the run file."""
 
@@ -193,6 +223,16 @@ class LearnerConfig(Section):
     evaluations."""
     evaluation_every: int = Field(0, ge=0)
     """Learner steps between further evaluations during training. 0: none."""
+    evaluation: dict[SetName, EvaluationConfig] = Field(default_factory=dict)
+    """Further sets of held-out tasks."""
+
+    @property
+    def evaluation_sets(self) -> dict[str, EvaluationConfig]:
+        """All evaluation sets by name; "" is the greedy one of `evaluation_tasks`."""
+        sets = dict(self.evaluation)
+        if self.evaluation_tasks:
+            sets = {"": EvaluationConfig(tasks=self.evaluation_tasks, temperature=0.0), **sets}
+        return sets
 
     @property
     def lag_bound(self) -> int:

@@ -1,5 +1,7 @@
 """Every metric that the learner reports: tag, unit, meaning. These tables make docs/run/metrics.md."""
 
+import re
+
 from protocol.gauges import Gauge, table, tag
 
 ROLLOUT = table(
@@ -242,11 +244,16 @@ EVALUATION = table(
         Gauge(
             "evaluation/accuracy",
             "share",
-            "share of answered held-out tasks solved exactly, greedy; absent if the environment never says so",
+            "share of held-out tasks solved exactly, greedy; those never run do not count; absent if the environment "
+            "never says so",
         ),
         Gauge("evaluation/return_mean", "reward", "mean return on answered held-out tasks, greedy"),
         Gauge("evaluation/answered_tasks", "tasks", "held-out tasks whose episode ended, right or wrong"),
-        Gauge("evaluation/failed_tasks", "tasks", "held-out tasks that the environment or the model failed"),
+        Gauge(
+            "evaluation/failed_tasks",
+            "tasks",
+            "held-out tasks that the environment or the model failed: wrong",
+        ),
         Gauge(
             "evaluation/not_run_tasks",
             "tasks",
@@ -255,6 +262,26 @@ EVALUATION = table(
     ]
 )
 """Metrics of evaluations."""
+
+EVALUATION_SETS = table(
+    [
+        Gauge(
+            "evaluation/NAME/accuracy",
+            "share",
+            "mean over tasks of the share of right answers, which is pass@1; absent if the environment never says so",
+        ),
+        Gauge(
+            "evaluation/NAME/pass_at_K",
+            "share",
+            "mean over tasks of the chance that at least one of K answers is right, without bias",
+        ),
+        Gauge("evaluation/NAME/return_mean", "reward", "mean return of the answers that ended"),
+        Gauge("evaluation/NAME/answered", "answers", "answers whose episode ended, right or wrong"),
+        Gauge("evaluation/NAME/failed", "answers", "answers that the environment or the model failed"),
+        Gauge("evaluation/NAME/not_run", "answers", "answers given up for want of a generator or an actor"),
+    ]
+)
+"""Metrics of the sets `[learner.evaluation.NAME]`."""
 
 HISTOGRAMS = table(
     [
@@ -285,12 +312,37 @@ SCALARS = table(
         for gauge in part.values()
     ]
 )
-"""All metrics except the histograms."""
-
+"""All metrics except the histograms, and except those of named evaluation sets."""
 REWARD = "reward/"
 """Prefix of the mean of each reward by name, in training; the names come from the environment."""
 HELDOUT_REWARD = "evaluation/reward/"
 """Prefix of the mean of each reward by name, on held-out tasks."""
+_OF_A_SET = re.compile(r"evaluation/[\w-]+/(.+)")
+
+
+def evaluation_tag(name: str, metric: str) -> str:
+    """Return the tag of a metric of an evaluation set; ``name`` is "" for `learner.evaluation_tasks`.
+
+    Example:
+        >>> evaluation_tag("", "failed_tasks"), evaluation_tag("hard", "failed_tasks")
+        ('evaluation/failed_tasks', 'evaluation/hard/failed')
+    """
+    return f"evaluation/{name}/{metric.removesuffix('_tasks')}" if name else f"evaluation/{metric}"
+
+
+def declared(tag: str) -> Gauge:
+    """Return the declaration of a metric.
+
+    Raises:
+        KeyError: it is not declared.
+
+    Example:
+        >>> declared("evaluation/hard/pass_at_4").unit
+        'share'
+    """
+    if match := _OF_A_SET.fullmatch(tag):
+        return EVALUATION_SETS[f"evaluation/NAME/{re.sub(r'pass_at_[0-9]+', 'pass_at_K', match[1])}"]
+    return SCALARS[tag]
 
 
 def is_declared(name: str) -> bool:
@@ -300,7 +352,14 @@ def is_declared(name: str) -> bool:
         >>> is_declared("learner/loss"), is_declared("reward/exact"), is_declared("learner/los")
         (True, True, False)
     """
-    return name in SCALARS or name.startswith((REWARD, HELDOUT_REWARD))
+    if name.startswith((REWARD, HELDOUT_REWARD)):
+        return True
+    try:
+        declared(name)
+    except KeyError:
+        return False
+    return True
+
 
 CHARTS: dict[str, tuple[str, ...]] = {
     "reward": ("rollout/return_mean", "rollout/correct_share", "reward/"),

@@ -9,7 +9,7 @@ from typing import Any
 from learner.checkpoints.checkpoint_files import latest_name
 from learner.checkpoints.lineage import Start
 from learner.errors import NothingToLearn, Stopped
-from learner.intake.evaluation import result_of
+from learner.intake.evaluation import measure
 from learner.intake.exchange import TIME_LIMIT, Exchange
 from learner.intake.signal_watch import SOLVED
 from learner.metrics import rollout_metrics
@@ -74,7 +74,8 @@ class Learner(Trainer):
         if self.saved != (self.step, len(self.evaluations)):
             self.checkpoint()
         if self.ended_by in ("all steps done", TIME_LIMIT) or self.ended_by.startswith(SOLVED):
-            self.evaluate(AFTER)
+            for name in self.config.evaluation_sets:
+                self.evaluate(AFTER, name)
         self.exchange.confirm_commits(step=self.step)
 
     def after_step(self) -> None:
@@ -84,43 +85,46 @@ class Learner(Trainer):
         self.checkpoint_if_wanted()
 
     def evaluate_what_is_due(self) -> None:
-        """Evaluate before the first step and every `evaluation_every` steps.
+        """Evaluate each set before the first step and every so many steps.
 
         It also makes up for an evaluation that a crash prevented after the checkpoint of its step.
         """
-        every = self.config.evaluation_every
-        if not self.evaluations:
-            self.evaluate("before")
-        elif every and self.step % every == 0 and self.evaluations[-1]["step"] != self.step:
-            self.evaluate(f"step {self.step}")
+        for name, of in self.config.evaluation_sets.items():
+            every = self.config.evaluation_every if of.every is None else of.every
+            # An earlier version wrote no names: it had one set.
+            steps = [e["step"] for e in self.evaluations if e.get("set", "") == name]
+            if not steps:
+                self.evaluate("before", name)
+            elif every and self.step % every == 0 and steps[-1] != self.step:
+                self.evaluate(f"step {self.step}", name)
 
-    def evaluate(self, tag: str) -> None:
-        """Run held-out tasks greedily with the newest version, and record what comes of them.
+    def evaluate(self, tag: str, name: str = "") -> None:
+        """Run the held-out tasks of a set with the newest version, and record what comes of them.
 
-        An evaluation of which too many tasks were never run is repeated once.
+        Args:
+            tag: when in the run this is.
+            name: name of the set; "" for the greedy one of `evaluation_tasks`.
         """
-        if not self.config.evaluation_tasks:
+        of, full = self.config.evaluation_sets.get(name), f"{name} {tag}".strip()
+        if of is None:
             return
         try:
-            episodes = self.exchange.evaluate(f"{tag} {self.step}", version=self.version)
-            result = result_of(episodes)
-            if result.missing:
-                log.warning("evaluation %s is repeated: %s", tag, result.sentence())
-                episodes = self.exchange.evaluate(f"{tag} {self.step} again", version=self.version)
-                result = result_of(episodes)
+            result, episodes = measure(self.exchange, f"{full} {self.step}", of, version=self.version)
         except Stopped as reason:
             if tag != AFTER:
                 raise
             self.ended_by = str(reason)
-            log.info("evaluation %s left out: %s", tag, reason)
+            log.info("evaluation %s left out: %s", full, reason)
             return
-        self.evaluations.append(result.record(tag=tag, step=self.step, policy_version=self.version))
+        self.evaluations.append(
+            result.record(tag=tag, step=self.step, policy_version=self.version, name=name)
+        )
         if self.samples is not None:
             # Before the metrics: whoever reads of the evaluation there finds its samples.
-            written = self.samples.evaluation(self.step, self.version, tag, episodes)
+            written = self.samples.evaluation(self.step, self.version, full, episodes)
             self.report.write_samples(self.step, [*written, *self.samples.of_last_step])
-        self.report.write(self.step, result.scalars())
-        log.info("evaluation %s: %s", tag, result.sentence())
+        self.report.write(self.step, result.scalars(name))
+        log.info("evaluation %s: %s", full, result.sentence())
 
     def take_over(self, *, always: bool) -> None:
         """Publish the present weights under a version above all that an earlier learner published.

@@ -27,6 +27,7 @@ from launch.processes import Child, role_command, spawn, stop
 from launch.run_file.sections import RunConfig
 from launch.supervise.crew import environment, posts
 from launch.supervise.health import BROKER
+from learner.config import EvaluationConfig
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import TIME_LIMIT, Exchange
 from learner.loop import Learner
@@ -87,9 +88,9 @@ class Outcome:
 class SampledCurriculum(Curriculum):
     """A curriculum that evaluates by sampling, because training raises the mean return of samples."""
 
-    def evaluation(self, tag: str, version: int) -> list[Task]:
+    def evaluation(self, tag: str, version: int, of: EvaluationConfig) -> list[Task]:
         sampling = self._sampling(temperature=self.config.sampling.temperature)
-        tasks = super().evaluation(tag, version)
+        tasks = super().evaluation(tag, version, of)
         return [msgspec.structs.replace(task, sampling=sampling) for task in tasks]
 
 
@@ -102,8 +103,8 @@ class BudgetedCurriculum(SampledCurriculum):
     def refill(self, **room: Any) -> list[Task]:
         return [self._budgeted(task) for task in super().refill(**room)]
 
-    def evaluation(self, tag: str, version: int) -> list[Task]:
-        return [self._budgeted(task) for task in super().evaluation(tag, version)]
+    def evaluation(self, tag: str, version: int, of: EvaluationConfig) -> list[Task]:
+        return [self._budgeted(task) for task in super().evaluation(tag, version, of)]
 
     def _budgeted(self, task: Task) -> Task:
         if self.budget is None:

@@ -70,7 +70,7 @@ def calibrate(config: RunConfig, seconds: float, panel: Panel) -> MeasuredRates:
 def for_measuring(config: RunConfig) -> RunConfig:
     """Return the run without evaluations, and with limits so high that only the calibration ends it."""
     learner = config.learner.model_copy(
-        update={"steps": MANY_STEPS, "evaluation_tasks": 0, "evaluation_every": 0}
+        update={"steps": MANY_STEPS, "evaluation_tasks": 0, "evaluation_every": 0, "evaluation": {}}
     )
     run = config.run.model_copy(update={"name": f"{config.run.name}-calibration", "max_minutes": 24 * 60.0})
     return config.model_copy(update={"learner": learner, "run": run})

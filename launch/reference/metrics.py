@@ -7,7 +7,17 @@ from broker.gauges import BROKER
 from envs.rows.suite import GAUGES as ROWS
 from envs.scorer import GAUGES as SCORER
 from envs.tools.suite import GAUGES as TOOLS
-from learner.gauges import CRITIC, ENTROPY, EVALUATION, HISTOGRAMS, METHODS, REPLAY, ROLLOUT, UPDATE
+from learner.gauges import (
+    CRITIC,
+    ENTROPY,
+    EVALUATION,
+    EVALUATION_SETS,
+    HISTOGRAMS,
+    METHODS,
+    REPLAY,
+    ROLLOUT,
+    UPDATE,
+)
 from protocol.gauges import ACTOR, ENV, GENERATOR, Gauge
 
 SECTIONS: dict[str, tuple[str, Mapping[str, Gauge]]] = {
@@ -22,6 +32,7 @@ SECTIONS: dict[str, tuple[str, Mapping[str, Gauge]]] = {
     "env": (ENV, {**ROWS, **TOOLS, **SCORER}),
     "broker": ("broker/", BROKER),
     "evaluation": ("", EVALUATION),
+    "evaluation_sets": ("", EVALUATION_SETS),
     "histograms": ("histogram/", HISTOGRAMS),
 }
 """Sections of the page, each with the prefix of its tags and its gauges."""

@@ -24,6 +24,7 @@ def contradictions(config: RunConfig) -> Iterator[str]:
     yield from settings_without_effect(config.learner)
     yield from _queues(config)
     yield from _windows(config)
+    yield from _evaluation_sets(config)
     yield from _lengths(config)
     yield from _deadlines(config)
     yield from _roles(config)
@@ -54,10 +55,12 @@ def _queues(config: RunConfig) -> Iterator[str]:
     capacity = (config.max_policy_lag + 1) * batch
     lag = "forced_lag" if config.run.mode == "sync" else "max_policy_lag"
     what = f"learner.{lag} {config.max_policy_lag} with batches of {batch}"
-    if capacity + learner.evaluation_tasks > broker.max_queued_tasks:
+    # One set is evaluated at a time.
+    answers = max((of.answers for of in learner.evaluation_sets.values()), default=0)
+    if capacity + answers > broker.max_queued_tasks:
         yield (
-            f"{what} and {learner.evaluation_tasks} evaluation tasks needs room for "
-            f"{capacity + learner.evaluation_tasks} tasks, but broker.max_queued_tasks is "
+            f"{what} and {answers} evaluation tasks needs room for "
+            f"{capacity + answers} tasks, but broker.max_queued_tasks is "
             f"{broker.max_queued_tasks}; raise it or lower the lag"
         )
     if capacity > broker.max_queued_segments:
@@ -87,7 +90,7 @@ def _windows(config: RunConfig) -> Iterator[str]:
         )
     room, needed = (
         config.actor.count * config.actor.concurrent_episodes,
-        config.learner.batch_trajectories + (config.learner.evaluation_tasks > 0),
+        config.learner.batch_trajectories + bool(config.learner.evaluation_sets),
     )
     if config.windows_in_step and room < needed:
         yield (
@@ -95,6 +98,15 @@ def _windows(config: RunConfig) -> Iterator[str]:
             f"end of its window, but actor.count x actor.concurrent_episodes is {room}, and {needed} are needed (one "
             "more than the batch, if there are evaluations); raise concurrent_episodes"
         )
+
+
+def _evaluation_sets(config: RunConfig) -> Iterator[str]:
+    for name, of in config.learner.evaluation.items():
+        field = f"learner.evaluation.{name}"
+        if of.samples > 1 and not of.temperature:
+            yield f"{field}.samples is {of.samples} but its temperature is 0: all answers would be equal; raise it"
+        if most := [k for k in of.pass_at if k > of.samples]:
+            yield f"{field}.pass_at has {max(most)}, but samples is {of.samples}; raise samples to at least that"
 
 
 def _lengths(config: RunConfig) -> Iterator[str]:

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 from collections import Counter, deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,9 +14,11 @@ SMOOTHED = ("rollout/return_mean", "rollout/correct_share")
 MEAN = "mean/"
 """Prefix of a moving mean in the values."""
 EVALUATED = "evaluation/answered_tasks"
-"""Metric that a line has if it reports an evaluation."""
+"""Metric that a line has if it reports an evaluation on `learner.evaluation_tasks`."""
 NOTE = "note"
 """Key of a line that holds a sentence for a person instead of metrics."""
+_OF_A_SET = re.compile(r"evaluation/([\w-]+)/answered")
+_PASS_AT = re.compile(r"evaluation/(?:[\w-]+/)?pass_at_(\d+)")
 
 
 class MetricsTail:
@@ -27,14 +31,14 @@ class MetricsTail:
     def __init__(self, since: float = 0.0) -> None:
         self._since = since
         self._inode, self._offset, self._rest = 0, 0, b""
-        self._announced: Counter[float] = Counter()
+        self._announced: Counter[tuple[float, str]] = Counter()
         self._told: set[str] = set()
         self._anew()
 
     def _anew(self) -> None:
         self._values: dict[str, Any] = {}
         self._recent = {name: deque[float](maxlen=SMOOTHED_STEPS) for name in SMOOTHED}
-        self._seen: Counter[float] = Counter()
+        self._seen: Counter[tuple[float, str]] = Counter()
 
     def read(self, path: Path) -> list[dict[str, Any]]:
         """Read what is new in the file. Return the evaluations and notes that no earlier call has returned."""
@@ -72,16 +76,19 @@ class MetricsTail:
         for name, recent in self._recent.items():
             if name in line:
                 recent.append(line[name])
-        if EVALUATED not in line:
+        evaluated = set_of(line)
+        if evaluated is None:
             return None
-        self._values["evaluation_step"] = line["step"]
-        for name in ("evaluation/accuracy", "evaluation/return_mean"):
-            if name not in line:
-                self._values.pop(name, None)
-        self._seen[line["step"]] += 1
-        if self._seen[line["step"]] <= self._announced[line["step"]]:
+        if not evaluated:
+            self._values["evaluation_step"] = line["step"]
+            for name in ("evaluation/accuracy", "evaluation/return_mean"):
+                if name not in line:
+                    self._values.pop(name, None)
+        key = line["step"], evaluated
+        self._seen[key] += 1
+        if self._seen[key] <= self._announced[key]:
             return None
-        self._announced[line["step"]] += 1
+        self._announced[key] += 1
         return dict(line)
 
     @property
@@ -98,6 +105,18 @@ def sentence(line: dict[str, Any]) -> str:
     return str(line[NOTE]) if NOTE in line else evaluation_sentence(line)
 
 
+def set_of(line: Mapping[str, Any]) -> str | None:
+    """Return the name of the evaluation set that a line reports, "" for the unnamed one; None if it reports none.
+
+    Example:
+        >>> set_of({"evaluation/hard/answered": 8.0}), set_of({EVALUATED: 8.0}), set_of({"step": 1})
+        ('hard', '', None)
+    """
+    if EVALUATED in line:
+        return ""
+    return next((match[1] for name in line if (match := _OF_A_SET.fullmatch(name))), None)
+
+
 def evaluation_sentence(line: dict[str, Any]) -> str:
     """Return an evaluation's line of ``metrics.jsonl`` in words.
 
@@ -107,24 +126,38 @@ def evaluation_sentence(line: dict[str, Any]) -> str:
         'evaluation at step 10: held-out accuracy 0.500, return 0.750 (63 tasks answered, 1 failed)'
         >>> evaluation_sentence(counts | {"evaluation/not_run_tasks": 9.0})
         'evaluation at step 10: no result (63 tasks answered, 1 failed, 9 never run)'
+        >>> hard = {"step": 10, "evaluation/hard/answered": 32.0, "evaluation/hard/accuracy": 0.5}
+        >>> evaluation_sentence(hard | {"evaluation/hard/pass_at_4": 0.75})
+        'evaluation hard at step 10: held-out accuracy 0.500, pass@4 0.750 (32 answers)'
     """
-    counts = [f"{line[EVALUATED]:.0f} tasks answered"]
-    for name, words in (("failed", "failed"), ("not_run", "never run")):
-        if number := line.get(f"evaluation/{name}_tasks"):
+    name = set_of(line)
+    prefix, ending = (f"evaluation/{name}/", "") if name else ("evaluation/", "_tasks")
+    counts = [f"{line[f'{prefix}answered{ending}']:.0f} {'answers' if name else 'tasks answered'}"]
+    for metric, words in (("failed", "failed"), ("not_run", "never run")):
+        if number := line.get(f"{prefix}{metric}{ending}"):
             counts.append(f"{number:.0f} {words}")
-    return f"evaluation at step {line['step']}: {held_out(line) or 'no result'} ({', '.join(counts)})"
+    what = f"evaluation {name}" if name else "evaluation"
+    return (
+        f"{what} at step {line['step']}: {held_out(line, prefix=prefix) or 'no result'} ({', '.join(counts)})"
+    )
 
 
-def held_out(values: dict[str, Any], digits: int = 3) -> str:
-    """Return accuracy and return on held-out tasks in words, as far as they are known.
+def held_out(values: dict[str, Any], digits: int = 3, prefix: str = "evaluation/") -> str:
+    """Return accuracy, pass@k and return on held-out tasks in words, as far as they are known.
 
     Example:
         >>> held_out({"evaluation/return_mean": 0.75}, digits=2)
         'held-out return 0.75'
     """
+    tries = sorted(
+        int(match[1])
+        for name in values
+        if name.startswith(prefix) and (match := _PASS_AT.fullmatch(name)) and "/" not in name[len(prefix) :]
+    )
+    words = {"accuracy": "accuracy", **{f"pass_at_{k}": f"pass@{k}" for k in tries}, "return_mean": "return"}
     means = [
-        f"{word} {values[name]:.{digits}f}"
-        for word, name in (("accuracy", "evaluation/accuracy"), ("return", "evaluation/return_mean"))
-        if name in values
+        f"{word} {values[prefix + metric]:.{digits}f}"
+        for metric, word in words.items()
+        if prefix + metric in values
     ]
     return f"held-out {', '.join(means)}" if means else ""

@@ -15,7 +15,7 @@ from launch.supervise.broker_status import Answer
 from launch.supervise.episodes import episodes_row, failing, percent
 from launch.supervise.metrics_tail import EVALUATED, MEAN, SMOOTHED_STEPS, MetricsTail, held_out, sentence
 from launch.supervise.sample_lines import evaluation_samples, sample_lines
-from launch.supervise.summary import Summary
+from launch.supervise.summary import Summary, of_set
 from learner.samples.sample import newest_samples
 from learner.units import RECOMMITTED
 
@@ -238,9 +238,9 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     """Return the rows of the table: the parts of a summary that a person wants to see."""
     lag, idle = summary["policy_lag"], summary["idle_share"]
     return [
-        *held_out_rows(summary["evaluations"]),
         # A summary of an earlier version names no method.
         *([("method", str(summary["method"]))] if summary.get("method") else []),
+        *held_out_rows(summary["evaluations"]),
         ("steps, policy version", f"{summary['steps']}, {summary['policy_version']} ({summary['ended_by']})"),
         ("wall time", wall_time(summary)),
         ("tokens", f"{summary['tokens_generated']:,} sampled, {summary['tokens_trained']:,} trained"),
@@ -283,7 +283,7 @@ def held_out_rows(evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, s
         >>> held_out_rows([first | {"accuracy": None}])
         [('held-out return', '0.500 at step 0 (greedy)')]
     """
-    shown = [evaluations[i] for i in sorted({0, len(evaluations) - 1})] if evaluations else []
+    shown = _first_and_last(of_set(evaluations, ""))
     rows = []
     for name, words in (("accuracy", "held-out accuracy"), ("return_mean", "held-out return")):
         if all(e[name] is None for e in shown):
@@ -292,7 +292,40 @@ def held_out_rows(evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, s
         rows.append((words, f"{', '.join(figures)} (greedy)"))
     unanswered = [e for e in shown if e.get("answered", e["tasks"]) < e["tasks"]]
     rows += [(f"held-out tasks at step {e['step']}", unanswered_text(e)) for e in unanswered]
-    return rows
+    return rows + [row for name in _names(evaluations) for row in _set_rows(name, of_set(evaluations, name))]
+
+
+def _names(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for e in evaluations if (name := str(e.get("set", "")))))
+
+
+def _first_and_last(evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [evaluations[i] for i in sorted({0, len(evaluations) - 1})] if evaluations else []
+
+
+def _set_rows(name: str, evaluations: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return the row of a named set: what its first and its last evaluation found."""
+    figures = [f"{set_figures(e)} at step {e['step']}" for e in _first_and_last(evaluations)]
+    shown = [(f"evaluation {name}", ", ".join(figures))]
+    for e in _first_and_last(evaluations):
+        if e["answered"] < e["tasks"] * e["samples"]:
+            shown.append((f"answers of {name} at step {e['step']}", unanswered_text(e)))
+    return shown
+
+
+def set_figures(evaluation: Mapping[str, Any]) -> str:
+    """Return pass@k of an evaluation in words, or its mean return if nobody says what is right.
+
+    Example:
+        >>> set_figures({"pass_at": {"1": [0.5, 0.4, 0.6], "4": [0.75, 0.6, 0.9]}, "return_mean": 1.0})
+        'pass@1 0.500, pass@4 0.750'
+        >>> set_figures({"pass_at": {}, "return_mean": 1.0}), set_figures({"pass_at": {}, "return_mean": None})
+        ('return 1.000', 'missing')
+    """
+    if evaluation["pass_at"]:
+        return ", ".join(f"pass@{k} {estimate[0]:.3f}" for k, estimate in evaluation["pass_at"].items())
+    mean = evaluation["return_mean"]
+    return "missing" if mean is None else f"return {mean:.3f}"
 
 
 def unanswered_text(evaluation: Mapping[str, Any]) -> str:
@@ -302,7 +335,8 @@ def unanswered_text(evaluation: Mapping[str, Any]) -> str:
         >>> unanswered_text({"tasks": 64, "answered": 0, "failed": 60, "not_run": 4, "why": "KeyError: 'a' in t.py:3"})
         "0 of 64 answered, 60 failed, 4 never run: KeyError: 'a' in t.py:3"
     """
-    parts = [f"{evaluation['answered']} of {evaluation['tasks']} answered"]
+    asked = evaluation["tasks"] * evaluation.get("samples", 1)
+    parts = [f"{evaluation['answered']} of {asked} answered"]
     for name, words in (("failed", "failed"), ("not_run", "never run")):
         parts += [f"{evaluation[name]} {words}"] if evaluation[name] else []
     return ", ".join(parts) + (f": {evaluation['why']}" if evaluation["why"] else "")

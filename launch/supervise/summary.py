@@ -1,6 +1,7 @@
 """``summary.json`` and the learning curve of a finished run. docs/run/summary.md explains the fields."""
 
 import json
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,15 +27,16 @@ def write_summary(
     """Write and return the summary of the learner's report and metrics file, and draw the learning curve."""
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     lines = read_metrics(folder)
-    evaluations = {e["tag"]: e for e in result["evaluations"]}
+    unnamed = of_set(result["evaluations"], "")
+    evaluations = {e["tag"]: e for e in unnamed}
     steps = [m for m in lines if "learner/policy_version" in m]
     curve = folder / "learning_curve.png"
-    draw_curve(lines, result["evaluations"], curve, title=folder.name)
+    draw_curve(lines, unnamed, curve, title=folder.name)
     summary: Summary = {
         "schema": SCHEMA,
         "run": folder.name,
-        "mode": config.run.mode,
         "method": config.method,
+        "mode": config.run.mode,
         "seed": config.run.seed,
         "ended_by": ended_by,
         "steps": result["steps"],
@@ -75,6 +77,16 @@ def write_summary(
     }
     (folder / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
     return summary
+
+
+def of_set(evaluations: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
+    """Return the evaluations of one set; those of an earlier version are of the unnamed one.
+
+    Example:
+        >>> of_set([{"step": 0}, {"step": 0, "set": "hard"}, {"step": 9, "set": ""}], "")
+        [{'step': 0}, {'step': 9, 'set': ''}]
+    """
+    return [dict(e) for e in evaluations if e.get("set", "") == name]
 
 
 def generator_idle_share(steps: list[dict[str, Any]]) -> float:

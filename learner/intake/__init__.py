@@ -3,6 +3,7 @@
 - `exchange`: sends and receives the messages. `intake`: turns deliveries into units, and makes commits.
 - `curriculum`: decides which tasks come next, and how many.
 - `open_trajectories`: segments of unfinished trajectories. `commit_memory`: the committed units.
-- `evaluation`: the result of an evaluation. `signal_watch`: tells when nothing that arrives can be trained.
+- `evaluation`: runs an evaluation, and its result; `pass_at`: pass@k and intervals.
+- `signal_watch`: tells when nothing that arrives can be trained.
 - `token_audit`: checks that every delivered token is accounted for.
 """

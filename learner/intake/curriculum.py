@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from learner.config import LearnerConfig
+from learner.config import EvaluationConfig, LearnerConfig
 from protocol import names
 from protocol.messages import Sampling, Task
 
@@ -113,17 +113,20 @@ class Curriculum:
         """Return whether this member of the group is neither trained nor dropped yet."""
         return any(task.task_id == task_id for task in self.outstanding.get(group_id, []))
 
-    def evaluation(self, tag: str, version: int) -> list[Task]:
-        """Return held-out tasks for greedy episodes, sampled by ``version`` or a later one."""
-        sampling = self._sampling(temperature=0.0)
-        ids = [names.evaluation_id(self.epoch, tag, i) for i in range(self.config.evaluation_tasks)]
+    def evaluation(self, tag: str, version: int, of: EvaluationConfig) -> list[Task]:
+        """Return the held-out tasks of a set, sampled by ``version`` or a later one.
+
+        The answers to one task follow each other.
+        """
+        sampling = self._sampling(temperature=of.temperature, top_p=of.top_p)
+        ids = [names.evaluation_id(self.epoch, tag, i) for i in range(of.answers)]
         return [
             Task(
                 task_id=name,
                 group_id=name,
                 group_size=1,
                 env=self.env,
-                data={"index": i, "split": "heldout"},
+                data={"index": of.first_task + i // of.samples, "split": "heldout"},
                 purpose="eval",
                 sampling=sampling,
                 min_policy_version=version,
@@ -220,9 +223,10 @@ class Curriculum:
         self.outstanding[group_id] = self.outstanding.get(group_id, []) + tasks
         return tasks
 
-    def _sampling(self, *, temperature: float) -> Sampling:
+    def _sampling(self, *, temperature: float, top_p: float = 1.0) -> Sampling:
         return Sampling(
             temperature=temperature,
+            top_p=top_p,
             max_turn_tokens=self.config.sampling.max_turn_tokens,
             max_trajectory_tokens=self.config.sampling.max_trajectory_tokens,
             stop=list(self.config.sampling.stop),

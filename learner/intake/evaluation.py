@@ -1,94 +1,150 @@
-"""The result of an evaluation: how many tasks were answered, failed or never run, and means over the answered ones."""
+"""The result of an evaluation: how many answers came, failed or never ran, and means over tasks."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from learner.gauges import HELDOUT_REWARD
+from learner.config import EvaluationConfig
+from learner.gauges import HELDOUT_REWARD, evaluation_tag
+from learner.intake.pass_at import Estimate, mean_over_tasks, pass_at_k
 from learner.trajectory import Trajectory
 from protocol.failures import FailureCounts, failure_or_text
 
+log = logging.getLogger(__name__)
+
 MISSING_SHARE = 0.05
-"""An evaluation of which a larger share of the tasks was never run has no result."""
+"""An evaluation of which a larger share of the answers never ran has no result."""
+
+
+class Evaluator(Protocol):
+    """Runs the episodes of an evaluation: an `Exchange`, or a script in a test."""
+
+    def evaluate(self, tag: str, of: EvaluationConfig, *, version: int) -> list[Trajectory | None]: ...
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Result of one evaluation. The means are None if there is nothing to take a mean of."""
+    """Result of one evaluation. The means are None if there is nothing to take a mean of.
+
+    With one answer to each task, the numbers of answers are numbers of tasks.
+    """
 
     tasks: int
+    samples: int
+    """Answers that were asked for each task."""
     answered: int
-    """Tasks whose episode ended, right or wrong."""
+    """Answers whose episode ended, right or wrong."""
     failed: int
-    """Tasks that the environment or the model failed."""
+    """Answers that the environment or the model failed. They count as wrong."""
     not_run: int
-    """Tasks that were given up, or that no generator could continue."""
+    """Answers that were given up, or that no generator could continue. They count as nothing."""
     accuracy: float | None
-    """Share of the answered tasks that are right. None also if the environment does not say what is right."""
+    """Mean over tasks of the share of right answers, which is pass@1. None also if the environment does not say what
+    is right."""
     return_mean: float | None
-    """Mean return of the answered tasks."""
+    """Mean return of the answers that ended."""
     why: str
     """Most frequent reason of failures, or ""."""
+    pass_at: dict[int, Estimate] = field(default_factory=dict)
+    """pass@k by k, with intervals: for k = 1, which is the accuracy, and the further ones that were asked for."""
     rewards: dict[str, float] = field(default_factory=dict)
-    """Mean of each reward by name, without weights, over the answered tasks that have it."""
+    """Mean of each reward by name, without weights, over the answers that ended and have it."""
 
     @property
     def missing(self) -> bool:
-        """Whether so many tasks were never run that the answered ones say nothing about the others."""
-        return self.not_run > MISSING_SHARE * self.tasks
+        """Whether so many answers never ran that the others say nothing about them."""
+        return self.not_run > MISSING_SHARE * self.tasks * self.samples
 
-    def record(self, *, tag: str, step: int, policy_version: int) -> dict[str, Any]:
-        """Return the entry of ``evaluations`` in ``summary.json``."""
+    def record(self, *, tag: str, step: int, policy_version: int, name: str = "") -> dict[str, Any]:
+        """Return the entry of ``evaluations`` in ``summary.json``; ``name`` is the set's."""
         return {
+            "set": name,
             "tag": tag,
             "step": step,
             "policy_version": policy_version,
             "tasks": self.tasks,
+            "samples": self.samples,
             "answered": self.answered,
             "failed": self.failed,
             "not_run": self.not_run,
             "accuracy": self.accuracy,
             "return_mean": self.return_mean,
-            "why": self.why,
+            "pass_at": {str(k): list(estimate) for k, estimate in self.pass_at.items()},
             "rewards": self.rewards,
+            "why": self.why,
         }
 
-    def scalars(self) -> dict[str, float]:
+    def scalars(self, name: str = "") -> dict[str, float]:
         """Return the metrics of the evaluation; means that are None are left out."""
-        means = {"evaluation/accuracy": self.accuracy, "evaluation/return_mean": self.return_mean}
-        return {
-            "evaluation/answered_tasks": float(self.answered),
-            "evaluation/failed_tasks": float(self.failed),
-            "evaluation/not_run_tasks": float(self.not_run),
-            **{name: value for name, value in means.items() if value is not None},
-            **{HELDOUT_REWARD + name: mean for name, mean in self.rewards.items()},
+        means = {"accuracy": self.accuracy, "return_mean": self.return_mean}
+        further = {f"pass_at_{k}": estimate.value for k, estimate in self.pass_at.items() if k > 1}
+        found = {
+            "answered_tasks": float(self.answered),
+            "failed_tasks": float(self.failed),
+            "not_run_tasks": float(self.not_run),
+            **{mean: value for mean, value in means.items() if value is not None},
+            **further,
         }
+        rewards = {} if name else {HELDOUT_REWARD + reward: mean for reward, mean in self.rewards.items()}
+        return {**{evaluation_tag(name, metric): value for metric, value in found.items()}, **rewards}
 
     def sentence(self) -> str:
         """Return the result in words, for the log."""
-        parts = [f"{self.answered} of {self.tasks} tasks answered"]
+        one = self.samples == 1
+        asked = f"{self.tasks} tasks answered" if one else f"{self.tasks} x {self.samples} answers came"
+        parts = [f"{self.answered} of {asked}"]
         parts += [f"{self.failed} failed"] if self.failed else []
         parts += [f"{self.not_run} never run"] if self.not_run else []
         counts = ", ".join(parts) + (f": {self.why}" if self.why else "")
         if self.missing:
             return f"no result ({counts})"
         means = [f"accuracy {self.accuracy:.3f}"] if self.accuracy is not None else []
+        means += [f"pass@{k} {estimate.value:.3f}" for k, estimate in self.pass_at.items() if k > 1]
         means += [f"return {self.return_mean:.3f}"] if self.return_mean is not None else []
         return f"{', '.join(means) or 'no result'} ({counts})"
 
 
-def result_of(episodes: Sequence[Trajectory | None]) -> EvaluationResult:
+def measure(
+    exchange: Evaluator, tag: str, of: EvaluationConfig, *, version: int
+) -> tuple[EvaluationResult, list[Trajectory | None]]:
+    """Run an evaluation. Return its result and its episodes. If too many answers never ran, it is repeated once.
+
+    Args:
+        exchange: runs the episodes.
+        tag: name of the evaluation, unique in the process.
+        of: the set.
+        version: policy version that samples, or a later one.
+
+    Raises:
+        NoData: nothing arrived within the deadline.
+        Stopped: the run was asked to end.
+    """
+    episodes = exchange.evaluate(tag, of, version=version)
+    result = result_of(episodes, of)
+    if result.missing:
+        log.warning("evaluation %s is repeated: %s", tag, result.sentence())
+        episodes = exchange.evaluate(f"{tag} again", of, version=version)
+        result = result_of(episodes, of)
+    return result, episodes
+
+
+def result_of(
+    episodes: Sequence[Trajectory | None], config: EvaluationConfig | None = None
+) -> EvaluationResult:
     """Return the result of an evaluation.
 
     Args:
-        episodes: one trajectory for each task; None for a task that was given up.
+        episodes: the answers of the first task, then those of the second, and so on; None for one that was given up.
+        config: settings of the evaluation; None: one answer to each task.
 
     Example:
         >>> result_of([None]).missing, result_of([None]).accuracy
         (True, None)
     """
+    samples = 1 if config is None else config.samples
     answered: list[Trajectory] = []
     failures, not_run = FailureCounts(), 0
     for episode in episodes:
@@ -101,7 +157,8 @@ def result_of(episodes: Sequence[Trajectory | None]) -> EvaluationResult:
             failures.add(failure)
             not_run += not failure.fault
     counts = EvaluationResult(
-        tasks=len(episodes),
+        tasks=len(episodes) // samples,
+        samples=samples,
         answered=len(answered),
         failed=len(episodes) - len(answered) - not_run,
         not_run=not_run,
@@ -111,13 +168,14 @@ def result_of(episodes: Sequence[Trajectory | None]) -> EvaluationResult:
     )
     if counts.missing or not answered:
         return counts
-    return_mean = float(np.mean([t.return_ for t in answered]))
-    return replace(
-        counts,
-        accuracy=share_correct(answered),
-        return_mean=return_mean,
-        rewards=mean_rewards(answered),
+    result = replace(
+        counts, return_mean=float(np.mean([t.return_ for t in answered])), rewards=mean_rewards(answered)
     )
+    if share_correct(answered) is None:
+        return result
+    groups = [episodes[start : start + samples] for start in range(0, len(episodes), samples)]
+    pass_at = _pass_at(groups, (1,) if config is None else (1, *config.ks))
+    return replace(result, accuracy=pass_at[1].value, pass_at=pass_at)
 
 
 def mean_rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -127,6 +185,30 @@ def mean_rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         for name, value in trajectory.reward_by_name.items():
             values.setdefault(name, []).append(value)
     return {name: float(np.mean(of_name)) for name, of_name in sorted(values.items())}
+
+
+def _pass_at(groups: Sequence[Sequence[Trajectory | None]], ks: Sequence[int]) -> dict[int, Estimate]:
+    """Return pass@k over the tasks of which at least k answers count."""
+    counted = [_right_of(answers) for answers in groups]
+    found = {}
+    for k in ks:
+        shares = [pass_at_k(n, right, k) for n, right in counted if n >= k]
+        if shares:
+            found[k] = mean_over_tasks(shares)
+    return found
+
+
+def _right_of(answers: Sequence[Trajectory | None]) -> tuple[int, int]:
+    """Return how many answers to a task count, and how many of them are right.
+
+    An answer that the environment or the model failed is wrong; one that never ran does not count.
+    """
+    counted = [
+        t
+        for t in answers
+        if t is not None and (t.status != "failed" or failure_or_text(t.failure, t.error).fault)
+    ]
+    return len(counted), sum(t.correct is True and t.status != "failed" for t in counted)
 
 
 def share_correct(trajectories: Sequence[Trajectory]) -> float | None:

@@ -5,7 +5,7 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 
-from learner.config import LearnerConfig
+from learner.config import EvaluationConfig, LearnerConfig
 from learner.errors import BrokerRefused, NoData, Stopped
 from learner.intake.curriculum import Curriculum
 from learner.intake.intake import Intake
@@ -114,19 +114,19 @@ class Exchange:
         self._wait(enough, missing, limited=True)
         return self.intake.take(wanted, in_order=self.lockstep)
 
-    def evaluate(self, tag: str, *, version: int) -> list[Trajectory | None]:
-        """Run greedy episodes on held-out tasks, sampled by ``version`` or a later one.
+    def evaluate(self, tag: str, of: EvaluationConfig, *, version: int) -> list[Trajectory | None]:
+        """Run the episodes of an evaluation set, sampled by ``version`` or a later one.
 
         The run's time limit does not end an evaluation.
 
         Returns:
-            One trajectory for each task; None for a task that was given up.
+            One trajectory for each answer, in the order of the tasks; None for one that was given up.
 
         Raises:
             NoData: nothing arrived within the deadline.
             Stopped: the run was asked to end, not by its time limit.
         """
-        self._evaluating = tasks = self.curriculum.evaluation(tag, version)
+        self._evaluating = tasks = self.curriculum.evaluation(tag, version, of)
         self.put(tasks)
 
         def out() -> int:

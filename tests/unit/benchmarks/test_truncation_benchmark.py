@@ -10,6 +10,7 @@ from benchmarks.staleness.lag_system import BudgetedCurriculum
 from benchmarks.truncation.program import configured, earlier
 from benchmarks.truncation.report import SMOOTHED, Ended, Run, ratios, smoothed, tables
 from envs.errors import EnvError
+from learner.config import EvaluationConfig
 
 
 def run(arm, seed, curve, *, start=0.2, end=0.8):
@@ -94,7 +95,8 @@ def test_a_response_is_given_the_tokens_that_its_task_asks_for():
     curriculum = BudgetedCurriculum("env", config, next_index=1_000_000)
     suite = LongTailSuite(short=8, long=100, long_share=0.2)
     curriculum.budget = lambda index, split: suite.task(index, split).length
-    tasks = curriculum.refill(version=0, lockstep=True) + curriculum.evaluation("before", 0)
+    held_out = curriculum.evaluation("before", 0, EvaluationConfig(tasks=4))
+    tasks = curriculum.refill(version=0, lockstep=True) + held_out
     asked = [suite.task(t.data["index"], t.data["split"]).length for t in tasks]
     assert [t.sampling.max_turn_tokens for t in tasks] == asked
     assert set(asked) == {8, 100}

@@ -72,9 +72,9 @@ class Exchange:
             raise Stopped(self.stop_at[1])
         return [Unit("u", "g", [make_trajectory("t"), make_trajectory("t")])]
 
-    def evaluate(self, tag, *, version):
+    def evaluate(self, tag, of, *, version):
         self.log.append(("evaluate", tag, version))
-        return self.held_out.pop(0) if self.held_out else [make_trajectory("t"), make_trajectory("t")]
+        return self.held_out.pop(0) if self.held_out else [make_trajectory("t")] * of.answers
 
     def announce(self, message):
         self.log.append(("announce", message.version))
@@ -363,6 +363,35 @@ def test_an_evaluation_that_a_crash_left_out_is_made_up_for(tmp_path):
     it.engine.outcomes = ["applied"] * 2
     it.train()
     assert [e["tag"] for e in it.evaluations] == ["before", "step 2", "step 4", "after"]
+
+
+def test_every_set_is_evaluated_before_and_after_and_at_its_own_steps(tmp_path):
+    sets = {"hard": {"tasks": 1, "samples": 2, "every": 3}, "end": {"every": 0}}
+    it = learner(tmp_path, ["applied"] * 4, evaluation_every=2, evaluation=sets)
+    it.train()
+    assert [(e["set"], e["tag"]) for e in it.evaluations] == [
+        ("", "before"), ("hard", "before"), ("end", "before"), ("", "step 2"), ("hard", "step 3"),
+        ("", "step 4"), ("", "after"), ("hard", "after"), ("end", "after"),
+    ]  # fmt: skip
+    asked = [entry[1] for entry in it.exchange.log if entry[0] == "evaluate"]
+    assert asked[:3] == ["before 0", "hard before 0", "end before 0"]
+    assert len(set(asked)) == len(asked), "tasks of two evaluations must not have one name"
+    assert [step for step, line in it.report.lines if "evaluation/hard/answered" in line] == [0, 3, 4]
+    assert [step for step, line in it.report.lines if "evaluation/answered_tasks" in line] == [0, 2, 4, 4]
+
+
+def test_a_set_that_is_new_at_a_restart_is_evaluated_before_the_next_step(tmp_path):
+    it = learner(tmp_path, ["applied"] * 4, evaluation={"hard": {"tasks": 1}})
+    it.step, it.version = 2, 2
+    it.evaluations = [{"tag": "before", "step": 0}]
+    it.engine.outcomes = ["applied"] * 2
+    it.train()
+    assert [(e.get("set", ""), e["step"]) for e in it.evaluations] == [
+        ("", 0),
+        ("hard", 2),
+        ("", 4),
+        ("hard", 4),
+    ]
 
 
 def test_a_learner_that_begins_again_forgets_what_was_reported(tmp_path):

@@ -72,6 +72,29 @@ def test_every_recipe_loads(path):
         ({"learner": {"zero_stage": 0, "dtype": "bfloat16"}}, ["zero_stage 0", "use zero_stage 1"]),
         ({"run": {"mode": "sync"}, "learner": {"publish_every": 2}}, ["publish_every is 2"]),
         ({"generator": {"backend": "http"}}, ["generator.url is empty"]),
+        (
+            {"learner": {"sampling": {"max_trajectory_s": 59.0}}},
+            ["max_trajectory_s 59", "generator_timeout_s 30", "env_timeout_s 30", "at least 60"],
+        ),
+        ({"learner": {"sampling": {"stop": ["a", ""]}}}, ["learner.sampling.stop.1", "''"]),
+        (
+            {"learner": {"evaluation": {"hard": {"samples": 4, "temperature": 0.0}}}},
+            ["learner.evaluation.hard.samples is 4", "temperature is 0"],
+        ),
+        (
+            {"learner": {"evaluation": {"hard": {"samples": 4, "pass_at": [2, 8]}}}},
+            ["learner.evaluation.hard.pass_at has 8", "samples is 4"],
+        ),
+        (
+            {"learner": {"evaluation": {"hard": {"sample": 4}}}},
+            ["learner.evaluation.hard.sample: unknown key", "did you mean 'samples'"],
+        ),
+        ({"learner": {"evaluation": {"a b": {}}}}, ["learner.evaluation.a b", "pattern"]),
+        (
+            {"learner": {"evaluation": {"hard": {"tasks": 32_768, "samples": 4}}}},
+            ["131072 evaluation tasks", "max_queued_tasks"],
+        ),
+        ({"learner": {"sampling": {"stop": "a"}}}, ["learner.sampling.stop", "'a'"]),
         ({"model": {"path": ""}}, ["model.path", "[model.tiny]"]),
         ({"learner": {"algorithm": {"updates_per_batch": 1000}}}, ["updates_per_batch is 1000"]),
         (
@@ -282,6 +305,15 @@ def test_missing_file_and_bad_toml(tmp_path):
         load(tmp_path / "bad.toml")
 
 
+def test_lengths_that_are_left_out_follow_from_others():
+    fixed = {"learner": {"algorithm": {"aggregation": {"kind": "fixed"}}}}
+    learner = check(changed(generator={"max_model_len": 300}, **fixed), "x").learner
+    assert learner.sampling.max_trajectory_tokens == 300
+    assert learner.algorithm.aggregation == FixedAggregation(tokens=300)
+    fixed["learner"]["algorithm"]["aggregation"]["tokens"] = 9
+    assert check(changed(**fixed), "x").learner.algorithm.aggregation == FixedAggregation(tokens=9)
+
+
 def test_lockstep_has_no_lag():
     assert check(changed(run={"mode": "sync"}), "x").max_policy_lag == 0
 
@@ -297,12 +329,3 @@ def test_the_command_line_starts_without_heavy_libraries():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
-
-
-def test_lengths_that_are_left_out_follow_from_others():
-    fixed = {"learner": {"algorithm": {"aggregation": {"kind": "fixed"}}}}
-    learner = check(changed(generator={"max_model_len": 300}, **fixed), "x").learner
-    assert learner.sampling.max_trajectory_tokens == 300
-    assert learner.algorithm.aggregation == FixedAggregation(tokens=300)
-    fixed["learner"]["algorithm"]["aggregation"]["tokens"] = 9
-    assert check(changed(**fixed), "x").learner.algorithm.aggregation == FixedAggregation(tokens=9)

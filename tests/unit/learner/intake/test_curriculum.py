@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.config import LearnerConfig
+from learner.config import EvaluationConfig, LearnerConfig
 from learner.intake.curriculum import Curriculum
+
+GREEDY = EvaluationConfig(tasks=3, temperature=0.0)
 
 
 def curriculum(epoch=5, lineage=-1, **settings):
@@ -45,9 +47,19 @@ def test_members_of_a_group_share_the_task():
 
 
 def test_evaluation_is_greedy_on_held_out_tasks_and_waits_for_its_version():
-    tasks = curriculum().evaluation("after", 9)
+    tasks = curriculum().evaluation("after", 9, GREEDY)
     assert [t.data for t in tasks] == [{"index": i, "split": "heldout"} for i in range(3)]
     assert {(t.sampling.temperature, t.purpose, t.min_policy_version) for t in tasks} == {(0.0, "eval", 9)}
+
+
+def test_a_set_has_tasks_of_its_own_and_several_answers_to_each():
+    of = EvaluationConfig(tasks=2, first_task=7, samples=3, temperature=0.6, top_p=0.9)
+    tasks = curriculum(sampling={"stop": ["x"], "include_stop": True}).evaluation("hard step 4", 9, of)
+    assert [t.data["index"] for t in tasks] == [7, 7, 7, 8, 8, 8]
+    assert len({t.task_id for t in tasks}) == len({t.group_id for t in tasks}) == 6, "each answer is a task"
+    assert {(t.sampling.temperature, t.sampling.top_p, t.group_size) for t in tasks} == {(0.6, 0.9, 1)}
+    assert {(tuple(t.sampling.stop), t.sampling.include_stop) for t in tasks} == {(("x",), True)}
+    assert all(curriculum().is_evaluation(t.group_id) for t in tasks)
 
 
 def test_a_new_lineage_deals_out_again_what_was_under_way_under_new_names():
@@ -107,7 +119,7 @@ def test_in_lockstep_what_is_dealt_out_again_waits_for_the_weights_of_the_restar
 def test_a_lineage_keeps_its_names_over_epochs_and_evaluation_does_not():
     c = curriculum(epoch=7, lineage=5)
     assert c.refill(version=0, lockstep=False)[0].task_id == "5g0.0"
-    assert c.evaluation("x", 0)[0].task_id == "7eval-x-0"
+    assert c.evaluation("x", 0, GREEDY)[0].task_id == "7eval-x-0"
     assert c.is_evaluation("7eval-x-0")
     assert not c.is_evaluation("5eval-x-0")
 

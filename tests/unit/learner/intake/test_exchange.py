@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from learner.config import LearnerConfig
+from learner.config import EvaluationConfig, LearnerConfig
 from learner.errors import NoData, NothingToLearn, Stopped
 from learner.intake import exchange as module
 from learner.intake.curriculum import Curriculum
@@ -141,7 +141,7 @@ def test_a_wait_that_ends_names_whom_it_waited_for(joined):
         it.collect(step=0, version=0)
     assert ("is silent: start it again" in str(caught.value)) is not joined
     with pytest.raises(NoData, match="evaluation 'x': 256 of 256 tasks are out"):
-        it.evaluate("x", version=0)
+        it.evaluate("x", EvaluationConfig(tasks=256), version=0)
 
 
 def test_without_checkpoints_each_commit_is_final():
@@ -250,7 +250,7 @@ def test_a_run_that_has_nothing_left_to_learn_is_evaluated_all_the_same():
     with pytest.raises(Stopped, match=SOLVED):
         it.collect(step=0, version=0)
     with pytest.raises(NoData, match="evaluation 'after 1': 1 of 1 tasks are out"):
-        it.evaluate("after 1", version=0)
+        it.evaluate("after 1", EvaluationConfig(tasks=1), version=0)
 
 
 def test_groups_with_equal_returns_are_told_to_the_broker_in_heartbeats():

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from learner.config import LearnerConfig
+from learner.config import EvaluationConfig, LearnerConfig
 from learner.errors import LedgerViolation
 from learner.intake.commit_memory import CommitMemory
 from learner.intake.curriculum import Curriculum
@@ -168,7 +168,7 @@ def test_a_unit_we_hold_is_not_trained_twice():
 
 def test_an_evaluation_task_that_was_given_up_is_not_waited_for():
     intake = intake_with_tasks()
-    name = intake.curriculum.evaluation("before", 0)[0].group_id
+    name = intake.curriculum.evaluation("before", 0, EvaluationConfig())[0].group_id
     intake.received(Dropped(unit_id=name, group_id=name, trajectories=1, reason="given_up"), [])
     assert intake.evaluated == {name: None}
 
@@ -186,7 +186,7 @@ def test_groups_that_went_stale_while_they_waited_are_let_go():
 
 def test_an_evaluation_that_cannot_be_read_is_not_waited_for():
     intake = intake_with_tasks()
-    name = intake.curriculum.evaluation("before", 0)[0].group_id
+    name = intake.curriculum.evaluation("before", 0, EvaluationConfig())[0].group_id
     deliver(intake, f"{name}.0", member(name, 0, float("nan"), purpose="eval"))
     assert intake.evaluated == {name: None}
 
@@ -355,7 +355,7 @@ def test_what_was_ready_at_the_checkpoint_is_trained_when_it_comes_again():
 
 def test_an_evaluation_that_comes_again_is_not_kept_for_ever():
     intake = intake_with_tasks()
-    name = intake.curriculum.evaluation("before", 0)[0].group_id
+    name = intake.curriculum.evaluation("before", 0, EvaluationConfig())[0].group_id
     deliver(intake, name, member(name, 0, 1.0, purpose="eval"))
     intake.commit(1, 0, [])
     del intake.evaluated[name]
