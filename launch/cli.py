@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 GROUPS = {
     "every day": ("train", "check", "status", "samples", "recipes"),
-    "look into a run, or plan one": ("journal", "retrain", "plan"),
+    "look into a run, or plan one": ("eval", "journal", "retrain", "plan"),
     "prepare": ("model", "keys"),
     "one role by hand, in this terminal": ("broker", "learner", "generator", "actor", "weights"),
 }
@@ -85,6 +85,7 @@ def parser() -> argparse.ArgumentParser:
     add_journal(commands)
     add_keys(commands)
     add_plan(commands)
+    add_eval(commands)
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("run_file", type=Path, help=RUN_FILE)
@@ -129,6 +130,18 @@ def add_samples(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     samples.add_argument("--step", type=int, help="only of this learner step, or of the evaluation after it")
     samples.add_argument("-n", type=int, default=5, metavar="COUNT", help="most samples shown; default: 5")
     samples.add_argument("--json", action="store_true", help="lines of JSON, for programs")
+
+
+def add_eval(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the arguments of `offbeat eval`."""
+    text = (
+        "evaluate the newest weights of a run, or a model, on the held-out tasks of a run file; train nothing"
+    )
+    command = commands.add_parser("eval", help=text, description=text)
+    command.add_argument("target", help="run folder, model folder, or the name of a model on the hub")
+    command.add_argument("run_file", type=Path, help=RUN_FILE)
+    command.add_argument("overrides", nargs="*", metavar="section.field=value", help=OVERRIDES)
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the result for programs, too")
 
 
 def grouped(texts: Mapping[str, str]) -> str:
@@ -186,6 +199,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             retrain(args.run, steps=args.steps, out=args.out)
             return 0
+        if args.command == "eval":
+            from launch.commands.evaluate import evaluate
+
+            return evaluate(args, [*args.overrides, *rest])
         # Overrides may also stand behind options, where argparse does not recognise them.
         config = load(args.run_file, [*args.overrides, *rest])
         return execute(args, config)

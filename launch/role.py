@@ -80,8 +80,22 @@ def learner(
     config: RunConfig, folder: Path, keys: Path | None, *, resume: bool, from_step: int | None = None
 ) -> None:
     from launch.weights_role import weights_url
+    from learner.evaluate_only import run_evaluation
     from learner.main import run_learner
 
+    if not config.learner.steps:
+        run_evaluation(
+            config.learner,
+            broker=config.broker.endpoint,
+            model=_model(config),
+            env_name=config.env.name,
+            run=folder.name,
+            run_dir=folder,
+            seed=config.run.seed,
+            keys=keys,
+            weights_url=weights_url(config, keys),
+        )
+        return
     run_learner(
         config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag}),
         broker=config.broker.endpoint,

@@ -1,6 +1,7 @@
 """The learner role: trains on what the broker delivers. The only folder with torch and DeepSpeed.
 
-- `main`: wires the role; `loop`: the training loop; `trainer`: one step of it; `evaluation`.
+- `main`: wires the role; `loop`: the training loop; `trainer`: one step of it. `evaluate_only`: the role of
+  `offbeat eval`, which trains nothing.
 - `config`, `algorithm_config`, `surrogate_config`: the settings.
 - `trajectory`, `units`: the data that is trained. `intake/`: turns the broker's messages into units.
 - `update/`: turns units into new weights. `algorithms/`: pure functions of tensors.

@@ -143,8 +143,8 @@ class EvaluationConfig(Section):
 class LearnerConfig(Section):
     """`[learner]` of the run file."""
 
-    steps: int = Field(100, ge=1)
-    """Learner steps of the run; one step trains one batch. At least 1."""
+    steps: int = Field(100, ge=0)
+    """Learner steps of the run; one step trains one batch. At least 1; `offbeat eval` sets 0, and trains nothing."""
     group_size: int = Field(8, ge=1)
     """Trajectories of one rollout group that are trained, all of the same task. At least 1."""
     batch_trajectories: int = Field(128, ge=1)

@@ -74,7 +74,7 @@ def run_learner(
         LinkDown: no broker answered, or it serves another run.
         CheckpointError: the checkpoint is damaged, or there is none of ``from_step``.
     """
-    stop = _Stop()
+    stop = Stop()
     engine = lead(config, stop, model=model, seed=seed, segment_tokens=segment_tokens)
     # A process that wants to end the learner must signal rank 0: torchrun would kill the ranks.
     (run_dir / PID_FILE).write_text(str(os.getpid()))
@@ -111,11 +111,11 @@ def run_learner(
     progress.learner = wire(config, run_dir, engine, exchange, publisher, seed=seed)
     train(progress.learner, begin)
     if config.processes > 1:
-        _leave()
+        leave()
 
 
 def lead(
-    config: LearnerConfig, stop: "_Stop", *, model: str, seed: int, segment_tokens: int | None
+    config: LearnerConfig, stop: "Stop", *, model: str, seed: int, segment_tokens: int | None
 ) -> "TrainingEngine":
     """Return the engine on rank 0. Other ranks follow rank 0 until the end and do not return."""
     from learner.update.engine import TrainingEngine
@@ -125,11 +125,11 @@ def lead(
         # Only rank 0 decides when to end.
         stop.ignore()
     engine = TrainingEngine(
-        config, model=model, total_steps=config.steps, seed=seed, segment_tokens=segment_tokens
+        config, model=model, total_steps=max(1, config.steps), seed=seed, segment_tokens=segment_tokens
     )
     if rank > 0:
         engine.follow()
-        _leave()
+        leave()
     return engine
 
 
@@ -206,14 +206,14 @@ def write_result(learner: Learner) -> None:
     write_whole(learner.run_dir / "result.json", json.dumps(result, indent=1))
 
 
-def _leave() -> NoReturn:
+def leave() -> NoReturn:
     """End this process at once: after the use of a process group, torch's threads can abort an orderly
     exit."""
     logging.shutdown()
     os._exit(0)
 
 
-class _Stop:
+class Stop:
     """The reason why training should end, if there is one: a signal or the time limit."""
 
     def __init__(self) -> None:

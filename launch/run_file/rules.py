@@ -19,6 +19,8 @@ def contradictions(config: RunConfig) -> Iterator[str]:
     """Yield one line per contradiction: field, value seen, cure."""
     if not config.model.path and config.model.tiny is None:
         yield "model: set model.path (a Hugging Face name or folder), or add the section [model.tiny]"
+    if not config.learner.steps:
+        yield "learner.steps is 0: nothing would be trained; raise it, or evaluate with offbeat eval"
     yield from _batches(config)
     yield from method_contradictions(config.learner)
     yield from settings_without_effect(config.learner)

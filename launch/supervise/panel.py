@@ -50,7 +50,8 @@ def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str
     if evaluated and (step := m.get("evaluation_step")) is not None:
         evaluated = f"{evaluated} at step {step}"
     if "learner/policy_version" not in m:
-        stage = "before the first step" if m.get("episodes") or m.get("all_joined") else "starting the roles"
+        first = "before the first step" if config.learner.steps else "evaluating"
+        stage = first if m.get("episodes") or m.get("all_joined") else "starting the roles"
         return " | ".join(filter(None, (f"{stage}, {elapsed_s:.0f} s", evaluated)))
     step, steps = m["step"], config.learner.steps
     done = step - m.get("first_step", step)

@@ -1,0 +1,116 @@
+"""The learner role of `offbeat eval`: evaluates weights, and trains nothing."""
+
+import json
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from learner.checkpoints.lineage import start
+from learner.config import LearnerConfig
+from learner.errors import Stopped
+from learner.intake.curriculum import Curriculum
+from learner.intake.evaluation import measure
+from learner.intake.exchange import Exchange
+from learner.main import Stop, join, lead, leave
+from learner.metrics import Report
+from learner.publisher import Publisher
+from learner.run_files import CHECKPOINTS, PID_FILE
+from protocol.session import Progress
+from protocol.whole_files import write_whole
+
+log = logging.getLogger(__name__)
+
+TAG = "eval"
+"""Tag of these evaluations in the result."""
+
+
+def run_evaluation(
+    config: LearnerConfig,
+    *,
+    broker: str,
+    model: str,
+    env_name: str,
+    run: str,
+    run_dir: Path,
+    seed: int,
+    keys: Path | None = None,
+    weights_url: str = "",
+) -> None:
+    """Evaluate each set once, and write ``run_dir/result.json``. Blocks; SIGTERM ends it.
+
+    The generators serve the model folder as version 0. If the run folder has checkpoints, the weights of the newest
+    one are published as version 1 and evaluated in its place.
+
+    Raises:
+        LinkDown: no broker answered, or it serves another run.
+        CheckpointError: the checkpoint is damaged.
+        NoData: nothing arrived within the deadline.
+    """
+    started = time.monotonic()
+    stop, checkpoints = Stop(), run_dir / CHECKPOINTS
+    # Without a checkpoint nothing of the model is needed here.
+    restores = checkpoints.exists()
+    engine = lead(config, stop, model=model, seed=seed, segment_tokens=None) if restores else None
+    (run_dir / PID_FILE).write_text(str(os.getpid()))
+    begin = start(run_dir, resume=False, lockstep=False)
+    exchange: Exchange | None = None
+
+    def progress() -> Progress:
+        if exchange is None:
+            return Progress()
+        return Progress(
+            progress=exchange.intake.deliveries, busy=not exchange.waiting, gauges=exchange.gauges()
+        )
+
+    link = join(config, broker, run, epoch=begin.epoch, progress=progress, stepped_back=True, keys=keys)
+    curriculum = Curriculum(env_name, config, begin.epoch)
+    exchange = Exchange(link, curriculum, config, lockstep=False, stop_reason=stop.reason, broker=broker)
+    publisher = Publisher(
+        run, run_dir, epoch=begin.epoch, keep=2, dtype=config.publish_dtype, url=weights_url
+    )
+    report, step, version = Report(run_dir), 0, 0
+    try:
+        if engine is not None:
+            # A process that was started again publishes above what the former one published.
+            step, version = engine.load(checkpoints)["step"], publisher.published.version + 1
+            exchange.announce(publisher.publish(version, *engine.weights()))
+        ended_by, evaluations = evaluate_sets(config, exchange, report, step=step, version=version)
+        result = {
+            "ended_by": ended_by,
+            "steps": step,
+            "wall_seconds": time.monotonic() - started,
+            "evaluations": evaluations,
+        }
+        write_whole(run_dir / "result.json", json.dumps(result, indent=1))
+    finally:
+        exchange.close()
+        report.close()
+        publisher.close()
+    if engine is not None:
+        engine.close()
+        if config.processes > 1:
+            leave()
+
+
+def evaluate_sets(
+    config: LearnerConfig, exchange: Exchange, report: Report, *, step: int, version: int
+) -> tuple[str, list[dict[str, Any]]]:
+    """Evaluate each set once. Return what ended it, and the records of the evaluations.
+
+    Raises:
+        NoData: nothing arrived within the deadline.
+    """
+    records: list[dict[str, Any]] = []
+    for name, of in config.evaluation_sets.items():
+        tag = f"{name} {TAG}".strip()
+        try:
+            result = measure(exchange, tag, of, version=version)
+        except Stopped as reason:
+            log.info("evaluation %s left out: %s", tag, reason)
+            return str(reason), records
+        records.append(result.record(tag=TAG, step=step, policy_version=version, name=name))
+        report.write(step, result.scalars(name))
+        log.info("evaluation %s: %s", tag, result.sentence())
+    return "all sets evaluated", records
