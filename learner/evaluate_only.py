@@ -106,7 +106,7 @@ def evaluate_sets(
     for name, of in config.evaluation_sets.items():
         tag = f"{name} {TAG}".strip()
         try:
-            result = measure(exchange, tag, of, version=version)
+            result, _ = measure(exchange, tag, of, version=version)
         except Stopped as reason:
             log.info("evaluation %s left out: %s", tag, reason)
             return str(reason), records
