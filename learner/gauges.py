@@ -10,7 +10,9 @@ ROLLOUT = table(
             "rollout/reward_mean", "reward", "mean reward per action turn of the trajectories that arrived"
         ),
         Gauge(
-            "rollout/return_mean", "reward", "mean return (sum of rewards) of the trajectories that arrived"
+            "rollout/return_mean",
+            "reward",
+            "mean return (weighted sum of rewards) of the trajectories that arrived",
         ),
         Gauge(
             "rollout/return_std",

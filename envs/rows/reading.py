@@ -67,20 +67,21 @@ def read_rows(name: str, param: str) -> list[DataRow]:
         try:
             rows = list(reader(path))
         except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
-            raise EnvError(f"{path}: cannot be read as text ({error}); save it as UTF-8") from None
+            raise EnvError(f"{shown(name)}: cannot be read as text ({error}); save it as UTF-8") from None
         except OSError as error:
-            raise EnvError(f"{path}: cannot be read ({error.strerror})") from None
+            raise EnvError(f"{shown(name)}: cannot be read ({error.strerror})") from None
     if not rows:
         raise EnvError(f"params.{param}: {name} has no rows")
     return rows
 
 
 def _jsonl(path: Path) -> Iterator[DataRow]:
+    name = shown(str(path))
     with _opened(path) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
-            place = f"{shown(str(path))}:{number}"
+            place = f"{name}:{number}"
             try:
                 value = json.loads(line)
             except ValueError as error:
@@ -89,6 +90,7 @@ def _jsonl(path: Path) -> Iterator[DataRow]:
 
 
 def _json(path: Path) -> Iterator[DataRow]:
+    name = shown(str(path))
     try:
         value = json.loads(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError:
@@ -96,35 +98,37 @@ def _json(path: Path) -> Iterator[DataRow]:
     except ValueError as error:
         line = getattr(error, "lineno", 1)
         raise EnvError(
-            f"{path}:{line}: not JSON ({error}); one object on each line is the format of .jsonl"
+            f"{name}:{line}: not JSON ({error}); one object on each line is the format of .jsonl"
         ) from None
     if not isinstance(value, list):
-        raise EnvError(f"{path}: expected a list of objects, found {_kind(value)}")
+        raise EnvError(f"{name}: expected a list of objects, found {_kind(value)}")
     for number, item in enumerate(value, 1):
-        yield _object(f"{shown(str(path))}: row {number}", item)
+        yield _object(f"{name}: row {number}", item)
 
 
 def _csv(path: Path) -> Iterator[DataRow]:
+    name = shown(str(path))
     with open(path, encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         names = list(reader.fieldnames or [])
         if twice := [name for name in names if names.count(name) > 1]:
-            raise EnvError(f"{path}:1: two columns are called {twice[0]!r}; rename one")
+            raise EnvError(f"{name}:1: two columns are called {twice[0]!r}; rename one")
         try:
             for values in reader:
-                place = f"{shown(str(path))}:{reader.line_num}"
+                place = f"{name}:{reader.line_num}"
                 if None in values or None in values.values():
                     raise EnvError(
                         f"{place}: not as many values as the {len(names)} columns of line 1; quote values with commas"
                     )
                 yield DataRow(place, dict(values))
         except csv.Error as error:
-            raise EnvError(f"{path}:{reader.line_num}: not CSV ({error})") from None
+            raise EnvError(f"{name}:{reader.line_num}: not CSV ({error})") from None
 
 
 def _parquet(path: Path) -> Iterator[DataRow]:
     table = _datasets(str(path)).load_dataset("parquet", data_files=str(path), split="train")
-    return (DataRow(f"{path}: row {number}", dict(values)) for number, values in enumerate(table, 1))
+    name = shown(str(path))
+    return (DataRow(f"{name}: row {number}", dict(values)) for number, values in enumerate(table, 1))
 
 
 def _hub(name: str, repository: str, first: str | None, second: str | None) -> Iterator[DataRow]:
