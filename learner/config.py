@@ -39,8 +39,9 @@ class SamplingConfig(Section):
 class OptimizerConfig(Section):
     """AdamW and the schedule of its learning rate."""
 
-    lr: float = Field(3e-4, gt=0)
-    """Learning rate after the warm-up. Above 0."""
+    lr: float = Field(1e-6, gt=0)
+    """Learning rate after the warm-up. Above 0. The default suits language models that are trained already; models of
+    a few million parameters need some 1e-4."""
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), strict=False)
     """Decay rates of AdamW's averages of the gradient and of its square. Each at least 0 and below 1."""
     eps: float = Field(1e-8, gt=0)
