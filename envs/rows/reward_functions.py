@@ -33,6 +33,8 @@ class RewardFunction:
     """Names of the arguments that it takes; None: any."""
     columns: tuple[str, ...] = ()
     """Columns of the data set."""
+    needs: tuple[str, ...] = ()
+    """Names of the arguments without a default."""
 
     @property
     def asynchronous(self) -> bool:
@@ -133,15 +135,29 @@ def _loaded(
     batch = "completions" in names
     if positional or not (batch or "answer" in names):
         raise EnvError(f"{place}{signature}: a reward function takes {FORMS}, by these names")
-    known = (
-        {"prompts", "completions", *(c for c in columns if c not in NO_COLUMNS)}
-        if batch
-        else {"answer", "row"}
-    )
-    for missing in [argument for argument in needed if argument not in known]:
-        raise EnvError(f"{place}: it needs {missing!r}, {_why_missing(missing, batch, columns, data)}")
     anything = batch and any(p.kind is p.VAR_KEYWORD for p in parameters)
-    return RewardFunction(name, place, function, batch, None if anything else names, columns)
+    found = RewardFunction(name, place, function, batch, None if anything else names, columns, tuple(needed))
+    check_columns([found], columns, data)
+    return found
+
+
+def check_columns(functions: Sequence[RewardFunction], columns: Sequence[str], data: str) -> None:
+    """Check that a data set has every column that the functions need.
+
+    Args:
+        functions: reward functions.
+        columns: columns of the data set.
+        data: name of the data set, for errors.
+
+    Raises:
+        EnvError: a function needs an argument that nobody passes.
+    """
+    for function in functions:
+        passed = {"prompts", "completions", *(set(columns) - NO_COLUMNS)}
+        for argument in function.needs:
+            if argument not in (passed if function.batch else ("answer", "row")):
+                why = _why_missing(argument, function.batch, columns, data)
+                raise EnvError(f"{function.place}: it needs {argument!r}, {why}")
 
 
 def _why_missing(argument: str, batch: bool, columns: Sequence[str], data: str) -> str:

@@ -11,7 +11,7 @@ from envs.errors import EnvError
 from envs.reasoning_gym_suite import task_of
 from envs.rows.prompts import PromptMaker, RawPrompt, solution_of
 from envs.rows.reading import DataRow, columns_of, read_rows, shown_name
-from envs.rows.reward_functions import RewardFunction, load_reward_functions
+from envs.rows.reward_functions import RewardFunction, check_columns, load_reward_functions
 from envs.rows.splitting import is_heldout, position
 from envs.user_code import absolute_beside_run_file, code_beside_run_file
 from protocol.gauges import Gauge, table
@@ -55,6 +55,9 @@ class RowsSuite:
         for name, value in texts.items():
             if not isinstance(value, str):
                 raise EnvError(f"params.{name} = {value!r}: write a text in quotation marks")
+        for name, number, kinds in (("solved_at", solved_at, int | float), ("seed", seed, int)):
+            if isinstance(number, bool) or not isinstance(number, kinds):
+                raise EnvError(f"params.{name} = {number!r}: write a number")
         rows = read_rows(train, "train")
         columns = columns_of(rows)
         self._maker = PromptMaker(prompt, system, columns, shown_name(train))
@@ -71,6 +74,8 @@ class RowsSuite:
             raise EnvError(
                 f"params.correct = {correct!r}: no reward has this name; name one of {', '.join(names)}"
             )
+        if isinstance(heldout, str):
+            check_columns(self._functions, columns_of(self._rows["heldout"]), shown_name(heldout))
         self._newest = -1
 
     @staticmethod

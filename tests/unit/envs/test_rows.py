@@ -154,6 +154,9 @@ def test_wrong_settings_are_refused_with_the_cure(here):
     assert "rewards.py has no callable 'exakt'; did you mean 'exact'?" in refusal(reward="rewards.py:exakt")
     assert "name a function as" in refusal(reward={})
     assert "such as rewards.py:reward" in refusal(reward="rewards.py")
+    assert refusal(solved_at="1") == "params.solved_at = '1': write a number"
+    assert refusal(seed=0.5) == "params.seed = 0.5: write a number"
+    assert refusal(system=1) == "params.system = 1: write a text in quotation marks"
     (here / "train.jsonl").write_text("\n")
     assert refusal() == "params.train: train.jsonl has no rows"
 
@@ -219,6 +222,15 @@ def test_a_prompt_of_the_heldout_file_is_not_trained(here):
         EnvError, match=r"held-out task 5: there are 5 .*lower learner\.evaluation_tasks to 5"
     ):
         it.row(5, "heldout")
+
+
+def test_a_heldout_file_without_a_column_that_a_function_needs_is_refused(here):
+    (here / "rewards.py").write_text("def exact(completions, answer, **kwargs):\n    return [0.0]\n")
+    write(here / "test.jsonl", [{"prompt": "a", "anwser": "1"}])
+    assert refusal(heldout="test.jsonl") == (
+        "rewards.py:1: exact: it needs 'answer', but test.jsonl has no such column; did you mean 'anwser'? "
+        "(columns: prompt, anwser)"
+    )
 
 
 def test_each_epoch_has_each_row_once_in_an_order_of_its_own(here):
