@@ -132,6 +132,8 @@ class SuiteFacts:
     """Number of held-out tasks; None: there is no end to them."""
     reward_names: tuple[str, ...] | None = None
     """Names of all rewards; None: they are not known before they occur."""
+    longest_tasks: tuple[tuple[Split, int, str], ...] = ()
+    """Split and index of the tasks with the longest first prompts, each with the place where a person finds it."""
     remarks: tuple[str, ...] = ()
     """Sentences for a person on what is allowed but probably not meant."""
 

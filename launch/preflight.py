@@ -8,7 +8,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +232,11 @@ async def _try_environment(
         tasks.append(("heldout", 0))
     try:
         prompts = [await trial.begin(split, index) for split, index in tasks]
+        for split, index, place in facts.longest_tasks:
+            # Held-out tasks from `evaluation_tasks` on are never begun.
+            if split == "train" or index < config.learner.evaluation_tasks:
+                prompt = await trial.begin(split, index)
+                prompts.append(prompt and replace(prompt, place=place))
     finally:
         await trial.close()
     return facts, [prompt for prompt in prompts if prompt is not None], trial.remarks

@@ -23,10 +23,13 @@ class Prompt:
     split: Split
     index: int
     tokens: int
+    place: str = ""
+    """Where a person finds the task, if the suite says it."""
 
     @property
     def task(self) -> str:
-        return f"the first prompt of {self.split} task {self.index}"
+        where = f" ({self.place})" if self.place else ""
+        return f"the first prompt of {self.split} task {self.index}{where}"
 
 
 class _StepRaised(ConfigError):

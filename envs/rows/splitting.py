@@ -42,8 +42,18 @@ def position(index: int, rows: int, seed: int) -> tuple[int, int]:
     return permuted(place, rows, f"{seed} {epoch}"), epoch
 
 
-def permuted(place: int, size: int, key: str) -> int:
-    """Return where a random permutation of ``range(size)`` sends a place.
+def index_of(row: int, rows: int, seed: int) -> int:
+    """Return the index of the task that has a row in the first epoch: the inverse of `position`.
+
+    Example:
+        >>> [index_of(position(i, 5, seed=3)[0], 5, seed=3) for i in range(5)]
+        [0, 1, 2, 3, 4]
+    """
+    return permuted(row, rows, f"{seed} 0", back=True)
+
+
+def permuted(place: int, size: int, key: str, *, back: bool = False) -> int:
+    """Return where a random permutation of ``range(size)`` sends a place, or with ``back`` where it comes from.
 
     A Feistel network permutes the numbers of an even number of bits. A result outside the range is permuted again, so
     that the range is mapped onto itself. So no process holds a list of all rows, and all agree.
@@ -52,8 +62,11 @@ def permuted(place: int, size: int, key: str) -> int:
     mask = (1 << half) - 1
     while True:
         left, right = place >> half, place & mask
-        for turn in range(ROUNDS):
-            left, right = right, left ^ (_number(f"{key} {turn} {right}") & mask)
+        for turn in reversed(range(ROUNDS)) if back else range(ROUNDS):
+            if back:
+                left, right = right ^ (_number(f"{key} {turn} {left}") & mask), left
+            else:
+                left, right = right, left ^ (_number(f"{key} {turn} {right}") & mask)
         place = left << half | right
         if place < size:
             return place

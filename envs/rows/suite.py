@@ -12,7 +12,7 @@ from envs.reasoning_gym_suite import task_of
 from envs.rows.prompts import PromptMaker, RawPrompt, solution_of
 from envs.rows.reading import DataRow, columns_of, read_rows, shown_name
 from envs.rows.reward_functions import RewardFunction, check_columns, load_reward_functions
-from envs.rows.splitting import is_heldout, position
+from envs.rows.splitting import index_of, is_heldout, position
 from envs.user_code import absolute_beside_run_file, code_beside_run_file
 from protocol.gauges import Gauge, table
 
@@ -203,9 +203,17 @@ class RowsSuite:
         return [*self._maker.messages(row), {"role": "assistant", "content": solution_of(row)}]
 
     def facts(self) -> SuiteFacts:
-        """Return the number of held-out rows, the names of the rewards, and remarks for `offbeat check`."""
+        """Return the number of held-out rows, the names of the rewards, the longest prompts, and remarks."""
         names = tuple(function.name for function in self._functions)
-        return SuiteFacts(len(self._rows["heldout"]), names, tuple(self._remarks))
+        longest = tuple(self._longest(split) for split, rows in self._rows.items() if rows)
+        return SuiteFacts(len(self._rows["heldout"]), names, longest, tuple(self._remarks))
+
+    def _longest(self, split: Split) -> tuple[Split, int, str]:
+        """Return the split, index and place of the task with the longest prompt in characters."""
+        rows = self._rows[split]
+        lengths = [sum(len(message["content"]) for message in self._maker.messages(row)) for row in rows]
+        at = lengths.index(max(lengths))
+        return split, index_of(at, len(rows), self._seed) if split == "train" else at, rows[at].place
 
     def gauges(self) -> dict[str, float]:
         """Return how often tasks have gone through the training rows, for the actor's heartbeat."""

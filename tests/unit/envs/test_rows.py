@@ -248,7 +248,9 @@ def test_each_epoch_has_each_row_once_in_an_order_of_its_own(here):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 65, 1000])
 def test_the_order_is_a_permutation(size):
-    assert sorted(permuted(i, size, "key") for i in range(size)) == list(range(size))
+    there = [permuted(i, size, "key") for i in range(size)]
+    assert sorted(there) == list(range(size))
+    assert [permuted(place, size, "key", back=True) for place in there] == list(range(size))
     assert position(size, size, 0)[1] == 1
 
 

@@ -149,3 +149,11 @@ def test_a_weight_of_a_reward_that_there_is_not_is_refused(job, capsys):
         in text
     )
     assert said(job, capsys, "learner.reward.weights.exact=2.0")[0] == 0
+
+
+def test_the_longest_prompt_of_all_rows_is_counted(job, capsys):
+    with open(job.parent / "train.jsonl", "a") as file:
+        file.write(json.dumps({"prompt": "1 + " * 3000, "answer": "3000"}) + "\n")
+    text = refused(job, capsys, "env.params.heldout=0.0")
+    assert "job/train.jsonl:61) has 12003 tokens" in text
+    assert text.endswith("but the model takes 2048; shorten it")
