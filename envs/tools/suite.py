@@ -10,7 +10,7 @@ from envs.base import ChatMessage, Env, Split, SuiteFacts, ToolSchema
 from envs.errors import EnvError
 from envs.reasoning_gym_suite import task_of
 from envs.rows.prompts import RawPrompt
-from envs.rows.reading import DataRow, columns_of, read_rows
+from envs.rows.reading import DataRow, columns_of, read_rows, shown_name
 from envs.rows.reward_functions import load_reward_functions
 from envs.rows.suite import RowsSuite
 from envs.tools.episode import CallCounts, ToolsEpisode
@@ -19,7 +19,7 @@ from envs.tools.mcp_server import McpServer
 from envs.tools.schema import schema_of
 from envs.tools.scoring import ENVIRONMENTS, OWN, rewards_of
 from envs.tools.toolbox import Tool, finished, local_tool, methods_of
-from envs.user_code import code_beside_run_file, load_callable
+from envs.user_code import absolute_beside_run_file, code_beside_run_file, load_callable, nearest
 from protocol.gauges import Gauge, table
 
 GAUGES = table(
@@ -69,22 +69,30 @@ class ToolsSuite:
         max_turns: int = 8,
         call_timeout_s: float = 20.0,
     ) -> None:
-        if max_turns < 1:
-            raise EnvError(f"params.max_turns = {max_turns}: an episode has at least one answer")
+        named = [tools] if isinstance(tools, str) else tools
+        for name, value in {"tools": named, "mcp": mcp or []}.items():
+            if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+                raise EnvError(f'params.{name} = {value!r}: write a list of texts, such as {name} = ["..."]')
+        for name, number in {"max_turns": max_turns, "call_timeout_s": call_timeout_s}.items():
+            if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
+                raise EnvError(f"params.{name} = {number!r}: write a number above 0")
         self._rows = RowsSuite(train, UNUSED, prompt, system, heldout, seed=seed)
         self._max_turns, self._timeout_s, self._solved_at = max_turns, call_timeout_s, solved_at
         self._counts, self._loop = CallCounts(), LoopThread()
         loaded: dict[str, ModuleType] = {}
-        self._kind, self._methods, self._shared = self._load(
-            [tools] if isinstance(tools, str) else tools, loaded
-        )
+        self._kind, self._methods, self._shared = self._load(named, loaded)
         columns = [*columns_of(read_rows(train, "train")), ENVIRONMENTS]
-        self._functions = load_reward_functions(reward, columns, train) if reward else []
+        self._functions = load_reward_functions(reward, columns, shown_name(train)) if reward else []
         own = [OWN] if hasattr(self._kind, "get_reward") else []
         names = [*own, *(function.name for function in self._functions)]
         if not names:
             raise EnvError(
                 "params.reward: there is no reward: name a function, or give the class a get_reward()"
+            )
+        if correct and not own and correct not in names:
+            near = nearest(correct, names)
+            raise EnvError(
+                f"params.correct = {correct!r}: no reward has this name{near} (rewards: {', '.join(names)})"
             )
         self._correct = correct or (names[0] if len(names) == 1 else "")
         self._servers: list[McpServer] = []
@@ -104,9 +112,12 @@ class ToolsSuite:
         found = RowsSuite.find_files(params, folder)
         tools = found.get("tools")
         if isinstance(tools, str):
-            found["tools"] = code_beside_run_file(tools, folder)
+            found["tools"] = code_beside_run_file(tools, folder, absolute_beside_run_file)
         elif isinstance(tools, list):
-            found["tools"] = [code_beside_run_file(t, folder) if isinstance(t, str) else t for t in tools]
+            found["tools"] = [
+                code_beside_run_file(t, folder, absolute_beside_run_file) if isinstance(t, str) else t
+                for t in tools
+            ]
         return found
 
     def episode(self) -> Env:

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from envs.errors import EnvError
-from envs.registry import make_suite
+from envs.registry import beside, make_suite
 
 CLASS = '''
 class Counter:
@@ -190,7 +190,19 @@ def test_episodes_do_not_share_the_object(made):
         ("Counter Counter", {}, "is a second class; an episode has one object"),
         ("Counter multiply multiply", {}, "there is a tool 'multiply' already; rename one"),
         ("Countr", {}, "has no callable 'Countr'; did you mean 'Counter'?"),
-        ("Counter", {"max_turns": 0}, "params.max_turns = 0: an episode has at least one answer"),
+        (
+            "multiply",
+            {"reward": "short", "correct": "shrt"},
+            "no reward has this name; did you mean 'short'? (rewards",
+        ),
+        ("Counter", {"max_turns": 0}, "params.max_turns = 0: write a number above 0"),
+        ("Counter", {"call_timeout_s": "9"}, "params.call_timeout_s = '9': write a number above 0"),
+        (
+            "Counter",
+            {"mcp": "server"},
+            "params.mcp = 'server': write a list of texts, such as mcp = [\"...\"]",
+        ),
+        ("Counter", {"mcp": [3]}, "params.mcp = [3]: write a list of texts"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(made, tools, params, words):
@@ -222,3 +234,14 @@ def test_the_final_channel_of_gpt_oss_is_the_answer(made):
     assert episode.step("<|channel|>analysis<|message|>hm<|end|><|channel|>final<|message|>8").rewards == {
         "short": -1.0
     }
+
+
+def test_files_are_found_beside_the_run_file(tmp_path, made):
+    params = {
+        "train": "train.jsonl",
+        "tools": ["counter.py:Counter", "os.path:join"],
+        "mcp": ["python server.py"],
+    }
+    _, found = beside("tools", params, tmp_path)
+    assert found["tools"] == [f"{tmp_path}/counter.py:Counter", "os.path:join"]
+    assert (found["train"], found["mcp"]) == (f"{tmp_path}/train.jsonl", ["python server.py"])
