@@ -7,6 +7,6 @@
 - `update/`: turns units into new weights. `algorithms/`: pure functions of tensors.
 - `replay/`: the replay table. `publisher`: writes and announces new versions.
 - `checkpoints/`: checkpoints, and where a process starts. `run_files`: places of the files that outlive it.
-- `metrics`, `gauges`, `totals`: what is reported. `samples/`: what the model wrote. `errors`: the exceptions.
+- `metrics`, `gauges`, `charts`, `totals`: what is reported. `samples/`: what the model wrote. `errors`: the exceptions.
 - `retrain/`: training again from a journal. `warmstart`: makes a small model to begin with.
 """

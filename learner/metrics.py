@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.gauges import CHARTS, OVERVIEW, REWARD, histogram_tag, is_declared
+from learner.charts import CHARTS, OVERVIEW, histogram_tag
+from learner.gauges import REWARD, is_declared
 from learner.intake.evaluation import mean_rewards, share_correct
 from learner.samples.sample import Sample
 from learner.samples.show import markdown_table

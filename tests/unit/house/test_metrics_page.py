@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from launch.reference.metrics import SECTIONS, fill_tables, tags
-from learner.gauges import CHARTS
+from learner.charts import CHARTS
 
 PAGE = Path(__file__).parents[3] / "docs" / "run" / "metrics.md"
 
