@@ -73,8 +73,8 @@ def chosen(
 def block(sample: Sample) -> str:
     """Return a sample as lines: where it stands, its numbers, and its texts."""
     where = f"held-out, {sample.evaluation}" if sample.split == "heldout" else "trained"
-    if sample.chosen == "untrained":
-        where = "not trained"
+    if sample.chosen in ("untrained", "uniform"):
+        where = "not trained" + (", as its group has equal returns" if sample.chosen == "uniform" else "")
     elif sample.failed and sample.split == "train":
         where = "training task"
     head = f"step {sample.step}, {where}, {sample.task} ({sample.env}): {facts(sample)}"

@@ -1,5 +1,6 @@
 """Chooses the few trajectories that are kept as samples. Pure."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -57,6 +58,27 @@ def of_failed(episodes: Sequence[Trajectory | None]) -> list[Choice]:
 
 def _both(best: int, worst: int) -> list[Choice]:
     return [("best", best)] if best == worst else [("best", best), ("worst", worst)]
+
+
+def of_uniform(arrived: Sequence[Trajectory], trained: Sequence[Trajectory]) -> list[Choice]:
+    """Return a member of the newest group whose returns are all equal, unless the batch has it.
+
+    Such groups are not trained, as a rule. They show what is too hard or too easy for the model.
+    """
+    batch = {t.trajectory_id for t in trained}
+    # Members of a group may arrive at different steps, and then their returns say nothing yet.
+    here = Counter(t.group_id for t in arrived)
+    groups: dict[str, list[int]] = {}
+    for i, t in enumerate(arrived):
+        whole = here[t.group_id] >= t.group_size
+        if whole and t.status != "failed" and not t.baseline and t.trajectory_id not in batch:
+            groups.setdefault(t.group_id, []).append(i)
+    uniform = [
+        places[0]
+        for places in groups.values()
+        if len(places) > 1 and len({arrived[i].return_ for i in places}) == 1
+    ]
+    return [("uniform", i) for i in uniform[-1:]]
 
 
 def why_failed(t: Trajectory) -> str:

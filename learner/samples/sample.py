@@ -19,7 +19,7 @@ MAX_LINE_BYTES = 64 << 10
 """Largest line. Longer texts are cut in their middle."""
 
 PartKind = Literal["prompt", "answer", "observation", "left_out"]
-SampleReason = Literal["best", "worst", "random", "first", "failed", "untrained"]
+SampleReason = Literal["best", "worst", "random", "first", "failed", "uniform", "untrained"]
 
 
 class SamplePart(Struct, frozen=True):

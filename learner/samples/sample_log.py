@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.samples.choice import of_batch, of_evaluation, of_failed, why_failed
+from learner.samples.choice import of_batch, of_evaluation, of_failed, of_uniform, why_failed
 from learner.samples.sample import (
     FILE,
     MAX_FILE_BYTES,
@@ -69,7 +69,7 @@ class SampleLog:
         arrived: Sequence[Trajectory],
         advantages: NDArray[np.float64] | None = None,
     ) -> list[Sample]:
-        """Write the best, the worst and two others of a batch, and failed episodes. Return them.
+        """Write some of a batch, a member of a group with equal returns, and failed episodes. Return them.
 
         A step writes nothing if samples have taken more than `MAX_SHARE` of the time so far.
 
@@ -77,7 +77,7 @@ class SampleLog:
             step: learner steps done, this one included.
             version: policy version that the step updated.
             trained: trajectories of the batch.
-            arrived: trajectories that arrived since the last step, of which failed ones are written.
+            arrived: trajectories that arrived since the last step.
             advantages: mean advantage of each trajectory of the batch, [S]; NaN where no token is trained.
         """
         begun = self._clock()
@@ -95,7 +95,8 @@ class SampleLog:
             )
             for chosen, i in of_batch(trained, rng)
         ]
-        samples += [self._sample(arrived[i], chosen, step, version) for chosen, i in of_failed(arrived)]
+        others = [*of_uniform(arrived, trained), *of_failed(arrived)]
+        samples += [self._sample(arrived[i], chosen, step, version) for chosen, i in others]
         self._append(samples)
         self.of_last_step = samples
         self._spent += self._clock() - begun

@@ -78,7 +78,7 @@ def markdown_table(samples: Iterable[Sample]) -> str:
 
 def _row(sample: Sample) -> Sequence[str]:
     return (
-        f"{'held-out' if sample.split == 'heldout' else 'trained'}, {sample.chosen}",
+        f"{'held-out' if sample.split == 'heldout' else 'training'}, {sample.chosen}",
         prompt_of(sample),
         answer_of(sample),
         rewards_text(sample),

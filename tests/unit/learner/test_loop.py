@@ -469,7 +469,7 @@ def test_tensorboard_has_charts_histograms_of_returns_and_a_table_of_samples(tmp
     assert sorted(events.Tags()["scalars"])[0].startswith("1_overview/")
     before, after = (e.tensor_proto.string_val[0].decode() for e in events.Tensors("samples/text_summary"))
     assert (
-        "| `trained, best` | `4 tokens` | `5 tokens` | `return 0 (score 0)` | `+0.250` | `v0` | `0` |"
+        "| `training, best` | `4 tokens` | `5 tokens` | `return 0 (score 0)` | `+0.250` | `v0` | `0` |"
         in after
     )
     assert "| `held-out, first` | `4 tokens` | `5 tokens` | `return 0.5 (score 0.5)` |" in before

@@ -9,7 +9,7 @@ import pytest
 from launch.tokenizer import make_tokenizer, save_tokenizer
 from learner.loop import Learner
 from learner.samples import sample_log
-from learner.samples.choice import FAILED, FIRST, of_batch, of_evaluation, of_failed
+from learner.samples.choice import FAILED, FIRST, of_batch, of_evaluation, of_failed, of_uniform
 from learner.samples.sample import (
     FILE,
     MAX_LINE_BYTES,
@@ -90,6 +90,19 @@ def test_failed_episodes_are_kept_with_different_reasons():
     episodes = [failed("a", "'x'"), failed("b", "'x'"), failed("c", "'y'"), failed("d", "'z'"), None]
     assert of_failed(episodes) == [("failed", 0), ("failed", 2)]
     assert FAILED == 2
+
+
+def test_of_groups_with_equal_returns_the_newest_has_a_sample():
+    groups = [(0.0, 1.0), (0.0, 0.0), (1.0, 1.0), (0.5,)]
+    arrived = [
+        make_trajectory(f"1g{g}.{i}.0", group=f"1g{g}", reward=reward, group_size=2)
+        for g, rewards in enumerate(groups)
+        for i, reward in enumerate(rewards)
+    ]
+    assert of_uniform(arrived, []) == [("uniform", 4)]
+    assert of_uniform(arrived, arrived[4:6]) == [("uniform", 2)]
+    assert of_uniform(arrived[:2], []) == []
+    assert of_uniform(arrived[4:5], []) == [], "the other member may still come"
 
 
 # --- the texts ---
