@@ -35,7 +35,7 @@ def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str
     """Return one line: version, moving mean of the reward, last evaluation, lag, speed, queue, time left.
 
     Args:
-        m: values of `MetricsTail`, and ``first_step``, ``episodes``, ``all_joined``.
+        m: values of `MetricsTail`, and ``first_step``, ``episodes``, ``all_joined``, ``evaluating``.
 
     Example:
         >>> from launch.run_file.load import check
@@ -44,6 +44,8 @@ def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str
         'starting the roles, 3 s'
         >>> progress_line({"all_joined": True}, c, 130.0)
         'before the first step, 130 s'
+        >>> progress_line({"all_joined": True, "evaluating": True}, c, 130.0)
+        'evaluation before the first step, 130 s'
     """
     evaluated = held_out(m, digits=2)
     # The metrics of a run that an earlier version began have no counts of tasks, and so no step of the evaluation.
@@ -52,6 +54,7 @@ def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str
     if "learner/policy_version" not in m:
         first = "before the first step" if config.learner.steps else "evaluating"
         stage = first if m.get("episodes") or m.get("all_joined") else "starting the roles"
+        stage = f"evaluation {stage}" if m.get("evaluating") and config.learner.steps else stage
         return " | ".join(filter(None, (f"{stage}, {elapsed_s:.0f} s", evaluated)))
     step, steps = m["step"], config.learner.steps
     done = step - m.get("first_step", step)
@@ -62,22 +65,41 @@ def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str
         )
         left = f" | {seconds // 60}:{seconds % 60:02d} left"
     right = m.get(MEAN + "rollout/correct_share")
-    # After the last step nothing is sampled for training, and the figures of speed are of a time that is over.
-    over = step >= steps
-    last_evaluation = over and config.learner.evaluation_tasks and m.get("evaluation_step") != step
     speed = (
         f" | {m.get('generator/tokens_per_second', 0):.0f} tok/s sampled, "
         f"{m.get('learner/trained_tokens_per_second', 0):.0f} trained | "
         f"queue {m.get('broker/queue_depth_segments', 0):.0f}{left}"
     )
+    # Nothing is sampled for training then, and the figures of speed are of a time that is over.
+    if step >= steps:
+        evaluates_last = config.learner.evaluation_tasks and m.get("evaluation_step") != step
+        speed = " | last evaluation" if evaluates_last else ""
+    elif m.get("evaluating"):
+        speed = " | evaluation"
     return (
         f"step {step}/{steps} v{m['learner/policy_version']:.0f} | "
         f"reward {m.get(MEAN + 'rollout/return_mean', float('nan')):.3f}"
         f"{'' if right is None else f' right {right:.2f}'} | "
         f"{evaluated}{' | ' if evaluated else ''}"
         f"lag {m.get('learner/policy_lag_mean_versions', 0):.1f} "
-        f"(max {m.get('learner/policy_lag_max_versions', 0):.0f})"
-        f"{' | last evaluation' if last_evaluation else '' if over else speed}"
+        f"(max {m.get('learner/policy_lag_max_versions', 0):.0f}){speed}"
+    )
+
+
+def evaluates(status: Mapping[str, Any]) -> bool:
+    """Return whether the learner waits for the answers of an evaluation.
+
+    Example:
+        >>> waits = {"role": "learner", "gauges": {"waiting_seconds": 3.0}}
+        >>> evaluates({"peers": [waits]}), evaluates({"peers": [waits | {"gauges": {}}]})
+        (True, False)
+    """
+    # A learner that waits for a batch says how many units it wants.
+    return any(
+        peer["role"] == "learner"
+        and "waiting_seconds" in peer.get("gauges", {})
+        and "units_wanted" not in peer["gauges"]
+        for peer in status.get("peers", ())
     )
 
 
@@ -203,6 +225,7 @@ class Panel:
         metrics["first_step"], metrics["all_joined"] = self._seen_step, not starting
         if self._answer is not None and self._answer.status is not None:
             metrics["episodes"] = self._answer.status.get("episodes", {}).get("ended", 0)
+            metrics["evaluating"] = evaluates(self._answer.status)
         line = progress_line(metrics, config, now - self._training_since)
         line += f" | {starting}" if starting else ""
         # While processes start, everybody waits for them, and the line says so already.

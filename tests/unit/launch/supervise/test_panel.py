@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from launch.run_file.load import check
+from launch.supervise.broker_status import Answer
 from launch.supervise.panel import HEADER, PLAIN_STILL_S, Panel, progress_line
 from launch.supervise.starting import Starting
 
@@ -82,6 +83,19 @@ def test_the_last_evaluation_is_named_and_has_no_figures_of_a_time_that_is_over(
     assert progress_line(values, CONFIG, 9.0).endswith(
         "| held-out accuracy 0.50 at step 20 | lag 0.0 (max 0)"
     )
+
+
+def test_an_evaluation_between_steps_is_named(tmp_path, clock, capsys):
+    panel = Panel()
+    reported(tmp_path, step(3))
+    learner = {"role": "learner", "gauges": {"waiting_seconds": 2.0}}
+    panel.heard(Answer(0.0, {"peers": [learner], "waits": []}))
+    panel.update(tmp_path, CONFIG, restarts={})
+    assert said(capsys)[-1] == "step 3/20 v3 | reward 0.500 | lag 0.0 (max 0) | evaluation"
+    learner["gauges"]["units_wanted"] = 4.0
+    clock[0] += 60.0
+    panel.update(tmp_path, CONFIG, restarts={})
+    assert "70 tok/s sampled" in said(capsys)[-1]
 
 
 def test_the_window_of_the_mean_is_said_once(tmp_path, clock, capsys):
