@@ -50,6 +50,8 @@ class Weights(NamedTuple):
 def evaluate(args: argparse.Namespace, overrides: list[str]) -> int:
     """Run `offbeat eval`. Return the exit code: 1 if a set has no result."""
     weights = find_weights(args.target, load(args.run_file, overrides))
+    if args.json is not None and not args.json.parent.is_dir():
+        raise ConfigError(f"--json {args.json}: there is no folder {args.json.parent}; make it first")
     with Panel() as panel:
         for remark in preflight(weights.config):
             panel.note(remark)

@@ -70,7 +70,8 @@ def train(
             panel.note(line)
         config = run_folder.with_ports(config)
         run_folder.save_config(config, folder / run_folder.CONFIG)
-        panel.note(f"{'resuming' if resume else 'run folder'} {folder}")
+        method = f", method {config.method}" if config.method else ""
+        panel.note(f"{'resuming' if resume else 'run folder'} {folder}{method}")
         prepare_model(config, folder, panel, interrupt)
         crew = Crew(config, folder, note=panel.note)
         try:

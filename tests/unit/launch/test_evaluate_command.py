@@ -63,6 +63,13 @@ def test_what_is_neither_a_run_nor_a_model_is_refused(tmp_path, monkeypatch, cap
     assert "'nothing-here'" in capsys.readouterr().err
 
 
+def test_a_result_that_could_not_be_written_is_refused_before_anything_starts(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.toml").write_text('[model]\npath = "some/model"\n[env]\nname = "calculator"\n')
+    assert cli.main(["eval", "some/model", "job.toml", "--json", "none/out.json"]) == 1
+    assert "there is no folder none; make it first" in capsys.readouterr().err
+
+
 def test_a_run_file_that_asks_for_no_evaluation_is_refused():
     config = check(FILE | {"learner": {"evaluation_tasks": 0}}, "job.toml")
     with pytest.raises(ConfigError, match="evaluation_tasks is 0, and there is no"):
