@@ -141,7 +141,7 @@ class Episode:
         messages = await self._ask(env.reset, dict(self._task.data))
         _check_conversation(messages, "reset")
         if isinstance(env, HasTools):
-            self._tools, self._keep_special = await self._ask(env.tools, on_loop=True), True
+            self._tools, self._keep_special = await self._ask(env.tool_schemas, on_loop=True), True
         prompt = self._text.prompt(messages, self._tools)
         limit = self._task.sampling.max_trajectory_tokens
         if len(prompt) >= limit:

@@ -107,7 +107,7 @@ class HasTools(Protocol):
     special tokens. Only the end token is left out.
     """
 
-    def tools(self) -> Sequence[ToolSchema]:
+    def tool_schemas(self) -> Sequence[ToolSchema]:
         """Return the schemas of the tools for the chat template. The actor calls this once, after ``reset``."""
         ...
 

@@ -73,7 +73,9 @@ class Trial:
     async def _tools(self, env: Env, task: str) -> Sequence[ToolSchema]:
         if not isinstance(env, HasTools):
             return ()
-        tools: Sequence[ToolSchema] = await self._ask(env.tools, what=f"tools of {task}", on_loop=True)
+        tools: Sequence[ToolSchema] = await self._ask(
+            env.tool_schemas, what=f"tool_schemas of {task}", on_loop=True
+        )
         return tools
 
     async def _answer(self, env: Env, text: str, task: str) -> str:

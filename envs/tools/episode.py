@@ -75,7 +75,7 @@ class ToolsEpisode:
         last = messages[-1]
         return [*messages[:-1], cast(ChatMessage, {**last, "content": last["content"] + (text or "")})]
 
-    def tools(self) -> list[ToolSchema]:
+    def tool_schemas(self) -> list[ToolSchema]:
         """Return the schemas of all tools."""
         return list(self._schemas.values())
 

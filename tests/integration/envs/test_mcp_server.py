@@ -97,7 +97,7 @@ def test_the_tools_of_a_server_answer_calls(made):
     suite = made()
     episode = suite.episode()
     episode.reset({"index": 0, "split": "train"})
-    schemas = {tool["function"]["name"]: tool["function"] for tool in episode.tools()}
+    schemas = {tool["function"]["name"]: tool["function"] for tool in episode.tool_schemas()}
     assert set(schemas) == {"add", "pid", "divide", "leave"}
     assert schemas["add"]["description"] == "Add two numbers."
     assert schemas["add"]["parameters"]["required"] == ["a"]

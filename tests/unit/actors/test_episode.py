@@ -161,7 +161,7 @@ def test_several_messages_become_one_observation():
 
 def test_tools_of_the_environment_reach_the_template_and_its_actions_keep_special_tokens():
     class Tooled(Env):
-        def tools(self):
+        def tool_schemas(self):
             return [{"type": "function", "function": {"name": "add"}}]
 
     text, plain = Letters(), Letters()

@@ -85,8 +85,8 @@ def call(name, **arguments):
 
 def test_public_methods_become_tools(made):
     episode, _ = begun(made())
-    assert [tool["function"]["name"] for tool in episode.tools()] == ["add", "double", "fail"]
-    add = episode.tools()[0]["function"]
+    assert [tool["function"]["name"] for tool in episode.tool_schemas()] == ["add", "double", "fail"]
+    add = episode.tool_schemas()[0]["function"]
     assert add["description"] == "Add a number to the counter."
     assert add["parameters"]["properties"] == {"number": {"type": "integer", "description": "what to add"}}
 
