@@ -214,7 +214,7 @@ def watch(
         if interrupt.asked and not joined:
             raise NothingTrained(f"{interrupt.word} before the learner had joined; nothing was trained")
         if interrupt.asked and not asked_at:
-            panel.note("stopping: the learner writes a checkpoint")
+            panel.note(f"stopping{': the learner writes a checkpoint' if config.learner.steps else ''}")
             crew.ask_learner_to_end()
             asked_at = time.monotonic()
         if asked_at and (not crew.running(LEARNER) or time.monotonic() - asked_at > LEARNER_STOP_S):
