@@ -20,7 +20,7 @@ def reward_func(completions, ground_truth, **kwargs):
 
 async def format_reward_func(completions, **kwargs):
     completion_contents = [completion[0]["content"] for completion in completions]
-    return [1.0 if re.match(r"^[a-h]+$", content) else 0.0 for content in completion_contents]
+    return [1.0 if re.match(r"^.*[a-h]", content) else 0.0 for content in completion_contents]
 """
 RUN_FILE = """
 [run]
@@ -37,7 +37,7 @@ head_dim = 32
 intermediate_size = 64
 tie_embeddings = true
 [model.tiny.warm_start]
-steps = 40
+steps = 120
 batch = 32
 demonstrations = 200
 [env]
