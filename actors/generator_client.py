@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from actors.errors import GenerationFailed, NoGenerator, TurnRefused
-from actors.generator_connection import Arrived, GeneratorConnection
-from actors.generator_order import order
+from actors.generator_connection import Arrived, GeneratorConnection, order
 from actors.sampled import FinishReason, Sampled, nothing
 from protocol.arrays import SAMPLED_ARRAYS, TOKEN_ARRAYS
 from protocol.codec import Frames, encode, encode_arrays, unpack_arrays

@@ -1,9 +1,9 @@
-"""An actor's connection to one generator: whether it lets the actor in, and whether it is about to leave."""
+"""An actor's connections to generators: which comes first, whether it lets the actor in, whether it is leaving."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,8 @@ SETTLE_S = 1.0
 """Longest wait for the first handshakes before an actor with other generators begins episodes."""
 STAY_EVERY_S = 1.0
 """Time between two `Stay` to a draining generator."""
+GOLDEN = 0.6180339887498949
+"""Fractional part of the golden ratio: its multiples modulo 1 spread evenly, however many there are."""
 
 
 @dataclass(frozen=True)
@@ -140,3 +142,23 @@ class GeneratorConnection:
     def _stay(self) -> None:
         self._said = self._clock()
         self._socket.send(encode(Stay(episodes=self._needed())))
+
+
+def order(generators: Iterable[str], place: int) -> dict[str, float]:
+    """Return the rank of each generator for the actor at this place; the lowest one comes first.
+
+    Generators stand on a circle, in the order of their names. Each actor begins at another point of it. An actor
+    sees its own requests alone, so without different orders all actors would choose the same generators. If all
+    actors together run twice as many requests as there are generators, then no generator is idle.
+
+    Args:
+        generators: names of the generators.
+        place: number of the actor among all actors, from 0 on (`protocol.messages.Welcome.place`).
+
+    Example:
+        >>> ranks = order(["g0", "g1", "g2", "g3"], place=1)
+        >>> sorted(ranks, key=ranks.get)
+        ['g3', 'g0', 'g1', 'g2']
+    """
+    names = sorted(generators)
+    return {name: (i / len(names) - place * GOLDEN) % 1.0 for i, name in enumerate(names)}

@@ -72,6 +72,7 @@ def examine(config: RunConfig) -> Examined:
         *too_long_model(config, context, folder),
         *no_room(config, prompts, context),
         *unknown_weights(config, facts),
+        *sets_without_tasks(config, facts),
     ]:
         raise ConfigError("\n".join(problems))
     fitting, few = fitted(config, facts)
@@ -86,6 +87,16 @@ def fitted(config: RunConfig, facts: SuiteFacts) -> tuple[RunConfig, list[str]]:
     learner = config.learner.model_copy(update={"evaluation_tasks": there})
     remark = f"learner.evaluation_tasks is {wanted}, but there are {there} held-out tasks: evaluations have {there}"
     return config.model_copy(update={"learner": learner}), [remark]
+
+
+def sets_without_tasks(config: RunConfig, facts: SuiteFacts) -> Iterator[str]:
+    """Yield the refusal of a named evaluation set that asks for more held-out tasks than there are."""
+    for name, of in config.learner.evaluation.items():
+        if facts.heldout_tasks is not None and of.first_task + of.tasks > facts.heldout_tasks:
+            yield (
+                f"learner.evaluation.{name} has the tasks {of.first_task} to {of.first_task + of.tasks - 1}, but there "
+                f"are {facts.heldout_tasks} held-out tasks; lower its tasks or first_task"
+            )
 
 
 def unknown_weights(config: RunConfig, facts: SuiteFacts) -> Iterator[str]:

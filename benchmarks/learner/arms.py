@@ -39,6 +39,7 @@ SIZES = {
     "135M": Size(vocabulary=49152, width=576, layers=30, heads=9, inner=1536, trajectories=32),
 }
 GROUP = 8
+LEARNING_RATE = 3e-4
 SHARED = {"one prompt": [(45, False), (6, True)], "three turns": [(45, False)] + [(8, True), (12, False)] * 3}
 """Turns (tokens, sampled) of arms in which a group shares the prompt, and all but the last sampled turn."""
 
@@ -153,7 +154,7 @@ class BareLoop:
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self._model.train()
         self._optimizer = torch.optim.AdamW(
-            self._model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+            self._model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True
         )
         self._mini_batches = [[_tensors(m) for m in part] for part in mini_batches]
 

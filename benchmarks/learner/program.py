@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.learner.arms import SHARED, SIZES, BareLoop, make_model, make_trajectories
+from benchmarks.learner.arms import LEARNING_RATE, SHARED, SIZES, BareLoop, make_model, make_trajectories
 from benchmarks.report import save_results
 from learner.config import LearnerConfig
 from learner.trajectory import Trajectory
@@ -68,14 +68,23 @@ def plan(batch: Batch, config: LearnerConfig) -> list[list[MicroBatch]]:
     ]
 
 
+def learner_config(updates: int, zero_stage: int | str = "auto") -> LearnerConfig:
+    """Return settings under which the learner takes the steps of `BareLoop`."""
+    return LearnerConfig.model_validate(
+        {
+            "zero_stage": zero_stage,
+            "algorithm": {"updates_per_batch": updates},
+            "optimizer": {"lr": LEARNING_RATE},
+        }
+    )
+
+
 class Arm:
     """Both sides of one row of the table."""
 
     def __init__(self, folder: Path, size: str, lengths: str, updates: int, zero_stage: int | str) -> None:
         self.parameters = make_model(folder, SIZES[size])
-        self.config = LearnerConfig.model_validate(
-            {"zero_stage": zero_stage, "algorithm": {"updates_per_batch": updates}}
-        )
+        self.config = learner_config(updates, zero_stage)
         self.trajectories: list[Trajectory] = make_trajectories(lengths, SIZES[size])
         self.engine = TrainingEngine(self.config, model=str(folder), total_steps=1000, seed=SEED)
         credit = assign_credit(self.config.algorithm, self.trajectories)

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -165,7 +166,7 @@ class ToolsSuite:
         facts = self._rows.facts()
         # What get_reward returns may have any names.
         names = None if hasattr(self._kind, "get_reward") else tuple(f.name for f in self._functions)
-        return SuiteFacts(facts.heldout_tasks, names, facts.remarks)
+        return replace(facts, reward_names=names)
 
     def gauges(self) -> dict[str, float]:
         """Return counters of calls, and the epoch of the rows."""

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from actors.generator_client import GeneratorPool
-from actors.generator_order import order
+from actors.generator_connection import order
 from protocol.messages import GeneratorInfo, Goodbye, Hello, Welcome
 from tests.broker_driver import Driver
 

@@ -19,7 +19,7 @@ from benchmarks.learner.arms import (
     make_trajectories,
 )
 from benchmarks.learner.profile import flame_graph, sample
-from benchmarks.learner.program import plan, spread, table
+from benchmarks.learner.program import learner_config, plan, spread, table
 from learner.config import LearnerConfig
 from learner.update.batching import make_batch
 from learner.update.credit_assignment import assign_credit
@@ -33,7 +33,7 @@ TINY = Size(vocabulary=64, width=32, layers=1, heads=2, inner=64, trajectories=1
 def test_both_sides_take_the_same_step(tmp_path, updates, lengths):
     """After one update the weights agree, up to the rounding of sums."""
     make_model(tmp_path, TINY)
-    config = LearnerConfig.model_validate({"algorithm": {"updates_per_batch": updates}})
+    config = learner_config(updates)
     trajectories = make_trajectories(lengths, TINY)
     credit = assign_credit(config.algorithm, trajectories)
     batch = make_batch(trajectories, credit, current_version=0, max_policy_lag=0)

@@ -8,6 +8,7 @@ import pytest
 from envs.base import HasFacts
 from envs.registry import make_suite
 from launch.cli import main
+from launch.errors import ConfigError
 from launch.model import _tiny_folder
 from launch.preflight import examine
 from launch.run_file.load import load
@@ -157,3 +158,12 @@ def test_the_longest_prompt_of_all_rows_is_counted(job, capsys):
     text = refused(job, capsys, "env.params.heldout=0.0")
     assert "job/train.jsonl:61) has 12003 tokens" in text
     assert text.endswith("but the model takes 2048; shorten it")
+
+
+def test_a_named_evaluation_set_needs_that_many_held_out_rows(job):
+    there = examine(load(job)).config.learner.evaluation_tasks
+    too_many = [f"learner.evaluation.hard.tasks={there}", "learner.evaluation.hard.first_task=1"]
+    with pytest.raises(
+        ConfigError, match=rf"learner.evaluation.hard has the tasks 1 to {there}, but there are"
+    ):
+        examine(load(job, ["learner.evaluation_tasks=256", *too_many]))
