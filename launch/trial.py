@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from actors.environment import EnvironmentRunner
 from actors.episode import finite_rewards
@@ -73,10 +73,20 @@ class Trial:
     async def _tools(self, env: Env, task: str) -> Sequence[ToolSchema]:
         if not isinstance(env, HasTools):
             return ()
-        tools: Sequence[ToolSchema] = await self._ask(
-            env.tool_schemas, what=f"tool_schemas of {task}", on_loop=True
+        what = f"tool_schemas of {task}"
+        tools = await self._ask(env.tool_schemas, what=what, on_loop=True)
+        named = isinstance(tools, list | tuple) and all(
+            isinstance(tool, dict)
+            and isinstance(tool.get("function"), dict)
+            and isinstance(tool["function"].get("name"), str)
+            for tool in tools
         )
-        return tools
+        if not named:
+            raise ConfigError(
+                f"env: {what} returned {tools!r:.200}; it has to be a list of "
+                '{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}'
+            )
+        return cast(Sequence[ToolSchema], tools)
 
     async def _answer(self, env: Env, text: str, task: str) -> str:
         """Answer a task. Return the error that the environment raised, or ""."""

@@ -205,3 +205,25 @@ def test_template_arguments_reach_the_template_and_reserved_names_are_refused(ru
     assert "model.template_args: messages: Offbeat itself gives this to the template" in refusal(
         run(model=settings)
     )
+
+
+def test_schemas_of_tools_without_a_name_are_refused(run, tmp_path):
+    config = run()
+    file = tmp_path / "my_task.py"
+    tools = "    def tool_schemas(self):\n        return [{'name': 'add'}]\n\n    async def step"
+    file.write_text(file.read_text().replace("    async def step", tools))
+    said = refusal(config)
+    assert said.startswith(
+        "env: tool_schemas of train task 0 returned [{'name': 'add'}]; it has to be a list of "
+    )
+
+
+def test_a_template_that_leaves_out_the_tools_gets_a_remark(run, tmp_path):
+    config = run(step=GOES_ON)
+    file = tmp_path / "my_task.py"
+    tools = (
+        "    def tool_schemas(self):\n        return [{'function': {'name': 'add'}}]\n\n    async def step"
+    )
+    file.write_text(file.read_text().replace("    async def step", tools))
+    (remark,) = preflight(config)
+    assert "the chat template leaves out the tools, for example 'add'; describe them in the prompt" in remark
