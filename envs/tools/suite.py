@@ -12,7 +12,7 @@ from envs.errors import EnvError
 from envs.reasoning_gym_suite import task_of
 from envs.rows.prompts import RawPrompt
 from envs.rows.reading import DataRow, columns_of, read_rows, shown_name
-from envs.rows.reward_functions import load_reward_functions
+from envs.rows.reward_functions import check_columns, load_reward_functions
 from envs.rows.suite import RowsSuite
 from envs.tools.episode import CallCounts, ToolsEpisode
 from envs.tools.loop_thread import LoopThread
@@ -77,13 +77,16 @@ class ToolsSuite:
         for name, number in {"max_turns": max_turns, "call_timeout_s": call_timeout_s}.items():
             if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
                 raise EnvError(f"params.{name} = {number!r}: write a number above 0")
-        self._rows = RowsSuite(train, UNUSED, prompt, system, heldout, seed=seed)
+        self._rows = RowsSuite(train, UNUSED, prompt, system, heldout, solved_at=solved_at, seed=seed)
         self._max_turns, self._timeout_s, self._solved_at = max_turns, call_timeout_s, solved_at
         self._counts, self._loop = CallCounts(), LoopThread()
         loaded: dict[str, ModuleType] = {}
         self._kind, self._methods, self._shared = self._load(named, loaded)
         columns = [*columns_of(read_rows(train, "train")), ENVIRONMENTS]
         self._functions = load_reward_functions(reward, columns, shown_name(train)) if reward else []
+        if isinstance(heldout, str):
+            columns = [*columns_of(read_rows(heldout, "heldout")), ENVIRONMENTS]
+            check_columns(self._functions, columns, shown_name(heldout))
         own = [OWN] if hasattr(self._kind, "get_reward") else []
         names = [*own, *(function.name for function in self._functions)]
         if not names:

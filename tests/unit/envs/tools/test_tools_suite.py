@@ -245,3 +245,12 @@ def test_files_are_found_beside_the_run_file(tmp_path, made):
     _, found = beside("tools", params, tmp_path)
     assert found["tools"] == [f"{tmp_path}/counter.py:Counter", "os.path:join"]
     assert (found["train"], found["mcp"]) == (f"{tmp_path}/train.jsonl", ["python server.py"])
+
+
+def test_a_heldout_file_without_a_column_that_a_reward_needs_is_refused(made, tmp_path):
+    heldout = tmp_path / "heldout.jsonl"
+    heldout.write_text('{"prompt": "Reach 5.", "start": 5}\n')
+    with pytest.raises(EnvError, match=r"it needs 'answer', but .*heldout\.jsonl has no such column"):
+        made(reward="goal", heldout=str(heldout))
+    suite = made(heldout=str(heldout))
+    assert suite.facts().heldout_tasks == 1
