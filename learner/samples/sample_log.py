@@ -38,7 +38,7 @@ REWARD_NAMES = 32
 class SampleLog:
     """Appends samples to ``run_dir/samples.jsonl``.
 
-    A file that cannot be written is no reason to end a run: the samples are lost, and the log says so once.
+    If the file cannot be written, the run goes on: the samples are lost, and the log says so once.
 
     Args:
         run_dir: run folder.
