@@ -215,7 +215,8 @@ class Learner(Trainer):
         """Delete the metrics and the samples of steps and evaluations that this process does again."""
         self.report.rewind(self.step)
         if self.samples is not None:
-            self.samples.rewind(self.step, {evaluation["tag"] for evaluation in self.evaluations})
+            evaluated = {f"{e.get('set', '')} {e['tag']}".strip() for e in self.evaluations}
+            self.samples.rewind(self.step, evaluated)
 
     def restore(self) -> None:
         """Load the newest checkpoint and publish its weights.

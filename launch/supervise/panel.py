@@ -13,7 +13,7 @@ from rich.text import Text
 from launch.run_file.sections import RunConfig
 from launch.supervise.broker_status import Answer
 from launch.supervise.episodes import episodes_row, failing, percent
-from launch.supervise.metrics_tail import EVALUATED, MEAN, SMOOTHED_STEPS, MetricsTail, held_out, sentence
+from launch.supervise.metrics_tail import MEAN, SMOOTHED_STEPS, MetricsTail, held_out, sentence, set_of
 from launch.supervise.sample_lines import evaluation_samples, sample_lines
 from launch.supervise.summary import Summary, of_set
 from learner.samples.sample import newest_samples
@@ -209,8 +209,8 @@ class Panel:
         now = time.monotonic()
         for news in self._tail.read(folder / "metrics.jsonl"):
             self.note(sentence(news))
-            if EVALUATED in news:
-                for sample in evaluation_samples(newest_samples(folder), news["step"]):
+            if (name := set_of(news)) is not None:
+                for sample in evaluation_samples(newest_samples(folder), news["step"], name):
                     self._print("\n".join(MARGIN + line for line in sample_lines(sample, self._width)))
         metrics = self._tail.values
         same_step = metrics.get("step", 0) == self._printed_step

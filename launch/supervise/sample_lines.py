@@ -13,13 +13,14 @@ PROMPT_SHARE = 0.4
 GAP = " ... "
 
 
-def evaluation_samples(samples: Sequence[Sample], step: int) -> list[Sample]:
-    """Return the samples to show for the newest evaluation after a learner step.
+def evaluation_samples(samples: Sequence[Sample], step: int, name: str = "") -> list[Sample]:
+    """Return the samples to show for the newest evaluation of a set after a learner step.
 
     These are its best and its worst answer, and the newest answer that was trained. A failed episode
     takes the place of the best.
     """
-    held_out = [s for s in samples if s.split == "heldout" and s.step == step]
+    tags = {f"{name} {tag}".strip() for tag in ("before", "after", f"step {step}")}
+    held_out = [s for s in samples if s.split == "heldout" and s.step == step and s.evaluation in tags]
     newest = [s for s in held_out if s.evaluation == held_out[-1].evaluation]
     ended = sorted((s for s in newest if not s.failed), key=lambda s: (s.correct is True, s.return_))
     shown = [s for s in newest if s.failed][:1]
