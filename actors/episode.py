@@ -12,13 +12,14 @@ from typing import Any, Protocol
 import msgspec
 
 from actors.culprit import place_of_error
-from actors.errors import ActorError, EnvironmentFailed, Infrastructure
+from actors.errors import ActorError, EnvironmentFailed, Infrastructure, ServiceDown
 from actors.failures import FAILURES
 from actors.generator_client import TurnRequest
 from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
 from actors.stop_strings import find_stop, stopped_at
 from envs.base import ChatMessage, Env, HasTools, StepResult, Suite, ToolSchema
+from envs.errors import ServiceFailed
 from protocol.arrays import SegmentArrays
 from protocol.failures import describe
 from protocol.messages import MAX_ITEMS, MAX_NAME, LeaseTask
@@ -141,7 +142,8 @@ class Episode:
         messages = await self._ask(env.reset, dict(self._task.data))
         _check_conversation(messages, "reset")
         if isinstance(env, HasTools):
-            self._tools, self._keep_special = await self._ask(env.tool_schemas, on_loop=True), True
+            self._tools = await self._ask(env.tool_schemas, on_loop=True)
+            self._keep_special = bool(self._tools)
         prompt = self._text.prompt(messages, self._tools)
         limit = self._task.sampling.max_trajectory_tokens
         if len(prompt) >= limit:
@@ -289,7 +291,8 @@ class Episode:
 
         Raises:
             EnvironmentFailed: the function raised an error or took longer. The text names file and line.
-            Infrastructure: code of a different task blocks the environments of this actor.
+            Infrastructure: code of a different task blocks the environments of this actor, or a service that
+                the reward needs did not answer.
         """
         begun, name = time.monotonic(), getattr(function, "__name__", "function")
         try:
@@ -302,6 +305,8 @@ class Episode:
             )
         except ActorError:
             raise
+        except ServiceFailed as error:
+            raise ServiceDown(f"environment: {name}: {error}") from error
         except Exception as error:
             place = place_of_error(error)
             raise EnvironmentFailed(

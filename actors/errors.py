@@ -8,6 +8,7 @@ ActorError
 └── Infrastructure     neither the environment nor the model is at fault; a later attempt may succeed
     ├── GenerationFailed   no generator continued the turn
     │   └── NoGenerator    the broker listed no generator within the deadline
+    ├── ServiceDown        a service that a reward needs did not answer
     └── EnvironmentStuck   code of a different task blocks the thread in which environments run
 
 GeneratorError
@@ -54,6 +55,10 @@ class GenerationFailed(Infrastructure):
 
 class NoGenerator(GenerationFailed):
     """The broker listed no generator within the deadline."""
+
+
+class ServiceDown(Infrastructure):
+    """A service that a reward needs did not answer, see `envs.errors.ServiceFailed`."""
 
 
 class EnvironmentStuck(Infrastructure):

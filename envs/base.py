@@ -104,7 +104,7 @@ class HasTools(Protocol):
     """Optional method of an `Env`, in addition to the methods of `Env`.
 
     The action of such an environment keeps its special tokens as text, because the marks of tool calls may be
-    special tokens. Only the end token is left out.
+    special tokens. Only the end token is left out. Without any schema, they are left out as for every environment.
     """
 
     def tool_schemas(self) -> Sequence[ToolSchema]:

@@ -3,6 +3,7 @@
 EnvError
 ├── UnknownEnv        there is no suite of this name (final)
 ├── RefusedFamily     the family's scorer is unsafe or accepts junk (final)
+├── ServiceFailed     a service that a reward needs did not answer: nobody's fault, the task runs again
 └── ScorerFailed      the scorer process did not answer, could not be started, or refused a request
 
 ``final`` means that a new start of the process would only repeat the error; see `launch.exit_codes`.
@@ -25,6 +26,10 @@ class RefusedFamily(EnvError, ValueError):
     """The family must not be used in this way; the message says why and what to do."""
 
     final: ClassVar[bool] = True
+
+
+class ServiceFailed(EnvError, RuntimeError):
+    """A service that a reward needs, such as a judge, did not answer. Environments of users may raise it, too."""
 
 
 class ScorerFailed(EnvError, RuntimeError):

@@ -13,6 +13,7 @@ from envs.user_code import code_beside_run_file, load_callable, nearest
 BUILT_IN = {
     "reasoning_gym": "envs.reasoning_gym_suite:ReasoningGymSuite",
     "calculator": "envs.calculator:CalculatorSuite",
+    "several": "envs.several:SeveralSuite",
     "rows": "envs.rows.suite:RowsSuite",
     "tools": "envs.tools.suite:ToolsSuite",
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 from envs.blame import shown
 from envs.errors import EnvError
+from envs.rows.judge import Judge, load_judge
 from envs.rows.prompts import RawPrompt
 from envs.rows.reading import DataRow
 from envs.user_code import load_callable, nearest
@@ -91,7 +92,8 @@ def load_reward_functions(reward: Any, columns: Sequence[str], data: str) -> lis
     """Return the reward functions that the run file names.
 
     Args:
-        reward: ``file.py:function`` or ``module:function``, or a table of these by the name of the reward.
+        reward: ``file.py:function`` or ``module:function``, or a table of these by the name of the reward. A table
+            in place of a function is a judge, see `envs.rows.judge`.
         columns: columns of the data set.
         data: name of the data set, for errors.
 
@@ -99,13 +101,23 @@ def load_reward_functions(reward: Any, columns: Sequence[str], data: str) -> lis
         EnvError: there is no such function, or it takes arguments that nobody passes.
     """
     table = {_own_name(reward): reward} if isinstance(reward, str) else reward
-    if not isinstance(table, dict) or not table or not all(isinstance(text, str) for text in table.values()):
+    if not isinstance(table, dict) or not table or not all(isinstance(v, str | dict) for v in table.values()):
         raise EnvError(
             f'params.reward = {reward!r}: name a function as "rewards.py:exact", or several in a table '
             '[env.params.reward], one line each: exact = "rewards.py:exact"'
         )
     loaded: dict[str, ModuleType] = {}
-    return [_loaded(name, text, tuple(columns), data, loaded) for name, text in table.items()]
+    return [
+        _judge(name, value, tuple(columns), data)
+        if isinstance(value, dict)
+        else _loaded(name, value, tuple(columns), data, loaded)
+        for name, value in table.items()
+    ]
+
+
+def _judge(name: str, table: dict[str, Any], columns: tuple[str, ...], data: str) -> RewardFunction:
+    judge, place = load_judge(name, table, columns, data)
+    return RewardFunction(name, place, judge, False, frozenset({"answer", "row"}), columns)
 
 
 def _own_name(reward: str) -> str:
@@ -139,6 +151,13 @@ def _loaded(
     found = RewardFunction(name, place, function, batch, None if anything else names, columns, tuple(needed))
     check_columns([found], columns, data)
     return found
+
+
+async def close_judges(functions: Sequence[RewardFunction]) -> None:
+    """Close the connections of all judges among the functions."""
+    for function in functions:
+        if isinstance(function.function, Judge):
+            await function.function.close()
 
 
 def check_columns(functions: Sequence[RewardFunction], columns: Sequence[str], data: str) -> None:

@@ -11,7 +11,7 @@ from envs.errors import EnvError
 from envs.reasoning_gym_suite import task_of
 from envs.rows.prompts import PromptMaker, RawPrompt, solution_of
 from envs.rows.reading import DataRow, columns_of, read_rows, shown_name
-from envs.rows.reward_functions import RewardFunction, check_columns, load_reward_functions
+from envs.rows.reward_functions import RewardFunction, check_columns, close_judges, load_reward_functions
 from envs.rows.splitting import index_of, is_heldout, position
 from envs.user_code import absolute_beside_run_file, code_beside_run_file
 from protocol.gauges import Gauge, table
@@ -27,7 +27,7 @@ class RowsSuite:
 
     Args:
         train: file of the rows (.jsonl, .jsonl.gz, .json, .csv, .parquet), or a data set of the hub.
-        reward: reward function as ``file.py:function``, or a table of functions by the name of the reward.
+        reward: reward function as ``file.py:function``, or a table of functions and judges by the name of the reward.
         prompt: column that holds the prompt, a text or messages; or a template such as ``"{a} + {b} ="``.
         system: text of a system message. Empty: none.
         heldout: file of the held-out rows, or the share of the rows of ``train`` that is held out, at least 0 and
@@ -43,7 +43,7 @@ class RowsSuite:
     def __init__(
         self,
         train: str,
-        reward: str | dict[str, str],
+        reward: str | dict[str, Any],
         prompt: str = "prompt",
         system: str = "",
         heldout: str | float = 0.1,
@@ -89,12 +89,7 @@ class RowsSuite:
         if isinstance(reward, str):
             found["reward"] = code_beside_run_file(reward, folder, absolute_beside_run_file)
         elif isinstance(reward, dict):
-            found["reward"] = {
-                name: code_beside_run_file(text, folder, absolute_beside_run_file)
-                if isinstance(text, str)
-                else text
-                for name, text in reward.items()
-            }
+            found["reward"] = {name: _beside(value, folder) for name, value in reward.items()}
         return found
 
     @staticmethod
@@ -220,7 +215,16 @@ class RowsSuite:
         return {"epoch": (self._newest + 1) / len(self._rows["train"])} if self._newest >= 0 else {}
 
     async def close(self) -> None:
-        return None
+        await close_judges(self._functions)
+
+
+def _beside(reward: Any, folder: Path) -> Any:
+    """Return the reward function or the judge with the path by which every role finds its file."""
+    if isinstance(reward, str):
+        return code_beside_run_file(reward, folder, absolute_beside_run_file)
+    if isinstance(reward, dict) and isinstance(reward.get("prompt"), str):
+        return {**reward, "prompt": absolute_beside_run_file(reward["prompt"], folder)}
+    return reward
 
 
 class _RowEpisode:

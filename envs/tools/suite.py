@@ -77,6 +77,10 @@ class ToolsSuite:
         for name, number in {"max_turns": max_turns, "call_timeout_s": call_timeout_s}.items():
             if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
                 raise EnvError(f"params.{name} = {number!r}: write a number above 0")
+        if judged := [key for key, kind in _as_table(reward).items() if isinstance(kind, dict)]:
+            raise EnvError(
+                f"params.reward.{judged[0]}: a judge works with rows; with tools, ask it in get_reward()"
+            )
         self._rows = RowsSuite(train, UNUSED, prompt, system, heldout, solved_at=solved_at, seed=seed)
         self._max_turns, self._timeout_s, self._solved_at = max_turns, call_timeout_s, solved_at
         self._counts, self._loop = CallCounts(), LoopThread()
@@ -221,3 +225,7 @@ class ToolsSuite:
         for server in self._servers:
             server.close()
         self._loop.close()
+
+
+def _as_table(reward: Any) -> dict[str, Any]:
+    return reward if isinstance(reward, dict) else {}

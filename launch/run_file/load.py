@@ -146,6 +146,8 @@ def _same_form(key: str, base: dict[str, Any], over: dict[str, Any]) -> bool:
 
 def check(data: dict[str, Any], source: str) -> RunConfig:
     """Validate a run file's content; see `load`."""
+    if isinstance(data.get("env"), list):
+        data = {**data, "env": {"name": "several", "params": {"environments": data["env"]}}}
     try:
         config = RunConfig.model_validate(data)
     except ValidationError as error:

@@ -1,0 +1,206 @@
+"""A reward from a language model behind an OpenAI-compatible URL: a prompt file asks it for a number.
+
+A judge that does not answer is nobody's fault: the task runs again, and is never scored 0.
+"""
+
+import asyncio
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from pydantic import Field, ValidationError
+
+from envs.blame import shown
+from envs.errors import EnvError, ServiceFailed
+from protocol.section import Section
+
+KEPT_SCORES = 65_536
+"""Upper limit of the scores in the cache."""
+RETRY_S = 0.5
+"""Wait before the first repetition of a request; each further wait is twice as long."""
+BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+"""HTTP statuses after which a request is repeated."""
+SHOWN_CHARS = 200
+_FIELD = re.compile(r"\{(\w+)\}")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+class JudgeSettings(Section):
+    """`[env.params.reward.NAME]` of a judge."""
+
+    judge: str = Field(pattern=r"^https?://")
+    """Base URL, up to and with `/v1`."""
+    model: str = Field(min_length=1)
+    """Name of the model at this URL."""
+    prompt: str = Field(min_length=1)
+    """File with the question to the judge. `{answer}` and `{COLUMN}` stand for the answer and for columns."""
+    scale: float = Field(10.0, gt=0)
+    """Largest number that the judge may give. The reward is its number divided by this one."""
+    temperature: float = Field(0.0, ge=0)
+    """Sampling temperature of the judge."""
+    max_tokens: int = Field(512, ge=1)
+    """Most tokens of the judge's answer."""
+    concurrent: int = Field(8, ge=1)
+    """Most requests at a time, of each actor."""
+    timeout_s: float = Field(25.0, gt=0)
+    """Longest time for one score, waits and repetitions included. Keep it below actor.env_timeout_s (30 s)."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key. If it is not set, no key is sent."""
+
+
+class Judge:
+    """Scores answers. All calls are for one event loop.
+
+    Args:
+        settings: URL, model and limits.
+        template: question to the judge, see `JudgeSettings.prompt`.
+    """
+
+    def __init__(self, settings: JudgeSettings, template: str) -> None:
+        self._settings, self._template = settings, template
+        self._scores: OrderedDict[bytes, asyncio.Task[float]] = OrderedDict()
+        self._session: aiohttp.ClientSession | None = None
+        self._room = asyncio.Semaphore(settings.concurrent)
+
+    async def __call__(self, answer: str, row: dict[str, Any]) -> float:
+        """Return the score of an answer. Equal questions are asked once.
+
+        Raises:
+            ServiceFailed: the judge did not give a number within `timeout_s`.
+            EnvError: the judge refuses the request, for example because the key is wrong.
+        """
+        question = filled(self._template, {**row, "answer": answer})
+        key = blake2b(question.encode(), digest_size=16).digest()
+        if (asked := self._scores.get(key)) is None:
+            asked = self._scores[key] = asyncio.create_task(self._within_limit(question), name="judge")
+            while len(self._scores) > KEPT_SCORES:
+                self._scores.popitem(last=False)
+        try:
+            # One episode's end must not take the score from the others that wait for it.
+            return await asyncio.shield(asked)
+        except (EnvError, asyncio.CancelledError):
+            if asked.done():
+                self._scores.pop(key, None)
+            raise
+
+    async def close(self) -> None:
+        """End what is under way, and close connections."""
+        for asked in self._scores.values():
+            asked.cancel()
+        if self._session is not None:
+            await self._session.close()
+
+    async def _within_limit(self, question: str) -> float:
+        own, last = self._settings, ""
+        try:
+            async with asyncio.timeout(own.timeout_s), self._room:
+                wait_s = RETRY_S
+                while True:
+                    text, last = await self._ask(question)
+                    if not last:
+                        score, last = score_in(text, own.scale)
+                        if score is not None:
+                            return score
+                    await asyncio.sleep(wait_s)
+                    wait_s *= 2
+        except TimeoutError:
+            why = last or f"it did not answer within {own.timeout_s:g} s"
+            raise ServiceFailed(f"judge {own.model} at {own.judge}: {why}") from None
+
+    async def _ask(self, question: str) -> tuple[str, str]:
+        """Return the judge's answer, or why it is worth to ask again.
+
+        Raises:
+            EnvError: the judge refuses the request.
+        """
+        own = self._settings
+        if self._session is None:
+            self._session = aiohttp.ClientSession()
+        key = os.environ.get(own.api_key_env, "")
+        body = {
+            "model": own.model,
+            "messages": [{"role": "user", "content": question}],
+            "temperature": own.temperature,
+            "max_tokens": own.max_tokens,
+        }
+        try:
+            async with self._session.post(
+                f"{own.judge.rstrip('/')}/chat/completions",
+                json=body,
+                headers={"Authorization": f"Bearer {key}"} if key else {},
+            ) as reply:
+                if reply.status in BUSY:
+                    return "", f"HTTP status {reply.status}: {(await reply.text())[:SHOWN_CHARS]}"
+                if reply.status != 200:
+                    said = (await reply.text())[:SHOWN_CHARS]
+                    raise EnvError(
+                        f"judge {own.model} at {own.judge}: HTTP status {reply.status}: {said}; correct the "
+                        f"settings of the reward, or the key in {own.api_key_env}"
+                    )
+                content = (await reply.json())["choices"][0]["message"]["content"]
+                return str(content or ""), ""
+        except aiohttp.ClientError as error:
+            return "", f"{type(error).__name__}: {error}"
+        except (LookupError, TypeError, ValueError):
+            return "", "the answer is not that of a chat completion"
+
+
+def score_in(text: str, scale: float) -> tuple[float | None, str]:
+    """Return the last number of a judge's answer divided by ``scale``, or None and what is wrong with it.
+
+    Example:
+        >>> score_in("Correct but long. Score: 7", scale=10.0)
+        (0.7, '')
+        >>> score_in("Good.", scale=10.0)
+        (None, "its answer 'Good.' has no number from 0 to 10")
+    """
+    numbers = _NUMBER.findall(text)
+    if numbers and 0 <= float(numbers[-1]) <= scale:
+        return float(numbers[-1]) / scale, ""
+    return None, f"its answer {text[-SHOWN_CHARS:]!r} has no number from 0 to {scale:g}"
+
+
+def filled(template: str, values: Mapping[str, Any]) -> str:
+    """Return a template with ``{NAME}`` replaced. Other braces stay, because a question may hold code.
+
+    Example:
+        >>> filled("Is {answer} the sum of {a}? Write {}.", {"answer": "4", "a": "2 + 2"})
+        'Is 4 the sum of 2 + 2? Write {}.'
+    """
+    return _FIELD.sub(lambda m: str(values[m[1]]) if m[1] in values else m[0], template)
+
+
+def load_judge(name: str, table: Mapping[str, Any], columns: tuple[str, ...], data: str) -> tuple[Judge, str]:
+    """Return the judge of a table of the run file, and its place for errors.
+
+    Raises:
+        EnvError: a setting is wrong, the prompt file cannot be read, or it has neither the answer nor a column.
+    """
+    where = f"params.reward.{name}"
+    try:
+        settings = JudgeSettings.model_validate(dict(table))
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise EnvError(f"{where}.{field}: {first['msg']}") from None
+    path = Path(settings.prompt)
+    try:
+        template = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise EnvError(f"{where}.prompt = {settings.prompt!r}: cannot be read ({error})") from None
+    named = _FIELD.findall(template)
+    if "answer" not in named:
+        raise EnvError(
+            f"{shown(str(path))}: {where}: the judge needs the answer; write {{answer}} where it stands"
+        )
+    for column in named:
+        if column not in ("answer", *columns):
+            raise EnvError(
+                f"{shown(str(path))}: {data} has no column {column!r} (columns: {', '.join(columns)})"
+            )
+    return Judge(settings, template), f"{shown(str(path))}: judge {settings.model}"

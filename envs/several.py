@@ -1,0 +1,262 @@
+"""Several environments in one run: each task belongs to one of them, chosen by its index and the weights.
+
+A run file writes them as ``[[env]]`` tables. Rewards get the label of their environment as a prefix, so every
+environment has curves of its own.
+"""
+
+import inspect
+import re
+from collections import Counter
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from envs.base import (
+    ChatMessage,
+    Env,
+    HasFacts,
+    HasGauges,
+    HasTools,
+    Split,
+    StepResult,
+    Suite,
+    SuiteFacts,
+    ToolSchema,
+)
+from envs.errors import EnvError
+
+KEYS = ("name", "label", "weight", "params")
+"""Keys of an ``[[env]]`` table."""
+MAX_CYCLE = 1_000
+"""Upper limit of the tasks after which the order of environments repeats."""
+_LABEL = re.compile(r"[A-Za-z0-9_-]{1,40}")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One environment of several."""
+
+    label: str
+    """Prefix of its rewards and gauges."""
+    weight: float
+    """Its tasks are this number divided by the sum of all weights."""
+    suite: Suite
+
+
+class SeveralSuite:
+    """Suite that deals the tasks of a run to several suites.
+
+    Args:
+        environments: tables with `name`, `params`, `weight` (1) and `label` (the name).
+
+    Raises:
+        EnvError: a table is wrong, or a suite cannot be made.
+    """
+
+    def __init__(self, environments: Sequence[Mapping[str, Any]]) -> None:
+        tables = checked(environments)
+        self._parts = [_part(table) for table in tables]
+        self._cycle = cycle_of([part.weight for part in self._parts])
+
+    @staticmethod
+    def find_files(params: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """Return the params with the paths by which every role finds the files; see `envs.registry.beside`."""
+        from envs.registry import beside
+
+        found = []
+        for table in checked(params.get("environments", [])):
+            name, own = beside(table["name"], table["params"], folder)
+            found.append({**table, "name": name, "params": own})
+        return {**params, "environments": found}
+
+    @staticmethod
+    def fingerprint(params: dict[str, Any]) -> str:
+        """Return a hash of the files of all environments; see `envs.registry.fingerprint`."""
+        from envs.registry import fingerprint
+
+        return "".join(
+            fingerprint(table["name"], table["params"]) for table in checked(params["environments"])
+        )
+
+    def episode(self) -> Env:
+        return cast(Env, _EpisodeOfOne(self))
+
+    def at(self, index: int) -> tuple[Part, int]:
+        """Return the environment of a task, and the task's index in it."""
+        part, own = dealt(index, self._cycle)
+        return self._parts[part], own
+
+    def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
+        part, own = self.at(index)
+        return part.suite.demonstration(own, split)
+
+    def facts(self) -> SuiteFacts:
+        """Return how many held-out tasks there are before an environment runs out of its own, and other facts."""
+        facts = [p.suite.facts() if isinstance(p.suite, HasFacts) else SuiteFacts() for p in self._parts]
+        names = [
+            tuple(f"{part.label}/{name}" for name in of.reward_names)
+            for part, of in zip(self._parts, facts, strict=True)
+            if of.reward_names is not None
+        ]
+        return SuiteFacts(
+            heldout_tasks=_tasks_until_one_is_short([of.heldout_tasks for of in facts], self._cycle),
+            reward_names=tuple(name for own in names for name in own) if len(names) == len(facts) else None,
+            remarks=tuple(
+                f"{part.label}: {remark}"
+                for part, of in zip(self._parts, facts, strict=True)
+                for remark in of.remarks
+            ),
+        )
+
+    def gauges(self) -> dict[str, float]:
+        """Return the gauges of all suites, each with the label of its environment."""
+        return {
+            f"{part.label}/{name}": value
+            for part in self._parts
+            if isinstance(part.suite, HasGauges)
+            for name, value in part.suite.gauges().items()
+        }
+
+    async def close(self) -> None:
+        """Close all suites, also if one cannot be closed."""
+        errors = []
+        for part in self._parts:
+            try:
+                closed: Any = part.suite.close()
+                if inspect.isawaitable(closed):
+                    await closed
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+class _EpisodeOfOne:
+    """Episode of the environment that the task belongs to, which `reset` tells.
+
+    The functions are plain ones, which the actor runs in threads, because those of the environment may block.
+    """
+
+    def __init__(self, suite: SeveralSuite) -> None:
+        self._suite, self._label = suite, ""
+        self._env: Env | None = None
+
+    def reset(self, data: dict[str, Any]) -> Any:
+        part, own = self._suite.at(int(data["index"]))
+        self._label, self._env = part.label, part.suite.episode()
+        return self._env.reset({**data, "index": own})
+
+    def tool_schemas(self) -> Sequence[ToolSchema]:
+        return self._env.tool_schemas() if isinstance(self._env, HasTools) else ()
+
+    def step(self, action: str) -> StepResult | Awaitable[StepResult]:
+        assert self._env is not None, "step before reset"
+        result: Any = self._env.step(action)
+        return self._awaited(result) if inspect.isawaitable(result) else self._labelled(result)
+
+    async def _awaited(self, result: Awaitable[Any]) -> StepResult:
+        labelled: StepResult = self._labelled(await result)
+        return labelled
+
+    def _labelled(self, result: Any) -> Any:
+        # What is no result is refused by the actor, with its own words.
+        if not isinstance(result, StepResult) or not isinstance(result.rewards, dict):
+            return result
+        return replace(result, rewards={f"{self._label}/{name}": v for name, v in result.rewards.items()})
+
+    def close(self) -> Any:
+        return self._env.close() if self._env is not None else None
+
+
+def checked(environments: Any) -> list[dict[str, Any]]:
+    """Return the tables of ``[[env]]`` with all keys.
+
+    Raises:
+        EnvError: a key is unknown or missing, a weight is not above 0, or two tables have one label.
+    """
+    if not isinstance(environments, list | tuple) or not environments:
+        raise EnvError("params.environments is empty: write one [[env]] table for each environment")
+    tables = []
+    for number, table in enumerate(environments):
+        where = f"[[env]] number {number + 1}"
+        if unknown := sorted(set(table) - set(KEYS)):
+            raise EnvError(f"{where}: there is no key {unknown[0]!r}; it takes {', '.join(KEYS)}")
+        if not isinstance(table.get("name"), str):
+            raise EnvError(f"{where} has no name")
+        label, weight = table.get("label", table["name"]), table.get("weight", 1.0)
+        if not isinstance(label, str) or not _LABEL.fullmatch(label):
+            raise EnvError(f"{where}: label {label!r}: write letters, digits, - and _ (at most 40)")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < float("inf"):
+            raise EnvError(f"{where}: weight = {weight!r}: write a number above 0")
+        params = table.get("params", {})
+        tables.append({"name": table["name"], "label": label, "weight": float(weight), "params": params})
+    twice = [label for label, count in Counter(table["label"] for table in tables).items() if count > 1]
+    if twice:
+        raise EnvError(f"two [[env]] tables have the label {twice[0]!r}; give each a label of its own")
+    return tables
+
+
+def _part(table: Mapping[str, Any]) -> Part:
+    from envs.registry import make_suite
+
+    try:
+        return Part(table["label"], table["weight"], make_suite(table["name"], table["params"]))
+    except EnvError as error:
+        raise EnvError(f"[[env]] {table['label']}: {error}") from error
+
+
+def cycle_of(weights: Sequence[float]) -> list[int]:
+    """Return an order of environments that repeats, in which each has its share, spread evenly.
+
+    Each place goes to the environment that lacks most of its share so far.
+
+    Example:
+        >>> cycle_of([1.0, 1.0]), cycle_of([3.0, 1.0])
+        ([0, 1], [0, 0, 1, 0])
+    """
+    least = min(weights)
+    length = next(
+        (
+            n
+            for n in range(len(weights), MAX_CYCLE)
+            if all(abs(n * w / sum(weights) - round(n * w / sum(weights))) < 1e-9 for w in weights)
+        ),
+        min(MAX_CYCLE, round(sum(weights) / least) * 10),
+    )
+    shares = [weight / sum(weights) for weight in weights]
+    counts = [0] * len(weights)
+    order = []
+    for place in range(1, length + 1):
+        chosen = max(range(len(weights)), key=lambda i: (shares[i] * place - counts[i], -i))
+        counts[chosen] += 1
+        order.append(chosen)
+    return order
+
+
+def dealt(index: int, cycle: Sequence[int]) -> tuple[int, int]:
+    """Return the environment of a task, and the number of tasks that it had before this one.
+
+    Example:
+        >>> [dealt(index, [0, 0, 1, 0]) for index in range(6)]
+        [(0, 0), (0, 1), (1, 0), (0, 2), (0, 3), (0, 4)]
+    """
+    rounds, place = divmod(index, len(cycle))
+    part = cycle[place]
+    return part, rounds * cycle.count(part) + list(cycle[:place]).count(part)
+
+
+def _tasks_until_one_is_short(counts: Sequence[int | None], cycle: Sequence[int]) -> int | None:
+    """Return how many tasks can be dealt until an environment has none left; None if that never happens.
+
+    Example:
+        >>> _tasks_until_one_is_short([10, 2], [0, 1]), _tasks_until_one_is_short([None, None], [0, 1])
+        (5, None)
+    """
+    ends = []
+    for part, count in enumerate(counts):
+        if count is not None:
+            places = [place for place, owner in enumerate(cycle) if owner == part]
+            rounds, rest = divmod(count, len(places))
+            ends.append(rounds * len(cycle) + places[rest])
+    return min(ends, default=None)
