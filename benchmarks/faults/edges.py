@@ -17,6 +17,7 @@ from benchmarks.faults.stopped import REFUSED_S, stop
 from benchmarks.faults.system import START_S, System
 from broker.journal.files import numbers
 from broker.journal.records import file_name
+from learner.checkpoints.checkpoint_files import kept
 from learner.run_files import SHARED_MEMORY
 
 SLOW_S = 12.0
@@ -222,11 +223,7 @@ def _ended(process: "subprocess.Popen[bytes]") -> int:
 def previous_checkpoint(scene: Scene) -> None:
     """Stop the run, then go on from the checkpoint before the newest one, as the user may ask for."""
     stop(scene)
-    steps = sorted(
-        int(path.name.removeprefix("step"))
-        for path in (scene.system.folder / "checkpoints").glob("step*")
-        if path.is_dir()
-    )
+    steps = sorted(kept(scene.system.folder / "checkpoints"))
     if len(steps) < 2:
         scene.system.start(resume=True)
         return
