@@ -140,7 +140,7 @@ class Episode:
 
     async def _play(self, env: Env) -> None:
         messages = await self._ask(env.reset, dict(self._task.data))
-        _check_conversation(messages, "reset")
+        check_conversation(messages, "reset")
         if isinstance(env, HasTools):
             self._tools = await self._ask(env.tool_schemas, on_loop=True)
             self._keep_special = bool(self._tools)
@@ -243,7 +243,7 @@ class Episode:
         messages = result.messages()
         if not messages:
             raise EnvironmentFailed("environment: step returned neither an observation nor done")
-        _check_conversation(messages, "step")
+        check_conversation(messages, "step")
         return self._text.observation(messages, sampled, self._tools)
 
     def _end(self, result: StepResult, turn: int, reason: str, observed: int) -> Closing | None:
@@ -341,7 +341,7 @@ class Episode:
             log.warning("environment of %s did not close: %r", self.trajectory_id, error)
 
 
-def _check_conversation(messages: Any, function: str) -> None:
+def check_conversation(messages: Any, function: str) -> None:
     """Raise EnvironmentFailed unless ``messages``, which ``function`` returned, are a conversation."""
     if not isinstance(messages, Sequence) or not all(
         isinstance(message, Mapping)

@@ -61,6 +61,8 @@ class LiveSuite:
 
     async def close(self) -> None:
         """Close the suite and end its threads."""
+        if self._closing is not None:
+            await self._closing
         await self._close(self._suite)
         self.environments.close()
 

@@ -17,3 +17,6 @@ class EnvConfig(Section):
     Several environments are several tables `[[env]]`, each with `name`, `params`, `weight` and `label`."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the suite."""
+    content: str = ""
+    """Hash of the files that a built-in suite reads. Offbeat fills it in when a run starts, so that an actor that is
+    started later refuses changed files."""

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,24 @@ def fingerprint(name: str, params: dict[str, Any]) -> str:
     """Return a hash of the files that a built-in suite makes its tasks from; "" if it has none."""
     of_files = getattr(find_factory(name), "fingerprint", None) if name in BUILT_IN else None
     return "" if of_files is None else str(of_files(params))
+
+
+def files_of(name: str, params: dict[str, Any]) -> list[str]:
+    """Return the files that a built-in suite makes its tasks and rewards from."""
+    files = getattr(find_factory(name), "files", None) if name in BUILT_IN else None
+    return [] if files is None else list(files(params))
+
+
+def content_hash(name: str, params: dict[str, Any]) -> str:
+    """Return a hash of the content of these files; "" if there are none.
+
+    Actors whose files differ would give the members of one group different tasks.
+    """
+    whole = blake2b(digest_size=8)
+    paths = [path for path in map(Path, files_of(name, params)) if path.is_file()]
+    for path in paths:
+        whole.update(blake2b(path.read_bytes()).digest())
+    return whole.hexdigest() if paths else ""
 
 
 def _check_params(name: str, factory: Callable[..., Suite], params: dict[str, Any]) -> None:

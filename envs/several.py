@@ -79,6 +79,14 @@ class SeveralSuite:
             fingerprint(table["name"], table["params"]) for table in checked(params["environments"])
         )
 
+    @staticmethod
+    def files(params: dict[str, Any]) -> list[str]:
+        """Return the files of all environments; see `envs.registry.content_hash`."""
+        from envs.registry import files_of
+
+        tables = checked(params["environments"])
+        return [file for table in tables for file in files_of(table["name"], table["params"])]
+
     def episode(self) -> Env:
         return cast(Env, _EpisodeOfOne(self))
 

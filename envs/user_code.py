@@ -71,6 +71,17 @@ def absolute_beside_run_file(path: str, folder: Path) -> str:
     return str(found.resolve()) if found.exists() else path
 
 
+def code_file(text: object) -> str:
+    """Return the file in ``path/to/file.py:name``, or "" if the text names a module or is none.
+
+    Example:
+        >>> code_file("a/rewards.py:exact"), code_file("rewards:exact")
+        ('a/rewards.py', '')
+    """
+    path = text.rpartition(":")[0] if isinstance(text, str) else ""
+    return path if path.endswith(".py") else ""
+
+
 def nearest(word: str, choices: list[str]) -> str:
     """Return a question that names the nearest of the choices, or "" if none is near.
 

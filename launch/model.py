@@ -95,7 +95,7 @@ def kept_model(config: RunConfig) -> Path | None:
 
 
 def _tiny_folder(config: RunConfig, tiny: TinyModel) -> Path:
-    text = tiny.model_dump_json() + config.env.model_dump_json()
+    text = tiny.model_dump_json() + config.env.model_dump_json(exclude={"content"})
     text += fingerprint(config.env.name, config.env.params)
     length = config.generator.max_model_len
     key = hashlib.sha256(f"{RECIPE_VERSION} {length} {text}".encode()).hexdigest()[:16]

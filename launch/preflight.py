@@ -14,9 +14,9 @@ from typing import Any
 
 from actors.errors import ActorError
 from actors.render import Renderer
-from envs.base import HasFacts, Split, SuiteFacts
+from envs.base import Split, SuiteFacts
 from envs.errors import EnvError
-from envs.registry import make_suite
+from envs.registry import content_hash, make_suite
 from envs.user_code import nearest
 from launch.errors import ConfigError
 from launch.gguf import is_gguf
@@ -76,6 +76,8 @@ def examine(config: RunConfig) -> Examined:
     ]:
         raise ConfigError("\n".join(problems))
     fitting, few = fitted(config, facts)
+    content = content_hash(config.env.name, config.env.params)
+    fitting = fitting.model_copy(update={"env": fitting.env.model_copy(update={"content": content})})
     return Examined(fitting, [*facts.remarks, *few, *remarks, *cut_answers(config, prompts)])
 
 
@@ -236,16 +238,17 @@ async def _try_environment(
         suite = make_suite(config.env.name, config.env.params)
     except EnvError as error:
         raise ConfigError(f"env: {error}") from None
-    facts = suite.facts() if isinstance(suite, HasFacts) else SuiteFacts()
     trial = Trial(config, suite, renderer)
     tasks: list[tuple[Split, int]] = [("train", index) for index in range(TRAIN_TASKS)]
-    if config.learner.evaluation_sets and facts.heldout_tasks != 0:
-        tasks.append(("heldout", 0))
+    evaluated = max((of.first_task + of.tasks for of in config.learner.evaluation_sets.values()), default=0)
     try:
+        facts = await trial.facts()
+        if evaluated and facts.heldout_tasks != 0:
+            tasks.append(("heldout", 0))
         prompts = [await trial.begin(split, index) for split, index in tasks]
         for split, index, place in facts.longest_tasks:
-            # Held-out tasks from `evaluation_tasks` on are never begun.
-            if split == "train" or index < config.learner.evaluation_tasks:
+            # Held-out tasks that no evaluation has are never begun.
+            if split == "train" or index < evaluated:
                 prompt = await trial.begin(split, index)
                 prompts.append(prompt and replace(prompt, place=place))
     finally:

@@ -15,8 +15,10 @@ from learner.run_files import CHECKPOINTS
 CONFIG = "config.json"
 BY_HAND = "config-learner.json"
 """Settings of a learner that was started by hand."""
-IDENTITY = ("run.seed", "env.", "model.")
+IDENTITY = ("run.seed", "env.", "model.", "learner.reward.")
 """Settings without which a run is a different experiment."""
+WHOLE = ("env.params", "learner.reward.weights")
+"""Tables whose keys are the user's, so that a key that only one side has is a difference, too."""
 ELSEWHERE = ("model.cache", "run.dir")
 """Settings that say where something lies, and not what it is."""
 
@@ -29,6 +31,8 @@ class Change(NamedTuple):
     now: Any
 
     def __str__(self) -> str:
+        if self.field == "env.content":
+            return "a file of the environment (rows, rewards, tools) has changed"
         return f"{self.field} is {json.dumps(self.now)}, it was {json.dumps(self.before)}"
 
 
@@ -85,7 +89,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], above: str = "") 
         if name not in before:
             continue
         old, new, field = before[name], now[name], f"{above}{name}"
-        if isinstance(old, dict) and isinstance(new, dict) and not field.startswith("env.params"):
+        if isinstance(old, dict) and isinstance(new, dict) and not field.startswith(WHOLE):
             yield from changes(old, new, f"{field}.")
         elif old != new and not (isinstance(new, str) and new.endswith(":0")):
             yield Change(field, old, new)

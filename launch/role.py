@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from broker.errors import BindRefused
 from launch import logs, run_folder
-from launch.errors import LaunchError
+from launch.errors import ConfigError, LaunchError
 from launch.exit_codes import exit_code, leave_note
 from launch.run_file.keys_folder import http_keys, prepare_keys
 from launch.run_file.sections import RunConfig
@@ -131,7 +131,14 @@ def generator(config: RunConfig, folder: Path, keys: Path | None, *, name: str) 
 
 def actor(config: RunConfig, folder: Path, keys: Path | None, *, name: str) -> None:
     from actors.actor import run_actor
+    from envs.registry import content_hash
 
+    env = config.env
+    if env.content and content_hash(env.name, env.params) != env.content:
+        raise ConfigError(
+            "env: a file of the environment has changed since the run was started, and other actors have read it as it "
+            "was; put it back, or stop the run and go on with --resume --changed"
+        )
     run_actor(
         config.actor,
         name=name,

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from actors.environment import EnvironmentRunner
-from actors.episode import finite_rewards
+from actors.episode import check_conversation, finite_rewards
 from actors.errors import ActorError
 from actors.render import Renderer
-from envs.base import ChatMessage, Env, HasTools, Split, StepResult, Suite, ToolSchema
+from envs.base import ChatMessage, Env, HasFacts, HasTools, Split, StepResult, Suite, SuiteFacts, ToolSchema
 from envs.blame import in_one_line
 from envs.errors import EnvError
 from launch.errors import ConfigError
@@ -44,6 +44,13 @@ class Trial:
         self._renderer = renderer
         self._runner = EnvironmentRunner(calls=1)
         self.remarks: list[str] = []
+
+    async def facts(self) -> SuiteFacts:
+        """Return the facts of the suite. A suite may have something else of this name, which is left alone."""
+        if not isinstance(self._suite, HasFacts) or not callable(self._suite.facts):
+            return SuiteFacts()
+        found = await self._ask(self._suite.facts, what="facts of the suite")
+        return found if isinstance(found, SuiteFacts) else SuiteFacts()
 
     async def begin(self, split: Split, index: int) -> Prompt | None:
         """Begin one task; answer it, too, if it is the first of its split. Return None without a renderer."""
@@ -96,6 +103,10 @@ class Trial:
         except _StepRaised as error:
             return str(error)
         _check_result(result, what)
+        try:
+            check_conversation(result.messages(), what)
+        except ActorError as error:
+            raise ConfigError(f"env: {error}") from None
         if self._renderer is not None:
             tools = await self._tools(env, task)
             remarks = check_follow_ups(self._renderer, result.messages(), tools)

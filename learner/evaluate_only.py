@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from learner.checkpoints.checkpoint_files import verify_latest
 from learner.checkpoints.lineage import start
 from learner.config import LearnerConfig
 from learner.errors import Stopped
@@ -52,6 +53,8 @@ def run_evaluation(
     stop, checkpoints = Stop(), run_dir / CHECKPOINTS
     # Without a checkpoint nothing of the model is needed here.
     restores = checkpoints.exists()
+    if restores:
+        verify_latest(checkpoints)
     engine = lead(config, stop, model=model, seed=seed, segment_tokens=None) if restores else None
     (run_dir / PID_FILE).write_text(str(os.getpid()))
     begin = start(run_dir, resume=False, lockstep=False)

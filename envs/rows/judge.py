@@ -19,6 +19,8 @@ from envs.blame import shown
 from envs.errors import EnvError, ServiceFailed
 from protocol.section import Section
 
+COMPLETION = "completion"
+"""Name of the model's answer in a prompt file. A column `answer` is the reference in most data sets."""
 KEPT_SCORES = 65_536
 """Upper limit of the scores in the cache."""
 RETRY_S = 0.5
@@ -38,7 +40,7 @@ class JudgeSettings(Section):
     model: str = Field(min_length=1)
     """Name of the model at this URL."""
     prompt: str = Field(min_length=1)
-    """File with the question to the judge. `{answer}` and `{COLUMN}` stand for the answer and for columns."""
+    """File with the question to the judge. `{completion}` is the model's answer, `{COLUMN}` the row's value."""
     scale: float = Field(10.0, gt=0)
     """Largest number that the judge may give. The reward is its number divided by this one."""
     temperature: float = Field(0.0, ge=0)
@@ -74,7 +76,7 @@ class Judge:
             ServiceFailed: the judge did not give a number within `timeout_s`.
             EnvError: the judge refuses the request, for example because the key is wrong.
         """
-        question = filled(self._template, {**row, "answer": answer})
+        question = filled(self._template, {**row, COMPLETION: answer})
         key = blake2b(question.encode(), digest_size=16).digest()
         if (asked := self._scores.get(key)) is None:
             asked = self._scores[key] = asyncio.create_task(self._within_limit(question), name="judge")
@@ -194,12 +196,12 @@ def load_judge(name: str, table: Mapping[str, Any], columns: tuple[str, ...], da
     except (OSError, UnicodeDecodeError) as error:
         raise EnvError(f"{where}.prompt = {settings.prompt!r}: cannot be read ({error})") from None
     named = _FIELD.findall(template)
-    if "answer" not in named:
+    if COMPLETION not in named:
         raise EnvError(
-            f"{shown(str(path))}: {where}: the judge needs the answer; write {{answer}} where it stands"
+            f"{shown(str(path))}: {where}: the judge needs the model's answer; write {{completion}} where it stands"
         )
     for column in named:
-        if column not in ("answer", *columns):
+        if column not in (COMPLETION, *columns):
             raise EnvError(
                 f"{shown(str(path))}: {data} has no column {column!r} (columns: {', '.join(columns)})"
             )

@@ -3,7 +3,8 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -45,9 +46,9 @@ class RewardFunction:
 
     def call(self, answer: str, row: DataRow, prompt: RawPrompt) -> Any:
         """Call the function and return what it returns; a coroutine if it is asynchronous."""
-        arguments = (
-            self._batch(answer, row, prompt) if self.batch else {"answer": answer, "row": dict(row.values)}
-        )
+        # A function may change what it is given, which the next function must not see.
+        row, prompt = replace(row, values=deepcopy(row.values)), deepcopy(prompt)
+        arguments = self._batch(answer, row, prompt) if self.batch else {"answer": answer, "row": row.values}
         return self.function(
             **{name: value for name, value in arguments.items() if self.takes is None or name in self.takes}
         )
@@ -88,7 +89,9 @@ class RewardFunction:
         return values[0]
 
 
-def load_reward_functions(reward: Any, columns: Sequence[str], data: str) -> list[RewardFunction]:
+def load_reward_functions(
+    reward: Any, columns: Sequence[str], data: str, loaded: dict[str, ModuleType] | None = None
+) -> list[RewardFunction]:
     """Return the reward functions that the run file names.
 
     Args:
@@ -96,6 +99,7 @@ def load_reward_functions(reward: Any, columns: Sequence[str], data: str) -> lis
             in place of a function is a judge, see `envs.rows.judge`.
         columns: columns of the data set.
         data: name of the data set, for errors.
+        loaded: files that are loaded already, by path, so that none runs twice.
 
     Raises:
         EnvError: there is no such function, or it takes arguments that nobody passes.
@@ -106,7 +110,7 @@ def load_reward_functions(reward: Any, columns: Sequence[str], data: str) -> lis
             f'params.reward = {reward!r}: name a function as "rewards.py:exact", or several in a table '
             '[env.params.reward], one line each: exact = "rewards.py:exact"'
         )
-    loaded: dict[str, ModuleType] = {}
+    loaded = {} if loaded is None else loaded
     return [
         _judge(name, value, tuple(columns), data)
         if isinstance(value, dict)

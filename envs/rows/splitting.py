@@ -22,8 +22,20 @@ def is_heldout(prompt: Any, share: float) -> bool:
         >>> [is_heldout(f"What is {i} + 1?", 0.25) for i in range(6)].count(True), is_heldout("a", 0.0)
         (1, False)
     """
-    text = json.dumps(prompt, sort_keys=True, ensure_ascii=False)
-    return _number(text) < share * 2**64
+    return _number(key_of(prompt)) < share * 2**64
+
+
+def key_of(prompt: Any) -> str:
+    """Return a text that is equal for prompts that render equally, in whatever order their keys stand.
+
+    Example:
+        >>> key_of("Hi") == key_of([{"content": "Hi", "role": "user"}])
+        True
+    """
+    if isinstance(prompt, list) and len(prompt) == 1 and prompt[0].keys() == {"role", "content"}:
+        [message] = prompt
+        prompt = message["content"] if message["role"] == "user" else prompt
+    return json.dumps(prompt, sort_keys=True, ensure_ascii=False)
 
 
 def position(index: int, rows: int, seed: int) -> tuple[int, int]:

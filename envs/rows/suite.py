@@ -2,6 +2,8 @@
 
 import inspect
 from collections.abc import Awaitable, Mapping
+from copy import deepcopy
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, cast
@@ -12,8 +14,8 @@ from envs.reasoning_gym_suite import task_of
 from envs.rows.prompts import PromptMaker, RawPrompt, solution_of
 from envs.rows.reading import DataRow, columns_of, read_rows, shown_name
 from envs.rows.reward_functions import RewardFunction, check_columns, close_judges, load_reward_functions
-from envs.rows.splitting import index_of, is_heldout, position
-from envs.user_code import absolute_beside_run_file, code_beside_run_file
+from envs.rows.splitting import index_of, is_heldout, key_of, position
+from envs.user_code import absolute_beside_run_file, code_beside_run_file, code_file
 from protocol.gauges import Gauge, table
 
 GAUGES = table([Gauge("epoch", "epochs", "passes over the training rows that tasks have begun, of `rows`")])
@@ -93,6 +95,15 @@ class RowsSuite:
         return found
 
     @staticmethod
+    def files(params: dict[str, Any]) -> list[str]:
+        """Return the files that make the tasks and the rewards: those of the rows, of functions and of judges."""
+        reward = params.get("reward")
+        kinds = list(reward.values()) if isinstance(reward, dict) else [reward]
+        named = [*(params.get(name) for name in FILES)]
+        named += [kind.get("prompt") if isinstance(kind, dict) else code_file(kind) for kind in kinds]
+        return [text for text in named if isinstance(text, str) and text]
+
+    @staticmethod
     def fingerprint(params: dict[str, Any]) -> str:
         """Return a hash of the training rows' file, by which a tiny model made from it is kept; "" without one."""
         path = Path(str(params.get("train")))
@@ -105,8 +116,8 @@ class RowsSuite:
         if isinstance(heldout, str):
             others = read_rows(heldout, "heldout")
             maker = PromptMaker(prompt, system, columns_of(others), shown_name(heldout))
-            known = {str(maker.raw(row)) for row in others}
-            train = [row for row in rows if str(self._maker.raw(row)) not in known]
+            known = {key_of(maker.raw(row)) for row in others}
+            train = [row for row in rows if key_of(self._maker.raw(row)) not in known]
             if left := len(rows) - len(train):
                 where = shown_name(heldout)
                 self._remarks.append(
@@ -147,7 +158,9 @@ class RowsSuite:
         row = self.row(index, split)
         if split == "train":
             self._newest = max(self._newest, index)
-        return row, self._maker.raw(row), self._maker.messages(row)
+        # Code of the user may change what it is given, and the row comes again in other episodes.
+        row = replace(row, values=deepcopy(row.values))
+        return row, self._maker.raw(row), deepcopy(self._maker.messages(row))
 
     def score(self, answer: str, row: DataRow, prompt: RawPrompt) -> StepResult | Awaitable[StepResult]:
         """Return the result of an answer; an awaitable if a function is asynchronous. Blocks otherwise."""

@@ -6,7 +6,9 @@ import contextlib
 import os
 import shlex
 import tempfile
+from pathlib import Path
 from typing import IO, Any
+from urllib.parse import urlsplit
 
 from envs.errors import EnvError
 from envs.tools.loop_thread import LoopThread
@@ -121,9 +123,25 @@ class McpServer:
     def _words(self, what: str) -> str:
         said = ""
         if not self._stderr.closed:
-            self._stderr.seek(0)
+            self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - 8 * STDERR_CHARS))
             said = " ".join(self._stderr.read().split())[-STDERR_CHARS:]
-        return f"mcp server {self._entry!r} {what}" + (f"; its stderr ends: {said}" if said else "")
+        return f"mcp server {shown_entry(self._entry)} {what}" + (
+            f"; its stderr ends: {said}" if said else ""
+        )
+
+
+def shown_entry(entry: str) -> str:
+    """Return the part of an entry that names the server: the program and files, without what may be a secret.
+
+    Example:
+        >>> shown_entry("npx server --token x"), shown_entry("https://u:p@host:1/mcp?key=x")
+        ("'npx'", "'https://host:1/mcp'")
+    """
+    if entry.startswith(("http://", "https://")):
+        parts = urlsplit(entry)
+        return repr(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}")
+    program, *arguments = shlex.split(entry) or [""]
+    return repr(" ".join([program, *(text for text in arguments if Path(text).is_file())]))
 
 
 async def _all_tools(client: Any) -> list[Any]:

@@ -20,7 +20,7 @@ from envs.tools.mcp_server import McpServer
 from envs.tools.schema import schema_of
 from envs.tools.scoring import ENVIRONMENTS, OWN, rewards_of
 from envs.tools.toolbox import Tool, finished, local_tool, methods_of
-from envs.user_code import absolute_beside_run_file, code_beside_run_file, load_callable, nearest
+from envs.user_code import absolute_beside_run_file, code_beside_run_file, code_file, load_callable, nearest
 from protocol.gauges import Gauge, table
 
 GAUGES = table(
@@ -87,7 +87,7 @@ class ToolsSuite:
         loaded: dict[str, ModuleType] = {}
         self._kind, self._methods, self._shared = self._load(named, loaded)
         columns = [*columns_of(read_rows(train, "train")), ENVIRONMENTS]
-        self._functions = load_reward_functions(reward, columns, shown_name(train)) if reward else []
+        self._functions = load_reward_functions(reward, columns, shown_name(train), loaded) if reward else []
         if isinstance(heldout, str):
             columns = [*columns_of(read_rows(heldout, "heldout")), ENVIRONMENTS]
             check_columns(self._functions, columns, shown_name(heldout))
@@ -127,6 +127,13 @@ class ToolsSuite:
                 for t in tools
             ]
         return found
+
+    @staticmethod
+    def files(params: dict[str, Any]) -> list[str]:
+        """Return the files that make the tasks, the rewards and the tools."""
+        tools = params.get("tools")
+        named = [tools] if isinstance(tools, str) else tools if isinstance(tools, list) else []
+        return [*RowsSuite.files(params), *filter(None, map(code_file, named))]
 
     def episode(self) -> Env:
         return cast(Env, ToolsEpisode(self))

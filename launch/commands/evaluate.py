@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from launch import run_folder
+from launch.commands.retrain import configuration
 from launch.errors import ConfigError, RoleFailed
-from launch.preflight import preflight
+from launch.model import prepare
+from launch.preflight import examine
 from launch.resuming import saved_settings
 from launch.run_file.load import load
 from launch.run_file.sections import ModelSection, RunConfig
@@ -27,6 +29,7 @@ FROM_THE_FILE = (
     "sampling",
     "evaluation_tasks",
     "evaluation",
+    "reward",
     "start_timeout_s",
     "data_timeout_s",
     "max_failed_episodes",
@@ -52,8 +55,12 @@ def evaluate(args: argparse.Namespace, overrides: list[str]) -> int:
     weights = find_weights(args.target, load(args.run_file, overrides))
     if args.json is not None and not args.json.parent.is_dir():
         raise ConfigError(f"--json {args.json}: there is no folder {args.json.parent}; make it first")
+    tried = examine(weights.config)
+    if not tried.config.learner.evaluation_sets:
+        raise ConfigError("the environment has no held-out tasks, so there is nothing to evaluate")
+    weights = weights._replace(config=tried.config)
     with Panel() as panel:
-        for remark in preflight(weights.config):
+        for remark in tried.remarks:
             panel.note(remark)
         panel.note(f"evaluating {weights.words}")
         result = run(weights, panel)
@@ -81,9 +88,10 @@ def find_weights(target: str, config: RunConfig) -> Weights:
     if "learner" not in saved_settings(folder):
         model = config.model.model_copy(update={"path": target})
         return Weights(f"the model {target}", _with_model(config, model), step=0)
+    theirs = configuration(folder)
     steps = _steps_of_the_end(folder)
     if steps is not None:
-        model = ModelSection(path=str(folder / "model"))
+        model = theirs.model.model_copy(update={"path": str(folder / "model")})
         return Weights(f"{folder} after its last step, {steps}", _with_model(config, model), steps)
     try:
         newest = standing(folder / CHECKPOINTS)
@@ -91,11 +99,12 @@ def find_weights(target: str, config: RunConfig) -> Weights:
         raise ConfigError(f"{folder}: {error}") from None
     if newest is None:
         raise ConfigError(f"{folder} has neither a model nor a checkpoint yet; evaluate it later")
-    theirs = run_folder.load_config(folder / run_folder.CONFIG)
+    # The folder of a tiny model is found by the settings of its own run.
+    model = theirs.model
+    if not model.path:
+        model = model.model_copy(update={"path": str(prepare(theirs))})
     ours = {name: getattr(config.learner, name) for name in (*FROM_THE_FILE, "steps")}
-    config = _with_model(config, theirs.model).model_copy(
-        update={"learner": theirs.learner.model_copy(update=ours)}
-    )
+    config = _with_model(config, model).model_copy(update={"learner": theirs.learner.model_copy(update=ours)})
     words = f"the checkpoint of step {newest.step} of {folder}"
     return Weights(words, config, newest.step, folder / CHECKPOINTS)
 

@@ -10,6 +10,7 @@ from launch import logs, run_folder
 from launch.commands import recording
 from launch.errors import ConfigError
 from launch.processes import role_environment
+from launch.resuming import saved_settings
 from launch.run_file.sections import RunConfig
 from learner.retrain.recorded import RecordedStep
 
@@ -81,7 +82,13 @@ def configuration(run: Path) -> RunConfig:
     """
     for name in (run_folder.CONFIG, BY_HAND):
         if (run / name).exists():
-            return run_folder.load_config(run / name)
+            config = run_folder.load_config(run / name)
+            learner = saved_settings(run).get("learner", {})
+            # A run of an earlier version had no shared rows. Its weights come out bit for bit without them only.
+            shared = config.learner.share_prefixes and "share_prefixes" in learner
+            return config.model_copy(
+                update={"learner": config.learner.model_copy(update={"share_prefixes": shared})}
+            )
     raise ConfigError(f"{run} is no run folder: it has no {run_folder.CONFIG}")
 
 

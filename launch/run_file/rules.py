@@ -103,6 +103,10 @@ def _windows(config: RunConfig) -> Iterator[str]:
 
 
 def _evaluation_sets(config: RunConfig) -> Iterator[str]:
+    if "reward" in config.learner.evaluation:
+        yield (
+            "learner.evaluation.reward: evaluation/reward/ has the means of rewards by name; give the set another name"
+        )
     for name, of in config.learner.evaluation.items():
         field = f"learner.evaluation.{name}"
         if of.samples > 1 and not of.temperature:

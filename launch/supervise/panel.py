@@ -243,7 +243,8 @@ class Panel:
         """Print the table at the end."""
         table = Table(title=f"run {summary['run']}", show_header=False)
         for name, value in summary_rows(summary):
-            table.add_row(name, value)
+            # Errors of the user's code are not markup.
+            table.add_row(name, Text(value))
         self._console.print(table)
 
     def __enter__(self) -> "Panel":

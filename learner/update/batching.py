@@ -218,10 +218,11 @@ def make_micro_batches(
     shares = _shares(batch, members, aggregation)
     inputs, starts = _needed_inputs(batch), batch.starts
     kept = np.flatnonzero(seen[members])
-    token_ids = [batch.token_ids[starts[i] : starts[i] + inputs[i]].astype(np.int64) for i in members[kept]]
+    every = batch.token_ids.astype(np.int64)
+    token_ids = [every[starts[i] : starts[i] + inputs[i]] for i in members[kept]]
     groups = batch.group[members[kept]].astype(np.int64)
     rows = make_rows(token_ids, groups, width=width, budget=budget, ranks=ranks)
-    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    lengths = np.array([row.token_ids.size for row in rows], dtype=np.int64)
     order = np.argsort(-lengths, kind="stable")
     rounds = -(-len(order) // ranks)
     mine = [dealt_row(order, i, rank, ranks) for i in range(rounds)]
@@ -229,7 +230,7 @@ def make_micro_batches(
     result = []
     for start, end in choose_cuts(lengths[order[::ranks]], budget, rule):
         chosen = [rows[index] for index in mine[start:end] if index is not None]
-        own = kept[np.concatenate([row.members for row in chosen])] if chosen else kept[:0]
+        own = kept[[member for row in chosen for member in row.members]]
         own_shares = {name: values[own] for name, values in shares.items()}
         result.append(_micro_batch(batch, chosen, members[own], own_shares, first_seen))
     return result
@@ -271,10 +272,10 @@ def _micro_batch(
     """Return the micro-batch of these rows. ``members`` are their trajectories, in the order of the rows."""
     if not rows:
         return _dummy([*batch.columns, *shares])
-    length = max(map(len, rows))
+    length = max([row.token_ids.size for row in rows])
     token_ids = np.full((len(rows), length), PADDING, dtype=np.int64)
     for i, row in enumerate(rows):
-        token_ids[i, : len(row)] = row.token_ids
+        token_ids[i, : row.token_ids.size] = row.token_ids
     places, positions, tokens = [], [], []
     starts = batch.starts
     inputs = [(i * length, places) for i, row in enumerate(rows) for places in row.places]
@@ -303,19 +304,19 @@ def _micro_batch(
         columns=columns,
         policy=batch.loss_mask[place],
         token=np.concatenate(tokens),
-        filled=sum(map(len, rows)),
-        inputs=sum(row.inputs for row in rows),
+        filled=sum([row.token_ids.size for row in rows]),
+        inputs=sum([places.size for _, places in inputs]),
         **_tree(rows, length),
     )
 
 
 def _tree(rows: Sequence[Row], length: int) -> dict[str, NDArray[Any]]:
     """Return `MicroBatch.depth` and `MicroBatch.attends`, if some row is shared."""
-    if all(len(row.members) == 1 for row in rows):
+    if sum([len(row.members) for row in rows]) == len(rows):
         return {}
     depth = np.zeros((len(rows), length), dtype=np.int64)
     for i, row in enumerate(rows):
-        depth[i, : len(row)] = row.depth
+        depth[i, : row.token_ids.size] = row.depth
     return {"depth": depth, "attends": tree_attention(rows, length)}
 
 

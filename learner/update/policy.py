@@ -15,7 +15,7 @@ from learner.update.target_logp import Head, logits_after_head, select, target_l
 log = logging.getLogger(__name__)
 
 PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Largest difference of a hidden state that counts as rounding in `sharing_width`, relative to the largest state."""
+"""Largest norm of a difference that counts as rounding in `sharing_width`, relative to the norm of the hidden state."""
 
 
 class Outputs(NamedTuple):
@@ -159,12 +159,17 @@ def sharing_width(lm: Any) -> int:
     config = lm.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     local = kinds != {"full_attention"} or getattr(config, "sliding_window", None) is not None
+    # GPT-Neo has names of its own, and its local attention goes by the place in the row.
+    local |= "local" in (getattr(config, "attention_layers", None) or [])
     if local or config._attn_implementation not in ("sdpa", "eager"):
         return 0
     vocabulary = int(config.vocab_size)
     one, other = (np.array(ids) % vocabulary for ids in ((1, 2, 3, 4, 5), (1, 2, 3, 6, 7, 8)))
     row = tree_row([0, 1], [one, other])
-    depth, attends = torch.from_numpy(row.depth)[None], torch.from_numpy(tree_attention([row], len(row)))
+    depth, attends = (
+        torch.from_numpy(row.depth)[None],
+        torch.from_numpy(tree_attention([row], row.token_ids.size)),
+    )
     lm.eval()
 
     def states(ids: Tensor, depth: Tensor | None = None, attends: Tensor | None = None) -> Tensor:
@@ -174,14 +179,14 @@ def sharing_width(lm: Any) -> int:
         found: Tensor = lm.get_decoder()(**inputs).last_hidden_state[0].float()
         return found
 
+    tolerance = PROBE_TOLERANCE[lm.dtype]
     try:
         shared = states(torch.from_numpy(row.token_ids), depth, attends)
         alone = [states(torch.from_numpy(ids)) for ids in (one, other)]
     except (AttributeError, TypeError, ValueError, RuntimeError):
         return 0
-    limit = PROBE_TOLERANCE[lm.dtype] * max(1.0, float(shared.abs().max()))
     equal = all(
-        (shared[torch.from_numpy(places)] - expected).abs().max() <= limit
+        ((shared[torch.from_numpy(places)] - expected).norm(dim=1) <= tolerance * expected.norm(dim=1)).all()
         for places, expected in zip(row.places, alone, strict=True)
     )
     return int(config.hidden_size) if equal else 0

@@ -24,12 +24,12 @@ MAX_POSITIONS = 4096
 """Upper limit of the positions of a row with several members. Its attention mask grows with their square."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Row:
     """Inputs of one trajectory, or of several that share their beginnings."""
 
-    members: Int64s
-    """Indices of the trajectories, [M]."""
+    members: list[int]
+    """Indices of the trajectories."""
     token_ids: Int64s
     """Token ids, [T]. A node stands behind its parent."""
     depth: Int64s
@@ -37,24 +37,22 @@ class Row:
     places: list[Int64s]
     """For each member, the position in the row of each of its inputs, in order."""
 
-    def __len__(self) -> int:
-        return len(self.token_ids)
-
     @property
     def inputs(self) -> int:
         """Number of inputs of all members, shared ones counted for each."""
-        return sum(map(len, self.places))
+        return sum([places.size for places in self.places])
 
 
-def plain_row(member: int, token_ids: Int64s) -> Row:
-    """Return the row of one trajectory.
+def plain_rows(token_ids: Sequence[Int64s]) -> list[Row]:
+    """Return a row for each trajectory.
 
     Args:
-        member: index of the trajectory.
-        token_ids: its inputs, [T].
+        token_ids: inputs of each trajectory, [T_i].
     """
-    places = np.arange(len(token_ids))
-    return Row(np.array([member]), token_ids, places, [places])
+    counted = np.arange(max([ids.size for ids in token_ids], default=0))
+    return [
+        Row([member], ids, counted[: ids.size], [counted[: ids.size]]) for member, ids in enumerate(token_ids)
+    ]
 
 
 def tree_row(members: Sequence[int], token_ids: Sequence[Int64s]) -> Row:
@@ -84,7 +82,7 @@ def tree_row(members: Sequence[int], token_ids: Sequence[Int64s]) -> Row:
         ids.append(own[shared:])
         depth.append(np.arange(shared, len(own)))
         size, before = size + new, own
-    return Row(np.array(members), np.concatenate(ids), np.concatenate(depth), places)
+    return Row(list(members), np.concatenate(ids), np.concatenate(depth), places)
 
 
 def shared_length(one: Int64s, other: Int64s) -> int:
@@ -113,10 +111,10 @@ def make_rows(
         budget: upper limit of the positions of a row with several members.
         ranks: number of ranks that the rows are dealt to.
     """
-    alone = [plain_row(member, ids) for member, ids in enumerate(token_ids)]
+    alone = plain_rows(token_ids)
     if not width or not alone:
         return alone
-    most, longest = min(budget, MAX_POSITIONS), max(map(len, alone))
+    most, longest = min(budget, MAX_POSITIONS), max([row.token_ids.size for row in alone])
     wanted = 1 if ranks == 1 else min(2 * ranks, len(alone))
     while True:
         rows = [
@@ -124,7 +122,7 @@ def make_rows(
         ]
         if len(rows) >= wanted or most <= longest:
             return rows
-        most = max(longest, max(map(len, rows)) // 2)
+        most = max(longest, max([row.token_ids.size for row in rows]) // 2)
 
 
 def _group_rows(alone: Sequence[Row], chosen: NDArray[np.bool_], width: int, most: int) -> list[Row]:
@@ -133,18 +131,16 @@ def _group_rows(alone: Sequence[Row], chosen: NDArray[np.bool_], width: int, mos
     runs: list[list[Row]] = []
     size, before = 0, np.zeros(0, dtype=np.int64)
     for row in sorted(plain, key=lambda row: row.token_ids.tolist()):
-        new = len(row) - shared_length(before, row.token_ids)
+        new = row.token_ids.size - shared_length(before, row.token_ids)
         if runs and size + new <= most:
             runs[-1].append(row)
             size += new
         else:
             runs.append([row])
-            size = len(row)
+            size = row.token_ids.size
         before = row.token_ids
     trees = [
-        tree_row([int(row.members[0]) for row in run], [row.token_ids for row in run])
-        if len(run) > 1
-        else run[0]
+        tree_row([row.members[0] for row in run], [row.token_ids for row in run]) if len(run) > 1 else run[0]
         for run in runs
     ]
     return min(trees, plain, key=lambda rows: sum(price(row, width) for row in rows))
@@ -158,10 +154,10 @@ def price(row: Row, width: int) -> float:
 
     Example:
         >>> answers = [np.array([1, 2, 3, 4, 5]), np.array([1, 2, 3, 4, 6])]
-        >>> price(tree_row([0, 1], answers), 64) < 2 * price(plain_row(0, answers[0]), 64)
+        >>> price(tree_row([0, 1], answers), 64) < 2 * price(plain_rows(answers)[0], 64)
         True
     """
-    positions = len(row)
+    positions = row.token_ids.size
     return positions * (6 * width + (positions if len(row.members) > 1 else positions / 2))
 
 

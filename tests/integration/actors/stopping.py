@@ -22,13 +22,13 @@ class Numbers:
 
     eos_ids = (NEVER,)
 
-    def prompt(self, messages):
+    def prompt(self, messages, tools=()):
         return PROMPT
 
-    def observation(self, message, sampled):
+    def observation(self, messages, sampled, tools=()):
         raise AssertionError("the only turn is the last one")
 
-    def decode(self, ids):
+    def decode(self, ids, keep_special=False):
         return "".join(f"{i}." for i in ids)
 
     def check_prefix(self, known, prompt):

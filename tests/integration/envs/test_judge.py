@@ -11,7 +11,7 @@ from envs.errors import EnvError, ServiceFailed
 from envs.registry import make_suite
 from envs.rows.judge import Judge, JudgeSettings, load_judge
 
-QUESTION = "Question: {prompt}\nAnswer: {answer}\nHow good is it, from 0 to 10? {not a column}"
+QUESTION = "Question: {prompt}\nAnswer: {completion}\nHow good is it, from 0 to 10? {not a column}"
 
 
 class Server:
@@ -130,11 +130,11 @@ def test_a_judge_that_refuses_the_key_is_a_mistake_of_the_user():
 @pytest.mark.parametrize(
     ("template", "changes", "words"),
     [
-        ("no answer in it", {}, "write {answer}"),
-        ("{answer} {other}", {"prompt": "judge.txt"}, "has no column|write"),
-        ("{answer}", {"scale": 0.0}, r"params.reward.good.scale: Input should be greater than 0"),
-        ("{answer}", {"modle": "x"}, r"params.reward.good.modle: Extra inputs"),
-        ("{answer}", {"prompt": "nowhere.txt"}, r"nowhere.txt.*cannot be read"),
+        ("no {answer} in it", {}, r"write \{completion\}"),
+        ("{completion} {other}", {}, "has no column 'other'"),
+        ("{completion}", {"scale": 0.0}, r"params.reward.good.scale: Input should be greater than 0"),
+        ("{completion}", {"modle": "x"}, r"params.reward.good.modle: Extra inputs"),
+        ("{completion}", {"prompt": "nowhere.txt"}, r"nowhere.txt.*cannot be read"),
     ],
 )
 def test_bad_settings_are_refused(tmp_path, monkeypatch, template, changes, words):
@@ -151,7 +151,7 @@ def test_a_judge_is_one_of_the_rewards_of_rows(tmp_path, monkeypatch):
     (tmp_path / "train.jsonl").write_text(
         '{"prompt": "1 + 1", "sum": "2"}\n{"prompt": "2 + 2", "sum": "4"}\n'
     )
-    (tmp_path / "judge.txt").write_text("{prompt} {answer} {sum}")
+    (tmp_path / "judge.txt").write_text("{prompt} {completion} {sum}")
     (tmp_path / "rewards.py").write_text("def exact(answer, row):\n    return answer == row['sum']\n")
 
     async def main():

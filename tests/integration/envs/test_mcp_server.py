@@ -147,7 +147,7 @@ def test_a_server_that_does_not_start_is_refused_with_its_stderr(made, tmp_path,
 
 
 def test_a_program_that_does_not_exist_is_named(made):
-    with pytest.raises(EnvError, match=r"mcp server 'no-such-program --x' did not start: .*no-such-program"):
+    with pytest.raises(EnvError, match=r"mcp server 'no-such-program' did not start: .*no-such-program"):
         made("no-such-program --x")
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from envs.errors import EnvError
-from envs.registry import make_suite
+from envs.registry import content_hash, make_suite
 from envs.rows.splitting import is_heldout, permuted, position
 
 SUMS = [
@@ -206,6 +206,7 @@ def heldout_prompts(it):
 def test_equal_prompts_are_on_one_side(here):
     write(here / "train.jsonl", [{"prompt": f"{i % 7}", "answer": i} for i in range(700)])
     it = suite(heldout=0.4)
+    assert 0 < it.facts().heldout_tasks < 700
     assert it.facts().heldout_tasks % 100 == 0
 
 
@@ -267,3 +268,51 @@ def test_without_a_solution_there_is_no_demonstration(here):
         LookupError, match=r"train\.jsonl:1 has no solution in a column 'answer' or 'completion'"
     ):
         suite(heldout=0.0).demonstration(0, "train")
+
+
+def test_code_of_the_user_cannot_change_a_row_for_other_episodes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    row = {"prompt": [{"role": "user", "content": "q"}], "tests": ["a", "b"]}
+    (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "spoil.py").write_text(
+        "def one(answer, row):\n    return float(len(row['tests'])) + (row['tests'].clear() or 0)\n\n"
+        "def two(prompts, completions, tests, **kwargs):\n    n = len(tests[0])\n    tests[0].clear()\n"
+        "    prompts[0].append({})\n    return [float(n)]\n"
+    )
+    reward = {"one": "spoil.py:one", "two": "spoil.py:two"}
+    suite = make_suite("rows", {"train": "train.jsonl", "reward": reward, "heldout": 0.0})
+    for _ in range(2):
+        row, prompt, messages = suite.begin(0, "train")
+        messages.clear()
+        assert suite.score("x", row, prompt).rewards == {"one": 2.0, "two": 2.0}
+    asyncio.run(suite.close())
+
+
+def test_a_prompt_that_renders_like_a_held_out_one_is_not_trained(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rewards.py").write_text("def exact(answer, row):\n    return 1.0\n")
+    trained = ['{"prompt": "X"}', '{"prompt": [{"content": "X", "role": "user"}]}', '{"prompt": "Y"}']
+    (tmp_path / "train.jsonl").write_text("\n".join(trained))
+    (tmp_path / "test.jsonl").write_text('{"prompt": [{"role": "user", "content": "X"}]}\n')
+    params = {"train": "train.jsonl", "heldout": "test.jsonl", "reward": "rewards.py:exact"}
+    suite = make_suite("rows", params)
+    assert {suite.begin(index, "train")[0].place for index in range(4)} == {"train.jsonl:3"}
+    asyncio.run(suite.close())
+
+
+def test_the_hash_of_the_content_changes_with_every_file_that_is_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = ("train.jsonl", "test.jsonl", "rewards.py", "judge.txt", "tools.py")
+    for name in names:
+        (tmp_path / name).write_text("1")
+    judge = {"judge": "http://h/v1", "model": "m", "prompt": "judge.txt"}
+    reward = {"exact": "rewards.py:exact", "good": judge}
+    params = {"train": "train.jsonl", "heldout": "test.jsonl", "reward": reward}
+    table = {"name": "tools", "params": {**params, "tools": "tools.py:Bash"}}
+    before = content_hash("several", {"environments": [table]})
+    for name in names:
+        (tmp_path / name).write_text("2")
+        assert content_hash("several", {"environments": [table]}) != before, name
+        (tmp_path / name).write_text("1")
+    assert content_hash("several", {"environments": [table]}) == before
+    assert content_hash("calculator", {}) == ""

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from launch import cli
-from launch.commands.evaluate import find_weights, lines_of
+from launch.commands.evaluate import Weights, find_weights, lines_of
 from launch.errors import ConfigError
 from launch.run_file.load import check
 from launch.run_folder import CONFIG, save_config
@@ -136,3 +136,34 @@ def test_an_evaluation_without_a_result_says_so():
     _, records = evaluate_sets(config, exchange, Report(), step=0, version=0)
     assert "  no result: too many answers failed or were never run" in lines_of({"evaluations": records})
     assert [tag for tag, _, _ in exchange.asked] == ["eval", "eval again"]
+
+
+def test_the_model_of_a_run_keeps_the_arguments_of_its_chat_template(run):
+    section = CONFIG_OF_FILE.model.model_copy(update={"template_args": {"enable_thinking": False}})
+    save_config(CONFIG_OF_FILE.model_copy(update={"model": section}), run / CONFIG)
+    (run / "model").mkdir()
+    (run / "model" / "config.json").write_text("{}")
+    (run / "result.json").write_text('{"steps": 40}')
+    weights = find_weights(str(run), CONFIG_OF_FILE)
+    assert weights.config.model.template_args == {"enable_thinking": False}
+
+
+def test_an_evaluation_has_no_more_tasks_than_there_are_held_out_rows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.jsonl").write_text("".join(f'{{"prompt": "{i}?"}}\n' for i in range(8)))
+    (tmp_path / "test.jsonl").write_text('{"prompt": "a?"}\n{"prompt": "b?"}\n')
+    (tmp_path / "rewards.py").write_text("def exact(answer, row):\n    return 1.0\n")
+    params = {"train": "train.jsonl", "heldout": "test.jsonl", "reward": "rewards.py:exact"}
+    file = {"model": {"tiny": {}}, "env": {"name": "rows", "params": params}}
+    config = check(file, "job.toml")
+    seen = []
+    monkeypatch.setattr("launch.commands.evaluate.load", lambda *a: config)
+    monkeypatch.setattr("launch.commands.evaluate.find_weights", lambda *a: Weights("w", config, 0))
+
+    def run(weights, panel):
+        seen.append(weights.config.learner.evaluation_tasks)
+        return {"evaluations": []}
+
+    monkeypatch.setattr("launch.commands.evaluate.run", run)
+    assert cli.main(["eval", "model", "job.toml"]) == 1
+    assert seen == [2]

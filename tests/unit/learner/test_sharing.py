@@ -29,14 +29,14 @@ def test_a_row_is_the_tree_of_all_beginnings_and_each_token_sees_what_it_sees_al
     inputs = arrays(sorted(sequences))
     row = tree_row(range(len(inputs)), inputs)
     beginnings = {tuple(ids[: i + 1]) for ids in sequences for i in range(len(ids))}
-    assert len(row) == len(beginnings), "each beginning is one node"
-    [attends] = tree_attention([row], len(row) + 2)
+    assert row.token_ids.size == len(beginnings), "each beginning is one node"
+    [attends] = tree_attention([row], row.token_ids.size + 2)
     for ids, places in zip(inputs, row.places, strict=True):
         assert row.token_ids[places].tolist() == ids.tolist()
         assert row.depth[places].tolist() == list(range(len(ids)))
         for i, place in enumerate(places):
             assert np.flatnonzero(attends[place]).tolist() == sorted(places[: i + 1])
-    assert np.flatnonzero(attends[-1]).tolist() == [len(row) + 1], "padding sees itself only"
+    assert np.flatnonzero(attends[-1]).tolist() == [row.token_ids.size + 1], "padding sees itself only"
     assert row.inputs == sum(map(len, sequences))
 
 
@@ -50,7 +50,7 @@ def test_every_trajectory_is_in_one_row_of_its_group_and_sharing_is_never_dearer
     assert sorted(member for row in rows for member in row.members) == list(range(len(inputs)))
     for row in rows:
         assert len({groups[member] for member in row.members}) == 1
-        assert len(row.members) == 1 or (width and len(row) <= budget)
+        assert len(row.members) == 1 or (width and row.token_ids.size <= budget)
         for member, places in zip(row.members, row.places, strict=True):
             assert row.token_ids[places].tolist() == sequences[member]
     alone = make_rows(inputs, groups, width=0, budget=budget)
@@ -75,7 +75,7 @@ def test_every_rank_gets_its_share_of_one_large_group(ranks):
     inputs = [np.concatenate([prompt, rng.integers(0, 9, 10)]) for _ in range(32)]
     rows = make_rows(inputs, np.zeros(32, dtype=np.int64), width=512, budget=4096, ranks=ranks)
     assert len(rows) >= (1 if ranks == 1 else 2 * ranks)
-    assert sum(map(len, rows)) < sum(map(len, inputs)) / 2
+    assert sum(row.token_ids.size for row in rows) < sum(map(len, inputs)) / 2
 
 
 def test_shared_length():
@@ -161,7 +161,19 @@ def test_models_that_look_at_neighbours_only_share_nothing():
     assert sharing_width(lm) == 0
     lm.config.sliding_window = None
     assert sharing_width(lm) > 0
+    lm.config.attention_layers = ["global", "local"]
+    assert sharing_width(lm) == 0
+    lm.config.attention_layers = ["global"]
     lm.config._attn_implementation = "flash_attention_2"
+    assert sharing_width(lm) == 0
+
+
+def test_in_bfloat16_the_probe_tells_rounding_from_a_mask_that_is_ignored():
+    lm = tiny_model(tied=True, seed=1).to(torch.bfloat16)
+    assert sharing_width(lm) == lm.config.hidden_size
+    decoder = lm.get_decoder()
+    plain = decoder.forward
+    decoder.forward = lambda attention_mask=None, **inputs: plain(**inputs)
     assert sharing_width(lm) == 0
 
 
