@@ -35,7 +35,7 @@ class Row:
     depth: Int64s
     """Number of ancestors of each token, [T]: its position in the trajectory."""
     places: list[Int64s]
-    """For each member, the position in the row of each of its inputs, in order."""
+    """Positions in the row of the inputs of each member, in order."""
 
     @property
     def inputs(self) -> int:
