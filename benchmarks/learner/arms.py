@@ -80,23 +80,35 @@ def make_trajectories(lengths: str, size: Size) -> list[Trajectory]:
         prompt = int(rng.integers(22, 29))
         total = prompt + answer
         mask = np.arange(total) >= prompt
-        result.append(
-            Trajectory(
-                trajectory_id=f"t{i}",
-                group_id=f"g{i // GROUP}",
-                group_size=GROUP,
-                env="benchmark",
-                status="finished",
-                purpose="train",
-                token_ids=rng.integers(0, size.vocabulary, total).astype(np.int32),
-                action_mask=mask,
-                logp_behaviour=np.where(mask, -math.log(size.vocabulary), 0).astype(np.float32),
-                policy_version=np.where(mask, 0, -1).astype(np.int32),
-                turns=[Turn(0, 0, prompt, False), Turn(1, prompt, total, True)],
-                rewards=[Reward("score", 1, float(rng.random()))],
-            )
-        )
+        token_ids = rng.integers(0, size.vocabulary, total)
+        turns = [Turn(0, 0, prompt, False), Turn(1, prompt, total, True)]
+        result.append(_trajectory(i, token_ids, mask, turns, float(rng.random()), size))
     return result
+
+
+def _trajectory(
+    number: int,
+    token_ids: NDArray[Any],
+    mask: NDArray[np.bool_],
+    turns: list[Turn],
+    reward: float,
+    size: Size,
+) -> Trajectory:
+    """Return a trajectory of the newest version, whose last turn has the reward."""
+    return Trajectory(
+        trajectory_id=f"t{number}",
+        group_id=f"g{number // GROUP}",
+        group_size=GROUP,
+        env="benchmark",
+        status="finished",
+        purpose="train",
+        token_ids=token_ids.astype(np.int32),
+        action_mask=mask,
+        logp_behaviour=np.where(mask, -math.log(size.vocabulary), 0).astype(np.float32),
+        policy_version=np.where(mask, 0, -1).astype(np.int32),
+        turns=turns,
+        rewards=[Reward("score", turns[-1].index, reward)],
+    )
 
 
 def shared_trajectories(turns: Sequence[tuple[int, bool]], size: Size) -> list[Trajectory]:
@@ -110,30 +122,14 @@ def shared_trajectories(turns: Sequence[tuple[int, bool]], size: Size) -> list[T
     starts = [0, *ends[:-1]]
     mask = np.repeat([sampled for _, sampled in turns], [tokens for tokens, _ in turns])
     own = max(start for start, (_, sampled) in zip(starts, turns, strict=True) if sampled)
+    numbered = enumerate(zip(starts, ends, turns, strict=True))
+    listed = [Turn(number, start, end, sampled) for number, (start, end, (_, sampled)) in numbered]
     result = []
     for i in range(size.trajectories):
         if i % GROUP == 0:
             beginning = rng.integers(0, size.vocabulary, own)
         token_ids = np.concatenate([beginning, rng.integers(0, size.vocabulary, ends[-1] - own)])
-        result.append(
-            Trajectory(
-                trajectory_id=f"t{i}",
-                group_id=f"g{i // GROUP}",
-                group_size=GROUP,
-                env="benchmark",
-                status="finished",
-                purpose="train",
-                token_ids=token_ids.astype(np.int32),
-                action_mask=mask,
-                logp_behaviour=np.where(mask, -math.log(size.vocabulary), 0).astype(np.float32),
-                policy_version=np.where(mask, 0, -1).astype(np.int32),
-                turns=[
-                    Turn(turn, start, end, sampled)
-                    for turn, (start, end, (_, sampled)) in enumerate(zip(starts, ends, turns, strict=True))
-                ],
-                rewards=[Reward("score", len(turns) - 1, float(rng.random()))],
-            )
-        )
+        result.append(_trajectory(i, token_ids, mask, listed, float(rng.random()), size))
     return result
 
 

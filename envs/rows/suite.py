@@ -62,6 +62,8 @@ class RowsSuite:
                 raise EnvError(f"params.{name} = {number!r}: write a number")
         rows = read_rows(train, "train")
         columns = columns_of(rows)
+        self.columns: dict[Split, list[str]] = {"train": columns}
+        """Columns of the data set of each split; "heldout" is there if it is a data set of its own."""
         self._maker = PromptMaker(prompt, system, columns, shown_name(train))
         self._seed, self._solved_at, self._remarks = seed, float(solved_at), list[str]()
         self._rows: dict[Split, list[DataRow]] = self._split(rows, heldout, prompt, system)
@@ -77,7 +79,7 @@ class RowsSuite:
                 f"params.correct = {correct!r}: no reward has this name; name one of {', '.join(names)}"
             )
         if isinstance(heldout, str):
-            check_columns(self._functions, columns_of(self._rows["heldout"]), shown_name(heldout))
+            check_columns(self._functions, self.columns["heldout"], shown_name(heldout))
         self._newest = -1
 
     @staticmethod
@@ -115,7 +117,8 @@ class RowsSuite:
         """Return the rows of both splits. Every prompt is made once, so that a bad row is found at the start."""
         if isinstance(heldout, str):
             others = read_rows(heldout, "heldout")
-            maker = PromptMaker(prompt, system, columns_of(others), shown_name(heldout))
+            columns = self.columns["heldout"] = columns_of(others)
+            maker = PromptMaker(prompt, system, columns, shown_name(heldout))
             known = {key_of(maker.raw(row)) for row in others}
             train = [row for row in rows if key_of(self._maker.raw(row)) not in known]
             if left := len(rows) - len(train):

@@ -11,7 +11,7 @@ from envs.base import ChatMessage, Env, Split, SuiteFacts, ToolSchema
 from envs.errors import EnvError
 from envs.reasoning_gym_suite import task_of
 from envs.rows.prompts import RawPrompt
-from envs.rows.reading import DataRow, columns_of, read_rows, shown_name
+from envs.rows.reading import DataRow, shown_name
 from envs.rows.reward_functions import check_columns, load_reward_functions
 from envs.rows.suite import RowsSuite
 from envs.tools.episode import CallCounts, ToolsEpisode
@@ -86,10 +86,10 @@ class ToolsSuite:
         self._counts, self._loop = CallCounts(), LoopThread()
         loaded: dict[str, ModuleType] = {}
         self._kind, self._methods, self._shared = self._load(named, loaded)
-        columns = [*columns_of(read_rows(train, "train")), ENVIRONMENTS]
+        columns = [*self._rows.columns["train"], ENVIRONMENTS]
         self._functions = load_reward_functions(reward, columns, shown_name(train), loaded) if reward else []
         if isinstance(heldout, str):
-            columns = [*columns_of(read_rows(heldout, "heldout")), ENVIRONMENTS]
+            columns = [*self._rows.columns["heldout"], ENVIRONMENTS]
             check_columns(self._functions, columns, shown_name(heldout))
         own = [OWN] if hasattr(self._kind, "get_reward") else []
         names = [*own, *(function.name for function in self._functions)]

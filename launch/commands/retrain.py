@@ -10,12 +10,11 @@ from launch import logs, run_folder
 from launch.commands import recording
 from launch.errors import ConfigError
 from launch.processes import role_environment
-from launch.resuming import saved_settings
+from launch.resuming import BY_HAND
 from launch.run_file.sections import RunConfig
 from learner.retrain.recorded import RecordedStep
 
 DEFAULT_OUT = "retrained"
-BY_HAND = "config-learner.json"
 
 
 def retrain(run: Path, *, steps: int | None, out: Path | None) -> None:
@@ -83,9 +82,8 @@ def configuration(run: Path) -> RunConfig:
     for name in (run_folder.CONFIG, BY_HAND):
         if (run / name).exists():
             config = run_folder.load_config(run / name)
-            learner = saved_settings(run).get("learner", {})
             # A run of an earlier version had no shared rows. Its weights come out bit for bit without them only.
-            shared = config.learner.share_prefixes and "share_prefixes" in learner
+            shared = config.learner.share_prefixes and "share_prefixes" in config.learner.model_fields_set
             return config.model_copy(
                 update={"learner": config.learner.model_copy(update={"share_prefixes": shared})}
             )

@@ -6,6 +6,7 @@ import pytest
 
 from launch import cli
 from launch.commands.evaluate import Weights, find_weights, lines_of
+from launch.commands.retrain import configuration
 from launch.errors import ConfigError
 from launch.run_file.load import check
 from launch.run_folder import CONFIG, save_config
@@ -167,3 +168,11 @@ def test_an_evaluation_has_no_more_tasks_than_there_are_held_out_rows(tmp_path, 
     monkeypatch.setattr("launch.commands.evaluate.run", run)
     assert cli.main(["eval", "model", "job.toml"]) == 1
     assert seen == [2]
+
+
+def test_a_run_of_a_version_without_shared_rows_is_trained_again_without_them(run):
+    assert configuration(run).learner.share_prefixes
+    saved = json.loads((run / CONFIG).read_text())
+    del saved["learner"]["share_prefixes"]
+    (run / CONFIG).write_text(json.dumps(saved))
+    assert not configuration(run).learner.share_prefixes
