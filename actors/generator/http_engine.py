@@ -162,7 +162,10 @@ class HttpEngine:
                 if response.status != 200:
                     raise RequestRefused(f"status {response.status}: {await response.text()}")
                 async for line in response.content:
-                    if line.startswith(b"data: {") and (sampled := self._take(stream, line[6:])):
+                    if not line.startswith(b"data: {"):
+                        continue
+                    # Not the truth value: the last chunk of an aborted request may hold no tokens.
+                    if (sampled := self._take(stream, line[6:])) is not None:
                         yield sampled
                         if sampled.finish_reason:
                             return

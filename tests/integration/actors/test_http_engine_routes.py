@@ -117,6 +117,15 @@ def test_without_weight_routes_the_policy_is_frozen_and_says_why(caplog):
     assert "policy version 0 for ever" in caplog.text
 
 
+def test_a_last_chunk_without_tokens_ends_an_aborted_request():
+    async def check(engine, server):
+        first, last = await answer(engine)
+        assert (first.token_ids.tolist(), len(last), last.finish_reason) == ([5], 0, "abort")
+        assert engine.health() == ""
+
+    run({"lines": [event([5]), event([], "abort"), b"data: [DONE]\n\n"], "updatable": False}, check)
+
+
 def test_tokens_on_the_way_during_an_update_are_kept_back_until_their_versions_are_told():
     spans = [{"version": "0", "start": 0, "end": 2}, {"version": "4", "start": 2, "end": 4}]
     lines = [event([5]), None, event([6, 7]), event([1], "stop", weight_versions=spans)]
