@@ -15,7 +15,7 @@ from launch.processes import families
 from launch.supervise.broker_status import fetch
 
 SETTINGS = Path(__file__).with_name("faults.toml")
-START_S = 240.0
+START_S = 600.0
 POLL_S = 0.1
 FRESH_S = 1.5
 """Seconds after which a silent peer does not count as up: three heartbeats."""
