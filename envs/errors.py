@@ -4,6 +4,7 @@ EnvError
 ├── UnknownEnv        there is no suite of this name (final)
 ├── RefusedFamily     the family's scorer is unsafe or accepts junk (final)
 ├── ServiceFailed     a service that a reward needs did not answer: nobody's fault, the task runs again
+│   └── NotStarted    the run starts this service, and there is no run yet
 └── ScorerFailed      the scorer process did not answer, could not be started, or refused a request
 
 ``final`` means that a new start of the process would only repeat the error; see `launch.exit_codes`.
@@ -30,6 +31,10 @@ class RefusedFamily(EnvError, ValueError):
 
 class ServiceFailed(EnvError, RuntimeError):
     """A service that a reward needs, such as a judge, did not answer. Environments of users may raise it, too."""
+
+
+class NotStarted(ServiceFailed):
+    """The run starts this service itself, and there is no run yet: the reward cannot be tried beforehand."""
 
 
 class ScorerFailed(EnvError, RuntimeError):

@@ -22,7 +22,9 @@ def run_by_hand(
         raise ConfigError(f"{folder} holds a run already; go on with --resume, or choose another run.name")
     saved = f"config-{name or role}.json"
     run_folder.save_config(config, folder / saved)
-    threads = {"learner": config.learner.threads, "generator": config.generator.threads}.get(role, 1)
+    judge_threads = config.judge.threads if config.judge else 1
+    own = {"learner": config.learner.threads, "generator": config.generator.threads, "judge": judge_threads}
+    threads = own.get(role, 1)
     arguments = ["--config", saved, *(["--name", name] if name else []), *(["--resume"] if resume else [])]
     if from_step is not None:
         run_folder.check_step(folder, from_step)

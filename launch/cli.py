@@ -20,7 +20,7 @@ GROUPS = {
     "every day": ("train", "check", "status", "samples", "recipes"),
     "look into a run, or plan one": ("eval", "journal", "retrain", "plan"),
     "prepare": ("model", "keys"),
-    "one role by hand, in this terminal": ("broker", "learner", "generator", "actor", "weights"),
+    "one role by hand, in this terminal": ("broker", "learner", "generator", "actor", "weights", "judge"),
 }
 """Commands in the order in which `offbeat --help` shows them."""
 EPILOG = """
@@ -38,6 +38,7 @@ COMMANDS = {
     "generator": "run one generator in this terminal",
     "actor": "run one actor in this terminal",
     "weights": "serve the learner's versions to other hosts, from its host, in this terminal",
+    "judge": "run the model that gives rewards ([judge] in the run file) in this terminal",
     "check": "check a run file, its model and its environment; start nothing",
     "model": "make, download or convert the model of a run file, unless it is cached",
 }

@@ -24,7 +24,7 @@ from protocol.errors import KeysUnusable, LinkDown
 from protocol.orphans import die_with_parent
 from protocol.security.keys import key_pair, principal
 
-ROLES = ("broker", "learner", "generator", "actor", "weights", "model")
+ROLES = ("broker", "learner", "generator", "actor", "weights", "judge", "model")
 
 SIGNAL_SKEW_S = 5.0
 """Time by which the actors of a host may get their signal to end later than its generators."""
@@ -72,6 +72,10 @@ def run(
             from launch.weights_role import serve_weights
 
             serve_weights(config, folder, keys)
+        case "judge":
+            from launch.judge_role import serve_judge
+
+            serve_judge(config, keys, _model)
         case "actor":
             actor(config, folder, keys, name=name or "actor-0")
 
@@ -132,8 +136,10 @@ def generator(config: RunConfig, folder: Path, keys: Path | None, *, name: str) 
 def actor(config: RunConfig, folder: Path, keys: Path | None, *, name: str) -> None:
     from actors.actor import run_actor
     from envs.registry import content_hash
+    from launch.judge_role import actor_environment
 
     env = config.env
+    os.environ.update(actor_environment(config.judge, keys))
     if env.content and content_hash(env.name, env.params) != env.content:
         raise ConfigError(
             "env: a file of the environment has changed since the run was started, and other actors have read it as it "

@@ -116,6 +116,7 @@ def join(config: RunConfig) -> Path:
         ("broker.endpoint", config.broker.endpoint, 5755),
         ("broker.http", config.broker.http, 5756),
         ("weights.http", config.weights.http, 5757),
+        ("judge.http", config.judge.http if config.judge else "", 5758),
     ):
         if value.endswith(":0"):
             raise ConfigError(
@@ -132,13 +133,15 @@ def join(config: RunConfig) -> Path:
 
 def with_ports(config: RunConfig) -> RunConfig:
     """Return the configuration with a free port wherever the run file says 0."""
-    addresses = config.broker.endpoint, config.broker.http, config.weights.http
-    endpoint, broker_http, weights_http = (
-        re.sub(r":0$", f":{port}", address) for address, port in zip(addresses, free_ports(3), strict=True)
+    judge = config.judge
+    addresses = config.broker.endpoint, config.broker.http, config.weights.http, judge.http if judge else ""
+    endpoint, broker_http, weights_http, judge_http = (
+        re.sub(r":0$", f":{port}", address) for address, port in zip(addresses, free_ports(4), strict=True)
     )
     broker = config.broker.model_copy(update={"endpoint": endpoint, "http": broker_http})
     weights = config.weights.model_copy(update={"http": weights_http})
-    return config.model_copy(update={"broker": broker, "weights": weights})
+    judge = judge.model_copy(update={"http": judge_http}) if judge else None
+    return config.model_copy(update={"broker": broker, "weights": weights, "judge": judge})
 
 
 def save_config(config: RunConfig, path: Path) -> None:

@@ -10,7 +10,7 @@ from actors.errors import ActorError
 from actors.render import Renderer
 from envs.base import ChatMessage, Env, HasFacts, HasTools, Split, StepResult, Suite, SuiteFacts, ToolSchema
 from envs.blame import in_one_line
-from envs.errors import EnvError
+from envs.errors import EnvError, NotStarted
 from launch.errors import ConfigError
 from launch.follow_ups import check_follow_ups
 from launch.run_file.sections import RunConfig
@@ -102,6 +102,9 @@ class Trial:
             result = await self._ask(env.step, text, what=what)
         except _StepRaised as error:
             return str(error)
+        except NotStarted as error:
+            self._remark(f"the rewards were not tried: {error}")
+            return ""
         _check_result(result, what)
         try:
             check_conversation(result.messages(), what)
@@ -110,8 +113,13 @@ class Trial:
         if self._renderer is not None:
             tools = await self._tools(env, task)
             remarks = check_follow_ups(self._renderer, result.messages(), tools)
-            self.remarks += [remark for remark in remarks if remark not in self.remarks]
+            for remark in remarks:
+                self._remark(remark)
         return ""
+
+    def _remark(self, remark: str) -> None:
+        if remark not in self.remarks:
+            self.remarks.append(remark)
 
     async def _answer_anew(self, split: Split, index: int, failed: str) -> None:
         """Answer a task that could not take an empty answer with a short one, which must work."""
@@ -138,6 +146,8 @@ class Trial:
             return await self._runner.call(
                 function, *arguments, what=what, timeout_s=self._limit_s, on_loop=on_loop
             )
+        except NotStarted:
+            raise
         except (EnvError, ActorError) as error:
             raise ConfigError(f"env: {what}: {error}") from None
         except Exception as error:

@@ -175,7 +175,8 @@ def headline(rows: list[dict[str, Any]]) -> tuple[str, str, str]:
     ratios = [row["ratio_wall"][0] for row in rows]
     sizes = [row["parameters"] / 1e6 for row in rows]
     span = " to ".join(dict.fromkeys(f"{size:.0f}" for size in (min(sizes), max(sizes))))
-    what = f"trained tokens/s of a learner step, {span} M parameters"
+    shared = ", rows that share tokens" if all(row["lengths"] in SHARED for row in rows) else ""
+    what = f"trained tokens/s of a learner step, {span} M parameters{shared}"
     return what, "a bare PyTorch loop", f"{min(ratios):.2f} to {max(ratios):.2f}"
 
 

@@ -1,4 +1,4 @@
-"""A reward from a language model behind an OpenAI-compatible URL: a prompt file asks it for a number.
+"""A reward from a language model: a prompt file asks it for a number, at an OpenAI-compatible URL.
 
 A judge that does not answer is nobody's fault: the task runs again, and is never scored 0.
 """
@@ -10,17 +10,23 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from envs.blame import shown
-from envs.errors import EnvError, ServiceFailed
+from envs.errors import EnvError, NotStarted, ServiceFailed
 from protocol.section import Section
 
 COMPLETION = "completion"
 """Name of the model's answer in a prompt file. A column `answer` is the reference in most data sets."""
+OWN = "own"
+"""Word in place of a URL, for the judge that the run starts itself (`[judge]` in the run file)."""
+OWN_URL, OWN_KEY = "OFFBEAT_JUDGE_URL", "OFFBEAT_JUDGE_KEY"
+"""Environment variables of an actor with the base URL and the key of this judge."""
+OWN_MODEL = "judge"
+"""Name of the model that this judge serves."""
 KEPT_SCORES = 65_536
 """Upper limit of the scores in the cache."""
 RETRY_S = 0.5
@@ -35,9 +41,9 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 class JudgeSettings(Section):
     """`[env.params.reward.NAME]` of a judge."""
 
-    judge: str = Field(pattern=r"^https?://")
-    """Base URL, up to and with `/v1`."""
-    model: str = Field(min_length=1)
+    judge: str = Field(pattern=r"^(https?://.*|own)$")
+    """Base URL, up to and with `/v1`; or "own", the judge of `[judge]` in the run file."""
+    model: str = ""
     """Name of the model at this URL."""
     prompt: str = Field(min_length=1)
     """File with the question to the judge. `{completion}` is the model's answer, `{COLUMN}` the row's value."""
@@ -54,6 +60,21 @@ class JudgeSettings(Section):
     api_key_env: str = "OPENAI_API_KEY"
     """Environment variable that holds the key. If it is not set, no key is sent."""
 
+    @model_validator(mode="after")
+    def _own_or_elsewhere(self) -> Self:
+        if self.judge == OWN and (self.model or "api_key_env" in self.model_fields_set):
+            raise ValueError(
+                'judge = "own" is the model of [judge], so it takes neither model nor api_key_env'
+            )
+        if self.judge != OWN and not self.model:
+            raise ValueError("model is missing: name the model at this URL")
+        return self
+
+    @property
+    def words(self) -> str:
+        """The judge, for people."""
+        return "the run's own judge" if self.judge == OWN else f"judge {self.model} at {self.judge}"
+
 
 class Judge:
     """Scores answers. All calls are for one event loop.
@@ -69,13 +90,21 @@ class Judge:
         self._session: aiohttp.ClientSession | None = None
         self._room = asyncio.Semaphore(settings.concurrent)
 
+    @property
+    def timeout_s(self) -> float:
+        """Longest time of a call, in seconds."""
+        return self._settings.timeout_s
+
     async def __call__(self, answer: str, row: dict[str, Any]) -> float:
         """Return the score of an answer. Equal questions are asked once.
 
         Raises:
             ServiceFailed: the judge did not give a number within `timeout_s`.
+            NotStarted: the run's own judge has not been started, because there is no run yet.
             EnvError: the judge refuses the request, for example because the key is wrong.
         """
+        if self._settings.judge == OWN and OWN_URL not in os.environ:
+            raise NotStarted("the run's own judge is not there yet: the run starts it")
         question = filled(self._template, {**row, COMPLETION: answer})
         key = blake2b(question.encode(), digest_size=16).digest()
         if (asked := self._scores.get(key)) is None:
@@ -112,7 +141,7 @@ class Judge:
                     wait_s *= 2
         except TimeoutError:
             why = last or f"it did not answer within {own.timeout_s:g} s"
-            raise ServiceFailed(f"judge {own.model} at {own.judge}: {why}") from None
+            raise ServiceFailed(f"{own.words}: {why}") from None
 
     async def _ask(self, question: str) -> tuple[str, str]:
         """Return the judge's answer, or why it is worth to ask again.
@@ -123,16 +152,19 @@ class Judge:
         own = self._settings
         if self._session is None:
             self._session = aiohttp.ClientSession()
-        key = os.environ.get(own.api_key_env, "")
+        url, model, key_name = own.judge, own.model, own.api_key_env
+        if own.judge == OWN:
+            url, model, key_name = os.environ[OWN_URL], OWN_MODEL, OWN_KEY
+        key = os.environ.get(key_name, "")
         body = {
-            "model": own.model,
+            "model": model,
             "messages": [{"role": "user", "content": question}],
             "temperature": own.temperature,
             "max_tokens": own.max_tokens,
         }
         try:
             async with self._session.post(
-                f"{own.judge.rstrip('/')}/chat/completions",
+                f"{url.rstrip('/')}/chat/completions",
                 json=body,
                 headers={"Authorization": f"Bearer {key}"} if key else {},
             ) as reply:
@@ -141,8 +173,8 @@ class Judge:
                 if reply.status != 200:
                     said = (await reply.text())[:SHOWN_CHARS]
                     raise EnvError(
-                        f"judge {own.model} at {own.judge}: HTTP status {reply.status}: {said}; correct the "
-                        f"settings of the reward, or the key in {own.api_key_env}"
+                        f"{own.words}: HTTP status {reply.status}: {said}; correct the settings of the reward, or "
+                        f"the key in {key_name}"
                     )
                 content = (await reply.json())["choices"][0]["message"]["content"]
                 return str(content or ""), ""
@@ -205,4 +237,16 @@ def load_judge(name: str, table: Mapping[str, Any], columns: tuple[str, ...], da
             raise EnvError(
                 f"{shown(str(path))}: {data} has no column {column!r} (columns: {', '.join(columns)})"
             )
-    return Judge(settings, template), f"{shown(str(path))}: judge {settings.model}"
+    return Judge(settings, template), f"{shown(str(path))}: judge {settings.model or OWN}"
+
+
+def asks_own_judge(params: Mapping[str, Any]) -> bool:
+    """Return whether parameters of `rows` name the run's own judge for a reward.
+
+    Example:
+        >>> asks_own_judge({"reward": {"helpful": {"judge": "own", "prompt": "judge.txt"}}})
+        True
+    """
+    reward = params.get("reward")
+    tables = reward.values() if isinstance(reward, Mapping) else ()
+    return any(isinstance(table, Mapping) and table.get("judge") == OWN for table in tables)

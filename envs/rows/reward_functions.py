@@ -44,10 +44,21 @@ class RewardFunction:
         call = getattr(self.function, "__call__", None)  # noqa: B004
         return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
 
-    def call(self, answer: str, row: DataRow, prompt: RawPrompt) -> Any:
-        """Call the function and return what it returns; a coroutine if it is asynchronous."""
+    @property
+    def timeout_s(self) -> float | None:
+        """Longest time of a call that the function itself keeps; None: it keeps none."""
+        return self.function.timeout_s if isinstance(self.function, Judge) else None
+
+    def call(
+        self, answer: str, row: DataRow, prompt: RawPrompt, shared: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call the function and return what it returns; a coroutine if it is asynchronous.
+
+        Args:
+            shared: further columns, whose values are handed over as they are.
+        """
         # A function may change what it is given, which the next function must not see.
-        row, prompt = replace(row, values=deepcopy(row.values)), deepcopy(prompt)
+        row, prompt = replace(row, values={**deepcopy(row.values), **(shared or {})}), deepcopy(prompt)
         arguments = self._batch(answer, row, prompt) if self.batch else {"answer": answer, "row": row.values}
         return self.function(
             **{name: value for name, value in arguments.items() if self.takes is None or name in self.takes}
@@ -117,6 +128,17 @@ def load_reward_functions(
         else _loaded(name, value, tuple(columns), data, loaded)
         for name, value in table.items()
     ]
+
+
+def plain_names(reward: Any) -> dict[str, str]:
+    """Return where the functions of `params.reward` are, by the name of the reward. Judges are left out.
+
+    Example:
+        >>> plain_names("rewards.py:exact")
+        {'exact': 'rewards.py:exact'}
+    """
+    table = {_own_name(reward): reward} if isinstance(reward, str) else reward
+    return {name: value for name, value in table.items() if isinstance(value, str)}
 
 
 def _judge(name: str, table: dict[str, Any], columns: tuple[str, ...], data: str) -> RewardFunction:

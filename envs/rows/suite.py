@@ -13,7 +13,14 @@ from envs.errors import EnvError
 from envs.reasoning_gym_suite import task_of
 from envs.rows.prompts import PromptMaker, RawPrompt, solution_of
 from envs.rows.reading import DataRow, columns_of, read_rows, shown_name
-from envs.rows.reward_functions import RewardFunction, check_columns, close_judges, load_reward_functions
+from envs.rows.reward_functions import (
+    RewardFunction,
+    check_columns,
+    close_judges,
+    load_reward_functions,
+    plain_names,
+)
+from envs.rows.reward_processes import RewardProcesses
 from envs.rows.splitting import index_of, is_heldout, key_of, position
 from envs.user_code import absolute_beside_run_file, code_beside_run_file, code_file
 from protocol.gauges import Gauge, table
@@ -37,6 +44,7 @@ class RowsSuite:
         correct: reward that says whether an answer is correct. Empty: the only one, if there is one only.
         solved_at: smallest value of this reward with which an answer counts as correct.
         seed: seed of the order of the rows in each epoch.
+        processes: processes in which plain reward functions run, of each actor; 0: they run in its threads.
 
     Raises:
         EnvError: a file, a row, a function or a setting is wrong; the text names file and line.
@@ -52,14 +60,18 @@ class RowsSuite:
         correct: str = "",
         solved_at: float = 1.0,
         seed: int = 0,
+        processes: int = 0,
     ) -> None:
         texts = {"train": train, "prompt": prompt, "system": system, "correct": correct}
         for name, value in texts.items():
             if not isinstance(value, str):
                 raise EnvError(f"params.{name} = {value!r}: write a text in quotation marks")
-        for name, number, kinds in (("solved_at", solved_at, int | float), ("seed", seed, int)):
+        numbers = (("solved_at", solved_at, int | float), ("seed", seed, int), ("processes", processes, int))
+        for name, number, kinds in numbers:
             if isinstance(number, bool) or not isinstance(number, kinds):
                 raise EnvError(f"params.{name} = {number!r}: write a number")
+        if processes < 0:
+            raise EnvError(f"params.processes = {processes}: write 0 for threads, or a number of processes")
         rows = read_rows(train, "train")
         columns = columns_of(rows)
         self.columns: dict[Split, list[str]] = {"train": columns}
@@ -72,6 +84,9 @@ class RowsSuite:
                 f"params.heldout = {heldout!r} leaves none of the {len(rows)} rows of {shown_name(train)} to train on"
             )
         self._functions = load_reward_functions(reward, columns, shown_name(train))
+        self._processes = RewardProcesses(processes, plain_names(reward)) if processes else None
+        if self._processes is not None:
+            self._functions = [self._processes.move(function) for function in self._functions]
         self._correct = correct or (self._functions[0].name if len(self._functions) == 1 else "")
         names = [function.name for function in self._functions]
         if self._correct and self._correct not in names:
@@ -232,6 +247,8 @@ class RowsSuite:
 
     async def close(self) -> None:
         await close_judges(self._functions)
+        if self._processes is not None:
+            await self._processes.close()
 
 
 def _beside(reward: Any, folder: Path) -> Any:

@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import fcntl
 import os
 import shlex
 import tempfile
@@ -20,6 +21,8 @@ CLOSE_S = 8.0
 """Longest wait for the end of a server. The client ends its process after 4 s by itself."""
 STDERR_CHARS = 500
 """Characters of a server's stderr that an error repeats."""
+MAX_STDERR_BYTES = 1 << 20
+"""Size of a server's stderr beyond which it is dropped."""
 
 
 class McpServer:
@@ -38,6 +41,8 @@ class McpServer:
         self._entry, self._loop, self._timeout_s = entry, loop, timeout_s
         # The server writes into it for as long as it runs, so no block closes it.
         self._stderr = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        # Each write goes to the end of the file, also after it was cut.
+        fcntl.fcntl(self._stderr, fcntl.F_SETFL, fcntl.fcntl(self._stderr, fcntl.F_GETFL) | os.O_APPEND)
         self._client: Any = None
         self._stop = asyncio.Event()
         ready: concurrent.futures.Future[list[Any]] = concurrent.futures.Future()
@@ -107,6 +112,8 @@ class McpServer:
     def _call(self, name: str, arguments: dict[str, Any]) -> str:
         if self._client is None:
             raise EnvError(self._words("has ended"))
+        if os.fstat(self._stderr.fileno()).st_size > MAX_STDERR_BYTES:
+            os.ftruncate(self._stderr.fileno(), 0)
         try:
             result = self._loop.call(self._client.call_tool(name, arguments), self._timeout_s)
         except TimeoutError as error:

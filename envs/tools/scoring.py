@@ -26,7 +26,7 @@ def rewards_of(
     answer: str,
     row: DataRow,
     prompt: RawPrompt,
-    finish: Callable[[Any], Any],
+    finish: Callable[[Any, float | None], Any],
 ) -> dict[str, float]:
     """Return all rewards by name.
 
@@ -36,15 +36,16 @@ def rewards_of(
         answer: the last answer of the model.
         row: row of the task.
         prompt: prompt of the row.
-        finish: waits for a result if the function is a coroutine function.
+        finish: waits for a result if the function is a coroutine function, for at most so many seconds; None: as
+            long as for a tool.
 
     Raises:
         EnvError: a reward is not a finite number, or every function returned None.
     """
-    rewards = own_rewards(user, finish)
-    with_user = DataRow(row.place, {**row.values, ENVIRONMENTS: user})
+    rewards = own_rewards(user, lambda given: finish(given, None))
     for function in functions:
-        value = function.value(finish(function.call(answer, with_user, prompt)))
+        given = function.call(answer, row, prompt, {ENVIRONMENTS: user})
+        value = function.value(finish(given, function.timeout_s))
         if value is not None:
             rewards[function.name] = value
     if not rewards:

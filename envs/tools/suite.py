@@ -12,7 +12,7 @@ from envs.errors import EnvError
 from envs.reasoning_gym_suite import task_of
 from envs.rows.prompts import RawPrompt
 from envs.rows.reading import DataRow, shown_name
-from envs.rows.reward_functions import check_columns, load_reward_functions
+from envs.rows.reward_functions import check_columns, close_judges, load_reward_functions
 from envs.rows.suite import RowsSuite
 from envs.tools.episode import CallCounts, ToolsEpisode
 from envs.tools.loop_thread import LoopThread
@@ -32,6 +32,8 @@ GAUGES = table(
 )
 """Gauges of the suite."""
 UNUSED = "envs.tools.scoring:unused"
+OWN_LIMIT_S = 5.0
+"""Time that a function which keeps a limit of its own is given beyond it."""
 CLOSE_S = 20.0
 """Longest wait for the ends of all MCP servers."""
 
@@ -44,8 +46,9 @@ class ToolsSuite:
         tools: a class as ``file.py:Class``, whose public methods are tools, or a function; or a list of these with
             at most one class.
         mcp: MCP servers whose tools are offered: command lines, or URLs.
-        reward: reward function, or a table of functions, as in the suite `rows`. Empty: only ``get_reward`` of the
-            class. A function in TRL's form may take ``environments``, a list with the object of the class.
+        reward: reward function, or a table of functions and judges, as in the suite `rows`. Empty: only
+            ``get_reward`` of the class. A function in TRL's form may take ``environments``, a list with the object of
+            the class.
         prompt, system, heldout, correct, solved_at, seed: as in the suite `rows`.
         max_turns: answers that an episode may have. The last one ends it, and its calls still run.
         call_timeout_s: longest time of a call of a coroutine function or an MCP server, in seconds. Then the model
@@ -60,7 +63,7 @@ class ToolsSuite:
         train: str,
         tools: str | list[str] = "",
         mcp: list[str] | None = None,
-        reward: str | dict[str, str] = "",
+        reward: str | dict[str, Any] = "",
         prompt: str = "prompt",
         system: str = "",
         heldout: str | float = 0.1,
@@ -77,10 +80,6 @@ class ToolsSuite:
         for name, number in {"max_turns": max_turns, "call_timeout_s": call_timeout_s}.items():
             if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
                 raise EnvError(f"params.{name} = {number!r}: write a number above 0")
-        if judged := [key for key, kind in _as_table(reward).items() if isinstance(kind, dict)]:
-            raise EnvError(
-                f"params.reward.{judged[0]}: a judge works with rows; with tools, ask it in get_reward()"
-            )
         self._rows = RowsSuite(train, UNUSED, prompt, system, heldout, solved_at=solved_at, seed=seed)
         self._max_turns, self._timeout_s, self._solved_at = max_turns, call_timeout_s, solved_at
         self._counts, self._loop = CallCounts(), LoopThread()
@@ -159,9 +158,15 @@ class ToolsSuite:
         decides = rewards.get(self._correct)
         return rewards, None if decides is None else decides >= self._solved_at
 
-    def finish(self, result: Any) -> Any:
-        """Return the result of a user's function. Wait for it if the function is a coroutine function. Blocks."""
-        return finished(result, self._loop, self._timeout_s)
+    def finish(self, result: Any, limit_s: float | None = None) -> Any:
+        """Return the result of a user's function. Wait for it if the function is a coroutine function. Blocks.
+
+        Args:
+            limit_s: longest time that the function keeps itself; None: it keeps none.
+        """
+        # A function that keeps its limit says itself why it failed.
+        limit_s = self._timeout_s if limit_s is None else limit_s + OWN_LIMIT_S
+        return finished(result, self._loop, limit_s)
 
     @property
     def max_turns(self) -> int:
@@ -231,8 +236,6 @@ class ToolsSuite:
     def _stop(self) -> None:
         for server in self._servers:
             server.close()
+        if any(function.timeout_s is not None for function in self._functions):
+            self.finish(close_judges(self._functions))
         self._loop.close()
-
-
-def _as_table(reward: Any) -> dict[str, Any]:
-    return reward if isinstance(reward, dict) else {}

@@ -7,6 +7,7 @@ method.
 from collections.abc import Iterator
 from pathlib import Path
 
+from envs.rows.judge import asks_own_judge
 from launch.run_file.method_effect import settings_without_effect
 from launch.run_file.method_rules import method_contradictions
 from launch.run_file.sections import RunConfig
@@ -32,6 +33,18 @@ def contradictions(config: RunConfig) -> Iterator[str]:
     yield from _roles(config)
     yield from _supervisor(config)
     yield from _refused_addresses(config)
+    yield from _judge(config)
+
+
+def _judge(config: RunConfig) -> Iterator[str]:
+    params = config.env.params
+    tables = params.get("environments", [params]) if config.env.name == "several" else [params]
+    each = [table.get("params", table) for table in tables if isinstance(table, dict)]
+    asked = any(asks_own_judge(own) for own in each if isinstance(own, dict))
+    if asked and config.judge is None:
+        yield 'a reward has judge = "own", but there is no [judge]; add the section, or name the URL of a judge'
+    if config.judge is not None and not asked:
+        yield '[judge] would start a model that no reward asks; write judge = "own" in a reward, or take [judge] out'
 
 
 def _batches(config: RunConfig) -> Iterator[str]:

@@ -127,6 +127,21 @@ class WeightsSection(Section):
     on all addresses, else the address it listens on."""
 
 
+class JudgeSection(Section):
+    """`[judge]`: a language model on this host that gives rewards, for `judge = "own"` in a table of rewards.
+
+    Its engine has the settings of `[generator]`. Its weights never change."""
+
+    model: str = ""
+    """Model, as in `model.path`. Empty: the model that the run starts from, which stays as it was."""
+    http: str = Field("127.0.0.1:0", pattern=r"^127\.0\.0\.1:\d+$")
+    """Address at which the actors of this host ask. Port 0 takes a free port at start."""
+    max_model_len: int = Field(0, ge=0)
+    """Longest question plus answer, in tokens. 0: `generator.max_model_len`."""
+    threads: int = Field(1, ge=1)
+    """OpenMP threads of its engine (CPU only)."""
+
+
 class SecurityConfig(Section):
     """`[security]`: encryption and keys; docs/run/security.md says what they protect against."""
 
@@ -156,6 +171,7 @@ class RunConfig(Section):
     actor: ActorConfig = ActorConfig()
     learner: LearnerConfig = LearnerConfig()
     weights: WeightsSection = WeightsSection()
+    judge: JudgeSection | None = None
     supervisor: SupervisorSection = SupervisorSection()
     security: SecurityConfig = SecurityConfig()
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from launch import exit_codes
 from launch.errors import RoleFailed
+from launch.judge_role import JUDGE
 from launch.processes import (
     Child,
     dump_stacks,
@@ -77,6 +78,8 @@ def posts(config: RunConfig) -> list[Post]:
     crew = [Post(BROKER, 1), Post(LEARNER, learner.threads, processes=learner.processes)]
     if config.weights.http:
         crew.append(Post(WEIGHTS, 1))
+    if config.judge is not None:
+        crew.append(Post(JUDGE, config.judge.threads))
     for i in range(generator.count):
         crew.append(Post(f"generator-{i}", generator.threads, ("--name", f"generator-{i}")))
     for i in range(config.actor.count):
@@ -92,6 +95,7 @@ def crowded(config: RunConfig, cores: int) -> bool:
     learner = config.learner.threads * config.learner.processes
     here = config.generator.backend == "vllm"
     generators = config.generator.threads * config.generator.count if here else 0
+    generators += config.judge.threads if config.judge else 0
     return (learner + generators if config.run.mode == "async" else max(learner, generators)) > cores
 
 

@@ -134,6 +134,8 @@ def test_a_judge_that_refuses_the_key_is_a_mistake_of_the_user():
         ("{completion} {other}", {}, "has no column 'other'"),
         ("{completion}", {"scale": 0.0}, r"params.reward.good.scale: Input should be greater than 0"),
         ("{completion}", {"modle": "x"}, r"params.reward.good.modle: Extra inputs"),
+        ("{completion}", {"model": ""}, r"model is missing: name the model at this URL"),
+        ("{completion}", {"judge": "own"}, r"so it takes neither model nor api_key_env"),
         ("{completion}", {"prompt": "nowhere.txt"}, r"nowhere.txt.*cannot be read"),
     ],
 )
@@ -178,3 +180,54 @@ def test_a_judge_is_one_of_the_rewards_of_rows(tmp_path, monkeypatch):
     assert isinstance(result, StepResult)
     assert result.rewards == {"exact": 1.0, "good": 0.7}
     assert result.correct is True
+
+
+TOOLS = """
+import threading
+
+class Counter:
+    def __init__(self):
+        # A lock cannot be copied.
+        self.lock, self.value = threading.Lock(), 0
+
+    def add(self, number: int) -> int:
+        \"\"\"Add a number.\"\"\"
+        with self.lock:
+            self.value += number
+        return self.value
+
+def at_two(completions, environments, **columns):
+    return [float(e.value == 2) for e in environments]
+"""
+
+
+def test_a_judge_is_one_of_the_rewards_of_tools(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.jsonl").write_text('{"prompt": "Count to 2."}\n')
+    (tmp_path / "judge.txt").write_text("{prompt} {completion}")
+    (tmp_path / "tools.py").write_text(TOOLS)
+
+    async def main():
+        async with Server("3", after="wait") as server:
+            judge = {"judge": server.url, "model": "m", "prompt": "judge.txt", "timeout_s": 2.0}
+            params = {"reward": {"good": judge, "at_two": "tools.py:at_two"}, "tools": "tools.py:Counter"}
+            suite = make_suite(
+                "tools", {"train": "train.jsonl", "correct": "at_two", "heldout": 0.0, **params}
+            )
+            runner, ask = EnvironmentRunner(calls=1), {"what": "test", "timeout_s": 60.0}
+            try:
+                env = suite.episode()
+                await runner.call(env.reset, {"index": 0, "split": "train"}, **ask)
+                called = '<tool_call>{"name": "add", "arguments": {"number": 2}}</tool_call>'
+                await runner.call(env.step, called, **ask)
+                result = await runner.call(env.step, "It is 2.", **ask)
+                with pytest.raises(ServiceFailed, match=r"judge m at http.* did not answer within 2 s"):
+                    await runner.call(env.step, "Still 2.", **ask)
+                await runner.call(suite.close, **ask)
+            finally:
+                runner.close()
+            return server.asked, result
+
+    asked, result = asyncio.run(asyncio.wait_for(main(), 120))
+    assert asked[0] == "Count to 2. It is 2."
+    assert (result.rewards, result.correct) == ({"good": 0.3, "at_two": 1.0}, True)

@@ -43,6 +43,14 @@ def divide(a: int, b: int) -> float:
 
 
 @server.tool()
+def talk(kilobytes: int) -> str:
+    """Write to stderr."""
+    sys.stderr.write("x" * 1023 * kilobytes + "!\\n")
+    sys.stderr.flush()
+    return str(os.fstat(2).st_size)
+
+
+@server.tool()
 def leave() -> str:
     """End the server."""
     os._exit(3)
@@ -98,7 +106,7 @@ def test_the_tools_of_a_server_answer_calls(made):
     episode = suite.episode()
     episode.reset({"index": 0, "split": "train"})
     schemas = {tool["function"]["name"]: tool["function"] for tool in episode.tool_schemas()}
-    assert set(schemas) == {"add", "pid", "divide", "leave"}
+    assert set(schemas) == {"add", "pid", "divide", "leave", "talk"}
     assert schemas["add"]["description"] == "Add two numbers."
     assert schemas["add"]["parameters"]["required"] == ["a"]
     results = episode.step(call("add", a=2, b=3) + call("add", a=1)).messages()
@@ -129,6 +137,16 @@ def test_a_server_that_dies_fails_the_episode_and_not_the_model(made):
         answered(suite, call("leave"))
     with pytest.raises(EnvError, match=r"has ended.*its stderr ends: .*pid \d+"):
         answered(suite, call("add", a=1))
+
+
+def test_what_a_server_writes_to_stderr_takes_no_more_than_a_bounded_file(made):
+    suite = made()
+    (large,) = answered(suite, call("talk", kilobytes=1100))
+    assert int(large) > 1 << 20
+    (small,) = answered(suite, call("talk", kilobytes=1))
+    assert 1000 < int(small) < 2000
+    with pytest.raises(EnvError, match=r"has ended.*its stderr ends: .*x!"):
+        answered(suite, call("leave"))
 
 
 @pytest.mark.parametrize(

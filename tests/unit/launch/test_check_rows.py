@@ -167,3 +167,15 @@ def test_a_named_evaluation_set_needs_that_many_held_out_rows(job):
         ConfigError, match=rf"learner.evaluation.hard has the tasks 1 to {there}, but there are"
     ):
         examine(load(job, ["learner.evaluation_tasks=256", *too_many]))
+
+
+def test_the_rewards_of_an_own_judge_are_not_tried_before_there_is_a_run(job, capsys):
+    (job.parent / "judge.txt").write_text("{prompt} {completion}")
+    text = (
+        job.read_text().replace('reward = "rewards.py:exact"', "").replace("[learner]", "[judge]\n[learner]")
+    )
+    own = '[env.params.reward.good]\njudge = "own"\nprompt = "judge.txt"\n[judge]'
+    job.write_text(text.replace("[judge]", own))
+    code, text = said(job, capsys)
+    assert code == 0, text
+    assert "the rewards were not tried: the run's own judge is not there yet" in text

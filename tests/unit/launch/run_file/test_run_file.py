@@ -9,6 +9,8 @@ import pytest
 from launch.errors import ConfigError
 from launch.reference.configuration import configuration_page
 from launch.run_file.load import check, load
+from launch.run_folder import with_ports
+from launch.supervise.crew import crowded, posts
 from learner.algorithm_config import FixedAggregation
 from learner.surrogate_config import ClipSurrogate, LagSurrogate, WeightedSurrogate
 
@@ -329,3 +331,32 @@ def test_the_command_line_starts_without_heavy_libraries():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+JUDGED = {
+    "model": {"path": "model"},
+    "env": {
+        "name": "rows",
+        "params": {"train": "t.jsonl", "reward": {"good": {"judge": "own", "prompt": "judge.txt"}}},
+    },
+}
+
+
+def test_an_own_judge_needs_its_section_and_the_section_needs_a_reward_that_asks():
+    with pytest.raises(ConfigError, match=r"judge = \"own\", but there is no \[judge\]"):
+        check(JUDGED, "run.toml")
+    with pytest.raises(ConfigError, match=r"\[judge\] would start a model that no reward asks"):
+        check({**JUDGED, "env": {"name": "calculator"}, "judge": {}}, "run.toml")
+    with pytest.raises(ConfigError, match=r"judge.http"):
+        check({**JUDGED, "judge": {"http": "0.0.0.0:80"}}, "run.toml")
+    several = [{**JUDGED["env"], "weight": 1}, {"name": "calculator"}]
+    assert check({**JUDGED, "env": several, "judge": {}}, "run.toml").judge is not None
+
+
+def test_an_own_judge_is_a_post_of_the_crew_at_a_free_port():
+    config = with_ports(check({**JUDGED, "judge": {"threads": 2}}, "run.toml"))
+    assert config.judge is not None
+    assert int(config.judge.http.removeprefix("127.0.0.1:")) > 0
+    assert ("judge", 2) in [(post.name, post.threads) for post in posts(config)]
+    assert crowded(config, cores=3)
+    assert not crowded(config, cores=4)

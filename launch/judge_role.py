@@ -1,0 +1,94 @@
+"""The process of a run's own judge: a vLLM server with a chat interface, whose weights never change."""
+
+import os
+import sys
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+
+from envs.rows.judge import OWN_KEY, OWN_MODEL, OWN_URL
+from launch.errors import ConfigError
+from launch.run_file.sections import JudgeSection, RunConfig
+from protocol.security.http_token import read_tokens
+
+JUDGE = "judge"
+SERVER = "vllm.entrypoints.openai.api_server"
+
+
+def serve_judge(config: RunConfig, keys: Path | None, model_of_run: Callable[[RunConfig], str]) -> None:
+    """Replace this process by the server.
+
+    Args:
+        keys: folder of the run's keys; None: every user of this host may ask.
+        model_of_run: returns the folder of the model that the run starts from, and makes it if it is missing.
+
+    Raises:
+        ConfigError: the run has no `[judge]`, or its model cannot be found.
+    """
+    if config.judge is None:
+        raise ConfigError(
+            "there is no [judge] in the run file; add it, or name the URL of a judge in the reward"
+        )
+    from actors.generator.vllm_engine import prepare_environment
+
+    prepare_environment(config.generator.model_copy(update={"threads": config.judge.threads}))
+    if key := judge_key(keys):
+        os.environ["VLLM_API_KEY"] = key
+    os.execv(sys.executable, server_command(config, judge_model(config, model_of_run)))
+
+
+def judge_model(config: RunConfig, model_of_run: Callable[[RunConfig], str]) -> str:
+    """Return the folder of the judge's model: its own, or the one that the run starts from."""
+    from launch.model import existing
+
+    if config.judge is None or not config.judge.model:
+        return model_of_run(config)
+    return str(existing(config.model.model_copy(update={"path": config.judge.model})))
+
+
+def server_command(config: RunConfig, model: str) -> list[str]:
+    """Return the command line of the server, with the engine settings of the generators."""
+    from vllm.platforms import current_platform
+
+    judge, generator = config.judge, config.generator
+    assert judge is not None
+    host, _, port = judge.http.rpartition(":")
+    settings = {
+        "--model": model,
+        "--served-model-name": OWN_MODEL,
+        "--host": host,
+        "--port": port,
+        "--dtype": generator.dtype,
+        "--max-model-len": str(judge.max_model_len or generator.max_model_len),
+        "--max-num-seqs": str(generator.max_num_seqs),
+        "--generation-config": "vllm",
+        "--seed": str(config.run.seed),
+    }
+    if current_platform.is_cpu():
+        settings["--kv-cache-memory-bytes"] = str(generator.kv_cache_mb << 20)
+        settings["--block-size"] = str(generator.block_size or 32)
+    else:
+        settings["--gpu-memory-utilization"] = str(generator.gpu_memory_utilization)
+    eager = ["--enforce-eager"] if generator.enforce_eager else []
+    return [sys.executable, "-m", SERVER, *(word for pair in settings.items() for word in pair), *eager]
+
+
+def actor_environment(judge: JudgeSection | None, keys: Path | None) -> dict[str, str]:
+    """Return the environment variables by which an actor of this host finds the judge; empty if there is none.
+
+    Example:
+        >>> actor_environment(JudgeSection(http="127.0.0.1:5758"), None)
+        {'OFFBEAT_JUDGE_URL': 'http://127.0.0.1:5758/v1'}
+    """
+    if judge is None:
+        return {}
+    key = judge_key(keys)
+    return {OWN_URL: f"http://{judge.http}/v1", **({OWN_KEY: key} if key else {})}
+
+
+def judge_key(keys: Path | None) -> str:
+    """Return the key that the judge asks for: a hash of the run's token; "" without keys.
+
+    The token itself would be told to whoever takes the judge's port before it does.
+    """
+    return "" if keys is None else blake2b(read_tokens(keys)[0].encode(), person=b"judge").hexdigest()
