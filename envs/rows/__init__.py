@@ -2,5 +2,5 @@
 
 - `suite`: the suite and its episode. `reading`: rows from files. `prompts`: messages from a row.
 - `splitting`: held-out rows, and the order of an epoch. `reward_functions`: the two forms of reward functions.
-- `judge`: a reward from a language model behind a URL.
+- `reward_processes`: processes for reward functions. `judge`: a reward from a language model.
 """
