@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -236,7 +237,8 @@ def execute(args: argparse.Namespace, config: RunConfig) -> int:
     """Run one command that takes a run file. Return the exit code."""
     match args.command:
         case "check":
-            for remark in examined(config).remarks:
+            tried = examined(config)
+            for remark in [*tried.remarks, *([tried.memory] if tried.memory else [])]:
                 sys.stdout.write(f"{args.run_file}: note: {remark}\n")
             method = f"method {config.method}, " if config.method else ""
             sys.stdout.write(f"{args.run_file}: ok (run {config.run.name}, {method}mode {config.run.mode})\n")
@@ -284,13 +286,12 @@ def examined(config: RunConfig) -> "Examined":
     Raises:
         ConfigError: the model, the environment, the run folder or the disk cannot be used.
     """
-    from launch.preflight import Examined, examine
+    from launch.preflight import examine
     from launch.run_file.method_effect import notes
 
     tried = examine(config)
-    return Examined(
-        tried.config, [*tried.remarks, *notes(config.learner, segment_tokens=config.actor.segment_tokens)]
-    )
+    further = notes(config.learner, segment_tokens=config.actor.segment_tokens)
+    return replace(tried, remarks=[*tried.remarks, *further])
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from envs.user_code import nearest
 from launch.errors import ConfigError
 from launch.gguf import is_gguf
 from launch.known_models import KNOWN_MODELS
+from launch.memory import estimate, host_gb, model_size
 from launch.model import SMALL_FILES, existing, kept_model
 from launch.run_file.sections import RunConfig
 from launch.run_folder import check_place
@@ -28,6 +29,7 @@ from launch.trial import Prompt, Trial
 
 TRAIN_TASKS = 8
 """Training tasks whose first prompts are counted; of held-out tasks only the first is."""
+GPU = Path("/dev/nvidiactl")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 """Keys of config.json that may hold the longest sequence of a model."""
@@ -42,6 +44,8 @@ class Examined:
     config: RunConfig
     """The configuration, with no more evaluation tasks than there are held-out tasks."""
     remarks: list[str]
+    memory: str = ""
+    """Sentence on the memory that the run takes on this host; "" if that is not known."""
 
 
 def preflight(config: RunConfig) -> list[str]:
@@ -78,7 +82,18 @@ def examine(config: RunConfig) -> Examined:
     fitting, few = fitted(config, facts)
     content = content_hash(config.env.name, config.env.params)
     fitting = fitting.model_copy(update={"env": fitting.env.model_copy(update={"content": content})})
-    return Examined(fitting, [*facts.remarks, *few, *remarks, *cut_answers(config, prompts)])
+    told = memory(config, folder)
+    return Examined(fitting, [*facts.remarks, *few, *remarks, *cut_answers(config, prompts)], told)
+
+
+def memory(config: RunConfig, folder: Path | None) -> str:
+    """Return a sentence on the memory of the run; "" if it is not known, as for a host with a GPU.
+
+    Raises:
+        ConfigError: the host has too little memory.
+    """
+    size, there_gb = model_size(folder) if folder else None, host_gb()
+    return estimate(config, size, there_gb) if size and there_gb and not GPU.exists() else ""
 
 
 def fitted(config: RunConfig, facts: SuiteFacts) -> tuple[RunConfig, list[str]]:

@@ -250,4 +250,4 @@ def test_a_row_without_any_reward_is_an_error(rows):
 def test_a_function_that_blocks_past_its_deadline_is_named_with_its_line(rows):
     code = "import threading\n\n\ndef slow(answer):\n    threading.Event().wait(600)\n    return 0.0\n"
     with pytest.raises(EnvironmentFailed, match=r"took longer than .*; it stands in .*rewards\.py:5"):
-        answered(rows(code, "rewards.py:slow"), "4", timeout_s=0.5)
+        answered(rows(code, "rewards.py:slow"), "4", timeout_s=2.0)

@@ -1,0 +1,166 @@
+"""Estimates the memory that a run takes on this host, before anything starts.
+
+The shares were measured on a CPU (docs/run/capacity.md). On a host with a GPU, learner and generators keep models
+there, so nothing is estimated.
+"""
+
+import contextlib
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch.errors import ConfigError
+from launch.run_file.sections import RunConfig
+
+GB = 1e9
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+LIBRARIES = {"learner": 0.7, "generator": 1.6, "actor": 0.1, "broker": 0.1, "weights": 0.1}
+"""Memory of a process without its model, in GB: mostly the libraries that it imports."""
+STATE_BYTES = {0: 21, 1: 13, 2: 13, 3: 26}
+"""Bytes for each parameter on each rank, by ZeRO stage: weights, gradients and what DeepSpeed holds."""
+SHARDED_BYTES = {0: 0, 1: 14, 2: 14, 3: 10}
+"""Bytes for each parameter that the ranks share among them, by ZeRO stage."""
+VERSIONS = 2
+"""Policy versions that lie in shared memory at a time."""
+WIDTHS, INNER_WIDTHS = 8, 4
+"""Activations of a token in one layer: so many times the hidden size, and the inner size of the feed-forward layer."""
+MEMINFO, CGROUP_LIMIT = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+HEADER_BYTES = 8
+MAX_HEADER_BYTES = 100 << 20
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """Sizes of a model that decide about memory."""
+
+    parameters: int
+    hidden: int
+    inner: int
+    layers: int
+
+
+@dataclass(frozen=True)
+class Share:
+    """Memory of the processes of one role, in GB."""
+
+    role: str
+    processes: int
+    each_gb: float
+
+
+def model_size(folder: Path) -> ModelSize | None:
+    """Return the sizes of the model in a folder; None if its files do not tell them."""
+    try:
+        content: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        parameters = sum(_numbers_in(file) for file in sorted(folder.glob("*.safetensors")))
+    except (OSError, ValueError, KeyError, struct.error):
+        return None
+    text = content.get("text_config")
+    found = [(text if isinstance(text, dict) else content).get(key) for key in _KEYS]
+    if not parameters or not all(isinstance(number, int) for number in found):
+        return None
+    return ModelSize(parameters, *found)
+
+
+_KEYS = ("hidden_size", "intermediate_size", "num_hidden_layers")
+
+
+def _numbers_in(file: Path) -> int:
+    """Return how many numbers a safetensors file holds, from its header."""
+    with open(file, "rb") as content:
+        (length,) = struct.unpack("<Q", content.read(HEADER_BYTES))
+        header = json.loads(content.read(min(length, MAX_HEADER_BYTES)))
+    return sum(_product(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+
+
+def _product(shape: list[int]) -> int:
+    result = 1
+    for length in shape:
+        result *= length
+    return result
+
+
+def shares(config: RunConfig, size: ModelSize, tokens: int) -> list[Share]:
+    """Return the memory of each role's processes on a host without a GPU.
+
+    Args:
+        tokens: tokens of one forward and backward pass. With 0 it is what the run takes in any case.
+    """
+    learner, generator = config.learner, config.generator
+    ranks, stage = learner.processes, learner.zero_stage_used
+    width = BYTES[learner.dtype]
+    state = size.parameters * (STATE_BYTES[stage] + SHARDED_BYTES[stage] / ranks) * width / BYTES["float32"]
+    activations = tokens * size.layers * width
+    activations *= WIDTHS * size.hidden + INNER_WIDTHS * size.inner
+    versions = VERSIONS * size.parameters * BYTES[generator.dtype] / ranks
+    found = [Share("learner", ranks, LIBRARIES["learner"] + (state + activations + versions) / GB)]
+    if generator.backend == "vllm":
+        engine = size.parameters * BYTES[generator.dtype] + (generator.kv_cache_mb << 20)
+        found.append(Share("generator", generator.count, LIBRARIES["generator"] + engine / GB))
+    found.append(Share("actor", config.actor.count, LIBRARIES["actor"]))
+    found.append(Share("broker", 1, LIBRARIES["broker"]))
+    return found
+
+
+def tokens_at_once(config: RunConfig) -> int:
+    """Return the most tokens of one forward and backward pass: those of a batch, or `learner.micro_batch_tokens`."""
+    learner = config.learner
+    batch = learner.batch_trajectories * learner.sampling.max_trajectory_tokens
+    return min(learner.micro_batch_tokens, batch)
+
+
+def in_words(found: list[Share]) -> str:
+    """Return memory in words.
+
+    Example:
+        >>> in_words([Share("learner", 1, 3.3), Share("generator", 2, 1.75)])
+        '6.8 GB (learner 3.3 GB, 2 generators 1.8 GB each)'
+    """
+    parts = [
+        f"{share.role} {share.each_gb:.1f} GB"
+        if share.processes == 1
+        else f"{share.processes} {share.role}s {share.each_gb:.1f} GB each"
+        for share in found
+    ]
+    return f"{total_gb(found):.1f} GB ({', '.join(parts)})"
+
+
+def total_gb(found: list[Share]) -> float:
+    """Return the memory of all processes, in GB."""
+    return sum(share.processes * share.each_gb for share in found)
+
+
+def estimate(config: RunConfig, size: ModelSize, there_gb: float) -> str:
+    """Return a sentence on the memory that the run takes at most.
+
+    Args:
+        there_gb: memory of this host, in GB.
+
+    Raises:
+        ConfigError: the host has not even the memory that the run takes without any activations.
+    """
+    least = shares(config, size, tokens=0)
+    if total_gb(least) > there_gb:
+        raise ConfigError(
+            f"the run takes at least {in_words(least)} of memory, but this host has {there_gb:.1f} GB; take a smaller "
+            "model, fewer processes, or bfloat16 in learner.dtype and generator.dtype"
+        )
+    tokens = tokens_at_once(config)
+    most = shares(config, size, tokens)
+    text = f"memory: at most about {in_words(most)}, of {there_gb:.1f} GB of this host"
+    if total_gb(most) <= there_gb:
+        return text
+    return f"{text}; if it runs short, lower learner.micro_batch_tokens, which lets {tokens} tokens through at once"
+
+
+def host_gb(meminfo: Path = MEMINFO, limit: Path = CGROUP_LIMIT) -> float | None:
+    """Return the memory of this host in GB, or the limit that its container sets; None if the system tells neither."""
+    found = []
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        line = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemTotal:"))
+        found.append(int(line.split()[1]) * 1024 / GB)
+    with contextlib.suppress(OSError, ValueError):
+        found.append(int(limit.read_text()) / GB)
+    return min(found, default=None)
