@@ -21,6 +21,8 @@ from typing import Any
 from benchmarks.versus_trl.runs import Run, Spec
 from envs.base import Suite
 from envs.registry import make_suite
+from envs.rows.suite import RowsSuite
+from envs.user_code import load_callable
 from launch.run_file.load import check
 from launch.run_file.sections import RunConfig
 
@@ -111,6 +113,20 @@ def one_turn(suite: Suite, clock: Clock) -> dict[str, Any]:
         before = clock.now
         talks = zip(index, completions, strict=True)
         rewards = await asyncio.gather(*(_score(suite, i, talk[-1]["content"]) for i, talk in talks))
+        clock.spent["tools and rewards"] += clock.now - before
+        clock.note(rewards)
+        return rewards
+
+    return {"reward_funcs": reward}
+
+
+def rows(config: RunConfig, clock: Clock) -> dict[str, Any]:
+    """Return the trainer's arguments for rows and a reward function of TRL's form."""
+    function = load_callable(config.env.params["reward"], "reward")
+
+    def reward(completions: list[Any], **columns: Any) -> list[float]:
+        before = clock.now
+        rewards: list[float] = function(completions=completions, **columns)
         clock.spent["tools and rewards"] += clock.now - before
         clock.note(rewards)
         return rewards
@@ -276,12 +292,12 @@ def train(spec: Spec, started: float) -> Run:
         config.learner.batch_trajectories // config.learner.group_size,
     )
     indices = range(first, first + groups * spec.steps)
-    questions = [
-        asyncio.run(suite.episode().reset({"index": i, "split": "train"}))[0]["content"] for i in indices
-    ]
-    data = datasets.Dataset.from_dict(
-        {"prompt": [[{"role": "user", "content": q}] for q in questions], "index": list(indices)}
-    )
+    prompts = [asyncio.run(suite.episode().reset({"index": i, "split": "train"})) for i in indices]
+    questions = [messages[-1]["content"] for messages in prompts]
+    columns: dict[str, list[Any]] = {"index": list(indices)}
+    if isinstance(suite, RowsSuite):
+        columns = {"answer": [suite.row(i, "train").values["answer"] for i in indices]}
+    data = datasets.Dataset.from_dict({"prompt": prompts, **columns})
     tokenizer = transformers.AutoTokenizer.from_pretrained(spec.model, padding_side="left")
     if turns > 1:
         tokenizer.chat_template = TOOL_TEMPLATE
@@ -293,7 +309,7 @@ def train(spec: Spec, started: float) -> Run:
         case "trl-rollout":
             task = rollout(suite, clock, dict(zip(questions, indices, strict=True)))
         case _:
-            task = one_turn(suite, clock)
+            task = rows(config, clock) if isinstance(suite, RowsSuite) else one_turn(suite, clock)
     trainer = trl.GRPOTrainer(
         model=spec.model,
         args=arguments(config, spec, turns),

@@ -12,6 +12,8 @@ Tasks:
 
 - `letter`: one turn with a dense reward, a model of 0.1 million parameters;
 - `letter-1m`, `letter-10m`: the `letter` task with models of 0.9 and 10 million parameters;
+- `rows`, `sums`: a jsonl file and a reward function in TRL's form, which both sides take unchanged: words of three
+  letters for a model of 0.1 million parameters, and sums of two digits for SmolLM2 (135 million);
 - `tool`: three turns, each answered by a tool after 0.2 to 2 s (log-uniform), a model of 0.4 million
   parameters.
 

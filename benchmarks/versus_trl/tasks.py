@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.versus_trl.rows import FOLDER, write_rows
 from launch.run_file.load import load
 from launch.run_file.sections import RunConfig
 
@@ -106,6 +107,24 @@ TOOL = (
     "learner.sampling.max_turn_tokens=16",
     "learner.sampling.max_trajectory_tokens=96",
 )
+SYSTEM = "Answer with the number only."
+REWARDS = "benchmarks/versus_trl/rewards.py"
+ROWS = (
+    "env.name=rows",
+    f"env.params={{train = '{FOLDER}/spelled.jsonl', reward = '{REWARDS}:letters'}}",
+    "learner.sampling.max_turn_tokens=12",
+    "learner.sampling.max_trajectory_tokens=32",
+)
+SMOLLM2 = (
+    "model.path=smollm2",
+    "env.name=rows",
+    f"env.params={{train = '{FOLDER}/sums.jsonl', reward = '{REWARDS}:exact', system = '{SYSTEM}'}}",
+    "generator.max_model_len=256",
+    "generator.kv_cache_mb=256",
+    "learner.sampling.max_turn_tokens=12",
+    "learner.sampling.max_trajectory_tokens=128",
+    "learner.optimizer.lr=1e-5",
+)
 TASKS = {
     "letter": TaskSettings(("trl", "trl-1", "trl-vllm", "sync", "async", "async-wide"), 70, 120.0, 0.7, 64),
     "letter-1m": TaskSettings(("trl", "trl-1", "sync", "sync-2", "async", "async-wide"), 40, 120.0, 0.7, 64, MODEL_1M),
@@ -116,6 +135,8 @@ TASKS = {
         ),
         40, 120.0, 0.7, 64, MODEL_10M,
     ),
+    "rows": TaskSettings(("trl", "trl-1", "sync", "async"), 70, 120.0, 0.7, 64, ROWS),
+    "sums": TaskSettings(("trl", "async"), 40, 900.0, 0.5, 64, SMOLLM2),
     "tool": TaskSettings(
         ("trl-environment", "trl-rollout", "sync", "async"), 200, 90.0, 0.5, 128, TOOL,
         (("trl-environment", 300.0), ("async", 45.0)),
@@ -124,7 +145,8 @@ TASKS = {
 
 
 def configured(task: str, arm: str, seed: int, overrides: Sequence[str]) -> RunConfig:
-    """Return the run file of one run."""
+    """Return the run file of one run. Write the rows that it may train."""
+    write_rows()
     own = (
         f"run.seed={seed}",
         f"run.mode={ARMS[arm].mode}",

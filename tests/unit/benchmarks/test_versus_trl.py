@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from benchmarks.versus_trl import program as versus_trl
+from benchmarks.versus_trl.rewards import exact, letters
+from benchmarks.versus_trl.rows import FILES, write_rows
 from benchmarks.versus_trl.runs import Spec, curve, ratio, seconds_to, spread, step_seconds, tokens_per_second
 from benchmarks.versus_trl.table import tables
-from benchmarks.versus_trl.tasks import ARMS, TASKS, configured
+from benchmarks.versus_trl.tasks import ARMS, REWARDS, TASKS, configured
+from envs.registry import make_suite
 
 
 def result(arm: str, seed: int, *, pace: float, task: str = "letter") -> dict[str, Any]:
@@ -158,3 +161,17 @@ def test_without_trl_the_peer_names_the_extra(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "bench" in done.stderr
+
+
+def test_rows_are_written_the_same_each_time_and_rewarded_in_trls_form(tmp_path):
+    write_rows(tmp_path / "a")
+    write_rows(tmp_path / "b")
+    for name in FILES:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    params = {"train": str(tmp_path / "a" / "spelled.jsonl"), "reward": f"{REWARDS}:letters"}
+    suite = make_suite("rows", params)
+    row = suite.row(0, "train")
+    (message,) = row.values["prompt"]
+    assert row.values["answer"] == 2 * message["content"]
+    assert letters([[{"content": "abcabc"}], [{"content": "abd"}]], ["abcabc", "abcabc"]) == [1.0, 2 / 6]
+    assert exact([[{"content": " 42\n"}], [{"content": "4"}]], ["42", "42"], prompts=[]) == [1.0, 0.0]
