@@ -37,9 +37,10 @@ def merged(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """Merge the findings of a campaign in two parts with a run each. ``after`` has the results of both.
 
     Example:
-        >>> parts = {"proof": {"lost": [1], "held": 2}}, {"proof": {"lost": [], "held": 3}, "results": []}
-        >>> merged(*parts)
-        {'proof': {'lost': [1], 'held': 5}, 'results': []}
+        >>> before = {"proof": {"lost": [1], "held": 2, "by_fault": {"k": [70, 0, 0]}}}
+        >>> after = {"proof": {"lost": [], "held": 3, "by_fault": {"k": [5, 0, 0]}}, "results": []}
+        >>> merged(before, after)
+        {'proof': {'lost': [1], 'held': 5, 'by_fault': {'k': [75, 0, 0]}}, 'results': []}
     """
     both = {**before, **after}
     for name in ("deadlock", "exit_code"):
@@ -47,6 +48,13 @@ def merged(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
             both[name] = before[name]
     if "proof" in before and "proof" in after:
         both["proof"] = _sum(before["proof"], after["proof"])
+        counts = [part["proof"].get("by_fault", {}) for part in (before, after)]
+        if any(counts):
+            kinds = dict.fromkeys([*counts[0], *counts[1]])
+            rows = {kind: [of[kind] for of in counts if kind in of] for kind in kinds}
+            both["proof"]["by_fault"] = {
+                kind: list(map(sum, zip(*rows[kind], strict=True))) for kind in kinds
+            }
     return both
 
 
