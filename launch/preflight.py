@@ -18,6 +18,7 @@ from envs.base import Split, SuiteFacts
 from envs.errors import EnvError
 from envs.registry import content_hash, make_suite
 from envs.user_code import nearest
+from launch.adapters import try_adapters
 from launch.errors import ConfigError
 from launch.gguf import is_gguf
 from launch.known_models import KNOWN_MODELS
@@ -79,6 +80,7 @@ def examine(config: RunConfig) -> Examined:
         *sets_without_tasks(config, facts),
     ]:
         raise ConfigError("\n".join(problems))
+    remarks = [*remarks, *try_adapters(config, folder)]
     fitting, few = fitted(config, facts)
     content = content_hash(config.env.name, config.env.params)
     fitting = fitting.model_copy(update={"env": fitting.env.model_copy(update={"content": content})})

@@ -10,6 +10,7 @@ from protocol.section import Section
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+ModuleNames = Annotated[tuple[str, ...], Field(strict=False)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 
 
@@ -41,7 +42,7 @@ class OptimizerConfig(Section):
 
     lr: float = Field(1e-6, gt=0)
     """Learning rate after the warm-up. Above 0. The default suits language models that are trained already; models of
-    a few million parameters need some 1e-4."""
+    a few million parameters need some 1e-4, and adapters (`[learner.lora]`) 10 to 100 times as much as full weights."""
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), strict=False)
     """Decay rates of AdamW's averages of the gradient and of its square. Each at least 0 and below 1."""
     eps: float = Field(1e-8, gt=0)
@@ -55,6 +56,49 @@ class OptimizerConfig(Section):
     half a cosine."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Norm to which a larger gradient is clipped. Above 0."""
+
+
+ALL_LINEAR = "all-linear"
+"""Value of `LoraConfig.targets`: every linear layer but the output layer."""
+
+
+class LoraConfig(Section):
+    """`[learner.lora]`: train adapters of low rank in place of the model's own weights (LoRA, arXiv:2106.09685).
+    Generators, evaluations and the final model get the adapters merged into the weights, see docs/run/lora.md. It needs
+    the extra `lora`, and a learning rate 10 to 100 times that of full weights."""
+
+    rank: int = Field(16, ge=1)
+    """Rank of the adapters: the columns of B and rows of A in W + alpha / rank · B A. At least 1, at most the smaller
+    side of every layer that is adapted."""
+    alpha: float | None = Field(None, gt=0)
+    """Scale of the adapters, which is divided by `rank`. Above 0. Absent: twice the rank, so that what an adapter
+    adds does not depend on its rank."""
+    targets: str | ModuleNames = ALL_LINEAR
+    """Layers that get an adapter: "all-linear" for every linear layer but the output layer, or a list of names such as
+    ["q_proj", "v_proj"]. A name stands for every linear layer whose path ends with it."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names in `targets`; none for "all-linear"."""
+        if isinstance(self.targets, str):
+            return () if self.targets == ALL_LINEAR else (self.targets,)
+        return self.targets
+
+    @property
+    def scale(self) -> float:
+        """Factor of B A: alpha / rank."""
+        return 2.0 if self.alpha is None else self.alpha / self.rank
+
+    @property
+    def words(self) -> str:
+        """The settings as words, by which a checkpoint says what it holds.
+
+        Example:
+            >>> LoraConfig(rank=8, targets=["v_proj", "q_proj"]).words
+            'rank 8, alpha 16, targets q_proj, v_proj'
+        """
+        targets = ", ".join(sorted(self.names)) or ALL_LINEAR
+        return f"rank {self.rank}, alpha {self.scale * self.rank:g}, targets {targets}"
 
 
 RESCUE_RULES = ("success", "per_prompt")
@@ -171,6 +215,7 @@ class LearnerConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     replay: ReplayConfig | None = None
     optimizer: OptimizerConfig = OptimizerConfig()
+    lora: LoraConfig | None = None
     processes: int = Field(1, ge=1)
     """Learner processes (ranks) on this machine. At least 1."""
     zero_stage: Literal["auto", 0, 1, 2, 3] = "auto"
@@ -201,7 +246,7 @@ class LearnerConfig(Section):
     """Published versions that are kept for slow generators. At least 2."""
     checkpoint_every: int = Field(10, ge=0)
     """Learner steps between two checkpoints, and so the most steps that a killed learner repeats. A
-    checkpoint takes 12 bytes per parameter on disk; the newest two are kept. 0: one checkpoint at the end
+    checkpoint takes 12 bytes per trained parameter on disk; the newest two are kept. 0: one checkpoint at the end
     only; a learner that is killed earlier restarts at step 0, and does not get the trained data back."""
     max_nonfinite_steps: int = Field(5, ge=1)
     """Consecutive steps with a loss or gradient that is not finite after which the run stops. Such steps are

@@ -8,6 +8,7 @@ LearnerError
 ├── LedgerViolation     action tokens were lost or counted twice
 ├── StaleTokens         a token older than the bound was about to carry gradient (final)
 ├── Diverged            loss or gradient was not finite in too many consecutive steps (final)
+├── LoraError           adapters cannot be put into the model (final)
 ├── CheckpointError     a checkpoint cannot be loaded (final)
 ├── OpenStateError      stored open trajectories cannot be read
 ├── ReplayStateError    a stored replay table cannot be loaded (final)
@@ -60,6 +61,12 @@ class StaleTokens(LearnerError, AssertionError):
 
 class Diverged(LearnerError, RuntimeError):
     """Too many consecutive steps had a loss or gradient that is not finite."""
+
+    final: ClassVar[bool] = True
+
+
+class LoraError(LearnerError, ValueError):
+    """Adapters cannot be put into the model; the message says why, and names the cure."""
 
     final: ClassVar[bool] = True
 

@@ -184,6 +184,7 @@ def write_result(learner: Learner) -> None:
         "steps": learner.step,
         "policy_version": learner.version,
         "wall_seconds": learner.wall_seconds,
+        "parameters": learner.engine.parameters._asdict(),
         "evaluations": learner.evaluations,
         "tokens_trained": totals.trained_tokens,
         "tokens_replayed": totals.replayed_tokens,

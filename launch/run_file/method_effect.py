@@ -22,6 +22,9 @@ from learner.surrogate_config import (
     WeightedSurrogate,
 )
 
+ADAPTERS_LR = 1e-5
+"""Learning rate below which adapters hardly learn: ten times the default, which is for full weights."""
+
 
 def settings_without_effect(learner: LearnerConfig) -> Iterator[str]:
     """Yield a line for each setting that would do nothing, or harm."""
@@ -49,7 +52,7 @@ def settings_without_effect(learner: LearnerConfig) -> Iterator[str]:
 
 
 def notes(learner: LearnerConfig, *, segment_tokens: int) -> Iterator[str]:
-    """Yield a line for each part of the method that never acts, and for a bound that is wider than it looks.
+    """Yield a line for each part of the method that never acts, and for what is larger or smaller than it looks.
 
     Args:
         segment_tokens: `actor.segment_tokens`, the length of a window.
@@ -77,6 +80,23 @@ def notes(learner: LearnerConfig, *, segment_tokens: int) -> Iterator[str]:
             f"learner.max_policy_lag is {learner.lag_bound} with learner.publish_every {learner.publish_every}: lag "
             f"counts versions, so a token that is trained may be {oldest} updates old; lower one of them if that is "
             "too old"
+        )
+    yield from _lora(learner)
+
+
+def _lora(learner: LearnerConfig) -> Iterator[str]:
+    if learner.lora is None:
+        return
+    if learner.optimizer.lr < ADAPTERS_LR:
+        yield (
+            f"learner.optimizer.lr is {learner.optimizer.lr:g} with [learner.lora]: adapters take 10 to 100 times the "
+            f"learning rate of full weights; try {ADAPTERS_LR:g} to {10 * ADAPTERS_LR:g}"
+        )
+    critic = learner.algorithm.critic
+    if critic is not None and critic.model == "separate":
+        yield (
+            'learner.algorithm.critic.model is "separate" with [learner.lora]: the critic is a second model without '
+            'adapters, of which all weights are trained; use model = "head" to save its memory'
         )
 
 

@@ -12,6 +12,7 @@ from launch.run_file.method_effect import settings_without_effect
 from launch.run_file.method_rules import method_contradictions
 from launch.run_file.sections import RunConfig
 from learner.algorithm_config import GaeAdvantage
+from learner.config import ALL_LINEAR
 from protocol.errors import AddressRefused
 from protocol.security.addresses import split_address, why_not_bound
 
@@ -23,6 +24,7 @@ def contradictions(config: RunConfig) -> Iterator[str]:
     if not config.learner.steps:
         yield "learner.steps is 0: nothing would be trained; raise it, or evaluate with offbeat eval"
     yield from _batches(config)
+    yield from _adapters(config)
     yield from method_contradictions(config.learner)
     yield from settings_without_effect(config.learner)
     yield from _queues(config)
@@ -60,6 +62,22 @@ def _batches(config: RunConfig) -> Iterator[str]:
         yield (
             f"learner.batch_trajectories is {batch}, not a multiple of learner.group_size {group}; "
             f"use {batch // group * group} or {(batch // group + 1) * group}"
+        )
+
+
+def _adapters(config: RunConfig) -> Iterator[str]:
+    """Yield mistakes in `[learner.lora]`; `launch.adapters` compares it with the model."""
+    lora = config.learner.lora
+    if lora is None or isinstance(lora.targets, str):
+        return
+    if not lora.targets:
+        yield (
+            f'learner.lora.targets is empty: nothing would be trained; name layers, use "{ALL_LINEAR}", or take '
+            "[learner.lora] out to train all weights"
+        )
+    if ALL_LINEAR in lora.targets:
+        yield (
+            f'learner.lora.targets has "{ALL_LINEAR}" in a list of names; write targets = "{ALL_LINEAR}", or names only'
         )
 
 

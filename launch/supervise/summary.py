@@ -41,6 +41,7 @@ def write_summary(
         "ended_by": ended_by,
         "steps": result["steps"],
         "policy_version": result["policy_version"],
+        "parameters": result["parameters"],
         "wall_seconds": wall_seconds,
         "training_seconds": result["wall_seconds"],
         "resumed": resumed,

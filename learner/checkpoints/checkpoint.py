@@ -25,6 +25,10 @@ class RankState(Struct, frozen=True, kw_only=True):
     ranks: int
     zero_stage: int
     dtype: str
+    lora: str = ""
+    """Settings of the adapters, which are then all that is saved of the policy; "" if all its weights are."""
+    base: str = ""
+    """Hash of the weights that the adapters belong to, which are not in the checkpoint."""
     updates: int
     optimizer_steps: int
     adaptive: AdaptiveState
@@ -39,6 +43,8 @@ def capture(
     ranks: int,
     zero_stage: int,
     dtype: str,
+    lora: str = "",
+    base: str = "",
     updates: int,
     optimizer_steps: int,
     adaptive: AdaptiveState,
@@ -51,6 +57,8 @@ def capture(
         ranks=ranks,
         zero_stage=zero_stage,
         dtype=dtype,
+        lora=lora,
+        base=base,
         updates=updates,
         optimizer_steps=optimizer_steps,
         adaptive=adaptive,
@@ -76,12 +84,22 @@ def write_state(folder: Path, name: str, rank: int, state: RankState) -> None:
     (folder / name / f"offbeat-rank{rank}.msgpack").write_bytes(msgspec.msgpack.encode(state))
 
 
-def read_state(folder: Path, name: str, rank: int, *, ranks: int, zero_stage: int, dtype: str) -> RankState:
+def read_state(
+    folder: Path,
+    name: str,
+    rank: int,
+    *,
+    ranks: int,
+    zero_stage: int,
+    dtype: str,
+    lora: str = "",
+    base: str = "",
+) -> RankState:
     """Return the stored state of a rank.
 
     Raises:
-        CheckpointError: the file is unreadable, or was written with a different number of ranks, ZeRO stage
-            or dtype.
+        CheckpointError: the file is unreadable, or was written with a different number of ranks, ZeRO stage,
+            dtype, adapters, or weights that the adapters belong to.
     """
     path = folder / name / f"offbeat-rank{rank}.msgpack"
     try:
@@ -98,5 +116,15 @@ def read_state(folder: Path, name: str, rank: int, *, ranks: int, zero_stage: in
             f"{folder / name} was written with processes={state.ranks} zero_stage={state.zero_stage} "
             f"dtype={state.dtype}, this run has processes={ranks} zero_stage={zero_stage} dtype={dtype}; "
             "resume with the former"
+        )
+    if state.lora != lora:
+        theirs, ours = (words or "none" for words in (state.lora, lora))
+        raise CheckpointError(
+            f"{folder / name} was written with learner.lora: {theirs}; this run has: {ours}; resume with the former"
+        )
+    if state.base != base:
+        raise CheckpointError(
+            f"{folder / name} holds adapters only, and the weights that they belong to are not those of the model "
+            "folder; resume with the model that the run began with"
         )
     return state

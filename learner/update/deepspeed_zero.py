@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from learner.config import LearnerConfig
+from learner.lora import Adapter, adapters, published_name
 from protocol.weights.format import TORCH_DTYPES
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
@@ -119,9 +120,10 @@ def initialise(module: nn.Module, config: LearnerConfig, ranks: int) -> Any:
 
 
 def _parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
-    """Separate the value head from a module's other parameters, because its learning rate differs."""
-    head = [p for name, p in module.named_parameters() if name.startswith("value_head.")]
-    rest = [p for name, p in module.named_parameters() if not name.startswith("value_head.")]
+    """Return the parameters that are trained, the value head apart, because its learning rate differs."""
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    head = [p for name, p in trained.items() if name.startswith("value_head.")]
+    rest = [p for name, p in trained.items() if not name.startswith("value_head.")]
     return [{"params": rest}, {"params": head}] if head else [{"params": rest}]
 
 
@@ -170,30 +172,71 @@ def sum_over_ranks(values: Tensor, ranks: int) -> Tensor:
     return values
 
 
+class _Weight(NamedTuple):
+    """A tensor of the model, or of a shard of it, and the name that it gets outside."""
+
+    name: str
+    tensor: Tensor
+    adapter: Adapter | None = None
+    """Adapter that is merged into the tensor."""
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """Tensors that must be whole for `on_cpu`."""
+        return [self.tensor] if self.adapter is None else [self.tensor, self.adapter.down, self.adapter.up]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts when they are whole."""
+        return sum(getattr(part, "ds_numel", part.numel()) * part.element_size() for part in self.parts)
+
+    def on_cpu(self) -> Tensor:
+        """Return the tensor, with its adapter, on the CPU."""
+        whole = self.tensor.detach()
+        return (whole if self.adapter is None else self.adapter.merged(whole)).to("cpu").contiguous()
+
+
 def weight_shapes(engine: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return ``name -> (safetensors dtype, shape)`` with Hugging Face names; tied tensors appear once."""
     return {
         name: (SAFETENSORS_NAMES[tensor.dtype], tuple(getattr(tensor, "ds_shape", tensor.shape)))
-        for name, tensor in _named_tensors(engine)
+        for name, tensor, _ in _model_weights(engine)
     }
 
 
 def gathered_weights(engine: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield full tensors in the order of `weight_shapes`, on the CPU. Each is valid until the next one.
 
-    At stage 3 this is a collective call: every rank must iterate to the end.
+    Adapters are merged into their layers. At stage 3 this is a collective call: every rank must iterate to the end.
     """
+    yield from _gathered(engine, _model_weights(engine))
+
+
+def trained_weights(engine: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield what training changes, under its names in the module: the adapters, or else all weights.
+
+    At stage 3 this is a collective call, see `gathered_weights`.
+    """
+    lm = engine.module.lm
+    if adapters(lm):
+        trained = [_Weight(name, p) for name, p in lm.named_parameters() if p.requires_grad]
+    else:
+        trained = _model_weights(engine)
+    yield from _gathered(engine, trained)
+
+
+def _gathered(engine: Any, weights: list[_Weight]) -> Iterator[tuple[str, Tensor]]:
     if engine.zero_optimization_stage() < 3:
-        for name, tensor in _named_tensors(engine):
-            yield name, tensor.detach().to("cpu").contiguous()
+        for weight in weights:
+            yield weight.name, weight.on_cpu()
         return
     import deepspeed
 
-    for bucket in _buckets(_named_tensors(engine)):
-        sharded = [tensor for _, tensor in bucket if hasattr(tensor, "ds_id")]
+    for bucket in _buckets(weights):
+        sharded = [part for weight in bucket for part in weight.parts if hasattr(part, "ds_id")]
         with deepspeed.zero.GatheredParameters(sharded):
-            for name, tensor in bucket:
-                yield name, tensor.detach().to("cpu").contiguous()
+            for weight in bucket:
+                yield weight.name, weight.on_cpu()
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
@@ -206,22 +249,28 @@ def as_bytes(tensor: Tensor) -> memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
-def _named_tensors(engine: Any) -> list[tuple[str, Tensor]]:
+def _model_weights(engine: Any) -> list[_Weight]:
+    """Return the weights of the model without adapters, each with its adapter if it has one."""
     lm = engine.module.lm
     persistent = lm.state_dict(keep_vars=True).keys()
     buffers = [(name, buffer) for name, buffer in lm.named_buffers() if name in persistent]
-    return [*lm.named_parameters(), *buffers]
+    by_name = adapters(lm)
+    own = {id(part) for adapter in by_name.values() for part in (adapter.down, adapter.up)}
+    return [
+        _Weight(published_name(name), tensor, by_name.get(name))
+        for name, tensor in [*lm.named_parameters(), *buffers]
+        if id(tensor) not in own
+    ]
 
 
-def _buckets(tensors: list[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
-    bucket: list[tuple[str, Tensor]] = []
+def _buckets(weights: list[_Weight]) -> Iterator[list[_Weight]]:
+    bucket: list[_Weight] = []
     size = 0
-    for name, tensor in tensors:
-        nbytes = getattr(tensor, "ds_numel", tensor.numel()) * tensor.element_size()
-        if bucket and size + nbytes > GATHER_BYTES:
+    for weight in weights:
+        if bucket and size + weight.nbytes > GATHER_BYTES:
             yield bucket
             bucket, size = [], 0
-        bucket.append((name, tensor))
-        size += nbytes
+        bucket.append(weight)
+        size += weight.nbytes
     if bucket:
         yield bucket

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from learner.checkpoints import checkpoint, checkpoint_files
 from learner.config import LearnerConfig
 from learner.errors import CheckpointError
+from learner.lora import count_parameters, frozen_digest
 from learner.run_files import let_all_read
 from learner.trajectory import Trajectory
 from learner.update import deepspeed_zero as zero
@@ -71,6 +72,7 @@ class TrainingEngine:
     Raises:
         RuntimeError: ``config.processes`` does not agree with how this process was started.
         ValueError: DeepSpeed would train wrongly with these settings.
+        LoraError: the adapters of ``config.lora`` cannot be put into the model.
     """
 
     def __init__(
@@ -92,8 +94,16 @@ class TrainingEngine:
         algorithm, dtype = config.algorithm, DTYPES[config.dtype]
         head = algorithm.critic is not None and algorithm.critic.model == "head"
         policy = load_policy(
-            model, dtype=dtype, gradient_checkpointing=config.gradient_checkpointing, value_head=head
+            model,
+            dtype=dtype,
+            gradient_checkpointing=config.gradient_checkpointing,
+            value_head=head,
+            lora=config.lora,
         )
+        self.parameters = count_parameters(policy)
+        """Trained and all parameters of the policy, its value head included."""
+        self._base = frozen_digest(policy.lm)
+        log.info("training %s; adapters: %s", self.parameters, self._lora or "none")
         self._deepspeed = zero.initialise(policy, config, self.ranks)
         self._critic = None
         if algorithm.critic is not None and not head:
@@ -103,7 +113,7 @@ class TrainingEngine:
             engine=self._deepspeed,
             critic=self._critic,
             frozen={
-                name: FrozenPolicy(load_policy(model, dtype=dtype), self._deepspeed.device)
+                name: FrozenPolicy(load_policy(model, dtype=dtype, lora=config.lora), self._deepspeed.device)
                 for name in reference_policies(algorithm)
             },
             config=config,
@@ -178,8 +188,8 @@ class TrainingEngine:
     def weights(self) -> tuple[dict[str, tuple[str, tuple[int, ...]]], Iterator[tuple[str, memoryview]]]:
         """Return ``name -> (safetensors dtype, shape)``, and an iterator over the tensors' bytes.
 
-        Both have the same order. Names are Hugging Face's; tied tensors appear once. Iterate to the end
-        before any other call to the engine. Each memoryview is valid until the next one.
+        Both have the same order. Names are Hugging Face's; tied tensors appear once; adapters are merged into their
+        layers. Iterate to the end before any other call to the engine. Each memoryview is valid until the next one.
         """
         return zero.weight_shapes(self._deepspeed), (
             (name, zero.as_bytes(tensor)) for name, tensor in self._gathered()
@@ -208,8 +218,8 @@ class TrainingEngine:
         """Continue from the newest checkpoint, and return the ``client_state`` that `save` was given.
 
         Raises:
-            CheckpointError: there is none, or it was written with a different number of ranks, ZeRO stage or
-                dtype.
+            CheckpointError: there is none, or it was written with a different number of ranks, ZeRO stage,
+                dtype, adapters, or weights below the adapters.
         """
         name = checkpoint_files.latest_name(folder)
         # Reject a bad checkpoint before the other ranks get the command.
@@ -220,7 +230,7 @@ class TrainingEngine:
         return self._load(folder, name)
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write the model as a Hugging Face folder, with the tokenizer's files."""
+        """Write the model, adapters merged, as a Hugging Face folder, with the tokenizer's files."""
         state = {name: tensor.clone() for name, tensor in self._gathered()}
         folder.mkdir(parents=True, exist_ok=True)
         self._deepspeed.module.lm.save_pretrained(folder, state_dict=state)
@@ -297,7 +307,7 @@ class TrainingEngine:
         change = self.config.algorithm.reincarnation
         frozen = self._updater.frozen
         if change is not None and self.updates == change.step and "reference" in frozen:
-            frozen["reference"].replace(zero.gathered_weights(self._deepspeed))
+            frozen["reference"].replace(zero.trained_weights(self._deepspeed))
         before = self._snapshot() if "predecessor" in frozen else []
         outcome = self._updater.run(batch, step=self.updates, optimizer_step=self.optimizer_steps)
         if before and outcome.applied:
@@ -307,7 +317,7 @@ class TrainingEngine:
         return outcome
 
     def _snapshot(self) -> list[tuple[str, torch.Tensor]]:
-        return [(name, tensor.clone()) for name, tensor in zero.gathered_weights(self._deepspeed)]
+        return [(name, tensor.clone()) for name, tensor in zero.trained_weights(self._deepspeed)]
 
     def _gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
         if self.ranks > 1 and self.config.zero_stage_used == 3:
@@ -316,7 +326,10 @@ class TrainingEngine:
 
     def _save(self, folder: Path, name: str, client_state: dict[str, Any]) -> None:
         for engine, path in self._engines(folder / name):
-            engine.save_checkpoint(str(path.parent), tag=path.name, save_latest=False)
+            # Frozen weights are those of the model's folder: a checkpoint with adapters has only their hash.
+            engine.save_checkpoint(
+                str(path.parent), tag=path.name, save_latest=False, exclude_frozen_parameters=True
+            )
         if self.rank == 0:
             for policy, frozen in self._updater.frozen.items():
                 frozen.save(folder / name / f"{policy}.safetensors")
@@ -324,6 +337,8 @@ class TrainingEngine:
             ranks=self.ranks,
             zero_stage=self.config.zero_stage_used,
             dtype=self.config.dtype,
+            lora=self._lora,
+            base=self._base,
             updates=self.updates,
             optimizer_steps=self.optimizer_steps,
             adaptive=self._updater.state,
@@ -336,7 +351,10 @@ class TrainingEngine:
     def _load(self, folder: Path, name: str) -> dict[str, Any]:
         state = self._read_state(folder, name)
         for engine, place in self._engines(folder / name):
-            path, _ = engine.load_checkpoint(str(place.parent), tag=place.name)
+            # Not strict about frozen weights, which are not there.
+            path, _ = engine.load_checkpoint(
+                str(place.parent), tag=place.name, load_module_strict=not self._lora
+            )
             if path is None:
                 raise CheckpointError(f"{place}: DeepSpeed found no checkpoint there")
         for policy, frozen in self._updater.frozen.items():
@@ -345,6 +363,11 @@ class TrainingEngine:
         self.updates, self.optimizer_steps = state.updates, state.optimizer_steps
         self._updater.state = state.adaptive
         return state.client
+
+    @property
+    def _lora(self) -> str:
+        """Settings of the adapters as words; "" without any."""
+        return "" if self.config.lora is None else self.config.lora.words
 
     def _engines(self, folder: Path) -> list[tuple[Any, Path]]:
         """Return DeepSpeed's engines, and the folder of each in a checkpoint."""
@@ -361,4 +384,6 @@ class TrainingEngine:
             ranks=self.ranks,
             zero_stage=self.config.zero_stage_used,
             dtype=self.config.dtype,
+            lora=self._lora,
+            base=self._base,
         )

@@ -17,12 +17,15 @@ from protocol.whole_files import whole_file
 class FrozenPolicy:
     """A policy that never learns; its weights can be replaced.
 
+    With adapters (`learner.lora`) it has its own copies of them, and only these are replaced and saved.
+
     Args:
         module: the policy, which this object takes over; its parameters get no gradient any more.
         device: device on which the learner computes.
     """
 
     def __init__(self, module: PolicyModule, device: torch.device) -> None:
+        self._trained = [name for name, p in module.lm.named_parameters() if p.requires_grad]
         self._module = module.requires_grad_(False).to(device)
         self._device = device
 
@@ -36,16 +39,17 @@ class FrozenPolicy:
 
     @torch.no_grad()
     def replace(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy new weights into the policy: pairs of (Hugging Face name, tensor), tied tensors once."""
+        """Copy new weights into the policy: see `learner.update.deepspeed_zero.trained_weights`."""
         own = dict(self._module.lm.named_parameters()) | dict(self._module.lm.named_buffers())
         for name, tensor in weights:
             own[name].copy_(tensor)
 
     def save(self, path: Path) -> None:
-        """Write the weights as safetensors."""
+        """Write the weights, or the adapters in their place, as safetensors."""
         from safetensors.torch import save_file
 
-        tensors = {name: t.detach().cpu().contiguous() for name, t in self._module.lm.named_parameters()}
+        own = dict(self._module.lm.named_parameters())
+        tensors = {name: own[name].detach().cpu().contiguous() for name in self._trained}
         with whole_file(path) as partial:
             save_file(tensors, partial)
 

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from learner.config import LoraConfig
+from learner.lora import add_adapters
 from learner.update.batching import MicroBatch
 from learner.update.sharing import tree_attention, tree_row
 from learner.update.target_logp import Head, logits_after_head, select, target_logp
@@ -193,12 +195,21 @@ def sharing_width(lm: Any) -> int:
 
 
 def load_policy(
-    model: str, *, dtype: torch.dtype, gradient_checkpointing: bool = False, value_head: bool = False
+    model: str,
+    *,
+    dtype: torch.dtype,
+    gradient_checkpointing: bool = False,
+    value_head: bool = False,
+    lora: LoraConfig | None = None,
 ) -> PolicyModule:
     """Load a causal language model by Hugging Face name or folder.
 
+    Args:
+        lora: adapters to train in place of the model's weights; a value head is trained whole. None: all weights are.
+
     Raises:
         OSError: transformers finds no such model.
+        LoraError: these adapters cannot be put into it.
     """
     lm = without_dropout(model, dtype)
     if gradient_checkpointing:
@@ -207,6 +218,8 @@ def load_policy(
     if after_head is None:
         log.warning("what %s does to its logits is not known: computing them at all positions", model)
     sharing = sharing_width(lm)
+    if lora is not None:
+        add_adapters(lm, lora)
     # Gradient checkpointing acts in training mode only.
     lm.train()
     return PolicyModule(lm, after_head=after_head, value_head=value_head, sharing=sharing)

@@ -14,8 +14,18 @@ SETS = (
 )
 
 
-def test_a_run_is_evaluated_by_its_model_and_by_its_checkpoint(offbeat, train_command, root, tmp_path):
-    run = offbeat("spell_backward", *SETS, "learner.steps=4", "learner.evaluation.sampled.every=2")
+# A learning rate with which four steps are seen: the merged weights are not those of the model before.
+ADAPTERS = ("learner.lora.rank=8", "learner.optimizer.lr=0.01", "learner.optimizer.warmup_steps=0")
+
+
+@pytest.mark.parametrize("settings_of_run", [(), ADAPTERS], ids=["all weights", "adapters"])
+def test_a_run_is_evaluated_by_its_model_and_by_its_checkpoint(
+    offbeat, train_command, root, tmp_path, settings_of_run
+):
+    every = "learner.evaluation.sampled.every=2"
+    run = offbeat("spell_backward", *SETS, "learner.steps=4", every, *settings_of_run)
+    parameters = run.summary["parameters"]
+    assert (parameters["trained"] < parameters["whole"]) == bool(settings_of_run)
     found = [(e["set"], e["tag"]) for e in run.summary["evaluations"]]
     assert found == [
         ("", "before"), ("sampled", "before"), ("sampled", "step 2"), ("sampled", "step 4"), ("", "after"),

@@ -57,6 +57,10 @@ COMMON = {
 }
 METHODS = {
     "groups": {"replay": {"rule": "uniform", "share": 0.5, "max_policy_lag": 6}},
+    "groups_with_adapters": {
+        "replay": {"rule": "uniform", "share": 0.5, "max_policy_lag": 6},
+        "lora": {"rank": 4},
+    },
     "windows": {
         "train_on": "windows",
         "algorithm": {

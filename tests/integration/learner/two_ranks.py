@@ -1,6 +1,8 @@
 """Program for torchrun: two ranks train, meet a NaN, save and resume; rank 0 writes the results.
 
 Usage: torchrun --nproc_per_node 2 -- tests/integration/learner/two_ranks.py MODEL OUT STAGE-DTYPE ...
+
+A case STAGE-DTYPE-adapters trains adapters; any other third part is a method of `tests.methods`.
 """
 
 import dataclasses
@@ -16,17 +18,23 @@ from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from learner.config import LearnerConfig, OptimizerConfig
+from learner.config import LearnerConfig, LoraConfig, OptimizerConfig
 from learner.update.engine import TrainingEngine
 from tests.methods import method
 from tests.trajectories import make_batch_of_groups, make_group
 
 OPTIMIZER = OptimizerConfig(lr=1e-3, eps=1e-5, max_grad_norm=0.5)
+ADAPTERS = "adapters"
 
 
-def settings(stage, dtype, processes):
+def settings(stage, dtype, processes, *, adapters=False):
     return LearnerConfig(
-        processes=processes, zero_stage=stage, dtype=dtype, optimizer=OPTIMIZER, micro_batch_tokens=40
+        processes=processes,
+        zero_stage=stage,
+        dtype=dtype,
+        optimizer=OPTIMIZER,
+        micro_batch_tokens=40,
+        lora=LoraConfig(rank=4) if adapters else None,
     )
 
 
@@ -108,14 +116,18 @@ def main():
     torch.set_num_threads(1)
     for case in cases:
         stage, dtype, *name = case.split("-")
-        chosen = LearnerConfig(**method_settings(name[0], 2)) if name else settings(int(stage), dtype, 2)
+        adapters = name == [ADAPTERS]
+        if by_method := bool(name) and not adapters:
+            chosen = LearnerConfig(**method_settings(name[0], 2))
+        else:
+            chosen = settings(int(stage), dtype, 2, adapters=adapters)
         engine = TrainingEngine(chosen, model=model, total_steps=10, seed=5)
         if engine.rank > 0:
             engine.follow()
             continue
         folder = Path(out) / case
         folder.mkdir()
-        lead_method(engine, folder) if name else lead(engine, folder)
+        lead_method(engine, folder) if by_method else lead(engine, folder)
         if case == cases[-1]:
             engine.close()
         else:

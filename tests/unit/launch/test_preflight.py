@@ -1,5 +1,6 @@
 """`offbeat check` opens model and environment, and refuses what could not work, with the cure."""
 
+import importlib.util
 import json
 import sys
 import textwrap
@@ -180,6 +181,62 @@ def test_check_says_remarks_and_passes(tmp_path, run, model, capsys):
 
 
 GOES_ON = "return StepResult({'role': 'tool', 'content': '7'})"
+
+
+@pytest.mark.parametrize(
+    ("lora", "words"),
+    [
+        (
+            {"targets": ["v_proj", "value"]},
+            "learner.lora.targets has 'value', which no linear layer of the model is",
+        ),
+        (
+            {"rank": 100},
+            "learner.lora.rank is 100, but the weight of model.layers.0.self_attn.q_proj is 64 x 32",
+        ),
+        ({"targets": "lm_head"}, "whose weight is also model.embed_tokens.weight"),
+        ({"rank": 16}, ""),
+    ],
+)
+def test_adapters_are_tried_with_the_models_config_alone(run, model, lora, words):
+    config = {
+        "model_type": "qwen3",
+        "max_position_embeddings": 2048,
+        "vocab_size": 48,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "tie_word_embeddings": True,
+        "architectures": ["Qwen3ForCausalLM"],
+    }
+    (model / "config.json").write_text(json.dumps(config))
+    settings = run(learner={"lora": lora})
+    assert words in refusal(settings) if words else preflight(settings) == []
+
+
+def test_adapters_without_peft_are_refused_with_the_command_that_installs_it(run, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "peft" else found(name))
+    said = refusal(run(learner={"lora": {}}))
+    assert said.endswith(
+        "needs the package peft, which is not installed: pip install 'offbeat[learner,lora]'"
+    )
+
+
+def test_adapters_that_cannot_be_tried_without_the_learner_give_a_remark(run):
+    [remark] = preflight(run(learner={"lora": {}}))
+    assert "could not be tried before the learner tries it: ValueError: Unrecognized model" in remark
+
+
+def test_an_evaluation_needs_no_adapters(run):
+    settings = run(learner={"lora": {}})
+    assert (
+        preflight(settings.model_copy(update={"learner": settings.learner.model_copy(update={"steps": 0})}))
+        == []
+    )
 
 
 def test_a_template_that_leaves_out_the_messages_of_a_step_is_refused(run, model):

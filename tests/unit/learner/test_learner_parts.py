@@ -112,6 +112,19 @@ def test_a_checkpoint_of_other_ranks_is_refused_with_the_cure(tmp_path):
         checkpoint.read_state(tmp_path, "step1", 1, ranks=2, zero_stage=1, dtype="float32")
 
 
+def test_a_checkpoint_says_which_adapters_it_holds_and_of_which_weights(tmp_path):
+    lora = "rank 8, alpha 16, targets all-linear"
+    checkpoint.write_state(tmp_path, "step1", 0, a_state(lora=lora, base="ab"))
+    same = {"ranks": 1, "zero_stage": 1, "dtype": "float32"}
+    assert checkpoint.read_state(tmp_path, "step1", 0, **same, lora=lora, base="ab").base == "ab"
+    with pytest.raises(
+        CheckpointError, match=r"learner\.lora: rank 8, .*; this run has: none; resume with the former"
+    ):
+        checkpoint.read_state(tmp_path, "step1", 0, **same)
+    with pytest.raises(CheckpointError, match=r"are not those of the model folder; resume with the model"):
+        checkpoint.read_state(tmp_path, "step1", 0, **same, lora=lora, base="cd")
+
+
 def test_latest_points_to_whole_checkpoints_and_old_ones_go(tmp_path):
     with pytest.raises(CheckpointError, match="no checkpoint in"):
         checkpoint_files.latest_name(tmp_path)

@@ -341,6 +341,13 @@ BEHAVIOUR = {"corrections": [], "surrogate": CENTRED}
             {"max_policy_lag": 0, "publish_every": 5} | algorithm(**BEHAVIOUR),
             [["max_policy_lag is 0", "publish_every 5", "4 updates old"]],
         ),
+        ({"lora": {}} | algorithm(**BEHAVIOUR), [["learner.optimizer.lr is 1e-06", "try 1e-05 to 0.0001"]]),
+        ({"lora": {}, "optimizer": {"lr": 1e-5}} | algorithm(**BEHAVIOUR), []),
+        (
+            {"lora": {}, "optimizer": {"lr": 1e-5}}
+            | algorithm(advantage={"kind": "gae"}, critic={"model": "separate"}, **BEHAVIOUR),
+            [['critic.model is "separate"', 'use model = "head"']],
+        ),
     ],
 )
 def test_what_never_acts_is_noted(learner, words):

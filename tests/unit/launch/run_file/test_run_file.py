@@ -124,6 +124,19 @@ def test_every_recipe_loads(path):
             ["learner.algorithm.corrections.0.cap: unknown key", "known here: ceiling, kind, level"],
         ),
         ({"learner": {"replay": {"share": 1.0}}}, ["learner.replay.share", "1.0"]),
+        ({"learner": {"lora": {"rank": 0}}}, ["learner.lora.rank", "0"]),
+        (
+            {"learner": {"lora": {"r": 8}}},
+            ["learner.lora.r: unknown key", "known here: alpha, rank, targets"],
+        ),
+        (
+            {"learner": {"lora": {"targets": []}}},
+            ["learner.lora.targets is empty", "nothing would be trained"],
+        ),
+        (
+            {"learner": {"lora": {"targets": ["q_proj", "all-linear"]}}},
+            ['has "all-linear" in a list', 'write targets = "all-linear", or names only'],
+        ),
         ({"learner": {"algorithm": {"aggregation": {"kind": "fixed", "tokens": 0}}}}, ["aggregation.tokens"]),
     ],
 )
