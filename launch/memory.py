@@ -13,6 +13,7 @@ from typing import Any
 
 from launch.errors import ConfigError
 from launch.run_file.sections import RunConfig
+from learner.algorithm_config import AlgorithmConfig, KlConvex
 
 GB = 1e9
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -22,6 +23,8 @@ STATE_BYTES = {0: 21, 1: 13, 2: 13, 3: 26}
 """Bytes for each parameter on each rank, by ZeRO stage: weights, gradients and what DeepSpeed holds."""
 SHARDED_BYTES = {0: 0, 1: 14, 2: 14, 3: 10}
 """Bytes for each parameter that the ranks share among them, by ZeRO stage."""
+FROZEN_BYTES = 4
+"""Bytes for each parameter that is not trained."""
 VERSIONS = 2
 """Policy versions that lie in shared memory at a time."""
 WIDTHS, INNER_WIDTHS = 8, 4
@@ -42,7 +45,7 @@ class ModelSize:
 
 
 @dataclass(frozen=True)
-class Share:
+class RoleMemory:
     """Memory of the processes of one role, in GB."""
 
     role: str
@@ -82,7 +85,7 @@ def _product(shape: list[int]) -> int:
     return result
 
 
-def shares(config: RunConfig, size: ModelSize, tokens: int) -> list[Share]:
+def shares(config: RunConfig, size: ModelSize, tokens: int) -> list[RoleMemory]:
     """Return the memory of each role's processes on a host without a GPU.
 
     Args:
@@ -91,17 +94,35 @@ def shares(config: RunConfig, size: ModelSize, tokens: int) -> list[Share]:
     learner, generator = config.learner, config.generator
     ranks, stage = learner.processes, learner.zero_stage_used
     width = BYTES[learner.dtype]
-    state = size.parameters * (STATE_BYTES[stage] + SHARDED_BYTES[stage] / ranks) * width / BYTES["float32"]
+    trained = STATE_BYTES[stage] + SHARDED_BYTES[stage] / ranks
+    # Adapters are a small part of the model, so that only its frozen weights count.
+    each = FROZEN_BYTES if learner.lora else trained
+    each += FROZEN_BYTES * frozen_policies(learner.algorithm)
+    critic = learner.algorithm.critic
+    each += trained if critic is not None and critic.model == "separate" else 0
+    state = size.parameters * each * width / BYTES["float32"]
     activations = tokens * size.layers * width
     activations *= WIDTHS * size.hidden + INNER_WIDTHS * size.inner
     versions = VERSIONS * size.parameters * BYTES[generator.dtype] / ranks
-    found = [Share("learner", ranks, LIBRARIES["learner"] + (state + activations + versions) / GB)]
+    found = [RoleMemory("learner", ranks, LIBRARIES["learner"] + (state + activations + versions) / GB)]
     if generator.backend == "vllm":
         engine = size.parameters * BYTES[generator.dtype] + (generator.kv_cache_mb << 20)
-        found.append(Share("generator", generator.count, LIBRARIES["generator"] + engine / GB))
-    found.append(Share("actor", config.actor.count, LIBRARIES["actor"]))
-    found.append(Share("broker", 1, LIBRARIES["broker"]))
+        found.append(RoleMemory("generator", generator.count, LIBRARIES["generator"] + engine / GB))
+    found.append(RoleMemory("actor", config.actor.count, LIBRARIES["actor"]))
+    found.append(RoleMemory("broker", 1, LIBRARIES["broker"]))
     return found
+
+
+def frozen_policies(algorithm: AlgorithmConfig) -> int:
+    """Return the number of further policies that the learner holds to compare with.
+
+    Example:
+        >>> frozen_policies(AlgorithmConfig()), frozen_policies(AlgorithmConfig(kl=KlConvex()))
+        (0, 2)
+    """
+    if isinstance(algorithm.kl, KlConvex):
+        return 2
+    return int(algorithm.kl is not None and algorithm.kl.to == "reference")
 
 
 def tokens_at_once(config: RunConfig) -> int:
@@ -111,11 +132,11 @@ def tokens_at_once(config: RunConfig) -> int:
     return min(learner.micro_batch_tokens, batch)
 
 
-def in_words(found: list[Share]) -> str:
+def in_words(found: list[RoleMemory]) -> str:
     """Return memory in words.
 
     Example:
-        >>> in_words([Share("learner", 1, 3.3), Share("generator", 2, 1.75)])
+        >>> in_words([RoleMemory("learner", 1, 3.3), RoleMemory("generator", 2, 1.75)])
         '6.8 GB (learner 3.3 GB, 2 generators 1.8 GB each)'
     """
     parts = [
@@ -127,7 +148,7 @@ def in_words(found: list[Share]) -> str:
     return f"{total_gb(found):.1f} GB ({', '.join(parts)})"
 
 
-def total_gb(found: list[Share]) -> float:
+def total_gb(found: list[RoleMemory]) -> float:
     """Return the memory of all processes, in GB."""
     return sum(share.processes * share.each_gb for share in found)
 

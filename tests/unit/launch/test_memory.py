@@ -50,6 +50,13 @@ def test_more_ranks_share_the_optimizer_and_half_precision_halves_the_state():
     assert shares(half, SIZE, tokens=0)[0].each_gb == pytest.approx(0.7 + 1.35 + 0.4)
 
 
+def test_frozen_weights_have_no_gradients_and_no_optimizer():
+    adapters = config(learner={"lora": {"rank": 4}})
+    assert shares(adapters, SIZE, tokens=0)[0].each_gb == pytest.approx(0.7 + 0.4 + 0.8)
+    with_reference = config(learner={"algorithm": {"kl": {"kind": "penalty"}}})
+    assert shares(with_reference, SIZE, tokens=0)[0].each_gb == pytest.approx(0.7 + 2.1 + 0.4 + 0.8)
+
+
 def test_a_server_of_others_takes_none_of_this_hosts_memory():
     there = config(generator={"backend": "http", "url": "http://h:1"})
     assert [share.role for share in shares(there, SIZE, tokens=0)] == ["learner", "actor", "broker"]
