@@ -2,9 +2,7 @@
 
 - `cli`: the command `offbeat`. `commands/`: its verbs on an existing run. `plan/`: `offbeat plan`.
 - `reference/`: writes the pages of docs/ that are generated from the code.
-- `preflight`: tries folder, model and environment before anything starts.
-  `trial`: its try of the environment. `follow_ups`: its try of the chat template. `adapters`: its try of LoRA.
-  `memory`: what a run will take.
+- `preflight/`: tries folder, model and environment before anything starts.
 - `run_file/`: sections, loading, rules. `run_folder`, `model`, `tokenizer`: a run's folder and model.
 - `gguf`: makes model folders from GGUF files. `known_models`: models that need no hub.
 - `resuming`: what `--resume` goes on from.

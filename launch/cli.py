@@ -15,7 +15,7 @@ from launch.run_file.load import load
 from launch.run_file.sections import RunConfig
 
 if TYPE_CHECKING:
-    from launch.preflight import Examined
+    from launch.preflight.examine import Examined
 
 GROUPS = {
     "every day": ("train", "check", "status", "samples", "recipes"),
@@ -286,7 +286,7 @@ def examined(config: RunConfig) -> "Examined":
     Raises:
         ConfigError: the model, the environment, the run folder or the disk cannot be used.
     """
-    from launch.preflight import examine
+    from launch.preflight.examine import examine
     from launch.run_file.method_effect import notes
 
     tried = examine(config)

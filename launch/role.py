@@ -58,7 +58,7 @@ def run(
                 http_keys=http_keys(config, keys),
             )
         case "model":
-            from launch.preflight import preflight
+            from launch.preflight.examine import preflight
 
             _model(config)
             # The tokenizer of a tiny model exists only now.

@@ -12,7 +12,7 @@ from launch import run_folder
 from launch.commands.retrain import configuration
 from launch.errors import ConfigError, RoleFailed
 from launch.model import prepare
-from launch.preflight import examine
+from launch.preflight.examine import examine
 from launch.resuming import saved_settings
 from launch.run_file.load import load
 from launch.run_file.sections import ModelSection, RunConfig

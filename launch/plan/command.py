@@ -89,7 +89,7 @@ def calibrate_to(path: Path, seconds: float, config: RunConfig) -> None:
             be used; nothing was started then.
     """
     from launch.plan.calibration import calibrate
-    from launch.preflight import preflight
+    from launch.preflight.examine import preflight
     from launch.supervise.panel import Panel
 
     if not LEAST_SECONDS <= seconds <= MOST_SECONDS:

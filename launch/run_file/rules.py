@@ -66,7 +66,7 @@ def _batches(config: RunConfig) -> Iterator[str]:
 
 
 def _adapters(config: RunConfig) -> Iterator[str]:
-    """Yield mistakes in `[learner.lora]`; `launch.adapters` compares it with the model."""
+    """Yield mistakes in `[learner.lora]`; `launch.preflight.adapters` compares it with the model."""
     lora = config.learner.lora
     if lora is None or isinstance(lora.targets, str):
         return

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from actors.render import Renderer
 from launch.errors import ConfigError
 from launch.model import existing
-from launch.preflight import longest_sequence
+from launch.preflight.examine import longest_sequence
 from launch.run_file.sections import ModelSection
 
 WIDTH, INNER, HEADS, CONTEXT = 32, 64, 2, 128

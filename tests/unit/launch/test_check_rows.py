@@ -10,7 +10,7 @@ from envs.registry import make_suite
 from launch.cli import main
 from launch.errors import ConfigError
 from launch.model import _tiny_folder
-from launch.preflight import examine
+from launch.preflight.examine import examine
 from launch.run_file.load import load
 from launch.tokenizer import make_tokenizer, save_tokenizer
 

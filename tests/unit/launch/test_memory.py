@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from launch.errors import ConfigError
-from launch.memory import ModelSize, estimate, host_gb, model_size, shares, tokens_at_once, total_gb
+from launch.preflight.memory import ModelSize, estimate, host_gb, model_size, shares, tokens_at_once, total_gb
 from launch.run_file.load import check
 
 SIZE = ModelSize(parameters=100_000_000, hidden=500, inner=1500, layers=10)

@@ -9,7 +9,7 @@ import pytest
 
 from launch.cli import main
 from launch.errors import ConfigError
-from launch.preflight import preflight
+from launch.preflight.examine import preflight
 from launch.run_file.load import check
 from launch.tokenizer import make_tokenizer, save_tokenizer
 

@@ -12,7 +12,7 @@ from envs.base import ChatMessage, Env, HasFacts, HasTools, Split, StepResult, S
 from envs.blame import in_one_line
 from envs.errors import EnvError, NotStarted
 from launch.errors import ConfigError
-from launch.follow_ups import check_follow_ups
+from launch.preflight.follow_ups import check_follow_ups
 from launch.run_file.sections import RunConfig
 
 

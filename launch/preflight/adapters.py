@@ -40,7 +40,7 @@ def try_adapters(config: RunConfig, folder: Path | None) -> list[str]:
     if folder is None:
         return []
     done = subprocess.run(
-        [sys.executable, "-m", "launch.adapters", str(folder), lora.model_dump_json()],
+        [sys.executable, "-m", "launch.preflight.adapters", str(folder), lora.model_dump_json()],
         capture_output=True,
         text=True,
         timeout=TRY_S,
@@ -76,7 +76,7 @@ def problem_of(folder: Path, lora: LoraConfig) -> str:
 
 def main() -> None:
     """Print why the model of a folder cannot have these adapters, if it cannot."""
-    parser = argparse.ArgumentParser(prog="python -m launch.adapters", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m launch.preflight.adapters", description=main.__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument(
         "lora", type=LoraConfig.model_validate_json, help="content of [learner.lora], as JSON"

@@ -18,15 +18,15 @@ from envs.base import Split, SuiteFacts
 from envs.errors import EnvError
 from envs.registry import content_hash, make_suite
 from envs.user_code import nearest
-from launch.adapters import try_adapters
 from launch.errors import ConfigError
 from launch.gguf import is_gguf
 from launch.known_models import KNOWN_MODELS
-from launch.memory import estimate, host_gb, model_size
 from launch.model import SMALL_FILES, existing, kept_model
+from launch.preflight.adapters import try_adapters
+from launch.preflight.memory import estimate, host_gb, model_size
+from launch.preflight.trial import Prompt, Trial
 from launch.run_file.sections import RunConfig
 from launch.run_folder import check_place
-from launch.trial import Prompt, Trial
 
 TRAIN_TASKS = 8
 """Training tasks whose first prompts are counted; of held-out tasks only the first is."""

@@ -1,0 +1,5 @@
+"""Tries a run file before anything starts: folder, model, environment, chat template, adapters, memory.
+
+- `examine`: the entry point. `trial`: tries the environment. `follow_ups`: tries the chat template.
+- `adapters`: tries LoRA on the model. `memory`: estimates what the run will take.
+"""
