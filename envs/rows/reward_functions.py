@@ -16,6 +16,8 @@ from envs.rows.reading import DataRow
 from envs.user_code import load_callable, nearest
 
 FORMS = "(answer, row), or TRL's (completions, **columns)"
+BATCH_ARGUMENTS = frozenset({"completions", "prompts", "environments", "completion_ids"})
+"""Arguments that only TRL's batch form has. A function that takes one of them may leave the others out."""
 NO_COLUMNS = frozenset({"prompt", "prompts", "completion", "completions", "completion_ids"})
 """Columns that TRL does not pass on to reward functions, or that its own arguments displace."""
 
@@ -170,7 +172,7 @@ def _loaded(
     names = frozenset(p.name for p in named)
     needed = [p.name for p in named if p.default is p.empty]
     positional = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and p.default is p.empty]
-    batch = "completions" in names
+    batch = bool(names & BATCH_ARGUMENTS)
     if positional or not (batch or "answer" in names):
         raise EnvError(f"{place}{signature}: a reward function takes {FORMS}, by these names")
     anything = batch and any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -208,6 +210,8 @@ def check_columns(functions: Sequence[RewardFunction], columns: Sequence[str], d
 def _why_missing(argument: str, batch: bool, columns: Sequence[str], data: str) -> str:
     if not batch:
         return "but a function of this form is given answer and row only; read columns from row"
+    if argument == "environments":
+        return 'but only env.name = "tools" has objects to give'
     if argument == "completion_ids":
         return "but an environment knows the texts only; encode the completion in the function"
     if argument in ("trainer_state", "log_extra", "log_metric"):

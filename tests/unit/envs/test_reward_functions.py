@@ -116,6 +116,13 @@ def test_a_batch_form_gets_all_columns_but_the_prompt(load):
     assert value(exact, "4") == 1.0
 
 
+def test_a_batch_form_may_leave_the_completions_out(load):
+    functions = load(
+        "def reward(prompts, answer, **kwargs): return [float(prompts == ['p'] and answer == ['4'])]"
+    )
+    assert value(functions, "4") == 1.0
+
+
 def test_numbers_of_other_libraries_are_rewards(load):
     code = "from array import array\ndef reward(completions): return array('d', [0.5])"
     assert value(load(code), "x") == 0.5
@@ -149,6 +156,14 @@ def test_a_file_runs_once_for_all_its_functions(load):
         (
             "def reward(completions, completion_ids): return [0]",
             "needs 'completion_ids', but an environment knows",
+        ),
+        (
+            "def reward(completion_ids, **kwargs): return [0]",
+            "needs 'completion_ids', but an environment knows",
+        ),
+        (
+            "def reward(environments, **kwargs): return [0]",
+            "needs 'environments', but only env.name = \"tools\" has",
         ),
         (
             "def reward(completions, trainer_state): return [0]",

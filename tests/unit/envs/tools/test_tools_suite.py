@@ -49,6 +49,10 @@ def goal(completions, environments, answer, **columns):
     return [1.0 if str(e.total) == a else 0.0 for e, a in zip(environments, answer)]
 
 
+def shown(environments, **columns):
+    return [e.total for e in environments]
+
+
 def short(answer, row):
     return -len(answer)
 '''
@@ -163,6 +167,13 @@ def test_reward_functions_see_the_object_of_the_class(made):
     assert (result.rewards["goal"], result.correct) == (1.0, True)
     other, _ = begun(suite)
     assert other.step("Done.").correct is False
+
+
+def test_a_reward_function_may_take_nothing_but_the_object(made):
+    episode, messages = begun(made(reward="shown"))
+    start = int(messages[0]["content"].split()[-1].rstrip("."))
+    episode.step(call("add", number=3))
+    assert episode.step("Done.").rewards["shown"] == start + 3
 
 
 def test_functions_alone_are_tools_with_a_reward_function(made):
