@@ -122,7 +122,19 @@ def _text(row: DataRow, column: str) -> str:
 def _not_empty(row: DataRow, text: str) -> str:
     if not text.strip():
         raise EnvError(f"{row.place}: the prompt is empty; add a text or delete the row")
+    _check_characters(row, text)
     return text
+
+
+def _check_characters(row: DataRow, text: str) -> None:
+    """Refuse a lone surrogate, which is half of a character, and which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise EnvError(
+            f"{row.place}: character {error.start + 1} of the prompt is {text[error.start]!r}, half of a surrogate "
+            "pair; correct it or delete the row"
+        ) from None
 
 
 def _checked(row: DataRow, column: str, messages: list[Any]) -> list[ChatMessage]:
@@ -138,6 +150,7 @@ def _checked(row: DataRow, column: str, messages: list[Any]) -> list[ChatMessage
             raise EnvError(
                 f"{where}: message {number} has the role {message.get('role')!r}; use one of {', '.join(ROLES)}"
             )
+        _check_characters(row, message["content"])
     if messages[-1]["role"] == "assistant":
         raise EnvError(
             f"{where}: the last message is the assistant's, which is the answer; the prompt ends before it"

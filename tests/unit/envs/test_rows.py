@@ -110,6 +110,14 @@ def test_a_prompt_of_messages_keeps_its_own_system_message(here):
         ('{"answer": "4"}', r"train\.jsonl:2: no value for 'prompt'; add it or delete the row"),
         ('{"prompt": " "}', r"train\.jsonl:2: the prompt is empty; add a text or delete the row"),
         ('{"prompt": []}', r"train\.jsonl:2: the prompt is empty; add a message"),
+        (
+            '{"prompt": "ab\\ud83d"}',
+            r"train\.jsonl:2: character 3 of the prompt is '\\ud83d', half of a surrogate pair; correct it",
+        ),
+        (
+            '{"prompt": [{"role": "user", "content": "\\ud83d"}]}',
+            r"train\.jsonl:2: character 1 of the prompt is .*, half",
+        ),
         ('{"prompt": 7}', r"train\.jsonl:2: 'prompt' is 7; it has to be a text or a list of messages"),
         (
             '{"prompt": [{"role": "bot", "content": "a"}]}',
