@@ -46,6 +46,8 @@ def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str
         'before the first step, 130 s'
         >>> progress_line({"all_joined": True, "evaluating": True}, c, 130.0)
         'evaluation before the first step, 130 s'
+        >>> progress_line({"evaluating": True}, c, 3.0)
+        'starting the roles, 3 s'
     """
     evaluated = held_out(m, digits=2)
     # The metrics of a run that an earlier version began have no counts of tasks, and so no step of the evaluation.
@@ -53,8 +55,9 @@ def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str
         evaluated = f"{evaluated} at step {step}"
     if "learner/policy_version" not in m:
         first = "before the first step" if config.learner.steps else "evaluating"
+        if m.get("evaluating") and config.learner.steps:
+            first = f"evaluation {first}"
         stage = first if m.get("episodes") or m.get("all_joined") else "starting the roles"
-        stage = f"evaluation {stage}" if m.get("evaluating") and config.learner.steps else stage
         return " | ".join(filter(None, (f"{stage}, {elapsed_s:.0f} s", evaluated)))
     step, steps = m["step"], config.learner.steps
     done = step - m.get("first_step", step)
