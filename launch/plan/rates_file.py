@@ -21,7 +21,7 @@ def load_rates(path: Path, overrides: Sequence[str] = ()) -> MeasuredRates:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         cure = (
-            "train for a few steps first, whose metrics then serve, measure one with `offbeat plan RUN_FILE "
+            "train for 10 steps first, whose metrics then serve, measure one with `offbeat plan RUN_FILE "
             "--calibrate 30`, or write one as docs/run/capacity.md shows"
         )
         raise ConfigError(f"--rates {path}: cannot be read ({error.strerror}); {cure}") from None

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from launch.cli import main
+from launch.plan.last_run import LEAST_STEPS, WARM_UP_STEPS
 
 RECIPES = Path(__file__).parents[4] / "recipes"
 RATES = """
@@ -144,7 +145,7 @@ def step_line(step):
 def test_without_a_rates_file_the_rates_are_those_of_the_last_run(files, tmp_path, capsys):
     run = files[0]
     assert main(["plan", run, "--steps", "10"]) == 1
-    assert "train for a few steps first" in capsys.readouterr().err
+    assert f"train for {LEAST_STEPS + WARM_UP_STEPS} steps first" in capsys.readouterr().err
     folder = tmp_path / "run-2"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"run": {"name": "run"}}))
