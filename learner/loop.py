@@ -87,15 +87,17 @@ class Learner(Trainer):
     def evaluate_what_is_due(self) -> None:
         """Evaluate each set before the first step and every so many steps.
 
-        It also makes up for an evaluation that a crash prevented after the checkpoint of its step.
+        The last step has none of its own, because the evaluation at the end follows. An evaluation that a crash
+        prevented after the checkpoint of its step is made up for.
         """
         for name, of in self.config.evaluation_sets.items():
             every = self.config.evaluation_every if of.every is None else of.every
+            due = every and self.step % every == 0 and self.step < self.config.steps
             # An earlier version wrote no names: it had one set.
             steps = [e["step"] for e in self.evaluations if e.get("set", "") == name]
             if not steps:
                 self.evaluate("before", name)
-            elif every and self.step % every == 0 and steps[-1] != self.step:
+            elif due and steps[-1] != self.step:
                 self.evaluate(f"step {self.step}", name)
 
     def evaluate(self, tag: str, name: str = "") -> None:
