@@ -60,6 +60,17 @@ def tail(log: Path, lines: int = 15) -> str:
     return "\n".join(text.splitlines()[-lines:])
 
 
+def with_tail(how: str, log: Path) -> str:
+    """Return how a process ended, and the last lines of its log.
+
+    Example:
+        >>> with_tail("broker does not answer", Path("runs/a/logs/none.log"))
+        'broker does not answer, and its log runs/a/logs/none.log is empty'
+    """
+    lines = tail(log)
+    return f"{how}; the end of {log}:\n{lines}" if lines else f"{how}, and its log {log} is empty"
+
+
 def spawn(name: str, command: Sequence[str], *, log: Path, env: Mapping[str, str]) -> Child:
     """Start a process in its own group. The kernel sends it SIGKILL when the thread that calls this ends."""
     log.parent.mkdir(parents=True, exist_ok=True)

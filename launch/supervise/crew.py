@@ -25,6 +25,7 @@ from launch.processes import (
     spawn,
     stop,
     vitals,
+    with_tail,
 )
 from launch.run_file.sections import RunConfig
 from launch.supervise.broker_status import Answer
@@ -307,7 +308,7 @@ class Crew:
         how = how_it_ended(post, self._folder)
         if not post.why and exit_codes.read_reason(self._folder, name):
             return RoleFailed(f"{how} (log: {post.child.log})")
-        return RoleFailed(f"{how}; the end of {post.child.log}:\n{post.child.tail()}")
+        return RoleFailed(with_tail(how, post.child.log))
 
     def _post(self, name: str) -> Post:
         return next(post for post in self.posts if post.name == name)
@@ -394,7 +395,7 @@ def how_it_ended(post: Post, folder: Path) -> str:
     if post.why:
         return f"{post.name} {post.why}"
     if code is None:
-        return f"{post.name} does not answer"
+        return f"{post.name} has not answered for {BROKER_START_S:g} s (if this machine is busy, try again)"
     if code < 0:
         return f"{post.name} was ended by {signal.strsignal(-code)} (signal {-code})"
     reason = exit_codes.read_reason(folder, post.name)
