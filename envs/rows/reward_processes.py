@@ -74,7 +74,7 @@ class RewardProcesses:
     async def close(self) -> None:
         """End the processes."""
         if self._pool is not None:
-            self._pool.stop()
+            self._pool.stop()  # type: ignore[no-untyped-call]
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.to_thread(self._pool.join, STOP_S), STOP_S)
 

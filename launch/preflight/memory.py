@@ -25,11 +25,15 @@ SHARDED_BYTES = {0: 0, 1: 14, 2: 14, 3: 10}
 """Bytes for each parameter that the ranks share among them, by ZeRO stage."""
 FROZEN_BYTES = 4
 """Bytes for each parameter that is not trained."""
+ENGINE_COPIES = 2
+"""Copies of the weights that a generator holds: those that it samples with, and the newest version."""
 VERSIONS = 2
 """Policy versions that lie in shared memory at a time."""
 WIDTHS, INNER_WIDTHS = 8, 4
 """Activations of a token in one layer: so many times the hidden size, and the inner size of the feed-forward layer."""
 MEMINFO, CGROUP_LIMIT = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers")
+"""Keys of config.json."""
 HEADER_BYTES = 8
 MAX_HEADER_BYTES = 100 << 20
 
@@ -61,13 +65,9 @@ def model_size(folder: Path) -> ModelSize | None:
     except (OSError, ValueError, KeyError, struct.error):
         return None
     text = content.get("text_config")
-    found = [(text if isinstance(text, dict) else content).get(key) for key in _KEYS]
-    if not parameters or not all(isinstance(number, int) for number in found):
-        return None
-    return ModelSize(parameters, *found)
-
-
-_KEYS = ("hidden_size", "intermediate_size", "num_hidden_layers")
+    part = text if isinstance(text, dict) else content
+    found = [number for key in SIZES if isinstance(number := part.get(key), int)]
+    return ModelSize(parameters, *found) if parameters and len(found) == len(SIZES) else None
 
 
 def _numbers_in(file: Path) -> int:
@@ -106,7 +106,8 @@ def shares(config: RunConfig, size: ModelSize, tokens: int) -> list[RoleMemory]:
     versions = VERSIONS * size.parameters * BYTES[generator.dtype] / ranks
     found = [RoleMemory("learner", ranks, LIBRARIES["learner"] + (state + activations + versions) / GB)]
     if generator.backend == "vllm":
-        engine = size.parameters * BYTES[generator.dtype] + (generator.kv_cache_mb << 20)
+        weights = ENGINE_COPIES * size.parameters * BYTES[generator.dtype]
+        engine = weights + (generator.kv_cache_mb << 20)
         found.append(RoleMemory("generator", generator.count, LIBRARIES["generator"] + engine / GB))
     found.append(RoleMemory("actor", config.actor.count, LIBRARIES["actor"]))
     found.append(RoleMemory("broker", 1, LIBRARIES["broker"]))

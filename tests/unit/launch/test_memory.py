@@ -36,7 +36,7 @@ def test_a_learner_holds_weights_state_versions_and_activations():
     by_role = {share.role: share for share in shares(plain, SIZE, tokens=1024)}
     # 21 bytes for each parameter, two versions of 4 bytes, and 1,024 * 10 layers * 4 * (8 * 500 + 4 * 1500) bytes.
     assert by_role["learner"].each_gb == pytest.approx(0.7 + 2.1 + 0.8 + 0.4096)
-    assert by_role["generator"].each_gb == pytest.approx(1.6 + 0.4 + 128 * 2**20 / 1e9)
+    assert by_role["generator"].each_gb == pytest.approx(1.6 + 2 * 0.4 + 128 * 2**20 / 1e9)
     assert shares(plain, SIZE, tokens=0)[0].each_gb == pytest.approx(0.7 + 2.1 + 0.8)
 
 
