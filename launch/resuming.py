@@ -12,7 +12,7 @@ from learner.checkpoints.checkpoint_files import standing
 from learner.errors import CheckpointError
 from learner.run_files import CHECKPOINTS
 
-CONFIG = "config.json"
+CONFIG, RESULT = "config.json", "result.json"
 BY_HAND = "config-learner.json"
 """Settings of a learner that was started by hand."""
 IDENTITY = ("run.seed", "env.", "model.", "learner.reward.")
@@ -121,6 +121,20 @@ def what_changed(config: RunConfig, folder: Path, *, accepted: bool) -> list[str
         *(f"changed since the last start: {change}" for change in found),
         f"the former settings are in {kept}",
     ]
+
+
+def nothing_left(config: RunConfig, folder: Path) -> str:
+    """Return a sentence for a run that has done all its steps and is resumed with no more of them; else ""."""
+    try:
+        done = int(json.loads((folder / RESULT).read_text(encoding="utf-8"))["steps"])
+    except (OSError, ValueError, TypeError, LookupError):
+        return ""
+    if done < config.learner.steps:
+        return ""
+    return (
+        f"all {config.learner.steps} steps are done, so nothing is left to train: the roles start for a last "
+        "evaluation only; raise learner.steps to go on"
+    )
 
 
 def _refusal(change: Change, folder: Path) -> str:

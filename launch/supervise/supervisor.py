@@ -12,7 +12,7 @@ from types import FrameType
 from launch import run_folder
 from launch.errors import NothingTrained, RoleFailed
 from launch.processes import role_command, role_environment, spawn, stop, tail
-from launch.resuming import what_changed
+from launch.resuming import nothing_left, what_changed
 from launch.run_file.keys_folder import http_keys, prepare_keys
 from launch.run_file.sections import RunConfig
 from launch.supervise import shared_memory
@@ -68,6 +68,8 @@ def train(
         held.enter_context(shared_memory.hold_folder(folder))
         for line in what_changed(config, folder, accepted=changed) if resume else ():
             panel.note(line)
+        if resume and from_step is None and (said := nothing_left(config, folder)):
+            panel.note(said)
         config = run_folder.with_ports(config)
         run_folder.save_config(config, folder / run_folder.CONFIG)
         method = f", method {config.method}" if config.method else ""

@@ -1,5 +1,6 @@
 """A run folder that cannot be made, or lies on a disk that is nearly full, is refused before anything starts."""
 
+import json
 import os
 import shutil
 
@@ -8,7 +9,7 @@ import pytest
 from launch import run_folder
 from launch.cli import main
 from launch.errors import ConfigError
-from launch.resuming import newest_begun, what_changed
+from launch.resuming import newest_begun, nothing_left, what_changed
 from launch.run_file.load import check
 
 
@@ -125,3 +126,16 @@ def test_other_changes_are_listed_and_the_former_settings_are_kept(tmp_path):
         f"the former settings are in {kept}",
     ]
     assert run_folder.load_config(kept).learner.optimizer.lr == 3e-4
+
+
+def test_a_run_that_has_done_all_its_steps_says_so_when_it_is_resumed(tmp_path):
+    folder = begun(tmp_path, "exp", "exp")
+    config = named(tmp_path, "exp")
+    assert nothing_left(config, folder) == "", "it has not ended"
+    result = folder / "result.json"
+    result.write_text(json.dumps({"steps": config.learner.steps - 1}))
+    assert nothing_left(config, folder) == "", "it was ended early"
+    result.write_text(json.dumps({"steps": config.learner.steps}))
+    assert "nothing is left to train" in nothing_left(config, folder)
+    result.write_text("{")
+    assert nothing_left(config, folder) == ""
