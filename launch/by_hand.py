@@ -31,5 +31,5 @@ def run_by_hand(
         arguments += ["--from", str(from_step)]
     processes = config.learner.processes if role == "learner" else 1
     command = role_command(role, folder, *arguments, processes=processes)
-    env = role_environment(threads, local_model=config.model.local)
+    env = role_environment(threads, local_model=config.local_models)
     os.execvpe(command[0], command, {**os.environ, **env})

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import multiprocessing
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -79,8 +80,12 @@ class RewardProcesses:
                 await asyncio.wait_for(asyncio.to_thread(self._pool.join, STOP_S), STOP_S)
 
     def _started(self) -> "ProcessPool":
-        # A pool that has lost all its processes at once takes no further call.
-        if self._pool is None or not self._pool.active:
+        old = self._pool
+        # A pool that has lost an idle process takes no further call.
+        if old is not None and not old.active:
+            self._pool = None
+            threading.Thread(target=old.join, name="ends reward processes", daemon=True).start()
+        if self._pool is None:
             from pebble import ProcessPool
 
             # A fork would copy the locks of the actor's threads.

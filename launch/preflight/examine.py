@@ -65,6 +65,8 @@ def examine(config: RunConfig) -> Examined:
     """
     check_place(config)
     folder = model_files(config)
+    if config.judge is not None and config.judge.model:
+        check_model_name("judge.model", config.judge.model)
     renderer, context = None, None
     if folder is not None:
         try:
@@ -138,13 +140,22 @@ def model_files(config: RunConfig) -> Path | None:
     path = config.model.path
     if not path:
         return kept_model(config)
+    check_model_name("model.path", path)
+    return existing(config.model, SMALL_FILES)
+
+
+def check_model_name(setting: str, path: str) -> None:
+    """Check that a setting names a folder, a GGUF file, a known model, or what may be a name on the hub.
+
+    Raises:
+        ConfigError: it names none of them.
+    """
     named = Path(path).is_dir() or path in KNOWN_MODELS or is_gguf(path)
     if not named and not HUB_NAME.fullmatch(path):
         raise ConfigError(
-            f"model.path is {path!r}: there is no such folder, and a name on the hub has the form NAME/NAME, "
+            f"{setting} is {path!r}: there is no such folder, and a name on the hub has the form NAME/NAME, "
             f"for example Qwen/Qwen3-0.6B; without a hub there are {', '.join(KNOWN_MODELS)}, and GGUF files"
         )
-    return existing(config.model, SMALL_FILES)
 
 
 def longest_sequence(folder: Path) -> int | None:

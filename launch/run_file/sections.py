@@ -183,6 +183,12 @@ class RunConfig(Section):
         return _with_constant(_with_longest(data))
 
     @property
+    def local_models(self) -> bool:
+        """Whether all models are on this host or are made here, so that no hub is asked for one."""
+        judge = self.judge.model if self.judge else ""
+        return self.model.local and (not judge or Path(judge).exists())
+
+    @property
     def max_policy_lag(self) -> int:
         """Lag bound in force: in lockstep `learner.forced_lag`, else `learner.max_policy_lag`."""
         return self.learner.forced_lag if self.run.mode == "sync" else self.learner.max_policy_lag

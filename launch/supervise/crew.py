@@ -104,7 +104,7 @@ def environment(config: RunConfig, threads: int) -> dict[str, str]:
     """Return the environment of a role in a run whose roles all share this machine."""
     return role_environment(
         threads,
-        local_model=config.model.local,
+        local_model=config.local_models,
         crowded=crowded(config, len(os.sched_getaffinity(0))),
     )
 

@@ -1,8 +1,10 @@
 """Test reward functions in processes of their own: signals, calls that never return, deaths, errors."""
 
 import asyncio
+import contextlib
 import json
 import os
+import signal
 import sys
 import time
 
@@ -40,6 +42,9 @@ def odd(answer, row):
     if answer == "open":
         return open(__file__)
     return 1 / (len(answer) - 3)
+
+def where(answer):
+    return os.getpid()
 
 async def waits(answer, row):
     return os.getpid()
@@ -123,6 +128,31 @@ def test_errors_name_file_and_line_and_the_next_call_works(suite):
     assert isinstance(unsent, EnvError)
     assert "rewards.py:14: odd" in str(unsent)
     assert after.rewards == {"odd": 1.0}
+
+
+def test_a_process_that_is_killed_between_two_calls_is_replaced(suite, tmp_path):
+    own = suite("rewards.py:where")
+
+    async def play():
+        runner, pids = EnvironmentRunner(calls=1), []
+        try:
+            while len(pids) < 2:
+                env = own.episode()
+                await env.reset({"index": 0, "split": "train"})
+                # The call that finds the process gone may fail.
+                with contextlib.suppress(EnvError):
+                    result = await runner.call(env.step, "a", what="step", timeout_s=120.0)
+                    pids.append(int(result.rewards["where"]))
+                    if len(pids) == 1:
+                        os.kill(pids[0], signal.SIGKILL)
+            await runner.call(own.close, what="close", timeout_s=60.0)
+        finally:
+            runner.close()
+        return pids
+
+    killed, other = asyncio.run(asyncio.wait_for(play(), 240))
+    assert killed != other
+    assert gone(other), "closing the suite ends its processes"
 
 
 def test_an_asynchronous_function_stays_in_the_actor(suite):

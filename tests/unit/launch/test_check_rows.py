@@ -179,3 +179,6 @@ def test_the_rewards_of_an_own_judge_are_not_tried_before_there_is_a_run(job, ca
     code, text = said(job, capsys)
     assert code == 0, text
     assert "the rewards were not tried: the run's own judge is not there yet" in text
+    assert "judge.model is 'runs/none/model': there is no such folder" in refused(
+        job, capsys, "judge.model=runs/none/model"
+    )

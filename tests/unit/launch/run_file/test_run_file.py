@@ -373,3 +373,10 @@ def test_an_own_judge_is_a_post_of_the_crew_at_a_free_port():
     assert ("judge", 2) in [(post.name, post.threads) for post in posts(config)]
     assert crowded(config, cores=3)
     assert not crowded(config, cores=4)
+
+
+def test_a_judge_from_the_hub_lets_the_hub_be_asked(tmp_path):
+    folder = {**JUDGED, "model": {"path": str(tmp_path)}}
+    assert check({**folder, "judge": {}}, "run.toml").local_models
+    assert check({**folder, "judge": {"model": str(tmp_path)}}, "run.toml").local_models
+    assert not check({**folder, "judge": {"model": "Qwen/Qwen3-0.6B"}}, "run.toml").local_models
