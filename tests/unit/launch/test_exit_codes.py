@@ -22,6 +22,7 @@ FINAL = {
     "learner.errors.NothingToLearn",
     "learner.errors.NoData",
     "learner.errors.Diverged",
+    "learner.errors.LoraError",
     "learner.errors.StaleTokens",
     "learner.errors.ReplayStateError",
     "learner.errors.ReplayConfigError",
