@@ -19,7 +19,7 @@ INSTALL = "pip install 'offbeat[learner,lora]'"
 ADAPTER = "default"
 """PEFT's name of the only adapter of a layer."""
 WRAPPED = ".base_layer."
-"""What PEFT puts between the path of an adapted layer and the names of the layer's own parameters."""
+"""Text that PEFT puts between the path of an adapted layer and the names of the layer's own parameters."""
 
 
 class Adapter(NamedTuple):
@@ -32,7 +32,7 @@ class Adapter(NamedTuple):
     scale: float
     """alpha / rank."""
     transposed: bool
-    """Whether the layer's weight is [inputs, outputs], as in GPT-2, and not [outputs, inputs]."""
+    """True if the layer's weight is [inputs, outputs], as in GPT-2; False if it is [outputs, inputs]."""
 
     @torch.no_grad()
     def merged(self, weight: Tensor) -> Tensor:
