@@ -10,9 +10,9 @@ from launch.errors import ConfigError
 from launch.run_file.sections import RunConfig
 from learner.checkpoints.checkpoint_files import standing
 from learner.errors import CheckpointError
-from learner.run_files import CHECKPOINTS
+from learner.run_files import CHECKPOINTS, RESULT
 
-CONFIG, RESULT = "config.json", "result.json"
+CONFIG = "config.json"
 BY_HAND = "config-learner.json"
 """Settings of a learner that was started by hand."""
 IDENTITY = ("run.seed", "env.", "model.", "learner.reward.")

@@ -17,7 +17,7 @@ from learner.intake.exchange import Exchange
 from learner.main import Stop, join, lead, leave
 from learner.metrics import Report
 from learner.publisher import Publisher
-from learner.run_files import CHECKPOINTS, PID_FILE
+from learner.run_files import CHECKPOINTS, PID_FILE, RESULT
 from protocol.session import Progress
 from protocol.whole_files import write_whole
 
@@ -86,7 +86,7 @@ def run_evaluation(
             "wall_seconds": time.monotonic() - started,
             "evaluations": evaluations,
         }
-        write_whole(run_dir / "result.json", json.dumps(result, indent=1))
+        write_whole(run_dir / RESULT, json.dumps(result, indent=1))
     finally:
         exchange.close()
         report.close()

@@ -23,7 +23,7 @@ from learner.metrics import Report
 from learner.publisher import Publisher
 from learner.replay.batch import can_rescue
 from learner.replay.table import replay_table
-from learner.run_files import CHECKPOINTS, PID_FILE
+from learner.run_files import CHECKPOINTS, PID_FILE, RESULT
 from learner.samples.sample_log import SampleLog
 from learner.samples.texts import open_tokenizer
 from protocol.errors import LinkDown
@@ -204,7 +204,7 @@ def write_result(learner: Learner) -> None:
         "update_seconds": totals.update_seconds,
         "publish_seconds": totals.publish_seconds,
     }
-    write_whole(learner.run_dir / "result.json", json.dumps(result, indent=1))
+    write_whole(learner.run_dir / RESULT, json.dumps(result, indent=1))
 
 
 def leave() -> NoReturn:

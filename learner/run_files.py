@@ -13,6 +13,8 @@ PID_FILE = "learner.pid"
 """File in the run folder: pid of rank 0, for a process that wants to end the learner."""
 PUBLISHED_FILE = "published.json"
 """File in the run folder that holds a `PublishedVersion`."""
+RESULT = "result.json"
+"""File in the run folder that the learner writes at the end of its work."""
 CHECKPOINTS = "checkpoints"
 """Folder of checkpoints in the run folder."""
 SHARED_MEMORY = Path("/dev/shm")

@@ -117,7 +117,7 @@ def load_reward_functions(
     Raises:
         EnvError: there is no such function, or it takes arguments that nobody passes.
     """
-    table = {_own_name(reward): reward} if isinstance(reward, str) else reward
+    table = _by_name(reward)
     if not isinstance(table, dict) or not table or not all(isinstance(v, str | dict) for v in table.values()):
         raise EnvError(
             f'params.reward = {reward!r}: name a function as "rewards.py:exact", or several in a table '
@@ -139,7 +139,7 @@ def plain_names(reward: Any) -> dict[str, str]:
         >>> plain_names("rewards.py:exact")
         {'exact': 'rewards.py:exact'}
     """
-    table = {_own_name(reward): reward} if isinstance(reward, str) else reward
+    table = _by_name(reward)
     return {name: value for name, value in table.items() if isinstance(value, str)}
 
 
@@ -148,8 +148,9 @@ def _judge(name: str, table: dict[str, Any], columns: tuple[str, ...], data: str
     return RewardFunction(name, place, judge, False, frozenset({"answer", "row"}), columns)
 
 
-def _own_name(reward: str) -> str:
-    return reward.rpartition(":")[2]
+def _by_name(reward: Any) -> Any:
+    """Return the rewards as a table: a function alone has its own name."""
+    return {reward.rpartition(":")[2]: reward} if isinstance(reward, str) else reward
 
 
 def _loaded(

@@ -17,12 +17,12 @@ from launch.resuming import saved_settings
 from launch.run_file.load import load
 from launch.run_file.sections import ModelSection, RunConfig
 from launch.supervise import shared_memory
-from launch.supervise.crew import RESULT, Crew
+from launch.supervise.crew import Crew
 from launch.supervise.panel import Panel, unanswered_text
 from launch.supervise.supervisor import Interrupt, end, prepare_model, supervise
 from learner.checkpoints.checkpoint_files import standing
 from learner.errors import CheckpointError
-from learner.run_files import CHECKPOINTS
+from learner.run_files import CHECKPOINTS, RESULT
 
 SCHEMA = 1
 FROM_THE_FILE = (

@@ -32,7 +32,7 @@ from launch.supervise.broker_status import Answer
 from launch.supervise.health import BROKER, STALL_MARGIN_S, Limits, Watchdog, role_of
 from launch.supervise.restarts import Patience, RestartBackoff
 from launch.weights_role import WEIGHTS
-from learner.run_files import PID_FILE, weights_folder
+from learner.run_files import PID_FILE, RESULT, weights_folder
 from protocol.whole_files import write_whole
 
 LEARNER = "learner"
@@ -45,7 +45,6 @@ LEARNER_EXIT_S = 60.0
 OTHERS_STOP_S = 30.0
 START_RETRY_S = 2.0
 STATE_FILE = "supervisor.json"
-RESULT = "result.json"
 FIRST_TO_STOP = (LEARNER, ACTOR, "generator")
 """Roles in the order in which they stop. All other roles follow, the broker last."""
 MAX_REASONS = 50

@@ -8,6 +8,7 @@ from typing import Any
 
 from launch.run_file.sections import RunConfig
 from launch.supervise.learning_curve import draw_curve
+from learner.run_files import RESULT
 
 SCHEMA = 1
 Summary = dict[str, Any]
@@ -25,7 +26,7 @@ def write_summary(
     resumed: bool = False,
 ) -> Summary:
     """Write and return the summary of the learner's report and metrics file, and draw the learning curve."""
-    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     lines = read_metrics(folder)
     unnamed = of_set(result["evaluations"], "")
     evaluations = {e["tag"]: e for e in unnamed}

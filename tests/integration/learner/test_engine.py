@@ -17,6 +17,7 @@ from learner.surrogate_config import ClipSurrogate
 from learner.update.deepspeed_zero import as_bytes
 from learner.update.engine import TrainingEngine
 from learner.update.scores import score_mini_batches
+from tests.integration.learner.published import assert_weights_close, weights_of
 from tests.integration.learner.tiny_qwen3 import VOCAB, save, tiny_model
 from tests.trajectories import make_batch_of_groups, make_trajectory
 
@@ -48,30 +49,12 @@ def start(model):
         engine.close()
 
 
-def weights_of(engine):
-    shapes, tensors = engine.weights()
-    dtypes = {"F32": torch.float32, "BF16": torch.bfloat16}
-    result = {}
-    for name, data in tensors:
-        dtype, shape = shapes[name]
-        flat = torch.frombuffer(bytearray(data), dtype=dtypes[dtype])
-        result[name] = flat.reshape(shape).clone()
-    assert list(result) == list(shapes)
-    return result
-
-
 def digest(engine):
     sha = hashlib.sha256()
     for name, tensor in weights_of(engine).items():
         sha.update(name.encode())
         sha.update(as_bytes(tensor))
     return sha.hexdigest()
-
-
-def assert_weights_close(found, expected, atol):
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, atol=atol, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
 
 
 class PlainTorch:

@@ -17,6 +17,7 @@ from learner.lora import published_name
 from learner.update import engine as engine_file
 from learner.update.deepspeed_zero import trained_weights
 from learner.update.engine import TrainingEngine
+from tests.integration.learner.published import assert_weights_close, weights_of
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.methods import method
 from tests.trajectories import make_batch_of_groups
@@ -55,18 +56,6 @@ def start(model):
         engine.close()
 
 
-def weights_of(engine):
-    """Return what the engine publishes."""
-    shapes, tensors = engine.weights()
-    dtypes = {"F32": torch.float32, "BF16": torch.bfloat16}
-    result = {}
-    for name, data in tensors:
-        dtype, shape = shapes[name]
-        result[name] = torch.frombuffer(bytearray(data), dtype=dtypes[dtype]).reshape(shape).clone()
-    assert list(result) == list(shapes)
-    return result
-
-
 def factors_of(engine):
     """Return the adapters: names in the module, and copies."""
     return {name: tensor.clone() for name, tensor in trained_weights(engine._deepspeed)}
@@ -86,12 +75,6 @@ def assert_equal(found, expected):
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name
-
-
-def assert_close(found, expected, atol):
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, atol=atol, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
 
 
 class Sum(torch.nn.Module):
@@ -184,9 +167,9 @@ def test_two_steps_equal_plain_torch(start, model, stage):
         assert report.metrics["learner/loss"] == pytest.approx(loss, abs=1e-5)
         assert report.metrics["learner/gradient_norm"] == pytest.approx(norm, rel=1e-4)
         assert norm > OPTIMIZER.max_grad_norm
-    assert_close(factors_of(engine), plain.factors(), atol=2e-5)
+    assert_weights_close(factors_of(engine), plain.factors(), atol=2e-5)
     found = weights_of(engine)
-    assert_close(found, plain.weights(found), atol=2e-5)
+    assert_weights_close(found, plain.weights(found), atol=2e-5)
     assert_equal(frozen_of(engine), load_file(f"{model}/model.safetensors"))
 
 
@@ -220,7 +203,7 @@ def test_shards_are_gathered_with_their_adapters(start, monkeypatch):
         for _ in range(2):
             assert engine.update(make_batch_of_groups(), current_version=0).applied
     assert all(p.numel() == 0 for p in sharded._deepspeed.module.lm.parameters())
-    assert_close(weights_of(sharded), weights_of(whole), atol=1e-5)
+    assert_weights_close(weights_of(sharded), weights_of(whole), atol=1e-5)
     assert_equal(frozen_of(sharded), frozen_of(whole))
 
 
@@ -361,7 +344,7 @@ def test_how_it_is_computed_changes_nothing(start, stage, setting):
     for engine in (plain, other):
         for _ in range(2):
             engine.update(trajectories, current_version=0)
-    assert_close(factors_of(other), factors_of(plain), atol=1e-5)
+    assert_weights_close(factors_of(other), factors_of(plain), atol=1e-5)
 
 
 def test_shared_beginnings_change_nothing(start):
@@ -376,7 +359,7 @@ def test_shared_beginnings_change_nothing(start):
         assert (
             alone.update(trajectories, current_version=0).metrics["learner/shared_fraction"] == 0 < fraction
         )
-    assert_close(factors_of(shared), factors_of(alone), atol=1e-5)
+    assert_weights_close(factors_of(shared), factors_of(alone), atol=1e-5)
 
 
 def test_the_reference_is_the_model_without_adapters(start, model):

@@ -8,9 +8,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from learner.update.engine import TrainingEngine
+from tests.integration.learner.published import weights_of
 from tests.integration.learner.start_ranks import run_two_ranks
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
-from tests.integration.learner.two_ranks import ADAPTERS, batches, settings, weights_of
+from tests.integration.learner.two_ranks import ADAPTERS, batches, settings
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 

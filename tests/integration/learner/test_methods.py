@@ -13,9 +13,10 @@ from learner.algorithm_config import AlgorithmConfig
 from learner.config import LearnerConfig, OptimizerConfig
 from learner.update.engine import TrainingEngine
 from protocol.messages import Reward, Turn
+from tests.integration.learner.published import weights_of
 from tests.integration.learner.start_ranks import run_two_ranks
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
-from tests.integration.learner.two_ranks import method_batches, method_settings, weights_of
+from tests.integration.learner.two_ranks import method_batches, method_settings
 from tests.methods import METHODS, method
 from tests.trajectories import make_batch_of_groups, make_trajectory
 

@@ -12,9 +12,10 @@ from transformers import AutoModelForCausalLM
 
 from learner.config import LearnerConfig
 from learner.update.engine import TrainingEngine
+from tests.integration.learner.published import weights_of
 from tests.integration.learner.start_ranks import run_two_ranks
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
-from tests.integration.learner.two_ranks import OPTIMIZER, method_batches, method_settings, weights_of
+from tests.integration.learner.two_ranks import OPTIMIZER, method_batches, method_settings
 from tests.methods import COMPARED, METHODS, method
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")

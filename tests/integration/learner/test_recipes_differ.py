@@ -28,8 +28,8 @@ from learner.surrogate_config import (
 from learner.update.engine import TrainingEngine
 from protocol.messages import Reward, Turn
 from recipes import BOUNDS_NEVER_ACT, ONE_ALGORITHM
+from tests.integration.learner.published import weights_of
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
-from tests.integration.learner.two_ranks import weights_of
 from tests.trajectories import make_trajectory
 
 pytestmark = [

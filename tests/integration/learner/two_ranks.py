@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from learner.config import LearnerConfig, LoraConfig, OptimizerConfig
 from learner.update.engine import TrainingEngine
+from tests.integration.learner.published import weights_of
 from tests.methods import method
 from tests.trajectories import make_batch_of_groups, make_group
 
@@ -59,15 +60,6 @@ def method_batches():
         [*make_batch_of_groups(2, 3, version=2), *make_group("h", [0.1, 0.9, 0.4], version=1, spread=0.2)],
         [*make_batch_of_groups(1, 4, version=0), *make_group("i", [1.0, 0.0, 0.3], version=2, spread=0.2)],
     ]
-
-
-def weights_of(engine):
-    shapes, tensors = engine.weights()
-    dtypes = {"F32": torch.float32, "BF16": torch.bfloat16}
-    return {
-        name: torch.frombuffer(bytearray(data), dtype=dtypes[shapes[name][0]]).reshape(shapes[name][1])
-        for name, data in tensors
-    }
 
 
 def equal(a, b):
