@@ -67,6 +67,7 @@ def run_actor(
     run: str,
     keys: Path | None = None,
     template_args: Mapping[str, Any] | None = None,
+    special_in_messages: bool = False,
     in_step: bool = False,
 ) -> None:
     """Run episodes until SIGTERM or a Drain message, then drain. Blocks until the actor has ended.
@@ -80,6 +81,7 @@ def run_actor(
         run: name of the run. The actor ends if the broker serves a different one.
         keys: folder of the keys. None means that nothing is encrypted.
         template_args: further variables of the chat template, `[model] template_args` of the run file.
+        special_in_messages: see `actors.render.Renderer`, `[model] special_tokens_in_messages` of the run file.
         in_step: run windows in lockstep, see `actors.episode.Bounds`.
 
     Raises:
@@ -90,7 +92,7 @@ def run_actor(
     # This handler works until the event loop installs its own.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     sys.setswitchinterval(SWITCH_S)
-    renderer = Renderer(Path(model), template_args)
+    renderer = Renderer(Path(model), template_args, special_in_messages=special_in_messages)
 
     def make() -> Suite:
         return make_suite(env.name, env.params)

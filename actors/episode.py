@@ -353,6 +353,14 @@ def check_conversation(messages: Any, function: str) -> None:
             f"environment: {function} returned {messages!r:.200}; it must be a list of "
             '{"role": "user", "content": TEXT}'
         )
+    for message in messages:
+        try:
+            message["content"].encode()
+        except UnicodeEncodeError as error:
+            raise EnvironmentFailed(
+                f"environment: {function}: character {error.start + 1} of a message is "
+                f"{message['content'][error.start]!r}, half of a surrogate pair, which no tokenizer takes"
+            ) from None
 
 
 def finite_rewards(result: StepResult) -> dict[str, float]:

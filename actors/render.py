@@ -7,9 +7,10 @@ to n.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tokenizers import Tokenizer
 
@@ -17,6 +18,9 @@ from actors.chat_template import ChatTemplate
 from actors.errors import PrefixBroken, TemplateUnusable
 from envs.base import ChatMessage, ToolSchema
 
+_CUT = "\ufdd0"
+"""Stands inside the text of a special token in a message, where `Renderer.encode` cuts the text. Unicode has this
+character for internal use, so no message has it."""
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -27,12 +31,20 @@ class Renderer:
         folder: holds tokenizer.json, tokenizer_config.json and a chat template (in chat_template.jinja or in
             tokenizer_config.json).
         template_args: further variables of the template, such as ``enable_thinking``.
+        special_in_messages: let the texts of special tokens in the messages of an environment become these tokens.
+            Otherwise they stay text, so that a prompt or a tool's result cannot pretend to be another turn.
 
     Raises:
         TemplateUnusable: a file or the end token is missing, or the template does not compile.
     """
 
-    def __init__(self, folder: str | Path, template_args: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        template_args: Mapping[str, Any] | None = None,
+        *,
+        special_in_messages: bool = False,
+    ) -> None:
         self._folder = Path(folder)
         try:
             self._tokenizer = Tokenizer.from_file(str(self._folder / "tokenizer.json"))
@@ -51,10 +63,11 @@ class Renderer:
             ends=[end for end in ends if end],
             place=str(self._folder),
         )
+        self._special = None if special_in_messages else _special_pattern(self._tokenizer)
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()) -> list[int]:
         """Return the token ids of the first observation, up to where the policy's first action begins."""
-        return self.encode(self.text(messages, tools, add_generation_prompt=True))
+        return self.encode(self.text(self._as_text(messages), tools, add_generation_prompt=True))
 
     def text(
         self,
@@ -84,7 +97,7 @@ class Renderer:
             PrefixBroken: the template changes earlier messages when these are added.
             TemplateUnusable: the template rejects the conversation.
         """
-        behind, opening = self._template.behind_answer(messages, tools)
+        behind, opening = self._template.behind_answer(self._as_text(messages), tools)
         ended = bool(sampled) and sampled[-1] in self.eos_ids
         end = (self._tokenizer.id_to_token(sampled[-1]) or "") if ended else ""
         return self.encode(behind[opening.kept_from(end, self._template.ends) :])
@@ -124,8 +137,20 @@ class Renderer:
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, without adding special tokens."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        pieces = text.split(_CUT)
+        return [i for piece in pieces for i in self._tokenizer.encode(piece, add_special_tokens=False).ids]
+
+    def _as_text(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+        """Cut special tokens in what others wrote. What stands as the assistant's is the environment's own."""
+        pattern = self._special
+        if pattern is None or not any(pattern.search(m["content"]) for m in messages):
+            return messages
+        return [
+            m
+            if m["role"] == "assistant"
+            else cast(ChatMessage, {**m, "content": pattern.sub(_cut, m["content"])})
+            for m in messages
+        ]
 
     def _find_eos_ids(self, special: Mapping[str, str], generation: dict[str, Any]) -> tuple[int, ...]:
         listed = generation.get("eos_token_id")
@@ -152,6 +177,17 @@ def _parting(known: Sequence[int], new: Sequence[int], tokenizer: Any) -> str:
         return " ".join(f"{i}:{tokenizer.id_to_token(i)!r}" for i in ids[around]) or "(end)"
 
     return f"they part at token {at}: so far [{show(known)}], then [{show(new)}]"
+
+
+def _special_pattern(tokenizer: Any) -> re.Pattern[str] | None:
+    """Return a pattern of the special tokens' texts, the longest first; None if there is none of two characters."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    texts = sorted((t.content for t in added if t.special and len(t.content) > 1), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, texts))) if texts else None
+
+
+def _cut(found: re.Match[str]) -> str:
+    return f"{found[0][0]}{_CUT}{found[0][1:]}"
 
 
 def _json(path: Path) -> dict[str, Any]:

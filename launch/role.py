@@ -154,6 +154,7 @@ def actor(config: RunConfig, folder: Path, keys: Path | None, *, name: str) -> N
         run=folder.name,
         keys=keys,
         template_args=config.model.template_args,
+        special_in_messages=config.model.special_tokens_in_messages,
         in_step=config.windows_in_step,
     )
 

@@ -248,6 +248,13 @@ class LearnerConfig(Section):
     """Learner steps between two checkpoints, and so the most steps that a killed learner repeats. A
     checkpoint takes 12 bytes per trained parameter on disk; the newest two are kept. 0: one checkpoint at the end
     only; a learner that is killed earlier restarts at step 0, and does not get the trained data back."""
+    keep_best: bool = True
+    """Write the model in Hugging Face format, as `models/best-step-N` in the run folder, when an evaluation during
+    training is the best so far of the first set. It replaces the one before. With `publish_every` = P the weights
+    may be P - 1 updates newer than the version that was evaluated."""
+    export_every: int = Field(0, ge=0)
+    """Learner steps between two models in Hugging Face format, `models/step-N` in the run folder, which all stay.
+    0: none. The last model is always written, as `model`."""
     max_nonfinite_steps: int = Field(5, ge=1)
     """Consecutive steps with a loss or gradient that is not finite after which the run stops. Such steps are
     skipped. At least 1."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from learner.checkpoints.checkpoint_files import latest_name
 from learner.checkpoints.lineage import Start
+from learner.checkpoints.models import best_model, best_of, remove_others, step_model, write_model
 from learner.errors import NothingToLearn, Stopped
 from learner.intake.evaluation import measure
 from learner.intake.exchange import TIME_LIMIT, Exchange
@@ -79,7 +80,9 @@ class Learner(Trainer):
         self.exchange.confirm_commits(step=self.step)
 
     def after_step(self) -> None:
-        """Write a checkpoint if one is due, or if the broker asks for one."""
+        """Write a checkpoint and a model if they are due, or a checkpoint if the broker asks for one."""
+        if self.config.export_every and self.step % self.config.export_every == 0:
+            write_model(step_model(self.run_dir, self.step), self.engine.save_pretrained)
         if self.config.checkpoint_every and self.step % self.config.checkpoint_every == 0:
             self.checkpoint()
         self.checkpoint_if_wanted()
@@ -127,6 +130,28 @@ class Learner(Trainer):
             self.report.write_samples(self.step, [*written, *self.samples.of_last_step])
         self.report.write(self.step, result.scalars(name))
         log.info("evaluation %s: %s", full, result.sentence())
+        if tag != AFTER and self.config.keep_best and self.best_step == self.step:
+            self.keep_model()
+
+    @property
+    def best_step(self) -> int | None:
+        """Learner step of the best evaluation of the first set so far; None before the first step, or without one."""
+        best = best_of(self.evaluations, next(iter(self.config.evaluation_sets), ""))
+        return None if best is None else int(best["step"])
+
+    def keep_model(self) -> None:
+        """Write the present model as the best one, and delete the one before.
+
+        The checkpoint in between knows of the evaluation, so that one of the two is always the best that is known.
+        """
+        write_model(best_model(self.run_dir, self.step), self.engine.save_pretrained)
+        self.checkpoint()
+        self.remove_models()
+        log.info("the best model so far is %s", best_model(self.run_dir, self.step))
+
+    def remove_models(self) -> None:
+        """Delete models of steps that this process does again, and models that are no longer the best."""
+        remove_others(self.run_dir, best=self.best_step, newest=self.step)
 
     def take_over(self, *, always: bool) -> None:
         """Publish the present weights under a version above all that an earlier learner published.
@@ -214,8 +239,9 @@ class Learner(Trainer):
         self.take_over(always=False)
 
     def rewind(self) -> None:
-        """Delete the metrics and the samples of steps and evaluations that this process does again."""
+        """Delete the metrics, samples and models of steps and evaluations that this process does again."""
         self.report.rewind(self.step)
+        self.remove_models()
         if self.samples is not None:
             evaluated = {f"{e.get('set', '')} {e['tag']}".strip() for e in self.evaluations}
             self.samples.rewind(self.step, evaluated)

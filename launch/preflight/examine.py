@@ -70,7 +70,8 @@ def examine(config: RunConfig) -> Examined:
     renderer, context = None, None
     if folder is not None:
         try:
-            renderer = Renderer(folder, config.model.template_args)
+            special = config.model.special_tokens_in_messages
+            renderer = Renderer(folder, config.model.template_args, special_in_messages=special)
         except ActorError as error:
             raise ConfigError(f"model.path: {error}") from None
         context = longest_sequence(folder)

@@ -76,6 +76,10 @@ class ModelSection(Section):
     not used."""
     template_args: dict[str, Any] = Field(default_factory=dict)
     """Variables that the chat template gets with every prompt, for example `enable_thinking = false`."""
+    special_tokens_in_messages: bool = False
+    """Let special tokens in system, user and tool messages, such as `<|im_end|>`, become these tokens. By default they
+    stay text, so that a row or a tool's result cannot pretend to be another turn. Needed for prompts that hold a
+    whole rendered conversation."""
     tiny: TinyModel | None = None
     cache: Path = Field(Path("runs/models"), strict=False)
     """Folder in which tiny models are kept for later runs."""

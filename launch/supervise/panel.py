@@ -269,6 +269,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         # A summary of an earlier version names no method.
         *([("method", str(summary["method"]))] if summary.get("method") else []),
         *held_out_rows(summary["evaluations"]),
+        *best_rows(summary),
         ("steps, policy version", f"{summary['steps']}, {summary['policy_version']} ({summary['ended_by']})"),
         ("wall time", wall_time(summary)),
         ("tokens", f"{summary['tokens_generated']:,} sampled, {summary['tokens_trained']:,} trained"),
@@ -284,6 +285,20 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         ("TensorBoard", f"tensorboard --logdir {summary['tensorboard']}"),
         ("learning curve", summary["learning_curve"]),
     ]
+
+
+def best_rows(summary: Summary) -> list[tuple[str, str]]:
+    """Return the row on the best evaluation, if that is not the one of the last model.
+
+    Example:
+        >>> best_rows({"best": {"step": 30, "score": 0.625, "model": "runs/a/models/best-step-000030"}, "model": "m"})
+        [('best model', 'step 30, 0.625: runs/a/models/best-step-000030')]
+    """
+    # A summary of an earlier version names no best model.
+    best = summary.get("best")
+    if best is None or best["model"] in (None, summary["model"]):
+        return []
+    return [("best model", f"step {best['step']}, {best['score']:.3f}: {best['model']}")]
 
 
 def wall_time(summary: Summary) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from launch.run_file.sections import RunConfig
 from launch.supervise.learning_curve import draw_curve
+from learner.checkpoints.models import best_model, best_of, score_of
 from learner.run_files import RESULT
 
 SCHEMA = 1
@@ -56,6 +57,7 @@ def write_summary(
             "after": evaluations.get("after", {}).get("return_mean"),
         },
         "evaluations": result["evaluations"],
+        "best": best_entry(result["evaluations"], next(iter(config.learner.evaluation_sets), ""), folder),
         "tokens_generated": result["tokens_generated"],
         "tokens_trained": result["tokens_trained"],
         "tokens_replayed": result["tokens_replayed"],
@@ -89,6 +91,24 @@ def of_set(evaluations: Sequence[Mapping[str, Any]], name: str) -> list[dict[str
         [{'step': 0}, {'step': 9, 'set': ''}]
     """
     return [dict(e) for e in evaluations if e.get("set", "") == name]
+
+
+def best_entry(evaluations: Sequence[Mapping[str, Any]], name: str, folder: Path) -> dict[str, Any] | None:
+    """Return step, score and model of the best evaluation after the first step; None without one.
+
+    Args:
+        name: the set that decides.
+        folder: run folder. The model is None if it was not kept.
+    """
+    best = best_of(evaluations, name)
+    if best is None:
+        return None
+    kept = [
+        best_model(folder, best["step"]),
+        *([folder / "model"] if best["step"] == evaluations[-1]["step"] else []),
+    ]
+    model = next((str(path) for path in kept if path.is_dir()), None)
+    return {"step": best["step"], "score": score_of(best), "model": model}
 
 
 def generator_idle_share(steps: list[dict[str, Any]]) -> float:

@@ -228,6 +228,11 @@ async def answer(value):
         (Env(StepResult(done=True, rewards={})), Script(TurnRefused("too long")), "too long"),
         (Env(lambda: answer("done")), Script("1$"), "step returned 'done', not a StepResult"),
         (Env(DONE, reset=lambda: answer("Q")), Script("1$"), "reset returned 'Q'; it must be a list of"),
+        (
+            Env(DONE, reset=lambda: answer([{"role": "user", "content": "a\ud83d"}])),
+            Script("1$"),
+            r"reset: character 2 of a message is '\ud83d', half of a surrogate pair",
+        ),
         (Env(SystemExit(3)), Script("1$"), "raised SystemExit(3) in"),
         (Env(DONE), Script(""), "without a token"),
         (Env(TimeoutError("its own")), Script("1$"), "TimeoutError: its own"),

@@ -117,6 +117,10 @@ class Engine:
         self.saved.append(json.loads(json.dumps(state)))
         self.log.append(("save", state["step"]))
 
+    def save_pretrained(self, folder):
+        folder.mkdir(parents=True)
+        self.log.append(("save_pretrained", folder.name))
+
 
 class Report:
     def __init__(self):
@@ -514,3 +518,38 @@ def test_an_evaluation_of_tasks_that_were_never_run_is_repeated_once_and_never_a
     reported = [line for _, line in it.report.lines if "evaluation/not_run_tasks" in line]
     assert "evaluation/accuracy" in reported[0]
     assert not {"evaluation/accuracy", "evaluation/return_mean"} & set(reported[1])
+
+
+def right(number):
+    """Return two answers, of which so many are right."""
+    return [dataclasses.replace(make_trajectory("t"), correct=i < number) for i in range(2)]
+
+
+def models_of(folder):
+    return sorted(path.name for path in (folder / "models").glob("*"))
+
+
+def test_the_best_model_is_kept_and_a_checkpoint_knows_of_it_before_the_one_before_goes(tmp_path):
+    it = learner(tmp_path, ["applied"] * 8, evaluation_every=2, export_every=4)
+    it.exchange.held_out = [right(n) for n in (2, 0, 1, 0, 1)]
+    it.train()
+    assert models_of(tmp_path) == ["best-step-000004", "step-000004", "step-000008"]
+    written = [e[1] for e in it.exchange.log if e[0] in ("save_pretrained", "save")]
+    assert written[:3] == ["best-step-000002.partial", 2, "step-000004.partial"]
+    assert written[3:5] == ["best-step-000004.partial", 4]
+
+
+def test_a_resumed_run_deletes_models_of_steps_that_it_does_again(tmp_path):
+    it = learner(tmp_path, ["applied"] * 4, evaluation_every=2, export_every=1)
+    it.exchange.held_out = [right(n) for n in (0, 1, 1)]
+    it.train()
+    it.step, it.evaluations = 1, it.evaluations[:1]
+    it.report.rewind = lambda step: None
+    it.rewind()
+    assert models_of(tmp_path) == ["step-000001"]
+
+
+def test_no_best_model_is_kept_where_nobody_wants_it(tmp_path):
+    it = learner(tmp_path, ["applied"] * 4, evaluation_every=2, keep_best=False)
+    it.train()
+    assert models_of(tmp_path) == []
