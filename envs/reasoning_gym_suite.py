@@ -1,5 +1,6 @@
 """Suite of single questions from the reasoning_gym library: one user message, one answer, one score."""
 
+import re
 from typing import Any
 
 from envs.base import ChatMessage, Env, Split, StepResult
@@ -21,6 +22,8 @@ class ReasoningGymSuite:
         heldout_share: share of the questions kept for evaluation, chosen by a hash of the question's text.
         sandbox: "bwrap" (required for families whose scorer runs the answer), "process", or "auto".
         instruction: text of a system message. If it is empty, there is no system message.
+        extract: regular expression that finds the answer in the action, see `found_by`. If it is empty, the whole
+            action is the answer.
 
     Raises:
         EnvError: the family is unknown or refused, or a setting is wrong.
@@ -35,15 +38,20 @@ class ReasoningGymSuite:
         heldout_share: float = 0.125,
         sandbox: Sandbox = "auto",
         instruction: str = "",
+        extract: str = "",
     ) -> None:
         if not 0.0 <= exact_bonus <= 1.0:
             raise EnvError(f"exact_bonus = {exact_bonus} is not in [0, 1]")
+        try:
+            self._extract = re.compile(extract, re.DOTALL) if extract else None
+        except re.error as error:
+            raise EnvError(f"extract = {extract!r} is not a regular expression: {error}") from None
         self.scorer = Scorer(Family(family, config or {}, seed, heldout_share), sandbox)
         self._exact_bonus = exact_bonus
         self._instruction = instruction
 
     def episode(self) -> Env:
-        return _QuestionEpisode(self.scorer, self._exact_bonus, self._instruction)
+        return _QuestionEpisode(self.scorer, self._exact_bonus, self._instruction, self._extract)
 
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
         """Return a question and its solution.
@@ -65,8 +73,11 @@ class ReasoningGymSuite:
 
 
 class _QuestionEpisode:
-    def __init__(self, scorer: Scorer, exact_bonus: float, instruction: str) -> None:
+    def __init__(
+        self, scorer: Scorer, exact_bonus: float, instruction: str, extract: re.Pattern[str] | None
+    ) -> None:
         self._scorer, self._exact_bonus, self._instruction = scorer, exact_bonus, instruction
+        self._extract = extract
         self._entry: Question | None = None
 
     async def reset(self, data: dict[str, Any]) -> list[ChatMessage]:
@@ -75,12 +86,28 @@ class _QuestionEpisode:
 
     async def step(self, action: str) -> StepResult:
         assert self._entry is not None, "step before reset"
-        score = await self._scorer.score(self._entry.position, action.strip())
+        answer = action if self._extract is None else found_by(self._extract, action)
+        score = await self._scorer.score(self._entry.position, answer.strip())
         rewards = {"score": blend(score, self._exact_bonus)}
         return StepResult(rewards=rewards, done=True, correct=score == 1.0, info={"score": score})
 
     async def close(self) -> None:
         return None
+
+
+def found_by(pattern: re.Pattern[str], action: str) -> str:
+    """Return the last match of a pattern, or its first group if it has one; the whole action without a match.
+
+    Example:
+        >>> found_by(re.compile(r"-?[0-9]+"), "The sum of 2 and 3 is 5."), found_by(re.compile("[0-9]+"), "five")
+        ('5', 'five')
+        >>> found_by(re.compile("<answer>(.*?)</answer>"), "I think <answer>5</answer> it is")
+        '5'
+    """
+    found = list(pattern.finditer(action))
+    if not found:
+        return action
+    return (found[-1][1] or "") if pattern.groups else found[-1][0]
 
 
 def blend(score: float, exact_bonus: float) -> float:

@@ -80,6 +80,22 @@ def test_an_episode_from_question_to_reward(words):
     assert (wrong.rewards, wrong.correct) == ({"score": 0.0}, False)
 
 
+def test_the_answer_is_what_the_pattern_finds_last():
+    suite = ReasoningGymSuite(
+        "chain_sum", {"min_terms": 2, "max_terms": 2}, sandbox="process", extract="-?[0-9]+"
+    )
+
+    async def play(sentence):
+        env = suite.episode()
+        await env.reset({"index": 0})
+        return (await env.step(sentence)).correct
+
+    value = suite.scorer.entry_now(0, "train").answer
+    said = [f"The sum is {value}.", f"{value}, or is it {value}0?", "five", f"{value} is 3 + 4 = {value}"]
+    assert [asyncio.run(play(sentence)) for sentence in said] == [True, False, False, True]
+    asyncio.run(suite.close())
+
+
 def test_a_demonstration_is_right(words):
     question, answer = words.demonstration(7, "train")
     position = words.scorer.entry_now(7, "train").position
@@ -193,6 +209,8 @@ def test_an_unknown_family_names_the_nearest():
 def test_a_wrong_setting_is_named():
     with pytest.raises(ScorerFailed, match="colour"):
         ReasoningGymSuite("spell_backward", config={"colour": 1})
+    with pytest.raises(EnvError, match="extract = '\\('"):
+        ReasoningGymSuite("spell_backward", extract="(")
     with pytest.raises(EnvError, match="max_turns = 2"):
         CalculatorSuite(max_terms=3, max_turns=2)
 

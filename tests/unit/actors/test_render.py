@@ -112,7 +112,8 @@ def test_a_message_cannot_pretend_to_be_another_turn(chatml, role):
         special = [i for i in ids if i in chatml.eos_ids]
         assert len(special) == 1 + (whole is None)
         text = chatml.decode(ids, keep_special=True)
-        assert FORGED in text and text == (whole or text)
+        assert FORGED in text
+        assert text == (whole or text)
     assert chatml.prompt(plain) == chatml.encode(chatml.text(plain, add_generation_prompt=True))
 
 
