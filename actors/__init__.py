@@ -6,7 +6,7 @@
 - `uplink`: segments and task credit on their way to the broker.
 - `live_suite`: the suite of an actor. `environment`: runs the code of environments away from the actor's event loop.
   `worker_threads`: threads for its plain functions.
-- `culprit`: the line of user code that blocks. `failures`: the record of an episode that failed.
+- `failures`: the record of an episode that failed.
 - `generator_client`: asks generators for tokens, over a `generator_connection` each. `sampled`: what they return.
 - `config`, `errors`: settings and errors of both roles.
 - `vllm_worker`: import path for vLLM servers run by others.

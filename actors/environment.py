@@ -15,9 +15,9 @@ from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from typing import Any
 
-from actors.culprit import place_of_error, place_of_thread
 from actors.errors import EnvironmentFailed, EnvironmentStuck
 from actors.worker_threads import EnvironmentCall, Raised, WorkerThreads, would_end
+from envs.blame import place_of_error, place_of_thread
 
 log = logging.getLogger(__name__)
 

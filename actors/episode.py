@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from actors.culprit import place_of_error
 from actors.errors import ActorError, EnvironmentFailed, Infrastructure, ServiceDown
 from actors.failures import FAILURES
 from actors.generator_client import TurnRequest
@@ -19,6 +18,7 @@ from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
 from actors.stop_strings import find_stop, stopped_at
 from envs.base import ChatMessage, Env, HasTools, StepResult, Suite, ToolSchema
+from envs.blame import place_of_error
 from envs.errors import ServiceFailed
 from protocol.arrays import SegmentArrays
 from protocol.failures import describe

@@ -7,9 +7,8 @@ from types import CodeType
 
 import msgspec
 
-from actors import culprit
 from actors.errors import ActorError, EnvironmentFailed, Infrastructure
-from envs.blame import shown
+from envs.blame import place, shown
 from protocol.failures import MAX_KINDS, FailureCounts, describe
 from protocol.messages import MAX_FAILURE_TEXT, MAX_NAME, MAX_PLACE, Failure
 
@@ -48,7 +47,7 @@ def place_of(error: BaseException) -> str:
     # Actors call the environment, so what stands behind the last of their frames is the environment's.
     own = [i for i, (code, _) in enumerate(codes) if _is_ours(code)]
     codes = codes[own[-1] + 1 :] if own and own[-1] + 1 < len(codes) else codes
-    path, _, line = culprit.place(codes).rpartition(" in ")[0].rpartition(":")
+    path, _, line = place(codes).rpartition(" in ")[0].rpartition(":")
     if not path:
         return ""
     return f"{shown(path)}:{line}"

@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from actors.culprit import place_of_coroutine, place_of_error, place_of_thread
 from actors.errors import EnvironmentFailed, EnvironmentStuck
+from envs.blame import place_of_coroutine, place_of_error, place_of_thread
 
 MAX_LEFT_BEHIND = 64
 """Upper limit of the threads that were left behind because a function in them does not end."""

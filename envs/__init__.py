@@ -7,5 +7,5 @@
 - `scorer`, `scorer_process`, `scorer_worker`: questions and scores from a separate process.
 - `questions`, `family`, `canaries`, `answer_process`: what the worker asks, scores and checks.
 - `notation`: what an answer may be made of. `sandbox`, `confinement`: how the worker is confined.
-- `blame`: the line of user code that failed.
+- `blame`: the line of user code that failed or that blocks.
 """

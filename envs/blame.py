@@ -1,9 +1,10 @@
-"""Finds the line of a user's code in which an exception arose."""
+"""Finds the line of a user's code in which an exception arose, or at which a thread or a coroutine stands."""
 
 import sysconfig
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import CodeType, CoroutineType, FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,7 +42,7 @@ def is_users(filename: str) -> bool:
     )
 
 
-def place(error: BaseException) -> str:
+def short_place(error: BaseException) -> str:
     """Return ``file:line`` of the innermost line of the user's code that an exception passed through.
 
     Without such a line it is the innermost line of all. A syntax error is in the file that it names.
@@ -73,6 +74,71 @@ def in_one_line(error: BaseException, params: Mapping[str, Any] | None = None) -
         for name, value in (params or {}).items()
         if isinstance(value, str) and len(value) > 1 and value in text
     ]
-    where = place(error)
+    where = short_place(error)
     parts = [where, type(error).__name__, text]
     return ": ".join(part for part in parts if part) + (f" ({', '.join(named)})" if named else "")
+
+
+def place_of_thread(frame: FrameType | None) -> str:
+    """Return the place at which a thread stands, from its innermost frame; "" if there is none.
+
+    Args:
+        frame: entry of the thread in ``sys._current_frames()``.
+    """
+    codes = list[tuple[CodeType, int]]()
+    while frame is not None:
+        codes.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return place(codes[::-1])
+
+
+def place_of_coroutine(coroutine: Any) -> str:
+    """Return the place at which a suspended coroutine waits; "" if it has ended.
+
+    Example:
+        >>> import asyncio
+        >>> async def reset(): await asyncio.sleep(9)
+        >>> waiting = reset()
+        >>> place_of_coroutine(waiting).endswith(" in reset")
+        True
+        >>> waiting.close()
+    """
+    return place([(frame.f_code, frame.f_lineno) for frame in _awaited(coroutine)])
+
+
+def place_of_error(error: BaseException) -> str:
+    """Return the place at which an error was raised; "" if it has no traceback.
+
+    Example:
+        >>> try:
+        ...     {}["answer"]
+        ... except KeyError as error:
+        ...     place_of_error(error).endswith("in <module>")
+        True
+    """
+    codes, step = list[tuple[CodeType, int]](), error.__traceback__
+    while step is not None:
+        codes.append((step.tb_frame.f_code, step.tb_lineno))
+        step = step.tb_next
+    return place(codes)
+
+
+def place(codes: Sequence[tuple[CodeType, int]]) -> str:
+    """Return ``FILE:LINE in FUNCTION`` of the innermost line of a user's code, else of Offbeat's, else of all.
+
+    Args:
+        codes: code and line of each frame, the outermost first.
+    """
+    users = [at for at in codes if is_users(at[0].co_filename)]
+    found = users or [at for at in codes if not is_library(at[0].co_filename)] or list(codes)
+    if not found:
+        return ""
+    code, line = found[-1]
+    return f"{code.co_filename}:{line} in {code.co_name}"
+
+
+def _awaited(coroutine: Any) -> Iterator[FrameType]:
+    while isinstance(coroutine, CoroutineType):
+        if coroutine.cr_frame is not None:
+            yield coroutine.cr_frame
+        coroutine = coroutine.cr_await

@@ -2,7 +2,9 @@
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +15,8 @@ from launch.errors import LaunchError
 from launch.plan.arguments import add_plan
 from launch.run_file.load import load
 from launch.run_file.sections import RunConfig
+
+SLOW_S = 5.0
 
 if TYPE_CHECKING:
     from launch.preflight.examine import Examined
@@ -289,9 +293,24 @@ def examined(config: RunConfig) -> "Examined":
     from launch.preflight.examine import examine
     from launch.run_file.method_effect import notes
 
-    tried = examine(config)
+    with said_if_slow(
+        "checking the model and the environment; a model that is not here yet is downloaded first"
+    ):
+        tried = examine(config)
     further = notes(config.learner, segment_tokens=config.actor.segment_tokens)
     return replace(tried, remarks=[*tried.remarks, *further])
+
+
+@contextmanager
+def said_if_slow(what: str, after_s: float = SLOW_S) -> Iterator[None]:
+    """Write a line to stderr if the block takes longer than ``after_s``, so that nobody takes slow for hung."""
+    timer = threading.Timer(after_s, lambda: sys.stderr.write(f"{what}\n"))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 if __name__ == "__main__":

@@ -83,6 +83,8 @@ class ToolsSuite:
         self._rows = RowsSuite(train, UNUSED, prompt, system, heldout, solved_at=solved_at, seed=seed)
         self._max_turns, self._timeout_s, self._solved_at = max_turns, call_timeout_s, solved_at
         self._counts, self._loop = CallCounts(), LoopThread()
+        # Servers have a loop of their own, which no code of the user's can block.
+        self._loop_of_servers = LoopThread()
         loaded: dict[str, ModuleType] = {}
         self._kind, self._methods, self._shared = self._load(named, loaded)
         columns = [*self._rows.columns["train"], ENVIRONMENTS]
@@ -222,7 +224,7 @@ class ToolsSuite:
 
     def _start(self, entries: list[str]) -> None:
         for entry in entries:
-            server = McpServer(entry, self._loop, self._timeout_s)
+            server = McpServer(entry, self._loop_of_servers, self._timeout_s)
             self._servers.append(server)
             for tool in server.tools:
                 self._add(self._shared, self._methods, tool, entry)
@@ -239,3 +241,4 @@ class ToolsSuite:
         if any(function.timeout_s is not None for function in self._functions):
             self.finish(close_judges(self._functions))
         self._loop.close()
+        self._loop_of_servers.close()
