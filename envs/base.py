@@ -136,6 +136,8 @@ class SuiteFacts:
     """Split and index of the tasks with the longest first prompts, each with the place where a person finds it."""
     remarks: tuple[str, ...] = ()
     """Sentences for a person on what is allowed but probably not meant."""
+    heldout_by_env: Mapping[str, int | None] = field(default_factory=dict)
+    """The same as ``heldout_tasks`` for each of several environments, by its label."""
 
 
 @runtime_checkable

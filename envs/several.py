@@ -28,6 +28,8 @@ from envs.errors import EnvError
 
 KEYS = ("name", "label", "weight", "params")
 """Keys of an ``[[env]]`` table."""
+ENV = "env"
+"""Key of a task's data that holds the label of its environment, if its index does not decide."""
 MAX_CYCLE = 1_000
 """Upper limit of the tasks after which the order of environments repeats."""
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,40}")
@@ -40,7 +42,7 @@ class Part:
     label: str
     """Prefix of its rewards and gauges."""
     weight: float
-    """Its tasks are this number divided by the sum of all weights."""
+    """Its share of the tasks is this number divided by the sum of all weights. 0: only evaluation sets have it."""
     suite: Suite
 
 
@@ -95,6 +97,17 @@ class SeveralSuite:
         part, own = dealt(index, self._cycle)
         return self._parts[part], own
 
+    def labelled(self, label: str) -> Part:
+        """Return the environment of a label.
+
+        Raises:
+            EnvError: there is none.
+        """
+        for part in self._parts:
+            if part.label == label:
+                return part
+        raise EnvError(f"there is no [[env]] table {label!r}")
+
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
         part, own = self.at(index)
         return part.suite.demonstration(own, split)
@@ -115,6 +128,7 @@ class SeveralSuite:
                 for part, of in zip(self._parts, facts, strict=True)
                 for remark in of.remarks
             ),
+            heldout_by_env={p.label: of.heldout_tasks for p, of in zip(self._parts, facts, strict=True)},
         )
 
     def gauges(self) -> dict[str, float]:
@@ -152,8 +166,11 @@ class _EpisodeOfOne:
 
     def reset(self, data: dict[str, Any]) -> Any:
         part, own = self._suite.at(int(data["index"]))
+        if named := data.get(ENV):
+            # A task of an evaluation set that belongs to one environment.
+            part, own = self._suite.labelled(named), int(data["index"])
         self._label, self._env = part.label, part.suite.episode()
-        return self._env.reset({**data, "index": own})
+        return self._env.reset({name: value for name, value in data.items() if name != ENV} | {"index": own})
 
     def tool_schemas(self) -> Sequence[ToolSchema]:
         return self._env.tool_schemas() if isinstance(self._env, HasTools) else ()
@@ -181,7 +198,7 @@ def checked(environments: Any) -> list[dict[str, Any]]:
     """Return the tables of ``[[env]]`` with all keys.
 
     Raises:
-        EnvError: a key is unknown or missing, a weight is not above 0, or two tables have one label.
+        EnvError: a key is unknown or missing, a weight is below 0, all are 0, or two tables have one label.
     """
     if not isinstance(environments, list | tuple) or not environments:
         raise EnvError("params.environments is empty: write one [[env]] table for each environment")
@@ -195,11 +212,15 @@ def checked(environments: Any) -> list[dict[str, Any]]:
         label, weight = table.get("label", table["name"]), table.get("weight", 1.0)
         if not isinstance(label, str) or not _LABEL.fullmatch(label):
             raise EnvError(f"{where}: label {label!r}: write letters, digits, - and _ (at most 40)")
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < float("inf"):
-            raise EnvError(f"{where}: weight = {weight!r}: write a number above 0")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
+            raise EnvError(f"{where}: weight = {weight!r}: write a number, 0 or above")
         params = table.get("params", {})
         tables.append({"name": table["name"], "label": label, "weight": float(weight), "params": params})
     twice = [label for label, count in Counter(table["label"] for table in tables).items() if count > 1]
+    if not any(table["weight"] for table in tables):
+        raise EnvError(
+            "every [[env]] has weight = 0: there is nothing to train on; give one a weight above 0"
+        )
     if twice:
         raise EnvError(f"two [[env]] tables have the label {twice[0]!r}; give each a label of its own")
     return tables
@@ -217,17 +238,18 @@ def _part(table: Mapping[str, Any]) -> Part:
 def cycle_of(weights: Sequence[float]) -> list[int]:
     """Return an order of environments that repeats, in which each has its share, spread evenly.
 
-    Each place goes to the environment that lacks most of its share so far.
+    Each place goes to the environment that lacks most of its share so far. One of weight 0 gets none.
 
     Example:
-        >>> cycle_of([1.0, 1.0]), cycle_of([3.0, 1.0])
-        ([0, 1], [0, 0, 1, 0])
+        >>> cycle_of([1.0, 1.0]), cycle_of([3.0, 1.0]), cycle_of([0.0, 2.0])
+        ([0, 1], [0, 0, 1, 0], [1])
     """
-    least = min(weights)
+    dealt_to = [i for i, weight in enumerate(weights) if weight]
+    least = min(weights[i] for i in dealt_to)
     length = next(
         (
             n
-            for n in range(len(weights), MAX_CYCLE)
+            for n in range(len(dealt_to), MAX_CYCLE)
             if all(abs(n * w / sum(weights) - round(n * w / sum(weights))) < 1e-9 for w in weights)
         ),
         min(MAX_CYCLE, round(sum(weights) / least) * 10),
@@ -236,7 +258,7 @@ def cycle_of(weights: Sequence[float]) -> list[int]:
     counts = [0] * len(weights)
     order = []
     for place in range(1, length + 1):
-        chosen = max(range(len(weights)), key=lambda i: (shares[i] * place - counts[i], -i))
+        chosen = max(dealt_to, key=lambda i: (shares[i] * place - counts[i], -i))
         counts[chosen] += 1
         order.append(chosen)
     return order
@@ -263,8 +285,8 @@ def _tasks_until_one_is_short(counts: Sequence[int | None], cycle: Sequence[int]
     """
     ends = []
     for part, count in enumerate(counts):
-        if count is not None:
-            places = [place for place, owner in enumerate(cycle) if owner == part]
+        places = [place for place, owner in enumerate(cycle) if owner == part]
+        if count is not None and places:
             rounds, rest = divmod(count, len(places))
             ends.append(rounds * len(cycle) + places[rest])
     return min(ends, default=None)

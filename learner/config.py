@@ -163,6 +163,9 @@ class EvaluationConfig(Section):
     """Held-out tasks, those with the first indices. At least 1."""
     first_task: int = Field(0, ge=0)
     """Index of the first held-out task, so that sets may have different tasks."""
+    env: str = ""
+    """Label of the `[[env]]` table that has the tasks. With `weight = 0` there, nothing is trained on it. Absent: all
+    environments, by their weights."""
     samples: int = Field(1, ge=1)
     """Answers to each task. Above 1 only with `temperature` above 0."""
     pass_at: tuple[Annotated[int, Field(ge=1)], ...] = Field((), strict=False)

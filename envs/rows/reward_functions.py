@@ -16,6 +16,10 @@ from envs.rows.reading import DataRow
 from envs.user_code import load_callable, nearest
 
 FORMS = "(answer, row), or TRL's (completions, **columns)"
+TEXTS = (
+    "the prompts of this data are texts, so completions are texts, too; a function that reads messages needs prompts "
+    "that are lists of messages"
+)
 BATCH_ARGUMENTS = frozenset({"completions", "prompts", "environments", "completion_ids"})
 """Arguments that only TRL's batch form has. A function that takes one of them may leave the others out."""
 NO_COLUMNS = frozenset({"prompt", "prompts", "completion", "completions", "completion_ids"})
@@ -62,9 +66,18 @@ class RewardFunction:
         # A function may change what it is given, which the next function must not see.
         row, prompt = replace(row, values={**deepcopy(row.values), **(shared or {})}), deepcopy(prompt)
         arguments = self._batch(answer, row, prompt) if self.batch else {"answer": answer, "row": row.values}
-        return self.function(
-            **{name: value for name, value in arguments.items() if self.takes is None or name in self.takes}
-        )
+        try:
+            return self.function(
+                **{
+                    name: value
+                    for name, value in arguments.items()
+                    if self.takes is None or name in self.takes
+                }
+            )
+        except TypeError as error:
+            if self.batch and isinstance(prompt, str) and "string indices" in str(error):
+                error.args = (f"{error}; {TEXTS}",)
+            raise
 
     def _batch(self, answer: str, row: DataRow, prompt: RawPrompt) -> dict[str, Any]:
         completion = answer if isinstance(prompt, str) else [{"role": "assistant", "content": answer}]

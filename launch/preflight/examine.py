@@ -114,10 +114,11 @@ def fitted(config: RunConfig, facts: SuiteFacts) -> tuple[RunConfig, list[str]]:
 def sets_without_tasks(config: RunConfig, facts: SuiteFacts) -> Iterator[str]:
     """Yield the refusal of a named evaluation set that asks for more held-out tasks than there are."""
     for name, of in config.learner.evaluation.items():
-        if facts.heldout_tasks is not None and of.first_task + of.tasks > facts.heldout_tasks:
+        there = facts.heldout_by_env.get(of.env) if of.env else facts.heldout_tasks
+        if there is not None and of.first_task + of.tasks > there:
             yield (
                 f"learner.evaluation.{name} has the tasks {of.first_task} to {of.first_task + of.tasks - 1}, but there "
-                f"are {facts.heldout_tasks} held-out tasks; lower its tasks or first_task"
+                f"are {there} held-out tasks; lower its tasks or first_task"
             )
 
 
@@ -269,12 +270,16 @@ async def _try_environment(
         raise ConfigError(f"env: {error}") from None
     trial = Trial(config, suite, renderer)
     tasks: list[tuple[Split, int]] = [("train", index) for index in range(TRAIN_TASKS)]
-    evaluated = max((of.first_task + of.tasks for of in config.learner.evaluation_sets.values()), default=0)
+    sets = [of for of in config.learner.evaluation_sets.values() if not of.env]
+    evaluated = max((of.first_task + of.tasks for of in sets), default=0)
     try:
         facts = await trial.facts()
         if evaluated and facts.heldout_tasks != 0:
             tasks.append(("heldout", 0))
         prompts = [await trial.begin(split, index) for split, index in tasks]
+        for of in config.learner.evaluation.values():
+            if of.env:
+                prompts.append(await trial.begin("heldout", of.first_task, of.env))
         for split, index, place in facts.longest_tasks:
             # Held-out tasks that no evaluation has are never begun.
             if split == "train" or index < evaluated:

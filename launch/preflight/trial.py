@@ -11,6 +11,7 @@ from actors.render import Renderer
 from envs.base import ChatMessage, Env, HasFacts, HasTools, Split, StepResult, Suite, SuiteFacts, ToolSchema
 from envs.blame import in_one_line
 from envs.errors import EnvError, NotStarted
+from envs.several import ENV
 from launch.errors import ConfigError
 from launch.preflight.follow_ups import check_follow_ups
 from launch.run_file.sections import RunConfig
@@ -52,12 +53,17 @@ class Trial:
         found = await self._ask(self._suite.facts, what="facts of the suite")
         return found if isinstance(found, SuiteFacts) else SuiteFacts()
 
-    async def begin(self, split: Split, index: int) -> Prompt | None:
-        """Begin one task; answer it, too, if it is the first of its split. Return None without a renderer."""
-        task = f"{split} task {index}"
+    async def begin(self, split: Split, index: int, label: str = "") -> Prompt | None:
+        """Begin one task; answer it, too, if it is the first of its split. Return None without a renderer.
+
+        Args:
+            label: of one environment of several, to which the task belongs; "": the index decides.
+        """
+        task = f"{split} task {index}" + (f" of {label}" if label else "")
+        data = {"index": index, "split": split, **({ENV: label} if label else {})}
         env = await self._ask(self._suite.episode, what=f"episode of {task}", on_loop=True)
         try:
-            messages = await self._ask(env.reset, {"index": index, "split": split}, what=f"reset of {task}")
+            messages = await self._ask(env.reset, data, what=f"reset of {task}")
             try:
                 tokens = await self._count(env, messages, task)
             except ConfigError:
@@ -68,7 +74,7 @@ class Trial:
         finally:
             await self._ask(env.close, what=f"close of {task}")
         if failed:
-            await self._answer_anew(split, index, failed)
+            await self._answer_anew(task, data, failed)
         return Prompt(split, index, tokens) if self._renderer is not None else None
 
     async def _count(self, env: Env, messages: list[ChatMessage], task: str) -> int:
@@ -121,12 +127,11 @@ class Trial:
         if remark not in self.remarks:
             self.remarks.append(remark)
 
-    async def _answer_anew(self, split: Split, index: int, failed: str) -> None:
+    async def _answer_anew(self, task: str, data: dict[str, Any], failed: str) -> None:
         """Answer a task that could not take an empty answer with a short one, which must work."""
-        task = f"{split} task {index}"
         env = await self._ask(self._suite.episode, what=f"episode of {task}", on_loop=True)
         try:
-            await self._ask(env.reset, {"index": index, "split": split}, what=f"reset of {task}")
+            await self._ask(env.reset, data, what=f"reset of {task}")
             if again := await self._answer(env, "0", task):
                 raise ConfigError(again)
         finally:

@@ -6,6 +6,7 @@ method.
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from envs.rows.judge import asks_own_judge
 from launch.run_file.method_effect import settings_without_effect
@@ -39,14 +40,20 @@ def contradictions(config: RunConfig) -> Iterator[str]:
 
 
 def _judge(config: RunConfig) -> Iterator[str]:
-    params = config.env.params
-    tables = params.get("environments", [params]) if config.env.name == "several" else [params]
-    each = [table.get("params", table) for table in tables if isinstance(table, dict)]
+    each = [table.get("params", {}) for table in _env_tables(config)]
     asked = any(asks_own_judge(own) for own in each if isinstance(own, dict))
     if asked and config.judge is None:
         yield 'a reward has judge = "own", but there is no [judge]; add the section, or name the URL of a judge'
     if config.judge is not None and not asked:
         yield '[judge] would start a model that no reward asks; write judge = "own" in a reward, or take [judge] out'
+
+
+def _env_tables(config: RunConfig) -> list[dict[str, Any]]:
+    """Return name, label and params of each environment, as the run file has them."""
+    params = config.env.params
+    several = params.get("environments") if config.env.name == "several" else None
+    tables = several if isinstance(several, list) else [{"name": config.env.name, "params": params}]
+    return [table for table in tables if isinstance(table, dict)]
 
 
 def _batches(config: RunConfig) -> Iterator[str]:
@@ -138,8 +145,15 @@ def _evaluation_sets(config: RunConfig) -> Iterator[str]:
         yield (
             "learner.evaluation.reward: evaluation/reward/ has the means of rewards by name; give the set another name"
         )
+    labels = [str(table.get("label", table.get("name"))) for table in _env_tables(config)]
     for name, of in config.learner.evaluation.items():
         field = f"learner.evaluation.{name}"
+        if of.env and (config.env.name != "several" or of.env not in labels):
+            yield (
+                f"{field}.env is {of.env!r}, but no [[env]] table has this label; there are {', '.join(labels)}"
+                if config.env.name == "several"
+                else f"{field}.env is {of.env!r}, but the run has one [env]; write [[env]] tables, or leave it out"
+            )
         if of.samples > 1 and not of.temperature:
             yield f"{field}.samples is {of.samples} but its temperature is 0: all answers would be equal; raise it"
         if most := [k for k in of.pass_at if k > of.samples]:

@@ -120,13 +120,14 @@ class Curriculum:
         """
         sampling = self._sampling(temperature=of.temperature, top_p=of.top_p)
         ids = [names.evaluation_id(self.epoch, tag, i) for i in range(of.answers)]
+        only = {"env": of.env} if of.env else {}
         return [
             Task(
                 task_id=name,
                 group_id=name,
                 group_size=1,
                 env=self.env,
-                data={"index": of.first_task + i // of.samples, "split": "heldout"},
+                data={"index": of.first_task + i // of.samples, "split": "heldout", **only},
                 purpose="eval",
                 sampling=sampling,
                 min_policy_version=version,

@@ -75,6 +75,21 @@ def test_trl_unique_letters_of_a_conversation(load):
     assert value(functions, "abba!", TALK) == 3.0
 
 
+def test_a_function_for_messages_over_prompts_that_are_texts_is_told_what_it_needs(load):
+    (function,) = load(
+        """
+        def reward(completions, **kwargs):
+            return [float(completion[0]["content"] == "4") for completion in completions]
+        """
+    )
+    with pytest.raises(
+        TypeError, match=r"string indices .* needs prompts that are lists of messages"
+    ) as caught:
+        function.call("4", ROW, "p")
+    assert caught.traceback[-1].path.name == "rewards.py"
+    assert function.call("4", ROW, TALK) == [1.0]
+
+
 def test_trl_think_format(load):
     functions = load(
         """

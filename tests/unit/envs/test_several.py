@@ -136,6 +136,30 @@ def test_episodes_of_both_kinds_run_with_labelled_rewards(env_file):
     assert closed == [-1, -1]
 
 
+def test_an_environment_of_weight_0_has_only_tasks_that_name_it(env_file):
+    suite = make_suite("several", {"environments": tables(env_file, weight=0, label="hard")})
+    assert [suite.at(index)[0].label for index in range(5)] == ["sums"] * 5
+    facts = suite.facts()
+    assert (facts.heldout_tasks, facts.heldout_by_env) == (6, {"sums": 6, "hard": None})
+
+    def begun(**data):
+        env = suite.episode()
+        talk = env.reset({"split": "heldout", **data})
+        result = env.step("x") if not asyncio.iscoroutine(talk) else None
+        return talk, result
+
+    [message], result = begun(index=2, env="hard")
+    assert (message["content"], result.rewards) == ("b 2", {"hard/right": 0.5})
+    with pytest.raises(EnvError, match=r"no .* table 'none'"):
+        begun(index=2, env="none")
+    asyncio.run(suite.close())
+
+
+def test_with_no_weight_there_is_nothing_to_train_on(env_file):
+    with pytest.raises(EnvError, match="nothing to train on"):
+        make_suite("several", {"environments": tables(env_file, weight=0)[1:]})
+
+
 def test_a_run_file_has_one_table_for_each(env_file, tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "job.toml").write_text(
@@ -157,7 +181,7 @@ def test_a_run_file_has_one_table_for_each(env_file, tmp_path):
     [
         ({"label": "sums"}, "two .* tables have the label 'sums'"),
         ({"label": "a b"}, "label 'a b': write letters"),
-        ({"weight": 0}, "weight = 0: write a number above 0"),
+        ({"weight": -1}, "weight = -1: write a number, 0 or above"),
         ({"weigth": 1}, "there is no key 'weigth'"),
         ({"name": 3}, "number 2 has no name"),
         ({"params": {"nme": "b"}}, r"\[\[env\]\] words: .* params.nme"),

@@ -91,6 +91,20 @@ def test_every_recipe_loads(path):
             {"learner": {"evaluation": {"hard": {"sample": 4}}}},
             ["learner.evaluation.hard.sample: unknown key", "did you mean 'samples'"],
         ),
+        (
+            {"learner": {"evaluation": {"hard": {"env": "sums"}}}},
+            ["learner.evaluation.hard.env is 'sums'", "one [env]"],
+        ),
+        (
+            {
+                "env": {
+                    "name": "several",
+                    "params": {"environments": [{"name": "a"}, {"name": "a", "label": "b"}]},
+                },
+                "learner": {"evaluation": {"hard": {"env": "sums"}}},
+            },
+            ["learner.evaluation.hard.env is 'sums'", "there are a, b"],
+        ),
         ({"learner": {"evaluation": {"a b": {}}}}, ["learner.evaluation.a b", "pattern"]),
         (
             {"learner": {"evaluation": {"hard": {"tasks": 32_768, "samples": 4}}}},

@@ -62,6 +62,11 @@ def test_a_set_has_tasks_of_its_own_and_several_answers_to_each():
     assert all(curriculum().is_evaluation(t.group_id) for t in tasks)
 
 
+def test_a_set_may_have_the_tasks_of_one_environment():
+    tasks = curriculum().evaluation("x", 0, EvaluationConfig(tasks=1, env="hard"))
+    assert [t.data for t in tasks] == [{"index": 0, "split": "heldout", "env": "hard"}]
+
+
 def test_a_new_lineage_deals_out_again_what_was_under_way_under_new_names():
     c = curriculum()
     old = c.refill(version=0, lockstep=True)
