@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from launch.supervise.metrics_tail import SMOOTHED_STEPS
 
-HELD_OUT = "black"
+SETS = (("black", "D"), ("tab:purple", "s"), ("tab:brown", "^"), ("tab:olive", "v"), ("tab:cyan", "o"))
+"""Colours and markers of evaluation sets; further sets take them again."""
 CURVES = (
     ("rollout/return_mean", "return, sampled", "tab:blue"),
     ("rollout/correct_share", "solved, sampled", "tab:green"),
@@ -31,11 +33,15 @@ def moving_mean(values: Sequence[float]) -> list[float]:
 def standard_error(evaluation: Mapping[str, Any]) -> float:
     """Return the standard error of an accuracy; 0 if the number of answered tasks is not known.
 
+    Several answers to a task count as one, because they are not independent. So the result is rather too large.
+
     Example:
         >>> standard_error({"accuracy": 0.5, "answered": 100, "tasks": 100})
         0.05
+        >>> standard_error({"accuracy": 0.5, "answered": 400, "tasks": 100, "samples": 4})
+        0.05
     """
-    p, n = evaluation["accuracy"], evaluation.get("answered", 0)
+    p, n = evaluation["accuracy"], evaluation.get("answered", 0) / evaluation.get("samples", 1)
     return math.sqrt(p * (1 - p) / n) if n else 0.0
 
 
@@ -45,7 +51,7 @@ def draw_curve(
     """Plot return, share of right answers, held-out results and policy lag against the learner step.
 
     Names stand at the ends of their lines. Evaluations are points with their value, and no line joins them,
-    because nobody measured between them.
+    because nobody measured between them. Each named set has a marker and a colour of its own.
     """
     import matplotlib as mpl
 
@@ -65,7 +71,9 @@ def draw_curve(
         style = {"linewidth": 0.6} if len(steps) >= MANY_STEPS else {"linestyle": "", "marker": "."}
         top.plot(steps, values, color=colour, alpha=0.25, zorder=1, **style)
         ends.append((means[-1], label, colour))
-    ends += _held_out(top, evaluations)
+    sets = dict.fromkeys(e.get("set", "") for e in evaluations)
+    for name, (colour, marker) in zip(sets, cycle(SETS), strict=False):
+        ends += _held_out(top, [e for e in evaluations if e.get("set", "") == name], name, colour, marker)
     low, high = top.get_ylim()
     for height, (_, label, colour) in zip(
         apart([end[0] for end in ends], 0.06 * (high - low)), ends, strict=True
@@ -84,24 +92,27 @@ def draw_curve(
     plt.close(figure)
 
 
-def _held_out(axes: Any, evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[float, str, str]]:
-    """Draw evaluations as points. Return height, name and colour of the label at their end, if there are any."""
+def _held_out(
+    axes: Any, evaluations: Sequence[Mapping[str, Any]], name: str, colour: str, marker: str
+) -> list[tuple[float, str, str]]:
+    """Draw a set's evaluations as points. Return height, name and colour of the label at their end, if there is any."""
     solved = any(e["accuracy"] is not None for e in evaluations)
-    name = "accuracy" if solved else "return_mean"
-    shown = [e for e in evaluations if e[name] is not None]
+    figure = "accuracy" if solved else "return_mean"
+    shown = [e for e in evaluations if e[figure] is not None]
     if not shown:
         return []
     # An evaluation at the last step and the one after training have the same place; the later one counts.
     shown = list({e["step"]: e for e in shown}.values())
     errors = [standard_error(e) if solved else 0.0 for e in shown]
-    steps, values = [e["step"] for e in shown], [e[name] for e in shown]
-    axes.errorbar(steps, values, errors, fmt="D", color=HELD_OUT, markersize=5, capsize=3, zorder=4)
+    steps, values = [e["step"] for e in shown], [e[figure] for e in shown]
+    axes.errorbar(steps, values, errors, fmt=marker, color=colour, markersize=5, capsize=3, zorder=4)
     for i in sorted({0, len(shown) - 1}):
         axes.annotate(
             f"{values[i]:.2f}", (steps[i], values[i] + errors[i]), xytext=(0, 5), textcoords="offset points",
-            ha="center", fontsize=9, color=HELD_OUT, fontweight="bold",
+            ha="center", fontsize=9, color=colour, fontweight="bold",
         )  # fmt: skip
-    return [(values[-1], f"held-out {'solved' if solved else 'return'}, greedy", HELD_OUT)]
+    what = "solved" if solved else "return"
+    return [(values[-1], f"{name}: {what}" if name else f"held-out {what}, greedy", colour)]
 
 
 def _lag(axes: Any, lines: Sequence[Mapping[str, Any]]) -> None:

@@ -33,7 +33,7 @@ def write_summary(
     evaluations = {e["tag"]: e for e in unnamed}
     steps = [m for m in lines if "learner/policy_version" in m]
     curve = folder / "learning_curve.png"
-    draw_curve(lines, unnamed, curve, title=folder.name)
+    draw_curve(lines, result["evaluations"], curve, title=folder.name)
     summary: Summary = {
         "schema": SCHEMA,
         "run": folder.name,
