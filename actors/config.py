@@ -1,6 +1,6 @@
 """Settings of actors and generators."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -32,6 +32,11 @@ class GeneratorConfig(Section):
 
     count: int = Field(1, ge=1)
     """Generator processes that `offbeat train` starts."""
+    devices: tuple[Annotated[int, Field(ge=0)], ...] = Field((), strict=False)
+    """GPUs of all generators, as places in CUDA_VISIBLE_DEVICES or numbers on this host; each takes the next
+    `tensor_parallel_size` of them. Absent: those that the learner leaves, or all if it leaves too few."""
+    tensor_parallel_size: int = Field(1, ge=1)
+    """GPUs, or processes on a CPU, among which a generator divides each layer. For models that one cannot hold."""
     backend: Literal["vllm", "http"] = "vllm"
     """Inference engine. "vllm" runs inside the generator; "http" is a vLLM server run by others, at `url`."""
     url: str = ""

@@ -221,6 +221,9 @@ class LearnerConfig(Section):
     lora: LoraConfig | None = None
     processes: int = Field(1, ge=1)
     """Learner processes (ranks) on this machine. At least 1."""
+    devices: tuple[Annotated[int, Field(ge=0)], ...] = Field((), strict=False)
+    """GPUs of the ranks, one each, as places in CUDA_VISIBLE_DEVICES or numbers on this host. Absent: the first ones
+    that no generator is given."""
     zero_stage: Literal["auto", 0, 1, 2, 3] = "auto"
     """ZeRO stage: what DeepSpeed shards over the ranks. 0: nothing; 1: the optimizer's state; 2: gradients
     too; 3: weights too. "auto": 0 for a single float32 rank, which has nothing to shard and so avoids copies

@@ -9,6 +9,7 @@ LearnerError
 ├── StaleTokens         a token older than the bound was about to carry gradient (final)
 ├── Diverged            loss or gradient was not finite in too many consecutive steps (final)
 ├── LoraError           adapters cannot be put into the model (final)
+├── ModelUnusable       no generator would take a trained version of the model (final)
 ├── CheckpointError     a checkpoint cannot be loaded (final)
 ├── OpenStateError      stored open trajectories cannot be read
 ├── ReplayStateError    a stored replay table cannot be loaded (final)
@@ -67,6 +68,12 @@ class Diverged(LearnerError, RuntimeError):
 
 class LoraError(LearnerError, ValueError):
     """Adapters cannot be put into the model; the message says why, and names the cure."""
+
+    final: ClassVar[bool] = True
+
+
+class ModelUnusable(LearnerError, ValueError):
+    """No generator would take a trained version of the model; the message names the tensor, and the cure."""
 
     final: ClassVar[bool] = True
 

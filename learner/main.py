@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from learner.checkpoints.checkpoint_files import step_back
 from learner.checkpoints.lineage import Start, start
 from learner.config import LearnerConfig
-from learner.errors import BrokerRefused
+from learner.errors import BrokerRefused, ModelUnusable
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import TIME_LIMIT, Exchange
 from learner.loop import Learner
@@ -26,10 +26,11 @@ from learner.replay.table import replay_table
 from learner.run_files import CHECKPOINTS, PID_FILE, RESULT
 from learner.samples.sample_log import SampleLog
 from learner.samples.texts import open_tokenizer
-from protocol.errors import LinkDown
+from protocol.errors import LinkDown, WeightsError
 from protocol.link import ThreadLink
 from protocol.messages import DeliveryUnit, Hello
 from protocol.session import Progress
+from protocol.weights.model_folder import check_names
 from protocol.whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -117,7 +118,11 @@ def run_learner(
 def lead(
     config: LearnerConfig, stop: "Stop", *, model: str, seed: int, segment_tokens: int | None
 ) -> "TrainingEngine":
-    """Return the engine on rank 0. Other ranks follow rank 0 until the end and do not return."""
+    """Return the engine on rank 0. Other ranks follow rank 0 until the end and do not return.
+
+    Raises:
+        ModelUnusable: the engine would publish other tensors than those of the model's folder.
+    """
     from learner.update.engine import TrainingEngine
 
     rank = int(os.environ.get("RANK", "0"))
@@ -130,6 +135,11 @@ def lead(
     if rank > 0:
         engine.follow()
         leave()
+    if Path(model).is_dir():
+        try:
+            check_names(engine.weights()[0], Path(model))
+        except WeightsError as error:
+            raise ModelUnusable(str(error)) from None
     return engine
 
 

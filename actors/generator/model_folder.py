@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errors import WeightsError
-from protocol.weights.format import read_shapes
+from protocol.weights.model_folder import replaced_shapes
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Vocabulary size, end-of-sequence ids, and ``name -> (dtype, shape)`` of every tensor."""
+    """Vocabulary size, end-of-sequence ids, and ``name -> (dtype, shape)`` of every tensor that a version
+    replaces."""
 
     vocab_size: int
     eos_ids: list[int]
@@ -23,7 +24,7 @@ def read_model_facts(folder: Path) -> ModelFacts:
 
     Raises:
         FileNotFoundError: there is no config.json. The message says what to do.
-        WeightsError: the vocabulary size or the tensors are missing. The message says what to do.
+        WeightsError: the vocabulary size or the tensors are missing, or quantised. The message says what to do.
     """
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder}: no config.json; give a Hugging Face model folder")
@@ -31,12 +32,7 @@ def read_model_facts(folder: Path) -> ModelFacts:
     text = config.get("text_config", config)
     if "vocab_size" not in text:
         raise WeightsError(f"{folder}/config.json: no vocab_size; is this a causal language model?")
-    shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        shapes |= read_shapes(file)
-    if not shapes:
-        raise WeightsError(f"{folder}: no *.safetensors; save the model with safe_serialization")
-    return ModelFacts(int(text["vocab_size"]), _eos_ids(folder, text), shapes)
+    return ModelFacts(int(text["vocab_size"]), _eos_ids(folder, text), replaced_shapes(folder))
 
 
 def _eos_ids(folder: Path, config: dict[str, Any]) -> list[int]:

@@ -19,6 +19,7 @@ from actors.config import GeneratorConfig
 from actors.errors import EngineFailed, RequestRefused
 from actors.generator.engine import Request
 from actors.generator.requests import stamp
+from actors.generator.vllm_plugin import PARENT
 from actors.generator.vllm_stats import SchedulerGauges, stat_logger, why_crowded
 from actors.generator.weights.staging import tensor_table
 from actors.sampled import FinishReason, Sampled, nothing
@@ -54,6 +55,7 @@ def prepare_environment(config: GeneratorConfig) -> None:
         settings["TORCHDYNAMO_DISABLE"] = "1"
     for name, value in settings.items():
         os.environ.setdefault(name, value)
+    os.environ[PARENT] = str(os.getpid())
 
 
 def import_vllm() -> Any:
@@ -88,6 +90,7 @@ def engine_arguments(config: GeneratorConfig, *, model: str, seed: int, cpu: boo
         "seed": seed,
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,
+        "tensor_parallel_size": config.tensor_parallel_size,
         "enforce_eager": config.enforce_eager,
         "block_size": config.block_size or (CPU_BLOCK_SIZE if cpu else None),
         "enable_prefix_caching": True,

@@ -5,7 +5,6 @@ configuration, takes a few tasks of each split, and counts the tokens of their f
 """
 
 import asyncio
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +21,16 @@ from launch.errors import ConfigError
 from launch.gguf import is_gguf
 from launch.known_models import KNOWN_MODELS
 from launch.model import SMALL_FILES, existing, kept_model
+from launch.placement import placement, visible_gpus
 from launch.preflight.adapters import try_adapters
 from launch.preflight.memory import estimate, host_gb, model_size
+from launch.preflight.model_limits import (
+    context_of,
+    quantised,
+    read_description,
+    too_long_model,
+    undivided_heads,
+)
 from launch.preflight.trial import Prompt, Trial
 from launch.run_file.sections import RunConfig
 from launch.run_folder import check_place
@@ -32,10 +39,6 @@ TRAIN_TASKS = 8
 """Training tasks whose first prompts are counted; of held-out tasks only the first is."""
 GPU = Path("/dev/nvidiactl")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
-"""Keys of config.json that may hold the longest sequence of a model."""
-ALREADY_SCALED = ("default", "su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
-"""Kinds of rotary embedding whose `factor` does not lengthen the context that config.json states."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +70,21 @@ def examine(config: RunConfig) -> Examined:
     folder = model_files(config)
     if config.judge is not None and config.judge.model:
         check_model_name("judge.model", config.judge.model)
-    renderer, context = None, None
+    placed = placement(config, len(visible_gpus()))
+    renderer, context, described = None, None, dict[str, Any]()
     if folder is not None:
         try:
             special = config.model.special_tokens_in_messages
             renderer = Renderer(folder, config.model.template_args, special_in_messages=special)
         except ActorError as error:
             raise ConfigError(f"model.path: {error}") from None
-        context = longest_sequence(folder)
+        described = read_description(folder)
+        context = context_of(described)
     facts, prompts, remarks = asyncio.run(_try_environment(config, renderer))
     if problems := [
         *too_long_model(config, context, folder),
+        *undivided_heads(config, described),
+        *quantised(described, folder),
         *no_room(config, prompts, context),
         *unknown_weights(config, facts),
         *sets_without_tasks(config, facts),
@@ -88,7 +95,12 @@ def examine(config: RunConfig) -> Examined:
     content = content_hash(config.env.name, config.env.params)
     fitting = fitting.model_copy(update={"env": fitting.env.model_copy(update={"content": content})})
     told = memory(config, folder)
-    return Examined(fitting, [*facts.remarks, *few, *remarks, *cut_answers(config, prompts)], told)
+    layout = [placed.sentence()] if placed.posts else []
+    return Examined(
+        fitting,
+        [*layout, *placed.remarks, *facts.remarks, *few, *remarks, *cut_answers(config, prompts)],
+        told,
+    )
 
 
 def memory(config: RunConfig, folder: Path | None) -> str:
@@ -157,59 +169,6 @@ def check_model_name(setting: str, path: str) -> None:
         raise ConfigError(
             f"{setting} is {path!r}: there is no such folder, and a name on the hub has the form NAME/NAME, "
             f"for example Qwen/Qwen3-0.6B; without a hub there are {', '.join(KNOWN_MODELS)}, and GGUF files"
-        )
-
-
-def longest_sequence(folder: Path) -> int | None:
-    """Return the longest sequence that a model's config.json allows; None if it names none.
-
-    Raises:
-        ConfigError: there is no config.json, or it is not a JSON object.
-    """
-    path = folder / "config.json"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path: {path}: {error}; a model folder has one") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"model.path: {path}: expected an object, found {type(content).__name__}")
-    return context_of(content)
-
-
-def context_of(content: dict[str, Any]) -> int | None:
-    """Return the longest sequence that the content of a config.json allows, scaling included.
-
-    Example:
-        >>> context_of({"max_position_embeddings": 2048})
-        2048
-        >>> context_of({"n_positions": 1024, "rope_scaling": {"rope_type": "linear", "factor": 4.0}})
-        4096
-        >>> context_of({"text_config": {"max_position_embeddings": 512}}), context_of({})
-        (512, None)
-    """
-    for part in (content.get("text_config"), content):
-        if not isinstance(part, dict):
-            continue
-        stated = [part[key] for key in CONTEXT_KEYS if isinstance(part.get(key), int) and part[key] > 0]
-        if stated:
-            return int(max(stated) * _stretch(part.get("rope_scaling") or part.get("rope_parameters")))
-    return None
-
-
-def _stretch(rope: Any) -> float:
-    if not isinstance(rope, dict):
-        return 1.0
-    kind, factor = rope.get("rope_type", rope.get("type", "default")), rope.get("factor")
-    return factor if kind not in ALREADY_SCALED and isinstance(factor, int | float) else 1.0
-
-
-def too_long_model(config: RunConfig, context: int | None, folder: Path | None) -> Iterator[str]:
-    """Yield the refusal of a `max_model_len` beyond the model's own limit."""
-    length = config.generator.max_model_len
-    if context is not None and length > context:
-        yield (
-            f"generator.max_model_len is {length}, but the model's own limit is {context} "
-            f"({folder}/config.json); lower it to at most {context}"
         )
 
 

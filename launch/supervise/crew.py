@@ -15,6 +15,7 @@ from typing import Any
 from launch import exit_codes
 from launch.errors import RoleFailed
 from launch.judge_role import JUDGE
+from launch.placement import placement, visible_gpus
 from launch.processes import (
     Child,
     dump_stacks,
@@ -94,7 +95,8 @@ def crowded(config: RunConfig, cores: int) -> bool:
     """
     learner = config.learner.threads * config.learner.processes
     here = config.generator.backend == "vllm"
-    generators = config.generator.threads * config.generator.count if here else 0
+    own = config.generator
+    generators = own.threads * own.tensor_parallel_size * own.count if here else 0
     generators += config.judge.threads if config.judge else 0
     return (learner + generators if config.run.mode == "async" else max(learner, generators)) > cores
 
@@ -134,6 +136,8 @@ class Crew:
         self._resume = False
         self._learner_began: float | None = None
         self.posts = posts(config)
+        self._gpus = visible_gpus()
+        self._placement = placement(config, len(self._gpus))
         self.broker_answered = False
         self._unsaved = False
         self._result_seen: float | None = None
@@ -354,7 +358,7 @@ class Crew:
             arguments += ["--minutes", f"{self._minutes_left():.3f}"]
         exit_codes.clear_note(self._folder, post.name)
         command = role_command(role, self._folder, *arguments, processes=post.processes)
-        env = environment(self._config, post.threads)
+        env = environment(self._config, post.threads) | self._placement.environment(post.name, self._gpus)
         post.due, post.why = None, ""
         post.child = spawn(post.name, command, log=self._folder / "logs" / f"{post.name}.log", env=env)
         self._watchdog.started(post.name, post.child.started)

@@ -197,10 +197,15 @@ class _Weight(NamedTuple):
 
 
 def weight_shapes(engine: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return ``name -> (safetensors dtype, shape)`` with Hugging Face names; tied tensors appear once."""
-    return {
-        name: (SAFETENSORS_NAMES[tensor.dtype], tuple(getattr(tensor, "ds_shape", tensor.shape)))
+    """Return ``name -> (safetensors dtype, shape)`` with the names of the model's folder; tied tensors appear once."""
+    weights = (
+        (name, torch.empty(getattr(tensor, "ds_shape", tensor.shape), dtype=tensor.dtype, device="meta"))
         for name, tensor, _ in _model_weights(engine)
+    )
+    return {
+        name: (SAFETENSORS_NAMES[tensor.dtype], tuple(tensor.shape))
+        for whole in weights
+        for name, tensor in as_in_folder(engine.module.lm, *whole)
     }
 
 
@@ -209,7 +214,25 @@ def gathered_weights(engine: Any) -> Iterator[tuple[str, Tensor]]:
 
     Adapters are merged into their layers. At stage 3 this is a collective call: every rank must iterate to the end.
     """
-    yield from _gathered(engine, _model_weights(engine))
+    for name, tensor in _gathered(engine, _model_weights(engine)):
+        yield from as_in_folder(engine.module.lm, name, tensor)
+
+
+def as_in_folder(lm: Any, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield a weight of a model as its folder has it, under the folder's names.
+
+    transformers keeps the experts of a mixture in one tensor. Folders, and vLLM, have a tensor for each expert.
+
+    Args:
+        lm: model of transformers, which knows how it was put together.
+    """
+    if not getattr(lm, "_weight_conversions", None):
+        yield name, tensor
+        return
+    from transformers.core_model_loading import revert_weight_conversion
+
+    for own, part in revert_weight_conversion(lm, {name: tensor}).items():
+        yield own, part.contiguous()
 
 
 def trained_weights(engine: Any) -> Iterator[tuple[str, Tensor]]:

@@ -184,3 +184,22 @@ class Running:
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def engine_process(pid: int) -> int:
+    """Return the child that holds the engine: the only one that is not a resource tracker of Python."""
+    commands = {child: Path(f"/proc/{child}/cmdline").read_bytes() for child in children(pid)}
+    (engine,) = [child for child, command in commands.items() if b"resource_tracker" not in command]
+    return engine
+
+
+def gone(pid: int) -> bool:
+    """Return whether a process is dead or waits to be reaped (init reaps it in its own time)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True

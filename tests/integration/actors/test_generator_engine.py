@@ -14,7 +14,7 @@ import torch
 
 from actors.config import GeneratorConfig
 from protocol.weights.format import DATA
-from tests.integration.actors.generator_harness import Answer, Running
+from tests.integration.actors.generator_harness import Answer, Running, children, engine_process, gone
 from tests.integration.actors.stopping import check_stop_string
 from tests.integration.learner.tiny_qwen3 import EOS, VOCAB, greedy, publish, save, score, tiny_model
 
@@ -344,25 +344,6 @@ def test_a_heartbeat_tells_of_a_cache_that_is_full_and_of_prompts_that_were_cach
         lab.running.until(lambda: lab.told("prefix_hit_share", 0.9))
     finally:
         lab.running.close()
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def engine_process(pid: int) -> int:
-    """Return the child that holds the engine: the only one that is not a resource tracker of Python."""
-    commands = {child: Path(f"/proc/{child}/cmdline").read_bytes() for child in children(pid)}
-    (engine,) = [child for child, command in commands.items() if b"resource_tracker" not in command]
-    return engine
-
-
-def gone(pid: int) -> bool:
-    """Return whether a process is dead or waits to be reaped (init reaps it in its own time)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
 
 
 def test_a_late_joiner_catches_up_and_equals_an_updated_engine_then_its_loss_is_an_error(tied, tmp_path):

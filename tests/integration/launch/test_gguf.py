@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from actors.render import Renderer
 from launch.errors import ConfigError
 from launch.model import existing
-from launch.preflight.examine import longest_sequence
+from launch.preflight.model_limits import context_of, read_description
 from launch.run_file.sections import ModelSection
 
 WIDTH, INNER, HEADS, CONTEXT = 32, 64, 2, 128
@@ -69,7 +69,7 @@ def test_a_gguf_file_becomes_a_model_folder_once(file, tmp_path):
     made = (folder / "model.safetensors").stat().st_mtime_ns
     assert existing(section) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == made, "the second time it is there"
-    assert longest_sequence(folder) == CONTEXT
+    assert context_of(read_description(folder)) == CONTEXT
     renderer = Renderer(folder)
     prompt = renderer.prompt([{"role": "user", "content": "hello"}])
     assert renderer.decode(prompt) == "user:hello"

@@ -23,6 +23,7 @@ FINAL = {
     "learner.errors.NoData",
     "learner.errors.Diverged",
     "learner.errors.LoraError",
+    "learner.errors.ModelUnusable",
     "learner.errors.StaleTokens",
     "learner.errors.ReplayStateError",
     "learner.errors.ReplayConfigError",

@@ -108,6 +108,24 @@ def test_a_length_beyond_the_models_own_is_refused(run):
     assert "generator.max_model_len is 100000, but the model's own limit is 2048" in said
 
 
+def test_heads_that_cannot_be_divided_are_refused(run, model):
+    described = {"max_position_embeddings": 2048, "num_attention_heads": 9}
+    (model / "config.json").write_text(json.dumps(described))
+    config = run()
+    split = config.generator.model_copy(update={"tensor_parallel_size": 2})
+    said = refusal(config.model_copy(update={"generator": split}))
+    assert "tensor_parallel_size is 2, but the model has 9 attention heads" in said
+    assert "use 1, 3 or 9" in said
+
+
+def test_a_layout_of_gpus_is_shown_and_an_impossible_one_refused(run, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    config = run()
+    assert preflight(config) == ["GPUs: learner 0, generator-0 1"]
+    many = config.learner.model_copy(update={"processes": 3})
+    assert "there are 2 GPUs" in refusal(config.model_copy(update={"learner": many}))
+
+
 def test_a_prompt_without_room_for_an_answer_is_refused_with_all_numbers(run):
     said = refusal(run(prompt="'x' * (1500 if data['index'] == 5 else 3)"))
     assert "max_trajectory_tokens is 1024" in said
