@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -30,6 +31,15 @@ LOWEST_PORT = 10_240
 PORT_TRIES = 100
 
 
+def oom_kills() -> int:
+    """Return how many processes the kernel has killed for want of memory since it started; 0 if it does not say."""
+    try:
+        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) if found else 0
+
+
 @dataclass
 class Child:
     """A running role process and its log file."""
@@ -38,6 +48,10 @@ class Child:
     command: list[str]
     process: subprocess.Popen[bytes]
     log: Path
+    log_begin: int = 0
+    """Bytes of the log that earlier processes of this name wrote."""
+    oom_kills: int = field(default_factory=oom_kills)
+    """Processes that the kernel had killed for want of memory when this one was started."""
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -48,12 +62,16 @@ class Child:
         """Return the last lines that the process wrote."""
         return tail(self.log)
 
+    def own_tail(self, lines: int) -> str:
+        """Return the last lines, those of earlier processes of this name left out."""
+        return tail(self.log, lines, begin=self.log_begin)
 
-def tail(log: Path, lines: int = 15) -> str:
-    """Return the last lines of a log file, or "" if it cannot be read."""
+
+def tail(log: Path, lines: int = 15, *, begin: int = 0) -> str:
+    """Return the last lines of a log file from byte ``begin`` on, or "" if it cannot be read."""
     try:
         with open(log, "rb") as file:
-            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+            file.seek(max(begin, log.stat().st_size - TAIL_BYTES))
             text = file.read().decode("utf-8", errors="replace")
     except OSError:
         return ""
@@ -75,6 +93,7 @@ def spawn(name: str, command: Sequence[str], *, log: Path, env: Mapping[str, str
     """Start a process in its own group. The kernel sends it SIGKILL when the thread that calls this ends."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as out:
+        begin = out.tell()
         process = subprocess.Popen(
             list(command),
             stdin=subprocess.DEVNULL,
@@ -84,7 +103,7 @@ def spawn(name: str, command: Sequence[str], *, log: Path, env: Mapping[str, str
             start_new_session=True,
             preexec_fn=partial(die_with_parent, os.getpid()),
         )
-    return Child(name, list(command), process, log)
+    return Child(name, list(command), process, log, begin)
 
 
 def role_environment(threads: int, *, local_model: bool, crowded: bool = False) -> dict[str, str]:

@@ -25,8 +25,8 @@ from envs.base import Split
 from launch import run_folder
 from launch.processes import Child, role_command, spawn, stop
 from launch.run_file.sections import RunConfig
-from launch.supervise.crew import environment, posts
 from launch.supervise.health import BROKER
+from launch.supervise.posts import environment, posts
 from learner.config import EvaluationConfig
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import TIME_LIMIT, Exchange

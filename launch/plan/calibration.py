@@ -24,9 +24,10 @@ from launch.run_file.keys_folder import http_keys, prepare_keys
 from launch.run_file.sections import RunConfig
 from launch.supervise import shared_memory
 from launch.supervise.broker_status import Poller, fetch
-from launch.supervise.crew import LEARNER, Crew
+from launch.supervise.crew import Crew
 from launch.supervise.health import BROKER
 from launch.supervise.panel import Panel
+from launch.supervise.posts import LEARNER
 from launch.supervise.summary import read_metrics
 from launch.supervise.supervisor import Interrupt, await_broker, prepare_model
 from protocol.messages import GeneratorInfo

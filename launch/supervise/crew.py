@@ -7,22 +7,18 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from launch import exit_codes
 from launch.errors import RoleFailed
-from launch.judge_role import JUDGE
 from launch.placement import placement, visible_gpus
 from launch.processes import (
-    Child,
     dump_stacks,
     kill,
     kill_all,
     role_command,
-    role_environment,
     spawn,
     stop,
     vitals,
@@ -31,15 +27,21 @@ from launch.processes import (
 from launch.run_file.sections import RunConfig
 from launch.supervise.broker_status import Answer
 from launch.supervise.health import BROKER, STALL_MARGIN_S, Limits, Watchdog, role_of
-from launch.supervise.restarts import Patience, RestartBackoff
+from launch.supervise.posts import (
+    ACTOR,
+    BROKER_START_S,
+    LEARNER,
+    Post,
+    environment,
+    final,
+    how_it_ended,
+    posts,
+)
+from launch.supervise.restarts import Patience
 from launch.weights_role import WEIGHTS
 from learner.run_files import PID_FILE, RESULT, weights_folder
 from protocol.whole_files import write_whole
 
-LEARNER = "learner"
-ACTOR = "actor"
-BROKER_START_S = 120.0
-"""Longest wait for the first answer of a broker, because reading a long journal takes a while."""
 LEARNER_STOP_S = 60.0
 LEARNER_EXIT_S = 60.0
 """Longest time between a learner's result and the end of its process."""
@@ -51,63 +53,6 @@ FIRST_TO_STOP = (LEARNER, ACTOR, "generator")
 MAX_REASONS = 50
 SHORTEST_MINUTES = 0.01
 """Least time limit, in minutes, of a learner that is started when the run's time is over."""
-
-
-@dataclass
-class Post:
-    """One place in the crew: how to start its process, the process that runs there now, and its restarts."""
-
-    name: str
-    threads: int
-    arguments: tuple[str, ...] = ()
-    processes: int = 1
-    backoff: RestartBackoff = field(default_factory=RestartBackoff)
-    child: Child | None = None
-    due: float | None = None
-    """Monotonic time at which to start the process again; set when it has ended."""
-    why: str = ""
-    """Reason why the supervisor killed the process; empty if it did not."""
-
-    @property
-    def running(self) -> bool:
-        return self.child is not None and self.child.running
-
-
-def posts(config: RunConfig) -> list[Post]:
-    """Return the crew of a run. The broker is first; the others join it in any order."""
-    learner, generator = config.learner, config.generator
-    crew = [Post(BROKER, 1), Post(LEARNER, learner.threads, processes=learner.processes)]
-    if config.weights.http:
-        crew.append(Post(WEIGHTS, 1))
-    if config.judge is not None:
-        crew.append(Post(JUDGE, config.judge.threads))
-    for i in range(generator.count):
-        crew.append(Post(f"generator-{i}", generator.threads, ("--name", f"generator-{i}")))
-    for i in range(config.actor.count):
-        crew.append(Post(f"actor-{i}", 1, ("--name", f"actor-{i}")))
-    return crew
-
-
-def crowded(config: RunConfig, cores: int) -> bool:
-    """Return whether more threads compute at a time than there are cores.
-
-    In lockstep learner and generators alternate.
-    """
-    learner = config.learner.threads * config.learner.processes
-    here = config.generator.backend == "vllm"
-    own = config.generator
-    generators = own.threads * own.tensor_parallel_size * own.count if here else 0
-    generators += config.judge.threads if config.judge else 0
-    return (learner + generators if config.run.mode == "async" else max(learner, generators)) > cores
-
-
-def environment(config: RunConfig, threads: int) -> dict[str, str]:
-    """Return the environment of a role in a run whose roles all share this machine."""
-    return role_environment(
-        threads,
-        local_model=config.local_models,
-        crowded=crowded(config, len(os.sched_getaffinity(0))),
-    )
 
 
 class Crew:
@@ -389,26 +334,3 @@ class Crew:
             self._unsaved = True
         else:
             self._unsaved = False
-
-
-def how_it_ended(post: Post, folder: Path) -> str:
-    """Return in words how a process ended, with the reason if it left one in the run folder."""
-    assert post.child is not None
-    code = post.child.process.poll()
-    if post.why:
-        return f"{post.name} {post.why}"
-    if code is None:
-        return f"{post.name} has not answered for {BROKER_START_S:g} s (if this machine is busy, try again)"
-    if code < 0:
-        return f"{post.name} was ended by {signal.strsignal(-code)} (signal {-code})"
-    reason = exit_codes.read_reason(folder, post.name)
-    return f"{post.name} ended with code {code}{f': {reason}' if reason else ''}"
-
-
-def final(post: Post, folder: Path) -> bool:
-    """Return whether the process ended with an error that another start would repeat."""
-    assert post.child is not None
-    if post.why:
-        return False
-    code = post.child.process.returncode
-    return exit_codes.FINAL in (code, exit_codes.read_note(folder, post.name))

@@ -17,9 +17,10 @@ from launch.run_file.keys_folder import http_keys, prepare_keys
 from launch.run_file.sections import RunConfig
 from launch.supervise import shared_memory
 from launch.supervise.broker_status import Poller, fetch_weights_server
-from launch.supervise.crew import BROKER_START_S, LEARNER, LEARNER_STOP_S, Crew
+from launch.supervise.crew import LEARNER_STOP_S, Crew
 from launch.supervise.health import BROKER
 from launch.supervise.panel import Panel
+from launch.supervise.posts import BROKER_START_S, LEARNER
 from launch.supervise.starting import Starting, keep_starts, last_starts
 from launch.supervise.summary import Summary, write_summary
 from learner.checkpoints.checkpoint_files import step_back

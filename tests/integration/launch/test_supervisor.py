@@ -189,6 +189,22 @@ def test_the_note_of_a_rank_counts_where_torchrun_hides_its_code(job):
     assert len(run.starts("learner")) == 1
 
 
+def test_too_little_memory_ends_the_run_at_once_with_the_setting_to_change(job):
+    run = job()
+
+    def starve(job):
+        with open(job.folder / "logs" / "learner.log", "a") as log:
+            log.write("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
+        (job.folder / "learner.end").write_text("1")
+        job.until(lambda: job.over)
+
+    with pytest.raises(
+        RoleFailed, match=r"too little memory \(torch.OutOfMemoryError.* learner.micro_batch_tokens"
+    ):
+        run.run(starve)
+    assert len(run.starts("learner")) == 1
+
+
 def test_a_process_that_always_fails_ends_the_run_with_its_log(job):
     run = job(max_restarts=2)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from actors.generator.weights.cache import cache_folder, in_order
 from launch.run_file.rules import contradictions
 from launch.run_file.sections import RunConfig
-from launch.supervise.crew import posts
+from launch.supervise.posts import posts
 from launch.weights_role import weights_url
 from learner.publisher import rounded, rounded_shapes
 from protocol.errors import WeightsError

@@ -10,7 +10,7 @@ from launch.errors import ConfigError
 from launch.reference.configuration import configuration_page
 from launch.run_file.load import check, load
 from launch.run_folder import with_ports
-from launch.supervise.crew import crowded, posts
+from launch.supervise.posts import crowded, posts
 from learner.algorithm_config import FixedAggregation
 from learner.surrogate_config import ClipSurrogate, LagSurrogate, WeightedSurrogate
 

@@ -4,7 +4,7 @@ import pytest
 
 from launch.processes import role_environment
 from launch.run_file.load import check
-from launch.supervise.crew import crowded
+from launch.supervise.posts import crowded
 
 
 def run(mode="async", learner=1, generator=1, count=1, **settings):
