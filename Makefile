@@ -1,7 +1,7 @@
 # Each target works as the first command typed: it makes .venv if there is none.
 VENV ?= .venv
 BIN := $(VENV)/bin
-RECIPE ?= recipes/spell_backward.toml
+RECIPE ?= smollm2
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup train smollm2 test soak check e2e bench ratios staleness docs
@@ -11,10 +11,10 @@ setup: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml launch/scripts/install.sh
 	sh launch/scripts/install.sh $(VENV)
 
-train: setup            ## the main job: a model learns, asynchronously, in minutes
+train: setup            ## the main job: a pretrained language model learns to add, asynchronously, in minutes
 	$(BIN)/offbeat train $(RECIPE)
 
-smollm2: setup          ## get SmolLM2-135M-Instruct for `make train RECIPE=smollm2`, with a hub or without one
+smollm2: setup          ## get SmolLM2-135M-Instruct, which `make train` trains, with a hub or without one
 	$(BIN)/offbeat model smollm2
 
 test: setup             ## all tests but the end-to-end ones

@@ -21,6 +21,8 @@ from envs.base import ChatMessage, ToolSchema
 _CUT = "\ufdd0"
 """Stands inside the text of a special token in a message, where `Renderer.encode` cuts the text. Unicode has this
 character for internal use, so no message has it."""
+_CONTROL = re.compile(r"<[|\uff5c].*[|\uff5c]>")
+"""Form of the tokens that mark turns, with the bar of ASCII or the wide one of DeepSeek."""
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -67,7 +69,8 @@ class Renderer:
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()) -> list[int]:
         """Return the token ids of the first observation, up to where the policy's first action begins."""
-        return self.encode(self.text(self._as_text(messages), tools, add_generation_prompt=True))
+        schemas = [self._cut_all(tool) for tool in tools]
+        return self.encode(self.text(self._as_text(messages), schemas, add_generation_prompt=True))
 
     def text(
         self,
@@ -152,6 +155,14 @@ class Renderer:
             for m in messages
         ]
 
+    def _cut_all(self, value: Any) -> Any:
+        """Return a schema with the special tokens of all its texts cut: a server of tools writes its own."""
+        if isinstance(value, str) and self._special is not None:
+            return self._special.sub(_cut, value)
+        if isinstance(value, dict):
+            return {self._cut_all(name): self._cut_all(part) for name, part in value.items()}
+        return [self._cut_all(part) for part in value] if isinstance(value, list) else value
+
     def _find_eos_ids(self, special: Mapping[str, str], generation: dict[str, Any]) -> tuple[int, ...]:
         listed = generation.get("eos_token_id")
         ids = set(listed if isinstance(listed, list) else [] if listed is None else [listed])
@@ -180,9 +191,16 @@ def _parting(known: Sequence[int], new: Sequence[int], tokenizer: Any) -> str:
 
 
 def _special_pattern(tokenizer: Any) -> re.Pattern[str] | None:
-    """Return a pattern of the special tokens' texts, the longest first; None if there is none of two characters."""
+    """Return a pattern of the special tokens' texts, the longest first; None if there is none of two characters.
+
+    Some tokenizers do not mark all tokens that begin a turn as special, so the form of the text counts, too.
+    """
     added = tokenizer.get_added_tokens_decoder().values()
-    texts = sorted((t.content for t in added if t.special and len(t.content) > 1), key=len, reverse=True)
+    texts = sorted(
+        (t.content for t in added if len(t.content) > 1 and (t.special or _CONTROL.fullmatch(t.content))),
+        key=len,
+        reverse=True,
+    )
     return re.compile("|".join(map(re.escape, texts))) if texts else None
 
 

@@ -77,6 +77,17 @@ class Questions:
         return score
 
 
+def fields_of(entry: dict[str, Any]) -> dict[str, str]:
+    """Return the metadata of an entry that is a text or a number, as texts by name.
+
+    Example:
+        >>> fields_of({"question": "Calculate 1 + 2.", "metadata": {"expression": "1 + 2", "terms": 2, "x": [1]}})
+        {'expression': '1 + 2', 'terms': '2'}
+    """
+    metadata = entry.get("metadata") or {}
+    return {str(name): str(value) for name, value in metadata.items() if isinstance(value, str | int | float)}
+
+
 def open_family(request: dict[str, Any]) -> Questions:
     """Make the dataset of a family.
 

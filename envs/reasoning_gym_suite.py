@@ -22,6 +22,8 @@ class ReasoningGymSuite:
         heldout_share: share of the questions kept for evaluation, chosen by a hash of the question's text.
         sandbox: "bwrap" (required for families whose scorer runs the answer), "process", or "auto".
         instruction: text of a system message. If it is empty, there is no system message.
+        prompt: text of the user message, with ``{question}`` and the fields of the question's metadata in braces,
+            such as ``{expression}``. If it is empty, the message is the question.
         extract: regular expression that finds the answer in the action, see `found_by`. If it is empty, the whole
             action is the answer.
 
@@ -38,6 +40,7 @@ class ReasoningGymSuite:
         heldout_share: float = 0.125,
         sandbox: Sandbox = "auto",
         instruction: str = "",
+        prompt: str = "",
         extract: str = "",
     ) -> None:
         if not 0.0 <= exact_bonus <= 1.0:
@@ -48,10 +51,24 @@ class ReasoningGymSuite:
             raise EnvError(f"extract = {extract!r} is not a regular expression: {error}") from None
         self.scorer = Scorer(Family(family, config or {}, seed, heldout_share), sandbox)
         self._exact_bonus = exact_bonus
-        self._instruction = instruction
+        self._instruction, self._prompt = instruction, prompt
+        if prompt:
+            try:
+                self.opening(self.scorer.entry_now(0, "train"))
+            except EnvError:
+                self.scorer.close_now()
+                raise
+
+    def opening(self, entry: Question) -> list[ChatMessage]:
+        """Return the first messages of an episode.
+
+        Raises:
+            EnvError: the question has no field that the prompt names.
+        """
+        return opening(filled(self._prompt, entry) if self._prompt else entry.question, self._instruction)
 
     def episode(self) -> Env:
-        return _QuestionEpisode(self.scorer, self._exact_bonus, self._instruction, self._extract)
+        return _QuestionEpisode(self)
 
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
         """Return a question and its solution.
@@ -62,7 +79,15 @@ class ReasoningGymSuite:
         entry = self.scorer.entry_now(index, split)
         if entry.answer is None:
             raise LookupError(f"task {index} of {split}: the library gives no solution for this family")
-        return [*opening(entry.question, self._instruction), {"role": "assistant", "content": entry.answer}]
+        return [*self.opening(entry), {"role": "assistant", "content": entry.answer}]
+
+    def answer_in(self, action: str) -> str:
+        """Return the part of an action that is scored."""
+        return action if self._extract is None else found_by(self._extract, action)
+
+    def reward(self, score: float) -> float:
+        """Return the reward of a score."""
+        return blend(score, self._exact_bonus)
 
     def gauges(self) -> dict[str, float]:
         """Return the scorer's counters, for the actor's heartbeat."""
@@ -73,26 +98,41 @@ class ReasoningGymSuite:
 
 
 class _QuestionEpisode:
-    def __init__(
-        self, scorer: Scorer, exact_bonus: float, instruction: str, extract: re.Pattern[str] | None
-    ) -> None:
-        self._scorer, self._exact_bonus, self._instruction = scorer, exact_bonus, instruction
-        self._extract = extract
+    def __init__(self, suite: ReasoningGymSuite) -> None:
+        self._suite = suite
         self._entry: Question | None = None
 
     async def reset(self, data: dict[str, Any]) -> list[ChatMessage]:
-        self._entry = await self._scorer.entry(*task_of(data))
-        return opening(self._entry.question, self._instruction)
+        self._entry = await self._suite.scorer.entry(*task_of(data))
+        return self._suite.opening(self._entry)
 
     async def step(self, action: str) -> StepResult:
         assert self._entry is not None, "step before reset"
-        answer = action if self._extract is None else found_by(self._extract, action)
-        score = await self._scorer.score(self._entry.position, answer.strip())
-        rewards = {"score": blend(score, self._exact_bonus)}
+        score = await self._suite.scorer.score(self._entry.position, self._suite.answer_in(action).strip())
+        rewards = {"score": self._suite.reward(score)}
         return StepResult(rewards=rewards, done=True, correct=score == 1.0, info={"score": score})
 
     async def close(self) -> None:
         return None
+
+
+def filled(prompt: str, entry: Question) -> str:
+    """Return a prompt with the fields of a question in the places of their names in braces.
+
+    Raises:
+        EnvError: the question has no such field.
+
+    Example:
+        >>> filled("What is {expression}?", Question("Calculate 1+2.", "3", 0, {"expression": "1+2"}))
+        'What is 1+2?'
+    """
+    fields = {"question": entry.question, **entry.fields}
+    try:
+        return prompt.format_map(fields)
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        raise EnvError(
+            f"prompt = {prompt!r}: {error}; the fields of this family are {', '.join(fields)}"
+        ) from None
 
 
 def found_by(pattern: re.Pattern[str], action: str) -> str:
@@ -101,10 +141,12 @@ def found_by(pattern: re.Pattern[str], action: str) -> str:
     Example:
         >>> found_by(re.compile(r"-?[0-9]+"), "The sum of 2 and 3 is 5."), found_by(re.compile("[0-9]+"), "five")
         ('5', 'five')
+        >>> found_by(re.compile("[0-9]*"), "5 apples")
+        '5'
         >>> found_by(re.compile("<answer>(.*?)</answer>"), "I think <answer>5</answer> it is")
         '5'
     """
-    found = list(pattern.finditer(action))
+    found = [match for match in pattern.finditer(action) if match[0]]
     if not found:
         return action
     return (found[-1][1] or "") if pattern.groups else found[-1][0]

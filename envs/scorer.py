@@ -37,11 +37,12 @@ MOST_TOGETHER = 16
 
 
 class Question(NamedTuple):
-    """A question, its solution (None if the library has none), and its position in the library."""
+    """A question, its solution (None if the library has none), its position in the library, and its metadata."""
 
     question: str
     answer: str | None
     position: int
+    fields: dict[str, str]
 
 
 @dataclass
@@ -146,6 +147,11 @@ class Scorer:
         await self._elsewhere(self._drop)
         self._thread.shutdown(wait=False)
 
+    def close_now(self) -> None:
+        """Close the scorer, like `close`, but block."""
+        self._thread.submit(self._drop).result(GRACE_S)
+        self._thread.shutdown(wait=False)
+
     async def _elsewhere(self, call: Any, *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
 
@@ -195,7 +201,7 @@ class Scorer:
         reply = self._request({"op": "entry", "index": index, "split": split}, ENTRY_DEADLINE_S)
         if "error" in reply:
             raise ScorerFailed(f"family {self._family.name!r}, task {index} of {split}: {reply['error']}")
-        return Question(reply["question"], reply["answer"], reply["position"])
+        return Question(reply["question"], reply["answer"], reply["position"], reply["fields"])
 
     def _score_waiting(self) -> None:
         """Score the answers that wait, at most `MOST_TOGETHER`. An earlier call may have scored them all."""

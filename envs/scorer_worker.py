@@ -18,7 +18,7 @@ import msgspec
 from envs.answer_process import AnswerTimedOut, score_apart
 from envs.confinement import allow_cpu, die_with_parent, give_up_rights, inside_bubblewrap
 from envs.notation import refuse_code
-from envs.questions import Questions, family_names, open_family
+from envs.questions import Questions, family_names, fields_of, open_family
 
 MAX_FRAME = 4 * 1024 * 1024
 SCORE_CPU_S = 3
@@ -67,7 +67,12 @@ def reply_to(questions: Questions, request: dict[str, Any], *, apart: bool) -> d
         case "entry":
             position, entry = questions.find(request["index"], request["split"])
             solution = entry["answer"]
-            return {"position": position, "question": entry["question"], "answer": solution and str(solution)}
+            return {
+                "position": position,
+                "question": entry["question"],
+                "answer": solution and str(solution),
+                "fields": fields_of(entry),
+            }
         case "score":
             # The entry is made here, so that children need not make it again.
             questions.at(request["position"])

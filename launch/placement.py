@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from launch.errors import ConfigError
@@ -44,7 +45,12 @@ class Placement:
 
 
 def visible_gpus() -> list[str]:
-    """Return the names of the GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` takes them."""
+    """Return the names of the GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` takes them.
+
+    A torch that was built for the CPU uses none.
+    """
+    if not torch_uses_gpus():
+        return []
     chosen = os.environ.get(VARIABLE)
     if chosen is not None:
         names = [name.strip() for name in chosen.split(",")]
@@ -54,6 +60,18 @@ def visible_gpus() -> list[str]:
     # A container has device files of its own GPUs only, and CUDA counts those from 0.
     there = sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in Path("/dev").glob("nvidia*"))
     return [str(number) for number in range(there)]
+
+
+def torch_uses_gpus() -> bool:
+    """Return whether the installed torch may use GPUs; also True without torch. Imports nothing."""
+    found = find_spec("torch")
+    if found is None or found.origin is None:
+        return True
+    version = Path(found.origin).with_name("version.py")
+    if not version.is_file():
+        return True
+    built_for = dict(re.findall(r"^(cuda|hip)\b.*= (.*)$", version.read_text(), re.MULTILINE))
+    return not built_for or any(value != "None" for value in built_for.values())
 
 
 def placement(config: RunConfig, gpus: int) -> Placement:

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,28 +131,36 @@ class Learner(Trainer):
             self.report.write_samples(self.step, [*written, *self.samples.of_last_step])
         self.report.write(self.step, result.scalars(name))
         log.info("evaluation %s: %s", full, result.sentence())
-        if tag != AFTER and self.config.keep_best and self.best_step == self.step:
-            self.keep_model()
+        # The model after the last step is always written, as `model`.
+        if tag != AFTER and self.config.keep_best and self.step and name == self.first_set:
+            self.keep_if_best()
 
     @property
-    def best_step(self) -> int | None:
-        """Learner step of the best evaluation of the first set so far; None before the first step, or without one."""
-        best = best_of(self.evaluations, next(iter(self.config.evaluation_sets), ""))
-        return None if best is None else int(best["step"])
+    def first_set(self) -> str:
+        """Name of the evaluation set that decides which model is the best."""
+        return next(iter(self.config.evaluation_sets), "")
 
-    def keep_model(self) -> None:
-        """Write the present model as the best one, and delete the one before.
+    def keep_if_best(self) -> None:
+        """Write the present model if its evaluation, the newest, is better than those of all models that are kept.
 
-        The checkpoint in between knows of the evaluation, so that one of the two is always the best that is known.
+        The one before stays until a checkpoint knows of the evaluation, so that a crash in between loses neither.
         """
+        *earlier, newest = [e for e in self.evaluations if e.get("set", "") == self.first_set]
+        if best_of([*self.with_model(earlier), newest], self.first_set) is not newest:
+            return
         write_model(best_model(self.run_dir, self.step), self.engine.save_pretrained)
-        self.checkpoint()
-        self.remove_models()
         log.info("the best model so far is %s", best_model(self.run_dir, self.step))
+        if not self.config.checkpoint_every:
+            self.remove_models()
+
+    def with_model(self, evaluations: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Return the evaluations whose model is kept as the best one of its time."""
+        return [e for e in evaluations if e["step"] and best_model(self.run_dir, e["step"]).is_dir()]
 
     def remove_models(self) -> None:
         """Delete models of steps that this process does again, and models that are no longer the best."""
-        remove_others(self.run_dir, best=self.best_step, newest=self.step)
+        best = best_of(self.with_model(self.evaluations), self.first_set)
+        remove_others(self.run_dir, best=None if best is None else int(best["step"]), newest=self.step)
 
     def take_over(self, *, always: bool) -> None:
         """Publish the present weights under a version above all that an earlier learner published.
@@ -208,6 +217,7 @@ class Learner(Trainer):
             "wall_seconds": self.wall_seconds,
         }
         self.engine.save(self.checkpoints, state, also=self.save_beside)
+        self.remove_models()
         self.exchange.checkpointed(step=self.step)
         self.saved = (self.step, len(self.evaluations))
         log.info("checkpoint at step %d", self.step)

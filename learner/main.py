@@ -176,7 +176,6 @@ def train(learner: Learner, begin: Start) -> None:
         learner.start_from(begin)
         learner.train(continues=begin.continues)
         learner.engine.save_pretrained(learner.run_dir / "model")
-        learner.remove_models()
         write_result(learner)
     finally:
         learner.exchange.close()

@@ -23,6 +23,7 @@ class LoopThread:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._calls = set[concurrent.futures.Future[Any]]()
         # Invariant: the loop and its thread are made under this lock, because episodes use threads of their own.
         self._lock = threading.Lock()
 
@@ -38,8 +39,13 @@ class LoopThread:
             Exception: the coroutine's own errors.
         """
         future, loop, thread = self._start(work)
+        self._calls.add(future)
         try:
             return future.result(timeout_s)
+        except concurrent.futures.CancelledError:
+            raise ServiceFailed(
+                "other code blocked all asynchronous tools, and this call was given up"
+            ) from None
         except concurrent.futures.TimeoutError:
             future.cancel()
             if _turns(loop):
@@ -48,9 +54,13 @@ class LoopThread:
             current, place = asyncio.current_task(loop), place_of_thread(frame_of(thread))
             self._abandon(loop)
             what = f"blocks all asynchronous tools at {place}; await there, or make it a plain function"
-            if current is not None and current.get_coro() is work:
+            own = current is not None and current.get_coro() is work
+            # A coroutine may also block in a task that it started itself.
+            if own or self._calls == {future}:
                 raise EnvError(f"the tool {what}") from None
             raise ServiceFailed(f"other code {what}") from None
+        finally:
+            self._calls.discard(future)
 
     def _abandon(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:

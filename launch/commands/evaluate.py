@@ -118,7 +118,7 @@ def for_evaluating(config: RunConfig) -> RunConfig:
     if not config.learner.evaluation_sets:
         raise ConfigError("learner.evaluation_tasks is 0, and there is no [learner.evaluation.NAME]; add one")
     # Ranks are for the weights of a checkpoint only, which says how many it needs.
-    learner = config.learner.model_copy(update={"steps": 0, "processes": 1})
+    learner = config.learner.model_copy(update={"steps": 0, "processes": 1, "devices": ()})
     section = config.run.model_copy(update={"name": f"{config.run.name}-eval", "mode": "async"})
     return config.model_copy(update={"learner": learner, "run": section})
 

@@ -4,7 +4,10 @@ import re
 from typing import NamedTuple
 
 LINES = 60
-"""Last lines of a log that are looked at. A traceback of vLLM's engine and that of its parent fit."""
+"""Last lines of an engine's log that are looked at. A traceback of the engine and that of its parent fit."""
+OWN_ERRORS = ("OutOfMemoryError:", "MemoryError:", "RuntimeError:", "OSError:", "AcceleratorError:")
+"""Types of errors, before their text, in the reason of a learner that had too little memory. Other errors may repeat
+what the code of a user said."""
 
 
 class Shortage(NamedTuple):
@@ -56,20 +59,23 @@ SHORTAGES = (
 )
 
 
-def too_little_memory(role: str, log: str) -> str:
-    """Return the line of a log that tells of too little memory, with the cure; "" if there is none.
+def too_little_memory(role: str, reason: str, log: str) -> str:
+    """Return the line that tells of too little memory, with the cure; "" if there is none.
 
     Args:
         role: role of the process.
+        reason: reason that the process left, see `launch.exit_codes`; "" if it left none.
         log: last lines of its log, those of an earlier process of this name left out.
 
     Example:
-        >>> too_little_memory("learner", "Traceback\\ntorch.OutOfMemoryError: CUDA out of memory.")[:52]
-        'too little memory (torch.OutOfMemoryError: CUDA out '
-        >>> too_little_memory("actor-0", "MemoryError")
+        >>> too_little_memory("learner", "OutOfMemoryError: CUDA out of memory.", "")[:46]
+        'too little memory (OutOfMemoryError: CUDA out '
+        >>> too_little_memory("learner", "all episodes fail: MemoryError", "MemoryError")
         ''
     """
     lines = log.splitlines()[-LINES:]
+    if role == "learner" and reason:
+        lines = [reason] if reason.startswith(OWN_ERRORS) else []
     for shortage in SHORTAGES:
         if role in shortage.roles:
             for line in reversed(lines):

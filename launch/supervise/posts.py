@@ -89,7 +89,7 @@ def how_it_ended(post: Post, folder: Path) -> str:
         starved = code == -signal.SIGKILL and oom_kills() > post.child.oom_kills
         why = ", most likely by the kernel, because the host ran out of memory" if starved else ""
         return f"{post.name} was ended by {signal.strsignal(-code)} (signal {-code}){why}"
-    reason = short_of_memory(post) or exit_codes.read_reason(folder, post.name)
+    reason = short_of_memory(post, folder) or exit_codes.read_reason(folder, post.name)
     return f"{post.name} ended with code {code}{f': {reason}' if reason else ''}"
 
 
@@ -99,11 +99,14 @@ def final(post: Post, folder: Path) -> bool:
     if post.why:
         return False
     code = post.child.process.returncode
-    return exit_codes.FINAL in (code, exit_codes.read_note(folder, post.name)) or bool(short_of_memory(post))
+    return exit_codes.FINAL in (code, exit_codes.read_note(folder, post.name)) or bool(
+        short_of_memory(post, folder)
+    )
 
 
-def short_of_memory(post: Post) -> str:
+def short_of_memory(post: Post, folder: Path) -> str:
     """Return in words that a process had too little memory, and the cure; "" if its log does not say so."""
     if post.child is None or not post.child.process.returncode:
         return ""
-    return too_little_memory(role_of(post.name), post.child.own_tail(LINES))
+    reason = exit_codes.read_reason(folder, post.name)
+    return too_little_memory(role_of(post.name), reason, post.child.own_tail(LINES))

@@ -57,7 +57,12 @@ def write_summary(
             "after": evaluations.get("after", {}).get("return_mean"),
         },
         "evaluations": result["evaluations"],
-        "best": best_entry(result["evaluations"], next(iter(config.learner.evaluation_sets), ""), folder),
+        "best": best_entry(
+            result["evaluations"],
+            next(iter(config.learner.evaluation_sets), ""),
+            folder,
+            last=result["steps"],
+        ),
         "tokens_generated": result["tokens_generated"],
         "tokens_trained": result["tokens_trained"],
         "tokens_replayed": result["tokens_replayed"],
@@ -93,19 +98,22 @@ def of_set(evaluations: Sequence[Mapping[str, Any]], name: str) -> list[dict[str
     return [dict(e) for e in evaluations if e.get("set", "") == name]
 
 
-def best_entry(evaluations: Sequence[Mapping[str, Any]], name: str, folder: Path) -> dict[str, Any] | None:
+def best_entry(
+    evaluations: Sequence[Mapping[str, Any]], name: str, folder: Path, *, last: int
+) -> dict[str, Any] | None:
     """Return step, score and model of the best evaluation after the first step; None without one.
 
     Args:
         name: the set that decides.
         folder: run folder. The model is None if it was not kept.
+        last: learner steps of the run.
     """
     best = best_of(evaluations, name)
     if best is None:
         return None
     kept = [
         best_model(folder, best["step"]),
-        *([folder / "model"] if best["step"] == evaluations[-1]["step"] else []),
+        *([folder / "model"] if best["step"] == last else []),
     ]
     model = next((str(path) for path in kept if path.is_dir()), None)
     return {"step": best["step"], "score": score_of(best), "model": model}

@@ -7,6 +7,7 @@ Layout below the run folder::
     models/step-000040.partial/  a model that is being written; renamed once all of it is there
 """
 
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from learner.checkpoints.checkpoint_files import PARTIAL
 MODELS = "models"
 """Folder of these models in the run folder."""
 _STEP, _BEST = "step-", "best-step-"
+_OURS = re.compile(rf"({_STEP}|{_BEST})(\d+)({re.escape(PARTIAL)})?")
 
 
 def step_model(run_dir: Path, step: int) -> Path:
@@ -83,7 +85,9 @@ def remove_others(run_dir: Path, *, best: int | None, newest: int) -> None:
         newest: the run's learner step. Later models are of steps that it does again.
     """
     for path in (run_dir / MODELS).glob("*"):
-        kind, _, digits = path.name.rpartition("-")
-        known = digits.isdigit() and (int(digits) == best if f"{kind}-" == _BEST else int(digits) <= newest)
-        if not known:
+        if not (found := _OURS.fullmatch(path.name)):
+            # Someone else put it there.
+            continue
+        kind, step, partial = found.groups()
+        if partial or (int(step) != best if kind == _BEST else int(step) > newest):
             shutil.rmtree(path, ignore_errors=True)

@@ -233,7 +233,8 @@ class TrainingEngine:
         """Write the model, adapters merged, as a Hugging Face folder, with the tokenizer's files."""
         state = {name: tensor.clone() for name, tensor in self._gathered()}
         folder.mkdir(parents=True, exist_ok=True)
-        self._deepspeed.module.lm.save_pretrained(folder, state_dict=state)
+        # The names are those of the folder already.
+        self._deepspeed.module.lm.save_pretrained(folder, state_dict=state, save_original_format=False)
         let_all_read(folder)
         source = Path(self.model)
         if not source.is_dir():

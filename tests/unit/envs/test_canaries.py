@@ -32,7 +32,7 @@ class Worker:
     def request(self, message, deadline_s):
         if message["op"] == "entry":
             position = message["index"] * POSITIONS
-            return {"question": "?", "answer": f"n{position}", "position": position}
+            return {"question": "?", "answer": f"n{position}", "position": position, "fields": {}}
         match message["answer"].split():
             case ["tamper", score]:
                 self.says = float(score)

@@ -1,11 +1,14 @@
 """Test which GPUs each process gets, and that an impossible layout is refused with the cure."""
 
+import importlib.machinery
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+import launch.placement
 from launch.errors import ConfigError
-from launch.placement import Placement, placement, visible_gpus
+from launch.placement import Placement, placement, torch_uses_gpus, visible_gpus
 from launch.run_file.load import check
 
 
@@ -126,7 +129,26 @@ def test_every_layout_is_whole_or_refused(gpus, ranks, count, size, share):
         assert len(set(used)) == len(used), "nobody shares a GPU while there are enough"
 
 
+@pytest.mark.parametrize(
+    ("version", "uses"),
+    [
+        ("cuda: Optional[str] = None\nhip: Optional[str] = None\n", False),
+        ("__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", True),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '7.0'\n", True),
+    ],
+)
+def test_a_torch_for_the_cpu_uses_no_gpus(tmp_path, monkeypatch, version, uses):
+    (tmp_path / "__init__.py").touch()
+    (tmp_path / "version.py").write_text(version)
+    found = importlib.machinery.ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(launch.placement, "find_spec", lambda name: found)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert torch_uses_gpus() is uses
+    assert visible_gpus() == (["0", "1"] if uses else [])
+
+
 def test_the_users_own_list_of_gpus_is_what_is_divided(monkeypatch):
+    monkeypatch.setattr(launch.placement, "torch_uses_gpus", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, GPU-abc,-1,7")
     assert visible_gpus() == ["5", "GPU-abc"]
     placed = Placement({"learner": (1,), "generator-0": (0,)})

@@ -119,6 +119,7 @@ def test_heads_that_cannot_be_divided_are_refused(run, model):
 
 
 def test_a_layout_of_gpus_is_shown_and_an_impossible_one_refused(run, monkeypatch):
+    monkeypatch.setattr("launch.placement.torch_uses_gpus", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     config = run()
     assert preflight(config) == ["GPUs: learner 0, generator-0 1"]

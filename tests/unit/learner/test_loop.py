@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -535,8 +536,42 @@ def test_the_best_model_is_kept_and_a_checkpoint_knows_of_it_before_the_one_befo
     it.train()
     assert models_of(tmp_path) == ["best-step-000004", "step-000004", "step-000008"]
     written = [e[1] for e in it.exchange.log if e[0] in ("save_pretrained", "save")]
-    assert written[:3] == ["best-step-000002.partial", 2, "step-000004.partial"]
-    assert written[3:5] == ["best-step-000004.partial", 4]
+    assert written == [
+        "best-step-000002.partial",
+        "step-000004.partial",
+        "best-step-000004.partial",
+        "step-000008.partial",
+        8,
+    ]
+
+
+def test_the_best_model_before_stays_until_a_checkpoint_knows_of_the_evaluation(tmp_path):
+    it = learner(tmp_path, ["applied"] * 6, evaluation_every=2, checkpoint_every=3)
+    it.exchange.held_out = [right(n) for n in (0, 1, 2)]
+    it.engine.save, saved = (
+        (lambda folder, state, also: saved.append((state["step"], models_of(tmp_path)))),
+        [],
+    )
+    it.train()
+    both = ["best-step-000002", "best-step-000004"]
+    assert saved == [(3, both[:1]), (6, both)]
+    assert models_of(tmp_path) == both[1:]
+
+
+def test_an_evaluation_whose_model_is_gone_does_not_keep_others_from_being_the_best(tmp_path):
+    it = learner(tmp_path, ["applied"] * 6, evaluation_every=2, checkpoint_every=1)
+    it.exchange.held_out = [right(n) for n in (0, 2, 1)]
+    learn = it.learn
+    it.learn = lambda: (shutil.rmtree(tmp_path / "models") if it.step == 3 else None, learn())
+    it.train()
+    assert models_of(tmp_path) == ["best-step-000004"]
+
+
+def test_the_evaluation_at_the_end_writes_and_deletes_no_model(tmp_path):
+    it = learner(tmp_path, ["applied"] * 4, evaluation_every=2)
+    it.exchange.held_out = [right(n) for n in (0, 1, 2)]
+    it.train()
+    assert models_of(tmp_path) == ["best-step-000002"]
 
 
 def test_a_resumed_run_deletes_models_of_steps_that_it_does_again(tmp_path):

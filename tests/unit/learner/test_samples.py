@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from launch.tokenizer import make_tokenizer, save_tokenizer
+from learner.config import LearnerConfig
 from learner.loop import Learner
 from learner.samples import sample_log
 from learner.samples.choice import FAILED, FIRST, of_batch, of_evaluation, of_failed, of_uniform
@@ -325,6 +326,7 @@ def test_the_learner_rewinds_with_the_evaluations_of_its_checkpoint(samples, tmp
 
     samples.evaluation(0, 0, "before", batch(1.0, purpose="eval"))
     it = Learner.__new__(Learner)
+    it.config, it.run_dir = LearnerConfig(), tmp_path
     it.step, it.evaluations, it.samples, it.report = 0, [], samples, Report()
     it.rewind()
     assert said == [0]

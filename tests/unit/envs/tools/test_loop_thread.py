@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from envs.errors import EnvError, ServiceFailed
+from envs.tools import loop_thread
 from envs.tools.loop_thread import LoopThread
 
 
@@ -15,6 +16,12 @@ def loop():
     made = LoopThread()
     yield made
     made.close()
+
+
+@pytest.fixture
+def soon_blocked(monkeypatch):
+    """A loop that does nothing else for a moment counts as blocked."""
+    monkeypatch.setattr(loop_thread, "TURN_S", 0.2)
 
 
 async def seven():
@@ -32,6 +39,7 @@ async def running():
     return asyncio.get_running_loop()
 
 
+@pytest.mark.usefixtures("soon_blocked")
 def test_a_coroutine_that_blocks_is_named_by_its_line_and_later_calls_go_on(loop):
     free = threading.Event()
 
@@ -46,6 +54,41 @@ def test_a_coroutine_that_blocks_is_named_by_its_line_and_later_calls_go_on(loop
     free.set()
 
 
+@pytest.mark.usefixtures("soon_blocked")
+def test_a_task_that_a_coroutine_started_blocks_in_its_name(loop):
+    free = threading.Event()
+
+    async def inner():
+        free.wait()
+
+    async def search():
+        await asyncio.wait_for(inner(), 60.0)
+
+    with pytest.raises(EnvError, match=r"the tool blocks all asynchronous tools at .* in inner"):
+        loop.call(search(), 0.1)
+    free.set()
+
+
+@pytest.mark.usefixtures("soon_blocked")
+def test_a_call_that_ends_with_its_loop_is_not_at_fault(loop):
+    free, begun = threading.Event(), threading.Event()
+
+    async def search():
+        begun.set()
+        free.wait()
+
+    with ThreadPoolExecutor(2) as pool:
+        blocking = pool.submit(loop.call, search(), 0.1)
+        assert begun.wait(60.0)
+        waiting = pool.submit(loop.call, asyncio.Event().wait(), 60.0)
+        with pytest.raises(EnvError):
+            blocking.result(60.0)
+        free.set()
+        with pytest.raises(ServiceFailed, match="this call was given up"):
+            waiting.result(60.0)
+
+
+@pytest.mark.usefixtures("soon_blocked")
 def test_whoever_waits_behind_it_is_not_at_fault(loop):
     free, begun = threading.Event(), threading.Event()
 

@@ -52,7 +52,11 @@ def test_only_the_best_and_those_of_steps_that_are_done_stay(tmp_path):
         write_model(folder, save)
     save(step_model(tmp_path, 10).with_name("step-000010.partial"))
     remove_others(tmp_path, best=5, newest=10)
+    save(tmp_path / "models" / "mine")
+    save(tmp_path / "models" / "best-step-5-copy")
+    remove_others(tmp_path, best=5, newest=10)
     left = sorted(path.name for path in (tmp_path / "models").iterdir())
-    assert left == ["best-step-000005", "step-000010"]
+    assert left == ["best-step-000005", "best-step-5-copy", "mine", "step-000010"]
     remove_others(tmp_path, best=None, newest=0)
-    assert not any((tmp_path / "models").iterdir())
+    left = sorted(path.name for path in (tmp_path / "models").iterdir())
+    assert left == ["best-step-5-copy", "mine"], "what others put there stays"
