@@ -19,7 +19,7 @@ from actors.config import GeneratorConfig
 from actors.errors import EngineFailed, RequestRefused
 from actors.generator.engine import Request
 from actors.generator.requests import stamp
-from actors.generator.vllm_plugin import PARENT
+from actors.generator.vllm_plugin import PARENT, is_registered
 from actors.generator.vllm_stats import SchedulerGauges, stat_logger, why_crowded
 from actors.generator.weights.staging import tensor_table
 from actors.sampled import FinishReason, Sampled, nothing
@@ -162,6 +162,10 @@ class VllmEngine:
             EngineFailed: the first steps took longer than ``config.warm_up_s``.
         """
         prepare_environment(config)
+        if config.tensor_parallel_size > 1 and not is_registered():
+            log.warning(
+                "install Offbeat again: vLLM does not know its plugin, so a killed generator leaves its engine"
+            )
         vllm = import_vllm()
         from vllm.config import WeightTransferConfig
         from vllm.platforms import current_platform

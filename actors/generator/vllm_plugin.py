@@ -6,6 +6,7 @@ and hold its devices.
 """
 
 import os
+from importlib.metadata import entry_points
 
 from protocol.orphans import die_with_parent
 
@@ -21,3 +22,8 @@ def end_with_generator() -> None:
     parent = os.environ.get(PARENT, "")
     if parent and str(os.getppid()) == parent:
         die_with_parent(int(parent))
+
+
+def is_registered() -> bool:
+    """Return whether vLLM finds this plugin: it does once Offbeat is installed, also in an editable way."""
+    return any(found.module == __name__ for found in entry_points(group="vllm.general_plugins"))

@@ -1,5 +1,6 @@
 """Reward functions of the tasks made of rows, in the form that TRL takes. Both sides call them unchanged."""
 
+import re
 from typing import Any
 
 
@@ -9,7 +10,7 @@ def letters(completions: list[Any], answer: list[str], **columns: Any) -> list[f
     return [sum(a == b for a, b in zip(t, right)) / len(right) for t, right in zip(texts, answer)]  # noqa: B905
 
 
-def exact(completions: list[Any], answer: list[str], **columns: Any) -> list[float]:
-    """Return 1 for an answer that is the right one, else 0."""
-    texts = [completion[0]["content"].strip() for completion in completions]
-    return [float(text == right) for text, right in zip(texts, answer, strict=True)]
+def last_number(completions: list[Any], answer: list[str], **columns: Any) -> list[float]:
+    """Return 1 for an answer whose last number is the right one, else 0."""
+    numbers = [re.findall("[0-9]+", completion[0]["content"]) for completion in completions]
+    return [float(found[-1:] == [right]) for found, right in zip(numbers, answer, strict=True)]

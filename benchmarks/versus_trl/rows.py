@@ -22,7 +22,7 @@ def sums() -> Iterator[tuple[str, str]]:
     draw = random.Random(2)
     for _ in range(ROWS):
         a, b = draw.randrange(10, 100), draw.randrange(10, 100)
-        yield f"State the final answer to the following arithmetic problem: {a} + {b} =", str(a + b)
+        yield f"What is {a} + {b}? Just give the number.", str(a + b)
 
 
 FILES = {"spelled.jsonl": spelled, "sums.jsonl": sums}

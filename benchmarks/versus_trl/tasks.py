@@ -107,7 +107,6 @@ TOOL = (
     "learner.sampling.max_turn_tokens=16",
     "learner.sampling.max_trajectory_tokens=96",
 )
-SYSTEM = "Answer with the number only."
 REWARDS = "benchmarks/versus_trl/rewards.py"
 ROWS = (
     "env.name=rows",
@@ -118,10 +117,11 @@ ROWS = (
 SMOLLM2 = (
     "model.path=smollm2",
     "env.name=rows",
-    f"env.params={{train = '{FOLDER}/sums.jsonl', reward = '{REWARDS}:exact', system = '{SYSTEM}'}}",
+    f"env.params={{train = '{FOLDER}/sums.jsonl', reward = '{REWARDS}:last_number'}}",
     "generator.max_model_len=256",
     "generator.kv_cache_mb=256",
-    "learner.sampling.max_turn_tokens=12",
+    "learner.sampling.temperature=0.7",
+    "learner.sampling.max_turn_tokens=16",
     "learner.sampling.max_trajectory_tokens=128",
     "learner.optimizer.lr=1e-5",
 )

@@ -96,6 +96,31 @@ def test_the_answer_is_what_the_pattern_finds_last():
     asyncio.run(suite.close())
 
 
+def test_a_prompt_has_the_question_or_a_field_of_its_metadata():
+    family = {
+        "operators": ["+"],
+        "min_terms": 2,
+        "max_terms": 2,
+        "allow_parentheses": False,
+        "allow_negation": False,
+    }
+    suite = ReasoningGymSuite(
+        "basic_arithmetic", family, sandbox="process", prompt="What is {expression}? ({question})"
+    )
+    entry, (message, answer) = suite.scorer.entry_now(3, "train"), suite.demonstration(3, "train")
+    assert message["content"] == f"What is {entry.fields['expression']}? ({entry.question})"
+    assert asyncio.run(suite.episode().reset({"index": 3})) == [message]
+    assert answer["content"] == entry.answer
+    asyncio.run(suite.close())
+
+
+def test_a_prompt_with_an_unknown_field_is_refused_with_those_that_there_are():
+    with pytest.raises(
+        EnvError, match=r"prompt = '\{formula\}': 'formula'; the fields .* question, .*expression"
+    ):
+        ReasoningGymSuite("basic_arithmetic", sandbox="process", prompt="{formula}")
+
+
 def test_a_demonstration_is_right(words):
     question, answer = words.demonstration(7, "train")
     position = words.scorer.entry_now(7, "train").position

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from actors.config import GeneratorConfig
+from actors.generator.vllm_plugin import is_registered
 from tests.integration.actors.generator_harness import Running, children, engine_process, gone
 from tests.integration.learner.tiny_qwen3 import VOCAB, greedy, publish, save, tiny_model
 
@@ -27,6 +28,7 @@ def workers(engine: int) -> list[int]:
 
 def test_a_divided_engine_is_the_policy_of_each_version_and_ends_with_a_killed_generator(tmp_path):
     models = [tiny_model(tied=True, seed=version) for version in range(2)]
+    assert is_registered(), "install the package again: pip install -e ."
     running = Running(CONFIG, save(models[0], tmp_path / "model"))
     try:
         engine = engine_process(running.process.pid)
