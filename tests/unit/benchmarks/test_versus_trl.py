@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.versus_trl import program as versus_trl
-from benchmarks.versus_trl.rewards import exact, letters
+from benchmarks.versus_trl.rewards import last_number, letters
 from benchmarks.versus_trl.rows import FILES, write_rows
 from benchmarks.versus_trl.runs import Spec, curve, ratio, seconds_to, spread, step_seconds, tokens_per_second
 from benchmarks.versus_trl.table import tables
@@ -174,4 +174,6 @@ def test_rows_are_written_the_same_each_time_and_rewarded_in_trls_form(tmp_path)
     (message,) = row.values["prompt"]
     assert row.values["answer"] == 2 * message["content"]
     assert letters([[{"content": "abcabc"}], [{"content": "abd"}]], ["abcabc", "abcabc"]) == [1.0, 2 / 6]
-    assert exact([[{"content": " 42\n"}], [{"content": "4"}]], ["42", "42"], prompts=[]) == [1.0, 0.0]
+    said = ["40 + 2 = 42.", "42 or 43", "none"]
+    completions = [[{"content": text}] for text in said]
+    assert last_number(completions, ["42"] * 3, prompts=[]) == [1.0, 0.0, 0.0]
