@@ -47,6 +47,9 @@ class LoopThread:
                 "other code blocked all asynchronous tools, and this call was given up"
             ) from None
         except concurrent.futures.TimeoutError:
+            if future.done():
+                # The coroutine's own error.
+                raise
             future.cancel()
             if _turns(loop):
                 raise TimeoutError(f"it took longer than {timeout_s:g} s") from None

@@ -35,6 +35,14 @@ def test_a_coroutine_that_only_takes_long_is_cancelled_and_the_loop_stays(loop):
     assert loop.start(running()).result(60.0) is before
 
 
+def test_a_time_out_of_the_tools_own_is_its_own_error(loop):
+    async def search():
+        raise TimeoutError("the database did not answer")
+
+    with pytest.raises(TimeoutError, match="the database did not answer"):
+        loop.call(search(), 60.0)
+
+
 async def running():
     return asyncio.get_running_loop()
 
