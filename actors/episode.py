@@ -17,7 +17,7 @@ from actors.generator_client import TurnRequest
 from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
 from actors.stop_strings import find_stop, stopped_at
-from envs.base import ChatMessage, Env, HasTools, StepResult, Suite, ToolSchema
+from envs.base import ChatMessage, Env, HasTools, HasTurnFacts, StepResult, Suite, ToolSchema, TurnFacts
 from envs.blame import place_of_error
 from envs.errors import ServiceFailed
 from protocol.arrays import SegmentArrays
@@ -154,6 +154,9 @@ class Episode:
         await self._observe(prompt)
         for turn in range(self._bounds.max_turns):
             sampled, reason = await self._act(turn)
+            if isinstance(env, HasTurnFacts):
+                facts = TurnFacts(len(self._tokens) - len(sampled), len(sampled), cut=reason == "length")
+                await self._ask(env.turn_facts, facts, on_loop=True)
             result = await self._ask(env.step, self._answer(sampled))
             if not isinstance(result, StepResult):
                 raise EnvironmentFailed(f"environment: step returned {result!r:.200}, not a StepResult")

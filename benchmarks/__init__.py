@@ -2,6 +2,7 @@
 
 - Speed: `broker`, `generation`, `learner`, `weights`, `scaling`, `endtoend`, `ratios`, `versus_trl`, `plan`.
 - Learning: `async_vs_sync`, `staleness`, `truncation`, `seeds`.
+- Every method and way to run, for a few steps: `every_way`.
 - Campaigns against the real system and its parsers: `faults`, `fuzz`.
 - `envs/`: the toy tasks of the benchmarks.
 """

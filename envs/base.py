@@ -112,6 +112,27 @@ class HasTools(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class TurnFacts:
+    """Facts of one sampled turn."""
+
+    prompt_tokens: int
+    """Tokens of the conversation in front of the turn."""
+    answer_tokens: int
+    """Tokens of the turn, with its end token if there is one."""
+    cut: bool
+    """Whether the turn ended at a limit of tokens."""
+
+
+@runtime_checkable
+class HasTurnFacts(Protocol):
+    """Optional method of an `Env`, in addition to the methods of `Env`."""
+
+    def turn_facts(self, facts: TurnFacts) -> None:
+        """Note the facts of a turn. The actor calls this before each ``step``."""
+        ...
+
+
 @runtime_checkable
 class HasGauges(Protocol):
     """Optional method of a suite, in addition to the methods of `Suite`."""

@@ -17,6 +17,7 @@ BUILT_IN = {
     "several": "envs.several:SeveralSuite",
     "rows": "envs.rows.suite:RowsSuite",
     "tools": "envs.tools.suite:ToolsSuite",
+    "agent": "envs.agent.suite:AgentSuite",
 }
 
 

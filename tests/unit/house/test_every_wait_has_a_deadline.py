@@ -54,6 +54,16 @@ ALLOWED = {
     ): "it has been cancelled",
     ("actors/environment.py", "waiting.result()"): "it is done",
     (
+        "envs/agent/session.py",
+        "self._asked.get()",
+    ): "reset and step of an environment have actor.env_timeout_s",
+    (
+        "envs/agent/episode.py",
+        "asyncio.wait({request, self._agent}, return_when=asyncio.FIRST_COMPLETED)",
+    ): "reset and step of an environment have actor.env_timeout_s",
+    ("envs/agent/episode.py", "self._agent.result()"): "it is done",
+    ("envs/agent/episode.py", "request.result()"): "it is done",
+    (
         "actors/environment.py",
         "asyncio.gather(*tasks, return_exceptions=True)",
     ): "a daemon thread that was left behind lets cancelled coroutines clean up; nobody waits for it",

@@ -1,0 +1,172 @@
+"""Requests and answers of the route `/v1/chat/completions`, in the form of OpenAI's API. Pure.
+
+A turn is sampled whole, and a request with `stream` gets it as one burst of events.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from envs.agent.history import text_of
+from envs.base import ChatMessage, ToolSchema, TurnFacts
+from envs.errors import EnvError
+from envs.tools.calls import find_calls, without_thought
+
+_BLOCKS = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
+_THOUGHT = re.compile(r"(?:<think>)?(.*)</think>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """What an agent asks for."""
+
+    messages: list[ChatMessage]
+    """The conversation, in the form that environments use."""
+    tools: list[ToolSchema]
+    model: str
+    stop: tuple[str, ...]
+    stream: bool
+    usage: bool
+    """Whether a stream ends with the number of tokens."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The policy's turn, as an agent gets it."""
+
+    message: dict[str, Any]
+    finish_reason: str
+    facts: TurnFacts
+
+
+def parse_request(body: bytes) -> ChatRequest:
+    """Return the request in a body. Fields that are not known are ignored, as sampling parameters are.
+
+    Raises:
+        EnvError: the body is no such request, or asks for what cannot be had.
+
+    Example:
+        >>> parse_request(b'{"messages": [{"role": "developer", "content": "Be brief."}]}').messages
+        [{'role': 'system', 'content': 'Be brief.'}]
+    """
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise EnvError(f"the body is not JSON: {error}") from None
+    messages = content.get("messages") if isinstance(content, dict) else None
+    if not isinstance(messages, list) or not messages:
+        raise EnvError('the body has no "messages"')
+    if content.get("n") not in (None, 1):
+        raise EnvError(f"n = {content['n']}: an agent gets one answer to a request")
+    stop = content.get("stop") or ()
+    options = content.get("stream_options") or {}
+    return ChatRequest(
+        messages=[_message(message) for message in messages],
+        tools=[tool for tool in content.get("tools") or () if tool.get("type") == "function"],
+        model=str(content.get("model", "")),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stream=bool(content.get("stream")),
+        usage=bool(options.get("include_usage")),
+    )
+
+
+def _message(message: Any) -> ChatMessage:
+    """Return a message as environments write it: a text as content, arguments of calls as values."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise EnvError(f"a message has no role: {message!r:.200}")
+    role = "system" if message["role"] == "developer" else message["role"]
+    made: ChatMessage = {"role": role, "content": text_of(message.get("content"))}
+    if calls := message.get("tool_calls"):
+        made["tool_calls"] = [_call(call) for call in calls]
+    for key in ("tool_call_id", "name"):
+        if isinstance(message.get(key), str):
+            made[key] = message[key]
+    return made
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(call.get("function") or {})
+    # Chat templates write arguments as JSON, so they need the values. What is not JSON stays a text.
+    with suppress(TypeError, ValueError, RecursionError):
+        function["arguments"] = json.loads(function.get("arguments") or "{}")
+    return {"id": call.get("id"), "type": "function", "function": function}
+
+
+def make_reply(answer: str, request: ChatRequest, turn: int, facts: TurnFacts) -> Reply:
+    """Return what the agent gets for an answer of the policy.
+
+    Tool calls that can be read become calls. The text ends before the request's first stop string; the tokens behind
+    it stay in the trajectory.
+
+    Args:
+        answer: text of the turn, without its end token.
+        request: the request that it answers.
+        turn: number of the turn, from which the ids of calls are made.
+        facts: number of tokens.
+
+    Example:
+        >>> request = parse_request(b'{"messages": [{"role": "user", "content": "2 + 2?"}], "stop": "\\\\n"}')
+        >>> make_reply("4\\nOr 5?", request, 0, TurnFacts(9, 5, cut=False)).message
+        {'role': 'assistant', 'content': '4'}
+    """
+    schemas = {tool["function"]["name"]: tool for tool in request.tools}
+    calls = [call for call in find_calls(answer, schemas) if not call.error] if schemas else []
+    text = without_thought(answer)
+    if calls:
+        text = _BLOCKS.sub("", text).strip() if "<tool_call>" in text else ""
+    ends = [at for stop in request.stop if stop and (at := text.find(stop)) >= 0]
+    text = text[: min(ends)] if ends else text
+    message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else "")}
+    if thought := _THOUGHT.match(answer):
+        message["reasoning_content"] = thought[1].strip()
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": f"call_{turn}_{number}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+            }
+            for number, call in enumerate(calls)
+        ]
+    return Reply(message, "tool_calls" if calls else "length" if facts.cut else "stop", facts)
+
+
+def usage(facts: TurnFacts) -> dict[str, int]:
+    """Return the number of tokens in the API's words."""
+    prompt, answer = facts.prompt_tokens, facts.answer_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+
+
+def completion(reply: Reply, request: ChatRequest, name: str, created: int) -> dict[str, Any]:
+    """Return the body of an answer. ``name`` is the answer's id, and ``created`` is in seconds since 1970."""
+    choice = {"index": 0, "message": reply.message, "logprobs": None, "finish_reason": reply.finish_reason}
+    head = {"id": name, "object": "chat.completion", "created": created, "model": request.model}
+    return {**head, "choices": [choice], "usage": usage(reply.facts)}
+
+
+def chunks(reply: Reply, request: ChatRequest, name: str, created: int) -> Iterator[bytes]:
+    """Yield the server-sent events of a streamed answer, up to ``[DONE]``."""
+    head = {"id": name, "object": "chat.completion.chunk", "created": created, "model": request.model}
+    delta = {key: value for key, value in reply.message.items() if key != "tool_calls"}
+    deltas: list[dict[str, Any]] = [delta]
+    deltas += [
+        {"tool_calls": [{"index": i, **call}]} for i, call in enumerate(reply.message.get("tool_calls", ()))
+    ]
+    for delta in deltas:
+        yield _event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+    yield _event({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": reply.finish_reason}]})
+    if request.usage:
+        yield _event({**head, "choices": [], "usage": usage(reply.facts)})
+    yield b"data: [DONE]\n\n"
+
+
+def error_body(message: str, code: str | None = None) -> dict[str, Any]:
+    """Return the body of an error in the API's form."""
+    return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
+
+
+def _event(content: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(content, ensure_ascii=False).encode() + b"\n\n"

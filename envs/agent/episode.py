@@ -1,0 +1,163 @@
+"""An episode of suite `agent`: the agent's requests are the turns.
+
+The policy answers a request, and what the agent sends next is the observation. So an agent's conversation is a
+trajectory like any other: prompts are rendered once, and the tokens of an answer stay as they were sampled.
+"""
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from envs.agent.chat import make_reply
+from envs.agent.endpoint import Endpoint
+from envs.agent.history import History
+from envs.agent.session import Asked, AgentSession, rewards_of
+from envs.base import ChatMessage, StepResult, ToolSchema, TurnFacts
+from envs.errors import EnvError
+from envs.rows.reading import DataRow
+
+CANCEL_S = 2.0
+"""Longest time that an agent may take to end once its episode is over."""
+AgentFunction = Callable[[dict[str, Any], str, str], Any]
+"""The user's agent: takes a row, a base URL and an API key, and returns its reward. It may be asynchronous."""
+
+
+class AgentEpisode:
+    """Runs the user's agent on one row, as an `envs.base.Env`.
+
+    Args:
+        run: the agent.
+        endpoint: the server that it speaks to.
+        begin: returns the row of a task.
+        solved: returns whether rewards count as correct.
+    """
+
+    def __init__(
+        self,
+        run: AgentFunction,
+        endpoint: Endpoint,
+        begin: Callable[[dict[str, Any]], DataRow],
+        solved: Callable[[dict[str, float]], bool | None],
+    ) -> None:
+        self._run, self._endpoint, self._begin, self._solved = run, endpoint, begin, solved
+        self._session: AgentSession | None = None
+        self._agent: asyncio.Future[Any] | None = None
+        self._asked: Asked | None = None
+        self._history: History | None = None
+        self._row: DataRow | None = None
+        self._facts = TurnFacts(0, 0, cut=False)
+
+    async def reset(self, data: dict[str, Any]) -> list[ChatMessage]:
+        """Start the agent. Return the messages of its first request.
+
+        Raises:
+            EnvError: it ended without a request.
+        """
+        self._row = self._begin(data)
+        self._session = await self._endpoint.open()
+        arguments = self._row.values, self._endpoint.url(self._session), self._session.key
+        self._agent = _started(self._run, arguments)
+        if (asked := await self._next()) is None:
+            raise EnvError(f"{self._row.place}: the agent ended without asking the model")
+        self._history = History(asked.request.messages, asked.request.tools)
+        return asked.request.messages
+
+    def tool_schemas(self) -> list[ToolSchema]:
+        """Return the tools of the agent's first request."""
+        return self._asked.request.tools if self._asked is not None else []
+
+    def turn_facts(self, facts: TurnFacts) -> None:
+        """Note the number of tokens of the turn that the next step answers with."""
+        self._facts = facts
+
+    async def step(self, action: str) -> StepResult:
+        """Give the agent its answer. Return what it sends next, or its reward if it has ended.
+
+        Raises:
+            EnvError: the next request does not continue the conversation, or the agent returned no reward.
+            Exception: the agent's own errors.
+        """
+        asked, history = self._asked, self._history
+        assert asked is not None and history is not None, "step before reset"  # noqa: PT018
+        reply = make_reply(action, asked.request, asked.number, self._facts)
+        history.answered(reply.message)
+        asked.answer.set_result(reply)
+        following = await self._next()
+        if following is not None:
+            messages = history.new_messages(following.request.messages, following.request.tools)
+            return StepResult(observation=messages)
+        rewards = self._rewards()
+        return StepResult(rewards=rewards, done=True, correct=self._solved(rewards), info=self._info())
+
+    async def close(self) -> None:
+        """End the session and the agent. An agent in a thread ends with its next request, which gets an error."""
+        if self._session is not None:
+            self._endpoint.close_session(self._session)
+        if self._agent is not None and not self._agent.done():
+            self._agent.cancel()
+            await asyncio.wait({self._agent}, timeout=CANCEL_S)
+
+    async def _next(self) -> Asked | None:
+        """Wait for the agent's next request. Return None if the agent ended instead, and raise its error."""
+        assert self._session is not None
+        assert self._agent is not None
+        request = asyncio.ensure_future(self._session.next_request())
+        try:
+            await asyncio.wait({request, self._agent}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not request.done():
+                request.cancel()
+        if not request.done() or request.cancelled():
+            self._asked = None
+            self._agent.result()
+            return None
+        self._asked = request.result()
+        return self._asked
+
+    def _rewards(self) -> dict[str, float]:
+        assert self._session is not None
+        assert self._agent is not None
+        value = self._agent.result()
+        if value is not None:
+            return rewards_of(value)
+        if self._session.rewards is None:
+            raise EnvError(f"{self._place}: the agent returned no reward, and posted none")
+        return self._session.rewards
+
+    def _info(self) -> dict[str, Any]:
+        return {"row": self._place}
+
+    @property
+    def _place(self) -> str:
+        return self._row.place if self._row is not None else ""
+
+
+def _started(run: AgentFunction, arguments: tuple[Any, ...]) -> "asyncio.Future[Any]":
+    """Start the agent: a coroutine function in this event loop, a plain one in a thread of its own."""
+    if inspect.iscoroutinefunction(run):
+        return asyncio.ensure_future(run(*arguments))
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def set_result(value: Any, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(value)
+        else:
+            done.set_exception(error)
+
+    def work() -> None:
+        value, failed = None, None
+        try:
+            value = run(*arguments)
+        except BaseException as error:
+            failed = error if isinstance(error, Exception) else EnvError(f"the agent raised {error!r}")
+        # The loop is closed if the actor has ended in the meantime.
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(set_result, value, failed)
+
+    threading.Thread(target=work, name="agent", daemon=True).start()
+    return done

@@ -1,0 +1,132 @@
+"""The suite of agents: rows, and a function that runs an agent on one of them."""
+
+from copy import deepcopy
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, cast
+
+from envs.agent.endpoint import Endpoint
+from envs.agent.episode import AgentEpisode
+from envs.base import ChatMessage, Env, Split, SuiteFacts
+from envs.errors import EnvError
+from envs.reasoning_gym_suite import task_of
+from envs.rows.reading import DataRow, read_rows
+from envs.rows.splitting import is_heldout, key_of, position
+from envs.user_code import absolute_beside_run_file, code_beside_run_file, code_file, load_callable
+
+FILES = ("train", "heldout")
+"""Parameters that name a data set."""
+
+
+class AgentSuite:
+    """Suite with one task for each row of a data set. The user's agent works on the row.
+
+    The agent speaks to an endpoint in the form of OpenAI's API, and its function returns the reward.
+
+    Args:
+        run: the agent, as ``file.py:function`` or ``module:function``. It takes ``(row, base_url, api_key)``, is
+            asynchronous or plain, and returns a number or a table of numbers by name.
+        train: file of the rows (.jsonl, .jsonl.gz, .json, .csv, .parquet), or a data set of the hub.
+        heldout: file of the held-out rows, or the share of the rows of ``train`` that is held out, by a hash of the
+            row, at least 0 and below 1.
+        correct: reward that says whether a task was solved. Empty: the only one.
+        solved_at: smallest value of this reward with which a task counts as solved.
+        seed: seed of the order of the rows in each epoch.
+
+    Raises:
+        EnvError: a file, a row, the function or a setting is wrong; the text names file and line.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        train: str,
+        heldout: str | float = 0.1,
+        correct: str = "",
+        solved_at: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        self._run = load_callable(run, "agent")
+        self._correct, self._solved_at, self._seed = correct, float(solved_at), seed
+        rows = read_rows(train, "train")
+        if isinstance(heldout, str):
+            others = read_rows(heldout, "heldout")
+            known = {key_of(row.values) for row in others}
+            own = [row for row in rows if key_of(row.values) not in known]
+        elif isinstance(heldout, bool) or not 0 <= heldout < 1:
+            raise EnvError(
+                f"params.heldout = {heldout!r}: name a file, or a share of the rows, at least 0 and below 1"
+            )
+        else:
+            own = [row for row in rows if not is_heldout(row.values, heldout)]
+            others = [row for row in rows if is_heldout(row.values, heldout)]
+        if not own:
+            raise EnvError(f"params.heldout = {heldout!r} leaves none of the {len(rows)} rows to train on")
+        self._rows: dict[Split, list[DataRow]] = {"train": own, "heldout": others}
+        self._endpoint = Endpoint()
+
+    @staticmethod
+    def find_files(params: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """Return the params with the paths by which every role finds the files; see `envs.registry.beside`."""
+        found = dict(params)
+        for name in FILES:
+            if isinstance(found.get(name), str):
+                found[name] = absolute_beside_run_file(found[name], folder)
+        if isinstance(found.get("run"), str):
+            found["run"] = code_beside_run_file(found["run"], folder, absolute_beside_run_file)
+        return found
+
+    @staticmethod
+    def files(params: dict[str, Any]) -> list[str]:
+        """Return the files that make the tasks: those of the rows, and of the agent."""
+        named = [*(params.get(name) for name in FILES), code_file(params.get("run"))]
+        return [text for text in named if isinstance(text, str) and text]
+
+    @staticmethod
+    def fingerprint(params: dict[str, Any]) -> str:
+        """Return a hash of the training rows' file, by which a tiny model made from it is kept; "" without one."""
+        path = Path(str(params.get("train")))
+        return blake2b(path.read_bytes(), digest_size=8).hexdigest() if path.is_file() else ""
+
+    def episode(self) -> Env:
+        return cast(Env, AgentEpisode(self._run, self._endpoint, self._begin, self._solved))
+
+    def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
+        """Return the conversation in a row's column `messages`.
+
+        Raises:
+            LookupError: the row has none. What an agent would send is not known beforehand.
+        """
+        messages = self._row(index, split).values.get("messages")
+        if not isinstance(messages, list) or not messages:
+            raise LookupError("a row of an agent has a demonstration only if it has the column `messages`")
+        return messages
+
+    def facts(self) -> SuiteFacts:
+        """Return the number of held-out rows."""
+        return SuiteFacts(heldout_tasks=len(self._rows["heldout"]))
+
+    async def close(self) -> None:
+        await self._endpoint.close()
+
+    def _begin(self, data: dict[str, Any]) -> DataRow:
+        row = self._row(*task_of(data))
+        # Code of the user may change what it is given, and the row comes again in other episodes.
+        return replace(row, values=deepcopy(row.values))
+
+    def _row(self, index: int, split: Split) -> DataRow:
+        rows = self._rows[split]
+        if split == "train":
+            return rows[position(index, len(rows), self._seed)[0]]
+        if index >= len(rows):
+            raise EnvError(
+                f"held-out task {index}: there are {len(rows)} held-out rows; lower learner.evaluation_tasks to "
+                f"{len(rows)}"
+            )
+        return rows[index]
+
+    def _solved(self, rewards: dict[str, float]) -> bool | None:
+        """Return whether the reward that decides is high enough; None if it is not known which one decides."""
+        name = self._correct or (next(iter(rewards)) if len(rewards) == 1 else "")
+        return rewards[name] >= self._solved_at if name in rewards else None

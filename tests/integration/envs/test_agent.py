@@ -1,0 +1,249 @@
+"""Agents on OpenAI's own client speak to the endpoint over real sockets, and their conversations are episodes."""
+
+import asyncio
+import functools
+import json
+
+import aiohttp
+import pytest
+
+from actors.environment import EnvironmentRunner
+from actors.errors import EnvironmentFailed
+from envs.base import HasTools, HasTurnFacts, StepResult, TurnFacts
+from envs.registry import make_suite
+
+ROWS = [{"question": f"{a} + {a}?", "answer": str(2 * a)} for a in range(1, 9)]
+CALL = '<tool_call>\n{{"name": "add", "arguments": {{"b":{0},  "a": {0}}}}}\n</tool_call>'
+
+AGENTS = '''
+import asyncio, json, urllib.request
+from openai import AsyncOpenAI, OpenAI
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {
+    "a": {"type": "integer"}, "b": {"type": "integer"}}}}}
+
+
+async def loop(row, base_url, api_key):
+    """A loop with one tool, as the documentation of the client has it."""
+    messages = [{"role": "user", "content": row["question"]}]
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        while True:
+            answer = await client.chat.completions.create(model="any", messages=messages, tools=[ADD])
+            message = answer.choices[0].message
+            messages.append(message)
+            if not message.tool_calls:
+                assert answer.usage.total_tokens == 8
+                return {"exact": float(message.content.strip() == row["answer"])}
+            for call in message.tool_calls:
+                given = json.loads(call.function.arguments)
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": str(given["a"] + given["b"])})
+
+
+def plain(row, base_url, api_key):
+    """An agent without async, which streams."""
+    messages = [{"role": "user", "content": row["question"]}]
+    with OpenAI(base_url=base_url, api_key=api_key) as client:
+        stream = client.chat.completions.create(model="any", messages=messages, stream=True)
+        text = "".join(part.choices[0].delta.content or "" for part in stream)
+    return text == row["answer"]
+
+
+def posts(row, base_url, api_key):
+    """An agent that reports its reward over HTTP."""
+    plain(row, base_url, api_key)
+    url = base_url.removesuffix("/v1") + "/reward"
+    body = json.dumps({"rewards": {"brief": 0.5}}).encode()
+    urllib.request.urlopen(urllib.request.Request(url, body, {"Authorization": f"Bearer {api_key}"}), timeout=30)
+
+
+async def silent(row, base_url, api_key):
+    return 1.0
+
+
+async def no_reward(row, base_url, api_key):
+    await loop(row, base_url, api_key)
+
+
+async def fails(row, base_url, api_key):
+    await loop(row, base_url, api_key)
+    raise KeyError("score")
+
+
+async def forgets(row, base_url, api_key):
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        for question in ("Hello", "Another question"):
+            await client.chat.completions.create(model="any", messages=[{"role": "user", "content": question}])
+
+
+async def both(row, base_url, api_key):
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        ask = client.chat.completions.create
+        await asyncio.gather(*(ask(model="any", messages=[{"role": "user", "content": q}]) for q in "ab"))
+'''
+
+
+def in_loop(test):
+    """Run an asynchronous test in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(*arguments, **named):
+        asyncio.run(test(*arguments, **named))
+
+    return run
+
+
+@pytest.fixture
+def suite_of(tmp_path):
+    (tmp_path / "agents.py").write_text(AGENTS)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+
+    def make(agent: str):
+        params = {
+            "run": f"{tmp_path}/agents.py:{agent}",
+            "train": str(tmp_path / "rows.jsonl"),
+            "heldout": 0.0,
+        }
+        return make_suite("agent", params)
+
+    return make
+
+
+class Played:
+    """Plays episodes of a suite as an actor does, with an answer function in place of the policy."""
+
+    def __init__(self, suite):
+        self.suite, self.runner = suite, EnvironmentRunner(calls=8)
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        await self.ask(self.suite.close)
+        self.runner.close()
+
+    async def ask(self, function, *arguments, on_loop=False):
+        return await self.runner.call(function, *arguments, what="test", timeout_s=60.0, on_loop=on_loop)
+
+    async def episode(self, index, answer) -> tuple[StepResult, list]:
+        env = await self.ask(self.suite.episode, on_loop=True)
+        try:
+            talk = await self.ask(env.reset, {"index": index, "split": "train"})
+            assert isinstance(env, HasTools)
+            assert isinstance(env, HasTurnFacts)
+            while True:
+                text = answer(talk)
+                await self.ask(env.turn_facts, TurnFacts(5, 3, cut=False), on_loop=True)
+                result = await self.ask(env.step, text)
+                talk = [*talk, text, *result.messages()]
+                if result.done:
+                    return result, talk
+        finally:
+            await self.ask(env.close)
+
+
+def calculates(talk):
+    """Answer as a policy would that calls the tool once."""
+    if len(talk) == 1:
+        return CALL.format(talk[0]["content"].split()[0])
+    return talk[-1]["content"]
+
+
+def right(talk):
+    return str(2 * int(talk[0]["content"].split()[0]))
+
+
+@in_loop
+async def test_an_agent_with_a_tool_is_an_episode(suite_of):
+    async with Played(suite_of("loop")) as played:
+        results = await asyncio.gather(*(played.episode(i, calculates) for i in range(8)))
+    for result, talk in results:
+        assert result.rewards == {"exact": 1.0}
+        assert result.correct is True
+        assert talk[2]["role"] == "tool"
+        assert talk[2]["content"] == talk[3]
+    assert len({talk[0]["content"] for _, talk in results}) == 8
+
+
+@in_loop
+async def test_a_plain_agent_that_streams_is_an_episode(suite_of):
+    async with Played(suite_of("plain")) as played:
+        assert (await played.episode(0, right))[0].rewards == {"reward": 1.0}
+        wrong, _ = await played.episode(1, lambda talk: "no")
+        assert wrong.rewards == {"reward": 0.0}
+        assert wrong.correct is False
+
+
+@in_loop
+async def test_a_reward_may_come_over_http(suite_of):
+    async with Played(suite_of("posts")) as played:
+        result, _ = await played.episode(0, right)
+    assert result.rewards == {"brief": 0.5}
+
+
+FAILURES = {
+    "silent": "ended without asking the model",
+    "no_reward": "returned no reward, and posted none",
+    "fails": "score",
+    "forgets": "message 1 was 'user: Hello', and is now 'user: Another question'",
+    # The second request comes before the first is answered, or behind it.
+    "both": "an episode is one conversation|message 1 was",
+}
+
+
+@pytest.mark.parametrize(("agent", "why"), FAILURES.items())
+@in_loop
+async def test_what_goes_wrong_is_named(suite_of, agent, why):
+    async with Played(suite_of(agent)) as played:
+        with pytest.raises(Exception, match=why) as raised:
+            await played.episode(0, lambda talk: "2")
+    assert not isinstance(raised.value, EnvironmentFailed | TimeoutError)
+
+
+@in_loop
+async def test_an_episode_that_ends_early_ends_its_agent(suite_of):
+    """The actor closes an episode at its limits: the request that waits gets an error, and later ones 410."""
+    async with Played(suite_of("loop")) as played:
+        env = await played.ask(played.suite.episode, on_loop=True)
+        await played.ask(env.reset, {"index": 0, "split": "train"})
+        session, agent = env._session, env._agent
+        url, key = played.suite._endpoint.url(session), session.key
+        await played.ask(env.close)
+        assert agent.cancelled()
+        async with aiohttp.ClientSession() as client:
+            head = {"Authorization": f"Bearer {key}"}
+            async with client.post(f"{url}/chat/completions", json={"messages": []}, headers=head) as answer:
+                assert answer.status == 410
+
+
+@in_loop
+async def test_keys_and_repeated_requests(suite_of):
+    """A request that a client repeats gets the answer of the first; a wrong key gets nothing."""
+    async with Played(suite_of("loop")) as played, aiohttp.ClientSession() as client:
+        session = await played.ask(played.suite._endpoint.open)
+        url = played.suite._endpoint.url(session)
+        body = json.dumps({"messages": [{"role": "user", "content": "Hi"}]})
+        head = {"Authorization": f"Bearer {session.key}"}
+
+        async def post(**headers):
+            async with client.post(f"{url}/chat/completions", data=body, headers=head | headers) as answer:
+                return answer.status, await answer.json()
+
+        async with client.get(f"{url}/models", headers={"Authorization": "Bearer no"}) as answer:
+            assert answer.status == 401
+        async with client.get(f"{url}/models", headers=head) as answer:
+            assert [model["id"] for model in (await answer.json())["data"]] == ["policy"]
+        first = asyncio.create_task(post())
+        asked = await played.ask(session.next_request)
+        again = asyncio.create_task(post(**{"x-stainless-retry-count": "1"}))
+        refused, error = await post()
+        assert (refused, error["error"]["type"]) == (400, "invalid_request_error")
+
+        async def give():
+            from envs.agent.chat import make_reply
+
+            asked.answer.set_result(make_reply("Hello", asked.request, 0, TurnFacts(5, 3, cut=False)))
+
+        await played.ask(give)
+        assert await first == await again
+        assert (await first)[1]["choices"][0]["message"]["content"] == "Hello"
+        assert session._asked.empty(), "nothing was asked twice"
