@@ -28,6 +28,7 @@ COMMANDS = {
     "async_vs_sync": "async_vs_sync --arms heavy tools --seeds 0",
     "broker": "broker --sizes '16 KB' --repetitions 3",
     "endtoend": "endtoend spell_backward --seeds 0",
+    "every_way": "every_way",
     "generation": "generation --repetitions 5",
     "learner": "learner --rounds 5",
     "learner-shared": "learner --sizes 1M 10M 135M --lengths 'one prompt' 'three turns' --rounds 3",
@@ -39,6 +40,7 @@ COMMANDS = {
     "staleness": "staleness",
     "truncation": "truncation",
     "versus_trl": "versus_trl",
+    "versus_trl-sums": "versus_trl --tasks sums",
     "weights": "weights --repetitions 5",
 }
 """Program and arguments that write benchmarks/results/NAME.json, by NAME."""

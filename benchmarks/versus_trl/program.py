@@ -21,6 +21,7 @@ Arms:
 
 - `sync`, `async`: Offbeat with one thread per process. All asynchronous arms use the decoupled objective;
 - `sync-2`: two threads each in learner and generator, which work in turns;
+- `async-lag-1`: lets the generators be one version ahead at most;
 - `async-wide`: samples more at a time, with a higher lag bound, and keeps the KV cache over weight updates;
 - `trl`, `trl-1`: TRL with two threads and with one;
 - `trl-batching`, `trl-vllm`: generate with transformers' continuous batching, and with vLLM in the trainer's

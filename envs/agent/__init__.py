@@ -2,6 +2,6 @@
 
 - `suite`: the suite. `episode`: an episode, in which the agent's requests are the turns.
 - `endpoint`: the HTTP server. `session`: the requests of one agent, each until it is answered.
-- `chat`: what requests and answers of the chat route look like.
+- `chat`, `responses`: what requests and answers of the two routes look like.
 - `history`: whether a request continues the conversation.
 """

@@ -64,7 +64,7 @@ def parse_request(body: bytes) -> ChatRequest:
     stop = content.get("stop") or ()
     options = content.get("stream_options") or {}
     return ChatRequest(
-        messages=[_message(message) for message in messages],
+        messages=[message_of(message) for message in messages],
         tools=[tool for tool in content.get("tools") or () if tool.get("type") == "function"],
         model=str(content.get("model", "")),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
@@ -73,8 +73,16 @@ def parse_request(body: bytes) -> ChatRequest:
     )
 
 
-def _message(message: Any) -> ChatMessage:
-    """Return a message as environments write it: a text as content, arguments of calls as values."""
+def message_of(message: Any) -> ChatMessage:
+    """Return a message of a request as environments write it: a text as content, arguments of calls as values.
+
+    Raises:
+        EnvError: it has no role, or a part that is not text.
+
+    Example:
+        >>> message_of({"role": "developer", "content": [{"type": "text", "text": "Be brief."}], "name": None})
+        {'role': 'system', 'content': 'Be brief.'}
+    """
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise EnvError(f"a message has no role: {message!r:.200}")
     role = "system" if message["role"] == "developer" else message["role"]

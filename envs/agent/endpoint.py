@@ -6,11 +6,14 @@ It runs in the event loop of the environments, and listens on the loopback addre
 import asyncio
 import json
 import time
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from envs.agent.chat import chunks, completion, error_body, parse_request
+from envs.agent.chat import ChatRequest, Reply, chunks, completion, error_body, parse_request
+from envs.agent.responses import parse_responses_request, response, response_events
 from envs.agent.session import AgentSession, SessionOver
 from envs.errors import EnvError
 
@@ -19,6 +22,23 @@ BODY_BYTES = 64 * 2**20
 HOST = "127.0.0.1"
 MODEL = "policy"
 """Name of the model that the endpoint lists. Requests may name any."""
+
+
+class Dialect(NamedTuple):
+    """What a route reads and writes."""
+
+    path: str
+    prefix: str
+    """Beginning of the ids of its answers."""
+    parse: Callable[[bytes], ChatRequest]
+    body: Callable[[Reply, ChatRequest, str, int], dict[str, Any]]
+    events: Callable[[Reply, ChatRequest, str, int], Iterator[bytes]]
+
+
+DIALECTS = (
+    Dialect("chat/completions", "chatcmpl", parse_request, completion, chunks),
+    Dialect("responses", "resp", parse_responses_request, response, response_events),
+)
 
 
 class Endpoint:
@@ -60,7 +80,8 @@ class Endpoint:
 
     async def _start(self) -> None:
         app = web.Application(client_max_size=BODY_BYTES)
-        app.router.add_post("/s/{session}/v1/chat/completions", self._chat)
+        for dialect in DIALECTS:
+            app.router.add_post(f"/s/{{session}}/v1/{dialect.path}", partial(self._turn, dialect))
         app.router.add_get("/s/{session}/v1/models", self._models)
         app.router.add_post("/s/{session}/reward", self._reward)
         runner = web.AppRunner(app, access_log=None)
@@ -90,26 +111,26 @@ class Endpoint:
             raise _error(web.HTTPBadRequest, str(error)) from None
         return web.json_response({})
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
+    async def _turn(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         session = self._session(request)
         body = await request.read()
         again = request.headers.get("x-stainless-retry-count", "0") != "0"
         try:
-            asked = parse_request(body)
+            asked = dialect.parse(body)
             reply, number = await session.ask(body, asked, again=again)
         except SessionOver as error:
             # Agents know this code: the conversation cannot go on.
             raise _error(web.HTTPBadRequest, str(error), "context_length_exceeded") from None
         except EnvError as error:
             raise _error(web.HTTPBadRequest, str(error)) from None
-        name, now = f"chatcmpl-{session.name}-{number}", int(time.time())
+        name, now = f"{dialect.prefix}-{session.name}-{number}", int(time.time())
         if not asked.stream:
-            return web.json_response(completion(reply, asked, name, now))
+            return web.json_response(dialect.body(reply, asked, name, now))
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
         )
         await response.prepare(request)
-        for event in chunks(reply, asked, name, now):
+        for event in dialect.events(reply, asked, name, now):
             await response.write(event)
         await response.write_eof()
         return response

@@ -13,7 +13,7 @@ from typing import Any
 from envs.agent.chat import make_reply
 from envs.agent.endpoint import Endpoint
 from envs.agent.history import History
-from envs.agent.session import Asked, AgentSession, rewards_of
+from envs.agent.session import AgentSession, Asked, rewards_of
 from envs.base import ChatMessage, StepResult, ToolSchema, TurnFacts
 from envs.errors import EnvError
 from envs.rows.reading import DataRow

@@ -48,6 +48,36 @@ def plain(row, base_url, api_key):
     return text == row["answer"]
 
 
+async def items(row, base_url, api_key, stream=False):
+    """A loop with one tool on the route of responses, which sends the items of the answers back."""
+    tool = {"type": "function", "name": "add", "parameters": ADD["function"]["parameters"], "strict": True}
+    talk = [{"role": "user", "content": [{"type": "input_text", "text": row["question"]}]}]
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        while True:
+            ask = {"model": "any", "instructions": "Add.", "input": talk, "tools": [tool], "store": False}
+            if stream:
+                events = [event async for event in await client.responses.create(stream=True, **ask)]
+                answer = events[-1].response
+                assert events[0].type == "response.created" and events[-1].type == "response.completed"
+                text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+                assert text == answer.output_text
+            else:
+                answer = await client.responses.create(**ask)
+            talk += [item.model_dump() for item in answer.output]
+            calls = [item for item in answer.output if item.type == "function_call"]
+            if not calls:
+                assert answer.usage.total_tokens == 8
+                return {"exact": float(answer.output_text.strip() == row["answer"])}
+            for call in calls:
+                given = json.loads(call.arguments)
+                total = str(given["a"] + given["b"])
+                talk.append({"type": "function_call_output", "call_id": call.call_id, "output": total})
+
+
+async def streamed_items(row, base_url, api_key):
+    return await items(row, base_url, api_key, stream=True)
+
+
 def posts(row, base_url, api_key):
     """An agent that reports its reward over HTTP."""
     plain(row, base_url, api_key)
@@ -143,8 +173,8 @@ class Played:
 
 def calculates(talk):
     """Answer as a policy would that calls the tool once."""
-    if len(talk) == 1:
-        return CALL.format(talk[0]["content"].split()[0])
+    if talk[-1]["role"] == "user":
+        return "<think>I can add.</think>I add.\n" + CALL.format(talk[-1]["content"].split()[0])
     return talk[-1]["content"]
 
 
@@ -162,6 +192,15 @@ async def test_an_agent_with_a_tool_is_an_episode(suite_of):
         assert talk[2]["role"] == "tool"
         assert talk[2]["content"] == talk[3]
     assert len({talk[0]["content"] for _, talk in results}) == 8
+
+
+@pytest.mark.parametrize("agent", ["items", "streamed_items"])
+@in_loop
+async def test_an_agent_on_the_route_of_responses_is_an_episode(suite_of, agent):
+    async with Played(suite_of(agent)) as played:
+        result, talk = await played.episode(0, calculates)
+    assert result.rewards == {"exact": 1.0}
+    assert [message["role"] for message in talk if isinstance(message, dict)] == ["system", "user", "tool"]
 
 
 @in_loop
