@@ -1,6 +1,7 @@
 """Suite `agent`: an agent of yours that speaks to an OpenAI-compatible endpoint is trained as it is.
 
 - `suite`: the suite. `episode`: an episode, in which the agent's requests are the turns.
+- `command`: an agent that is a program of its own. `guard`: kills it if the actor dies.
 - `endpoint`: the HTTP server. `session`: the requests of one agent, each until it is answered.
 - `chat`, `responses`: what requests and answers of the two routes look like.
 - `history`: whether a request continues the conversation.

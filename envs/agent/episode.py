@@ -29,6 +29,8 @@ class AgentEpisode:
 
     Args:
         run: the agent.
+        score: scores the episode from the row and what the agent returned, in a thread or as a coroutine; None: the
+            agent returns its reward.
         endpoint: the server that it speaks to.
         begin: returns the row of a task.
         solved: returns whether rewards count as correct.
@@ -37,11 +39,13 @@ class AgentEpisode:
     def __init__(
         self,
         run: AgentFunction,
+        score: Callable[..., Any] | None,
         endpoint: Endpoint,
         begin: Callable[[dict[str, Any]], DataRow],
         solved: Callable[[dict[str, float]], bool | None],
     ) -> None:
-        self._run, self._endpoint, self._begin, self._solved = run, endpoint, begin, solved
+        self._run, self._score, self._endpoint = run, score, endpoint
+        self._begin, self._solved = begin, solved
         self._session: AgentSession | None = None
         self._agent: asyncio.Future[Any] | None = None
         self._asked: Asked | None = None
@@ -88,7 +92,7 @@ class AgentEpisode:
         if following is not None:
             messages = history.new_messages(following.request.messages, following.request.tools)
             return StepResult(observation=messages)
-        rewards = self._rewards()
+        rewards = await self._rewards()
         return StepResult(rewards=rewards, done=True, correct=self._solved(rewards), info=self._info())
 
     async def close(self) -> None:
@@ -116,15 +120,20 @@ class AgentEpisode:
         self._asked = request.result()
         return self._asked
 
-    def _rewards(self) -> dict[str, float]:
+    async def _rewards(self) -> dict[str, float]:
         assert self._session is not None
         assert self._agent is not None
+        assert self._row is not None
         value = self._agent.result()
-        if value is not None:
-            return rewards_of(value)
-        if self._session.rewards is None:
-            raise EnvError(f"{self._place}: the agent returned no reward, and posted none")
-        return self._session.rewards
+        if self._score is not None:
+            # What the agent has left behind in its session must not be sampled while it is scored.
+            self._endpoint.close_session(self._session)
+            return rewards_of(await _started(self._score, (self._row.values, value)))
+        if self._session.rewards is not None:
+            return self._session.rewards
+        if value is None or isinstance(value, str):
+            raise EnvError(f"{self._place}: the agent returned no reward, and posted none; name a `score`")
+        return rewards_of(value)
 
     def _info(self) -> dict[str, Any]:
         return {"row": self._place}
@@ -134,10 +143,11 @@ class AgentEpisode:
         return self._row.place if self._row is not None else ""
 
 
-def _started(run: AgentFunction, arguments: tuple[Any, ...]) -> "asyncio.Future[Any]":
-    """Start the agent: a coroutine function in this event loop, a plain one in a thread of its own."""
+def _started(run: Callable[..., Any], arguments: tuple[Any, ...]) -> "asyncio.Future[Any]":
+    """Start code of the user: a coroutine function in this event loop, a plain one in a thread of its own."""
     if inspect.iscoroutinefunction(run):
-        return asyncio.ensure_future(run(*arguments))
+        started: asyncio.Future[Any] = asyncio.ensure_future(run(*arguments))
+        return started
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
 

@@ -135,7 +135,7 @@ def _items(reply: Reply, name: str) -> Iterator[dict[str, Any]]:
         }
     calls = message.get("tool_calls", ())
     if message["content"] or not calls:
-        part = {"type": "output_text", "text": message["content"] or "", "annotations": []}
+        part: dict[str, Any] = {"type": "output_text", "text": message["content"] or "", "annotations": []}
         role = {"role": "assistant", "status": "completed"}
         yield {"id": f"msg_{name}", "type": "message", **role, "content": [part]}
     for number, call in enumerate(calls):

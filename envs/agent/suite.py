@@ -6,6 +6,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, cast
 
+from envs.agent.command import agent_command
 from envs.agent.endpoint import Endpoint
 from envs.agent.episode import AgentEpisode
 from envs.base import ChatMessage, Env, Split, SuiteFacts
@@ -26,8 +27,11 @@ class AgentSuite:
 
     Args:
         run: the agent, as ``file.py:function`` or ``module:function``. It takes ``(row, base_url, api_key)``, is
-            asynchronous or plain, and returns a number or a table of numbers by name.
+            asynchronous or plain, and returns a number or a table of numbers by name. Or a list: the program and the
+            arguments of a command, see `envs.agent.command`.
         train: file of the rows (.jsonl, .jsonl.gz, .json, .csv, .parquet), or a data set of the hub.
+        score: function that scores an episode when the agent has ended, in place of what it returns. It takes
+            ``(row, result)``: the row, and what the agent returned, or the end of a command's output. Empty: none.
         heldout: file of the held-out rows, or the share of the rows of ``train`` that is held out, by a hash of the
             row, at least 0 and below 1.
         correct: reward that says whether a task was solved. Empty: the only one.
@@ -40,14 +44,18 @@ class AgentSuite:
 
     def __init__(
         self,
-        run: str,
+        run: str | list[str],
         train: str,
+        score: str = "",
         heldout: str | float = 0.1,
         correct: str = "",
         solved_at: float = 1.0,
         seed: int = 0,
     ) -> None:
-        self._run = load_callable(run, "agent")
+        if isinstance(run, list) and not (run and all(isinstance(word, str) for word in run)):
+            raise EnvError(f"params.run = {run!r}: a command is a list of texts, the program first")
+        self._run = agent_command(run) if isinstance(run, list) else load_callable(run, "agent")
+        self._score = load_callable(score, "score") if score else None
         self._correct, self._solved_at, self._seed = correct, float(solved_at), seed
         rows = read_rows(train, "train")
         if isinstance(heldout, str):
@@ -73,14 +81,19 @@ class AgentSuite:
         for name in FILES:
             if isinstance(found.get(name), str):
                 found[name] = absolute_beside_run_file(found[name], folder)
-        if isinstance(found.get("run"), str):
-            found["run"] = code_beside_run_file(found["run"], folder, absolute_beside_run_file)
+        for name in ("run", "score"):
+            if isinstance(found.get(name), str) and found[name]:
+                found[name] = code_beside_run_file(found[name], folder, absolute_beside_run_file)
         return found
 
     @staticmethod
     def files(params: dict[str, Any]) -> list[str]:
         """Return the files that make the tasks: those of the rows, and of the agent."""
-        named = [*(params.get(name) for name in FILES), code_file(params.get("run"))]
+        code = [params.get(name) for name in ("run", "score")]
+        named = [
+            *(params.get(name) for name in FILES),
+            *(code_file(name) for name in code if isinstance(name, str)),
+        ]
         return [text for text in named if isinstance(text, str) and text]
 
     @staticmethod
@@ -90,7 +103,7 @@ class AgentSuite:
         return blake2b(path.read_bytes(), digest_size=8).hexdigest() if path.is_file() else ""
 
     def episode(self) -> Env:
-        return cast(Env, AgentEpisode(self._run, self._endpoint, self._begin, self._solved))
+        return cast(Env, AgentEpisode(self._run, self._score, self._endpoint, self._begin, self._solved))
 
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
         """Return the conversation in a row's column `messages`.

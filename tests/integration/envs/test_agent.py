@@ -3,6 +3,10 @@
 import asyncio
 import functools
 import json
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -10,7 +14,9 @@ import pytest
 from actors.environment import EnvironmentRunner
 from actors.errors import EnvironmentFailed
 from envs.base import HasTools, HasTurnFacts, StepResult, TurnFacts
+from envs.errors import EnvError
 from envs.registry import make_suite
+from tests.e2e.process_tree import descendants
 
 ROWS = [{"question": f"{a} + {a}?", "answer": str(2 * a)} for a in range(1, 9)]
 CALL = '<tool_call>\n{{"name": "add", "arguments": {{"b":{0},  "a": {0}}}}}\n</tool_call>'
@@ -86,6 +92,13 @@ def posts(row, base_url, api_key):
     urllib.request.urlopen(urllib.request.Request(url, body, {"Authorization": f"Bearer {api_key}"}), timeout=30)
 
 
+def last_line(row, output):
+    """Score a program's output."""
+    with open(__file__.replace("agents.py", "outputs"), "a") as file:
+        file.write(output)
+    return output.strip().splitlines()[-1] == row["answer"]
+
+
 async def silent(row, base_url, api_key):
     return 1.0
 
@@ -112,6 +125,35 @@ async def both(row, base_url, api_key):
 '''
 
 
+PROGRAM = """
+import json, os, subprocess, sys, urllib.request
+
+row = json.load(sys.stdin)
+left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("left", left.pid, flush=True)
+if "fails" in sys.argv:
+    sys.exit("no such row")
+body = json.dumps({"messages": [{"role": "user", "content": row["question"]}]}).encode()
+head = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+with urllib.request.urlopen(urllib.request.Request(url, body, head), timeout=60) as answer:
+    print(json.load(answer)["choices"][0]["message"]["content"], flush=True)
+"""
+
+
+def gone(pid):
+    """Wait until a process has ended, and return whether it has."""
+    until = time.monotonic() + 20.0
+    while time.monotonic() < until:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
 def in_loop(test):
     """Run an asynchronous test in an event loop of its own."""
 
@@ -127,13 +169,17 @@ def suite_of(tmp_path):
     (tmp_path / "agents.py").write_text(AGENTS)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
 
-    def make(agent: str):
+    (tmp_path / "program.py").write_text(PROGRAM)
+
+    def make(agent: str, **more):
         params = {
             "run": f"{tmp_path}/agents.py:{agent}",
             "train": str(tmp_path / "rows.jsonl"),
             "heldout": 0.0,
         }
-        return make_suite("agent", params)
+        if agent.startswith("program"):
+            params["run"] = [sys.executable, str(tmp_path / "program.py"), *agent.split()[1:]]
+        return make_suite("agent", params | more)
 
     return make
 
@@ -219,9 +265,57 @@ async def test_a_reward_may_come_over_http(suite_of):
     assert result.rewards == {"brief": 0.5}
 
 
+@in_loop
+async def test_a_program_is_an_agent_and_leaves_nothing_behind(suite_of, tmp_path):
+    async with Played(suite_of("program", score=f"{tmp_path}/agents.py:last_line")) as played:
+        result, _ = await played.episode(0, right)
+        wrong, _ = await played.episode(1, lambda talk: "no")
+    assert (result.rewards, wrong.rewards) == ({"reward": 1.0}, {"reward": 0.0})
+    left = [
+        int(line.split()[1]) for line in (tmp_path / "outputs").read_text().splitlines() if "left" in line
+    ]
+    assert len(left) == 2
+    assert all(gone(pid) for pid in left)
+
+
+@in_loop
+async def test_a_program_that_fails_is_named_with_its_last_lines(suite_of):
+    async with Played(suite_of("program fails")) as played:
+        with pytest.raises(EnvError, match=r"ended with status 1: left .* / no such row"):
+            await played.episode(0, right)
+
+
+def test_a_program_ends_with_its_actor_even_if_that_is_killed(suite_of, tmp_path):
+    """The test kills a process that runs an episode, whose agent waits for its answer."""
+    suite_of("program")
+    code = f"""
+import asyncio
+from envs.errors import EnvError
+from envs.registry import make_suite
+from tests.e2e.process_tree import descendants
+
+async def main():
+    run = [{sys.executable!r}, "{tmp_path}/program.py"]
+    env = make_suite("agent", {{"run": run, "train": "{tmp_path}/rows.jsonl", "heldout": 0.0}})
+    episode = env.episode()
+    await episode.reset({{"index": 0, "split": "train"}})
+    print("asked", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+    actor = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert actor.stdout.readline() == "asked\n"
+    family = descendants(actor.pid)
+    assert len(family) >= 3, "guard, program, and what the program has started"
+    actor.kill()
+    actor.communicate(timeout=30)
+    assert all(gone(pid) for pid in family)
+
+
 FAILURES = {
     "silent": "ended without asking the model",
-    "no_reward": "returned no reward, and posted none",
+    "no_reward": "returned no reward, and posted none; name a `score`",
     "fails": "score",
     "forgets": "message 1 was 'user: Hello', and is now 'user: Another question'",
     # The second request comes before the first is answered, or behind it.

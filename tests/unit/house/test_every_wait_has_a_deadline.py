@@ -63,6 +63,8 @@ ALLOWED = {
     ): "reset and step of an environment have actor.env_timeout_s",
     ("envs/agent/episode.py", "self._agent.result()"): "it is done",
     ("envs/agent/episode.py", "request.result()"): "it is done",
+    ("envs/agent/command.py", "process.wait()"): "an episode has a deadline, at which the agent is cancelled",
+    ("envs/agent/guard.py", "agent.wait()"): "the actor closes the pipe when it no longer wants the agent",
     (
         "actors/environment.py",
         "asyncio.gather(*tasks, return_exceptions=True)",

@@ -1,0 +1,101 @@
+"""Runs an agent that is a program of its own: a process group, with the row, the address and the key handed over."""
+
+import asyncio
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from envs.errors import EnvError
+
+GUARD = Path(__file__).with_name("guard.py")
+KEPT_BYTES = 65_536
+"""Bytes of the output's end that are kept."""
+TAIL_LINES = 8
+"""Lines of the output that an error shows."""
+END_S = 5.0
+"""Longest time that the guard may take to end once the agent has."""
+
+
+def agent_command(command: Sequence[str]) -> Callable[..., Coroutine[Any, Any, str]]:
+    """Return a coroutine function that runs a command as an agent, and returns the end of its output.
+
+    The command gets the row as JSON on its standard input, and the address and the key as `OPENAI_BASE_URL` and
+    `OPENAI_API_KEY`. When it has ended, or is no longer wanted, its whole process group is killed.
+
+    Args:
+        command: program and arguments; a program without a slash is looked for in PATH.
+
+    Raises:
+        EnvError: the command ended with a status other than 0; the text has its last lines.
+    """
+
+    async def run(row: dict[str, Any], base_url: str, api_key: str) -> str:
+        theirs, ours = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", str(GUARD), str(theirs), *command),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=os.environ | {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key},
+                start_new_session=True,
+                pass_fds=(theirs,),
+            )
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        output = deque[bytes]()
+        reading = asyncio.create_task(_keep_end(process.stdout, output))
+        try:
+            await _write(process.stdin, json.dumps(row, ensure_ascii=False).encode())
+            await process.wait()
+        finally:
+            os.close(ours)
+            await _end(process, reading)
+        text = b"".join(output).decode(errors="replace")
+        if process.returncode:
+            lines = " / ".join(text.strip().splitlines()[-TAIL_LINES:])
+            raise EnvError(
+                f"the agent {command[0]!r} ended with status {process.returncode}: {lines or 'no output'}"
+            )
+        return text
+
+    return run
+
+
+async def _end(process: asyncio.subprocess.Process, reading: "asyncio.Task[None]") -> None:
+    """Wait until the guard, whose pipe is closed, has ended; kill it if it does not."""
+    try:
+        async with asyncio.timeout(END_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+    await asyncio.wait({reading}, timeout=END_S)
+    reading.cancel()
+
+
+async def _write(stdin: asyncio.StreamWriter | None, data: bytes) -> None:
+    assert stdin is not None
+    # An agent need not read its row.
+    with suppress(BrokenPipeError, ConnectionResetError):
+        stdin.write(data)
+        await stdin.drain()
+    stdin.close()
+
+
+async def _keep_end(stdout: asyncio.StreamReader | None, output: deque[bytes]) -> None:
+    """Read the output to its end, and keep the last `KEPT_BYTES` of it, or a little more."""
+    assert stdout is not None
+    size = 0
+    while data := await stdout.read(16_384):
+        output.append(data)
+        size += len(data)
+        while size - len(output[0]) >= KEPT_BYTES:
+            size -= len(output.popleft())
