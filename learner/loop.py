@@ -10,6 +10,7 @@ from typing import Any
 from learner.checkpoints.checkpoint_files import latest_name
 from learner.checkpoints.lineage import Start
 from learner.checkpoints.models import best_model, best_of, remove_others, step_model, write_model
+from learner.checkpoints.patience import WRITTEN_BYTES, WritePatience
 from learner.errors import NothingToLearn, Stopped
 from learner.intake.evaluation import measure
 from learner.intake.exchange import TIME_LIMIT, Exchange
@@ -41,6 +42,7 @@ class Learner(Trainer):
     seconds_before: float = 0.0
     """Wall time, in seconds, of earlier learner processes of this run."""
     ended_by: str = "all steps done"
+    writes: WritePatience = field(default_factory=WritePatience)
     saved: tuple[int, int] = (-1, -1)
     """Step and number of evaluations in the newest checkpoint."""
 
@@ -83,7 +85,7 @@ class Learner(Trainer):
     def after_step(self) -> None:
         """Write a checkpoint and a model if they are due, or a checkpoint if the broker asks for one."""
         if self.config.export_every and self.step % self.config.export_every == 0:
-            write_model(step_model(self.run_dir, self.step), self.engine.save_pretrained)
+            self.write_model(step_model(self.run_dir, self.step))
         if self.config.checkpoint_every and self.step % self.config.checkpoint_every == 0:
             self.checkpoint()
         self.checkpoint_if_wanted()
@@ -148,7 +150,7 @@ class Learner(Trainer):
         *earlier, newest = [e for e in self.evaluations if e.get("set", "") == self.first_set]
         if best_of([*self.with_model(earlier), newest], self.first_set) is not newest:
             return
-        write_model(best_model(self.run_dir, self.step), self.engine.save_pretrained)
+        self.write_model(best_model(self.run_dir, self.step))
         log.info("the best model so far is %s", best_model(self.run_dir, self.step))
         if not self.config.checkpoint_every:
             self.remove_models()
@@ -216,11 +218,22 @@ class Learner(Trainer):
             "evaluations": self.evaluations,
             "wall_seconds": self.wall_seconds,
         }
-        self.engine.save(self.checkpoints, state, also=self.save_beside)
+        with self.writes.writing(self.written_bytes):
+            self.engine.save(self.checkpoints, state, also=self.save_beside)
         self.remove_models()
         self.exchange.checkpointed(step=self.step)
         self.saved = (self.step, len(self.evaluations))
         log.info("checkpoint at step %d", self.step)
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes of a checkpoint or a model, at most."""
+        return WRITTEN_BYTES * self.engine.parameters.whole
+
+    def write_model(self, folder: Path) -> None:
+        """Write the present model to a folder."""
+        with self.writes.writing(self.written_bytes):
+            write_model(folder, self.engine.save_pretrained)
 
     def checkpoint_if_wanted(self) -> None:
         """Write a checkpoint if the broker wants one because its journal is filling."""

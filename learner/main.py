@@ -175,7 +175,8 @@ def train(learner: Learner, begin: Start) -> None:
     try:
         learner.start_from(begin)
         learner.train(continues=begin.continues)
-        learner.engine.save_pretrained(learner.run_dir / "model")
+        with learner.writes.writing(learner.written_bytes):
+            learner.engine.save_pretrained(learner.run_dir / "model")
         write_result(learner)
     finally:
         learner.exchange.close()
@@ -260,9 +261,11 @@ class _Progress:
     def __call__(self) -> Progress:
         if self.learner is None:
             return Progress()
-        exchange = self.learner.exchange
+        exchange, writes = self.learner.exchange, self.learner.writes
         return Progress(
-            progress=self.learner.step + exchange.intake.deliveries,
+            # Invariant: the patience is read first. Where a write has just ended, its end is then counted below.
+            patience_s=writes.patience_s,
+            progress=self.learner.step + exchange.intake.deliveries + writes.writes,
             busy=not exchange.waiting,
             policy_version=self.learner.version,
             gauges=exchange.gauges(),

@@ -30,7 +30,7 @@ LARGEST_COUNT, LARGEST_VERSION, LARGEST_DURATION_S = 2**63 - 1, 2**31 - 1, 1e9
 MAX_PLACE, MAX_FAILURE_TEXT = 512, 1_000
 MAX_STOPS = 16
 MAX_PATIENCE_S = 3_600.0
-"""Longest time for which a generator may ask not to be held for stalled."""
+"""Longest time for which a generator or a learner may ask not to be held for stalled."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 Label = Annotated[str, Meta(max_length=MAX_NAME)]
@@ -246,9 +246,10 @@ class Heartbeat(Message, tag="heartbeat", frozen=True):
     """Written by the peer, merged by the broker for `/status`, `/metrics` and QueueStats."""
     patience_s: Annotated[float, Meta(ge=0, le=MAX_PATIENCE_S)] = 0.0
     """Written by a generator: how long its engine may make no step, as measured. 0 means that it is not known.
+    Written by a learner: how long the write of a checkpoint or model that is under way may take; 0 means none is.
 
     The broker and `offbeat train` wait this long, if it is longer than their own limits, before they hold the
-    generator for stalled.
+    generator for stalled. `offbeat train` adds a learner's to its own limit.
     """
     note: Prose = ""
     """Written by the peer: what keeps it from its work, with the cure; "" if nothing does.

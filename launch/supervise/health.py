@@ -188,7 +188,8 @@ class Watchdog:
         limit = {
             # A generator that has measured long steps asks for more time, and gets a second to end by itself.
             "generator": max(self._limits.generator_stall_s, entry.get("patience_s", 0.0) + STALL_MARGIN_S),
-            "learner": self._limits.learner_stall_s,
+            # A checkpoint takes as long as its bytes take, on top of what a step may take.
+            "learner": self._limits.learner_stall_s + entry.get("patience_s", 0.0),
         }.get(role_of(name))
         if limit is None or not entry["busy"] or entry["stalled_s"] < limit:
             return ""

@@ -2,6 +2,6 @@
 
 - `checkpoint`: the state of one rank beside DeepSpeed's files. `checkpoint_files`: the pointer to the newest
   checkpoint, checksums, going back to an earlier one; without torch.
-- `models`: models in Hugging Face format that are written during training.
+- `models`: models in Hugging Face format that are written during training. `patience`: how long a write may take.
 - `lineage`: the epoch, the lineage and the step at which a learner process starts.
 """

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -98,6 +99,8 @@ class Exchange:
 
 
 class Engine:
+    parameters = types.SimpleNamespace(trained=1_000_000, whole=1_000_000)
+
     def __init__(self, outcomes):
         self.outcomes, self.saved, self.log = list(outcomes), [], []
 
@@ -148,6 +151,24 @@ def learner(tmp_path, outcomes, *, stop_at=None, **settings):
     exchange, engine = Exchange(stop_at), Engine(outcomes)
     engine.log = exchange.log
     return Learner(LearnerConfig(**values), tmp_path, engine, exchange, Unpublished(), Report())
+
+
+def test_the_learner_asks_for_patience_while_it_writes(tmp_path, monkeypatch):
+    it = learner(tmp_path, ["applied"], checkpoint_every=1, export_every=1)
+    asked = []
+    for name in ("save", "save_pretrained"):
+        write = getattr(it.engine, name)
+
+        def watched(*arguments, write=write, **named):
+            asked.append(it.writes.patience_s)
+            write(*arguments, **named)
+
+        monkeypatch.setattr(it.engine, name, watched)
+    it.train()
+    # 16 bytes for each of a million parameters at 50 MB/s: a model, a checkpoint, and the evaluation's at the end.
+    assert asked[:2] == [pytest.approx(0.32)] * 2
+    assert it.writes.writes == len(asked)
+    assert it.writes.patience_s == 0.0
 
 
 def test_each_applied_step_raises_the_version_and_is_committed(tmp_path):

@@ -76,6 +76,8 @@ def test_busy_without_progress_counts_for_generators_and_learners_alone():
     assert [found.name for found in dog.look(listed(*stuck)(5), {}, 5.0)] == ["generator-0"]
     idle = [peer(name, busy=False, stalled=999.0) for name in ("generator-0", "learner")]
     assert dog.look(listed(*idle)(6), {}, 6.0) == []
+    writing = peer("learner", busy=True, stalled=301.0) | {"patience_s": 20.0}
+    assert dog.look(listed(writing)(6), {}, 6.5) == [], "a checkpoint takes as long as its bytes take"
     assert dog.look(listed(peer("learner", busy=True, stalled=301.0))(7), {}, 7.0)[0].name == "learner"
 
 
