@@ -6,6 +6,9 @@ from pydantic import Field
 
 from protocol.section import Section
 
+OWN_GPU_SHARE = 0.9
+"""Share of its memory that an engine takes of a GPU of its own. CUDA graphs and other libraries need the rest."""
+
 
 class ActorConfig(Section):
     """Section `[actor]` of the run file."""
@@ -50,22 +53,26 @@ class GeneratorConfig(Section):
     weights_http: str = Field("", pattern=r"^$|:\d+$")
     """HOST:PORT at which the generator serves the weight versions that its host has fetched to other hosts,
     for example 0.0.0.0:0. Port 0 takes a free port at start. Empty means that it serves none."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Float type of the engine. "auto": bfloat16 on GPUs that compute in it, else float32."""
     max_model_len: int = Field(1024, ge=8)
     """Longest prompt plus continuation, in tokens."""
     max_num_seqs: int = Field(128, ge=1)
     """Requests that the engine runs at the same time."""
     kv_cache_mb: int = Field(128, ge=16)
     """Memory of the KV cache, in MiB (CPU only)."""
-    gpu_memory_utilization: float = Field(0.5, gt=0, le=1)
-    """Share of the GPU memory that vLLM may use (GPU only)."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
+    """Share of the GPU memory that vLLM may use (GPU only). "auto": 0.9 on a GPU of its own; on a shared one a part,
+    see docs/run/gpus.md."""
     block_size: int | None = None
     """Tokens per KV block. None means 32 on a CPU and vLLM's default on a GPU."""
-    enforce_eager: bool = True
-    """True runs the model without compiling it. False compiles it: slower start, faster decoding on GPUs."""
-    kv_on_update: Literal["recomputed", "kept"] = "recomputed"
+    enforce_eager: Literal["auto", True, False] = "auto"
+    """True runs the model without compiling it. False compiles it: slower start, faster decoding on GPUs. "auto":
+    false on a GPU, true on a CPU."""
+    kv_on_update: Literal["auto", "recomputed", "kept"] = "auto"
     """Treatment of running requests' KV cache at a weight update. "recomputed" drops it. "kept" is faster,
-    but one forward pass cannot reproduce the behaviour probabilities. Every segment records the choice."""
+    but one forward pass cannot reproduce the behaviour probabilities. Every segment records the choice. "auto": "kept"
+    where a GPU would compute for more than about a second at each update, else "recomputed"."""
     stream_interval: int = Field(16, ge=1)
     """Tokens per chunk that the generator sends to an actor."""
     stall_timeout_s: float = Field(8.0, gt=0)
@@ -80,3 +87,26 @@ class GeneratorConfig(Section):
     50 MB."""
     threads: int = Field(1, ge=1)
     """OpenMP threads of the engine (CPU only)."""
+
+    # `launch.hardware` decides each "auto" from the GPUs. Where nobody has, the engine runs as on a CPU.
+
+    @property
+    def dtype_used(self) -> Literal["float32", "bfloat16", "float16"]:
+        """Float type of the engine, with "auto" resolved."""
+        return "float32" if self.dtype == "auto" else self.dtype
+
+    @property
+    def enforce_eager_used(self) -> bool:
+        """Whether the model is not compiled, with "auto" resolved."""
+        return self.enforce_eager is not False
+
+    @property
+    def kv_on_update_used(self) -> Literal["recomputed", "kept"]:
+        """Treatment of running requests' KV cache at a weight update, with "auto" resolved."""
+        return "recomputed" if self.kv_on_update == "auto" else self.kv_on_update
+
+    @property
+    def gpu_memory_utilization_used(self) -> float:
+        """Share of the GPU memory that vLLM may use, with "auto" resolved."""
+        share = self.gpu_memory_utilization
+        return OWN_GPU_SHARE if share == "auto" else share

@@ -4,6 +4,7 @@ import os
 
 from launch import run_folder
 from launch.errors import ConfigError
+from launch.preflight.decided import decided_by_hand
 from launch.processes import role_command, role_environment
 from launch.run_file.sections import RunConfig
 
@@ -14,9 +15,10 @@ def run_by_hand(
     """Replace this process by the role. Threads are pinned before any library is loaded.
 
     Raises:
-        ConfigError: the run folder holds another run, the run file leaves a port open, or there is no checkpoint
-            of ``from_step``.
+        ConfigError: the run folder holds another run, the run file leaves a port open, there is no checkpoint
+            of ``from_step``, or a GPU cannot be used.
     """
+    config = decided_by_hand(role, config)
     folder = run_folder.join(config)
     if role == "learner" and not resume and (folder / "metrics.jsonl").exists():
         raise ConfigError(f"{folder} holds a run already; go on with --resume, or choose another run.name")

@@ -58,7 +58,7 @@ def server_command(config: RunConfig, model: str) -> list[str]:
         "--served-model-name": OWN_MODEL,
         "--host": host,
         "--port": port,
-        "--dtype": generator.dtype,
+        "--dtype": generator.dtype_used,
         "--max-model-len": str(judge.max_model_len or generator.max_model_len),
         "--max-num-seqs": str(generator.max_num_seqs),
         "--generation-config": "vllm",
@@ -68,8 +68,8 @@ def server_command(config: RunConfig, model: str) -> list[str]:
         settings["--kv-cache-memory-bytes"] = str(generator.kv_cache_mb << 20)
         settings["--block-size"] = str(generator.block_size or 32)
     else:
-        settings["--gpu-memory-utilization"] = str(generator.gpu_memory_utilization)
-    eager = ["--enforce-eager"] if generator.enforce_eager else []
+        settings["--gpu-memory-utilization"] = str(generator.gpu_memory_utilization_used)
+    eager = ["--enforce-eager"] if generator.enforce_eager_used else []
     return [sys.executable, "-m", SERVER, *(word for pair in settings.items() for word in pair), *eager]
 
 

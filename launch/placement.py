@@ -33,6 +33,35 @@ class Placement:
             return {}
         return {VARIABLE: ",".join(gpus[place] for place in self.posts[post])}
 
+    def start_after(self, post: str) -> tuple[str, ...]:
+        """Return the processes that have to join before this one starts, because they share a GPU.
+
+        An engine measures the free memory of its GPU while it starts, so nobody else may take or free any. So the
+        generators start one after the other, the learner follows, and the judge, which nobody sees joining, is last.
+
+        Example:
+            >>> one = Placement({"learner": (0,), "generator-0": (0,), "generator-1": (1,)})
+            >>> one.start_after("learner"), one.start_after("generator-0"), one.start_after("actor-0")
+            (('generator-0',), (), ())
+        """
+        turns = [name for name in self.posts if name not in (LEARNER, JUDGE)] + [LEARNER, JUDGE]
+        own = set(self.posts.get(post, ()))
+        earlier = turns[: turns.index(post)] if post in turns else []
+        return tuple(name for name in earlier if own & set(self.posts.get(name, ())))
+
+    def by_gpu(self) -> dict[int, list[str]]:
+        """Return the processes on each GPU that is used.
+
+        Example:
+            >>> Placement({"learner": (0, 1), "generator-0": (1,)}).by_gpu()
+            {0: ['learner'], 1: ['learner', 'generator-0']}
+        """
+        used: dict[int, list[str]] = {}
+        for post, places in self.posts.items():
+            for place in places:
+                used.setdefault(place, []).append(post)
+        return dict(sorted(used.items()))
+
     def sentence(self) -> str:
         """Return the layout in words; "" without GPUs.
 
@@ -47,10 +76,21 @@ class Placement:
 def visible_gpus() -> list[str]:
     """Return the names of the GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` takes them.
 
-    A torch that was built for the CPU uses none.
+    A torch that was built for the CPU uses none; `unused_gpus` says so.
     """
-    if not torch_uses_gpus():
-        return []
+    return _named_gpus() if torch_uses_gpus() else []
+
+
+def unused_gpus() -> Iterator[str]:
+    """Yield a remark if this host has GPUs, but the installed torch was built for the CPU."""
+    if not torch_uses_gpus() and (gpus := _named_gpus()):
+        yield (
+            f"this host shows {len(gpus)} GPU{'s' if len(gpus) > 1 else ''}, but the installed torch was built for the "
+            'CPU, so everything computes on the CPU; install offbeat with the extra "gpu" to use them'
+        )
+
+
+def _named_gpus() -> list[str]:
     chosen = os.environ.get(VARIABLE)
     if chosen is not None:
         names = [name.strip() for name in chosen.split(",")]
@@ -89,7 +129,10 @@ def placement(config: RunConfig, gpus: int) -> Placement:
     if not gpus:
         for setting, devices in _settings(config):
             if devices:
-                raise ConfigError(f"{setting} is {list(devices)}, but this host shows no GPU; leave it out")
+                why = "".join(f"; {remark}" for remark in unused_gpus())
+                raise ConfigError(
+                    f"{setting} is {list(devices)}, but this host shows no GPU{why or '; leave it out'}"
+                )
         return Placement()
     learner = _of_learner(config, gpus)
     posts = {LEARNER: learner, **_of_generators(config, gpus, learner)}
@@ -161,7 +204,7 @@ def _remarks(config: RunConfig, gpus: int, posts: dict[str, tuple[int, ...]]) ->
     for place in range(gpus):
         here = [post for post, places in posts.items() if place in places]
         engines = [post for post in here if post != LEARNER]
-        if len(engines) * share > 1.0:
+        if share != "auto" and len(engines) * share > 1.0:
             raise ConfigError(
                 f"GPU {place} is shared by {', '.join(engines)}, each with generator.gpu_memory_utilization = "
                 f"{share:g} of its memory; lower it to at most {1 / len(engines):.2f}, or lower generator.count"

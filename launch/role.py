@@ -20,7 +20,7 @@ from launch.exit_codes import exit_code, leave_note
 from launch.run_file.keys_folder import http_keys, prepare_keys
 from launch.run_file.sections import RunConfig
 from learner.errors import NothingToLearn
-from protocol.errors import KeysUnusable, LinkDown
+from protocol.errors import GpuUnusable, KeysUnusable, LinkDown
 from protocol.orphans import die_with_parent
 from protocol.security.keys import key_pair, principal
 
@@ -60,10 +60,13 @@ def run(
         case "model":
             from launch.preflight.examine import preflight
 
-            _model(config)
+            found, log = _model(config), logging.getLogger(__name__)
+            if config.model.path:
+                log.info("found: %s", found)
+                return
             # The tokenizer of a tiny model exists only now.
             for remark in preflight(config):
-                logging.getLogger(__name__).warning("%s", remark)
+                log.warning("%s", remark)
         case "learner":
             learner(config, folder, keys, resume=resume, from_step=from_step)
         case "generator":
@@ -194,7 +197,9 @@ def main() -> None:
 def exit_with_code(error: Exception, folder: Path, name: str) -> NoReturn:
     """Exit with a code that says whether another start could help. Log a traceback if it may be needed."""
     code = exit_code(error)
-    known = isinstance(error, LaunchError | LinkDown | KeysUnusable | BindRefused | NothingToLearn)
+    known = isinstance(
+        error, LaunchError | LinkDown | KeysUnusable | GpuUnusable | BindRefused | NothingToLearn
+    )
     with contextlib.suppress(OSError):
         leave_note(folder, name, code, str(error) if known else f"{type(error).__name__}: {error}")
     if known:

@@ -5,7 +5,7 @@
 - `config`, `algorithm_config`, `surrogate_config`: the settings.
 - `trajectory`, `units`: the data that is trained. `intake/`: turns the broker's messages into units.
 - `update/`: turns units into new weights. `algorithms/`: pure functions of tensors.
-- `lora`: adapters of low rank, and what they add to the weights.
+- `lora`: adapters of low rank, and what they add to the weights. `gpu`: takes the GPU of a rank.
 - `replay/`: the replay table. `publisher`: writes and announces new versions.
 - `checkpoints/`: checkpoints, and where a process starts. `run_files`: places of the files that outlive it.
 - `metrics`, `gauges`, `charts`, `totals`: what is reported. `samples/`: what the model wrote. `errors`: the exceptions.

@@ -227,9 +227,12 @@ class LearnerConfig(Section):
     zero_stage: Literal["auto", 0, 1, 2, 3] = "auto"
     """ZeRO stage: what DeepSpeed shards over the ranks. 0: nothing; 1: the optimizer's state; 2: gradients
     too; 3: weights too. "auto": 0 for a single float32 rank, which has nothing to shard and so avoids copies
-    of gradients and weights; else 1."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Float type of the model that is trained."""
+    of gradients and weights; 2 for bfloat16 on GPUs; else 1."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Float type of the model that is trained. "auto": bfloat16 on GPUs that compute in it, else float32."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
+    """Share of its GPU's memory that a rank may use for tensors (GPU only). "auto": all of a GPU of its own; on a
+    shared one what the engines leave, see docs/run/gpus.md."""
     micro_batch_tokens: int = Field(8192, ge=16)
     """Most tokens in one forward and backward pass, padding included. At least 16, and enough for one
     trajectory."""
@@ -303,7 +306,12 @@ class LearnerConfig(Section):
         """ZeRO stage, with "auto" resolved."""
         if self.zero_stage != "auto":
             return self.zero_stage
-        return 0 if self.processes == 1 and self.dtype == "float32" else 1
+        return 0 if self.processes == 1 and self.dtype_used == "float32" else 1
+
+    @property
+    def dtype_used(self) -> Literal["float32", "bfloat16"]:
+        """Float type of the model that is trained; an "auto" that `launch.hardware` has not resolved is float32."""
+        return "float32" if self.dtype == "auto" else self.dtype
 
     @property
     def drops_uniform_groups(self) -> bool:

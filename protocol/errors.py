@@ -8,6 +8,7 @@ ProtocolError
 
 AddressRefused        an address that other hosts can reach, without keys that keep strangers out (final)
 KeysUnusable          a keys folder lacks a file that is needed, or holds one that cannot be used (final)
+GpuUnusable           a process was given GPUs that its libraries cannot compute on (final)
 WeightsError          weights that must not be loaded
 └── NameTaken         a different user has the name of a file or folder in shared memory (final)
 
@@ -51,6 +52,12 @@ class AddressRefused(ValueError):
 
 class KeysUnusable(Exception):
     """A keys folder lacks a file or holds one that cannot be used; the text names the file and the cure."""
+
+    final: ClassVar[bool] = True
+
+
+class GpuUnusable(Exception):
+    """A process was given GPUs that its libraries cannot compute on; the text says why, and what to look at."""
 
     final: ClassVar[bool] = True
 

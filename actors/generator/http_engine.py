@@ -103,7 +103,7 @@ class HttpEngine:
     """
 
     def __init__(self, session: aiohttp.ClientSession, config: GeneratorConfig) -> None:
-        self.kv: KvPolicy = config.kv_on_update
+        self.kv: KvPolicy = config.kv_on_update_used
         self._session = session
         self._interval = config.stream_interval
         self._version = 0

@@ -18,6 +18,7 @@ import numpy as np
 from actors.config import GeneratorConfig
 from actors.errors import EngineFailed, RequestRefused
 from actors.generator.engine import Request
+from actors.generator.gpus import check_platform
 from actors.generator.requests import stamp
 from actors.generator.vllm_plugin import PARENT, is_registered
 from actors.generator.vllm_stats import SchedulerGauges, stat_logger, why_crowded
@@ -50,7 +51,7 @@ def prepare_environment(config: GeneratorConfig) -> None:
         "VLLM_LOGGING_LEVEL": "WARNING",
         "OMP_NUM_THREADS": str(config.threads),
     }
-    if config.enforce_eager:
+    if config.enforce_eager_used:
         # Without this the first request would still call a C++ compiler.
         settings["TORCHDYNAMO_DISABLE"] = "1"
     for name, value in settings.items():
@@ -86,12 +87,12 @@ def engine_arguments(config: GeneratorConfig, *, model: str, seed: int, cpu: boo
     arguments: dict[str, Any] = {
         "model": model,
         "skip_tokenizer_init": True,
-        "dtype": config.dtype,
+        "dtype": config.dtype_used,
         "seed": seed,
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,
         "tensor_parallel_size": config.tensor_parallel_size,
-        "enforce_eager": config.enforce_eager,
+        "enforce_eager": config.enforce_eager_used,
         "block_size": config.block_size or (CPU_BLOCK_SIZE if cpu else None),
         "enable_prefix_caching": True,
         # Sampling parameters come from the request, not from the model folder.
@@ -107,7 +108,7 @@ def engine_arguments(config: GeneratorConfig, *, model: str, seed: int, cpu: boo
         # vLLM wants at least one token for each running request.
         arguments["max_num_batched_tokens"] = max(CPU_STEP_TOKENS, config.max_num_seqs)
     else:
-        arguments["gpu_memory_utilization"] = config.gpu_memory_utilization
+        arguments["gpu_memory_utilization"] = config.gpu_memory_utilization_used
     return {name: value for name, value in arguments.items() if value is not None}
 
 
@@ -160,6 +161,7 @@ class VllmEngine:
 
         Raises:
             EngineFailed: the first steps took longer than ``config.warm_up_s``.
+            GpuUnusable: the generator was given GPUs, but vLLM does not compute on them.
         """
         prepare_environment(config)
         if config.tensor_parallel_size > 1 and not is_registered():
@@ -171,11 +173,12 @@ class VllmEngine:
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        check_platform(config, current_platform)
         arguments = engine_arguments(config, model=model, seed=seed, cpu=current_platform.is_cpu())
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
         stats = SchedulerGauges()
         llm = AsyncLLM.from_engine_args(vllm.AsyncEngineArgs(**arguments), stat_loggers=[stat_logger(stats)])
-        engine = cls(llm, config.kv_on_update, config.stream_interval, stats)
+        engine = cls(llm, config.kv_on_update_used, config.stream_interval, stats)
         # vLLM keeps this frame alive, but `close` has to drop the last reference.
         del llm
         await engine._llm.update_weight_version("0")

@@ -249,7 +249,7 @@ def arguments(config: RunConfig, spec: Spec, turns: int) -> Any:
     return trl.GRPOConfig(
         output_dir=spec.folder,
         use_cpu=True,
-        bf16=config.learner.dtype == "bfloat16",
+        bf16=config.learner.dtype_used == "bfloat16",
         seed=config.run.seed,
         max_steps=spec.steps,
         per_device_train_batch_size=learner.batch_trajectories,

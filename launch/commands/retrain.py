@@ -84,9 +84,9 @@ def configuration(run: Path) -> RunConfig:
             config = run_folder.load_config(run / name)
             # A run of an earlier version had no shared rows. Its weights come out bit for bit without them only.
             shared = config.learner.share_prefixes and "share_prefixes" in config.learner.model_fields_set
-            return config.model_copy(
-                update={"learner": config.learner.model_copy(update={"share_prefixes": shared})}
-            )
+            # The GPUs of the run need not be those of this host.
+            own = {"share_prefixes": shared, "devices": ()}
+            return config.model_copy(update={"learner": config.learner.model_copy(update=own)})
     raise ConfigError(f"{run} is no run folder: it has no {run_folder.CONFIG}")
 
 

@@ -89,7 +89,7 @@ def calibrate_to(path: Path, seconds: float, config: RunConfig) -> None:
             be used; nothing was started then.
     """
     from launch.plan.calibration import calibrate
-    from launch.preflight.examine import preflight
+    from launch.preflight.examine import examine
     from launch.supervise.panel import Panel
 
     if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
@@ -106,7 +106,7 @@ def calibrate_to(path: Path, seconds: float, config: RunConfig) -> None:
         raise ConfigError(
             f"--rates {path}: cannot be written ({error.strerror}); name another file"
         ) from None
-    preflight(config)
+    config = examine(config).config
     # Standard output is reserved for the plan, so progress goes to standard error.
     with contextlib.redirect_stdout(sys.stderr), Panel() as panel:
         rates = calibrate(config, seconds, panel)

@@ -57,7 +57,7 @@ def setting_of(config: RunConfig) -> Setting:
         batch_groups=learner.units_per_batch,
         max_policy_lag=config.max_policy_lag,
         publish_every=learner.publish_every,
-        recomputes=config.generator.kv_on_update == "recomputed",
+        recomputes=config.generator.kv_on_update_used == "recomputed",
         seed=config.run.seed,
     )
 

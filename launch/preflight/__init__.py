@@ -2,5 +2,7 @@
 
 - `examine`: the entry point. `trial`: tries the environment. `follow_ups`: tries the chat template.
 - `model_limits`: longest sequence and attention heads of the model.
-- `adapters`: tries LoRA on the model. `memory`: estimates what the run will take.
+- `adapters`: tries LoRA on the model. `memory`, `gpu_memory`: estimate what the run will take.
+- `room`: compares versions, checkpoints and requests with the room for them.
+- `gpu_trial`: tries the GPUs. `decided`: decides what the run file leaves to them.
 """

@@ -21,9 +21,9 @@ from launch.errors import ConfigError
 from launch.gguf import is_gguf
 from launch.known_models import KNOWN_MODELS
 from launch.model import SMALL_FILES, existing, kept_model
-from launch.placement import placement, visible_gpus
 from launch.preflight.adapters import try_adapters
-from launch.preflight.memory import estimate, host_gb, model_size
+from launch.preflight.decided import decided
+from launch.preflight.memory import ModelSize, estimate, estimate_beside_gpus, host_gb, model_size
 from launch.preflight.model_limits import (
     context_of,
     quantised,
@@ -31,13 +31,13 @@ from launch.preflight.model_limits import (
     too_long_model,
     undivided_heads,
 )
+from launch.preflight.room import too_little_room
 from launch.preflight.trial import Prompt, Trial
 from launch.run_file.sections import RunConfig
 from launch.run_folder import check_place
 
 TRAIN_TASKS = 8
 """Training tasks whose first prompts are counted; of held-out tasks only the first is."""
-GPU = Path("/dev/nvidiactl")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -46,7 +46,7 @@ class Examined:
     """A configuration that was tried, and remarks on what is allowed but probably not meant."""
 
     config: RunConfig
-    """The configuration, with no more evaluation tasks than there are held-out tasks."""
+    """The configuration: each "auto" is decided, and evaluation tasks are no more than there are held-out tasks."""
     remarks: list[str]
     memory: str = ""
     """Sentence on the memory that the run takes on this host; "" if that is not known."""
@@ -70,7 +70,10 @@ def examine(config: RunConfig) -> Examined:
     folder = model_files(config)
     if config.judge is not None and config.judge.model:
         check_model_name("judge.model", config.judge.model)
-    placed = placement(config, len(visible_gpus()))
+    size = model_size(folder) if folder else None
+    by_gpus = decided(config, size)
+    config = by_gpus.config
+    without_room, tight = too_little_room(config, size)
     renderer, context, described = None, None, dict[str, Any]()
     if folder is not None:
         try:
@@ -82,6 +85,7 @@ def examine(config: RunConfig) -> Examined:
         context = context_of(described)
     facts, prompts, remarks = asyncio.run(_try_environment(config, renderer))
     if problems := [
+        *without_room,
         *too_long_model(config, context, folder),
         *undivided_heads(config, described),
         *quantised(described, folder),
@@ -94,23 +98,25 @@ def examine(config: RunConfig) -> Examined:
     fitting, few = fitted(config, facts)
     content = content_hash(config.env.name, config.env.params)
     fitting = fitting.model_copy(update={"env": fitting.env.model_copy(update={"content": content})})
-    told = memory(config, folder)
-    layout = [placed.sentence()] if placed.posts else []
+    told = memory(config, size)
     return Examined(
         fitting,
-        [*layout, *placed.remarks, *facts.remarks, *few, *remarks, *cut_answers(config, prompts)],
+        [*by_gpus.remarks, *tight, *facts.remarks, *few, *remarks, *cut_answers(config, prompts)],
         told,
     )
 
 
-def memory(config: RunConfig, folder: Path | None) -> str:
-    """Return a sentence on the memory of the run; "" if it is not known, as for a host with a GPU.
+def memory(config: RunConfig, size: ModelSize | None) -> str:
+    """Return a sentence on the memory that the run takes of this host; "" if it is not known.
 
     Raises:
         ConfigError: the host has too little memory.
     """
-    size, there_gb = model_size(folder) if folder else None, host_gb()
-    return estimate(config, size, there_gb) if size and there_gb and not GPU.exists() else ""
+    there_gb = host_gb()
+    if size is None or there_gb is None:
+        return ""
+    beside_gpus = config.learner.devices or config.generator.devices
+    return (estimate_beside_gpus if beside_gpus else estimate)(config, size, there_gb)
 
 
 def fitted(config: RunConfig, facts: SuiteFacts) -> tuple[RunConfig, list[str]]:

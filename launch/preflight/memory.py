@@ -1,7 +1,7 @@
 """Estimates the memory that a run takes on this host, before anything starts.
 
-The shares were measured on a CPU (docs/run/capacity.md). On a host with a GPU, learner and generators keep models
-there, so nothing is estimated.
+The shares were measured on a CPU (docs/run/capacity.md). On a host with GPUs, learner and generators keep models
+there (`launch.preflight.gpu_memory`), and the host keeps policy versions, and the weights while they are loaded.
 """
 
 import contextlib
@@ -27,13 +27,14 @@ FROZEN_BYTES = 4
 """Bytes for each parameter that is not trained."""
 ENGINE_COPIES = 2
 """Copies of the weights that a generator holds: those that it samples with, and the newest version."""
-VERSIONS = 2
-"""Policy versions that lie in shared memory at a time."""
+GPU_LIBRARIES_GB = 3.0
+"""Host memory of a process that computes on a GPU, without its model. Estimated, not measured."""
 WIDTHS, INNER_WIDTHS = 8, 4
 """Activations of a token in one layer: so many times the hidden size, and the inner size of the feed-forward layer."""
 MEMINFO, CGROUP_LIMIT = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers")
 """Keys of config.json."""
+INDEX = "model.safetensors.index.json"
 HEADER_BYTES = 8
 MAX_HEADER_BYTES = 100 << 20
 
@@ -58,16 +59,28 @@ class RoleMemory:
 
 
 def model_size(folder: Path) -> ModelSize | None:
-    """Return the sizes of the model in a folder; None if its files do not tell them."""
+    """Return the sizes of the model in a folder; None if its files do not tell them.
+
+    Of a model of the hub that is not downloaded yet, the index of its weights tells them, if it has one.
+    """
     try:
         content: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         parameters = sum(_numbers_in(file) for file in sorted(folder.glob("*.safetensors")))
-    except (OSError, ValueError, KeyError, struct.error):
+        parameters = parameters or _numbers_listed(folder / INDEX, content)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
         return None
     text = content.get("text_config")
     part = text if isinstance(text, dict) else content
     found = [number for key in SIZES if isinstance(number := part.get(key), int)]
     return ModelSize(parameters, *found) if parameters and len(found) == len(SIZES) else None
+
+
+def _numbers_listed(index: Path, content: dict[str, Any]) -> int:
+    """Return how many numbers the index of a model's weights tells of."""
+    metadata = json.loads(index.read_text(encoding="utf-8"))["metadata"]
+    if "total_parameters" in metadata:
+        return int(metadata["total_parameters"])
+    return int(metadata["total_size"]) // BYTES[content.get("dtype") or content["torch_dtype"]]
 
 
 def _numbers_in(file: Path) -> int:
@@ -93,7 +106,7 @@ def shares(config: RunConfig, size: ModelSize, tokens: int) -> list[RoleMemory]:
     """
     learner, generator = config.learner, config.generator
     ranks, stage = learner.processes, learner.zero_stage_used
-    width = BYTES[learner.dtype]
+    width = BYTES[learner.dtype_used]
     trained = STATE_BYTES[stage] + SHARDED_BYTES[stage] / ranks
     # Adapters are a small part of the model, so that only its frozen weights count.
     each = FROZEN_BYTES if learner.lora else trained
@@ -101,17 +114,40 @@ def shares(config: RunConfig, size: ModelSize, tokens: int) -> list[RoleMemory]:
     critic = learner.algorithm.critic
     each += trained if critic is not None and critic.model == "separate" else 0
     state = size.parameters * each * width / BYTES["float32"]
-    activations = tokens * size.layers * width
-    activations *= WIDTHS * size.hidden + INNER_WIDTHS * size.inner
-    versions = VERSIONS * size.parameters * BYTES[generator.dtype] / ranks
+    activations = activation_bytes(config, size, tokens)
+    versions = versions_at_once(config) * version_bytes(config, size) / ranks
     found = [RoleMemory("learner", ranks, LIBRARIES["learner"] + (state + activations + versions) / GB)]
     if generator.backend == "vllm":
-        weights = ENGINE_COPIES * size.parameters * BYTES[generator.dtype]
+        weights = ENGINE_COPIES * size.parameters * BYTES[generator.dtype_used]
         engine = weights + (generator.kv_cache_mb << 20)
         found.append(RoleMemory("generator", generator.count, LIBRARIES["generator"] + engine / GB))
     found.append(RoleMemory("actor", config.actor.count, LIBRARIES["actor"]))
     found.append(RoleMemory("broker", 1, LIBRARIES["broker"]))
     return found
+
+
+def versions_at_once(config: RunConfig) -> int:
+    """Return the most policy versions in shared memory: those that are kept, and the one that is being written.
+
+    An evaluation publishes one.
+    """
+    learner = config.learner
+    return max(1, min(learner.keep_versions + 1, learner.steps // learner.publish_every))
+
+
+def version_bytes(config: RunConfig, size: ModelSize) -> int:
+    """Return the bytes of one policy version."""
+    learner = config.learner
+    return size.parameters * (2 if learner.publish_dtype == "bfloat16" else BYTES[learner.dtype_used])
+
+
+def activation_bytes(config: RunConfig, size: ModelSize, tokens: int) -> float:
+    """Return the bytes of the activations of one forward and backward pass over ``tokens``."""
+    width = BYTES[config.learner.dtype_used]
+    layer = WIDTHS * size.hidden + INNER_WIDTHS * size.inner
+    if config.learner.gradient_checkpointing:
+        return tokens * width * (layer + size.layers * size.hidden)
+    return tokens * width * layer * size.layers
 
 
 def frozen_policies(algorithm: AlgorithmConfig) -> int:
@@ -175,6 +211,34 @@ def estimate(config: RunConfig, size: ModelSize, there_gb: float) -> str:
     if total_gb(most) <= there_gb:
         return text
     return f"{text}; if it runs short, lower learner.micro_batch_tokens, which lets {tokens} tokens through at once"
+
+
+def estimate_beside_gpus(config: RunConfig, size: ModelSize, there_gb: float) -> str:
+    """Return a sentence on the host's memory of a run whose learner and generators compute on GPUs.
+
+    Args:
+        there_gb: memory of this host, in GB.
+
+    Raises:
+        ConfigError: the host has not even memory for the policy versions, and for the weights while they are loaded.
+    """
+    learner, generator = config.learner, config.generator
+    versions = versions_at_once(config) * version_bytes(config, size) / GB
+    loads = size.parameters * BYTES[learner.dtype_used] / GB
+    engines = generator.count * generator.tensor_parallel_size if generator.backend == "vllm" else 0
+    libraries = (learner.processes + engines) * GPU_LIBRARIES_GB + config.actor.count * LIBRARIES["actor"]
+    total = versions + learner.processes * loads + libraries + LIBRARIES["broker"]
+    text = (
+        f"{total:.1f} GB of memory beside the GPUs (policy versions {versions:.1f} GB, each rank of the learner "
+        f"{loads:.1f} GB while it loads, libraries {libraries:.1f} GB)"
+    )
+    if versions + learner.processes * loads > there_gb:
+        raise ConfigError(
+            f"the run takes about {text}, but this host has {there_gb:.1f} GB; lower learner.keep_versions, or take "
+            "fewer ranks (learner.processes) or a smaller model"
+        )
+    tight = "; if it runs short, lower learner.keep_versions" if total > there_gb else ""
+    return f"memory: about {text}, of {there_gb:.1f} GB of this host{tight}"
 
 
 def host_gb(meminfo: Path = MEMINFO, limit: Path = CGROUP_LIMIT) -> float | None:

@@ -227,6 +227,9 @@ def _locate(location: tuple[Any, ...]) -> tuple[list[str], list[type[BaseModel]]
             if forms or "[" in part:
                 sections = forms or sections
                 continue
+            # A value has no keys, so this part names the type that pydantic tried.
+            if not sections and not named:
+                continue
             if not named:
                 fields = [s.model_fields[part] for s in sections if part in s.model_fields]
                 sections = [s for field in fields for s in sections_in(field.annotation)]

@@ -213,10 +213,15 @@ def _roles(config: RunConfig) -> Iterator[str]:
             f"generator.weights_http is {relay}, but generator.count is {config.generator.count}: one port cannot "
             "serve several processes; use port 0"
         )
-    if config.learner.zero_stage_used == 0 and config.learner.dtype == "bfloat16":
-        yield "learner.zero_stage 0 with bfloat16 takes a wrong first step in DeepSpeed; use zero_stage 1"
+    yield from unsharded_bfloat16(config)
     if config.generator.backend == "http" and not config.generator.url:
         yield 'generator.backend is "http" but generator.url is empty; name the server, e.g. http://127.0.0.1:8000'
+
+
+def unsharded_bfloat16(config: RunConfig) -> Iterator[str]:
+    """Yield the refusal of a ZeRO stage that does not train bfloat16 rightly."""
+    if config.learner.zero_stage_used == 0 and config.learner.dtype_used == "bfloat16":
+        yield "learner.zero_stage 0 with bfloat16 takes a wrong first step in DeepSpeed; use zero_stage 1"
 
 
 def _supervisor(config: RunConfig) -> Iterator[str]:

@@ -78,7 +78,7 @@ def deepspeed_config(config: LearnerConfig, ranks: int) -> dict[str, Any]:
         "zero_optimization": {"stage": config.zero_stage_used},
         "steps_per_print": 2**31 - 1,
     }
-    if config.dtype == "bfloat16":
+    if config.dtype_used == "bfloat16":
         settings["bf16"] = {"enabled": True}
     return settings
 
@@ -89,7 +89,7 @@ def initialise(module: nn.Module, config: LearnerConfig, ranks: int) -> Any:
     Raises:
         ValueError: stage 0 with bfloat16, where DeepSpeed's first updates are too small.
     """
-    if config.zero_stage_used == 0 and config.dtype == "bfloat16":
+    if config.zero_stage_used == 0 and config.dtype_used == "bfloat16":
         raise ValueError(
             "learner.zero_stage is 0 and learner.dtype is bfloat16: DeepSpeed takes a step with zero "
             "gradients at the start, which spoils Adam's first updates; set learner.zero_stage to 1"

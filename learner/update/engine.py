@@ -20,6 +20,7 @@ import torch.distributed as dist
 from learner.checkpoints import checkpoint, checkpoint_files
 from learner.config import LearnerConfig
 from learner.errors import CheckpointError
+from learner.gpu import take_gpu
 from learner.lora import count_parameters, frozen_digest
 from learner.run_files import let_all_read
 from learner.trajectory import Trajectory
@@ -72,6 +73,7 @@ class TrainingEngine:
     Raises:
         RuntimeError: ``config.processes`` does not agree with how this process was started.
         ValueError: DeepSpeed would train wrongly with these settings.
+        GpuUnusable: torch cannot compute on the GPU that this rank was given.
         LoraError: the adapters of ``config.lora`` cannot be put into the model.
     """
 
@@ -90,8 +92,9 @@ class TrainingEngine:
         use_float_attention()
         self.config = config
         self.model = model
+        take_gpu(config)
         self.rank, self.ranks = zero.join_ranks(config.processes)
-        algorithm, dtype = config.algorithm, DTYPES[config.dtype]
+        algorithm, dtype = config.algorithm, DTYPES[config.dtype_used]
         head = algorithm.critic is not None and algorithm.critic.model == "head"
         policy = load_policy(
             model,
@@ -337,7 +340,7 @@ class TrainingEngine:
         state = checkpoint.capture(
             ranks=self.ranks,
             zero_stage=self.config.zero_stage_used,
-            dtype=self.config.dtype,
+            dtype=self.config.dtype_used,
             lora=self._lora,
             base=self._base,
             updates=self.updates,
@@ -384,7 +387,7 @@ class TrainingEngine:
             self.rank,
             ranks=self.ranks,
             zero_stage=self.config.zero_stage_used,
-            dtype=self.config.dtype,
+            dtype=self.config.dtype_used,
             lora=self._lora,
             base=self._base,
         )

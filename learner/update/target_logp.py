@@ -15,6 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 CHUNK_ELEMENTS = 2**25
 """Targets x vocabulary held at once in float32: 128 MB, and twice that at the peak of either pass."""
+GPU_CHUNK_ELEMENTS = 2**28
+"""The same on a GPU: 1 GB. Each chunk reads and writes the output layer and its gradient whole, which takes a GPU
+longer than the product of a small chunk. Estimated, not measured."""
 
 Head = Callable[[Tensor], Tensor]
 
@@ -49,7 +52,7 @@ def target_logp(
     def run(h: Tensor, a: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
         return select(head(h), a, tau, entropy_gradient=entropy_gradient)
 
-    rows = max(1, CHUNK_ELEMENTS // vocabulary)
+    rows = rows_at_once(vocabulary, hidden.device)
     if len(target) <= rows:
         return run(hidden, target, temperature)
     pieces = zip(*(torch.split(t, rows) for t in (hidden, target, temperature)), strict=True)
@@ -60,6 +63,16 @@ def target_logp(
         outputs = [run(*piece) for piece in pieces]
     logps, entropies = zip(*outputs, strict=True)
     return torch.cat(logps), torch.cat(entropies)
+
+
+def rows_at_once(vocabulary: int, device: torch.device) -> int:
+    """Return how many targets have their logits at a time.
+
+    Example:
+        >>> rows_at_once(2**15, torch.device("cpu")), rows_at_once(2**15, torch.device("cuda"))
+        (1024, 8192)
+    """
+    return max(1, (GPU_CHUNK_ELEMENTS if device.type == "cuda" else CHUNK_ELEMENTS) // vocabulary)
 
 
 def select(

@@ -18,11 +18,12 @@ pytestmark = [
 
 
 def test_the_slice_runs_in_bfloat16(tmp_path):
-    overrides = ["generator.dtype=bfloat16", "generator.gpu_memory_utilization=0.3", "learner.dtype=bfloat16"]
-    overrides += ["learner.steps=5", "learner.evaluation_tasks=0", f"run.dir={tmp_path}", "run.name=run"]
+    overrides = ["learner.steps=5", "learner.evaluation_tasks=0", f"run.dir={tmp_path}", "run.name=run"]
     recipe = str(ROOT / "recipes" / "spell_backward.toml")
     command = [sys.executable, "-m", "launch.cli", "train", recipe, f"model.cache={tmp_path}", *overrides]
     subprocess.run(command, cwd=ROOT, check=True, timeout=800)
+    decided = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert decided["learner"]["dtype"] == decided["generator"]["dtype"] == "bfloat16"
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     steps = [m for m in lines if "learner/policy_version" in m]
     assert len(steps) == 5

@@ -100,7 +100,7 @@ def test_all_arms_of_a_task_train_the_same():
         parts = [(c.model, c.env, fresh(c.learner), c.run.seed) for c in configs]
         assert all(part == parts[0] for part in parts)
         for dtype in ("float32", "bfloat16"):
-            lockstep = [c.learner for c in configs if c.run.mode == "sync" and c.learner.dtype == dtype]
+            lockstep = [c.learner for c in configs if c.run.mode == "sync" and c.learner.dtype_used == dtype]
             assert all(learner == lockstep[0] for learner in lockstep)
         assert {c.run.mode for c in configs} == {"sync", "async"}
 
@@ -109,7 +109,7 @@ def test_an_arm_says_its_precision():
     for arm in ARMS:
         config = configured("letter-10m", arm, 3, [])
         expected = "bfloat16" if arm.endswith("-bf16") else "float32"
-        assert config.learner.dtype == config.generator.dtype == expected
+        assert config.learner.dtype_used == config.generator.dtype_used == expected
 
 
 def test_fingerprint_tells_arms_and_settings_apart():

@@ -28,6 +28,7 @@ FINAL = {
     "learner.errors.ReplayStateError",
     "learner.errors.ReplayConfigError",
     "protocol.errors.AddressRefused",
+    "protocol.errors.GpuUnusable",
     "protocol.errors.KeysUnusable",
     "protocol.errors.NameTaken",
     "envs.errors.UnknownEnv",

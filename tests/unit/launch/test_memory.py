@@ -7,7 +7,18 @@ import pytest
 from safetensors.numpy import save_file
 
 from launch.errors import ConfigError
-from launch.preflight.memory import ModelSize, estimate, host_gb, model_size, shares, tokens_at_once, total_gb
+from launch.preflight.memory import (
+    ModelSize,
+    estimate,
+    estimate_beside_gpus,
+    host_gb,
+    model_size,
+    shares,
+    tokens_at_once,
+    total_gb,
+    version_bytes,
+    versions_at_once,
+)
 from launch.run_file.load import check
 
 SIZE = ModelSize(parameters=100_000_000, hidden=500, inner=1500, layers=10)
@@ -34,27 +45,27 @@ def test_a_learner_holds_weights_state_versions_and_activations():
     plain = config(learner={"micro_batch_tokens": 1024})
     assert tokens_at_once(plain) == 1024
     by_role = {share.role: share for share in shares(plain, SIZE, tokens=1024)}
-    # 21 bytes for each parameter, two versions of 4 bytes, and 1,024 * 10 layers * 4 * (8 * 500 + 4 * 1500) bytes.
-    assert by_role["learner"].each_gb == pytest.approx(0.7 + 2.1 + 0.8 + 0.4096)
+    # 21 bytes for each parameter, four versions of 4 bytes, and 1,024 * 10 layers * 4 * (8 * 500 + 4 * 1500) bytes.
+    assert by_role["learner"].each_gb == pytest.approx(0.7 + 2.1 + 1.6 + 0.4096)
     assert by_role["generator"].each_gb == pytest.approx(1.6 + 2 * 0.4 + 128 * 2**20 / 1e9)
-    assert shares(plain, SIZE, tokens=0)[0].each_gb == pytest.approx(0.7 + 2.1 + 0.8)
+    assert shares(plain, SIZE, tokens=0)[0].each_gb == pytest.approx(0.7 + 2.1 + 1.6)
 
 
 def test_more_ranks_share_the_optimizer_and_half_precision_halves_the_state():
     one = config(learner={"zero_stage": 1})
     two = config(learner={"processes": 2})
     first, second = (shares(it, SIZE, tokens=0)[0] for it in (one, two))
-    assert first.each_gb == pytest.approx(0.7 + 2.7 + 0.8)
-    assert (second.processes, second.each_gb) == (2, pytest.approx(0.7 + 2.0 + 0.4))
+    assert first.each_gb == pytest.approx(0.7 + 2.7 + 1.6)
+    assert (second.processes, second.each_gb) == (2, pytest.approx(0.7 + 2.0 + 0.8))
     half = config(learner={"dtype": "bfloat16"}, generator={"dtype": "bfloat16"})
-    assert shares(half, SIZE, tokens=0)[0].each_gb == pytest.approx(0.7 + 1.35 + 0.4)
+    assert shares(half, SIZE, tokens=0)[0].each_gb == pytest.approx(0.7 + 1.35 + 0.8)
 
 
 def test_frozen_weights_have_no_gradients_and_no_optimizer():
     adapters = config(learner={"lora": {"rank": 4}})
-    assert shares(adapters, SIZE, tokens=0)[0].each_gb == pytest.approx(0.7 + 0.4 + 0.8)
+    assert shares(adapters, SIZE, tokens=0)[0].each_gb == pytest.approx(0.7 + 0.4 + 1.6)
     with_reference = config(learner={"algorithm": {"kl": {"kind": "penalty"}}})
-    assert shares(with_reference, SIZE, tokens=0)[0].each_gb == pytest.approx(0.7 + 2.1 + 0.4 + 0.8)
+    assert shares(with_reference, SIZE, tokens=0)[0].each_gb == pytest.approx(0.7 + 2.1 + 0.4 + 1.6)
 
 
 def test_a_server_of_others_takes_none_of_this_hosts_memory():
@@ -82,3 +93,33 @@ def test_the_memory_of_the_host_is_the_limit_of_its_container_if_there_is_one(tm
     assert host_gb(meminfo, limit) == pytest.approx(8.192)
     limit.write_text("4000000000\n")
     assert host_gb(meminfo, limit) == pytest.approx(4.0)
+
+
+def test_the_index_of_a_model_that_is_not_downloaded_tells_its_size(tmp_path):
+    shape = {"hidden_size": 8, "intermediate_size": 24, "num_hidden_layers": 2, "torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 400}}))
+    assert model_size(tmp_path) == ModelSize(200, 8, 24, 2)
+    index.write_text(json.dumps({"metadata": {"total_size": 400, "total_parameters": 190}}))
+    assert model_size(tmp_path) == ModelSize(190, 8, 24, 2)
+    index.write_text(json.dumps({"metadata": []}))
+    assert model_size(tmp_path) is None
+
+
+def test_versions_in_shared_memory_are_those_kept_and_one_more():
+    assert versions_at_once(config()) == 4
+    assert versions_at_once(config(learner={"keep_versions": 2, "steps": 30, "publish_every": 10})) == 3
+    assert versions_at_once(config(learner={"steps": 1})) == 1
+    assert version_bytes(config(), SIZE) == 400_000_000
+    assert version_bytes(config(learner={"publish_dtype": "bfloat16"}), SIZE) == 200_000_000
+
+
+def test_beside_gpus_the_host_keeps_versions_and_loads_weights():
+    run = config(learner={"dtype": "bfloat16", "processes": 2})
+    said = estimate_beside_gpus(run, SIZE, 100.0)
+    # Four versions of 0.2 GB; two ranks load 0.2 GB each; three processes on GPUs, two actors, a broker.
+    assert said.startswith("memory: about 10.5 GB of memory beside the GPUs (policy versions 0.8 GB")
+    assert "runs short" in estimate_beside_gpus(run, SIZE, 9.0)
+    with pytest.raises(ConfigError, match=r"this host has 1\.0 GB; lower learner\.keep_versions"):
+        estimate_beside_gpus(run, SIZE, 1.0)

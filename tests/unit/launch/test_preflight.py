@@ -10,6 +10,7 @@ import pytest
 from launch.cli import main
 from launch.errors import ConfigError
 from launch.preflight.examine import preflight
+from launch.preflight.gpu_memory import Gpu
 from launch.run_file.load import check
 from launch.tokenizer import make_tokenizer, save_tokenizer
 
@@ -122,7 +123,10 @@ def test_a_layout_of_gpus_is_shown_and_an_impossible_one_refused(run, monkeypatc
     monkeypatch.setattr("launch.placement.torch_uses_gpus", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     config = run()
-    assert preflight(config) == ["GPUs: learner 0, generator-0 1"]
+    monkeypatch.setattr("launch.preflight.decided.try_gpus", lambda count: [Gpu()] * count)
+    remarks = preflight(config)
+    assert remarks[0] == "GPUs: learner 0, generator-0 1"
+    assert remarks[1] == "learner: bfloat16, ZeRO stage 2"
     many = config.learner.model_copy(update={"processes": 3})
     assert "there are 2 GPUs" in refusal(config.model_copy(update={"learner": many}))
 

@@ -1,0 +1,153 @@
+"""Estimates the GPU memory that a run takes, before anything starts. By formula; nothing was measured on a GPU."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from launch.placement import LEARNER, Placement
+from launch.preflight.memory import BYTES, GB, ModelSize, activation_bytes, frozen_policies, tokens_at_once
+from launch.run_file.sections import RunConfig
+
+RANK_BYTES = {
+    ("float32", 0): (16, 0),
+    ("float32", 1): (8, 12),
+    ("float32", 2): (4, 16),
+    ("float32", 3): (0, 20),
+    ("bfloat16", 1): (4, 12),
+    ("bfloat16", 2): (2, 14),
+    ("bfloat16", 3): (0, 16),
+}
+"""Bytes for each trained parameter, by float type and ZeRO stage: those on each rank, and those that ranks share.
+
+Weights and gradients have the float type, AdamW's two averages and the weights that it moves are float32."""
+LOGITS_GB = 2.1
+"""Logits of one chunk in float32, twice, see `learner.update.target_logp`."""
+CONTEXT_GB = 1.0
+"""CUDA, its libraries and their work space in one process."""
+TIGHT = 0.8
+"""Share of an engine's memory above which its weights leave little for the KV cache."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What torch tells of a visible GPU."""
+
+    name: str = ""
+    memory_gb: float | None = None
+    """None: not known."""
+    free_gb: float | None = None
+    """Memory that no process held when it was asked. None: not known."""
+    bfloat16: bool = True
+    """Whether it computes in bfloat16."""
+    trouble: str = ""
+    """Reason why torch cannot use it; "" if it can."""
+
+
+def rank_gb(config: RunConfig, size: ModelSize, tokens: int) -> float:
+    """Return the GPU memory of a rank of the learner, in GB.
+
+    Args:
+        tokens: tokens of one forward and backward pass. With 0 it is what the rank takes in any case.
+    """
+    learner, critic = config.learner, config.learner.algorithm.critic
+    width = BYTES[learner.dtype_used]
+    own, shared = RANK_BYTES[learner.dtype_used, learner.zero_stage_used]
+    trained = own + shared / learner.processes
+    each = width if learner.lora else trained
+    each += width * frozen_policies(learner.algorithm)
+    each += trained if critic is not None and critic.model == "separate" else 0
+    passes = activation_bytes(config, size, tokens) / GB + LOGITS_GB if tokens else 0.0
+    return CONTEXT_GB + size.parameters * each / GB + passes
+
+
+def engine_gb(config: RunConfig, size: ModelSize) -> float:
+    """Return the GPU memory that an engine takes on each of its GPUs without any KV cache, in GB."""
+    own = config.generator
+    weights = size.parameters * BYTES[own.dtype_used] / own.tensor_parallel_size
+    return CONTEXT_GB + weights / GB
+
+
+def too_little_gpu_memory(
+    config: RunConfig, placed: Placement, gpus: Sequence[Gpu], size: ModelSize | None
+) -> tuple[list[str], list[str]]:
+    """Return what cannot fit into the GPUs' memory, and what may not fit, a line each with the setting to change.
+
+    A judge of its own model is taken for one of the run's model.
+
+    Args:
+        config: with every "auto" decided, see `launch.hardware`.
+        size: sizes of the model; None: not known.
+    """
+    refused, tight = [], []
+    for place, posts in placed.by_gpu().items():
+        gpu = gpus[place] if place < len(gpus) else Gpu()
+        if gpu.memory_gb is None or size is None:
+            what = "the model's size" if size is None else "its memory"
+            tight.append(f"GPU {place}: whether the run fits is unknown, because {what} is not known")
+            continue
+        # An evaluation trains nothing.
+        if LEARNER in posts and config.learner.steps:
+            refused += _refused_learner(config, place, gpu.memory_gb, size)
+            tight += _tight_learner(config, place, gpu.memory_gb, size)
+        if engines := [post for post in posts if post != LEARNER]:
+            refused += _refused_engine(config, place, gpu.memory_gb, size)
+            tight += _tight_engine(config, place, gpu.memory_gb, size, len(engines), gpu.free_gb)
+    # Equal lines of several GPUs differ in the number only; the first one of each is enough.
+    return _first_of_each(refused), _first_of_each(tight)
+
+
+def _first_of_each(lines: Sequence[str]) -> list[str]:
+    return list({line.partition(": ")[2]: line for line in reversed(lines)}.values())[::-1]
+
+
+def _limit_gb(config: RunConfig, there_gb: float) -> float:
+    limit = config.learner.gpu_memory_utilization
+    return there_gb if limit == "auto" else there_gb * limit
+
+
+def _refused_learner(config: RunConfig, place: int, there_gb: float, size: ModelSize) -> Iterator[str]:
+    least, limit = rank_gb(config, size, 0), _limit_gb(config, there_gb)
+    if least > limit:
+        yield (
+            f"GPU {place}: a rank of the learner takes at least {least:.1f} GB, and may use {limit:.1f} of "
+            f"{there_gb:.1f} GB; raise learner.processes with learner.zero_stage = 3, train adapters "
+            "([learner.lora]), give the learner a GPU of its own, or take a smaller model"
+        )
+
+
+def _tight_learner(config: RunConfig, place: int, there_gb: float, size: ModelSize) -> Iterator[str]:
+    tokens, limit = tokens_at_once(config), _limit_gb(config, there_gb)
+    most = rank_gb(config, size, tokens)
+    if rank_gb(config, size, 0) <= limit < most:
+        yield (
+            f"GPU {place}: a rank of the learner may take {most:.1f} GB, and may use {limit:.1f} of {there_gb:.1f} GB; "
+            f"if it runs short, lower learner.micro_batch_tokens, which lets {tokens} tokens through at once, or set "
+            "learner.gradient_checkpointing"
+        )
+
+
+def _refused_engine(config: RunConfig, place: int, there_gb: float, size: ModelSize) -> Iterator[str]:
+    share, least = config.generator.gpu_memory_utilization_used, engine_gb(config, size)
+    if least > share * there_gb:
+        yield (
+            f"GPU {place}: an engine takes at least {least:.1f} GB, and may use {share * there_gb:.1f} of "
+            f"{there_gb:.1f} GB; raise generator.tensor_parallel_size or generator.gpu_memory_utilization, or take a "
+            "smaller model"
+        )
+
+
+def _tight_engine(
+    config: RunConfig, place: int, there_gb: float, size: ModelSize, engines: int, free_gb: float | None
+) -> Iterator[str]:
+    share, least = config.generator.gpu_memory_utilization_used, engine_gb(config, size)
+    room = share * there_gb - least
+    if 0 <= room < (1 - TIGHT) * share * there_gb:
+        yield (
+            f"GPU {place}: an engine has {room:.1f} GB for the KV cache; if requests wait for room, raise "
+            "generator.tensor_parallel_size or generator.gpu_memory_utilization"
+        )
+    if free_gb is not None and free_gb < share * engines * there_gb:
+        yield (
+            f"GPU {place}: only {free_gb:.1f} of {there_gb:.1f} GB are free, and its engines want "
+            f"{share * engines * there_gb:.1f}; end the processes that hold the rest, or lower "
+            "generator.gpu_memory_utilization"
+        )

@@ -1,0 +1,32 @@
+"""Takes the GPU that a rank of the learner was given."""
+
+import os
+
+import torch
+
+from learner.config import LearnerConfig
+from protocol.errors import GpuUnusable
+
+
+def take_gpu(config: LearnerConfig) -> None:
+    """Make this rank's GPU the current one, and bound the memory of its tensors. Without GPUs, do nothing.
+
+    Raises:
+        GpuUnusable: the rank was given a GPU, but torch cannot compute on it. It must not compute on a CPU instead.
+    """
+    if not config.devices:
+        return
+    place = int(os.environ.get("LOCAL_RANK", "0"))
+    try:
+        # A GPU that the driver lists may still not compute: the build of torch may lack its kernels.
+        torch.ones(1, device=f"cuda:{place}").add_(1).item()
+    except (RuntimeError, AssertionError) as error:
+        raise GpuUnusable(
+            f"the learner was given GPUs ({', '.join(map(str, config.devices))}), but torch {torch.__version__} cannot "
+            f"compute on its GPU {place}: {' '.join(str(error).split())[:400]}; look at nvidia-smi, and install "
+            'offbeat with the extra "gpu"'
+        ) from None
+    torch.cuda.set_device(place)
+    if config.gpu_memory_utilization != "auto" and config.gpu_memory_utilization < 1.0:
+        # Without a bound, memory that torch keeps for later would be missing when the generator starts again.
+        torch.cuda.set_per_process_memory_fraction(config.gpu_memory_utilization, place)

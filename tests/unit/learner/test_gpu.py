@@ -1,0 +1,56 @@
+"""Test that a rank refuses to train without the GPU that it was given. torch here is built for the CPU, or fake."""
+
+import types
+
+import pytest
+import torch
+
+import learner.gpu
+from launch.exit_codes import FINAL, exit_code
+from learner.config import LearnerConfig
+from learner.gpu import take_gpu
+from protocol.errors import GpuUnusable
+
+GIVEN = LearnerConfig(devices=(2, 3), processes=2, gpu_memory_utilization=0.4)
+
+
+def test_without_gpus_nothing_is_asked(monkeypatch):
+    monkeypatch.setattr(learner.gpu, "torch", None)
+    take_gpu(LearnerConfig())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a torch that cannot use a GPU")
+def test_a_rank_with_a_gpu_that_torch_cannot_use_ends_for_good(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(
+        GpuUnusable, match=r"given GPUs \(2, 3\), but torch .* cannot compute on its GPU 1: "
+    ) as e:
+        take_gpu(GIVEN)
+    assert exit_code(e.value) == FINAL
+
+
+def test_a_rank_takes_its_gpu_and_its_part_of_the_memory(monkeypatch):
+    calls = []
+
+    class Cuda:
+        def set_device(self, place):
+            calls.append(("device", place))
+
+        def set_per_process_memory_fraction(self, share, place):
+            calls.append(("share", share, place))
+
+    class Ones:
+        def add_(self, number):
+            return self
+
+        def item(self):
+            calls.append("computed")
+
+    fake = types.SimpleNamespace(cuda=Cuda(), ones=lambda count, device: Ones(), __version__="fake")
+    monkeypatch.setattr(learner.gpu, "torch", fake)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    take_gpu(GIVEN)
+    assert calls == ["computed", ("device", 1), ("share", 0.4, 1)]
+    calls.clear()
+    take_gpu(GIVEN.model_copy(update={"gpu_memory_utilization": 1.0}))
+    assert calls == ["computed", ("device", 1)]
