@@ -124,12 +124,14 @@ class _Calibration:
         if self._interrupt.asked:
             raise KeyboardInterrupt
         for post in self._crew.posts:
-            if not post.running:
+            if post.child is not None and not post.running:
                 raise self._crew.failed(post.name)
         try:
-            return fetch(self._config.broker.http, keys=self._http_keys)
+            status = fetch(self._config.broker.http, keys=self._http_keys)
         except NoAnswer as error:
             raise LaunchError(f"calibration: the broker does not answer: {error}") from None
+        self._crew.start_next([peer["name"] for peer in status["peers"]])
+        return status
 
     def _until(self, steps: int, deadline_s: float) -> None:
         """Wait until this many learner steps are done. Record on the way when each role joined."""

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from launch.supervise.posts import (
     Post,
     environment,
     final,
+    gpu_environment,
     how_it_ended,
     posts,
 )
@@ -83,9 +84,12 @@ class Crew:
         self.posts = posts(config)
         self._gpus = visible_gpus()
         self._placement = placement(config, len(self._gpus))
+        self._waiting: dict[str, tuple[str, ...]] = {}
         self.broker_answered = False
         self._unsaved = False
         self._result_seen: float | None = None
+        self.learner_stop_s = LEARNER_STOP_S
+        """Longest time that the learner may take to end: longer if it has written a large checkpoint."""
         self._weights_answered, self._weights_named = float("-inf"), False
 
     @property
@@ -110,12 +114,31 @@ class Crew:
         return [why for post in self.posts for why in post.backoff.reasons[-MAX_REASONS:]]
 
     def start(self, names: Sequence[str], *, resume: bool) -> None:
-        """Start some of the crew for the first time. With ``resume`` the learner continues from its checkpoint."""
+        """Start some of the crew for the first time. With ``resume`` the learner continues from its checkpoint.
+
+        Processes that share a GPU with earlier ones start later, see `start_next`.
+        """
         self._resume = resume
         for post in self.posts:
-            if post.name in names:
+            if post.name not in names:
+                continue
+            if others := self._placement.start_after(post.name):
+                self._waiting[post.name] = others
+                self._note(
+                    f"{post.name}: shares a GPU with {' and '.join(others)}, and starts when they have joined"
+                )
+            else:
                 self._start(post)
         self._save_state()
+
+    def start_next(self, joined: Collection[str]) -> None:
+        """Start the processes whose turn has come, because all before them on their GPU have joined the broker."""
+        ready = [name for name, others in self._waiting.items() if all(other in joined for other in others)]
+        for name in ready:
+            del self._waiting[name]
+            self._start(self._post(name))
+        if ready:
+            self._save_state()
 
     def running(self, name: str) -> bool:
         """Return whether this process lives now."""
@@ -152,6 +175,10 @@ class Crew:
             RoleFailed: a process that hangs cannot be killed.
         """
         self.broker_answered |= answer.status is not None
+        for peer in answer.status["peers"] if answer.status is not None else ():
+            if peer["name"] == LEARNER:
+                asked_s = LEARNER_STOP_S + peer.get("patience_s", 0.0)
+                self.learner_stop_s = max(self.learner_stop_s, asked_s)
         if (self._folder / RESULT).exists():
             # The learner has written its result and left the broker, so silence while it exits is no fault.
             self._watchdog.ended(LEARNER)
@@ -229,7 +256,7 @@ class Crew:
     def _stop_patience_s(self, role: str) -> float:
         """Return how long a role may take to end: an actor lets its episodes end first."""
         if role == LEARNER:
-            return LEARNER_STOP_S
+            return self.learner_stop_s
         drain_s = self._config.actor.drain_timeout_s if role == ACTOR else 0.0
         return OTHERS_STOP_S + drain_s
 
@@ -303,7 +330,7 @@ class Crew:
             arguments += ["--minutes", f"{self._minutes_left():.3f}"]
         exit_codes.clear_note(self._folder, post.name)
         command = role_command(role, self._folder, *arguments, processes=post.processes)
-        env = environment(self._config, post.threads) | self._placement.environment(post.name, self._gpus)
+        env = environment(self._config, post.threads) | gpu_environment(post, self._placement, self._gpus)
         post.due, post.why = None, ""
         post.child = spawn(post.name, command, log=self._folder / "logs" / f"{post.name}.log", env=env)
         self._watchdog.started(post.name, post.child.started)

@@ -2,11 +2,13 @@
 
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from launch import exit_codes
 from launch.judge_role import JUDGE
+from launch.placement import Placement
 from launch.processes import Child, oom_kills, role_environment
 from launch.run_file.sections import RunConfig
 from launch.supervise.health import BROKER, role_of
@@ -16,6 +18,8 @@ from launch.weights_role import WEIGHTS
 
 LEARNER = "learner"
 ACTOR = "actor"
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Environment variables with settings of torch's GPU memory: the present name and the former one."""
 BROKER_START_S = 120.0
 """Longest wait for the first answer of a broker, because reading a long journal takes a while."""
 
@@ -75,6 +79,19 @@ def environment(config: RunConfig, threads: int) -> dict[str, str]:
         local_model=config.local_models,
         crowded=crowded(config, len(os.sched_getaffinity(0))),
     )
+
+
+def gpu_environment(post: Post, placed: Placement, gpus: Sequence[str]) -> dict[str, str]:
+    """Return the environment by which a process finds its GPUs; empty if it has none.
+
+    Args:
+        gpus: names of the visible GPUs.
+    """
+    found = placed.environment(post.name, gpus)
+    if found and post.name == LEARNER and not any(name in os.environ for name in ALLOCATOR):
+        # Batches differ in length, and blocks that grow leave fewer gaps between them. What the user has set wins.
+        found[ALLOCATOR[0]] = "expandable_segments:True"
+    return found
 
 
 def how_it_ended(post: Post, folder: Path) -> str:

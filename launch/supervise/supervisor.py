@@ -17,7 +17,7 @@ from launch.run_file.keys_folder import http_keys, prepare_keys
 from launch.run_file.sections import RunConfig
 from launch.supervise import shared_memory
 from launch.supervise.broker_status import Poller, fetch_weights_server
-from launch.supervise.crew import LEARNER_STOP_S, Crew
+from launch.supervise.crew import Crew
 from launch.supervise.health import BROKER
 from launch.supervise.panel import Panel
 from launch.supervise.posts import BROKER_START_S, LEARNER
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 POLL_S = 0.25
 PREPARE_S = 7200.0
 MAKING = "model: making and warm-starting it, unless it is cached (usually under a minute, or 5 s)"
+DOWNLOADING = "model: finding it, or downloading it from the hub"
 WORDS: dict[int, str] = {
     signal.SIGINT: "Ctrl-C",
     signal.SIGTERM: "SIGTERM",
@@ -153,8 +154,9 @@ def supervise(
             # Not left to the learner: one that ends before it does it is started again without `--from`.
             step_back(folder / CHECKPOINTS, from_step)
         crew.start([name for name in crew.names if name != BROKER], resume=resume)
+        running = [name for name in crew.names if crew.running(name)]
         panel.note(
-            f"started {', '.join(crew.names)}; status at {scheme(ask_with)}://{config.broker.http}/status"
+            f"started {', '.join(running)}; status at {scheme(ask_with)}://{config.broker.http}/status"
         )
         watch(crew, poller, config, folder, panel, interrupt, weights)
     finally:
@@ -206,6 +208,8 @@ def watch(
             if answer.status is not None:
                 names = [peer["name"] for peer in answer.status["peers"]]
                 joined |= LEARNER in names
+                if not asked_at:
+                    crew.start_next(names)
                 if said := starting.look(names, crew.ages(answer.at)):
                     panel.joined(said, starting.done)
                     keep_starts(config.run.dir, starting.took)
@@ -220,7 +224,7 @@ def watch(
             panel.note(f"stopping{': the learner writes a checkpoint' if config.learner.steps else ''}")
             crew.ask_learner_to_end()
             asked_at = time.monotonic()
-        if asked_at and (not crew.running(LEARNER) or time.monotonic() - asked_at > LEARNER_STOP_S):
+        if asked_at and (not crew.running(LEARNER) or time.monotonic() - asked_at > crew.learner_stop_s):
             break
         time.sleep(POLL_S)
     panel.update(folder, config, restarts=crew.restarts, last=True)
@@ -229,20 +233,24 @@ def watch(
 
 
 def prepare_model(config: RunConfig, folder: Path, panel: Panel, interrupt: "Interrupt") -> None:
-    """Make the tiny model in a separate process, if the run file asks for one. A cached model is kept.
+    """Make the tiny model, or download the model of the hub, in a separate process. A model that is here is kept.
+
+    Roles that start together would all download it, within the time that they have to join.
 
     Raises:
         RoleFailed: the process failed, or took longer than `PREPARE_S`.
         KeyboardInterrupt: the user interrupted.
     """
-    if config.model.path or config.model.tiny is None:
+    there = config.model.local if config.model.path else config.model.tiny is None
+    if there:
         return
-    env = role_environment(1, local_model=True)
+    making = DOWNLOADING if config.model.path else MAKING
+    env = role_environment(1, local_model=config.model.local)
     child = spawn("model", role_command("model", folder), log=folder / "logs" / "model.log", env=env)
     begun = time.monotonic()
     deadline = begun + PREPARE_S
     while child.running:
-        panel.stage(MAKING, time.monotonic() - begun)
+        panel.stage(making, time.monotonic() - begun)
         if interrupt.asked or time.monotonic() > deadline:
             stop([child], patience_s=5.0)
         if interrupt.asked:

@@ -14,7 +14,7 @@ from launch import exit_codes, run_folder
 from launch.errors import NothingTrained, RoleFailed
 from launch.run_file.load import check
 from launch.supervise.crew import Crew
-from launch.supervise.supervisor import end, how_it_ended, supervise
+from launch.supervise.supervisor import end, how_it_ended, prepare_model, supervise
 from learner.checkpoints import checkpoint_files
 
 FAKE = Path(__file__).with_name("fake_role.py")
@@ -141,6 +141,36 @@ def test_whoever_is_killed_comes_back_and_the_learner_resumes(job):
     minutes = [float(line.split()[-1]) for line in (first, second)]
     assert 0 < minutes[1] < minutes[0] == 60.0, "the time limit is the run's, not each learner's"
     assert "Killed (signal 9)" in run.crew.restart_reasons[0]
+
+
+@pytest.mark.parametrize(("path", "started"), [("someone/model", True), (str(ROOT), False)])
+def test_a_model_of_the_hub_is_downloaded_once_before_the_roles_start(tmp_path, monkeypatch, path, started):
+    def command(role, run_dir):
+        return [sys.executable, "-c", f"print('INFO model: {role} is there')"]
+
+    monkeypatch.setattr("launch.supervise.supervisor.role_command", command)
+    panel = Silent()
+    config = check({"model": {"path": path}, "env": {"name": "calculator"}}, "test")
+    prepare_model(config, tmp_path, panel, panel)
+    assert panel.notes == (["model: model is there"] if started else [])
+
+
+def test_who_shares_a_gpu_with_a_generator_starts_when_it_has_joined(job, monkeypatch):
+    monkeypatch.setattr("launch.placement.torch_uses_gpus", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    run = job()
+    (run.folder / "generator-0.mute").touch()
+    run.wait_for = ("actor-0",)
+
+    def join(job):
+        job.until(lambda: (job.folder / "starts").exists() and job.starts("generator-0"))
+        assert not job.starts("learner")
+        assert "learner: shares a GPU with generator-0, and starts when they have joined" in job.panel.notes
+        (job.folder / "generator-0.mute").unlink()
+        job.until(lambda: job.beats("learner"))
+
+    run.run(join)
+    assert len(run.starts("learner")) == 1
 
 
 @pytest.mark.parametrize("name", ["broker", "learner", "generator-0", "actor-0"])

@@ -4,12 +4,13 @@ import importlib.machinery
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 import launch.placement
 from launch.errors import ConfigError
 from launch.placement import Placement, placement, torch_uses_gpus, visible_gpus
 from launch.run_file.load import check
+from launch.supervise.posts import ALLOCATOR, Post, gpu_environment
 
 
 def config(*, learner=None, generator=None, **sections):
@@ -92,7 +93,7 @@ def test_engines_of_others_take_no_gpu():
             r"generator\.devices names 1 GPUs; lower it to 1",
         ),
         (
-            {"generator": {"count": 3}},
+            {"generator": {"count": 3, "gpu_memory_utilization": 0.5}},
             2,
             r"GPU 1 is shared by generator-0, generator-1, generator-2, .* = 0\.5 of .* at most 0\.33",
         ),
@@ -103,6 +104,7 @@ def test_an_impossible_layout_is_refused_with_the_cure(sections, gpus, words):
         placement(config(**sections), gpus)
 
 
+@settings(deadline=None)
 @given(
     gpus=st.integers(1, 16),
     ranks=st.integers(1, 8),
@@ -156,3 +158,28 @@ def test_the_users_own_list_of_gpus_is_what_is_divided(monkeypatch):
     assert placed.environment("actor-0", visible_gpus()) == {}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert visible_gpus() == []
+
+
+def test_processes_that_share_a_gpu_start_one_after_the_other():
+    rows = {"name": "rows", "params": {"train": "t", "reward": {"good": {"judge": "own", "prompt": "p"}}}}
+    placed = placement(config(env=rows, judge={}, generator={"count": 2}), 1)
+    assert {post: placed.start_after(post) for post in placed.posts} == {
+        "generator-0": (),
+        "generator-1": ("generator-0",),
+        "learner": ("generator-0", "generator-1"),
+        "judge": ("generator-0", "generator-1", "learner"),
+    }
+    apart = placement(config(), 2)
+    assert [apart.start_after(post) for post in ("learner", "generator-0", "broker")] == [(), (), ()]
+
+
+def test_the_learners_memory_grows_in_blocks_unless_the_user_has_settings(monkeypatch):
+    for name in ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
+    placed = Placement({"learner": (1,), "generator-0": (0,)})
+    found = gpu_environment(Post("learner", 1), placed, ["5", "7"])
+    assert found == {"CUDA_VISIBLE_DEVICES": "7", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert gpu_environment(Post("generator-0", 1), placed, ["5", "7"]) == {"CUDA_VISIBLE_DEVICES": "5"}
+    assert gpu_environment(Post("learner", 1), Placement(), []) == {}
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
+    assert gpu_environment(Post("learner", 1), placed, ["5", "7"]) == {"CUDA_VISIBLE_DEVICES": "7"}
