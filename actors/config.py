@@ -109,4 +109,4 @@ class GeneratorConfig(Section):
     def gpu_memory_utilization_used(self) -> float:
         """Share of the GPU memory that vLLM may use, with "auto" resolved."""
         share = self.gpu_memory_utilization
-        return OWN_GPU_SHARE if share == "auto" else share
+        return OWN_GPU_SHARE if isinstance(share, str) else share

@@ -126,15 +126,15 @@ def memory_shares(
         _engines_part(config, posts, gpus[place] if place < len(gpus) else Gpu(), size)
         for place, posts in shared.items()
     ]
-    share = math.floor(100 * min([OWN_GPU_SHARE, *each])) / 100 if stated == "auto" else stated
+    share = math.floor(100 * min([OWN_GPU_SHARE, *each])) / 100 if isinstance(stated, str) else stated
     engines = max((len(posts) - 1 for posts in shared.values() if LEARNER in posts), default=0)
     left = 1.0 - CONTEXT_SHARE - engines * share if engines else 1.0
-    if left <= 0 and limit == "auto":
+    if left <= 0 and isinstance(limit, str):
         raise ConfigError(
             f"generator.gpu_memory_utilization is {share:g}, which leaves the learner nothing of a GPU that it shares "
             'with an engine; lower it, or set it to "auto"'
         )
-    return share, round(left, 2) if limit == "auto" else limit
+    return share, round(left, 2) if isinstance(limit, str) else limit
 
 
 def _engines_part(config: RunConfig, posts: Sequence[str], gpu: Gpu, size: ModelSize | None) -> float:
@@ -163,7 +163,7 @@ def in_words(config: RunConfig, placed: Placement) -> Iterator[str]:
     learner, generator = config.learner, config.generator
     if LEARNER in placed.posts:
         limit = learner.gpu_memory_utilization
-        part = f", {limit:g} of the GPU's memory" if limit != 1.0 else ""
+        part = "" if isinstance(limit, str) or limit == 1.0 else f", {limit:g} of the GPU's memory"
         yield f"learner: {learner.dtype_used}, ZeRO stage {learner.zero_stage_used}{part}"
     if len(placed.posts) > (LEARNER in placed.posts):
         graphs = "not compiled" if generator.enforce_eager_used else "compiled, with CUDA graphs"

@@ -204,7 +204,7 @@ def _remarks(config: RunConfig, gpus: int, posts: dict[str, tuple[int, ...]]) ->
     for place in range(gpus):
         here = [post for post, places in posts.items() if place in places]
         engines = [post for post in here if post != LEARNER]
-        if share != "auto" and len(engines) * share > 1.0:
+        if not isinstance(share, str) and len(engines) * share > 1.0:
             raise ConfigError(
                 f"GPU {place} is shared by {', '.join(engines)}, each with generator.gpu_memory_utilization = "
                 f"{share:g} of its memory; lower it to at most {1 / len(engines):.2f}, or lower generator.count"

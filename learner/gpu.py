@@ -27,6 +27,7 @@ def take_gpu(config: LearnerConfig) -> None:
             'offbeat with the extra "gpu"'
         ) from None
     torch.cuda.set_device(place)
-    if config.gpu_memory_utilization != "auto" and config.gpu_memory_utilization < 1.0:
+    share = config.gpu_memory_utilization
+    if not isinstance(share, str) and share < 1.0:
         # Without a bound, memory that torch keeps for later would be missing when the generator starts again.
-        torch.cuda.set_per_process_memory_fraction(config.gpu_memory_utilization, place)
+        torch.cuda.set_per_process_memory_fraction(share, place)

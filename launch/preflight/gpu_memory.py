@@ -77,7 +77,8 @@ def too_little_gpu_memory(
         config: with every "auto" decided, see `launch.hardware`.
         size: sizes of the model; None: not known.
     """
-    refused, tight = [], []
+    refused: list[str] = []
+    tight: list[str] = []
     for place, posts in placed.by_gpu().items():
         gpu = gpus[place] if place < len(gpus) else Gpu()
         if gpu.memory_gb is None or size is None:
@@ -101,7 +102,7 @@ def _first_of_each(lines: Sequence[str]) -> list[str]:
 
 def _limit_gb(config: RunConfig, there_gb: float) -> float:
     limit = config.learner.gpu_memory_utilization
-    return there_gb if limit == "auto" else there_gb * limit
+    return there_gb if isinstance(limit, str) else there_gb * limit
 
 
 def _refused_learner(config: RunConfig, place: int, there_gb: float, size: ModelSize) -> Iterator[str]:

@@ -57,7 +57,8 @@ def read_answer(text: str, count: int) -> list[Gpu]:
 def unusable(placed: Placement, gpus: Sequence[Gpu]) -> tuple[list[str], list[str]]:
     """Return a line for each GPU that a process has and torch cannot use, and one for each such GPU that is idle."""
     used = placed.by_gpu()
-    refused, idle = [], []
+    refused: list[str] = []
+    idle: list[str] = []
     for place, gpu in enumerate(gpus):
         if gpu.trouble:
             line = f"GPU {place} cannot be used: {gpu.trouble}"

@@ -25,12 +25,10 @@ def too_little_room(
         size: sizes of the model; None: not known, and then only the places in the engines are looked at.
         shared: folder in shared memory, in which policy versions lie.
     """
-    refused, tight = [], list(crowded_engines(config))
+    refused: list[str] = []
+    tight = list(crowded_engines(config))
     if size is not None:
-        for problems, lines in (
-            _versions(config, size, shared),
-            _checkpoints(config, size),
-        ):
+        for problems, lines in (_versions(config, size, shared), _checkpoints(config, size)):
             refused += problems
             tight += lines
     return refused, tight
