@@ -62,9 +62,7 @@ def _learner(own: LearnerConfig, ranks: Sequence[int], gpus: Sequence[Gpu]) -> L
     own = own.model_copy(update={"dtype": dtype})
     if not ranks:
         return own
-    sharded = dtype == "bfloat16" and own.zero_stage == "auto"
-    stage = 2 if sharded else own.zero_stage_used
-    return own.model_copy(update={"zero_stage": stage, "devices": tuple(ranks)})
+    return own.model_copy(update={"zero_stage": own.zero_stage_used, "devices": tuple(ranks)})
 
 
 def _generator(

@@ -226,10 +226,12 @@ class LearnerConfig(Section):
     that no generator is given."""
     zero_stage: Literal["auto", 0, 1, 2, 3] = "auto"
     """ZeRO stage: what DeepSpeed shards over the ranks. 0: nothing; 1: the optimizer's state; 2: gradients
-    too; 3: weights too. "auto": 0 for a single float32 rank, which has nothing to shard and so avoids copies
-    of gradients and weights; 2 for bfloat16 on GPUs; else 1."""
+    too; 3: weights too. "auto": 2 with bfloat16, 0 for a single float32 rank, which has nothing to shard and so
+    avoids copies of gradients and weights, else 1. bfloat16 needs 2 or 3."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Float type of the model that is trained. "auto": bfloat16 on GPUs that compute in it, else float32."""
+    """Float type of the model that is trained. "auto": bfloat16 on GPUs that compute in it, else float32. With
+    bfloat16 the optimizer still has weights and moments in float32, and gradients are summed over micro-batches in
+    float32."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
     """Share of its GPU's memory that a rank may use for tensors (GPU only). "auto": all of a GPU of its own; on a
     shared one what the engines leave, see docs/run/gpus.md."""
@@ -306,7 +308,9 @@ class LearnerConfig(Section):
         """ZeRO stage, with "auto" resolved."""
         if self.zero_stage != "auto":
             return self.zero_stage
-        return 0 if self.processes == 1 and self.dtype_used == "float32" else 1
+        if self.dtype_used == "bfloat16":
+            return 2
+        return 0 if self.processes == 1 else 1
 
     @property
     def dtype_used(self) -> Literal["float32", "bfloat16"]:

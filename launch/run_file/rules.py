@@ -220,8 +220,11 @@ def _roles(config: RunConfig) -> Iterator[str]:
 
 def unsharded_bfloat16(config: RunConfig) -> Iterator[str]:
     """Yield the refusal of a ZeRO stage that does not train bfloat16 rightly."""
-    if config.learner.zero_stage_used == 0 and config.learner.dtype_used == "bfloat16":
-        yield "learner.zero_stage 0 with bfloat16 takes a wrong first step in DeepSpeed; use zero_stage 1"
+    if config.learner.zero_stage_used < 2 and config.learner.dtype_used == "bfloat16":
+        yield (
+            f"learner.zero_stage is {config.learner.zero_stage_used} but learner.dtype is bfloat16: gradients would be "
+            'summed in bfloat16, which loses small ones; use zero_stage 2, 3 or "auto"'
+        )
 
 
 def _supervisor(config: RunConfig) -> Iterator[str]:

@@ -4,6 +4,10 @@ Gradients are sums over micro-batches, whose losses already have the global deno
 over ranks, so the loss is multiplied by the number of ranks. A step with a gradient that is not finite is
 skipped on all ranks: by DeepSpeed from stage 1 on, and by `finish_step` at stage 0, where DeepSpeed would
 apply it.
+
+From stage 2 on, the gradients of each micro-batch are reduced at once and added to the sums, of which each rank
+holds its share in float32. Gradients in bfloat16 that were summed in bfloat16 would lose what is small beside the
+sum: the error grows with the number of micro-batches.
 """
 
 import logging
@@ -80,6 +84,7 @@ def deepspeed_config(config: LearnerConfig, ranks: int) -> dict[str, Any]:
     }
     if config.dtype_used == "bfloat16":
         settings["bf16"] = {"enabled": True}
+        settings["data_types"] = {"grad_accum_dtype": "fp32"}
     return settings
 
 
@@ -87,12 +92,12 @@ def initialise(module: nn.Module, config: LearnerConfig, ranks: int) -> Any:
     """Make the DeepSpeed engine of a policy or critic, with AdamW.
 
     Raises:
-        ValueError: stage 0 with bfloat16, where DeepSpeed's first updates are too small.
+        ValueError: stage 0 or 1 with bfloat16, where gradients would be summed in bfloat16.
     """
-    if config.zero_stage_used == 0 and config.dtype_used == "bfloat16":
+    if config.zero_stage_used < 2 and config.dtype_used == "bfloat16":
         raise ValueError(
-            "learner.zero_stage is 0 and learner.dtype is bfloat16: DeepSpeed takes a step with zero "
-            "gradients at the start, which spoils Adam's first updates; set learner.zero_stage to 1"
+            f"learner.zero_stage is {config.zero_stage_used} and learner.dtype is bfloat16: gradients would be summed "
+            "in bfloat16, which loses small ones; set learner.zero_stage to 2 or 3"
         )
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed.*")
     import deepspeed
@@ -134,7 +139,8 @@ def accumulation(engine: Any, ranks: int) -> Iterator[Callable[[Tensor, bool], N
     Yields a function of (loss, whether it is the last). Within one accumulation every rank must call it the
     same number of times.
     """
-    if engine.zero_optimization_stage() > 0:
+    # At stage 1 every rank holds all gradients, so that reducing their sums once is enough.
+    if engine.zero_optimization_stage() == 1:
         with engine.coalesce_grad_reduction():
             yield lambda loss, _: engine.backward(loss * ranks, scale_wrt_gas=False)
         return

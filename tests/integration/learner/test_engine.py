@@ -350,7 +350,7 @@ def test_weights_are_those_of_the_model_folder_at_every_stage(start, model):
         assert_weights_close(weights_of(engine), expected, atol=0)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [2, 3])
 def test_bfloat16_trains_close_to_float32(start, stage):
     trajectories = make_batch_of_groups()
     half, single = start(zero_stage=stage, dtype="bfloat16"), start(zero_stage=stage)

@@ -55,9 +55,10 @@ def test_deepspeed_settings_leave_nothing_to_surprising_defaults():
     assert "bf16" not in settings
 
 
-def test_stage_0_with_bfloat16_is_refused_with_the_cure():
-    config = LearnerConfig.model_construct(zero_stage=0, dtype="bfloat16")
-    with pytest.raises(ValueError, match=r"set learner\.zero_stage to 1"):
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_stage_that_sums_gradients_in_bfloat16_is_refused_with_the_cure(stage):
+    config = LearnerConfig.model_construct(zero_stage=stage, dtype="bfloat16")
+    with pytest.raises(ValueError, match=r"set learner\.zero_stage to 2 or 3"):
         initialise(torch.nn.Linear(1, 1), config, ranks=1)
 
 
@@ -66,7 +67,8 @@ def test_stage_0_with_bfloat16_is_refused_with_the_cure():
     [
         ({}, 0),
         ({"processes": 2}, 1),
-        ({"dtype": "bfloat16"}, 1),
+        ({"dtype": "bfloat16"}, 2),
+        ({"dtype": "bfloat16", "processes": 2}, 2),
         ({"zero_stage": 3}, 3),
         ({"zero_stage": 0}, 0),
     ],

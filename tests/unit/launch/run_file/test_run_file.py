@@ -71,7 +71,10 @@ def test_every_recipe_loads(path):
             },
             ["max_trajectory_tokens 256", "max_model_len 32"],
         ),
-        ({"learner": {"zero_stage": 0, "dtype": "bfloat16"}}, ["zero_stage 0", "use zero_stage 1"]),
+        (
+            {"learner": {"zero_stage": 1, "dtype": "bfloat16"}},
+            ["learner.zero_stage is 1", "use zero_stage 2, 3"],
+        ),
         ({"run": {"mode": "sync"}, "learner": {"publish_every": 2}}, ["publish_every is 2"]),
         ({"generator": {"backend": "http"}}, ["generator.url is empty"]),
         (
