@@ -1,4 +1,4 @@
-"""Checkpoints: DeepSpeed's shards, and our counters and random states in files beside them.
+"""Checkpoints: the state of a rank beside weights and optimizer (`learner.checkpoints.shards`).
 
 All files of a checkpoint are on disk before one rename moves the pointer to it (`checkpoint_files`). So after
 a crash at any moment, either the previous checkpoint or this one is in force.
@@ -20,10 +20,10 @@ from learner.update.adaptive import AdaptiveState
 
 
 class RankState(Struct, frozen=True, kw_only=True):
-    """State of one rank that DeepSpeed does not save."""
+    """State of one rank beside weights and optimizer."""
 
     ranks: int
-    zero_stage: int
+    """Ranks of the learner that wrote the checkpoint."""
     dtype: str
     lora: str = ""
     """Settings of the adapters, which are then all that is saved of the policy; "" if all its weights are."""
@@ -41,7 +41,6 @@ class RankState(Struct, frozen=True, kw_only=True):
 def capture(
     *,
     ranks: int,
-    zero_stage: int,
     dtype: str,
     lora: str = "",
     base: str = "",
@@ -55,7 +54,6 @@ def capture(
     version, internal, gauss = random.getstate()
     return RankState(
         ranks=ranks,
-        zero_stage=zero_stage,
         dtype=dtype,
         lora=lora,
         base=base,
@@ -79,43 +77,27 @@ def restore_random(state: RankState) -> None:
 
 
 def write_state(folder: Path, name: str, rank: int, state: RankState) -> None:
-    """Write a rank's state beside DeepSpeed's files."""
+    """Write a rank's state into a checkpoint."""
     (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / name / f"offbeat-rank{rank}.msgpack").write_bytes(msgspec.msgpack.encode(state))
 
 
 def read_state(
-    folder: Path,
-    name: str,
-    rank: int,
-    *,
-    ranks: int,
-    zero_stage: int,
-    dtype: str,
-    lora: str = "",
-    base: str = "",
+    folder: Path, name: str, rank: int, *, dtype: str, lora: str = "", base: str = ""
 ) -> RankState:
-    """Return the stored state of a rank.
+    """Return the stored state of a rank; that of rank 0 for a rank that there was not when the checkpoint was written.
 
     Raises:
-        CheckpointError: the file is unreadable, or was written with a different number of ranks, ZeRO stage,
-            dtype, adapters, or weights that the adapters belong to.
+        CheckpointError: the file is unreadable, or was written with a different dtype, adapters, or weights that the
+            adapters belong to.
     """
-    path = folder / name / f"offbeat-rank{rank}.msgpack"
-    try:
-        state = msgspec.msgpack.decode(path.read_bytes(), type=RankState)
-    except (OSError, msgspec.MsgspecError) as error:
-        # This rank has no file, probably because there were fewer ranks. Rank 0's file names their number, and
-        # the check below reports the difference.
-        fallback = folder / name / "offbeat-rank0.msgpack"
-        if rank == 0 or not fallback.exists():
-            raise CheckpointError(f"{path}: {error}; {cure(folder, name)}") from None
-        state = msgspec.msgpack.decode(fallback.read_bytes(), type=RankState)
-    if (state.ranks, state.zero_stage, state.dtype) != (ranks, zero_stage, dtype):
+    state = _decoded(folder, name, 0)
+    if 0 < rank < state.ranks:
+        state = _decoded(folder, name, rank)
+    if state.dtype != dtype:
         raise CheckpointError(
-            f"{folder / name} was written with processes={state.ranks} zero_stage={state.zero_stage} "
-            f"dtype={state.dtype}, this run has processes={ranks} zero_stage={zero_stage} dtype={dtype}; "
-            "resume with the former"
+            f"{folder / name} was written with learner.dtype = {state.dtype!r}, this run has {dtype!r}; resume with "
+            "the former"
         )
     if state.lora != lora:
         theirs, ours = (words or "none" for words in (state.lora, lora))
@@ -128,3 +110,11 @@ def read_state(
             "folder; resume with the model that the run began with"
         )
     return state
+
+
+def _decoded(folder: Path, name: str, rank: int) -> RankState:
+    path = folder / name / f"offbeat-rank{rank}.msgpack"
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=RankState)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"{path}: {error}; {cure(folder, name)}") from None

@@ -5,7 +5,7 @@ Layout below the folder::
     latest                      name of the newest whole checkpoint; replaced by one rename
     stepped_back                name of the checkpoint that `step_back` put in force; obsolete once `latest` differs
     step00000012/checksums.json BLAKE3 hash and size of each file of the checkpoint
-    step00000012/...            files of DeepSpeed and of `learner.checkpoints.checkpoint`
+    step00000012/...            files of `learner.checkpoints.shards` and of `learner.checkpoints.checkpoint`
     step00000018.partial/...    a checkpoint that is being written; renamed once all of it is on disk
 """
 

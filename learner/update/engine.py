@@ -18,8 +18,9 @@ import torch
 import torch.distributed as dist
 
 from learner.checkpoints import checkpoint, checkpoint_files
+from learner.checkpoints.optimizer_parts import parts_to_save, restore
+from learner.checkpoints.shards import ShardReader, shard_file, write_shard
 from learner.config import LearnerConfig
-from learner.errors import CheckpointError
 from learner.gpu import take_gpu
 from learner.lora import count_parameters, frozen_digest
 from learner.run_files import let_all_read
@@ -220,9 +221,11 @@ class TrainingEngine:
     def load(self, folder: Path) -> dict[str, Any]:
         """Continue from the newest checkpoint, and return the ``client_state`` that `save` was given.
 
+        The number of ranks and the ZeRO stage may differ from those with which it was written.
+
         Raises:
-            CheckpointError: there is none, or it was written with a different number of ranks, ZeRO stage,
-                dtype, adapters, or weights below the adapters.
+            CheckpointError: there is none, or it was written with a different dtype, adapters, or weights below the
+                adapters, or for a different model.
         """
         name = checkpoint_files.latest_name(folder)
         # Reject a bad checkpoint before the other ranks get the command.
@@ -329,17 +332,14 @@ class TrainingEngine:
         yield from zero.gathered_weights(self._deepspeed)
 
     def _save(self, folder: Path, name: str, client_state: dict[str, Any]) -> None:
-        for engine, path in self._engines(folder / name):
+        for kind, engine in self._engines():
             # Frozen weights are those of the model's folder: a checkpoint with adapters has only their hash.
-            engine.save_checkpoint(
-                str(path.parent), tag=path.name, save_latest=False, exclude_frozen_parameters=True
-            )
+            write_shard(shard_file(folder / name, kind, self.rank), parts_to_save(engine))
         if self.rank == 0:
             for policy, frozen in self._updater.frozen.items():
                 frozen.save(folder / name / f"{policy}.safetensors")
         state = checkpoint.capture(
             ranks=self.ranks,
-            zero_stage=self.config.zero_stage_used,
             dtype=self.config.dtype_used,
             lora=self._lora,
             base=self._base,
@@ -354,13 +354,8 @@ class TrainingEngine:
 
     def _load(self, folder: Path, name: str) -> dict[str, Any]:
         state = self._read_state(folder, name)
-        for engine, place in self._engines(folder / name):
-            # Not strict about frozen weights, which are not there.
-            path, _ = engine.load_checkpoint(
-                str(place.parent), tag=place.name, load_module_strict=not self._lora
-            )
-            if path is None:
-                raise CheckpointError(f"{place}: DeepSpeed found no checkpoint there")
+        for kind, engine in self._engines():
+            restore(engine, ShardReader(folder / name, kind))
         for policy, frozen in self._updater.frozen.items():
             frozen.load(folder / name / f"{policy}.safetensors")
         checkpoint.restore_random(state)
@@ -373,11 +368,11 @@ class TrainingEngine:
         """Settings of the adapters as words; "" without any."""
         return "" if self.config.lora is None else self.config.lora.words
 
-    def _engines(self, folder: Path) -> list[tuple[Any, Path]]:
-        """Return DeepSpeed's engines, and the folder of each in a checkpoint."""
-        engines = [(self._deepspeed, folder)]
+    def _engines(self) -> list[tuple[str, Any]]:
+        """Return DeepSpeed's engines, and the name of each in a checkpoint."""
+        engines = [("policy", self._deepspeed)]
         if self._critic is not None:
-            engines.append((self._critic, folder / "critic"))
+            engines.append(("critic", self._critic))
         return engines
 
     def _read_state(self, folder: Path, name: str) -> checkpoint.RankState:
@@ -385,8 +380,6 @@ class TrainingEngine:
             folder,
             name,
             self.rank,
-            ranks=self.ranks,
-            zero_stage=self.config.zero_stage_used,
             dtype=self.config.dtype_used,
             lora=self._lora,
             base=self._base,

@@ -1,6 +1,11 @@
-"""What an engine publishes, for tests to compare."""
+"""What an engine publishes and saves, for tests to compare."""
+
+from pathlib import Path
 
 import torch
+
+from learner.checkpoints.checkpoint_files import latest_name
+from learner.checkpoints.shards import ShardReader
 
 
 def weights_of(engine):
@@ -19,3 +24,23 @@ def assert_weights_close(found, expected, atol):
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, atol=atol, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def stored(folder: Path, model: str = "policy") -> dict[str, tuple[int, dict[str, torch.Tensor]]]:
+    """Return steps, weight and averages of each parameter in the newest checkpoint of a folder."""
+    reader = ShardReader(folder / latest_name(folder), model)
+    result = {}
+    for name, whole in reader.sizes().items():
+        tensors = {kind: torch.full((whole,), torch.nan) for kind in ("weight", "exp_avg", "exp_avg_sq")}
+        result[name] = reader.fill(name, 0, tensors), tensors
+    return result
+
+
+def assert_equal_checkpoints(one: Path, other: Path) -> None:
+    """Compare weights, averages and steps of the newest checkpoints of two folders, bit by bit."""
+    found, expected = stored(one), stored(other)
+    assert found.keys() == expected.keys()
+    for name, (steps, tensors) in expected.items():
+        assert found[name][0] == steps, name
+        for kind, tensor in tensors.items():
+            assert torch.equal(found[name][1][kind], tensor), f"{kind} of {name}"

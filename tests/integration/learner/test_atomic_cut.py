@@ -69,7 +69,6 @@ class Engine:
         def write(name):
             rank = checkpoint.capture(
                 ranks=1,
-                zero_stage=1,
                 dtype="float32",
                 updates=self.updates,
                 optimizer_steps=self.updates,
@@ -84,7 +83,7 @@ class Engine:
 
     def load(self, folder):
         name = checkpoint_files.latest_name(folder)
-        state = checkpoint.read_state(folder, name, 0, ranks=1, zero_stage=1, dtype="float32")
+        state = checkpoint.read_state(folder, name, 0, dtype="float32")
         self.updates = int((folder / name / "weights").read_text())
         assert self.updates == state.updates
         return state.client

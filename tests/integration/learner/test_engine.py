@@ -17,8 +17,9 @@ from learner.surrogate_config import ClipSurrogate
 from learner.update.deepspeed_zero import as_bytes
 from learner.update.engine import TrainingEngine
 from learner.update.scores import score_mini_batches
-from tests.integration.learner.published import assert_weights_close, weights_of
+from tests.integration.learner.published import assert_equal_checkpoints, assert_weights_close, weights_of
 from tests.integration.learner.tiny_qwen3 import VOCAB, save, tiny_model
+from tests.methods import method
 from tests.trajectories import make_batch_of_groups, make_trajectory
 
 # The warning comes from inside torch, when DeepSpeed imports it.
@@ -333,10 +334,35 @@ def test_resume_is_bit_equal(start, tmp_path, stage, dtype):
     assert digest(first) == digest(second)
 
 
-def test_resume_from_another_stage_is_refused(start, tmp_path):
-    start(zero_stage=1).save(tmp_path, {})
-    with pytest.raises(CheckpointError, match=r"zero_stage=1 .* this run has .*zero_stage=2"):
-        start(zero_stage=2).load(tmp_path)
+@pytest.mark.parametrize("stage", STAGES)
+def test_another_stage_resumes_with_equal_weights_and_optimizer(start, tmp_path, stage):
+    first, other = start(zero_stage=stage), start(zero_stage=(stage + 1) % 4)
+    first.update(make_batch_of_groups(), current_version=0)
+    first.save(tmp_path / "first", {"cursor": 3})
+    assert other.load(tmp_path / "first") == {"cursor": 3}
+    other.save(tmp_path / "other", {})
+    assert_equal_checkpoints(tmp_path / "other", tmp_path / "first")
+    assert digest(other) == digest(first)
+    for engine in (first, other):
+        engine.update(make_batch_of_groups(4, 4), current_version=0)
+    assert_weights_close(weights_of(other), weights_of(first), atol=1e-6)
+
+
+def test_a_checkpoint_of_another_model_is_refused(start, tmp_path):
+    start().save(tmp_path, {})
+    with pytest.raises(
+        CheckpointError, match=r"has no numbers of value_head\.bias, .* resume with the model"
+    ):
+        start(algorithm=method("value_head")).load(tmp_path)
+
+
+def test_a_checkpoint_without_the_file_of_a_rank_is_refused(start, tmp_path):
+    engine = start()
+    engine.save(tmp_path, {})
+    for path in tmp_path.glob("step*/policy-rank0.safetensors"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match=r"has no file policy-rank0\.safetensors"):
+        engine.load(tmp_path)
 
 
 def test_weights_are_those_of_the_model_folder_at_every_stage(start, model):

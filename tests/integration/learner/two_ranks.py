@@ -2,7 +2,8 @@
 
 Usage: torchrun --nproc_per_node 2 -- tests/integration/learner/two_ranks.py MODEL OUT STAGE-DTYPE ...
 
-A case STAGE-DTYPE-adapters trains adapters; any other third part is a method of `tests.methods`.
+A case STAGE-DTYPE-adapters trains adapters, STAGE-DTYPE-sums measures the sums of gradients, and STAGE-DTYPE-resume
+continues from the checkpoint in OUT/one/CASE; any other third part is a method of `tests.methods`.
 """
 
 import dataclasses
@@ -20,12 +21,15 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from learner.config import LearnerConfig, LoraConfig, OptimizerConfig
 from learner.update.engine import TrainingEngine
+from tests.integration.learner.gradient_sums import gradient_errors
 from tests.integration.learner.published import weights_of
 from tests.methods import method
 from tests.trajectories import make_batch_of_groups, make_group
 
 OPTIMIZER = OptimizerConfig(lr=1e-3, eps=1e-5, max_grad_norm=0.5)
-ADAPTERS = "adapters"
+ADAPTERS, SUMS, RESUME = "adapters", "sums", "resume"
+ONE = "one"
+"""Folder with the checkpoints of one rank, by case."""
 
 
 def settings(stage, dtype, processes, *, adapters=False):
@@ -96,6 +100,16 @@ def lead(engine, out):
     (out / "result.json").write_text(json.dumps(result))
 
 
+def lead_resumed(engine, out):
+    """Save what was loaded, then train on, and save again."""
+    client = engine.load(out.parent / ONE / out.name)
+    engine.save(out / "loaded", client)
+    metrics = engine.update(batches()[0], current_version=0).metrics
+    save_file(weights_of(engine), out / "trained.safetensors")
+    engine.save(out / "trained", client)
+    (out / "result.json").write_text(json.dumps(metrics))
+
+
 def lead_method(engine, out):
     metrics = [engine.update(batch, current_version=2).metrics for batch in method_batches()]
     save_file(weights_of(engine), out / "trained.safetensors")
@@ -108,18 +122,24 @@ def main():
     torch.set_num_threads(1)
     for case in cases:
         stage, dtype, *name = case.split("-")
-        adapters = name == [ADAPTERS]
-        if by_method := bool(name) and not adapters:
-            chosen = LearnerConfig(**method_settings(name[0], 2))
+        special = not name or name[0] in (ADAPTERS, SUMS, RESUME)
+        if special:
+            chosen = settings(int(stage), dtype, 2, adapters=name == [ADAPTERS])
         else:
-            chosen = settings(int(stage), dtype, 2, adapters=adapters)
+            chosen = LearnerConfig(**method_settings(name[0], 2))
         engine = TrainingEngine(chosen, model=model, total_steps=10, seed=5)
+        errors = gradient_errors(engine, 2) if name == [SUMS] else None
         if engine.rank > 0:
             engine.follow()
             continue
         folder = Path(out) / case
         folder.mkdir()
-        lead_method(engine, folder) if by_method else lead(engine, folder)
+        if errors:
+            (folder / "result.json").write_text(json.dumps(errors))
+        elif name == [RESUME]:
+            lead_resumed(engine, folder)
+        else:
+            lead(engine, folder) if special else lead_method(engine, folder)
         if case == cases[-1]:
             engine.close()
         else:

@@ -83,7 +83,6 @@ def a_state(**changes):
     return checkpoint.capture(
         **{
             "ranks": 1,
-            "zero_stage": 1,
             "dtype": "float32",
             "updates": 3,
             "optimizer_steps": 4,
@@ -101,23 +100,33 @@ def test_random_generators_continue_where_they_were(tmp_path):
     random.seed(1)
     np.random.seed(1)
     torch.manual_seed(1)
-    state = checkpoint.read_state(tmp_path, "step1", 0, ranks=1, zero_stage=1, dtype="float32")
+    state = checkpoint.read_state(tmp_path, "step1", 0, dtype="float32")
     checkpoint.restore_random(state)
     assert draw() == expected
     assert (state.updates, state.optimizer_steps, state.client) == (3, 4, {"a": 1})
     assert state.adaptive == AdaptiveState(dual=0.7, entropy_coefficient=0.1)
 
 
-def test_a_checkpoint_of_other_ranks_is_refused_with_the_cure(tmp_path):
+def test_a_rank_that_is_new_continues_from_the_state_of_rank_0(tmp_path):
+    checkpoint.write_state(tmp_path, "step1", 0, a_state(ranks=2, updates=5))
+    checkpoint.write_state(tmp_path, "step1", 1, a_state(ranks=2, updates=6))
+    states = [checkpoint.read_state(tmp_path, "step1", rank, dtype="float32") for rank in range(3)]
+    assert [state.updates for state in states] == [5, 6, 5]
+    (tmp_path / "step1" / "offbeat-rank1.msgpack").unlink()
+    with pytest.raises(CheckpointError, match=r"offbeat-rank1\.msgpack: .*No such file"):
+        checkpoint.read_state(tmp_path, "step1", 1, dtype="float32")
+
+
+def test_a_checkpoint_of_another_dtype_is_refused_with_the_cure(tmp_path):
     checkpoint.write_state(tmp_path, "step1", 0, a_state())
-    with pytest.raises(CheckpointError, match=r"processes=1 .* this run has processes=2"):
-        checkpoint.read_state(tmp_path, "step1", 1, ranks=2, zero_stage=1, dtype="float32")
+    with pytest.raises(CheckpointError, match=r"dtype = 'float32', this run has 'bfloat16'; resume with"):
+        checkpoint.read_state(tmp_path, "step1", 0, dtype="bfloat16")
 
 
 def test_a_checkpoint_says_which_adapters_it_holds_and_of_which_weights(tmp_path):
     lora = "rank 8, alpha 16, targets all-linear"
     checkpoint.write_state(tmp_path, "step1", 0, a_state(lora=lora, base="ab"))
-    same = {"ranks": 1, "zero_stage": 1, "dtype": "float32"}
+    same = {"dtype": "float32"}
     assert checkpoint.read_state(tmp_path, "step1", 0, **same, lora=lora, base="ab").base == "ab"
     with pytest.raises(
         CheckpointError, match=r"learner\.lora: rank 8, .*; this run has: none; resume with the former"

@@ -16,7 +16,6 @@ from learner.update.adaptive import AdaptiveState
 def put_state(folder, name, *, step, lineage):
     state = checkpoint.capture(
         ranks=2,
-        zero_stage=3,
         dtype="bfloat16",
         updates=0,
         optimizer_steps=0,
@@ -93,7 +92,7 @@ def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_none(tmp_path):
 def test_a_checkpoint_of_a_program_that_knew_no_lineages_is_refused(tmp_path):
     put_checkpoint(tmp_path, step=4, lineage=1)
     folder = tmp_path / "checkpoints"
-    state = checkpoint.read_state(folder, "step00000004", 0, ranks=2, zero_stage=3, dtype="bfloat16")
+    state = checkpoint.read_state(folder, "step00000004", 0, dtype="bfloat16")
     state.client["curriculum"].clear()
     checkpoint.write_state(folder, "step00000004", 0, state)
     (folder / "step00000004" / "checksums.json").unlink()
