@@ -235,6 +235,10 @@ class LearnerConfig(Section):
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
     """Share of its GPU's memory that a rank may use for tensors (GPU only). "auto": all of a GPU of its own; on a
     shared one what the engines leave, see docs/run/gpus.md."""
+    offload: Literal["none", "optimizer"] = "none"
+    """What is kept in the host's memory instead of the GPU's. "optimizer": float32 weights and averages of AdamW, 12
+    bytes for each trained parameter, divided by the ranks. The optimizer then steps on the CPU, with `threads`
+    threads. It needs `zero_stage` 2 or 3."""
     micro_batch_tokens: int = Field(8192, ge=16)
     """Most tokens in one forward and backward pass, padding included. At least 16, and enough for one
     trajectory."""
@@ -244,8 +248,8 @@ class LearnerConfig(Section):
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of storing them: less memory, more time."""
     threads: int = Field(1, ge=1)
-    """OpenMP threads per rank, on CPU. At least 1. If the threads of learner and generators together exceed
-    the cores, `offbeat train` makes waiting threads sleep instead of spin."""
+    """OpenMP threads per rank, on CPU. At least 1; more with `offload`. If the threads of learner and generators
+    together exceed the cores, `offbeat train` makes waiting threads sleep instead of spin."""
     publish_every: int = Field(1, ge=1)
     """Learner steps between two published versions, without skipped steps. At least 1; must be 1 with
     run.mode = "sync"."""

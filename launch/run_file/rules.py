@@ -225,6 +225,12 @@ def unsharded_bfloat16(config: RunConfig) -> Iterator[str]:
             f"learner.zero_stage is {config.learner.zero_stage_used} but learner.dtype is bfloat16: gradients would be "
             'summed in bfloat16, which loses small ones; use zero_stage 2, 3 or "auto"'
         )
+    undecided = config.learner.zero_stage == "auto" and config.learner.dtype == "auto"
+    if config.learner.offload != "none" and config.learner.zero_stage_used < 2 and not undecided:
+        yield (
+            f'learner.offload is "{config.learner.offload}" but learner.zero_stage is '
+            f"{config.learner.zero_stage_used}, which keeps the optimizer beside the weights; use zero_stage 2 or 3"
+        )
 
 
 def _supervisor(config: RunConfig) -> Iterator[str]:

@@ -46,7 +46,7 @@ SHORTAGES = (
         ),
         ("learner",),
         "lower learner.micro_batch_tokens, set learner.gradient_checkpointing, or use more ranks (learner.processes) "
-        "with learner.zero_stage = 3",
+        "with learner.zero_stage = 3; learner.offload moves the optimizer to the host's memory",
     ),
     Shortage(
         re.compile(

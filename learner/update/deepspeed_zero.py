@@ -86,6 +86,11 @@ def deepspeed_config(config: LearnerConfig, ranks: int) -> dict[str, Any]:
         settings["bf16"] = {"enabled": True}
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
     return settings
+    if config.offload == "optimizer":
+        place = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+        settings["zero_optimization"]["offload_optimizer"] = place
+        # DeepSpeed's own AdamW for CPUs needs a compiler. Torch's fused one is as fast there.
+        settings["zero_force_ds_cpu_optimizer"] = False
 
 
 def initialise(module: nn.Module, config: LearnerConfig, ranks: int) -> Any:
