@@ -6,6 +6,7 @@ under the names of the model without them.
 """
 
 import re
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -78,7 +79,8 @@ def count_parameters(module: nn.Module) -> ParameterCount:
         >>> print(count_parameters(layer))
         2 of 8 parameters (25.00%)
     """
-    sizes = [(p.numel(), p.requires_grad) for p in module.parameters()]
+    # Where DeepSpeed has cut a parameter, it keeps the number for itself.
+    sizes = [(getattr(p, "ds_numel", p.numel()), p.requires_grad) for p in module.parameters()]
     return ParameterCount(sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes))
 
 
@@ -123,7 +125,7 @@ def chosen_layers(lm: Any, config: LoraConfig) -> list[str]:
 
 def _check_layer(path: str, layer: Any, rank: int, owners: dict[int, list[str]]) -> None:
     """Refuse an adapter that would be larger than its layer, or that cannot be merged without changing another one."""
-    rows, columns = layer.weight.shape
+    rows, columns = getattr(layer.weight, "ds_shape", layer.weight.shape)
     if rank > min(rows, columns):
         raise LoraError(
             f"learner.lora.rank is {rank}, but the weight of {path} is {rows} x {columns}, so its rank is at most "
@@ -210,12 +212,23 @@ def published_name(name: str) -> str:
 def frozen_digest(lm: nn.Module) -> str:
     """Return a hash of the parameters that a model does not train; "" if it trains all of them.
 
-    A checkpoint holds the adapters only, which mean nothing beside other weights.
+    A checkpoint holds the adapters only, which mean nothing beside other weights. Where DeepSpeed has cut the model,
+    this is a collective call.
     """
     frozen = {name: p for name, p in lm.named_parameters() if not p.requires_grad}
     hashed = blake3(max_threads=blake3.AUTO)
     for name, parameter in frozen.items():
-        hashed.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
-        flat = parameter.detach().to("cpu").contiguous().reshape(-1)
-        hashed.update(flat.view(torch.uint8).numpy().data)
+        with _whole(parameter):
+            hashed.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
+            flat = parameter.detach().to("cpu").contiguous().reshape(-1)
+            hashed.update(flat.view(torch.uint8).numpy().data)
     return hashed.hexdigest() if frozen else ""
+
+
+def _whole(parameter: Tensor) -> AbstractContextManager[Any]:
+    """Return a context in which a parameter is whole, also where DeepSpeed has cut it."""
+    if not hasattr(parameter, "ds_id"):
+        return nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters([parameter])  # type: ignore[no-any-return]

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from learner.checkpoints.shards import MOMENTS, Part, ShardReader, sizes_of
+from learner.checkpoints.shards import MOMENTS, ShardPart, ShardReader, sizes_of
 
 
 class _Stretch(NamedTuple):
@@ -25,14 +25,14 @@ class _Stretch(NamedTuple):
     """Numbers of the whole parameter."""
     offset: int
     """Index of its first number in the flat tensor."""
-    count: int
+    length: int
 
     def of(self, flat: Tensor) -> Tensor:
         """Return the part as a view."""
-        return flat.detach().view(-1).narrow(0, self.offset, self.count)
+        return flat.detach().view(-1).narrow(0, self.offset, self.length)
 
 
-def parts_to_save(engine: Any) -> list[Part]:
+def parts_to_save(engine: Any) -> list[ShardPart]:
     """Return the parts that this rank saves, as views. Every part of a parameter is saved by one rank."""
     if engine.zero_optimization_stage() == 0 and dist.get_rank() > 0:
         return []
@@ -43,7 +43,7 @@ def parts_to_save(engine: Any) -> list[Part]:
         steps = int(state.get("step", 0))
         for stretch in stretches:
             tensors = {kind: stretch.of(tensor) for kind, tensor in kinds.items()}
-            found.append(Part(stretch.name, stretch.start, stretch.whole, steps, tensors))
+            found.append(ShardPart(stretch.name, stretch.start, stretch.whole, steps, tensors))
     return found
 
 
@@ -112,9 +112,9 @@ def _in_a_row(names: dict[int, str], group: list[Any]) -> Iterator[_Stretch]:
     """Yield the parts of parameters at stage 3; each rank has as many numbers, the last ones are padding."""
     offset = 0
     for p in group:
-        length = p.partition_numel()
-        start = dist.get_rank() * length
-        count = min(length, p.ds_numel - start)
-        if count > 0:
-            yield _Stretch(names[id(p)], start, p.ds_numel, offset, count)
-        offset += length
+        share = p.partition_numel()
+        start = dist.get_rank() * share
+        length = min(share, p.ds_numel - start)
+        if length > 0:
+            yield _Stretch(names[id(p)], start, p.ds_numel, offset, length)
+        offset += share

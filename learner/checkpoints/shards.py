@@ -26,7 +26,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 """Names of AdamW's averages, which torch has, too."""
 
 
-class Part(NamedTuple):
+class ShardPart(NamedTuple):
     """The part of a trained parameter that one rank keeps."""
 
     name: str
@@ -54,7 +54,7 @@ def shard_file(folder: Path, model: str, rank: int) -> Path:
     return folder / f"{model}-rank{rank}.safetensors"
 
 
-def write_shard(path: Path, parts: Sequence[Part]) -> None:
+def write_shard(path: Path, parts: Sequence[ShardPart]) -> None:
     """Write the parts of a rank. One tensor at a time is copied, none twice."""
     tensors: dict[str, Tensor] = {}
     for part in parts:
@@ -74,7 +74,7 @@ class _Place(NamedTuple):
 
     file: Any
     start: int
-    count: int
+    length: int
     whole: int
     steps: int
 
@@ -102,7 +102,7 @@ class ShardReader:
                 f"a run without a {model}; go on with that version, or start anew, without --resume"
             )
         for path in files:
-            file = safe_open(path, framework="pt")
+            file: Any = safe_open(path, framework="pt")
             for key in file.keys():  # noqa: SIM118
                 kind, _, name = key.partition("/")
                 if kind == "place":
@@ -136,7 +136,7 @@ class ShardReader:
 
         Args:
             start: index of the part's first number in the flattened parameter.
-            tensors: flat tensors of equal length, by kind, see `Part`.
+            tensors: flat tensors of equal length, by kind, see `ShardPart`.
 
         Returns:
             Optimizer steps of the parameter.
@@ -147,7 +147,7 @@ class ShardReader:
         missing = count = len(tensors["weight"])
         steps = 0
         for place in self._places.get(name, ()):
-            low, high = max(start, place.start), min(start + count, place.start + place.count)
+            low, high = max(start, place.start), min(start + count, place.start + place.length)
             if low >= high:
                 continue
             missing -= high - low

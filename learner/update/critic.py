@@ -3,6 +3,7 @@
 The other form of critic is a value head on the policy, see `learner.update.policy`.
 """
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -44,9 +45,19 @@ class CriticModule(nn.Module):
         return values
 
 
-def load_critic(model: str, *, dtype: torch.dtype, gradient_checkpointing: bool = False) -> CriticModule:
-    """Load a critic that begins with the weights of a causal language model."""
-    lm = without_dropout(model, dtype)
+def load_critic(
+    model: str,
+    *,
+    dtype: torch.dtype,
+    gradient_checkpointing: bool = False,
+    shards: AbstractContextManager[None] | None = None,
+) -> CriticModule:
+    """Load a critic that begins with the weights of a causal language model.
+
+    Args:
+        shards: see `learner.update.policy.load_policy`.
+    """
+    lm = without_dropout(model, dtype, shards)
     if gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     lm.train()

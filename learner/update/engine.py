@@ -103,15 +103,24 @@ class TrainingEngine:
             gradient_checkpointing=config.gradient_checkpointing,
             value_head=head,
             lora=config.lora,
+            shards=zero.cut_while_loading(config, self.ranks),
         )
         self.parameters = count_parameters(policy)
         """Trained and all parameters of the policy, its value head included."""
         self._base = frozen_digest(policy.lm)
         log.info("training %s; adapters: %s", self.parameters, self._lora or "none")
         self._deepspeed = zero.initialise(policy, config, self.ranks)
+        policy.find_shortcuts()
+        # Invariant: all ranks lay out rows in one way, because they count micro-batches together.
+        policy.sharing = zero.least_over_ranks(policy.sharing, self.ranks)
         self._critic = None
         if algorithm.critic is not None and not head:
-            critic = load_critic(model, dtype=dtype, gradient_checkpointing=config.gradient_checkpointing)
+            critic = load_critic(
+                model,
+                dtype=dtype,
+                gradient_checkpointing=config.gradient_checkpointing,
+                shards=zero.cut_while_loading(config, self.ranks),
+            )
             self._critic = zero.initialise(critic, config, self.ranks)
         self._updater = Updater(
             engine=self._deepspeed,

@@ -27,6 +27,7 @@ class FrozenPolicy:
     def __init__(self, module: PolicyModule, device: torch.device) -> None:
         self._trained = [name for name, p in module.lm.named_parameters() if p.requires_grad]
         self._module = module.requires_grad_(False).to(device)
+        self._module.find_shortcuts()
         self._device = device
 
     @torch.no_grad()

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,19 +40,32 @@ class PolicyModule(nn.Module):
         lm: the model, without dropout, see `load_policy`.
         after_head: function that the model applies to the output of its last linear layer. Because it is
             known, logits can be computed for chosen positions only, a chunk at a time. None means that it is
-            not known: the model's own forward then computes the logits of all positions.
+            not known (yet, see `find_shortcuts`): the model's own forward then computes the logits of all positions.
         value_head: whether the module also estimates values, from the last hidden states.
         sharing: width of the model if trajectories can share rows, see `sharing_width`; 0 if they cannot.
     """
 
     def __init__(
-        self, lm: nn.Module, *, after_head: Head | None, value_head: bool = False, sharing: int = 0
+        self, lm: nn.Module, *, after_head: Head | None = None, value_head: bool = False, sharing: int = 0
     ) -> None:
         super().__init__()
         self.lm: Any = lm
         self.after_head = after_head
         self.sharing = sharing
         self.value_head = make_value_head(self.lm) if value_head else None
+
+    def find_shortcuts(self) -> None:
+        """Find out by some short passes what the model does to its logits, and whether trajectories can share rows.
+
+        Call it where the model computes faster than in the host's memory, and its weights need not be whole: after
+        DeepSpeed has moved and cut it. There it is a collective call.
+        """
+        training = self.lm.training
+        self.after_head = logits_after_head(self.lm)
+        if self.after_head is None:
+            log.warning("what the model does to its logits is not known: computing them at all positions")
+        self.sharing = sharing_width(self.lm)
+        self.lm.train(training)
 
     def forward(
         self,
@@ -201,32 +215,36 @@ def load_policy(
     gradient_checkpointing: bool = False,
     value_head: bool = False,
     lora: LoraConfig | None = None,
+    shards: AbstractContextManager[None] | None = None,
 ) -> PolicyModule:
-    """Load a causal language model by Hugging Face name or folder.
+    """Load a causal language model by Hugging Face name or folder. It knows no shortcuts yet.
 
     Args:
         lora: adapters to train in place of the model's weights; a value head is trained whole. None: all weights are.
+        shards: see `learner.update.deepspeed_zero.cut_while_loading`; None: the model is loaded whole.
 
     Raises:
         OSError: transformers finds no such model.
         LoraError: these adapters cannot be put into it.
     """
-    lm = without_dropout(model, dtype)
+    lm = without_dropout(model, dtype, shards)
     if gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    after_head = logits_after_head(lm)
-    if after_head is None:
-        log.warning("what %s does to its logits is not known: computing them at all positions", model)
-    sharing = sharing_width(lm)
     if lora is not None:
         add_adapters(lm, lora)
     # Gradient checkpointing acts in training mode only.
     lm.train()
-    return PolicyModule(lm, after_head=after_head, value_head=value_head, sharing=sharing)
+    return PolicyModule(lm, value_head=value_head)
 
 
-def without_dropout(model: str, dtype: torch.dtype) -> Any:
-    """Load a causal language model by Hugging Face name or folder, with all of its dropout set to 0."""
+def without_dropout(
+    model: str, dtype: torch.dtype, shards: AbstractContextManager[None] | None = None
+) -> Any:
+    """Load a causal language model by Hugging Face name or folder, with all of its dropout set to 0.
+
+    Args:
+        shards: see `load_policy`.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
@@ -235,7 +253,8 @@ def without_dropout(model: str, dtype: torch.dtype) -> Any:
     for key, value in list(vars(config.get_text_config()).items()):
         if isinstance(value, float) and key.endswith(("dropout", "pdrop")):
             setattr(config.get_text_config(), key, 0.0)
-    lm = AutoModelForCausalLM.from_pretrained(model, config=config, dtype=dtype)
+    with shards or nullcontext():
+        lm = AutoModelForCausalLM.from_pretrained(model, config=config, dtype=dtype)
     for module in lm.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

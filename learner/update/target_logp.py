@@ -136,7 +136,9 @@ def logits_after_head(lm: Any) -> Head | None:
     """Return the function that a causal language model applies to the output [n, V] of its last linear layer.
 
     Most models apply nothing; some scale or cap their logits. Return None if none of these forms gives the
-    logits that the model's own forward gives on a few tokens.
+    logits that the model's own forward gives on a few tokens. The model runs once.
+
+    Where DeepSpeed has cut the model, this is a collective call.
     """
     config = lm.config.get_text_config()
     scale = float(
@@ -153,14 +155,21 @@ def logits_after_head(lm: Any) -> Head | None:
     def plain(logits: Tensor) -> Tensor:
         return logits
 
-    probe = torch.arange(4)[None] % config.vocab_size
+    probe = torch.arange(4, device=next(lm.parameters()).device)[None] % config.vocab_size
+    seen: list[Any] = []
+    try:
+        handle = lm.get_decoder().register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+    except AttributeError:
+        return None
     with torch.no_grad():
         lm.eval()
-        logits = lm(input_ids=probe, use_cache=False).logits
         try:
-            hidden = lm.get_decoder()(input_ids=probe, use_cache=False).last_hidden_state
-            direct = lm.get_output_embeddings()(hidden)
-        except (AttributeError, TypeError):
+            logits = lm(input_ids=probe, use_cache=False).logits
+        finally:
+            handle.remove()
+        try:
+            direct = lm.get_output_embeddings()(seen[-1].last_hidden_state)
+        except (AttributeError, TypeError, IndexError):
             return None
         # `altered` comes first, because small logits pass the test with and without a cap.
         for after in (altered, plain):

@@ -2,8 +2,9 @@
 
 Usage: torchrun --nproc_per_node 2 -- tests/integration/learner/two_ranks.py MODEL OUT STAGE-DTYPE ...
 
-A case STAGE-DTYPE-adapters trains adapters, STAGE-DTYPE-sums measures the sums of gradients, and STAGE-DTYPE-resume
-continues from the checkpoint in OUT/one/CASE; any other third part is a method of `tests.methods`.
+A case STAGE-DTYPE-adapters trains adapters, STAGE-DTYPE-sums measures how the model is loaded and gradients are summed,
+and STAGE-DTYPE-resume continues from the checkpoint in OUT/one/CASE; any other third part is a method of
+`tests.methods`.
 """
 
 import dataclasses
@@ -21,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from learner.config import LearnerConfig, LoraConfig, OptimizerConfig
 from learner.update.engine import TrainingEngine
-from tests.integration.learner.gradient_sums import gradient_errors
+from tests.integration.learner.large.gradient_sums import gradient_errors
+from tests.integration.learner.large.loading import loaded
 from tests.integration.learner.published import weights_of
 from tests.methods import method
 from tests.trajectories import make_batch_of_groups, make_group
@@ -128,14 +130,17 @@ def main():
         else:
             chosen = LearnerConfig(**method_settings(name[0], 2))
         engine = TrainingEngine(chosen, model=model, total_steps=10, seed=5)
-        errors = gradient_errors(engine, 2) if name == [SUMS] else None
+        found = {}
+        if name == [SUMS]:
+            found = {"errors": gradient_errors(engine, 2)}
+            found |= {"loaded": loaded(model, chosen, 2)} if stage == "3" else {}
         if engine.rank > 0:
             engine.follow()
             continue
         folder = Path(out) / case
         folder.mkdir()
-        if errors:
-            (folder / "result.json").write_text(json.dumps(errors))
+        if found:
+            (folder / "result.json").write_text(json.dumps(found))
         elif name == [RESUME]:
             lead_resumed(engine, folder)
         else:

@@ -225,4 +225,5 @@ def test_a_policy_with_adapters_has_its_head_trained_whole(tmp_path):
     trained = {name for name, p in policy.named_parameters() if p.requires_grad}
     assert {"value_head.weight", "value_head.bias"} < trained
     assert len(trained) == 2 + 2 * 2
+    policy.find_shortcuts()
     assert policy.sharing == 128

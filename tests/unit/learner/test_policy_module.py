@@ -141,6 +141,24 @@ def test_a_model_that_alters_its_logits_in_an_unknown_way_is_found_out(lm):
     assert logits_after_head(Altered(lm, lambda z: z, logit_scale=0.5)) is not None
 
 
+def test_the_model_runs_once_to_find_out_what_it_does_to_its_logits(lm):
+    passes = []
+    handle = lm.get_decoder().register_forward_hook(lambda *_: passes.append(1))
+    assert logits_after_head(lm) is not None
+    handle.remove()
+    assert len(passes) == 1
+
+
+def test_a_loaded_policy_knows_its_shortcuts_once_it_has_looked_for_them(tmp_path):
+    tiny_model(tied=False, seed=0).save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path), dtype=torch.float32)
+    assert (policy.after_head, policy.sharing) == (None, 0)
+    policy.find_shortcuts()
+    assert policy.after_head is not None
+    assert policy.sharing == 128
+    assert policy.lm.training
+
+
 def test_dropout_is_off_after_loading(tmp_path):
     model = tiny_model(tied=False, seed=0)
     model.config.attention_dropout = 0.5

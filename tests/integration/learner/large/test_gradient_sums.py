@@ -4,7 +4,7 @@ import pytest
 
 from learner.config import LearnerConfig
 from learner.update.engine import TrainingEngine
-from tests.integration.learner.gradient_sums import gradient_errors
+from tests.integration.learner.large.gradient_sums import gradient_errors
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
