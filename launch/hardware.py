@@ -9,7 +9,7 @@ from launch.errors import ConfigError
 from launch.placement import LEARNER, Placement
 from launch.preflight.gpu_memory import Gpu, engine_gb, rank_gb
 from launch.preflight.memory import ModelSize, tokens_at_once
-from launch.run_file.rules import unsharded_bfloat16
+from launch.run_file.rules import stages_too_low
 from launch.run_file.sections import RunConfig
 from learner.config import LearnerConfig
 
@@ -41,7 +41,7 @@ def resolved(
     learner = _learner(config.learner, ranks, gpus)
     generator = _generator(config, engines, gpus, size)
     decided = config.model_copy(update={"learner": learner, "generator": generator})
-    if problems := list(unsharded_bfloat16(decided)):
+    if problems := list(stages_too_low(decided)):
         raise ConfigError("\n".join(problems))
     share, rest = memory_shares(decided, placed, gpus, size)
     if engines:

@@ -213,13 +213,16 @@ def _roles(config: RunConfig) -> Iterator[str]:
             f"generator.weights_http is {relay}, but generator.count is {config.generator.count}: one port cannot "
             "serve several processes; use port 0"
         )
-    yield from unsharded_bfloat16(config)
+    yield from stages_too_low(config)
     if config.generator.backend == "http" and not config.generator.url:
         yield 'generator.backend is "http" but generator.url is empty; name the server, e.g. http://127.0.0.1:8000'
 
 
-def unsharded_bfloat16(config: RunConfig) -> Iterator[str]:
-    """Yield the refusal of a ZeRO stage that does not train bfloat16 rightly."""
+def stages_too_low(config: RunConfig) -> Iterator[str]:
+    """Yield the refusals of a ZeRO stage that sums bfloat16 badly, or that leaves nothing to offload.
+
+    The stage may depend on the float type, and that on the GPUs. So this is asked again when they are known.
+    """
     if config.learner.zero_stage_used < 2 and config.learner.dtype_used == "bfloat16":
         yield (
             f"learner.zero_stage is {config.learner.zero_stage_used} but learner.dtype is bfloat16: gradients would be "
