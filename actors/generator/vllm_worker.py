@@ -28,6 +28,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from actors.generator.weights.staging import FILE_FORMAT, shares
 from actors.generator.weights.tensor_file import tensors_in
+from actors.generator.weights.to_device import DeviceReader, free_bytes
 from protocol.orphans import die_with_parent
 
 BACKEND = "offbeat_file"
@@ -58,9 +59,9 @@ class FileUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
 class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[misc]
     """Loads verified tensors from a file: in place if `may_be_written`, else by vLLM's layerwise reload.
 
-    The file is mapped, so all workers of a host share one copy. `load_weights` moves the tensors to the
-    device and casts them. A failure leaves the model half replaced, so the caller must not sample from it
-    again.
+    The file is mapped, so all workers of a host share one copy. On a GPU a `DeviceReader` brings the tensors to the
+    device, and `load_weights` takes the worker's part there; else `load_weights` takes it from the file. Both cast. A
+    failure leaves the model half replaced, so the caller must not sample from it again.
     """
 
     init_info_cls = FileInit
@@ -68,6 +69,7 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[m
     _in_place = False
     _mapped: torch.Tensor | None = None
     _threads = 1
+    _reader: DeviceReader | None = None
 
     def init_transfer_engine(self, init_info: FileInit) -> None:
         if init_info.format != FILE_FORMAT:
@@ -92,6 +94,10 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[m
             together = self.model_config.get_vocab_size() if tied else None
             parts = shares(update_info.tensors, self._threads, together=together)
             in_threads([partial(load, rows) for rows in parts], self._threads)
+        elif self.device.type == "cuda":
+            self._reader = self._reader or DeviceReader(self.device)
+            room = free_bytes(self.device)
+            self.model.load_weights(self._reader.tensors(data, update_info.tensors, room))
         else:
             load(update_info.tensors)
 

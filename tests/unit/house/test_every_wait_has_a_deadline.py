@@ -49,6 +49,10 @@ ALLOWED = {
     ): "for the load of an update, which has load_deadline; else we end",
     ("actors/generator/vllm_worker.py", "done.result()"): "memory is copied; the load has load_deadline",
     (
+        "actors/generator/weights/to_device.py",
+        "read.result()",
+    ): "memory is copied; the load has load_deadline",
+    (
         "actors/generator/http_engine.py",
         "asyncio.gather(self._watch, return_exceptions=True)",
     ): "it has been cancelled",

@@ -1,0 +1,138 @@
+"""Brings the tensors of a file to a GPU through pinned memory, while a thread reads the next ones from the file.
+
+A copy from ordinary memory to a GPU is made twice, one part after the other, by the driver. From pinned memory the
+GPU fetches the bytes itself, so reading the file and sending overlap.
+"""
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+
+from actors.generator.weights.staging import TensorRow
+from actors.generator.weights.tensor_file import tensors_in
+
+SLOT_BYTES = 128 * 2**20
+"""Bytes of each of the two pinned buffers, and of the tensors that are sent together."""
+
+
+@dataclass
+class Run:
+    """Tensors that lie one behind the other in the file, and that go to the device together."""
+
+    start: int
+    end: int
+    rows: list[TensorRow] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return self.end - self.start
+
+
+def runs(rows: Iterable[TensorRow], limit: int) -> Iterator[Run]:
+    """Join tensors into runs of at most ``limit`` bytes. A larger tensor has a run of its own.
+
+    Example:
+        >>> rows = [["a", "U8", [2], 0, 2], ["b", "U8", [1], 2, 1], ["c", "U8", [9], 3, 9], ["d", "U8", [1], 20, 1]]
+        >>> [[name for name, *_ in run.rows] for run in runs(rows, 4)]
+        [['a', 'b'], ['c'], ['d']]
+    """
+    run: Run | None = None
+    for row in rows:
+        offset, nbytes = row[-2:]
+        if run is not None and (offset != run.end or run.nbytes + nbytes > limit):
+            yield run
+            run = None
+        if run is None:
+            run = Run(offset, offset)
+        run.rows.append(row)
+        run.end += nbytes
+    if run is not None:
+        yield run
+
+
+class DeviceReader:
+    """Two pinned buffers, kept from version to version, and the stream on which their bytes leave.
+
+    Args:
+        device: device of the engine. On a CPU the same is done without pinning and without a stream.
+        slot_bytes: bytes of each buffer.
+    """
+
+    def __init__(self, device: torch.device, slot_bytes: int = SLOT_BYTES) -> None:
+        self._device, self._slot_bytes = device, slot_bytes
+        cuda = device.type == "cuda"
+        self._slots = [torch.empty(slot_bytes, dtype=torch.uint8, pin_memory=cuda) for _ in range(2)]
+        self._stream = torch.cuda.Stream(device) if cuda else None  # type: ignore[no-untyped-call]
+        # Invariant: the loading thread sets an event when it queues a copy out of a slot; the reading thread waits for
+        # it before it fills the slot again. The futures between them order the two.
+        self._sent: list[torch.cuda.Event | None] = [None, None]
+
+    def tensors(
+        self, data: torch.Tensor, rows: Iterable[TensorRow], room: int
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield names and tensors on the device, in the order of the rows.
+
+        Tensors for which there is no room come from the file itself, on the CPU.
+
+        Args:
+            data: the file, as uint8.
+            rows: rows of `actors.generator.weights.staging.tensor_table`.
+            room: free bytes of the device. A run may take half of it, because the engine makes a copy.
+        """
+        planned = list(runs(rows, self._slot_bytes))
+        pieces = [
+            (start, min(start + self._slot_bytes, run.end))
+            for run in planned
+            if 2 * run.nbytes <= room
+            for start in range(run.start, run.end, self._slot_bytes)
+        ]
+        with ThreadPoolExecutor(1, "reading weights") as pool:
+            reads = (pool.submit(self._read, data, i % 2, *piece) for i, piece in enumerate(pieces))
+            read, taken = next(reads, None), 0
+            for run in planned:
+                if 2 * run.nbytes > room:
+                    yield from tensors_in(data, run.rows)
+                    continue
+                sent = torch.empty(run.nbytes, dtype=torch.uint8, device=self._device)
+                for start in range(0, run.nbytes, self._slot_bytes):
+                    assert read is not None
+                    read.result()
+                    self._send(taken % 2, sent[start : start + self._slot_bytes])
+                    read, taken = next(reads, None), taken + 1
+                self._await()
+                yield from tensors_in(sent, [[*row[:-2], row[-2] - run.start, row[-1]] for row in run.rows])
+
+    def _read(self, data: torch.Tensor, slot: int, start: int, end: int) -> None:
+        """Copy bytes of the file into a slot, once its former bytes have left. The reading thread does this."""
+        if (event := self._sent[slot]) is not None:
+            event.synchronize()
+        self._slots[slot][: end - start].copy_(data[start:end])
+
+    def _send(self, slot: int, target: torch.Tensor) -> None:
+        """Queue the copy of a slot's bytes to the device."""
+        source = self._slots[slot][: len(target)]
+        if self._stream is None:
+            target.copy_(source)
+            return
+        # The memory of the target may still be in use by work that is queued on the present stream.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+        self._sent[slot] = event
+
+    def _await(self) -> None:
+        """Make the work that is queued from now on wait for the copies, on the device."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes of a GPU that are free, or held by torch without use."""
+    free, _ = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(free + unused)
