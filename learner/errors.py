@@ -10,6 +10,7 @@ LearnerError
 ├── Diverged            loss or gradient was not finite in too many consecutive steps (final)
 ├── LoraError           adapters cannot be put into the model (final)
 ├── ModelUnusable       no generator would take a trained version of the model (final)
+├── NotAnnounced        a policy version was copied, but not announced in time
 ├── CheckpointError     a checkpoint cannot be loaded (final)
 ├── OpenStateError      stored open trajectories cannot be read
 ├── ReplayStateError    a stored replay table cannot be loaded (final)
@@ -76,6 +77,10 @@ class ModelUnusable(LearnerError, ValueError):
     """No generator would take a trained version of the model; the message names the tensor, and the cure."""
 
     final: ClassVar[bool] = True
+
+
+class NotAnnounced(LearnerError, RuntimeError):
+    """A policy version was copied, but its thread did not announce it in time; the message says what to look at."""
 
 
 class CheckpointError(LearnerError, RuntimeError):

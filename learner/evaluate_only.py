@@ -71,14 +71,20 @@ def run_evaluation(
     curriculum = Curriculum(env_name, config, begin.epoch)
     exchange = Exchange(link, curriculum, config, lockstep=False, stop_reason=stop.reason, broker=broker)
     publisher = Publisher(
-        run, run_dir, epoch=begin.epoch, keep=2, dtype=config.publish_dtype, url=weights_url
+        run,
+        run_dir,
+        epoch=begin.epoch,
+        keep=2,
+        url=weights_url,
+        register=None if engine is None else engine.register,
     )
     report, step, version = Report(run_dir), 0, 0
     try:
         if engine is not None:
             # A process that was started again publishes above what the former one published.
             step, version = engine.load(checkpoints)["step"], publisher.published.version + 1
-            exchange.announce(publisher.publish(version, *engine.weights()))
+            publisher.publish(version, engine.weights(), announce=exchange.announce)
+            publisher.settle()
         ended_by, evaluations = evaluate_sets(config, exchange, report, step=step, version=version)
         result = {
             "ended_by": ended_by,
@@ -88,6 +94,7 @@ def run_evaluation(
         }
         write_whole(run_dir / RESULT, json.dumps(result, indent=1))
     finally:
+        publisher.stop()
         exchange.close()
         report.close()
         publisher.close()

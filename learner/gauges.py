@@ -134,7 +134,16 @@ UPDATE = table(
         ),
         Gauge("learner/step_seconds", "s", "time of the update"),
         Gauge("learner/wait_seconds", "s", "time waited for a full batch before the update"),
-        Gauge("learner/publish_seconds", "s", "time to write and announce the new version"),
+        Gauge(
+            "learner/publish_seconds",
+            "s",
+            "time that the learner stood for the new version: until its weights were copied",
+        ),
+        Gauge(
+            "learner/announce_seconds",
+            "s",
+            "time from the beginning of a publication until generators hear of it, for the newest announced version",
+        ),
         Gauge("learner/idle_share", "share", "share of wall time since the last step spent waiting"),
         Gauge(
             "learner/trained_tokens_per_second",
@@ -143,7 +152,7 @@ UPDATE = table(
         ),
         Gauge("learner/tokens_trained_total", "tokens", "action tokens trained so far"),
         Gauge("learner/tokens_replayed_total", "tokens", "action tokens trained again so far"),
-        Gauge("learner/policy_version", "version", "newest published version"),
+        Gauge("learner/policy_version", "version", "newest version, announced or about to be"),
         Gauge(
             "learner/skipped_steps",
             "steps",

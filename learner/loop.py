@@ -56,7 +56,7 @@ class Learner(Trainer):
             NoData: nothing arrived within the deadline.
             NothingToLearn: everything that arrives fails, or has equal returns.
         """
-        self.exchange.while_waiting = self.checkpoint_if_wanted
+        self.exchange.while_waiting = self.while_waiting
         try:
             if continues:
                 self.exchange.inherit()
@@ -80,7 +80,13 @@ class Learner(Trainer):
         if self.ended_by in ("all steps done", TIME_LIMIT) or self.ended_by.startswith(SOLVED):
             for name in self.config.evaluation_sets:
                 self.evaluate(AFTER, name)
+        self.settle()
         self.exchange.confirm_commits(step=self.step)
+
+    def while_waiting(self) -> None:
+        """End with the error of a publication, if one failed; write a checkpoint if the broker asks for one."""
+        self.publisher.check()
+        self.checkpoint_if_wanted()
 
     def after_step(self) -> None:
         """Write a checkpoint and a model if they are due, or a checkpoint if the broker asks for one."""
@@ -116,6 +122,7 @@ class Learner(Trainer):
         of, full = self.config.evaluation_sets.get(name), f"{name} {tag}".strip()
         if of is None:
             return
+        self.settle()
         try:
             result, episodes = measure(self.exchange, f"{full} {self.step}", of, version=self.version)
         except Stopped as reason:
@@ -184,6 +191,7 @@ class Learner(Trainer):
         elif not always:
             return
         self.publish()
+        self.settle()
 
     @property
     def wall_seconds(self) -> float:

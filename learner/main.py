@@ -106,8 +106,8 @@ def run_learner(
         run_dir,
         epoch=begin.epoch,
         keep=config.keep_versions,
-        dtype=config.publish_dtype,
         url=weights_url,
+        register=engine.register,
     )
     progress.learner = wire(config, run_dir, engine, exchange, publisher, seed=seed)
     train(progress.learner, begin)
@@ -137,7 +137,7 @@ def lead(
         leave()
     if Path(model).is_dir():
         try:
-            check_names(engine.weights()[0], Path(model))
+            check_names(engine.weights().shapes, Path(model))
         except WeightsError as error:
             raise ModelUnusable(str(error)) from None
     return engine
@@ -179,6 +179,8 @@ def train(learner: Learner, begin: Start) -> None:
             learner.engine.save_pretrained(learner.run_dir / "model")
         write_result(learner)
     finally:
+        # The announcement that is under way needs the exchange.
+        learner.publisher.stop()
         learner.exchange.close()
         learner.report.close()
         learner.publisher.close()
@@ -267,7 +269,7 @@ class _Progress:
             patience_s=writes.patience_s,
             progress=self.learner.step + exchange.intake.deliveries + writes.writes,
             busy=not exchange.waiting,
-            policy_version=self.learner.version,
+            policy_version=self.learner.publisher.announced,
             gauges=exchange.gauges(),
         )
 

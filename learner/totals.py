@@ -19,6 +19,7 @@ class Totals:
     wait_seconds: float = 0.0
     update_seconds: float = 0.0
     publish_seconds: float = 0.0
+    """Seconds that the learner stood for publications."""
     skipped_steps: int = 0
     lag_counts: dict[str, int] = field(default_factory=dict)
 

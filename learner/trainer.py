@@ -4,7 +4,7 @@ import difflib
 import json
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,9 +24,9 @@ from learner.totals import Totals
 from learner.trajectory import Trajectory
 from learner.units import RECOMMITTED, Unit
 from learner.update.engine import TrainingEngine, UpdateReport
+from learner.weight_copy import OutgoingWeights
 from protocol.arrays import TOKEN_ARRAYS
 from protocol.messages import PublishWeights
-from protocol.weights.format import Shapes
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,8 @@ class Batches(Protocol):
 
     @property
     def in_step(self) -> bool: ...
+    @property
+    def awaits_versions(self) -> bool: ...
     def collect(self, *, step: int, version: int) -> list[Unit]: ...
     def commit(
         self, trained: Sequence[Unit], *, step: int, version: int = -1, replayed_tokens: int = 0
@@ -49,18 +51,24 @@ class Batches(Protocol):
 class Versions(Protocol):
     """Destination of new policy versions: generators, or nowhere."""
 
-    seconds: float
-    """Time to write the newest version, in seconds."""
+    stood_s: float
+    """Seconds that the learner stood for the newest version."""
+    announced_s: float | None
+    """Seconds from the beginning of a publication until the announcement, for the newest announced version."""
+    announced: int
+    """Newest version that this process has announced."""
     published: PublishedVersion
 
     def publish(
         self,
         version: int,
-        shapes: Shapes,
-        tensors: Iterable[tuple[str, memoryview]],
+        weights: OutgoingWeights,
         *,
+        announce: Callable[[PublishWeights], None],
         line: Sequence[tuple[int, int]] = (),
-    ) -> PublishWeights: ...
+    ) -> None: ...
+    def settle(self) -> None: ...
+    def check(self) -> None: ...
 
 
 @dataclass
@@ -142,11 +150,25 @@ class Trainer:
         self.publish()
 
     def publish(self) -> None:
-        """Write the current weights as the newest version, and announce it with its line of forks."""
-        line = self.exchange.intake.line.forks
-        self.exchange.announce(self.publisher.publish(self.version, *self.engine.weights(), line=line))
+        """Copy the current weights as the newest version, which is announced behind the next step."""
+        self.publisher.publish(
+            self.version,
+            self.engine.weights(),
+            announce=self.exchange.announce,
+            line=self.exchange.intake.line.forks,
+        )
         self.unpublished = 0
-        self.totals.publish_seconds += self.publisher.seconds
+        self.totals.publish_seconds += self.publisher.stood_s
+        if self.exchange.awaits_versions:
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait until the newest version is announced; the learner stands meanwhile."""
+        started = time.perf_counter()
+        self.publisher.settle()
+        waited = time.perf_counter() - started
+        self.publisher.stood_s += waited
+        self.totals.publish_seconds += waited
 
     def skipped(self, trajectories: Sequence[Trajectory]) -> None:
         """Count a step whose loss or gradient was not finite, and save its trajectories for inspection.
@@ -192,7 +214,7 @@ class Trainer:
             "rollout/stale_trajectories": float(intake.counts.total("stale", "dropped_stale")),
             "rollout/recommitted_trajectories": float(intake.counts.total(RECOMMITTED)),
             "learner/wait_seconds": waited,
-            "learner/publish_seconds": self.publisher.seconds,
+            "learner/publish_seconds": self.publisher.stood_s,
             "learner/idle_share": waited / wall,
             "learner/trained_tokens_per_second": report.metrics["learner/trained_tokens"] / wall,
             "learner/tokens_trained_total": float(self.totals.trained_tokens),
@@ -200,6 +222,8 @@ class Trainer:
             "learner/policy_version": float(self.version),
             "learner/skipped_steps": float(self.totals.skipped_steps),
         }
+        if self.publisher.announced_s is not None:
+            scalars["learner/announce_seconds"] = self.publisher.announced_s
         histograms = {
             **report.histograms,
             "length_generated_tokens": np.array([t.action_tokens for t in arrived]),

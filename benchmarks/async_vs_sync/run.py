@@ -22,10 +22,10 @@ from learner.publisher import Publisher
 from learner.run_files import next_epoch
 from learner.totals import Totals
 from learner.update.engine import TrainingEngine
+from learner.weight_copy import OutgoingWeights
 from protocol.session import Progress
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-Weights = tuple[dict[str, tuple[str, tuple[int, ...]]], list[tuple[str, memoryview]]]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,11 @@ class TimedLearner(Learner):
 
     def begin(self) -> None:
         """Start the clock. All roles are up, and the first weights have been evaluated."""
-        self.totals, self.timed, self.kept = Totals(), list[Step](), list[tuple[float, int, Weights]]()
+        self.totals, self.timed, self.kept = (
+            Totals(),
+            list[Step](),
+            list[tuple[float, int, OutgoingWeights]](),
+        )
         self.gauges, self.first_step = [self.exchange.intake.gauges], self.step
         self.began = time.monotonic()
 
@@ -115,17 +119,17 @@ class TimedLearner(Learner):
                 self.kept.append((now, done, self.copy()))
         super().record(report, trained, updated, waited, wall)
 
-    def copy(self) -> Weights:
+    def copy(self) -> OutgoingWeights:
         """Return a copy of the current weights."""
-        shapes, tensors = self.engine.weights()
-        return shapes, [(name, memoryview(bytes(data))) for name, data in tensors]
+        weights = self.engine.weights()
+        return OutgoingWeights(weights.shapes, [(name, tensor.clone()) for name, tensor in weights.tensors])
 
     def judge(self) -> list[Snapshot]:
         """Publish the kept weights one after the other, and evaluate each."""
         found = [Snapshot(0.0, 0, measured(self.evaluations[0], "return_mean"))]
         for moment, done, weights in self.kept:
             self.version += 1
-            self.exchange.announce(self.publisher.publish(self.version, *weights))
+            self.publisher.publish(self.version, weights, announce=self.exchange.announce)
             self.evaluate(f"snapshot {done}")
             found.append(Snapshot(moment, done, measured(self.evaluations[-1], "return_mean")))
         return found

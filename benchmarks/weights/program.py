@@ -5,7 +5,8 @@
 A learner (this process) publishes float32 weights into shared memory, as in `offbeat train`. A generator
 process loads them, with 64 requests running and with none. It reads them from the shared folder, or over HTTP
 (with TLS, as in an encrypted run) from a server process on loopback, as if that were another host. The ways
-take turns. The clock starts when the learner has the tensors in memory and begins to write.
+take turns. The clock starts when the learner has the tensors in memory and begins to copy them. The learner stands
+until they are copied; a thread hashes and announces them behind its next step, which is left out here.
 
 The results are compared with a plain copy of the file within shared memory, and with the engine's own time to
 load (start, update, finish). The plain copy does not hash, verify, pause or load. The table has medians, with
@@ -20,7 +21,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from benchmarks.report import save_results
 from benchmarks.weights.sides import RUN, Side, Taken, Told, run_generator, run_server
 from learner.publisher import Publisher
 from learner.run_files import weights_folder
+from protocol.messages import PublishWeights
 from protocol.security.key_files import make as make_keys
 from protocol.weights.format import DATA, read_shapes
 
@@ -45,31 +46,36 @@ class Learner:
     """A learner with weights in memory, which change a little with each version."""
 
     def __init__(self, model: Path, folder: Path, url: str) -> None:
-        import torch
         from safetensors.torch import load_file
 
-        self._torch, self._tensors = torch, load_file(model / "model.safetensors")
+        self._tensors = load_file(model / "model.safetensors")
         self._shapes = read_shapes(model / "model.safetensors")
         self.publisher = Publisher(RUN, folder, epoch=1, keep=2, url=url)
         self._version = 0
 
-    def publish(self, way: str) -> tuple[Told, float, float]:
-        """Publish a version. Return its announcement, the time when writing began, and its duration."""
+    def publish(self, way: str) -> tuple[Told, float, float, float]:
+        """Publish a version.
+
+        Returns:
+            Its announcement, the time when copying began, and the seconds until it was copied and announced.
+        """
+        from learner.weight_copy import OutgoingWeights
+
         self._version += 1
         for tensor in self._tensors.values():
             tensor.mul_(1.0001)
         # Wait until the publisher has tidied up, before the clock starts. A real learner's step is longer.
         self.publisher.tidied()
+        told: list[PublishWeights] = []
         began = time.perf_counter()
-        message = self.publisher.publish(self._version, self._shapes, self._pieces())
-        took = time.perf_counter() - began
+        tensors = ((name, self._tensors[name]) for name in self._shapes)
+        self.publisher.publish(self._version, OutgoingWeights(self._shapes, tensors), announce=told.append)
+        stood = time.perf_counter() - began
+        self.publisher.settle()
+        took, message = time.perf_counter() - began, told[0]
         near = way == WAYS[0]
         manifest, sources = (message.manifest, ()) if near else (NOWHERE, (message.url,))
-        return Told(self._version, manifest, sources, message.root), began, took
-
-    def _pieces(self) -> Iterator[tuple[str, memoryview]]:
-        for name in self._shapes:
-            yield name, memoryview(self._tensors[name].numpy()).cast("B")
+        return Told(self._version, manifest, sources, message.root), began, stood, took
 
     def file(self) -> Path:
         """Return the data file of the newest version."""
@@ -124,7 +130,7 @@ def once(learner: Learner, generator: Side, way: str, shared: Path) -> Row:
     Raises:
         RuntimeError: the generator did not accept the version.
     """
-    told, began, publish_s = learner.publish(way)
+    told, began, stand_s, publish_s = learner.publish(way)
     taken: Taken = generator.ask(told)
     if taken.failure:
         raise RuntimeError(taken.failure)
@@ -132,6 +138,7 @@ def once(learner: Learner, generator: Side, way: str, shared: Path) -> Row:
     staged, serving = taken.staged - began, taken.serving - began
     return {
         "copy_s": copied,
+        "stand_s": stand_s,
         "publish_s": publish_s,
         "staged_s": staged,
         "serving_s": serving,
@@ -156,6 +163,7 @@ def summary(rows: list[Row]) -> dict[str, list[float]]:
 
 COLUMNS = {
     "copy_s": "plain copy, ms",
+    "stand_s": "learner stands, ms",
     "publish_s": "written and hashed, ms",
     "staged_s": "ready to load, ms",
     "load_s": "engine's load, ms",

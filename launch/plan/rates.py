@@ -132,7 +132,7 @@ class LearnerRates(Section):
     seconds_per_token: Seconds
     """Seconds for each action token that is trained."""
     publish_seconds: Seconds = 0.0
-    """Seconds from the update until the new version is announced."""
+    """Seconds from the update until the weights of the new version are copied; the learner stands meanwhile."""
     after_seconds: Seconds = 0.0
     """Seconds from then until the learner waits for a batch: commit, report, its share of a checkpoint."""
 

@@ -2,6 +2,7 @@
 
 import logging
 import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -62,6 +63,9 @@ class Exchange:
         self._drained = ""
         self._patience_s = config.start_timeout_s
         self._evaluating: list[Task] = []
+        # Invariant: a thread of the publisher announces while this one joins, and nobody may overtake the other: the
+        # broker refuses an earlier version after a later one.
+        self._announcing = threading.Lock()
         self._announced: PublishWeights | None = None
         self._checkpointed: Checkpointed | None = None
         self._committed = step
@@ -227,9 +231,10 @@ class Exchange:
         self._link.send(self._checkpointed)
 
     def announce(self, message: PublishWeights) -> None:
-        """Announce a new version to the broker; repeated at every join."""
-        self._announced = message
-        self._link.send(message)
+        """Announce a new version to the broker; repeated at every join. Any thread may call this."""
+        with self._announcing:
+            self._announced = message
+            self._link.send(message)
 
     def confirm_commits(self, *, step: int) -> None:
         """Make sure, before leaving, that the broker has received all commits.
@@ -265,6 +270,11 @@ class Exchange:
         return self.lockstep and self.intake.windows
 
     @property
+    def awaits_versions(self) -> bool:
+        """Whether a version must be announced before tasks are put: in lockstep, and without any room for lag."""
+        return self.lockstep or self._config.max_policy_lag == 0
+
+    @property
     def version_before(self) -> int:
         """Newest policy version that the broker knew at the last join."""
         return self._link.session.policy_version
@@ -282,8 +292,9 @@ class Exchange:
         """
         self._joins += 1
         self._held_tasks, self._held_units = [], []
-        if self._announced is not None:
-            self._link.send(self._announced)
+        with self._announcing:
+            if self._announced is not None:
+                self._link.send(self._announced)
         if self._checkpointed is not None:
             self._link.send(self._checkpointed)
 

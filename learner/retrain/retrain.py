@@ -1,7 +1,7 @@
 """Trains recorded steps again: the same units in the same steps, through the same code, without a broker."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from learner.config import LearnerConfig
@@ -15,9 +15,9 @@ from learner.run_files import PublishedVersion
 from learner.trainer import Trainer
 from learner.units import Unit
 from learner.update.engine import TrainingEngine
+from learner.weight_copy import OutgoingWeights
 from protocol.messages import PublishWeights
 from protocol.version_line import VersionLine
-from protocol.weights.format import Shapes
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class OwnsEveryTask(Curriculum):
 class RecordedBatches:
     """`learner.trainer.Batches` that returns the recorded batches and sends nothing."""
 
-    in_step = False
+    in_step = awaits_versions = False
 
     def __init__(self, config: LearnerConfig) -> None:
         curriculum = OwnsEveryTask("", config)
@@ -85,18 +85,26 @@ class Unpublished:
     """`learner.trainer.Versions` that writes no versions."""
 
     def __init__(self) -> None:
-        self.seconds, self.published = 0.0, PublishedVersion()
+        self.stood_s, self.announced, self.published = 0.0, 0, PublishedVersion()
+        self.announced_s: float | None = None
 
     def publish(
         self,
         version: int,
-        shapes: Shapes,
-        tensors: Iterable[tuple[str, memoryview]],
+        weights: OutgoingWeights,
         *,
+        announce: Callable[[PublishWeights], None],
         line: Sequence[tuple[int, int]] = (),
-    ) -> PublishWeights:
-        """Return the announcement of a version that nobody can fetch."""
-        return PublishWeights(epoch=0, version=version, manifest="-", line=list(line))
+    ) -> None:
+        """Announce a version that nobody can fetch."""
+        announce(PublishWeights(epoch=0, version=version, manifest="-", line=list(line)))
+        self.announced = version
+
+    def settle(self) -> None:
+        """Return at once, because nothing is under way."""
+
+    def check(self) -> None:
+        """Return, because nothing can fail."""
 
 
 def retrain(

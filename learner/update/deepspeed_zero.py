@@ -252,7 +252,7 @@ class _Weight(NamedTuple):
 
     @property
     def parts(self) -> list[Tensor]:
-        """Tensors that must be whole for `on_cpu`."""
+        """Tensors that must be gathered for `whole`."""
         return [self.tensor] if self.adapter is None else [self.tensor, self.adapter.down, self.adapter.up]
 
     @property
@@ -260,10 +260,10 @@ class _Weight(NamedTuple):
         """Bytes of all parts when they are whole."""
         return sum(getattr(part, "ds_numel", part.numel()) * part.element_size() for part in self.parts)
 
-    def on_cpu(self) -> Tensor:
-        """Return the tensor, with its adapter, on the CPU."""
-        whole = self.tensor.detach()
-        return (whole if self.adapter is None else self.adapter.merged(whole)).to("cpu").contiguous()
+    def whole(self) -> Tensor:
+        """Return the tensor, with its adapter, on its device."""
+        tensor = self.tensor.detach()
+        return (tensor if self.adapter is None else self.adapter.merged(tensor)).contiguous()
 
 
 def weight_shapes(engine: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -280,7 +280,7 @@ def weight_shapes(engine: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def gathered_weights(engine: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield full tensors in the order of `weight_shapes`, on the CPU. Each is valid until the next one.
+    """Yield full tensors in the order of `weight_shapes`, on their device. Each is valid until the next one.
 
     Adapters are merged into their layers. At stage 3 this is a collective call: every rank must iterate to the end.
     """
@@ -306,7 +306,7 @@ def as_in_folder(lm: Any, name: str, tensor: Tensor) -> Iterator[tuple[str, Tens
 
 
 def trained_weights(engine: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield what training changes, under its names in the module: the adapters, or else all weights.
+    """Yield what training changes, on its device, under its names in the module: the adapters, or else all weights.
 
     At stage 3 this is a collective call, see `gathered_weights`.
     """
@@ -321,7 +321,7 @@ def trained_weights(engine: Any) -> Iterator[tuple[str, Tensor]]:
 def _gathered(engine: Any, weights: list[_Weight]) -> Iterator[tuple[str, Tensor]]:
     if engine.zero_optimization_stage() < 3:
         for weight in weights:
-            yield weight.name, weight.on_cpu()
+            yield weight.name, weight.whole()
         return
     import deepspeed
 
@@ -329,17 +329,7 @@ def _gathered(engine: Any, weights: list[_Weight]) -> Iterator[tuple[str, Tensor
         sharded = [part for weight in bucket for part in weight.parts if hasattr(part, "ds_id")]
         with deepspeed.zero.GatheredParameters(sharded):
             for weight in bucket:
-                yield weight.name, weight.on_cpu()
-
-
-def as_bytes(tensor: Tensor) -> memoryview:
-    """Return the bytes of a contiguous CPU tensor, without a copy.
-
-    Example:
-        >>> as_bytes(torch.tensor([1.0], dtype=torch.bfloat16)).hex()
-        '803f'
-    """
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
+                yield weight.name, weight.whole()
 
 
 def _model_weights(engine: Any) -> list[_Weight]:

@@ -38,6 +38,7 @@ from learner.update.outcome import UpdateOutcome
 from learner.update.policy import load_policy
 from learner.update.report import UpdateReport, make_report
 from learner.update.updater import Updater
+from learner.weight_copy import CopyStream, OutgoingWeights, register, rounded_shapes
 
 __all__ = ["TrainingEngine", "UpdateReport"]
 
@@ -113,6 +114,8 @@ class TrainingEngine:
         policy.find_shortcuts()
         # Invariant: all ranks lay out rows in one way, because they count micro-batches together.
         policy.sharing = zero.least_over_ranks(policy.sharing, self.ranks)
+        device = self._deepspeed.device
+        self._copies = CopyStream(device) if device.type == "cuda" else None
         self._critic = None
         if algorithm.critic is not None and not head:
             critic = load_critic(
@@ -126,7 +129,7 @@ class TrainingEngine:
             engine=self._deepspeed,
             critic=self._critic,
             frozen={
-                name: FrozenPolicy(load_policy(model, dtype=dtype, lora=config.lora), self._deepspeed.device)
+                name: FrozenPolicy(load_policy(model, dtype=dtype, lora=config.lora), device)
                 for name in reference_policies(algorithm)
             },
             config=config,
@@ -136,6 +139,7 @@ class TrainingEngine:
             ranks=self.ranks,
             state=first_state(algorithm),
             sharing=policy.sharing if config.share_prefixes else 0,
+            copies=self._copies,
         )
         self._values = ValueMemory()
         # A window ends with its turn at the latest.
@@ -198,15 +202,21 @@ class TrainingEngine:
         batch.columns["value_before"] = self._values.recall(trajectories, estimates.value)
         return batch
 
-    def weights(self) -> tuple[dict[str, tuple[str, tuple[int, ...]]], Iterator[tuple[str, memoryview]]]:
-        """Return ``name -> (safetensors dtype, shape)``, and an iterator over the tensors' bytes.
+    def weights(self) -> OutgoingWeights:
+        """Return the weights to publish.
 
-        Both have the same order. Names are Hugging Face's; tied tensors appear once; adapters are merged into their
-        layers. Iterate to the end before any other call to the engine. Each memoryview is valid until the next one.
+        Names are Hugging Face's; tied tensors appear once; adapters are merged into their layers. If you take the
+        tensors, take all of them before any other call to the engine.
         """
-        return zero.weight_shapes(self._deepspeed), (
-            (name, zero.as_bytes(tensor)) for name, tensor in self._gathered()
-        )
+        shapes = zero.weight_shapes(self._deepspeed)
+        if self.config.publish_dtype == "bfloat16":
+            shapes = rounded_shapes(shapes)
+        return OutgoingWeights(shapes, self._gathered(), self._copies)
+
+    @property
+    def register(self) -> Callable[[memoryview], Callable[[], None]] | None:
+        """Function that prepares memory for copies of the weights; None if the weights are on the CPU."""
+        return None if self._copies is None else register
 
     def save(
         self, folder: Path, client_state: dict[str, Any], also: Callable[[Path], None] = lambda _: None
@@ -246,7 +256,7 @@ class TrainingEngine:
 
     def save_pretrained(self, folder: Path) -> None:
         """Write the model, adapters merged, as a Hugging Face folder, with the tokenizer's files."""
-        state = {name: tensor.clone() for name, tensor in self._gathered()}
+        state = {name: tensor.to("cpu", copy=True) for name, tensor in self._gathered()}
         folder.mkdir(parents=True, exist_ok=True)
         # The names are those of the folder already.
         self._deepspeed.module.lm.save_pretrained(folder, state_dict=state, save_original_format=False)

@@ -43,6 +43,7 @@ from learner.update.outcome import TokenRecorder, UpdateOutcome
 from learner.update.packing import ON_CPU, ON_GPU, deal_mini_batches
 from learner.update.policy import Outputs, micro_batch_inputs
 from learner.update.scores import Scores, score_mini_batches
+from learner.weight_copy import CopyStream
 
 Chosen = Tensor | slice
 """Index that selects targets of a micro-batch."""
@@ -83,6 +84,8 @@ class Updater:
     state: AdaptiveState
     sharing: int = 0
     """Width of the model if trajectories of a group share rows; 0 if they do not."""
+    copies: CopyStream | None = None
+    """Stream of the copies of published weights, for which an optimizer step waits; None on a CPU."""
     _step: int = field(default=0, init=False)
     """Learner step in progress."""
 
@@ -330,6 +333,8 @@ class Updater:
             # A share that is not finite means that the step will be skipped.
             if math.isfinite(share):
                 lr *= learning_rate_factor(share, rule=algorithm.lr_by_ess)
+        if self.copies is not None:
+            self.copies.hold()
         recorder.end_step(finish_step(self.engine, 0.0 if self._warming_up else lr, critic_lr), lr)
         if isinstance(algorithm.surrogate, RatioVarianceSurrogate):
             mean_square = recorder.step_mean_square(algorithm.surrogate.centre)

@@ -3,7 +3,7 @@
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
@@ -24,10 +24,79 @@ from protocol.weights.format import (
     verify_shapes,
     version_folder,
 )
-from protocol.weights.preallocated import PreallocatedFile
+from protocol.weights.preallocated import BackgroundHashes, PreallocatedFile
 
 NAMED = 3
 """Upper limit of the tensors that an error names."""
+
+
+class NewVersion:
+    """A version that is being written. No reader sees any of it before `finish` has renamed its folder.
+
+    Attributes:
+        places: the tensors with their places in the file, in the order of the shapes.
+        memory: bytes of the file, to which the owner copies the tensors.
+
+    Args:
+        root: folder of the versions.
+        shapes: dtype and shape of each tensor by name.
+        preallocated: data file made ahead below ``root``. Without one of the right size, it is allocated now.
+
+    Raises:
+        OSError: there is no room for the version.
+    """
+
+    def __init__(self, root: Path, shapes: Shapes, preallocated: PreallocatedFile | None = None) -> None:
+        header, self.places = layout(shapes)
+        self.nbytes = len(header) + sum(place.nbytes for place in self.places)
+        if preallocated is None or preallocated.nbytes != self.nbytes:
+            if preallocated is not None:
+                preallocated.discard()
+            root.mkdir(parents=True, exist_ok=True)
+            preallocated = PreallocatedFile(root, self.nbytes)
+        self._root, self._file = root, preallocated
+        self._step = chunk_size(self.nbytes, CHUNK_BYTES)
+        self.memory = preallocated.memory
+        self._hashes = BackgroundHashes(self.memory, self._step)
+        self.memory[: len(header)] = header
+        self.written(len(header))
+
+    def written(self, nbytes: int) -> None:
+        """Note that the first ``nbytes`` bytes of the file are complete, so that threads may hash them."""
+        self._hashes.written(nbytes)
+
+    def finish(self, *, run: str, epoch: int, version: int) -> tuple[Path, Manifest]:
+        """Wait for the hashes, write the manifest, and rename the folder. Every tensor has to be in its place.
+
+        Returns:
+            The path of the manifest, and the manifest.
+
+        Raises:
+            OSError: the manifest cannot be written, for example for lack of room.
+        """
+        hashes, folder = self._hashes.joined(), self._file.folder
+        manifest = Manifest(
+            run=run,
+            epoch=epoch,
+            version=version,
+            nbytes=self.nbytes,
+            tensors=self.places,
+            root=root_hash(self.places, self._step, hashes),
+            chunk_bytes=self._step,
+            chunks=hashes,
+            host=host_id(),
+            stamp=_stamped(folder / DATA),
+        )
+        (folder / MANIFEST).write_bytes(msgspec.msgpack.encode(manifest))
+        final = version_folder(self._root, version)
+        shutil.rmtree(final, ignore_errors=True)
+        folder.rename(final)
+        return final / MANIFEST, manifest
+
+    def discard(self) -> None:
+        """Remove what was written; the version will not be finished."""
+        self._hashes.stop()
+        self._file.discard()
 
 
 def write_version(
@@ -43,42 +112,35 @@ def write_version(
     """Write one version, with tensors in the order of ``shapes``, and return the path of its manifest.
 
     Args:
+        tensors: names and bytes; each memoryview need only be valid until the next is taken.
         preallocated: data file made ahead below ``root``. Without one of the right size, it is allocated now.
 
     Raises:
         WeightsError: the tensors do not match ``shapes``.
         OSError: the version cannot be written, for example for lack of room.
     """
-    header, specs = layout(shapes)
-    nbytes = len(header) + sum(spec.nbytes for spec in specs)
-    step = chunk_size(nbytes, CHUNK_BYTES)
-    if preallocated is None or preallocated.nbytes != nbytes:
-        if preallocated is not None:
-            preallocated.discard()
-        root.mkdir(parents=True, exist_ok=True)
-        preallocated = PreallocatedFile(root, nbytes)
+    new = NewVersion(root, shapes, preallocated)
     try:
-        hashes = preallocated.fill(_pieces(header, specs, tensors), step)
-        manifest = Manifest(
-            run=run,
-            epoch=epoch,
-            version=version,
-            nbytes=nbytes,
-            tensors=specs,
-            root=root_hash(specs, step, hashes),
-            chunk_bytes=step,
-            chunks=hashes,
-            host=host_id(),
-            stamp=_stamped(preallocated.folder / DATA),
-        )
-        (preallocated.folder / MANIFEST).write_bytes(msgspec.msgpack.encode(manifest))
-        final = version_folder(root, version)
-        shutil.rmtree(final, ignore_errors=True)
-        preallocated.folder.rename(final)
+        for place, (name, data) in zip(new.places, tensors, strict=True):
+            check_place(place, name, data.nbytes)
+            end = place.offset + place.nbytes
+            if data.nbytes:
+                new.memory[place.offset : end] = data.cast("B")
+            new.written(end)
+        return new.finish(run=run, epoch=epoch, version=version)[0]
     except BaseException:
-        preallocated.discard()
+        new.discard()
         raise
-    return final / MANIFEST
+
+
+def check_place(place: TensorSpec, name: str, nbytes: int) -> None:
+    """Check that a tensor is the one that belongs to a place.
+
+    Raises:
+        WeightsError: it has a different name or size.
+    """
+    if name != place.name or nbytes != place.nbytes:
+        raise WeightsError(f"expected {place.name} of {place.nbytes} bytes, got {name} of {nbytes}")
 
 
 def _stamped(data: Path) -> Stamp:
@@ -99,17 +161,6 @@ def untouched(manifest: Manifest, data: IO[bytes]) -> bool:
     memory map is not detected; no code here maps a data file for writing once it has a manifest.
     """
     return manifest.host == host_id() and manifest.stamp == _stamp(os.fstat(data.fileno()))
-
-
-def _pieces(
-    header: bytes, specs: Iterable[TensorSpec], tensors: Iterable[tuple[str, memoryview]]
-) -> Iterator[memoryview]:
-    yield memoryview(header)
-    for spec, (name, data) in zip(specs, tensors, strict=True):
-        if name != spec.name or data.nbytes != spec.nbytes:
-            raise WeightsError(f"expected {spec.name} of {spec.nbytes} bytes, got {name} of {data.nbytes}")
-        if data.nbytes:
-            yield data.cast("B")
 
 
 def verify(manifest: Manifest, data: IO[bytes], expected: Shapes) -> None:

@@ -1,10 +1,11 @@
-"""A data file allocated before its content is known: allocating pages takes longer than filling them."""
+"""A data file allocated before its content is known, because allocating pages takes longer than filling them; and
+the hashes of a file that is being written.
+"""
 
 import mmap
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import numpy as np
 from protocol.weights.chunks import HASH_THREADS, digest
 from protocol.weights.format import DATA
 
-COPY_BYTES = 4 * 2**20
+HASHED_TOGETHER_BYTES = 4 * 2**20
+"""Bytes that a thread hashes at a time."""
 
 
 class PreallocatedFile:
@@ -42,30 +44,44 @@ class PreallocatedFile:
         """
         self._bytes[:: mmap.PAGESIZE] = 0
 
-    def fill(self, pieces: Iterable[memoryview], step: int) -> bytes:
-        """Write the pieces, ``nbytes`` bytes in all, and return the joined hashes of every ``step`` bytes.
-
-        A piece need only be valid until the next is taken. Threads hash chunks as soon as they are written.
-        """
-        # Invariant: only this thread writes the memory; the pool's threads read ranges that are written.
-        together = max(step, COPY_BYTES // step * step)
-
-        def hash_chunks(first: int) -> bytes:
-            content = memoryview(self._memory)[first : first + together]
-            return b"".join(digest(content[i : i + step]) for i in range(0, len(content), step))
-
-        written, hashing = 0, list[Future[bytes]]()
-        with ThreadPoolExecutor(HASH_THREADS) as pool:
-            for piece in pieces:
-                for start in range(0, len(piece), COPY_BYTES):
-                    part = np.frombuffer(piece[start : start + COPY_BYTES], dtype=np.uint8)
-                    self._bytes[written : written + len(part)] = part
-                    written += len(part)
-                    whole = self.nbytes if written == self.nbytes else written - together + 1
-                    for first in range(len(hashing) * together, whole, together):
-                        hashing.append(pool.submit(hash_chunks, first))
-            return b"".join(future.result() for future in hashing)
+    @property
+    def memory(self) -> memoryview:
+        """The bytes of the file, which may be written until the version is finished."""
+        return memoryview(self._memory)
 
     def discard(self) -> None:
         """Remove the folder; the file will not be used."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class BackgroundHashes:
+    """Hashes of every ``step`` bytes of some memory, computed by threads as soon as the bytes are written."""
+
+    def __init__(self, content: memoryview, step: int) -> None:
+        self._content, self._step = content, step
+        self._together = max(step, HASHED_TOGETHER_BYTES // step * step)
+        # Invariant: one thread at a time writes the memory and calls `written`; the pool reads written ranges only.
+        self._hashing = list[Future[bytes]]()
+        self._pool = ThreadPoolExecutor(HASH_THREADS, "hashing")
+
+    def written(self, nbytes: int) -> None:
+        """Hash what is complete now that the first ``nbytes`` bytes are written."""
+        whole = nbytes if nbytes == len(self._content) else nbytes - self._together + 1
+        for first in range(len(self._hashing) * self._together, whole, self._together):
+            self._hashing.append(self._pool.submit(self._hash, first))
+
+    def joined(self) -> bytes:
+        """Wait for the hashes of the whole memory, which is written by now, and return them one after the other."""
+        self.written(len(self._content))
+        try:
+            return b"".join(future.result() for future in self._hashing)
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """End the threads."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _hash(self, first: int) -> bytes:
+        content = self._content[first : first + self._together]
+        return b"".join(digest(content[i : i + self._step]) for i in range(0, len(content), self._step))

@@ -6,18 +6,21 @@ import torch
 
 from learner.checkpoints.checkpoint_files import latest_name
 from learner.checkpoints.shards import ShardReader
+from protocol.weights.format import layout
 
 
 def weights_of(engine):
     """Return the weights that an engine publishes, as copies by their names."""
-    shapes, tensors = engine.weights()
+    weights = engine.weights()
+    header, places = layout(weights.shapes)
+    memory = bytearray(len(header) + sum(place.nbytes for place in places))
+    weights.copy_into(memoryview(memory), places, lambda nbytes: None)()
     dtypes = {"F32": torch.float32, "BF16": torch.bfloat16}
-    result = {}
-    for name, data in tensors:
-        dtype, shape = shapes[name]
-        result[name] = torch.frombuffer(bytearray(data), dtype=dtypes[dtype]).reshape(shape).clone()
-    assert list(result) == list(shapes)
-    return result
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    return {
+        p.name: whole[p.offset : p.offset + p.nbytes].clone().view(dtypes[p.dtype]).reshape(p.shape)
+        for p in places
+    }
 
 
 def assert_weights_close(found, expected, atol):

@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
+import torch
 from aiohttp import web
 
 import actors.generator.weights.source
@@ -34,6 +34,7 @@ from launch.run_file.sections import RunConfig
 from launch.run_folder import save_config
 from launch.weights_role import weights_url
 from learner.publisher import Publisher
+from learner.weight_copy import OutgoingWeights
 from protocol.errors import AddressRefused, WeightsError
 from protocol.security.http_tls import Access, access
 from protocol.security.http_token import read_tokens
@@ -542,9 +543,12 @@ def test_the_role_serves_the_learners_folder_until_it_is_told_to_stop(tmp_path, 
     )
     save_config(config, run_dir / "config.json")
     publisher = Publisher(RUN, run_dir, epoch=1, keep=2, url=weights_url(config, None))
-    values = np.arange(300_000, dtype="<f4")
-    shapes = {"a": ("F32", values.shape)}
-    published = publisher.publish(3, shapes, [("a", memoryview(values).cast("B"))])
+    values = torch.arange(300_000, dtype=torch.float32)
+    told = []
+    weights = OutgoingWeights({"a": ("F32", tuple(values.shape))}, [("a", values)])
+    publisher.publish(3, weights, announce=told.append)
+    publisher.settle()
+    (published,) = told
     command = [sys.executable, "-m", "launch.role", "weights", str(run_dir)]
     role = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])})
     try:

@@ -23,6 +23,7 @@ from learner.samples.sample import read_samples
 from learner.samples.sample_log import SampleLog
 from learner.units import Counts, Unit
 from learner.update.report import UpdateReport
+from learner.weight_copy import OutgoingWeights
 from protocol.failures import FailureCounts
 from protocol.messages import Failure, Reward
 from protocol.version_line import VersionLine
@@ -55,7 +56,7 @@ class Exchange:
 
     version_before = 0
     checkpoint_wanted = ""
-    in_step = False
+    in_step = awaits_versions = False
 
     def inherit(self):
         self.log.append(("inherit",))
@@ -115,7 +116,7 @@ class Engine:
         )
 
     def weights(self):
-        return {}, iter(())
+        return OutgoingWeights({}, ())
 
     def save(self, folder, state, also):
         self.saved.append(json.loads(json.dumps(state)))
@@ -609,3 +610,84 @@ def test_no_best_model_is_kept_where_nobody_wants_it(tmp_path):
     it = learner(tmp_path, ["applied"] * 4, evaluation_every=2, keep_best=False)
     it.train()
     assert models_of(tmp_path) == []
+
+
+class Behind(Unpublished):
+    """A publisher that announces a version only when somebody waits for it, or when the next one comes."""
+
+    def __init__(self):
+        super().__init__()
+        self.held, self.failure = None, None
+
+    def publish(self, version, weights, *, announce, line=()):
+        self.settle()
+        self.held = lambda: Unpublished.publish(self, version, weights, announce=announce, line=line)
+
+    def settle(self):
+        self.check()
+        if self.held is not None:
+            self.held()
+            self.held = None
+
+    def check(self):
+        if self.failure is not None:
+            raise self.failure
+
+
+def behind(tmp_path, outcomes, **settings):
+    it = learner(tmp_path, outcomes, **settings)
+    it.publisher = Behind()
+    return it
+
+
+def test_a_version_is_announced_behind_the_next_step_and_the_last_one_before_the_learner_leaves(tmp_path):
+    it = behind(tmp_path, ["applied"] * 2, evaluation_tasks=0)
+    it.train()
+    events = [entry[:2] for entry in it.exchange.log if entry[0] in ("announce", "commit", "confirm_commits")]
+    assert events == [
+        ("commit", 1), ("announce", 1), ("commit", 2), ("announce", 2), ("confirm_commits", 2),
+    ]  # fmt: skip
+    assert it.publisher.announced == it.version == 2
+
+
+def test_in_lockstep_a_version_is_announced_before_tasks_are_put(tmp_path):
+    it = behind(tmp_path, ["applied"] * 2, evaluation_tasks=0)
+    it.exchange.awaits_versions = True
+    it.train()
+    events = [entry[:2] for entry in it.exchange.log if entry[0] in ("announce", "refill")]
+    assert events == [("announce", 1), ("refill", 1), ("announce", 2)]
+
+
+def test_an_evaluation_waits_until_its_version_is_announced(tmp_path):
+    it = behind(tmp_path, ["applied"] * 2, evaluation_every=1)
+    it.train()
+    events = [entry[-1] for entry in it.exchange.log if entry[0] in ("announce", "evaluate")]
+    assert events == [0, 1, 1, 2, 2]
+
+
+def test_a_publication_that_fails_ends_the_learner_while_it_waits_for_data(tmp_path):
+    it = behind(tmp_path, ["applied"] * 2, evaluation_tasks=0)
+
+    def collect(*, step, version):
+        if step == 0:
+            return [Unit("u", "g", [make_trajectory("t")])]
+        it.publisher.failure = OSError("No space left on device")
+        it.exchange.while_waiting()
+        raise AssertionError("the learner goes on waiting")
+
+    it.exchange.collect = collect
+    with pytest.raises(OSError, match="No space left"):
+        it.train()
+
+
+def test_the_learner_stands_until_the_copy_and_says_when_the_version_was_announced(tmp_path):
+    it = behind(tmp_path, ["applied"] * 2, evaluation_tasks=0)
+    it.publisher.stood_s, it.publisher.announced_s = 0.5, None
+    it.train()
+    assert [line["learner/publish_seconds"] for _, line in it.report.lines] == [0.5, 0.5]
+    assert not any("learner/announce_seconds" in line for _, line in it.report.lines)
+    assert it.totals.publish_seconds >= 1.0
+    again = behind(tmp_path, ["applied"], evaluation_tasks=0)
+    again.publisher.announced_s = 2.0
+    again.train()
+    assert again.report.lines[0][1]["learner/announce_seconds"] == 2.0

@@ -14,7 +14,7 @@ from protocol.errors import WeightsError
 from protocol.weights.chunks import digest, digests, file_chunks
 from protocol.weights.files import untouched, verify_bytes, write_version
 from protocol.weights.format import DATA, read_manifest
-from protocol.weights.preallocated import PreallocatedFile
+from protocol.weights.preallocated import BackgroundHashes, PreallocatedFile
 
 SHAPES = {
     "first": ("F32", (700,)),
@@ -28,7 +28,7 @@ SHAPES = {
 def manifest_path(tmp_path, monkeypatch):
     monkeypatch.setattr(protocol.weights.files, "CHUNK_BYTES", 1_024)
     # Two chunks are hashed at a time.
-    monkeypatch.setattr(protocol.weights.preallocated, "COPY_BYTES", 2_500)
+    monkeypatch.setattr(protocol.weights.preallocated, "HASHED_TOGETHER_BYTES", 2_500)
     rng = np.random.default_rng(0)
     sizes = {"first": 2_800, "empty": 0, "second": 7_600, "third": 11}
     tensors = ((name, memoryview(rng.bytes(size))) for name, size in sizes.items())
@@ -116,14 +116,14 @@ def test_want_of_room_is_an_error_and_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("step", [256, 1_000, 4_096, 10_000])
-def test_hashes_are_of_every_step_whatever_the_pieces(tmp_path, monkeypatch, step):
-    monkeypatch.setattr(protocol.weights.preallocated, "COPY_BYTES", 1_000)
+def test_hashes_are_of_every_step_whatever_the_pieces(monkeypatch, step):
+    monkeypatch.setattr(protocol.weights.preallocated, "HASHED_TOGETHER_BYTES", 1_000)
     content = np.random.default_rng(1).bytes(9_001)
-    pieces = [memoryview(content)[a:b] for a, b in [(0, 1), (1, 4_500), (4_500, 4_501), (4_501, 9_001)]]
-    blank = PreallocatedFile(tmp_path, len(content))
-    hashes = blank.fill(pieces, step)
-    assert (blank.folder / DATA).read_bytes() == content
-    assert hashes == b"".join(digest(content[i : i + step]) for i in range(0, len(content), step))
+    hashes = BackgroundHashes(memoryview(content), step)
+    for written in (1, 4_500, 4_501):
+        hashes.written(written)
+    found = hashes.joined()
+    assert found == b"".join(digest(content[i : i + step]) for i in range(0, len(content), step))
 
 
 def link(data: Path) -> Path:

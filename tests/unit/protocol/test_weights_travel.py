@@ -15,7 +15,6 @@ from launch.run_file.rules import contradictions
 from launch.run_file.sections import RunConfig
 from launch.supervise.posts import posts
 from launch.weights_role import weights_url
-from learner.publisher import rounded, rounded_shapes
 from protocol.errors import WeightsError
 from protocol.weights.chunks import FileChunk, chunks, damaged, digests, missing, spans
 from protocol.weights.delta import apply_delta, make_delta
@@ -284,17 +283,6 @@ def test_runs_of_one_name_do_not_share_a_cache(tmp_path):
     one, other = (cache_folder(tmp_path, "run", f"tcp://{host}:5755") for host in ("a", "b"))
     assert one != other
     assert one.name.startswith("offbeat-cache-run-")
-
-
-def test_bfloat16_is_the_nearest():
-    torch = pytest.importorskip("torch")
-    values = torch.tensor([1.0, 1.001, -3.14159, 1e-40, float("inf"), float("nan")])
-    shapes = {"a": ("F32", (6,)), "b": ("I64", (1,))}
-    integers = memoryview(np.arange(1).tobytes())
-    out = dict(rounded(shapes, [("a", memoryview(values.numpy()).cast("B")), ("b", integers)]))
-    assert bytes(out["a"]) == bytes(values.to(torch.bfloat16).view(torch.uint8).numpy())
-    assert out["b"] is integers
-    assert rounded_shapes(shapes) == {"a": ("BF16", (6,)), "b": ("I64", (1,))}
 
 
 def config(**sections) -> RunConfig:
