@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 RECIPE ?= smollm2
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup train smollm2 test soak check e2e bench ratios staleness docs
+.PHONY: setup train smollm2 test soak check e2e bench gpu ratios staleness docs
 
 setup: $(VENV)/.installed
 
@@ -35,6 +35,10 @@ e2e: setup              ## the real system learns, at reduced length
 
 bench: setup            ## measure ratios against a peer or a limit, and fill docs/benchmarks.md; some twenty minutes
 	$(BIN)/python -m benchmarks.page --measure ratios learner generation weights broker
+
+gpu: setup              ## tests/gpu, and benchmarks/gpu beside bare loops; half an hour on a GPU, and a word without one
+	$(BIN)/python -m pytest tests/gpu -q -rs
+	$(BIN)/python -m benchmarks.gpu
 
 ratios: setup           ## codec, batching, objective: not dearer than benchmarks/ratios/baseline.json says
 	$(BIN)/python -m benchmarks.ratios

@@ -1,0 +1,6 @@
+"""Runs `benchmarks.gpu.program`."""
+
+from benchmarks.gpu.program import main
+
+if __name__ == "__main__":
+    main()

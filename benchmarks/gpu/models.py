@@ -1,0 +1,95 @@
+"""Random Qwen3 models of the sizes that are measured, and batches of trajectories for them."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from learner.trajectory import Trajectory
+from protocol.messages import Reward, Turn
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Shape of a Qwen3 model with tied embeddings."""
+
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+
+
+MODELS = {
+    "tiny": ModelShape(256, 64, 2, 2, 1, 32, 128),
+    "0.6B": ModelShape(151_936, 1024, 28, 16, 8, 128, 3072),
+    "1.7B": ModelShape(151_936, 2048, 28, 16, 8, 128, 6144),
+    "4B": ModelShape(151_936, 2560, 36, 32, 8, 128, 9728),
+}
+LONGEST = 40_960
+GROUP = 8
+
+
+def make_model(name: str, folder: Path, dtype: torch.dtype) -> Path:
+    """Write a random model of this name, unless it is there already, and return its folder."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    shape, target = MODELS[name], folder / name
+    if (target / "model.safetensors").exists() or (target / "model.safetensors.index.json").exists():
+        return target
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=shape.vocabulary, hidden_size=shape.width, num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim,
+        intermediate_size=shape.inner, max_position_embeddings=LONGEST, tie_word_embeddings=True,
+        bos_token_id=0, eos_token_id=1, pad_token_id=2,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).to(dtype).save_pretrained(target, max_shard_size="64GB")
+    return target
+
+
+def operations(shape: ModelShape, parameters: int, tokens: int, length: int) -> float:
+    r"""Return the floating-point operations of a forward and a backward pass, without what is computed twice.
+
+    .. math:: 6 N \cdot \text{tokens} + 6 \cdot \text{layers} \cdot \text{heads} \cdot d_h \cdot \text{length}
+              \cdot \text{tokens}
+
+    (PaLM, arXiv:2204.02311, appendix B, with half of the attention, because it is causal.)
+
+    Args:
+        parameters: N, all parameters; a tied embedding counts once, as the output layer.
+        tokens: number of tokens.
+        length: length of each row.
+    """
+    attention = 6 * shape.layers * shape.heads * shape.head_dim * length
+    return float((6 * parameters + attention) * tokens)
+
+
+def make_batch_of(vocabulary: int, length: int, tokens: int) -> list[Trajectory]:
+    """Return trajectories of equal length, a quarter prompt, in groups of 8, with about ``tokens`` tokens in all."""
+    rng, count = np.random.default_rng(0), max(GROUP, tokens // length // GROUP * GROUP)
+    prompt = length // 4
+    mask = np.arange(length) >= prompt
+    turns = [Turn(0, 0, prompt, False), Turn(1, prompt, length, True)]
+    return [
+        Trajectory(
+            trajectory_id=f"t{i}", group_id=f"g{i // GROUP}", group_size=GROUP, env="benchmark", status="finished",
+            purpose="train", token_ids=rng.integers(3, vocabulary, length).astype(np.int32), action_mask=mask,
+            logp_behaviour=np.where(mask, -math.log(vocabulary), 0).astype(np.float32),
+            policy_version=np.where(mask, 0, -1).astype(np.int32), turns=turns,
+            rewards=[Reward("score", 1, float(rng.random()))],
+        )
+        for i in range(count)
+    ]  # fmt: skip
+
+
+def load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    """Return the model of a folder, as transformers has it."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device)

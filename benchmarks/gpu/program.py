@@ -1,0 +1,159 @@
+"""Measure what Offbeat reaches on one GPU, each figure beside a bare loop, in about half an hour.
+
+    python -m benchmarks.gpu [--steps ceilings learner publish load generation] [--models 0.6B 1.7B]
+                             [--repetitions 3] [--out build/gpu]
+    python -m benchmarks.gpu --device cpu --tiny
+
+Each step runs in a process of its own, so a step that fails takes nothing from the others, and the next one finds
+the GPU empty. Both sides of a figure take turns in one process. The table has medians, with minimum and maximum in
+brackets. Models and versions lie in shared memory meanwhile: 8 GB and twice that for a version of 8 GB.
+
+With `--device cpu --tiny` every step runs in seconds with a model of some thousand parameters. That proves that the
+programs work, and the figures mean nothing. Without `--device`, a machine without a GPU is told so.
+"""
+
+import argparse
+import importlib
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.figures import Figure, table
+from benchmarks.report import save_results
+
+STEPS = {
+    "ceilings": "benchmarks.gpu.ceilings",
+    "learner": "benchmarks.gpu.learner_step",
+    "publish": "benchmarks.gpu.publish",
+    "load": "benchmarks.gpu.load",
+    "generation": "benchmarks.gpu.generation",
+}
+STEP_TIMEOUT_S = 1200.0
+NO_GPU = "no GPU is here, so nothing was measured; try the programs with `python -m benchmarks.gpu --device cpu --tiny`"
+
+
+def arguments_of(given: list[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="only prove that the programs work")
+    parser.add_argument("--steps", nargs="+", choices=list(STEPS), default=list(STEPS))
+    parser.add_argument("--models", nargs="+", default=None, help="tiny, 0.6B, 1.7B, 4B; default 0.6B 1.7B")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("build/gpu"))
+    parser.add_argument("--here", action="store_true", help="run the one step of --steps in this process")
+    return parser.parse_args(given)
+
+
+def main(given: list[str] | None = None) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    arguments = arguments_of(given)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.here:
+        (step,) = arguments.steps
+        found = [asdict(figure) for figure in run_here(step, arguments)]
+        (arguments.out / f"{step}.json").write_text(json.dumps(found, indent=1))
+        return
+    import torch
+
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        logging.info(NO_GPU)
+        return
+    failed = run_all(arguments)
+    report(arguments, failed)
+    if failed:
+        sys.exit(1)
+
+
+def run_here(step: str, arguments: argparse.Namespace) -> list[Figure]:
+    """Run one step in this process."""
+    import torch
+
+    from benchmarks.gpu.setting import GpuSetting
+
+    models = arguments.models or (["tiny"] if arguments.tiny else ["0.6B", "1.7B"])
+    with tempfile.TemporaryDirectory(dir=shared_memory(), prefix="offbeat-gpu-") as folder:
+        setting = GpuSetting(
+            device=torch.device(arguments.device, 0) if arguments.device == "cuda" else torch.device("cpu"),
+            tiny=arguments.tiny,
+            repetitions=arguments.repetitions,
+            folder=Path(folder),
+            models=tuple(models),
+        )
+        figures: list[Figure] = importlib.import_module(STEPS[step]).measure(setting)
+    return figures
+
+
+def shared_memory() -> Path | None:
+    """Return the folder of shared memory, where versions lie in a run, too; None if there is none."""
+    return Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+
+
+def run_all(arguments: argparse.Namespace) -> dict[str, str]:
+    """Run each step in a process. Return those that failed, with the last lines that they wrote."""
+    failed: dict[str, str] = {}
+    for step in arguments.steps:
+        (arguments.out / f"{step}.json").unlink(missing_ok=True)
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.gpu",
+            "--here",
+            "--steps",
+            step,
+            "--device",
+            arguments.device,
+        ]
+        command += ["--repetitions", str(arguments.repetitions), "--out", str(arguments.out)]
+        command += ["--tiny"] if arguments.tiny else []
+        command += ["--models", *arguments.models] if arguments.models else []
+        log = arguments.out / f"{step}.log"
+        logging.info("%s ...", step)
+        with open(log, "wb") as output:
+            try:
+                done = subprocess.run(
+                    command, stdout=output, stderr=output, timeout=STEP_TIMEOUT_S, check=False
+                )
+                code: Any = done.returncode
+            except subprocess.TimeoutExpired:
+                code = f"no end after {STEP_TIMEOUT_S:g} s"
+        if code:
+            failed[step] = f"{code}: {' / '.join(log.read_text(errors='replace').splitlines()[-3:])}"
+            logging.info("%s failed, see %s", step, log)
+    return failed
+
+
+def report(arguments: argparse.Namespace, failed: dict[str, str]) -> None:
+    """Print the table, and write it with all figures to a JSON file."""
+    found: dict[str, list[Figure]] = {}
+    for step in arguments.steps:
+        if step not in failed:
+            rows = json.loads((arguments.out / f"{step}.json").read_text())
+            found[step] = [Figure(**row) for row in rows]
+    text = table([figure for figures in found.values() for figure in figures])
+    results = {
+        "device": device_name(arguments.device),
+        "tiny": arguments.tiny,
+        "steps": {step: [asdict(figure) for figure in figures] for step, figures in found.items()},
+        "failed": failed,
+    }
+    save_results(arguments.out / "gpu.json", {"figures": text}, results)
+    logging.info("%s", text)
+    for step, why in failed.items():
+        logging.info("%s failed: %s", step, why)
+
+
+def device_name(device: str) -> str:
+    """Return the name of the GPU with the versions that matter, or "cpu"."""
+    import torch
+
+    if device == "cpu":
+        return "cpu"
+    return f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}, CUDA {torch.version.cuda}"
