@@ -6,7 +6,7 @@
 - `trajectory`, `units`: the data that is trained. `intake/`: turns the broker's messages into units.
 - `update/`: turns units into new weights. `algorithms/`: pure functions of tensors.
 - `lora`: adapters of low rank, and what they add to the weights. `gpu`: takes the GPU of a rank.
-- `replay/`: the replay table. `publisher`: publishes new versions; `weight_copy`: copies them out of the model.
+- `replay/`: the replay table. `publishing/`: brings new versions to the generators.
 - `checkpoints/`: checkpoints, and where a process starts. `run_files`: places of the files that outlive it.
 - `metrics`, `gauges`, `charts`, `totals`: what is reported. `samples/`: what the model wrote. `errors`: the exceptions.
 - `retrain/`: training again from a journal. `warmstart`: makes a small model to begin with.

@@ -16,7 +16,7 @@ from learner.intake.evaluation import measure
 from learner.intake.exchange import Exchange
 from learner.main import Stop, join, lead, leave
 from learner.metrics import Report
-from learner.publisher import Publisher
+from learner.publishing.publisher import Publisher
 from learner.run_files import CHECKPOINTS, PID_FILE, RESULT
 from protocol.session import Progress
 from protocol.whole_files import write_whole

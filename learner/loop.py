@@ -16,7 +16,7 @@ from learner.intake.evaluation import measure
 from learner.intake.exchange import TIME_LIMIT, Exchange
 from learner.intake.signal_watch import SOLVED
 from learner.metrics import rollout_metrics
-from learner.publisher import Publisher
+from learner.publishing.publisher import Publisher
 from learner.run_files import CHECKPOINTS
 from learner.totals import Totals
 from learner.trainer import Trainer

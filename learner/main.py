@@ -20,7 +20,7 @@ from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import TIME_LIMIT, Exchange
 from learner.loop import Learner
 from learner.metrics import Report
-from learner.publisher import Publisher
+from learner.publishing.publisher import Publisher
 from learner.replay.batch import can_rescue
 from learner.replay.table import replay_table
 from learner.run_files import CHECKPOINTS, PID_FILE, RESULT

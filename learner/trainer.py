@@ -16,6 +16,7 @@ from learner.config import LearnerConfig
 from learner.errors import Diverged
 from learner.intake.intake import Intake
 from learner.metrics import Report, return_histograms, rollout_metrics
+from learner.publishing.weight_copy import OutgoingWeights
 from learner.replay.batch import batch_metrics, mix, remember
 from learner.replay.table import ReplayTable
 from learner.run_files import PublishedVersion
@@ -24,7 +25,6 @@ from learner.totals import Totals
 from learner.trajectory import Trajectory
 from learner.units import RECOMMITTED, Unit
 from learner.update.engine import TrainingEngine, UpdateReport
-from learner.weight_copy import OutgoingWeights
 from protocol.arrays import TOKEN_ARRAYS
 from protocol.messages import PublishWeights
 

@@ -18,11 +18,11 @@ from learner.intake.exchange import Exchange
 from learner.loop import Learner
 from learner.main import join
 from learner.metrics import Report
-from learner.publisher import Publisher
+from learner.publishing.publisher import Publisher
+from learner.publishing.weight_copy import OutgoingWeights
 from learner.run_files import next_epoch
 from learner.totals import Totals
 from learner.update.engine import TrainingEngine
-from learner.weight_copy import OutgoingWeights
 from protocol.session import Progress
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")

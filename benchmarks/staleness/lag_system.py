@@ -33,7 +33,7 @@ from learner.intake.exchange import TIME_LIMIT, Exchange
 from learner.loop import Learner
 from learner.main import join
 from learner.metrics import Report
-from learner.publisher import Publisher
+from learner.publishing.publisher import Publisher
 from learner.replay.table import replay_table
 from learner.run_files import next_epoch
 from learner.units import Unit

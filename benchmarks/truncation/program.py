@@ -48,7 +48,7 @@ from learner.intake.exchange import Exchange
 from learner.loop import Learner
 from learner.main import join
 from learner.metrics import Report
-from learner.publisher import Publisher
+from learner.publishing.publisher import Publisher
 from learner.run_files import next_epoch
 from learner.totals import Totals
 from learner.update.engine import TrainingEngine

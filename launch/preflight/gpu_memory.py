@@ -12,13 +12,12 @@ RANK_BYTES = {
     ("float32", 1): (8, 12),
     ("float32", 2): (4, 16),
     ("float32", 3): (0, 20),
-    ("bfloat16", 1): (4, 12),
-    ("bfloat16", 2): (2, 14),
-    ("bfloat16", 3): (0, 16),
+    ("bfloat16", 2): (2, 16),
+    ("bfloat16", 3): (0, 18),
 }
 """Bytes for each trained parameter, by float type and ZeRO stage: those on each rank, and those that ranks share.
 
-Weights and gradients have the float type, AdamW's two averages and the weights that it moves are float32."""
+Weights have the float type. Sums of gradients, AdamW's two averages and the weights that it moves are float32."""
 LOGITS_GB = 2.1
 """Logits of one chunk in float32, twice, see `learner.update.target_logp`."""
 CONTEXT_GB = 1.0

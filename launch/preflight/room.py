@@ -9,8 +9,8 @@ from launch.preflight.memory import GB, ModelSize, version_bytes, versions_at_on
 from launch.run_file.sections import RunConfig
 from learner.run_files import SHARED_MEMORY
 
-CHECKPOINT_BYTES = {"float32": 12, "bfloat16": 14}
-"""Bytes on disk for each trained parameter: weights, AdamW's averages, and for bfloat16 the float32 weights."""
+CHECKPOINT_BYTES = 12
+"""Bytes on disk for each trained parameter: float32 weights and AdamW's two averages."""
 CHECKPOINTS_AT_ONCE = 3
 """Checkpoints on disk at a time: two that are kept, and the one that is being written."""
 
@@ -69,7 +69,7 @@ def _checkpoints(config: RunConfig, size: ModelSize) -> tuple[list[str], list[st
         return [], []
     folder = config.run.dir.absolute()
     there = next(path for path in (folder, *folder.parents) if path.exists())
-    each_gb = CHECKPOINT_BYTES[learner.dtype_used] * size.parameters / GB
+    each_gb = CHECKPOINT_BYTES * size.parameters / GB
     often = learner.steps // learner.checkpoint_every if learner.checkpoint_every else 0
     count, free_gb = min(CHECKPOINTS_AT_ONCE, often + 1), shutil.disk_usage(there).free / GB
     what = f"a checkpoint takes about {each_gb:.1f} GB, and {there} has {free_gb:.1f} GB free"

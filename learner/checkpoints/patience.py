@@ -11,7 +11,7 @@ SLOWEST_BYTES_PER_S = 50e6
 SLOWER = 4.0
 """Factor by which a write may be slower than the slowest one so far."""
 WRITTEN_BYTES = 16
-"""Bytes for each parameter of the model that one write has at most: a checkpoint in bfloat16 has 14."""
+"""Bytes for each parameter of the model that one write has at most: a checkpoint has 12."""
 
 
 class WritePatience:

@@ -9,13 +9,13 @@ from learner.errors import CannotRetrain
 from learner.intake.curriculum import Curriculum
 from learner.intake.intake import Intake
 from learner.metrics import Report
+from learner.publishing.weight_copy import OutgoingWeights
 from learner.replay.table import replay_table
 from learner.retrain.recorded import RecordedStep
 from learner.run_files import PublishedVersion
 from learner.trainer import Trainer
 from learner.units import Unit
 from learner.update.engine import TrainingEngine
-from learner.weight_copy import OutgoingWeights
 from protocol.messages import PublishWeights
 from protocol.version_line import VersionLine
 

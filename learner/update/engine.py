@@ -23,6 +23,7 @@ from learner.checkpoints.shards import ShardReader, shard_file, write_shard
 from learner.config import LearnerConfig
 from learner.gpu import take_gpu
 from learner.lora import count_parameters, frozen_digest
+from learner.publishing.weight_copy import CopyStream, OutgoingWeights, register, rounded_shapes
 from learner.run_files import let_all_read
 from learner.trajectory import Trajectory
 from learner.update import deepspeed_zero as zero
@@ -38,7 +39,6 @@ from learner.update.outcome import UpdateOutcome
 from learner.update.policy import load_policy
 from learner.update.report import UpdateReport, make_report
 from learner.update.updater import Updater
-from learner.weight_copy import CopyStream, OutgoingWeights, register, rounded_shapes
 
 __all__ = ["TrainingEngine", "UpdateReport"]
 

@@ -14,6 +14,7 @@ from learner.algorithms.clipping import BalancedBounds, balance_path, balance_su
 from learner.algorithms.ratios import importance_ratio, learning_rate_factor
 from learner.algorithms.values import value_loss
 from learner.config import LearnerConfig
+from learner.publishing.weight_copy import CopyStream
 from learner.surrogate_config import BalancedSurrogate, RatioVarianceSurrogate
 from learner.update.adaptive import (
     AdaptiveState,
@@ -43,7 +44,6 @@ from learner.update.outcome import TokenRecorder, UpdateOutcome
 from learner.update.packing import ON_CPU, ON_GPU, deal_mini_batches
 from learner.update.policy import Outputs, micro_batch_inputs
 from learner.update.scores import Scores, score_mini_batches
-from learner.weight_copy import CopyStream
 
 Chosen = Tensor | slice
 """Index that selects targets of a micro-batch."""

@@ -16,6 +16,7 @@ from learner.intake.signal_watch import SOLVED, SignalWatch
 from learner.loop import REPLAY_FILE, Learner
 from learner.metrics import Report as RealReport
 from learner.metrics import return_histograms
+from learner.publishing.weight_copy import OutgoingWeights
 from learner.replay.table import make_table
 from learner.retrain.retrain import Unpublished
 from learner.run_files import PublishedVersion
@@ -23,7 +24,6 @@ from learner.samples.sample import read_samples
 from learner.samples.sample_log import SampleLog
 from learner.units import Counts, Unit
 from learner.update.report import UpdateReport
-from learner.weight_copy import OutgoingWeights
 from protocol.failures import FailureCounts
 from protocol.messages import Failure, Reward
 from protocol.version_line import VersionLine

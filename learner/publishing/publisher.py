@@ -26,7 +26,7 @@ from protocol.weights.format import retire
 from protocol.weights.preallocated import PreallocatedFile
 
 if TYPE_CHECKING:
-    from learner.weight_copy import OutgoingWeights
+    from learner.publishing.weight_copy import OutgoingWeights
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +64,8 @@ class Publisher:
         epoch: number of this learner process in the run.
         keep: number of versions that stay in the folder.
         url: address from which other hosts can fetch versions; empty: only this host can.
-        register: prepares memory for copies from a CUDA device, see `learner.weight_copy.register`; None: the
-            weights are on the CPU.
+        register: prepares memory for copies from a CUDA device, see `register` in `learner.publishing.weight_copy`;
+            None: the weights are on the CPU.
 
     Raises:
         NameTaken: a different user has the name of the folder in shared memory.
