@@ -11,6 +11,9 @@ import torch
 from benchmarks.gpu import program
 from benchmarks.gpu.figures import Figure, table
 from benchmarks.gpu.models import ModelShape, make_batch_of, operations
+from benchmarks.report import ROOT
+from launch.run_file.load import load
+from launch.run_file.rules import contradictions
 
 
 def test_ratios_are_of_repetitions_that_took_turns():
@@ -67,3 +70,9 @@ def test_a_step_that_fails_takes_nothing_from_the_others(tmp_path, monkeypatch, 
     assert found["results"]["failed"] == {"publish": "1: OutOfMemoryError: CUDA out of memory"}
     assert "| copy | GB/s | 2 |" in found["tables"]["figures"]
     assert "publish failed: 1: OutOfMemoryError: CUDA out of memory" in caplog.messages
+
+
+def test_the_run_file_of_the_gpu_tests_is_right():
+    config = load(ROOT / "tests" / "gpu" / "letters.toml")
+    assert list(contradictions(config)) == []
+    assert (config.learner.dtype, config.generator.dtype) == ("bfloat16", "bfloat16")

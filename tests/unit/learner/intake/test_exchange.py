@@ -258,3 +258,28 @@ def test_groups_with_equal_returns_are_told_to_the_broker_in_heartbeats():
     assert it.gauges() == ()
     it.intake.signal.group([0.5, 0.5], uniform=True)
     assert dict(it.gauges()) == {"uniform_groups_in_a_row": 1.0, "uniform_return": 0.5}
+
+
+def test_a_version_must_be_announced_before_tasks_are_put_where_no_token_may_lag():
+    assert an_exchange(max_policy_lag=0).awaits_versions
+    assert not an_exchange(max_policy_lag=1).awaits_versions
+    it = an_exchange(max_policy_lag=1)
+    it.lockstep = True
+    assert it.awaits_versions
+
+
+def test_announcing_and_repeating_an_announcement_exclude_each_other():
+    """The publisher's thread announces while the main thread joins; the broker refuses a version below its newest."""
+    it, excluded = an_exchange(), []
+    send = it._link.send
+
+    def watched(message, join=None):
+        if isinstance(message, PublishWeights):
+            excluded.append(it._announcing.locked())
+        send(message, join)
+
+    it._link.send = watched
+    it.announce(PublishWeights(epoch=4, version=1, manifest="m"))
+    it._joined()
+    assert excluded == [True, True]
+    assert not it._announcing.locked()
