@@ -21,8 +21,8 @@ test: setup             ## all tests but the end-to-end ones
 	$(BIN)/python -m pytest -n 2 --dist loadfile -q tests/unit tests/oracle tests/property protocol broker envs actors learner launch
 	$(BIN)/python -m pytest -n 2 --dist loadfile -q tests/integration
 
-soak: setup             ## the property tests with fifty times as many examples; some ten minutes
-	OFFBEAT_EFFORT=50 $(BIN)/python -m pytest -n 2 -q tests/property
+soak: setup             ## the property tests with fifty times as many examples, and slow programs; some ten minutes
+	OFFBEAT_EFFORT=50 $(BIN)/python -m pytest -n 2 -q tests/property tests/integration/benchmarks
 
 check: setup            ## format, lint, types, layering
 	$(BIN)/ruff format --check .

@@ -56,12 +56,12 @@ class PlainLoop:
 @contextmanager
 def chunk_elements(elements: int) -> Iterator[None]:
     """Let the learner hold this many elements of the logits at once."""
-    before = heads.CHUNK_ELEMENTS
-    heads.CHUNK_ELEMENTS = elements
+    before = heads.CHUNK_ELEMENTS, heads.GPU_CHUNK_ELEMENTS
+    heads.CHUNK_ELEMENTS = heads.GPU_CHUNK_ELEMENTS = elements
     try:
         yield
     finally:
-        heads.CHUNK_ELEMENTS = before
+        heads.CHUNK_ELEMENTS, heads.GPU_CHUNK_ELEMENTS = before
 
 
 def measure(setting: GpuSetting) -> list[Figure]:

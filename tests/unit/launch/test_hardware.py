@@ -88,9 +88,15 @@ def test_a_server_of_others_has_no_gpu_here():
     assert found.generator.gpu_memory_utilization == "auto"
 
 
+def test_offloading_needs_a_stage_that_the_gpus_decide():
+    assert decided([H200, H200], learner={"offload": "optimizer"}).learner.zero_stage == 2
+    with pytest.raises(ConfigError, match="use zero_stage 2 or 3"):
+        decided([], learner={"offload": "optimizer"})
+
+
 def test_a_stage_that_trains_bfloat16_wrongly_is_refused_once_the_float_type_is_known():
     assert decided([], learner={"zero_stage": 0}).learner.zero_stage == 0
-    with pytest.raises(ConfigError, match="zero_stage 0 with bfloat16"):
+    with pytest.raises(ConfigError, match=r"zero_stage is 0 but learner.dtype is bfloat16"):
         decided([H200], learner={"zero_stage": 0})
 
 

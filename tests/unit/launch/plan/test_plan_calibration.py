@@ -36,7 +36,10 @@ class Run:
                 file.write(json.dumps(line) + "\n")
                 file.write(json.dumps({"step": self.steps, "evaluation/accuracy": 0.5}) + "\n")
         gauges = {"running_requests": 3.0}
-        peers = [{"role": "generator", "gauges": gauges}, {"role": "actor", "gauges": {}}]
+        peers = [
+            {"name": "generator-0", "role": "generator", "gauges": gauges},
+            {"name": "actor-0", "role": "actor", "gauges": {}},
+        ]
         return {"peers": peers, "ledger": {"stored": {"action_tokens": 100 * self.steps}}}
 
 
@@ -49,7 +52,9 @@ def run(tmp_path, monkeypatch):
 
 
 def watching(folder, posts=()):
-    crew = SimpleNamespace(posts=posts, failed=lambda name: RoleFailed(f"{name} ended"))
+    crew = SimpleNamespace(
+        posts=posts, failed=lambda name: RoleFailed(f"{name} ended"), start_next=lambda joined: None
+    )
     return _Calibration(CONFIG, folder, crew, panel=None, interrupt=SimpleNamespace(asked=False))
 
 
@@ -82,7 +87,9 @@ def test_a_run_with_too_few_steps_asks_for_more_seconds(run, tmp_path, monkeypat
 
 def test_who_has_ended_is_an_error(run, tmp_path):
     with pytest.raises(RoleFailed, match="actor-0 ended"):
-        watching(tmp_path, [SimpleNamespace(name="actor-0", running=False)])._until(5, deadline_s=10.0)
+        watching(tmp_path, [SimpleNamespace(name="actor-0", child="a process", running=False)])._until(
+            5, deadline_s=10.0
+        )
 
 
 def test_a_broker_that_is_silent_is_an_error(run, tmp_path, monkeypatch):

@@ -71,7 +71,10 @@ def test_every_recipe_loads(path):
             },
             ["max_trajectory_tokens 256", "max_model_len 32"],
         ),
-        ({"learner": {"offload": "optimizer"}}, ['learner.offload is "optimizer"', "use zero_stage 2 or 3"]),
+        (
+            {"learner": {"offload": "optimizer", "dtype": "float32"}},
+            ['learner.offload is "optimizer"', "use zero_stage 2 or 3"],
+        ),
         (
             {"learner": {"zero_stage": 1, "dtype": "bfloat16"}},
             ["learner.zero_stage is 1", "use zero_stage 2, 3"],
