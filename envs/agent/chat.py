@@ -13,7 +13,7 @@ from typing import Any
 from envs.agent.history import text_of
 from envs.base import ChatMessage, ToolSchema, TurnFacts
 from envs.errors import EnvError
-from envs.tools.calls import find_calls, without_thought
+from envs.tools.calls import Call, find_calls, without_thought
 
 _BLOCKS = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
 _THOUGHT = re.compile(r"(?:<think>)?(.*)</think>", re.DOTALL)
@@ -61,16 +61,51 @@ def parse_request(body: bytes) -> ChatRequest:
         raise EnvError('the body has no "messages"')
     if content.get("n") not in (None, 1):
         raise EnvError(f"n = {content['n']}: an agent gets one answer to a request")
-    stop = content.get("stop") or ()
-    options = content.get("stream_options") or {}
+    stop = content.get("stop") or []
+    stop = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stop, list) or not all(isinstance(string, str) for string in stop):
+        raise EnvError(f"stop = {stop!r:.200}: give a text, or a list of texts")
+    options = content.get("stream_options")
     return ChatRequest(
         messages=[message_of(message) for message in messages],
-        tools=[tool for tool in content.get("tools") or () if tool.get("type") == "function"],
+        tools=[tool_of(tool, tool.get("function")) for tool in functions_in(content)],
         model=str(content.get("model", "")),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop=tuple(stop),
         stream=bool(content.get("stream")),
-        usage=bool(options.get("include_usage")),
+        usage=isinstance(options, dict) and bool(options.get("include_usage")),
     )
+
+
+def functions_in(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the tools of a request that are functions; the others cannot be called here.
+
+    Raises:
+        EnvError: "tools" is not a list of objects.
+    """
+    tools = content.get("tools") or []
+    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise EnvError(f"tools = {tools!r:.200}: give a list of objects")
+    return [tool for tool in tools if tool.get("type") == "function"]
+
+
+def tool_of(tool: Mapping[str, Any], function: Any) -> ToolSchema:
+    """Return a tool as chat templates take it.
+
+    Args:
+        tool: the tool, for errors.
+        function: its name, description and parameters.
+
+    Raises:
+        EnvError: it has no name, or its parameters are no object.
+    """
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise EnvError(f"a tool of type function has no name: {tool!r:.200}")
+    made = {
+        key: function[key] for key in ("name", "description", "parameters") if function.get(key) is not None
+    }
+    if not isinstance(made.get("parameters", {}), Mapping):
+        raise EnvError(f"the parameters of tool {made['name']!r} are no object: {made['parameters']!r:.200}")
+    return {"type": "function", "function": made}
 
 
 def message_of(message: Any) -> ChatMessage:
@@ -121,12 +156,12 @@ def make_reply(answer: str, request: ChatRequest, turn: int, facts: TurnFacts) -
         {'role': 'assistant', 'content': '4'}
     """
     schemas = {tool["function"]["name"]: tool for tool in request.tools}
-    calls = [call for call in find_calls(answer, schemas) if not call.error] if schemas else []
     text = without_thought(answer)
-    if calls:
-        text = _BLOCKS.sub("", text).strip() if "<tool_call>" in text else ""
     ends = [at for stop in request.stop if stop and (at := text.find(stop)) >= 0]
     text = text[: min(ends)] if ends else text
+    calls = [call for call in find_calls(text, schemas) if _is_json(call)] if schemas else []
+    if calls:
+        text = _BLOCKS.sub("", text).strip() if "<tool_call>" in text else ""
     message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else "")}
     if thought := _THOUGHT.match(answer):
         message["reasoning_content"] = thought[1].strip()
@@ -135,11 +170,21 @@ def make_reply(answer: str, request: ChatRequest, turn: int, facts: TurnFacts) -
             {
                 "id": f"call_{turn}_{number}",
                 "type": "function",
-                "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
             }
             for number, call in enumerate(calls)
         ]
-    return Reply(message, "tool_calls" if calls else "length" if facts.cut else "stop", facts)
+    reason = "tool_calls" if calls else "length" if facts.cut and not ends else "stop"
+    return Reply(message, reason, facts)
+
+
+def _is_json(call: Call) -> bool:
+    """Return whether a call can be read, and its arguments can be written as JSON, which has no NaN."""
+    try:
+        json.dumps(call.arguments, allow_nan=False)
+    except (ValueError, RecursionError):
+        return False
+    return not call.error
 
 
 def usage(facts: TurnFacts) -> dict[str, int]:
@@ -177,4 +222,4 @@ def error_body(message: str, code: str | None = None) -> dict[str, Any]:
 
 
 def _event(content: Mapping[str, Any]) -> bytes:
-    return b"data: " + json.dumps(content, ensure_ascii=False).encode() + b"\n\n"
+    return b"data: " + json.dumps(content).encode() + b"\n\n"

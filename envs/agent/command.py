@@ -10,8 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from envs.errors import EnvError
-
 GUARD = Path(__file__).with_name("guard.py")
 KEPT_BYTES = 65_536
 """Bytes of the output's end that are kept."""
@@ -19,42 +17,50 @@ TAIL_LINES = 8
 """Lines of the output that an error shows."""
 END_S = 5.0
 """Longest time that the guard may take to end once the agent has."""
+REST_S = 1.0
+"""Longest time for what is left of the output."""
 
 
 def agent_command(command: Sequence[str]) -> Callable[..., Coroutine[Any, Any, str]]:
     """Return a coroutine function that runs a command as an agent, and returns the end of its output.
 
     The command gets the row as JSON on its standard input, and the address and the key as `OPENAI_BASE_URL` and
-    `OPENAI_API_KEY`. When it has ended, or is no longer wanted, its whole process group is killed.
+    `OPENAI_API_KEY`. When it has ended, or is no longer wanted, all that it has started is killed.
 
     Args:
         command: program and arguments; a program without a slash is looked for in PATH.
 
     Raises:
-        EnvError: the command ended with a status other than 0; the text has its last lines.
+        RuntimeError: the command ended with a status other than 0; the text has its last lines.
     """
 
     async def run(row: dict[str, Any], base_url: str, api_key: str) -> str:
+        # Rows of data sets may have values that JSON does not know, such as dates.
+        data = json.dumps(row, default=str).encode()
         theirs, ours = os.pipe()
+        read, written = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", str(GUARD), str(theirs), *command),
                 stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
+                # Not asyncio's own pipe: a wait for the process would then wait for all who hold it open.
+                stdout=written,
+                stderr=written,
                 env=os.environ | {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key},
                 start_new_session=True,
                 pass_fds=(theirs,),
             )
         except BaseException:
             os.close(ours)
+            os.close(read)
             raise
         finally:
             os.close(theirs)
+            os.close(written)
         output = deque[bytes]()
-        reading = asyncio.create_task(_keep_end(process.stdout, output))
+        reading = asyncio.create_task(_keep_end(read, output))
         try:
-            await _write(process.stdin, json.dumps(row, ensure_ascii=False).encode())
+            await _write(process.stdin, data)
             await process.wait()
         finally:
             os.close(ours)
@@ -62,7 +68,7 @@ def agent_command(command: Sequence[str]) -> Callable[..., Coroutine[Any, Any, s
         text = b"".join(output).decode(errors="replace")
         if process.returncode:
             lines = " / ".join(text.strip().splitlines()[-TAIL_LINES:])
-            raise EnvError(
+            raise RuntimeError(
                 f"the agent {command[0]!r} ended with status {process.returncode}: {lines or 'no output'}"
             )
         return text
@@ -77,8 +83,10 @@ async def _end(process: asyncio.subprocess.Process, reading: "asyncio.Task[None]
             await process.wait()
     except TimeoutError:
         process.kill()
-    await asyncio.wait({reading}, timeout=END_S)
+    # All who could write are gone; only a process that the guard did not find may still hold the pipe.
+    await asyncio.wait({reading}, timeout=REST_S)
     reading.cancel()
+    await asyncio.wait({reading}, timeout=REST_S)
 
 
 async def _write(stdin: asyncio.StreamWriter | None, data: bytes) -> None:
@@ -90,12 +98,18 @@ async def _write(stdin: asyncio.StreamWriter | None, data: bytes) -> None:
     stdin.close()
 
 
-async def _keep_end(stdout: asyncio.StreamReader | None, output: deque[bytes]) -> None:
-    """Read the output to its end, and keep the last `KEPT_BYTES` of it, or a little more."""
-    assert stdout is not None
+async def _keep_end(read: int, output: deque[bytes]) -> None:
+    """Read a pipe to its end, and keep the last `KEPT_BYTES` of it, or a little more."""
+    stream = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(read, "rb", 0)
+    )
     size = 0
-    while data := await stdout.read(16_384):
-        output.append(data)
-        size += len(data)
-        while size - len(output[0]) >= KEPT_BYTES:
-            size -= len(output.popleft())
+    try:
+        while data := await stream.read(16_384):
+            output.append(data)
+            size += len(data)
+            while size - len(output[0]) >= KEPT_BYTES:
+                size -= len(output.popleft())
+    finally:
+        transport.close()

@@ -107,7 +107,7 @@ class Endpoint:
         session = self._session(request)
         try:
             session.report(json.loads(await request.read()))
-        except (EnvError, ValueError) as error:
+        except (EnvError, ValueError, OverflowError, RecursionError) as error:
             raise _error(web.HTTPBadRequest, str(error)) from None
         return web.json_response({})
 
@@ -116,7 +116,7 @@ class Endpoint:
         body = await request.read()
         again = request.headers.get("x-stainless-retry-count", "0") != "0"
         try:
-            asked = dialect.parse(body)
+            asked = _parsed(dialect, body)
             reply, number = await session.ask(body, asked, again=again)
         except SessionOver as error:
             # Agents know this code: the conversation cannot go on.
@@ -134,6 +134,18 @@ class Endpoint:
             await response.write(event)
         await response.write_eof()
         return response
+
+
+def _parsed(dialect: Dialect, body: bytes) -> ChatRequest:
+    """Return the request in a body.
+
+    Raises:
+        EnvError: it cannot be read. Clients repeat a status of 500, so whatever goes wrong here is the request's fault.
+    """
+    try:
+        return dialect.parse(body)
+    except (TypeError, AttributeError, ValueError, LookupError, RecursionError) as error:
+        raise EnvError(f"the request cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _error(kind: type[web.HTTPError], message: str, code: str | None = None) -> web.HTTPError:

@@ -8,7 +8,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from envs.agent.chat import make_reply
 from envs.agent.endpoint import Endpoint
@@ -85,6 +85,7 @@ class AgentEpisode:
         """
         asked, history = self._asked, self._history
         assert asked is not None and history is not None, "step before reset"  # noqa: PT018
+        self._hand_over()
         reply = make_reply(action, asked.request, asked.number, self._facts)
         history.answered(reply.message)
         asked.answer.set_result(reply)
@@ -102,6 +103,12 @@ class AgentEpisode:
         if self._agent is not None and not self._agent.done():
             self._agent.cancel()
             await asyncio.wait({self._agent}, timeout=CANCEL_S)
+
+    def _hand_over(self) -> None:
+        """Let the agent's task belong to the present call, so that code which blocks is blamed on it."""
+        present = asyncio.current_task()
+        if hasattr(present, "call") and hasattr(self._agent, "call"):
+            cast(Any, self._agent).call = cast(Any, present).call
 
     async def _next(self) -> Asked | None:
         """Wait for the agent's next request. Return None if the agent ended instead, and raise its error."""
@@ -148,6 +155,16 @@ def _started(run: Callable[..., Any], arguments: tuple[Any, ...]) -> "asyncio.Fu
     if inspect.iscoroutinefunction(run):
         started: asyncio.Future[Any] = asyncio.ensure_future(run(*arguments))
         return started
+    return asyncio.ensure_future(_awaited(_in_thread(run, arguments)))
+
+
+async def _awaited(started: "asyncio.Future[Any]") -> Any:
+    """Return the result of a plain function, or of the coroutine that it returned."""
+    value = await started
+    return await value if inspect.isawaitable(value) else value
+
+
+def _in_thread(run: Callable[..., Any], arguments: tuple[Any, ...]) -> "asyncio.Future[Any]":
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
 

@@ -114,7 +114,27 @@ def _arguments(arguments: Any) -> str:
             arguments = json.loads(arguments) if arguments.strip() else {}
         except (ValueError, RecursionError):
             return str(arguments).strip()
-    return _spelled(arguments or {})
+    return _spelled(_value(arguments or {}))
+
+
+def _value(value: Any) -> Any:
+    """Return a JSON value in which equal numbers are equal: other languages have one type for all of them.
+
+    Example:
+        >>> _value({"x": [1.0, True, 2**60]}) == _value({"x": [1, True, float(2**60)]})
+        True
+    """
+    if isinstance(value, dict):
+        return {key: _value(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_value(part) for part in value]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    try:
+        number = float(value)
+    except OverflowError:
+        return value
+    return int(number) if number.is_integer() else number
 
 
 def _spelled(value: Any) -> str:

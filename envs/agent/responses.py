@@ -8,9 +8,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from envs.agent.chat import ChatRequest, Reply, message_of
+from envs.agent.chat import ChatRequest, Reply, functions_in, message_of, tool_of
 from envs.agent.history import text_of
-from envs.base import ChatMessage, ToolSchema
+from envs.base import ChatMessage
 from envs.errors import EnvError
 
 
@@ -40,7 +40,7 @@ def parse_responses_request(body: bytes) -> ChatRequest:
         _add(messages, item)
     return ChatRequest(
         messages=messages,
-        tools=[_tool(tool) for tool in content.get("tools") or () if tool.get("type") == "function"],
+        tools=[tool_of(tool, tool) for tool in functions_in(content)],
         model=str(content.get("model", "")),
         stop=(),
         stream=bool(content.get("stream")),
@@ -78,11 +78,6 @@ def _append(messages: list[ChatMessage], message: ChatMessage) -> None:
     last["content"] += message["content"]
     if calls := message.get("tool_calls"):
         last["tool_calls"] = [*last.get("tool_calls", ()), *calls]
-
-
-def _tool(tool: Mapping[str, Any]) -> ToolSchema:
-    keys = ("name", "description", "parameters")
-    return {"type": "function", "function": {key: tool[key] for key in keys if tool.get(key) is not None}}
 
 
 def response(reply: Reply, request: ChatRequest, name: str, created: int) -> dict[str, Any]:
@@ -154,7 +149,7 @@ def response_events(reply: Reply, request: ChatRequest, name: str, created: int)
         (last, {"response": whole}),
     ]
     for number, (kind, content) in enumerate(events):
-        data = json.dumps({"type": kind, "sequence_number": number, **content}, ensure_ascii=False)
+        data = json.dumps({"type": kind, "sequence_number": number, **content})
         yield f"event: {kind}\ndata: {data}\n\n".encode()
 
 

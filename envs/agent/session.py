@@ -47,14 +47,17 @@ class AgentSession:
 
     def lets_in(self, authorization: str) -> bool:
         """Return whether an Authorization header has the session's key."""
-        return hmac.compare_digest(authorization.encode(), f"Bearer {self.key}".encode())
+        scheme, _, key = authorization.partition(" ")
+        given = key.encode(errors="surrogateescape")
+        return scheme.lower() == "bearer" and hmac.compare_digest(given, self.key.encode())
 
     async def ask(self, body: bytes, request: ChatRequest, *, again: bool) -> tuple[Reply, int]:
         """Hand a request to the episode. Return the answer, and the number of the request.
 
         Args:
             again: the client says that it sends the request once more. If its bytes are those of the last request,
-                it gets the same answer, and nothing is sampled twice.
+                it gets the same answer, and nothing is sampled twice. While that one waits for its answer, equal bytes
+                are taken for a repetition in any case.
 
         Raises:
             SessionOver: the episode has ended.
@@ -63,7 +66,7 @@ class AgentSession:
         if self.over:
             raise SessionOver("this episode has ended; no further turn is sampled")
         digest, last = blake2b(body, digest_size=16).digest(), self._open
-        if again and last is not None and last.digest == digest:
+        if last is not None and last.digest == digest and (again or not last.answer.done()):
             return await asyncio.shield(last.answer), last.number
         if last is not None and not last.answer.done():
             raise EnvError(

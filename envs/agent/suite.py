@@ -4,6 +4,7 @@ from copy import deepcopy
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 from envs.agent.command import agent_command
@@ -54,8 +55,9 @@ class AgentSuite:
     ) -> None:
         if isinstance(run, list) and not (run and all(isinstance(word, str) for word in run)):
             raise EnvError(f"params.run = {run!r}: a command is a list of texts, the program first")
-        self._run = agent_command(run) if isinstance(run, list) else load_callable(run, "agent")
-        self._score = load_callable(score, "score") if score else None
+        loaded: dict[str, ModuleType] = {}
+        self._run = agent_command(run) if isinstance(run, list) else load_callable(run, "agent", loaded)
+        self._score = load_callable(score, "score", loaded) if score else None
         self._correct, self._solved_at, self._seed = correct, float(solved_at), seed
         rows = read_rows(train, "train")
         if isinstance(heldout, str):

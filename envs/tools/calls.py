@@ -130,7 +130,8 @@ def _typed(name: str, values: Mapping[str, str], tools: Mapping[str, ToolSchema]
     arguments: dict[str, Any] = {}
     for key, text in values.items():
         arguments[key] = text
-        if properties.get(key, {}).get("type") != "string":
+        schema = properties.get(key)
+        if not isinstance(schema, dict) or schema.get("type") != "string":
             try:
                 arguments[key] = json.loads(text)
             except (ValueError, RecursionError):

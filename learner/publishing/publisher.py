@@ -257,8 +257,11 @@ class Publisher:
     def stop(self) -> None:
         """Wait until the newest version is announced, before the connection to the broker closes.
 
-        If that fails or takes too long, the log says so, and the version will not be announced.
+        If that fails or takes too long, the log says so, and the version will not be announced. A second call does
+        nothing.
         """
+        if self._stopped.is_set():
+            return
         try:
             self.settle()
         except Exception as error:

@@ -14,7 +14,6 @@ import pytest
 from actors.environment import EnvironmentRunner
 from actors.errors import EnvironmentFailed
 from envs.base import HasTools, HasTurnFacts, StepResult, TurnFacts
-from envs.errors import EnvError
 from envs.registry import make_suite
 from tests.e2e.process_tree import descendants
 
@@ -22,7 +21,7 @@ ROWS = [{"question": f"{a} + {a}?", "answer": str(2 * a)} for a in range(1, 9)]
 CALL = '<tool_call>\n{{"name": "add", "arguments": {{"b":{0},  "a": {0}}}}}\n</tool_call>'
 
 AGENTS = '''
-import asyncio, json, urllib.request
+import asyncio, json, time, urllib.request
 from openai import AsyncOpenAI, OpenAI
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {
@@ -99,6 +98,17 @@ def last_line(row, output):
     return output.strip().splitlines()[-1] == row["answer"]
 
 
+def wrapped(row, base_url, api_key):
+    """A plain function that returns a coroutine, as many decorators make."""
+    return loop(row, base_url, api_key)
+
+
+async def blocks(row, base_url, api_key):
+    await loop(row, base_url, api_key)
+    time.sleep(4)
+    return 1.0
+
+
 async def silent(row, base_url, api_key):
     return 1.0
 
@@ -129,8 +139,10 @@ PROGRAM = """
 import json, os, subprocess, sys, urllib.request
 
 row = json.load(sys.stdin)
-left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-print("left", left.pid, flush=True)
+for new in (False, True):
+    # The second one leaves the process group, and holds the output open.
+    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=new)
+    print("left", left.pid, flush=True)
 if "fails" in sys.argv:
     sys.exit("no such row")
 body = json.dumps({"messages": [{"role": "user", "content": row["question"]}]}).encode()
@@ -188,7 +200,7 @@ class Played:
     """Plays episodes of a suite as an actor does, with an answer function in place of the policy."""
 
     def __init__(self, suite):
-        self.suite, self.runner = suite, EnvironmentRunner(calls=8)
+        self.suite, self.runner, self.timeout_s = suite, EnvironmentRunner(calls=8), 60.0
 
     async def __aenter__(self):
         return self
@@ -198,7 +210,9 @@ class Played:
         self.runner.close()
 
     async def ask(self, function, *arguments, on_loop=False):
-        return await self.runner.call(function, *arguments, what="test", timeout_s=60.0, on_loop=on_loop)
+        return await self.runner.call(
+            function, *arguments, what="test", timeout_s=self.timeout_s, on_loop=on_loop
+        )
 
     async def episode(self, index, answer) -> tuple[StepResult, list]:
         env = await self.ask(self.suite.episode, on_loop=True)
@@ -228,9 +242,10 @@ def right(talk):
     return str(2 * int(talk[0]["content"].split()[0]))
 
 
+@pytest.mark.parametrize("agent", ["loop", "wrapped"])
 @in_loop
-async def test_an_agent_with_a_tool_is_an_episode(suite_of):
-    async with Played(suite_of("loop")) as played:
+async def test_an_agent_with_a_tool_is_an_episode(suite_of, agent):
+    async with Played(suite_of(agent)) as played:
         results = await asyncio.gather(*(played.episode(i, calculates) for i in range(8)))
     for result, talk in results:
         assert result.rewards == {"exact": 1.0}
@@ -238,6 +253,38 @@ async def test_an_agent_with_a_tool_is_an_episode(suite_of):
         assert talk[2]["role"] == "tool"
         assert talk[2]["content"] == talk[3]
     assert len({talk[0]["content"] for _, talk in results}) == 8
+
+
+@in_loop
+async def test_an_agent_that_blocks_fails_its_own_step_and_is_named(suite_of):
+    async with Played(suite_of("blocks")) as played:
+        played.timeout_s = 3.0
+        with pytest.raises(
+            EnvironmentFailed, match=r"took longer .* it stands in .*agents.py:[0-9]+ in blocks"
+        ):
+            await played.episode(0, right)
+
+
+@in_loop
+async def test_what_the_endpoint_cannot_read_is_the_requests_fault(suite_of):
+    """Clients repeat a request that gets a status of 500."""
+    async with Played(suite_of("loop")) as played, aiohttp.ClientSession() as client:
+        session = await played.ask(played.suite._endpoint.open)
+        url, head = played.suite._endpoint.url(session), {"Authorization": f"bearer {session.key}"}
+        for route in ("chat/completions", "responses"):
+            for odd in (
+                [],
+                {"tools": 5},
+                {"tool_calls": 5},
+                {"input": [{"type": "function_call", "arguments": 5}, 7]},
+            ):
+                body = odd if odd == [] else {"messages": [{"role": "user", "content": "Hi", **odd}], **odd}
+                async with client.post(f"{url}/{route}", json=body, headers=head) as answer:
+                    assert answer.status == 400, await answer.text()
+        async with client.post(
+            f"{url.removesuffix('/v1')}/reward", data="[" * 10_000, headers=head
+        ) as answer:
+            assert answer.status == 400
 
 
 @pytest.mark.parametrize("agent", ["items", "streamed_items"])
@@ -274,14 +321,14 @@ async def test_a_program_is_an_agent_and_leaves_nothing_behind(suite_of, tmp_pat
     left = [
         int(line.split()[1]) for line in (tmp_path / "outputs").read_text().splitlines() if "left" in line
     ]
-    assert len(left) == 2
+    assert len(left) == 4
     assert all(gone(pid) for pid in left)
 
 
 @in_loop
 async def test_a_program_that_fails_is_named_with_its_last_lines(suite_of):
     async with Played(suite_of("program fails")) as played:
-        with pytest.raises(EnvError, match=r"ended with status 1: left .* / no such row"):
+        with pytest.raises(RuntimeError, match=r"ended with status 1: left .* / no such row"):
             await played.episode(0, right)
 
 
@@ -307,7 +354,7 @@ asyncio.run(main())
     actor = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert actor.stdout.readline() == "asked\n"
     family = descendants(actor.pid)
-    assert len(family) >= 3, "guard, program, and what the program has started"
+    assert len(family) >= 4, "guard, program, and what the program has started"
     actor.kill()
     actor.communicate(timeout=30)
     assert all(gone(pid) for pid in family)

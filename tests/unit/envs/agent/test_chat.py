@@ -54,6 +54,15 @@ WRONG = {
     "two answers": (b'{"messages": [{"role": "user"}], "n": 2}', "n = 2"),
     "a picture": (b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "'image_url'"),
     "no role": (b'{"messages": [{"content": "Hi"}]}', "no role"),
+    "a number as stop": (b'{"messages": [{"role": "user"}], "stop": 5}', "stop = 5"),
+    "numbers as stops": (b'{"messages": [{"role": "user"}], "stop": [5]}', "stop = "),
+    "tools that are none": (b'{"messages": [{"role": "user"}], "tools": [1]}', "list of objects"),
+    "no name": (b'{"messages": [{"role": "user"}], "tools": [{"type": "function"}]}', "has no name"),
+    "parameters": (
+        b'{"messages": [{"role": "user"}], "tools": [{"type": "function", "function": {"name": "a", '
+        b'"parameters": 1}}]}',
+        "are no object",
+    ),
 }
 
 
@@ -82,6 +91,25 @@ def test_a_call_that_cannot_be_read_stays_text():
 
 def test_without_tools_markup_is_text():
     assert make_reply(CALL, request(), 0, FACTS).message == {"role": "assistant", "content": CALL}
+
+
+def test_a_call_behind_a_stop_string_is_none():
+    reply = make_reply(
+        f"Observation: x {CALL}", request(tools=[ADD], stop="Observation:"), 0, TurnFacts(5, 9, cut=True)
+    )
+    assert reply.message == {"role": "assistant", "content": ""}
+    assert reply.finish_reason == "stop"
+
+
+def test_arguments_that_json_does_not_know_are_no_call():
+    odd = '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>'
+    assert "tool_calls" not in make_reply(odd, request(tools=[ADD]), 0, FACTS).message
+
+
+def test_half_a_surrogate_pair_reaches_the_agent_as_json():
+    half = '<tool_call>{"name": "add", "arguments": {"a": "\\ud83d"}}</tool_call>'
+    asked = request(tools=[ADD], stream=True)
+    assert all(chunks(make_reply(half, asked, 0, FACTS), asked, "id", 7))
 
 
 def test_the_first_stop_string_ends_the_text():

@@ -35,6 +35,7 @@ RETURNED = {
     "inspect-ai": spelled('{"a": 12, "b": 7}', "\n"),
     "parts": spelled('{"a": 12, "b": 7}', [{"type": "text", "text": " "}]),
     "values": spelled({"a": 12, "b": 7}, None, refusal=None),
+    "numbers of another language": spelled('{"b":7.0,"a":1.2e1}', None),
 }
 
 
