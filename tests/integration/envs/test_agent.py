@@ -271,16 +271,19 @@ async def test_what_the_endpoint_cannot_read_is_the_requests_fault(suite_of):
     async with Played(suite_of("loop")) as played, aiohttp.ClientSession() as client:
         session = await played.ask(played.suite._endpoint.open)
         url, head = played.suite._endpoint.url(session), {"Authorization": f"bearer {session.key}"}
-        for route in ("chat/completions", "responses"):
-            for odd in (
-                [],
-                {"tools": 5},
-                {"tool_calls": 5},
-                {"input": [{"type": "function_call", "arguments": 5}, 7]},
-            ):
-                body = odd if odd == [] else {"messages": [{"role": "user", "content": "Hi", **odd}], **odd}
-                async with client.post(f"{url}/{route}", json=body, headers=head) as answer:
-                    assert answer.status == 400, await answer.text()
+        talk = {"messages": [{"role": "user", "content": "Hi"}]}
+        calls = {"messages": [{"role": "assistant", "content": "Hi", "tool_calls": 5}]}
+        items = {"input": [{"type": "function_call", "arguments": 5}, 7]}
+        for route, body in [
+            ("chat/completions", []),
+            ("chat/completions", {**talk, "tools": 5}),
+            ("chat/completions", calls),
+            ("responses", []),
+            ("responses", {"input": "Hi", "tools": 5}),
+            ("responses", items),
+        ]:
+            async with client.post(f"{url}/{route}", json=body, headers=head) as answer:
+                assert answer.status == 400, await answer.text()
         async with client.post(
             f"{url.removesuffix('/v1')}/reward", data="[" * 10_000, headers=head
         ) as answer:
@@ -401,11 +404,11 @@ async def test_keys_and_repeated_requests(suite_of):
     async with Played(suite_of("loop")) as played, aiohttp.ClientSession() as client:
         session = await played.ask(played.suite._endpoint.open)
         url = played.suite._endpoint.url(session)
-        body = json.dumps({"messages": [{"role": "user", "content": "Hi"}]})
         head = {"Authorization": f"Bearer {session.key}"}
 
-        async def post(**headers):
-            async with client.post(f"{url}/chat/completions", data=body, headers=head | headers) as answer:
+        async def post(text="Hi", **headers):
+            body = {"messages": [{"role": "user", "content": text}]}
+            async with client.post(f"{url}/chat/completions", json=body, headers=head | headers) as answer:
                 return answer.status, await answer.json()
 
         async with client.get(f"{url}/models", headers={"Authorization": "Bearer no"}) as answer:
@@ -415,7 +418,7 @@ async def test_keys_and_repeated_requests(suite_of):
         first = asyncio.create_task(post())
         asked = await played.ask(session.next_request)
         again = asyncio.create_task(post(**{"x-stainless-retry-count": "1"}))
-        refused, error = await post()
+        refused, error = await post("Another one")
         assert (refused, error["error"]["type"]) == (400, "invalid_request_error")
 
         async def give():
