@@ -167,7 +167,10 @@ def cut_while_loading(config: LearnerConfig, ranks: int) -> Iterator[None]:
         return
     from transformers.integrations import deepspeed as integration
 
-    zero = _deepspeed().zero
+    deepspeed = _deepspeed()
+    # Without its own view of the process group, DeepSpeed takes every run for one of a single rank.
+    deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
+    zero = deepspeed.zero
     whole_init = zero.Init
     # transformers keeps a weak reference only.
     cut = _Cut(deepspeed_config(config, ranks))
