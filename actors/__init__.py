@@ -1,11 +1,11 @@
 """Actors run environments; generators sample tokens (`generator/`). An actor never imports the generator.
 
-- `actor`: the actor process. `episode`: one episode. `render`: turns chat messages into token ids.
+- `actor`: the actor process. `episode`: one episode. `turn_tree`: which turn continues which. `render`: turns chat
+  messages into token ids.
   `chat_template`: the text of a conversation, and the text that messages add behind an answer.
 - `stop_strings`: ends a turn at a stop string. `segments`: cuts a trajectory into segments.
 - `uplink`: segments and task credit on their way to the broker.
-- `live_suite`: the suite of an actor. `environment`: runs the code of environments away from the actor's event loop.
-  `worker_threads`: threads for its plain functions.
+- `environments/`: runs the code of environments.
 - `failures`: the record of an episode that failed.
 - `generator_client`: asks generators for tokens, over a `generator_connection` each. `sampled`: what they return.
 - `config`, `errors`: settings and errors of both roles.

@@ -15,11 +15,11 @@ from typing import Any
 import zmq
 
 from actors.config import ActorConfig
+from actors.environments.live_suite import LiveSuite
 from actors.episode import Bounds, Episode
 from actors.errors import ActorError, Infrastructure
 from actors.failures import FAILURES
 from actors.generator_client import GeneratorPool
-from actors.live_suite import LiveSuite
 from actors.render import Renderer
 from actors.uplink import LeaseBook, Outbox
 from envs.base import Suite
@@ -123,7 +123,7 @@ async def _serve(
 class Actor:
     """State of the actor process. All of it is used on one event loop.
 
-    The code of environments runs in threads of its own; see `actors.environment`.
+    The code of environments runs in threads of its own; see `actors.environments.runner`.
 
     Args:
         make: makes the suite. It is called at once, and again if code has blocked the environments' thread.

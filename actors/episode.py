@@ -2,31 +2,29 @@
 
 import asyncio
 import logging
-import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-import msgspec
-
+from actors.environments.results import bounded, check_conversation, finite_rewards
 from actors.errors import ActorError, EnvironmentFailed, Infrastructure, ServiceDown
 from actors.failures import FAILURES
 from actors.generator_client import TurnRequest
 from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
 from actors.stop_strings import find_stop, stopped_at
+from actors.turn_tree import TurnTree
 from envs.base import ChatMessage, Env, HasTools, HasTurnFacts, StepResult, Suite, ToolSchema, TurnFacts
 from envs.blame import place_of_error
 from envs.errors import ServiceFailed
 from protocol.arrays import SegmentArrays
 from protocol.failures import describe
-from protocol.messages import MAX_ITEMS, MAX_NAME, LeaseTask
+from protocol.messages import LeaseTask, TrajectoryStatus
 
 log = logging.getLogger(__name__)
 
-MAX_INFO_BYTES = 32_768
 CLOSE_TIMEOUT_S = 5.0
 
 
@@ -49,8 +47,18 @@ class Text(Protocol):
     def check_prefix(self, known: Sequence[int], prompt: Sequence[int]) -> None: ...
 
 
+class Observation(NamedTuple):
+    """Tokens that the environment adds to the trajectory."""
+
+    token_ids: list[int]
+    after: int
+    """Index of the turn that they continue; -1: none."""
+    tools: Sequence[ToolSchema] = ()
+    """Schemas of the tools of their conversation."""
+
+
 class Caller(Protocol):
-    """Runs functions of environments: an `actors.environment.EnvironmentRunner`."""
+    """Runs functions of environments: an `actors.environments.runner.EnvironmentRunner`."""
 
     async def call(
         self,
@@ -99,7 +107,8 @@ class Episode:
         self.trajectory_id = lease.trajectory_id
         self._cutter = SegmentCutter(lease.task, self.trajectory_id, bounds.segment_tokens)
         self._tokens: list[int] = []
-        self._tools: Sequence[ToolSchema] = ()
+        self._tree = TurnTree()
+        self._tools_after: dict[int, Sequence[ToolSchema]] = {}
         self._keep_special = False
         """True if the environment parses tool calls, whose marks may be special tokens."""
         self._in_step = bounds.in_step and lease.task.purpose == "train"
@@ -114,7 +123,7 @@ class Episode:
     @property
     def tokens(self) -> int:
         """Number of tokens of the trajectory so far."""
-        return len(self._tokens)
+        return self._cutter.tokens
 
     async def run(self) -> None:
         """Run the episode to its end. Afterwards the trajectory is closed, unless this call was cancelled.
@@ -141,17 +150,17 @@ class Episode:
     async def _play(self, env: Env) -> None:
         messages = await self._ask(env.reset, dict(self._task.data))
         check_conversation(messages, "reset")
+        tools: Sequence[ToolSchema] = ()
         if isinstance(env, HasTools):
-            self._tools = await self._ask(env.tool_schemas, on_loop=True)
-            self._keep_special = bool(self._tools)
-        prompt = self._text.prompt(messages, self._tools)
+            tools = await self._ask(env.tool_schemas, on_loop=True)
+        prompt = self._text.prompt(messages, tools)
         limit = self._task.sampling.max_trajectory_tokens
         if len(prompt) >= limit:
             raise ActorError(
                 f"first prompt of {len(prompt)} tokens leaves no room for an answer; "
                 f"max_trajectory_tokens is {limit}"
             )
-        await self._observe(prompt)
+        await self._observe(Observation(prompt, -1, tools))
         for turn in range(self._bounds.max_turns):
             sampled, reason = await self._act(turn)
             if isinstance(env, HasTurnFacts):
@@ -161,8 +170,8 @@ class Episode:
             if not isinstance(result, StepResult):
                 raise EnvironmentFailed(f"environment: step returned {result!r:.200}, not a StepResult")
             rewards = finite_rewards(result)
-            observation = self._observation(result, sampled)
-            closing = self._end(result, turn, reason, len(observation))
+            observation = self._observation(result)
+            closing = self._end(result, turn, reason, len(observation.token_ids))
             await self._emit(self._cutter.close_turn(rewards, reason, closing))
             if closing is not None:
                 self.status = closing.status
@@ -172,12 +181,15 @@ class Episode:
     async def _act(self, turn: int) -> tuple[list[int], str]:
         """Sample one action turn. Return its tokens and its finish reason."""
         sampling, start = self._task.sampling, len(self._tokens)
-        end = min(start + sampling.max_turn_tokens, sampling.max_trajectory_tokens)
+        end = start + min(sampling.max_turn_tokens, sampling.max_trajectory_tokens - self._cutter.tokens)
         prompt, reason = tuple(self._tokens), ""
         while not reason:
             reason = await self._sample(turn, start, end)
         self._text.check_prefix(prompt, self._tokens)
-        return self._tokens[start:], reason
+        sampled, observed = self._tokens[start:], self._cutter.turn - 1
+        self._tree.add(observed + 1, sampled, after=observed, answer=True)
+        self._tools_after[observed + 1] = self._tools_after[observed]
+        return sampled, reason
 
     async def _sample(self, turn: int, start: int, end: int) -> str:
         """Sample up to token ``end`` of the trajectory, or in lockstep to the end of the segment.
@@ -240,29 +252,58 @@ class Episode:
     def _decode(self, token_ids: Sequence[int]) -> str:
         return self._text.decode(token_ids, keep_special=self._keep_special)
 
-    def _observation(self, result: StepResult, sampled: list[int]) -> list[int]:
+    def _observation(self, result: StepResult) -> Observation:
+        """Return the tokens of the environment's answer, and the turn that they continue."""
+        answers = self._tree.answers
         if result.done:
-            return []
+            return Observation([], answers[-1])
         messages = result.messages()
         if not messages:
             raise EnvironmentFailed("environment: step returned neither an observation nor done")
         check_conversation(messages, "step")
-        return self._text.observation(messages, sampled, self._tools)
+        if result.after is not None and result.after < 0:
+            return self._anew(messages, result.tools)
+        if result.after is not None and result.after >= len(answers):
+            raise EnvironmentFailed(
+                f"environment: step returned after = {result.after} of {len(answers)} answers"
+            )
+        turn = answers[-1 if result.after is None else result.after]
+        tools = self._tools_after[turn]
+        return Observation(self._text.observation(messages, self._tree.tokens(turn), tools), turn, tools)
+
+    def _anew(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] | None) -> Observation:
+        """Return the prompt of a new conversation, or what is new of it if it goes on where an earlier one was."""
+        tools = self._tools_after[0] if tools is None else tools
+        prompt = self._text.prompt(messages, tools)
+        turn = self._tree.begun(prompt)
+        return Observation(prompt[len(self._tree.context(turn)) :], turn, tools)
 
     def _end(self, result: StepResult, turn: int, reason: str, observed: int) -> Closing | None:
         """Return how the trajectory ends after this turn, or None if it goes on."""
-        extra = {"correct": result.correct, "info": bounded(result.info)}
         if result.done:
-            return Closing("finished", reason, extra=extra)
+            return self._closing("finished", reason, result)
         if turn + 1 >= self._bounds.max_turns:
-            return Closing("truncated", "max_turns", extra=extra)
-        if len(self._tokens) + observed >= self._task.sampling.max_trajectory_tokens:
-            return Closing("truncated", "max_trajectory_tokens", extra=extra)
+            return self._closing("truncated", "max_turns", result)
+        if self._cutter.tokens + observed >= self._task.sampling.max_trajectory_tokens:
+            return self._closing("truncated", "max_trajectory_tokens", result)
         return None
 
-    async def _observe(self, token_ids: list[int]) -> None:
-        self._tokens += token_ids
-        await self._emit(self._cutter.observe(token_ids))
+    def _closing(self, status: TrajectoryStatus, why: str, result: StepResult) -> Closing:
+        extra = {"correct": result.correct, "info": bounded(result.info)}
+        answers = self._tree.answers
+        auxiliary = tuple(answers[number] for number in result.auxiliary if 0 <= number < len(answers))
+        return Closing(status, why, extra=extra, auxiliary=auxiliary)
+
+    async def _observe(self, observation: Observation) -> None:
+        token_ids, after, tools = observation
+        self._tokens = [*self._tree.context(after), *token_ids]
+        self._keep_special = bool(tools)
+        if not token_ids:
+            return
+        cuts = self._cutter.observe(token_ids, after)
+        self._tree.add(self._cutter.turn, token_ids, after=after)
+        self._tools_after[self._cutter.turn] = tools
+        await self._emit(cuts)
 
     async def _emit(self, cuts: list[SegmentArrays]) -> None:
         if not cuts:
@@ -342,61 +383,3 @@ class Episode:
             await self._environments.call(env.close, what=what, timeout_s=CLOSE_TIMEOUT_S)
         except Exception as error:
             log.warning("environment of %s did not close: %r", self.trajectory_id, error)
-
-
-def check_conversation(messages: Any, function: str) -> None:
-    """Raise EnvironmentFailed unless ``messages``, which ``function`` returned, are a conversation."""
-    if not isinstance(messages, Sequence) or not all(
-        isinstance(message, Mapping)
-        and isinstance(message.get("role"), str)
-        and isinstance(message.get("content"), str)
-        for message in messages
-    ):
-        raise EnvironmentFailed(
-            f"environment: {function} returned {messages!r:.200}; it must be a list of "
-            '{"role": "user", "content": TEXT}'
-        )
-    for message in messages:
-        try:
-            message["content"].encode()
-        except UnicodeEncodeError as error:
-            raise EnvironmentFailed(
-                f"environment: {function}: character {error.start + 1} of a message is "
-                f"{message['content'][error.start]!r}, half of a surrogate pair, which no tokenizer takes"
-            ) from None
-
-
-def finite_rewards(result: StepResult) -> dict[str, float]:
-    """Return the rewards of a step as floats.
-
-    Raises:
-        EnvironmentFailed: a reward is not a finite number, a name is too long, or there are too many rewards.
-
-    Example:
-        >>> finite_rewards(StepResult(rewards={"score": 1}))
-        {'score': 1.0}
-    """
-    rewards: dict[str, float] = {}
-    if len(result.rewards) > MAX_ITEMS or any(len(name) > MAX_NAME for name in result.rewards):
-        raise EnvironmentFailed(
-            f"environment: rewards are at most {MAX_ITEMS}, with names of at most {MAX_NAME} characters"
-        )
-    for name, value in result.rewards.items():
-        try:
-            rewards[name] = float(value)
-        except (TypeError, ValueError):
-            raise EnvironmentFailed(f"environment: reward {name!r} is {value!r}, not a number") from None
-        if not math.isfinite(rewards[name]):
-            raise EnvironmentFailed(f"environment: reward {name!r} is {value!r}, not a finite number")
-    return rewards
-
-
-def bounded(info: dict[str, Any]) -> dict[str, Any]:
-    """Return ``info`` if it can be encoded and is small enough, else a note that says why it was left out."""
-    try:
-        size = len(msgspec.msgpack.encode(info))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        return {"left_out": f"info cannot be encoded: {error}"[:200]}
-    if size > MAX_INFO_BYTES:
-        return {"left_out": f"info of {size} bytes, at most {MAX_INFO_BYTES}"}
-    return info

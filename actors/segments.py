@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from actors.sampled import Sampled
 from protocol.arrays import TOKEN_ARRAYS, Arrays, SegmentArrays
@@ -28,6 +29,8 @@ class Closing:
     error: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
     failure: Failure | None = None
+    auxiliary: tuple[int, ...] = ()
+    """Indices of the action turns that are not to be trained."""
 
 
 class SegmentCutter:
@@ -53,6 +56,7 @@ class SegmentCutter:
         self._index = 0
         self._turn = -1
         self._turn_is_action = False
+        self._back = 1
         self._turns: list[Turn] = []
         self._pending: list[Arrays] = []
         self._pending_tokens = 0
@@ -68,6 +72,11 @@ class SegmentCutter:
         return self.offset + self._pending_tokens
 
     @property
+    def turn(self) -> int:
+        """Index of the present turn; -1 before the first."""
+        return self._turn
+
+    @property
     def room(self) -> int:
         """Number of tokens that still fit into the current segment."""
         return self._limit - self._pending_tokens
@@ -76,8 +85,18 @@ class SegmentCutter:
         """End the segment if it is full. More tokens have to follow, in this turn or in a new one."""
         return [] if self.room else [self._cut(self._limit, [], Closing("unfinished"))]
 
-    def observe(self, token_ids: list[int]) -> list[SegmentArrays]:
-        """Append an observation turn."""
+    def observe(self, token_ids: list[int], after: int | None = None) -> list[SegmentArrays]:
+        """Append an observation turn.
+
+        Args:
+            token_ids: its tokens.
+            after: index of the turn that it continues, if a branch begins with it; -1: none, a conversation begins.
+                None: it continues the turn before it.
+        """
+        if after is None or after == self._turn:
+            self._back = 1
+        else:
+            self._back = self._turn + 1 - after if after >= 0 else 0
         n = len(token_ids)
         return self._append(
             {
@@ -129,9 +148,10 @@ class SegmentCutter:
     def _note_turn(self, start: int, end: int, action: bool) -> None:
         last = self._turns[-1] if self._turns else None
         if last is not None and last.index == self._turn:
-            self._turns[-1] = Turn(self._turn, last.start, end, action)
+            self._turns[-1] = replace(last, end=end)
         else:
-            self._turns.append(Turn(self._turn, start, end, action))
+            back = 1 if action else self._back
+            self._turns.append(Turn(self._turn, start, end, action, back))
 
     def _cut(self, n: int, rewards: list[Reward], closing: Closing) -> SegmentArrays:
         assert not self.closed, f"trajectory {self._trajectory_id} is closed"
@@ -160,6 +180,7 @@ class SegmentCutter:
             error=closing.error,
             extra=closing.extra,
             failure=closing.failure,
+            auxiliary=list(closing.auxiliary),
         )
         self._index += 1
         self.offset += n
@@ -178,6 +199,6 @@ class SegmentCutter:
 
     def _take_turns(self, end: int) -> list[Turn]:
         """Remove and return the turns before token ``end``. A turn that goes on is split there."""
-        taken = [Turn(t.index, t.start, min(t.end, end), t.action) for t in self._turns if t.start < end]
-        self._turns = [Turn(t.index, max(t.start, end), t.end, t.action) for t in self._turns if t.end > end]
+        taken = [replace(t, end=min(t.end, end)) for t in self._turns if t.start < end]
+        self._turns = [replace(t, start=max(t.start, end)) for t in self._turns if t.end > end]
         return taken

@@ -40,6 +40,11 @@ class StepResult:
         done: whether the episode is over.
         correct: whether the task was solved exactly, for evaluation. It is set only at the end.
         info: further data. The trajectory records only the info of the last step.
+        after: the answer that the observation follows, counted from 0, if that is not the last one; -1: none, so the
+            messages are the whole prompt of a new conversation. The trajectory gets a branch. None: the last answer.
+        tools: schemas of the tools of a conversation that begins with -1; None: those of the first one.
+        auxiliary: answers, counted from 0, that are not to be trained, as far as is known by now. What counts is the
+            result of the last step.
     """
 
     observation: ChatMessage | Sequence[ChatMessage] | None = None
@@ -47,6 +52,9 @@ class StepResult:
     done: bool = False
     correct: bool | None = None
     info: dict[str, Any] = field(default_factory=dict)
+    after: int | None = None
+    tools: Sequence["ToolSchema"] | None = None
+    auxiliary: Sequence[int] = ()
 
     def messages(self) -> list[ChatMessage]:
         """Return the observation as a list of messages, empty if there is none.

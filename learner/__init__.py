@@ -3,7 +3,8 @@
 - `main`: wires the role; `loop`: the training loop; `trainer`: one step of it. `evaluate_only`: the role of
   `offbeat eval`, which trains nothing.
 - `config`, `algorithm_config`, `surrogate_config`: the settings.
-- `trajectory`, `units`: the data that is trained. `intake/`: turns the broker's messages into units.
+- `trajectory`, `units`: the data that is trained. `branches`: the conversations of a trajectory. `intake/`: turns the
+  broker's messages into units.
 - `update/`: turns units into new weights. `algorithms/`: pure functions of tensors.
 - `lora`: adapters of low rank, and what they add to the weights. `gpu`: takes the GPU of a rank.
 - `replay/`: the replay table. `publishing/`: brings new versions to the generators.

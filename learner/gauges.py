@@ -56,6 +56,12 @@ ROLLOUT = table(
             "mean action tokens of the trajectories, or windows, trained",
         ),
         Gauge("rollout/turns_mean", "turns", "mean action turns of the trajectories that arrived"),
+        Gauge("rollout/branches_mean", "branches", "mean branches of the trajectories that arrived"),
+        Gauge(
+            "rollout/auxiliary_fraction",
+            "share",
+            "share of the action tokens that arrived in turns which the environment leaves out of training",
+        ),
     ]
 )
 """Metrics of the trajectories as they arrive, before filtering."""

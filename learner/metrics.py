@@ -46,8 +46,16 @@ def rollout_metrics(arrived: Sequence[Trajectory], trained: Sequence[Trajectory]
             "rollout/length_mean_tokens": float(np.mean([t.action_tokens for t in finished])),
             "rollout/length_trained_mean_tokens": float(np.mean([t.window_tokens for t in trained] or [0])),
             "rollout/turns_mean": float(turns.mean()),
+            "rollout/branches_mean": float(np.mean([len(t.branches()) for t in finished])),
+            "rollout/auxiliary_fraction": _auxiliary_fraction(finished),
         }
     )
+
+
+def _auxiliary_fraction(trajectories: Sequence[Trajectory]) -> float:
+    """Return the share of the action tokens that the environment wants left out of training."""
+    sampled = sum(t.action_tokens for t in trajectories)
+    return sum(t.action_tokens - int(t.learned_mask.sum()) for t in trajectories) / max(1, sampled)
 
 
 def return_histograms(arrived: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:

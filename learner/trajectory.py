@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from learner.branches import Branch, branches_of
 from learner.errors import BrokenTrajectory
 from protocol.arrays import TOKEN_ARRAYS, Arrays, SegmentArrays
 from protocol.messages import Failure, KvPolicy, Purpose, Reward, Segment, TrajectoryStatus, Turn
@@ -48,6 +50,8 @@ class Trajectory:
     """Advantage of a replayed trajectory; None: it is computed from the group."""
     stop_reason: str = ""
     """Why the last turn ended, in the actor's words."""
+    auxiliary: list[int] = field(default_factory=list)
+    """Indices of action turns that the environment wants left out of training."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -64,6 +68,17 @@ class Trajectory:
         for reward in self.rewards if self.given_rewards is None else self.given_rewards:
             totals[reward.name] = totals.get(reward.name, 0.0) + reward.value
         return totals
+
+    @property
+    def learned_mask(self) -> NDArray[np.bool_]:
+        """True on action tokens of turns that are not auxiliary, [T]."""
+        if not self.auxiliary:
+            return self.action_mask
+        return self.action_mask & ~np.isin(self.action_turn_index(), self.auxiliary)
+
+    def branches(self) -> list[Branch]:
+        """Return the branches; most trajectories have one."""
+        return branches_of(self.turns, len(self))
 
     @property
     def action_tokens(self) -> int:
@@ -173,6 +188,7 @@ def assemble(segments: Sequence[SegmentArrays]) -> Trajectory:
         error=last.error,
         failure=last.failure,
         stop_reason=last.stop_reason,
+        auxiliary=last.auxiliary,
     )
     _check_trajectory(trajectory)
     _check_counts(ordered)
@@ -222,6 +238,12 @@ def _check_trajectory(trajectory: Trajectory) -> None:
         raise BrokenTrajectory(
             f"{name}: token 0 is an action token; a prompt of at least one token must precede it"
         )
+    for branch in trajectory.branches():
+        if len(branch.places) and mask[branch.places[0]]:
+            raise BrokenTrajectory(
+                f"{name}: a branch begins with token {branch.places[0]}, an action token; a prompt of at least one "
+                "token must precede it"
+            )
     if (bad := ~np.isfinite(trajectory.logp_behaviour)).any():
         at = int(bad.argmax())
         raise BrokenTrajectory(f"{name}: logp_behaviour is {trajectory.logp_behaviour[at]} at token {at}")
@@ -258,7 +280,7 @@ def _join_turns(segments: Sequence[Segment]) -> list[Turn]:
     for segment in segments:
         for turn in segment.turns:
             if turns and turns[-1].index == turn.index:
-                turns[-1] = Turn(turn.index, turns[-1].start, turn.end, turn.action)
+                turns[-1] = msgspec.structs.replace(turns[-1], end=turn.end)
             else:
                 turns.append(turn)
     return turns

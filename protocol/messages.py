@@ -141,6 +141,12 @@ class Turn(Struct, frozen=True, array_like=True):
     """Read by the learner: one past the last token of the turn."""
     action: bool
     """Read by the learner for advantages per turn: whether the policy sampled this turn."""
+    back: Count = 1
+    """How many turns back the turn is that this one continues; 0: none, so that a conversation begins here.
+
+    Read by the learner, to which a trajectory with another number than 1 has branches. The broker refuses a number
+    above ``index``, except for the 1 of turn 0.
+    """
 
 
 class Reward(Struct, frozen=True, array_like=True):
@@ -404,6 +410,9 @@ class Segment(Message, tag="segment", frozen=True):
     """Places of the arrays in the body. Read by the broker, which checks them, and by the learner."""
     failure: Failure | None = None
     """Parts of ``error``. Read by the broker, which counts them for `/status`, and by the learner."""
+    auxiliary: Annotated[list[Count], Meta(max_length=MAX_ITEMS)] = field(default_factory=list)
+    """Indices of action turns of the trajectory that are not to be trained. The learner reads those of the last
+    segment; windows that it has trained before then stay trained."""
 
 
 class ArraySpec(Struct, frozen=True, array_like=True):

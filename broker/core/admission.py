@@ -41,6 +41,8 @@ def why_invalid(segment: Segment, task: Task, offset: int, body: Buffer) -> str:
     for turn in segment.turns:
         if not offset <= turn.start <= turn.end <= end:
             return f"turn {turn.index} at [{turn.start}, {turn.end}) outside [{offset}, {end})"
+        if turn.back > max(turn.index, 1):
+            return f"turn {turn.index} continues the one {turn.back} turns before it"
     return _why_arrays_invalid(segment, body)
 
 

@@ -4,5 +4,5 @@
 - `command`: an agent that is a program of its own. `guard`: kills it if the actor dies.
 - `endpoint`: the HTTP server. `session`: the requests of one agent, each until it is answered.
 - `chat`, `responses`: what requests and answers of the two routes look like.
-- `history`: whether a request continues the conversation.
+- `message_tree`: which answer a request follows. `history`: the form in which messages are compared.
 """

@@ -116,24 +116,32 @@ class Endpoint:
         body = await request.read()
         again = request.headers.get("x-stainless-retry-count", "0") != "0"
         try:
-            asked = _parsed(dialect, body)
-            reply, number = await session.ask(body, asked, again=again)
+            parsed = _parsed(dialect, body)
+            asked = await session.ask(body, parsed, partial(_waits, request), again=again)
         except SessionOver as error:
             # Agents know this code: the conversation cannot go on.
             raise _error(web.HTTPBadRequest, str(error), "context_length_exceeded") from None
         except EnvError as error:
             raise _error(web.HTTPBadRequest, str(error)) from None
-        name, now = f"{dialect.prefix}-{session.name}-{number}", int(time.time())
-        if not asked.stream:
-            return web.json_response(dialect.body(reply, asked, name, now))
+        name, now = f"{dialect.prefix}-{session.name}-{asked.number}", int(time.time())
+        reply = asked.answer.result()
+        if not parsed.stream:
+            asked.delivered |= _waits(request)
+            return web.json_response(dialect.body(reply, parsed, name, now))
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
         )
         await response.prepare(request)
-        for event in dialect.events(reply, asked, name, now):
+        for event in dialect.events(reply, parsed, name, now):
             await response.write(event)
         await response.write_eof()
+        asked.delivered |= _waits(request)
         return response
+
+
+def _waits(request: web.Request) -> bool:
+    """Return whether the client of a request is still connected."""
+    return request.transport is not None and not request.transport.is_closing()
 
 
 def _parsed(dialect: Dialect, body: bytes) -> ChatRequest:

@@ -1,7 +1,8 @@
 """An episode of suite `agent`: the agent's requests are the turns.
 
-The policy answers a request, and what the agent sends next is the observation. So an agent's conversation is a
-trajectory like any other: prompts are rendered once, and the tokens of an answer stay as they were sampled.
+The policy answers a request, and what the agent sends next is the observation. So what an agent asks is a trajectory
+like any other: prompts are rendered once, and the tokens of an answer stay as they were sampled. A request that does
+not continue the last answer begins a branch of the trajectory.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from typing import Any, cast
 
 from envs.agent.chat import make_reply
 from envs.agent.endpoint import Endpoint
-from envs.agent.history import History
+from envs.agent.message_tree import MessageTree
 from envs.agent.session import AgentSession, Asked, rewards_of
 from envs.base import ChatMessage, StepResult, ToolSchema, TurnFacts
 from envs.errors import EnvError
@@ -34,6 +35,7 @@ class AgentEpisode:
         endpoint: the server that it speaks to.
         begin: returns the row of a task.
         solved: returns whether rewards count as correct.
+        train_all: train the answers to auxiliary requests, too, see `MessageTree.auxiliary`.
     """
 
     def __init__(
@@ -43,13 +45,14 @@ class AgentEpisode:
         endpoint: Endpoint,
         begin: Callable[[dict[str, Any]], DataRow],
         solved: Callable[[dict[str, float]], bool | None],
+        train_all: bool = False,
     ) -> None:
         self._run, self._score, self._endpoint = run, score, endpoint
-        self._begin, self._solved = begin, solved
+        self._begin, self._solved, self._train_all = begin, solved, train_all
         self._session: AgentSession | None = None
         self._agent: asyncio.Future[Any] | None = None
         self._asked: Asked | None = None
-        self._history: History | None = None
+        self._tree = MessageTree()
         self._row: DataRow | None = None
         self._facts = TurnFacts(0, 0, cut=False)
 
@@ -65,7 +68,7 @@ class AgentEpisode:
         self._agent = _started(self._run, arguments)
         if (asked := await self._next()) is None:
             raise EnvError(f"{self._row.place}: the agent ended without asking the model")
-        self._history = History(asked.request.messages, asked.request.tools)
+        self._tree.place(asked.request.messages, asked.request.tools)
         return asked.request.messages
 
     def tool_schemas(self) -> list[ToolSchema]:
@@ -80,21 +83,26 @@ class AgentEpisode:
         """Give the agent its answer. Return what it sends next, or its reward if it has ended.
 
         Raises:
-            EnvError: the next request does not continue the conversation, or the agent returned no reward.
+            EnvError: the agent returned no reward.
             Exception: the agent's own errors.
         """
-        asked, history = self._asked, self._history
-        assert asked is not None and history is not None, "step before reset"  # noqa: PT018
+        asked = self._asked
+        assert asked is not None, "step before reset"
         self._hand_over()
         reply = make_reply(action, asked.request, asked.number, self._facts)
-        history.answered(reply.message)
+        self._tree.answered(reply.message)
         asked.answer.set_result(reply)
         following = await self._next()
+        auxiliary = () if self._train_all else self._tree.auxiliary()
         if following is not None:
-            messages = history.new_messages(following.request.messages, following.request.tools)
-            return StepResult(observation=messages)
+            request = following.request
+            place = self._tree.place(request.messages, request.tools)
+            return StepResult(place.new, after=place.after, tools=request.tools, auxiliary=auxiliary)
         rewards = await self._rewards()
-        return StepResult(rewards=rewards, done=True, correct=self._solved(rewards), info=self._info())
+        correct = self._solved(rewards)
+        return StepResult(
+            rewards=rewards, done=True, correct=correct, info={"row": self._place}, auxiliary=auxiliary
+        )
 
     async def close(self) -> None:
         """End the session and the agent. An agent in a thread ends with its next request, which gets an error."""
@@ -111,7 +119,7 @@ class AgentEpisode:
             cast(Any, self._agent).call = cast(Any, present).call
 
     async def _next(self) -> Asked | None:
-        """Wait for the agent's next request. Return None if the agent ended instead, and raise its error."""
+        """Wait for the agent's next request. Return None if the agent has ended, and raise its error."""
         assert self._session is not None
         assert self._agent is not None
         request = asyncio.ensure_future(self._session.next_request())
@@ -120,7 +128,8 @@ class AgentEpisode:
         finally:
             if not request.done():
                 request.cancel()
-        if not request.done() or request.cancelled():
+        if self._agent.done():
+            # Nobody waits for the answers to requests that it has left behind.
             self._asked = None
             self._agent.result()
             return None
@@ -141,9 +150,6 @@ class AgentEpisode:
         if value is None or isinstance(value, str):
             raise EnvError(f"{self._place}: the agent returned no reward, and posted none; name a `score`")
         return rewards_of(value)
-
-    def _info(self) -> dict[str, Any]:
-        return {"row": self._place}
 
     @property
     def _place(self) -> str:

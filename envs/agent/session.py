@@ -3,12 +3,16 @@
 import asyncio
 import hmac
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
 from envs.agent.chat import ChatRequest, Reply
 from envs.errors import EnvError
+
+Alive = Callable[[], bool]
+"""Returns whether a client still waits for its answer."""
 
 
 @dataclass(eq=False)
@@ -18,9 +22,18 @@ class Asked:
     request: ChatRequest
     digest: bytes
     number: int
+    clients: list[Alive]
+    """The clients that ask, more than one if the request was repeated."""
+    delivered: bool = False
+    """Whether a client has got the answer."""
     answer: "asyncio.Future[Reply]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
+
+    @property
+    def missed(self) -> bool:
+        """Whether no client has got the answer, and none waits for it any more."""
+        return not self.delivered and not any(alive() for alive in self.clients)
 
 
 class SessionOver(EnvError):
@@ -41,9 +54,8 @@ class AgentSession:
         self.rewards: dict[str, float] | None = None
         """Rewards that were reported over HTTP; None: none were."""
         self.over = False
-        self._asked: asyncio.Queue[Asked] = asyncio.Queue()
-        self._open: Asked | None = None
-        self._count = 0
+        self._waiting: asyncio.Queue[Asked] = asyncio.Queue()
+        self._asked: list[Asked] = []
 
     def lets_in(self, authorization: str) -> bool:
         """Return whether an Authorization header has the session's key."""
@@ -51,46 +63,50 @@ class AgentSession:
         given = key.encode(errors="surrogateescape")
         return scheme.lower() == "bearer" and hmac.compare_digest(given, self.key.encode())
 
-    async def ask(self, body: bytes, request: ChatRequest, *, again: bool) -> tuple[Reply, int]:
-        """Hand a request to the episode. Return the answer, and the number of the request.
+    async def ask(self, body: bytes, request: ChatRequest, alive: Alive, *, again: bool) -> Asked:
+        """Hand a request to the episode. Return it with its answer.
+
+        Several requests may wait at a time, as those of sub-agents; they are answered in the order in which they came.
+        A request that comes again gets the answer of the first, and nothing is sampled twice. It is taken for a
+        repetition if its bytes are those of an earlier one, and the client says that it asks again, or the earlier
+        client has hung up before it got its answer.
 
         Args:
-            again: the client says that it sends the request once more. If its bytes are those of the last request,
-                it gets the same answer, and nothing is sampled twice. While that one waits for its answer, equal bytes
-                are taken for a repetition in any case.
+            alive: returns whether the client still waits.
+            again: the client says that it sends the request once more.
 
         Raises:
             SessionOver: the episode has ended.
-            EnvError: an earlier request is not answered yet.
         """
         if self.over:
             raise SessionOver("this episode has ended; no further turn is sampled")
-        digest, last = blake2b(body, digest_size=16).digest(), self._open
-        if last is not None and last.digest == digest and (again or not last.answer.done()):
-            return await asyncio.shield(last.answer), last.number
-        if last is not None and not last.answer.done():
-            raise EnvError(
-                "the agent sent a request before its last one was answered; an episode is one conversation"
-            )
-        self._open = asked = Asked(request, digest, self._count)
-        self._count += 1
-        self._asked.put_nowait(asked)
+        digest = blake2b(body, digest_size=16).digest()
+        known = [asked for asked in self._asked if asked.digest == digest]
+        asked = next((asked for asked in reversed(known) if again or asked.missed), None)
+        if asked is None:
+            asked = Asked(request, digest, len(self._asked), [alive])
+            self._asked.append(asked)
+            self._waiting.put_nowait(asked)
+        else:
+            asked.clients.append(alive)
         # A client that hangs up does not end the sampling: it may ask once more.
-        return await asyncio.shield(asked.answer), asked.number
+        await asyncio.shield(asked.answer)
+        return asked
 
     async def next_request(self) -> Asked:
         """Wait for the next request of the agent."""
-        return await self._asked.get()
+        return await self._waiting.get()
 
     def end(self) -> None:
         """End the session: what still waits for an answer gets an error."""
         self.over = True
-        if self._open is not None and not self._open.answer.done():
-            self._open.answer.set_exception(
-                SessionOver("the episode has ended at its limit of turns or tokens")
-            )
-            # The agent may be gone; then nobody reads this error.
-            self._open.answer.exception()
+        for asked in self._asked:
+            if not asked.answer.done():
+                asked.answer.set_exception(
+                    SessionOver("the episode has ended at its limit of turns or tokens")
+                )
+                # The agent may be gone; then nobody reads this error.
+                asked.answer.exception()
 
     def report(self, content: Any) -> None:
         """Note the rewards of `POST /reward`: ``{"value": 1.0}`` or ``{"rewards": {"exact": 1.0}}``.

@@ -19,6 +19,7 @@ from envs.user_code import absolute_beside_run_file, code_beside_run_file, code_
 
 FILES = ("train", "heldout")
 """Parameters that name a data set."""
+TRAINED = ("main", "all")
 
 
 class AgentSuite:
@@ -38,6 +39,8 @@ class AgentSuite:
         correct: reward that says whether a task was solved. Empty: the only one.
         solved_at: smallest value of this reward with which a task counts as solved.
         seed: seed of the order of the rows in each epoch.
+        trained: "main": the answers to requests with the tools of the longest conversation of the episode. "all":
+            every answer, those to titles and probes, too.
 
     Raises:
         EnvError: a file, a row, the function or a setting is wrong; the text names file and line.
@@ -52,7 +55,11 @@ class AgentSuite:
         correct: str = "",
         solved_at: float = 1.0,
         seed: int = 0,
+        trained: str = "main",
     ) -> None:
+        if trained not in TRAINED:
+            raise EnvError(f"params.trained = {trained!r}: give one of {', '.join(map(repr, TRAINED))}")
+        self._train_all = trained == "all"
         if isinstance(run, list) and not (run and all(isinstance(word, str) for word in run)):
             raise EnvError(f"params.run = {run!r}: a command is a list of texts, the program first")
         loaded: dict[str, ModuleType] = {}
@@ -105,7 +112,10 @@ class AgentSuite:
         return blake2b(path.read_bytes(), digest_size=8).hexdigest() if path.is_file() else ""
 
     def episode(self) -> Env:
-        return cast(Env, AgentEpisode(self._run, self._score, self._endpoint, self._begin, self._solved))
+        episode = AgentEpisode(
+            self._run, self._score, self._endpoint, self._begin, self._solved, self._train_all
+        )
+        return cast(Env, episode)
 
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
         """Return the conversation in a row's column `messages`.

@@ -122,7 +122,13 @@ def _line(held: list[PlacedSegment], arrays: list[Arrays]) -> dict[str, Any]:
         "temperature": first.temperature,
         "generators": list(dict.fromkeys(piece.segment.generator for piece in held)),
         "turns": [
-            {"index": turn.index, "start": starts[turn.index], "end": turn.end, "action": turn.action}
+            {
+                "index": turn.index,
+                "start": starts[turn.index],
+                "end": turn.end,
+                "action": turn.action,
+                "back": turn.back,
+            }
             for turn in sorted(turns.values(), key=lambda turn: turn.index)
         ],
         "rewards": [

@@ -6,8 +6,9 @@ cuts are chosen to waste the least. The cuts are common to all ranks, so every r
 micro-batches, which collectives under ZeRO 3 need. A rank that has no row left runs a dummy of weight zero.
 
 Rows are padded on the right. Under causal attention no token attends to the padding after it, so no mask
-is needed, and any causal language model gives the same numbers as for one trajectory at a time. Trajectories of
-a group may share a row, see `learner.update.sharing`; then each token has a position and a mask.
+is needed, and any causal language model gives the same numbers as for one trajectory at a time. A row holds a
+branch of a trajectory, see `learner.branches`; most trajectories have one. Branches of a group may share a row, see
+`learner.update.sharing`; then each token has a position and a mask.
 """
 
 from collections.abc import Sequence
@@ -48,6 +49,14 @@ class Batch:
     """Tokens that carry policy gradient, or that the critic or imitation learns from, [ΣT]."""
     columns: dict[str, Float32s]
     """Numbers of each token by name, [ΣT] each, see `make_batch`."""
+    owner: NDArray[np.int32]
+    """Trajectory of each branch, [K]."""
+    branch_lengths: NDArray[np.int32]
+    """Tokens of each branch, [K]."""
+    places: NDArray[np.int32]
+    """Index of each branch's tokens among the tokens of all trajectories, [ΣL]."""
+    own: NDArray[np.bool_]
+    """Whether no earlier branch of the trajectory has the token, [ΣL]."""
 
     @property
     def starts(self) -> Int64s:
@@ -80,7 +89,7 @@ class MicroBatch:
     temperature: Float32s
     """Sampling temperature of each target, [N]."""
     sequence: Int64s
-    """Index of each target's trajectory in the micro-batch, [N]."""
+    """Index of each target's branch in the micro-batch, [N]."""
     columns: dict[str, Float32s]
     """Columns of the batch at each target, [N] each, and each target's share in the losses of the mini-batch:
     `weight`, `value_weight`, `imitation_weight`."""
@@ -91,9 +100,9 @@ class MicroBatch:
     filled: int
     """Number of input positions that are not padding."""
     inputs: int
-    """Number of inputs of all trajectories, shared ones counted for each."""
+    """Number of inputs of all branches, shared ones counted for each."""
     depth: Int64s | None = None
-    """Position of each token in its trajectory, [B, T]; None if no row is shared."""
+    """Position of each token in its branch, [B, T]; None if no row is shared."""
     attends: NDArray[np.bool_] | None = None
     """Positions that each position attends to, [B, T, T]; None if no row is shared."""
 
@@ -125,6 +134,9 @@ def make_batch(
     bounds = [max_replay_lag if t.replayed else max_policy_lag for t in trajectories]
     within = [_within_bound(t, current_version, bound) for t, bound in zip(trajectories, bounds, strict=True)]
     present = [np.arange(len(t)) >= t.window_start for t in trajectories]
+    value = credit.value
+    if any(t.auxiliary for t in trajectories):
+        value = value & np.concatenate([t.learned_mask for t in trajectories])
     fresh = np.concatenate([mask & here for mask, here in zip(within, present, strict=True)])
     lengths = np.array([len(t) for t in trajectories], dtype=np.int32)
     good = [imitate_from is not None and _is_good(t, imitate_from) for t in trajectories]
@@ -138,7 +150,7 @@ def make_batch(
         "turn": np.concatenate([t.action_turn_index() for t in trajectories]),
         "advantage": credit.advantage,
         "median_advantage": credit.median_advantage,
-        "value_mask": credit.value,
+        "value_mask": value,
         "value_target": credit.value_target,
         "imitation_mask": imitation,
     }
@@ -148,9 +160,24 @@ def make_batch(
         group=np.unique([t.group_id for t in trajectories], return_inverse=True)[1].astype(np.int32),
         token_ids=np.concatenate([t.token_ids for t in trajectories]),
         loss_mask=loss_mask,
-        seen_mask=loss_mask | credit.value | imitation,
+        seen_mask=loss_mask | value | imitation,
         columns={name: np.ascontiguousarray(column, dtype=np.float32) for name, column in columns.items()},
+        **_branches(trajectories),
     )
+
+
+def _branches(trajectories: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:
+    """Return the fields of `Batch` that describe branches."""
+    found = [(number, branch) for number, t in enumerate(trajectories) for branch in t.branches()]
+    starts = np.concatenate([[0], np.cumsum([len(t) for t in trajectories])])
+    return {
+        "owner": np.array([number for number, _ in found], dtype=np.int32),
+        "branch_lengths": np.array([len(branch.places) for _, branch in found], dtype=np.int32),
+        "places": np.concatenate([starts[number] + branch.places for number, branch in found]).astype(
+            np.int32
+        ),
+        "own": np.concatenate([branch.own for _, branch in found]),
+    }
 
 
 def _is_good(t: Trajectory, smallest_return: float) -> bool:
@@ -169,7 +196,7 @@ def _within_bound(t: Trajectory, current_version: int, max_policy_lag: int) -> N
     if t.baseline:
         return np.zeros(len(t), dtype=np.bool_)
     return loss_mask(
-        t.action_mask, t.policy_version, current_version=current_version, max_policy_lag=max_policy_lag
+        t.learned_mask, t.policy_version, current_version=current_version, max_policy_lag=max_policy_lag
     )
 
 
@@ -214,26 +241,77 @@ def make_micro_batches(
     Returns:
         The micro-batches in order of falling length; an empty list, on every rank, if no token is to be seen.
     """
-    seen = batch.count(batch.seen_mask)
-    shares = _shares(batch, members, aggregation)
-    inputs, starts = _needed_inputs(batch), batch.starts
-    kept = np.flatnonzero(seen[members])
-    every = batch.token_ids.astype(np.int64)
-    token_ids = [every[starts[i] : starts[i] + inputs[i]] for i in members[kept]]
-    groups = batch.group[members[kept]].astype(np.int64)
-    rows = make_rows(token_ids, groups, width=width, budget=budget, ranks=ranks)
+    every, shares = _targets_of_branches(batch, members), _shares(batch, members, aggregation)
+    rows = make_rows(
+        [every.inputs(branch) for branch in range(len(every.ends))],
+        batch.group[every.owner].astype(np.int64),
+        width=width,
+        budget=budget,
+        ranks=ranks,
+    )
     lengths = np.array([row.token_ids.size for row in rows], dtype=np.int64)
     order = np.argsort(-lengths, kind="stable")
     rounds = -(-len(order) // ranks)
     mine = [dealt_row(order, i, rank, ranks) for i in range(rounds)]
-    first_seen = np.concatenate([[0], np.cumsum(seen)])
     result = []
     for start, end in choose_cuts(lengths[order[::ranks]], budget, rule):
         chosen = [rows[index] for index in mine[start:end] if index is not None]
-        own = kept[[member for row in chosen for member in row.members]]
-        own_shares = {name: values[own] for name, values in shares.items()}
-        result.append(_micro_batch(batch, chosen, members[own], own_shares, first_seen))
+        result.append(_micro_batch(batch, chosen, every, shares))
     return result
+
+
+@dataclass(frozen=True, eq=False)
+class _Branches:
+    """Branches of a mini-batch with at least one target. A target is a token that is seen, in its own branch."""
+
+    batch: Batch
+    owner: Int64s
+    """Trajectory of each branch, [K]."""
+    member: Int64s
+    """Place of each branch's trajectory in the mini-batch, [K]."""
+    first: Int64s
+    """Index of each branch's first token in `Batch.places`, [K]."""
+    ends: Int64s
+    """Number of inputs that each branch needs: up to the one that predicts its last target, [K]."""
+    targets: list[Int64s]
+    """Positions of each branch's targets in the branch."""
+
+    def inputs(self, branch: int) -> Int64s:
+        """Return the token ids of a branch's inputs."""
+        first = self.first[branch]
+        found: Int64s = self.batch.token_ids[self.batch.places[first : first + self.ends[branch]]].astype(
+            np.int64
+        )
+        return found
+
+    def target_places(self, branch: int) -> Int64s:
+        """Return the index of a branch's targets among all tokens of the batch."""
+        found: Int64s = self.batch.places[self.first[branch] + self.targets[branch]].astype(np.int64)
+        return found
+
+
+def _targets_of_branches(batch: Batch, members: Int64s) -> _Branches:
+    place = np.full(len(batch.lengths), -1, dtype=np.int64)
+    place[members] = np.arange(len(members))
+    member = place[batch.owner]
+    ends = np.cumsum(batch.branch_lengths, dtype=np.int64)
+    target = batch.seen_mask[batch.places] & batch.own
+    chosen, targets = [], []
+    # In the order of the mini-batch; `member` is -1 for trajectories outside it.
+    for branch in np.argsort(member, kind="stable")[np.count_nonzero(member < 0) :]:
+        found = np.flatnonzero(target[ends[branch] - batch.branch_lengths[branch] : ends[branch]])
+        if len(found):
+            chosen.append(branch)
+            targets.append(found)
+    kept = np.array(chosen, dtype=np.int64)
+    return _Branches(
+        batch=batch,
+        owner=batch.owner[kept].astype(np.int64),
+        member=member[kept],
+        first=(ends - batch.branch_lengths)[kept],
+        ends=np.array([found[-1] for found in targets], dtype=np.int64),
+        targets=targets,
+    )
 
 
 def _shares(batch: Batch, members: Int64s, aggregation: AggregationConfig) -> dict[str, NDArray[np.float64]]:
@@ -251,41 +329,24 @@ def _shares(batch: Batch, members: Int64s, aggregation: AggregationConfig) -> di
     }
 
 
-def _needed_inputs(batch: Batch) -> Int64s:
-    """Count the positions of each trajectory that the model must see, [S]: up to the one that predicts its
-    last target."""
-    needed = np.zeros(len(batch.lengths), dtype=np.int64)
-    starts = batch.starts
-    places = np.flatnonzero(batch.seen_mask)
-    owners = np.searchsorted(starts, places, side="right") - 1
-    np.maximum.at(needed, owners, places - starts[owners])
-    return needed
-
-
 def _micro_batch(
-    batch: Batch,
-    rows: Sequence[Row],
-    members: Int64s,
-    shares: dict[str, NDArray[np.float64]],
-    first_seen: Int64s,
+    batch: Batch, rows: Sequence[Row], every: _Branches, shares: dict[str, NDArray[np.float64]]
 ) -> MicroBatch:
-    """Return the micro-batch of these rows. ``members`` are their trajectories, in the order of the rows."""
+    """Return the micro-batch of these rows."""
     if not rows:
         return _dummy([*batch.columns, *shares])
     length = max([row.token_ids.size for row in rows])
     token_ids = np.full((len(rows), length), PADDING, dtype=np.int64)
     for i, row in enumerate(rows):
         token_ids[i, : row.token_ids.size] = row.token_ids
-    places, positions, tokens = [], [], []
-    starts = batch.starts
+    places, positions = [], []
+    branches = [branch for row in rows for branch in row.members]
     inputs = [(i * length, places) for i, row in enumerate(rows) for places in row.places]
-    for member, (offset, input_places) in zip(members, inputs, strict=True):
-        start = starts[member]
-        targets = np.flatnonzero(batch.seen_mask[start : starts[member + 1]])
-        places.append(start + targets)
-        positions.append(offset + input_places[targets - 1])
-        tokens.append(first_seen[member] + np.arange(len(targets)))
+    for branch, (offset, input_places) in zip(branches, inputs, strict=True):
+        places.append(every.target_places(branch))
+        positions.append(offset + input_places[every.targets[branch] - 1])
     counts = [len(p) for p in places]
+    members = every.member[branches]
     place = np.concatenate(places)
     columns = {name: column[place] for name, column in batch.columns.items()}
     masks = {
@@ -294,16 +355,17 @@ def _micro_batch(
         "imitation_weight": columns["imitation_mask"],
     }
     for name, share in shares.items():
-        columns[name] = (np.repeat(share, counts) * masks[name]).astype(np.float32)
+        shared = np.repeat(share[members], counts)
+        columns[name] = (shared * np.asarray(masks[name], dtype=np.float64)).astype(np.float32)
     return MicroBatch(
         token_ids=token_ids,
         position=np.concatenate(positions),
         target=batch.token_ids[place].astype(np.int64),
-        temperature=np.repeat(batch.temperature[members], counts),
-        sequence=np.repeat(np.arange(len(members)), counts),
+        temperature=np.repeat(batch.temperature[every.owner[branches]], counts),
+        sequence=np.repeat(np.arange(len(branches)), counts),
         columns=columns,
         policy=batch.loss_mask[place],
-        token=np.concatenate(tokens),
+        token=np.cumsum(batch.seen_mask)[place] - 1,
         filled=sum([row.token_ids.size for row in rows]),
         inputs=sum([places.size for _, places in inputs]),
         **_tree(rows, length),

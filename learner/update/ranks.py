@@ -98,6 +98,10 @@ def encode_batch(
         "token_ids": batch.token_ids,
         "loss_mask": batch.loss_mask.astype(np.uint8),
         "seen_mask": batch.seen_mask.astype(np.uint8),
+        "owner": batch.owner,
+        "branch_lengths": batch.branch_lengths,
+        "places": batch.places,
+        "own": batch.own.astype(np.uint8),
         **{COLUMN + name: column for name, column in batch.columns.items()},
     }
     specs, body = pack_arrays(arrays)
@@ -115,6 +119,10 @@ def decode_batch(command: RunUpdate | RunEstimate, body: bytes) -> Batch:
         token_ids=arrays["token_ids"],
         loss_mask=arrays["loss_mask"].astype(np.bool_),
         seen_mask=arrays["seen_mask"].astype(np.bool_),
+        owner=arrays["owner"],
+        branch_lengths=arrays["branch_lengths"],
+        places=arrays["places"],
+        own=arrays["own"].astype(np.bool_),
         columns={
             name.removeprefix(COLUMN): array for name, array in arrays.items() if name.startswith(COLUMN)
         },

@@ -49,7 +49,7 @@ def make_report(
     columns = {name: column[batch.seen_mask] for name, column in batch.columns.items()}
     lags = columns["lag"][seen]
     replayed = np.repeat([t.replayed for t in trajectories], batch.lengths)[batch.seen_mask][seen]
-    offered = sum(int(t.action_mask[t.window_start :].sum()) for t in trajectories if not t.baseline)
+    offered = sum(int(t.learned_mask[t.window_start :].sum()) for t in trajectories if not t.baseline)
     metrics = {
         "learner/trained_tokens": float(seen.sum()),
         "learner/replayed_tokens": float(replayed.sum()),

@@ -1,4 +1,4 @@
-"""An agent on OpenAI's own client is trained as it is: it asks twice in each episode, and returns its reward."""
+"""An agent on OpenAI's own client is trained as it is, with two sub-agents that ask at a time."""
 
 import json
 import os
@@ -12,17 +12,23 @@ from tests.e2e.test_rows_train import RUN_FILE, rows
 pytestmark = pytest.mark.timeout(600)
 
 AGENT = '''
+import asyncio
+
 from openai import AsyncOpenAI
 
 
 async def run(row, base_url, api_key):
-    """Have three letters spelled, then ask once more."""
-    messages = list(row["prompt"])
+    """Have three letters spelled, by two sub-agents, too, and then ask once more."""
+    question = row["prompt"][0]
     async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
-        for _ in range(2):
+
+        async def ask(messages):
             answer = await client.chat.completions.create(model="policy", messages=messages)
-            message = answer.choices[0].message
-            messages += [message, {"role": "user", "content": row["prompt"][0]["content"]}]
+            return answer.choices[0].message
+
+        first = await ask([question])
+        await asyncio.gather(*(ask([{**question, "content": question["content"] + end}]) for end in "?!"))
+        message = await ask([question, first, question])
     right = row["ground_truth"]
     return {"letters": sum(a == b for a, b in zip(message.content, right)) / len(right)}
 '''
@@ -65,5 +71,10 @@ def test_an_agent_on_openais_client_trains_a_model(tmp_path, root):
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     rewards = [reward for line in lines for reward in line["rewards"]]
     assert {reward["name"] for reward in rewards} == {"letters"}
-    # Turn 0 is the first request, 1 its answer, 2 the second request, and 3 the answer that is scored.
-    assert {reward["turn"] for reward in rewards} == {3}
+    turns = {(t["index"], t["action"], t["back"]) for line in lines for t in line["turns"]}
+    # Two requests of sub-agents begin anew; the last one follows the first answer.
+    assert turns == {
+        (0, False, 1), (1, True, 1), (2, False, 0), (3, True, 1), (4, False, 0), (5, True, 1),
+        (6, False, 5), (7, True, 1),
+    }  # fmt: skip
+    assert {reward["turn"] for reward in rewards} == {7}

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from actors.environment import EnvironmentRunner
+from actors.environments.runner import EnvironmentRunner
 from actors.episode import Bounds, Episode
 from actors.generator_client import GeneratorPool
 from envs.base import StepResult

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from actors.environment import EnvironmentRunner
+from actors.environments.runner import EnvironmentRunner
 from actors.episode import Bounds, Episode
 from actors.render import Renderer
 from actors.sampled import Sampled

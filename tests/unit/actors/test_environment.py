@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
-from actors import environment, worker_threads
-from actors.environment import EnvironmentRunner, SuiteCaller
+from actors.environments import runner as environment
+from actors.environments import worker_threads
+from actors.environments.runner import EnvironmentRunner, SuiteCaller
 from actors.errors import EnvironmentFailed, EnvironmentStuck
 
 LONG_S = 60.0

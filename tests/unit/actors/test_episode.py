@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.environment import EnvironmentRunner
-from actors.episode import Bounds, Episode, bounded, finite_rewards
+from actors.environments.results import bounded, finite_rewards
+from actors.environments.runner import EnvironmentRunner
+from actors.episode import Bounds, Episode
 from actors.errors import EnvironmentFailed, GenerationFailed, Infrastructure, PrefixBroken, TurnRefused
 from actors.sampled import Sampled
 from actors.stop_strings import stopped_at
@@ -560,3 +561,77 @@ def test_a_stop_string_of_many_bytes_is_found_wherever_tokens_part_it(size):
             break
     assert found == end
     assert begin < end <= begin + size
+
+
+def turns_of(cuts):
+    return [
+        (turn.index, turn.start, turn.end, turn.action, turn.back)
+        for cut in cuts
+        for turn in cut.segment.turns
+    ]
+
+
+def test_an_observation_behind_an_earlier_answer_is_a_branch():
+    back = StepResult(observation={"role": "user", "content": "B"}, after=0)
+    anew = StepResult(observation={"role": "user", "content": "N:"}, after=-1, auxiliary=[2])
+    done = StepResult(done=True, auxiliary=[2])
+    script = Script("1$", "2$", "3$", "4$")
+    cuts, episode = play(Env(say("a"), back, anew, done), script)
+    assert episode.status == "finished"
+    assert [bytes(request.prompt) for request in script.requests] == [
+        b"Q:", b"Q:1\0|a", b"Q:1\0|B", b"N:",
+    ]  # fmt: skip
+    assert text_of(cuts) == "Q:1$|a2$|B3$N:4$"
+    assert [(index, back) for index, _, _, _, back in turns_of(cuts)] == [
+        (0, 1), (1, 1), (2, 1), (3, 1), (4, 3), (5, 1), (6, 0), (7, 1),
+    ]  # fmt: skip
+    assert cuts[-1].segment.auxiliary == [5], "the third answer is turn 5"
+    assert episode.tokens == sum(cut.segment.tokens for cut in cuts)
+
+
+def test_a_new_conversation_with_the_tokens_of_an_earlier_one_goes_on_there():
+    """An agent may spell a message in another way that the template writes alike."""
+    anew = StepResult(observation={"role": "user", "content": "Q:1\0|more"}, after=-1)
+    script = Script("1$", "2$")
+    cuts, _ = play(Env(anew, DONE), script)
+    assert bytes(script.requests[1].prompt) == b"Q:1\0|more"
+    assert text_of(cuts) == "Q:1$|more2$", "the tokens that are known are not sent again"
+    assert [turn[4] for turn in turns_of(cuts)] == [1, 1, 1, 1]
+
+
+def test_a_branch_has_the_tools_of_its_conversation_and_all_branches_share_one_limit():
+    class Tooled(Env):
+        def tool_schemas(self):
+            return ["first"]
+
+    text = Letters()
+    anew = StepResult(observation={"role": "user", "content": "N:"}, after=-1, tools=["other"])
+    back = StepResult(observation={"role": "user", "content": "B"}, after=0)
+    behind = StepResult(observation={"role": "user", "content": "C"}, after=1)
+    cuts, _ = play(
+        Tooled(anew, back, behind, DONE),
+        Script("1$", "2$", "3$", "456789"),
+        text=text,
+        max_trajectory_tokens=20,
+    )
+    assert text.tools == [["first"], ["other"], ["first"], ["other"]]
+    assert sum(cut.segment.tokens for cut in cuts) == 20, (
+        "the last answer is cut at the limit of all branches"
+    )
+
+
+def test_an_answer_that_is_not_there_is_named():
+    cuts, _ = play(Env(StepResult(observation={"role": "user", "content": "B"}, after=1)), Script("1$"))
+    assert "after = 1 of 1 answers" in cuts[-1].segment.error
+
+
+def test_a_turn_of_a_branch_that_a_segment_cuts_keeps_its_place():
+    back = StepResult(observation={"role": "user", "content": "long one"}, after=0)
+    cuts, _ = play(Env(say("a"), back, DONE), Script("1$", "2$", "3$"), Bounds(segment_tokens=3))
+    joined = {}
+    for index, start, end, _, back_ in turns_of(cuts):
+        joined.setdefault(index, [start, end, {back_}])
+        joined[index][1] = end
+        joined[index][2].add(back_)
+    assert joined[4][2] == {3}
+    assert joined[4][1] - joined[4][0] == len("|long one")

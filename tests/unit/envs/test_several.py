@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from actors.environment import EnvironmentRunner
+from actors.environments.runner import EnvironmentRunner
 from envs.errors import EnvError
 from envs.registry import make_suite
 from envs.several import cycle_of, dealt

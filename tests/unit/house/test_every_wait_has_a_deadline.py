@@ -56,11 +56,12 @@ ALLOWED = {
         "actors/generator/http_engine.py",
         "asyncio.gather(self._watch, return_exceptions=True)",
     ): "it has been cancelled",
-    ("actors/environment.py", "waiting.result()"): "it is done",
+    ("actors/environments/runner.py", "waiting.result()"): "it is done",
     (
         "envs/agent/session.py",
-        "self._asked.get()",
+        "self._waiting.get()",
     ): "reset and step of an environment have actor.env_timeout_s",
+    ("envs/agent/endpoint.py", "asked.answer.result()"): "it is done",
     (
         "envs/agent/episode.py",
         "asyncio.wait({request, self._agent}, return_when=asyncio.FIRST_COMPLETED)",
@@ -70,11 +71,11 @@ ALLOWED = {
     ("envs/agent/command.py", "process.wait()"): "an episode has a deadline, at which the agent is cancelled",
     ("envs/agent/guard.py", "agent.wait()"): "the actor closes the pipe when it no longer wants the agent",
     (
-        "actors/environment.py",
+        "actors/environments/runner.py",
         "asyncio.gather(*tasks, return_exceptions=True)",
     ): "a daemon thread that was left behind lets cancelled coroutines clean up; nobody waits for it",
     (
-        "actors/worker_threads.py",
+        "actors/environments/worker_threads.py",
         "inbox.get()",
     ): "an idle daemon thread waits for work; nobody waits for it",
     ("launch/weights_role.py", "stop.wait()"): "for SIGTERM",

@@ -208,8 +208,8 @@ def test_export_as_json_lines(run, tmp_path, capsys):
     assert np.array_equal(np.float32(one["logp_behaviour"]), (-np.arange(8) / 3).astype("f4"))
     assert one["policy_version"] == [7] * 8
     assert one["turns"] == [
-        {"index": 0, "start": 0, "end": 2, "action": False},
-        {"index": 1, "start": 2, "end": 8, "action": True},
+        {"index": 0, "start": 0, "end": 2, "action": False, "back": 1},
+        {"index": 1, "start": 2, "end": 8, "action": True, "back": 1},
     ]
     assert one["rewards"] == [{"name": "answer", "turn": 1, "value": 0.5}]
     assert one["complete"]

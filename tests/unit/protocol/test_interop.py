@@ -72,7 +72,7 @@ def test_our_segments_are_readable_with_msgpack_and_numpy(driver):
     header, arrays = foreign_decode(segment_frames(lease, turns=[Turn(0, 0, 2, False), Turn(1, 2, 4, True)]))
     assert header["type"] == "segment"
     assert header["trajectory_id"] == "g.0.0"
-    assert header["turns"] == [[0, 0, 2, False], [1, 2, 4, True]]
+    assert header["turns"] == [[0, 0, 2, False, 1], [1, 2, 4, True, 1]]
     assert arrays["token_ids"].tolist() == [0, 1, 2, 3]
     assert arrays["action_mask"].tolist() == [0, 0, 1, 1]
     assert set(arrays) == {"token_ids", "action_mask", "logp_behaviour", "policy_version"}
@@ -105,7 +105,7 @@ def test_unknown_fields_of_a_segment_survive_the_broker_byte_for_byte(driver):
 def test_another_major_version_is_refused_with_words_that_help():
     frames = encode(Hello(role="actor", peer="a", incarnation=3))
     with pytest.raises(
-        VersionMismatch, match=r"peer speaks protocol 5\.5, this process 4\.1; run the same major"
+        VersionMismatch, match=r"peer speaks protocol 5\.5, this process 4\.2; run the same major"
     ):
         decode([b"OB\x05\x05", *frames[1:]])
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from envs.agent.chat import make_reply
-from envs.agent.history import History
+from envs.agent.message_tree import MessageTree
 from envs.agent.responses import parse_responses_request, response, response_events
 from envs.base import TurnFacts
 from envs.errors import EnvError
@@ -30,8 +30,9 @@ def test_an_answer_that_comes_back_as_items_continues_the_conversation():
     )
     assert [tool["function"]["name"] for tool in first.tools] == ["add"]
     reply = make_reply(f"<think>hm</think>I add.{CALL}{CALL}", first, 0, TurnFacts(5, 3, cut=False))
-    history = History(first.messages, first.tools)
-    history.answered(reply.message)
+    tree = MessageTree()
+    tree.place(first.messages, first.tools)
+    tree.answered(reply.message)
     items = response(reply, first, "resp-1-0", 7)["output"]
     assert [item["type"] for item in items] == ["reasoning", "message", "function_call", "function_call"]
     results = [
@@ -40,10 +41,8 @@ def test_an_answer_that_comes_back_as_items_continues_the_conversation():
         if item["type"] == "function_call"
     ]
     second = request([{"role": "user", "content": "1?"}, *items, *results], tools=[TOOL])
-    assert [m["tool_call_id"] for m in history.new_messages(second.messages, second.tools)] == [
-        "call_0_0",
-        "call_0_1",
-    ]
+    place = tree.place(second.messages, second.tools)
+    assert (place.after, [m["tool_call_id"] for m in place.new]) == (0, ["call_0_0", "call_0_1"])
 
 
 WRONG = {

@@ -15,8 +15,8 @@ from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from typing import Any
 
+from actors.environments.worker_threads import EnvironmentCall, Raised, WorkerThreads, would_end
 from actors.errors import EnvironmentFailed, EnvironmentStuck
-from actors.worker_threads import EnvironmentCall, Raised, WorkerThreads, would_end
 from envs.blame import place_of_error, place_of_thread
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from actors.environment import EnvironmentRunner, SuiteCaller
+from actors.environments.runner import EnvironmentRunner, SuiteCaller
 from envs.base import HasGauges, Suite
 from protocol.gauges import ENV
 

@@ -1,0 +1,71 @@
+"""Checks of what environments return. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from actors.errors import EnvironmentFailed
+from envs.base import StepResult
+from protocol.messages import MAX_ITEMS, MAX_NAME
+
+MAX_INFO_BYTES = 32_768
+
+
+def check_conversation(messages: Any, function: str) -> None:
+    """Raise EnvironmentFailed unless ``messages``, which ``function`` returned, are a conversation."""
+    if not isinstance(messages, Sequence) or not all(
+        isinstance(message, Mapping)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+        for message in messages
+    ):
+        raise EnvironmentFailed(
+            f"environment: {function} returned {messages!r:.200}; it must be a list of "
+            '{"role": "user", "content": TEXT}'
+        )
+    for message in messages:
+        try:
+            message["content"].encode()
+        except UnicodeEncodeError as error:
+            raise EnvironmentFailed(
+                f"environment: {function}: character {error.start + 1} of a message is "
+                f"{message['content'][error.start]!r}, half of a surrogate pair, which no tokenizer takes"
+            ) from None
+
+
+def finite_rewards(result: StepResult) -> dict[str, float]:
+    """Return the rewards of a step as floats.
+
+    Raises:
+        EnvironmentFailed: a reward is not a finite number, a name is too long, or there are too many rewards.
+
+    Example:
+        >>> finite_rewards(StepResult(rewards={"score": 1}))
+        {'score': 1.0}
+    """
+    rewards: dict[str, float] = {}
+    if len(result.rewards) > MAX_ITEMS or any(len(name) > MAX_NAME for name in result.rewards):
+        raise EnvironmentFailed(
+            f"environment: rewards are at most {MAX_ITEMS}, with names of at most {MAX_NAME} characters"
+        )
+    for name, value in result.rewards.items():
+        try:
+            rewards[name] = float(value)
+        except (TypeError, ValueError):
+            raise EnvironmentFailed(f"environment: reward {name!r} is {value!r}, not a number") from None
+        if not math.isfinite(rewards[name]):
+            raise EnvironmentFailed(f"environment: reward {name!r} is {value!r}, not a finite number")
+    return rewards
+
+
+def bounded(info: dict[str, Any]) -> dict[str, Any]:
+    """Return ``info`` if it can be encoded and is small enough, else a note that says why it was left out."""
+    try:
+        size = len(msgspec.msgpack.encode(info))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        return {"left_out": f"info cannot be encoded: {error}"[:200]}
+    if size > MAX_INFO_BYTES:
+        return {"left_out": f"info of {size} bytes, at most {MAX_INFO_BYTES}"}
+    return info

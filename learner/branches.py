@@ -1,0 +1,85 @@
+"""Branches of a trajectory: the conversations that its turns form. Pure.
+
+Each turn continues the turn before it, an earlier one, or none. So the turns form trees, and a branch is the way
+from a first turn to a last one. The policy saw a token behind the tokens of its branch before it, and nothing else::
+
+    turn 0 prompt - 1 answer - 2 tool's result - 3 answer
+                             \\ 4 shorter result - 5 answer
+    turn 6 prompt of a sub-agent - 7 answer
+
+This trajectory has three branches: the turns 0 1 2 3, 0 1 4 5 and 6 7. The tokens of turn 1 are in two of them,
+and are trained in the first.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learner.errors import BrokenTrajectory
+from protocol.arrays import Int64s
+from protocol.messages import Turn
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """One conversation of a trajectory."""
+
+    places: Int64s
+    """Index in the trajectory of each token of the branch, [L]."""
+    own: NDArray[np.bool_]
+    """Whether no earlier branch has the token, [L]. It is trained in this branch."""
+
+
+def branches_of(turns: Sequence[Turn], tokens: int) -> list[Branch]:
+    """Return the branches in the order of their last turns.
+
+    Args:
+        turns: turns of the trajectory, in order.
+        tokens: number of its tokens.
+
+    Raises:
+        BrokenTrajectory: turns that branch do not hold every token once, or one continues a turn that is not there.
+
+    Example:
+        >>> turns = [Turn(0, 0, 2, False), Turn(1, 2, 3, True), Turn(2, 3, 4, False), Turn(3, 4, 5, True),
+        ...     Turn(4, 5, 6, False, back=3), Turn(5, 6, 7, True)]
+        >>> [branch.places.tolist() for branch in branches_of(turns, 7)]
+        [[0, 1, 2, 3, 4], [0, 1, 2, 5, 6]]
+        >>> [branch.own.astype(int).tolist() for branch in branches_of(turns, 7)]
+        [[1, 1, 1, 1, 1], [0, 0, 0, 1, 1]]
+    """
+    if all(turn.back == 1 for turn in turns):
+        return [Branch(np.arange(tokens), np.ones(tokens, dtype=np.bool_))]
+    _check(turns, tokens)
+    before = {turn.index: turn.index - turn.back if turn.back and turn.index else None for turn in turns}
+    continued = set(before.values())
+    ends = [turn.index for turn in turns if turn.index not in continued]
+    span = {turn.index: np.arange(turn.start, turn.end) for turn in turns}
+    known: set[int] = set()
+    branches = []
+    for end in ends:
+        way: list[int] = []
+        at: int | None = end
+        while at is not None:
+            way.append(at)
+            at = before[at]
+        way.reverse()
+        own = [np.full(len(span[index]), index not in known) for index in way]
+        branches.append(Branch(np.concatenate([span[index] for index in way]), np.concatenate(own)))
+        known.update(way)
+    return branches
+
+
+def _check(turns: Sequence[Turn], tokens: int) -> None:
+    at = 0
+    for number, turn in enumerate(turns):
+        if turn.index != number or turn.start != at or turn.back > max(number, 1):
+            raise BrokenTrajectory(
+                f"turn {turn.index} at [{turn.start}, {turn.end}), {turn.back} back, does not fit: it should be turn "
+                f"{number} and begin at token {at}"
+            )
+        at = turn.end
+    if at != tokens:
+        raise BrokenTrajectory(f"the turns end at token {at}, the trajectory at {tokens}")
