@@ -30,6 +30,7 @@ COMMANDS = {
     "endtoend": "endtoend spell_backward --seeds 0",
     "every_way": "every_way",
     "generation": "generation --repetitions 5",
+    "harnesses": "harnesses",
     "learner": "learner --rounds 5",
     "learner-shared": "learner --sizes 1M 10M 135M --lengths 'one prompt' 'three turns' --rounds 3",
     "plan": "plan recipes/spell_backward.toml --calibrate 30",

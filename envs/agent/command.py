@@ -67,13 +67,23 @@ def agent_command(command: Sequence[str]) -> Callable[..., Coroutine[Any, Any, s
             await _end(process, reading)
         text = b"".join(output).decode(errors="replace")
         if process.returncode:
-            lines = " / ".join(text.strip().splitlines()[-TAIL_LINES:])
             raise RuntimeError(
-                f"the agent {command[0]!r} ended with status {process.returncode}: {lines or 'no output'}"
+                f"the agent {command[0]!r} ended with status {process.returncode}: {last_lines(text)}"
             )
         return text
 
     return run
+
+
+def last_lines(output: str) -> str:
+    """Return the end of an output on one line, the very last line first, because an error may be cut short.
+
+    Example:
+        >>> last_lines("Traceback\\n  run()\\nKeyError: 'a'\\n")
+        "KeyError: 'a' (before it: Traceback / run())"
+    """
+    *before, last = [line.strip() for line in output.strip().splitlines()[-TAIL_LINES:]] or ["no output"]
+    return f"{last} (before it: {' / '.join(before)})" if before else last
 
 
 async def _end(process: asyncio.subprocess.Process, reading: "asyncio.Task[None]") -> None:

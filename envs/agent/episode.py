@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, cast
 
-from envs.agent.chat import make_reply
+from envs.agent.chat import ChatRequest, make_reply
 from envs.agent.endpoint import Endpoint
-from envs.agent.message_tree import MessageTree
+from envs.agent.message_tree import MessageTree, Trained
 from envs.agent.session import AgentSession, Asked, rewards_of
 from envs.base import ChatMessage, StepResult, ToolSchema, TurnFacts
 from envs.errors import EnvError
@@ -35,7 +35,7 @@ class AgentEpisode:
         endpoint: the server that it speaks to.
         begin: returns the row of a task.
         solved: returns whether rewards count as correct.
-        train_all: train the answers to auxiliary requests, too, see `MessageTree.auxiliary`.
+        trained: which answers are trained, see `MessageTree.auxiliary`.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class AgentEpisode:
         endpoint: Endpoint,
         begin: Callable[[dict[str, Any]], DataRow],
         solved: Callable[[dict[str, float]], bool | None],
-        train_all: bool = False,
+        trained: Trained = "tools",
     ) -> None:
         self._run, self._score, self._endpoint = run, score, endpoint
-        self._begin, self._solved, self._train_all = begin, solved, train_all
+        self._begin, self._solved, self._trained = begin, solved, trained
         self._session: AgentSession | None = None
         self._agent: asyncio.Future[Any] | None = None
         self._asked: Asked | None = None
@@ -70,6 +70,11 @@ class AgentEpisode:
             raise EnvError(f"{self._row.place}: the agent ended without asking the model")
         self._tree.place(asked.request.messages, asked.request.tools)
         return asked.request.messages
+
+    @property
+    def request(self) -> ChatRequest | None:
+        """The request that waits for an answer."""
+        return self._asked.request if self._asked is not None else None
 
     def tool_schemas(self) -> list[ToolSchema]:
         """Return the tools of the agent's first request."""
@@ -93,7 +98,7 @@ class AgentEpisode:
         self._tree.answered(reply.message)
         asked.answer.set_result(reply)
         following = await self._next()
-        auxiliary = () if self._train_all else self._tree.auxiliary()
+        auxiliary = self._tree.auxiliary(self._trained)
         if following is not None:
             request = following.request
             place = self._tree.place(request.messages, request.tools)

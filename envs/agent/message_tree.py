@@ -8,10 +8,12 @@ What the policy sampled keeps its tokens, however it was spelled on its way back
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from envs.agent.history import canonical, spelled
 
+Trained = Literal["tools", "main", "all"]
+"""Which answers of an episode are trained."""
 Sent = TypeVar("Sent", bound=Mapping[str, Any])
 
 
@@ -90,25 +92,31 @@ class MessageTree:
         self._behind.setdefault(_hashes([*messages, message], kind)[-1], []).append(len(self._answers))
         self._answers.append(_Answer(kind, depth))
 
-    def auxiliary(self) -> list[int]:
-        """Return the answers to requests whose tools are not those of the longest conversation.
+    def auxiliary(self, trained: Trained) -> list[int]:
+        """Return the answers that are not to be trained.
 
-        Of conversations of one length, the first counts that has tools. Titles and probes are found so: agents
-        ask for them without tools.
+        Titles and probes are found by this: agents ask for them without tools.
+
+        Args:
+            trained: "tools": answers to requests with tools, if there are any, else all. "main": answers to requests
+                with the tools of the longest conversation; of two of one length, the one that ended first. "all".
 
         Example:
             >>> tree = MessageTree()
             >>> for tools in ([], [{"name": "add"}]):
             ...     _ = tree.place([{"role": "user", "content": "2 + 2?"}], tools)
             ...     tree.answered({"role": "assistant", "content": "4"})
-            >>> tree.auxiliary()
-            [0]
+            >>> tree.auxiliary("tools"), tree.auxiliary("all")
+            ([0], [])
         """
-        if not self._answers:
+        if trained == "all" or not self._answers:
             return []
         none = spelled([])
-        main = max(self._answers, key=lambda answer: (answer.depth, answer.tools != none))
-        return [number for number, answer in enumerate(self._answers) if answer.tools != main.tools]
+        main = max(self._answers, key=lambda answer: (answer.tools != none, answer.depth)).tools
+        if main == none:
+            return []
+        wanted = {main} if trained == "main" else {a.tools for a in self._answers} - {none}
+        return [number for number, answer in enumerate(self._answers) if answer.tools not in wanted]
 
 
 def _hashes(messages: Sequence[Mapping[str, Any]], kind: str) -> list[bytes]:

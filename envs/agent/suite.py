@@ -5,11 +5,12 @@ from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from envs.agent.command import agent_command
 from envs.agent.endpoint import Endpoint
 from envs.agent.episode import AgentEpisode
+from envs.agent.message_tree import Trained
 from envs.base import ChatMessage, Env, Split, SuiteFacts
 from envs.errors import EnvError
 from envs.reasoning_gym_suite import task_of
@@ -19,7 +20,6 @@ from envs.user_code import absolute_beside_run_file, code_beside_run_file, code_
 
 FILES = ("train", "heldout")
 """Parameters that name a data set."""
-TRAINED = ("main", "all")
 
 
 class AgentSuite:
@@ -39,8 +39,8 @@ class AgentSuite:
         correct: reward that says whether a task was solved. Empty: the only one.
         solved_at: smallest value of this reward with which a task counts as solved.
         seed: seed of the order of the rows in each epoch.
-        trained: "main": the answers to requests with the tools of the longest conversation of the episode. "all":
-            every answer, those to titles and probes, too.
+        trained: which answers are trained. "tools": those to requests with tools, if the episode has any. "main": those
+            to requests with the tools of the longest conversation. "all": those to titles and probes, too.
 
     Raises:
         EnvError: a file, a row, the function or a setting is wrong; the text names file and line.
@@ -55,11 +55,11 @@ class AgentSuite:
         correct: str = "",
         solved_at: float = 1.0,
         seed: int = 0,
-        trained: str = "main",
+        trained: str = "tools",
     ) -> None:
-        if trained not in TRAINED:
-            raise EnvError(f"params.trained = {trained!r}: give one of {', '.join(map(repr, TRAINED))}")
-        self._train_all = trained == "all"
+        if trained not in get_args(Trained):
+            raise EnvError(f"params.trained = {trained!r}: give one of {', '.join(get_args(Trained))}")
+        self._trained = cast(Trained, trained)
         if isinstance(run, list) and not (run and all(isinstance(word, str) for word in run)):
             raise EnvError(f"params.run = {run!r}: a command is a list of texts, the program first")
         loaded: dict[str, ModuleType] = {}
@@ -113,7 +113,7 @@ class AgentSuite:
 
     def episode(self) -> Env:
         episode = AgentEpisode(
-            self._run, self._score, self._endpoint, self._begin, self._solved, self._train_all
+            self._run, self._score, self._endpoint, self._begin, self._solved, self._trained
         )
         return cast(Env, episode)
 

@@ -367,7 +367,7 @@ async def test_a_program_is_an_agent_and_leaves_nothing_behind(suite_of, tmp_pat
 @in_loop
 async def test_a_program_that_fails_is_named_with_its_last_lines(suite_of):
     async with Played(suite_of("program fails")) as played:
-        with pytest.raises(RuntimeError, match=r"ended with status 1: left .* / no such row"):
+        with pytest.raises(RuntimeError, match=r"ended with status 1: no such row .before it: left .*"):
             await played.episode(0, right)
 
 

@@ -1,6 +1,7 @@
 """A request finds the answer that it follows, whatever an agent does with its conversation."""
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
@@ -85,18 +86,28 @@ def test_titles_and_probes_are_auxiliary_in_an_agent_with_tools():
     tree = MessageTree()
     asked(tree, [user("Write a title.")], "A sum")
     asked(tree, [user("a")], "1", ADD)
-    assert tree.auxiliary() == [0]
+    assert tree.auxiliary("tools") == [0]
     asked(tree, [user("a"), said("1"), user("b")], "2", ADD)
     asked(tree, [user("Are you done?")], "yes")
-    assert tree.auxiliary() == [0, 3]
+    assert tree.auxiliary("tools") == tree.auxiliary("main") == [0, 3]
+    assert tree.auxiliary("all") == []
 
 
-def test_without_tools_nothing_is_auxiliary():
+def test_sub_agents_with_other_tools_are_trained_unless_only_the_longest_is_wanted():
     tree = MessageTree()
-    assert tree.auxiliary() == []
+    asked(tree, [user("head")], "1", [{"name": "ask"}])
+    asked(tree, [user("worker")], "2", ADD)
+    asked(tree, [user("worker"), said("2"), user("b")], "3", ADD)
+    assert (tree.auxiliary("tools"), tree.auxiliary("main")) == ([], [0])
+
+
+@pytest.mark.parametrize("trained", ["tools", "main", "all"])
+def test_without_tools_nothing_is_auxiliary(trained):
+    tree = MessageTree()
+    assert tree.auxiliary(trained) == []
     asked(tree, [user("a")], "1")
     asked(tree, [user("b")], "2")
-    assert tree.auxiliary() == []
+    assert tree.auxiliary(trained) == []
 
 
 class Walk(RuleBasedStateMachine):

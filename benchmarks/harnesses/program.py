@@ -1,0 +1,241 @@
+"""Run agents of other libraries on suite `agent`, and check every token that is recorded of them.
+
+    python -m benchmarks.harnesses [--venvs FOLDER] [--only NAME ...] [--json FILE.json] [--records FOLDER]
+
+Each library is installed into a virtual environment of its own under FOLDER, if it is not there yet. The agents are
+programs in these, which know nothing of Offbeat. The endpoint, the actor's episode and the learner's trajectory are the
+real ones; the policy is a script that answers from the text of its prompt. An agent holds if every answer was recorded
+once, token by token and version by version, behind the very prompt that the policy saw, and is trained once.
+"""
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from actors.environments.runner import EnvironmentRunner
+from actors.episode import Bounds, Episode
+from actors.render import Renderer
+from benchmarks.harnesses.policy import ScriptedPolicy
+from benchmarks.harnesses.recording import RecordedSuite
+from benchmarks.report import save_results
+from envs.registry import make_suite
+from learner.trajectory import Trajectory, assemble
+from protocol.arrays import SegmentArrays
+from protocol.messages import LeaseTask, Sampling, Task
+
+TEMPLATE = Path(__file__).parents[2] / "tests" / "chat_templates" / "qwen3.jinja"
+PROGRAMS = Path(__file__).with_name("programs.py")
+PACKAGES = {
+    "langgraph": ["langgraph==1.2.22", "langchain", "langchain-openai==1.7.3"],
+    "openai-agents": ["openai-agents==0.24.0"],
+    "smolagents": ["smolagents[openai]==1.26.0"],
+    "strands": ["strands-agents[openai]==1.62.0"],
+}
+"""Requirements by the first word of an agent's name."""
+EXPECTED = {
+    "langgraph": (3, 1),
+    "langgraph, streamed": (3, 1),
+    "langgraph, responses": (3, 1),
+    "openai-agents": (3, 1),
+    "openai-agents, streamed": (3, 1),
+    "openai-agents, chat": (3, 1),
+    "openai-agents, sub-agents": (12, 4),
+    "smolagents, tool calls": (3, 3),
+    "smolagents, code": (4, 4),
+    "strands": (3, 1),
+    "strands, window": (9, 3),
+}
+"""Number of requests and of branches of each agent."""
+LIMIT_S = 120.0
+
+
+@dataclass
+class Outcome:
+    """What one agent has shown. ``faults`` is empty if everything held that must hold."""
+
+    agent: str
+    requests: int = 0
+    branches: int = 0
+    sampled_tokens: int = 0
+    trained_tokens: int = 0
+    prompt_tokens: int = 0
+    """Tokens that were rendered."""
+    seen_tokens: int = 0
+    """Tokens of all prompts that the policy saw."""
+    output: str = ""
+    faults: list[str] = field(default_factory=list)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = parse(arguments)
+    names = args.only or list(EXPECTED)
+    outcomes = []
+    for name in names:
+        outcomes.append(run_agent(name, python_of(name, args.venvs), args.records))
+        sys.stderr.write(table(outcomes[-1:]).splitlines()[-1] + "\n")
+    sys.stdout.write(table(outcomes) + "\n")
+    if args.json is not None:
+        save_results(args.json, {"harnesses": table(outcomes)}, [asdict(outcome) for outcome in outcomes])
+    sys.exit(any(outcome.faults for outcome in outcomes))
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--venvs", type=Path, default=Path("build/harnesses"))
+    parser.add_argument("--only", nargs="+", default=[], choices=list(EXPECTED), metavar="NAME")
+    parser.add_argument("--records", type=Path, help="folder for the requests as JSON, for tests")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args(arguments)
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Return a Markdown table with one line per agent.
+
+    Example:
+        >>> print(table([Outcome("strands", 3, 1, 90, 90, 300, 700)]).splitlines()[-1])
+        | strands | yes | 3 | 1 | 90 | 90 | 300 of 700 |
+    """
+    lines = [
+        "| agent | holds | requests | branches | tokens sampled | trained | rendered, of all that the policy read |",
+        "|---" * 7 + "|",
+    ]
+    for o in outcomes:
+        holds = f"**no: {'; '.join(o.faults)}**".replace("|", "/").replace("\n", " ") if o.faults else "yes"
+        lines.append(
+            f"| {o.agent} | {holds} | {o.requests} | {o.branches} | {o.sampled_tokens:,} | {o.trained_tokens:,} "
+            f"| {o.prompt_tokens:,} of {o.seen_tokens:,} |"
+        )
+    return "\n".join(lines)
+
+
+def python_of(agent: str, folder: Path) -> Path:
+    """Return the Python of an agent's virtual environment, which is made if it is not there."""
+    library = agent.split(",")[0]
+    home = folder / library
+    python = home / "bin" / "python"
+    if not (home / "made").exists():
+        venv.create(home, with_pip=True, clear=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES[library]], check=True)
+        (home / "made").touch()
+    return python.absolute()
+
+
+def run_agent(name: str, python: Path, records: Path | None) -> Outcome:
+    """Run one agent, and check what is recorded of it."""
+    outcome = Outcome(name)
+    with tempfile.TemporaryDirectory() as folder:
+        renderer = make_renderer(Path(folder))
+        policy = ScriptedPolicy(renderer.encode, lambda ids: renderer.decode(ids, keep_special=True))
+        suite = suite_of(name, python, Path(folder))
+        cuts = asyncio.run(asyncio.wait_for(play(suite, renderer, policy), LIMIT_S))
+    last = cuts[-1].segment
+    outcome.output = str(last.extra.get("info"))
+    if last.status != "finished":
+        outcome.faults.append(f"{last.status}: {last.error or last.stop_reason}")
+    check(outcome, assemble(cuts), policy)
+    if (outcome.requests, outcome.branches) != EXPECTED[name]:
+        outcome.faults.append(f"expected {EXPECTED[name]} requests and branches")
+    if records is not None and not outcome.faults:
+        records.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(suite.records, indent=1, ensure_ascii=False)
+        (records / f"{name.replace(', ', '-').replace(' ', '-')}.json").write_text(text + "\n")
+    return outcome
+
+
+def check(outcome: Outcome, trajectory: Trajectory, policy: ScriptedPolicy) -> None:
+    """Compare a trajectory with what the policy was asked and what it sampled."""
+    turns = {turn.index: turn for turn in trajectory.turns}
+    answers = [turn for turn in trajectory.turns if turn.action]
+    outcome.requests = len(policy.prompts)
+    branches = trajectory.branches()
+    outcome.branches = len(branches)
+    outcome.sampled_tokens = sum(map(len, policy.sampled))
+    outcome.prompt_tokens = len(trajectory) - trajectory.action_tokens
+    outcome.seen_tokens = sum(map(len, policy.prompts))
+    owned = np.concatenate([branch.places[branch.own] for branch in branches])
+    outcome.trained_tokens = int(trajectory.learned_mask[owned].sum())
+    if sorted(owned.tolist()) != list(range(len(trajectory))):
+        outcome.faults.append("a token is in no branch of its own, or in two")
+    if len(answers) != len(policy.prompts):
+        outcome.faults.append(f"{len(answers)} answers of {len(policy.prompts)} are recorded")
+    asked = zip(answers, policy.prompts, policy.sampled, policy.versions, strict=False)
+    for number, (turn, prompt, sampled, versions) in enumerate(asked):
+        here = slice(turn.start, turn.end)
+        context: list[int] = []
+        at = turn
+        while at.back and at.index:
+            at = turns[at.index - at.back]
+            context = [*trajectory.token_ids[at.start : at.end].tolist(), *context]
+        for what, found, meant in (
+            ("prompt", context, prompt),
+            ("tokens", trajectory.token_ids[here].tolist(), sampled),
+            ("versions", trajectory.policy_version[here].tolist(), versions),
+        ):
+            if found != meant:
+                outcome.faults.append(f"the {what} of answer {number} are others")
+
+
+def make_renderer(folder: Path) -> Renderer:
+    """Return a renderer with a token for each byte, and the template of Qwen3."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<|im_start|>", "<|im_end|>")])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    (folder / "chat_template.jinja").write_text(TEMPLATE.read_text())
+    return Renderer(folder)
+
+
+def suite_of(name: str, python: Path, folder: Path) -> RecordedSuite:
+    """Return the suite of one agent on one row."""
+    (folder / "train.jsonl").write_text(json.dumps({"question": "12 + 7?"}) + "\n")
+    (folder / "score.py").write_text("def score(row, output):\n    return float('19' in output)\n")
+    params: dict[str, Any] = {
+        "run": [str(python), str(PROGRAMS), name],
+        "train": str(folder / "train.jsonl"),
+        "score": f"{folder}/score.py:score",
+        "heldout": 0.0,
+    }
+    return RecordedSuite(make_suite("agent", params))
+
+
+async def play(suite: RecordedSuite, renderer: Renderer, policy: ScriptedPolicy) -> list[SegmentArrays]:
+    """Play one episode as an actor does. Return its segments."""
+    cuts: list[SegmentArrays] = []
+
+    async def emit(new: Sequence[SegmentArrays]) -> None:
+        cuts.extend(new)
+
+    task = Task(
+        task_id="t",
+        env="agent",
+        group_id="g",
+        group_size=1,
+        data={"index": 0, "split": "train"},
+        deadline_s=LIMIT_S,
+        sampling=Sampling(max_turn_tokens=2**14, max_trajectory_tokens=2**18),
+    )
+    runner = EnvironmentRunner(calls=2)
+    try:
+        bounds = Bounds(env_timeout_s=LIMIT_S)
+        lease = LeaseTask(lease_id="l", attempt=0, task=task)
+        await Episode(lease, suite, renderer, policy, bounds, emit, runner).run()
+    finally:
+        await runner.call(suite.close, what="close", timeout_s=10.0)
+        runner.close()
+    return cuts
