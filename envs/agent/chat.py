@@ -40,6 +40,8 @@ class Reply:
     message: dict[str, Any]
     finish_reason: str
     facts: TurnFacts
+    stopped_by: str = ""
+    """Stop string at which the text ends; "": none of the request's."""
 
 
 def parse_request(body: bytes) -> ChatRequest:
@@ -157,8 +159,9 @@ def make_reply(answer: str, request: ChatRequest, turn: int, facts: TurnFacts) -
     """
     schemas = {tool["function"]["name"]: tool for tool in request.tools}
     text = without_thought(answer)
-    ends = [at for stop in request.stop if stop and (at := text.find(stop)) >= 0]
-    text = text[: min(ends)] if ends else text
+    ends = [(at, stop) for stop in request.stop if stop and (at := text.find(stop)) >= 0]
+    end, stopped_by = min(ends, default=(len(text), ""))
+    text = text[:end]
     calls = [call for call in find_calls(text, schemas) if _is_json(call)] if schemas else []
     if calls:
         text = _BLOCKS.sub("", text).strip() if "<tool_call>" in text else ""
@@ -175,7 +178,7 @@ def make_reply(answer: str, request: ChatRequest, turn: int, facts: TurnFacts) -
             for number, call in enumerate(calls)
         ]
     reason = "tool_calls" if calls else "length" if facts.cut and not ends else "stop"
-    return Reply(message, reason, facts)
+    return Reply(message, reason, facts, stopped_by)
 
 
 def _is_json(call: Call) -> bool:

@@ -25,7 +25,8 @@ def agent_command(command: Sequence[str]) -> Callable[..., Coroutine[Any, Any, s
     """Return a coroutine function that runs a command as an agent, and returns the end of its output.
 
     The command gets the row as JSON on its standard input, and the address and the key as `OPENAI_BASE_URL` and
-    `OPENAI_API_KEY`. When it has ended, or is no longer wanted, all that it has started is killed.
+    `OPENAI_API_KEY`, and as `ANTHROPIC_BASE_URL` and `ANTHROPIC_API_KEY`. When it has ended, or is no longer wanted,
+    all that it has started is killed.
 
     Args:
         command: program and arguments; a program without a slash is looked for in PATH.
@@ -46,7 +47,7 @@ def agent_command(command: Sequence[str]) -> Callable[..., Coroutine[Any, Any, s
                 # Not asyncio's own pipe: a wait for the process would then wait for all who hold it open.
                 stdout=written,
                 stderr=written,
-                env=os.environ | {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key},
+                env=os.environ | _access(base_url, api_key),
                 start_new_session=True,
                 pass_fds=(theirs,),
             )
@@ -84,6 +85,21 @@ def last_lines(output: str) -> str:
     """
     *before, last = [line.strip() for line in output.strip().splitlines()[-TAIL_LINES:]] or ["no output"]
     return f"{last} (before it: {' / '.join(before)})" if before else last
+
+
+def _access(base_url: str, api_key: str) -> dict[str, str]:
+    """Return the variables in which clients look for address and key. Anthropic's client adds `/v1` itself.
+
+    Example:
+        >>> _access("http://127.0.0.1:80/s/1/v1", "key")["ANTHROPIC_BASE_URL"]
+        'http://127.0.0.1:80/s/1'
+    """
+    return {
+        "OPENAI_BASE_URL": base_url,
+        "OPENAI_API_KEY": api_key,
+        "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": api_key,
+    }
 
 
 async def _end(process: asyncio.subprocess.Process, reading: "asyncio.Task[None]") -> None:

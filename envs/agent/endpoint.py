@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from envs.agent.chat import ChatRequest, Reply, chunks, completion, error_body, parse_request
+from envs.agent.messages import message_answer, message_events, parse_messages_request
+from envs.agent.messages_route import PATH as MESSAGES_PATH
+from envs.agent.messages_route import in_messages_form
 from envs.agent.responses import parse_responses_request, response, response_events
 from envs.agent.session import AgentSession, SessionOver
 from envs.errors import EnvError
@@ -39,6 +42,7 @@ DIALECTS = (
     Dialect("chat/completions", "chatcmpl", parse_request, completion, chunks),
     Dialect("responses", "resp", parse_responses_request, response, response_events),
 )
+MESSAGES = Dialect("messages", "msg", parse_messages_request, message_answer, message_events)
 
 
 class Endpoint:
@@ -82,6 +86,7 @@ class Endpoint:
         app = web.Application(client_max_size=BODY_BYTES)
         for dialect in DIALECTS:
             app.router.add_post(f"/s/{{session}}/v1/{dialect.path}", partial(self._turn, dialect))
+        app.router.add_post(MESSAGES_PATH, in_messages_form(partial(self._turn, MESSAGES)))
         app.router.add_get("/s/{session}/v1/models", self._models)
         app.router.add_post("/s/{session}/reward", self._reward)
         runner = web.AppRunner(app, access_log=None)
