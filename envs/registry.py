@@ -18,6 +18,7 @@ BUILT_IN = {
     "rows": "envs.rows.suite:RowsSuite",
     "tools": "envs.tools.suite:ToolsSuite",
     "agent": "envs.agent.suite:AgentSuite",
+    "gymnasium": "envs.gym.suite:GymnasiumSuite",
 }
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 
 from broker.gauges import BROKER
+from envs.gym.suite import GAUGES as GYMNASIUM
 from envs.rows.suite import GAUGES as ROWS
 from envs.scorer import GAUGES as SCORER
 from envs.tools.suite import GAUGES as TOOLS
@@ -29,7 +30,7 @@ SECTIONS: dict[str, tuple[str, Mapping[str, Gauge]]] = {
     "replay": ("", REPLAY),
     "generator": ("generator/", GENERATOR),
     "actor": ("actor/", ACTOR),
-    "env": (ENV, {**ROWS, **TOOLS, **SCORER}),
+    "env": (ENV, {**ROWS, **TOOLS, **GYMNASIUM, **SCORER}),
     "broker": ("broker/", BROKER),
     "evaluation": ("", EVALUATION),
     "evaluation_sets": ("", EVALUATION_SETS),

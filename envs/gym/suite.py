@@ -1,0 +1,246 @@
+"""Suite of one environment of gymnasium: observations become texts, and the text of a turn names an action."""
+
+import importlib
+import threading
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from envs.base import ChatMessage, Env, Split, StepResult, SuiteFacts
+from envs.blame import in_one_line
+from envs.errors import EnvError
+from envs.gym.texts import action_names, filled, finder, plain, refuse_large, written
+from envs.reasoning_gym_suite import opening, task_of
+from envs.user_code import absolute_beside_run_file, code_beside_run_file, code_file, load_callable
+from protocol.gauges import Gauge, table
+
+GAUGES = table(
+    [Gauge("actions_unknown_total", "turns", "turns that name no action, of `gymnasium`", "total")]
+)
+"""Gauges of the suite."""
+INSTALL = "pip install 'offbeat[gym]'"
+PROMPT = "{observation}\n\nActions: {actions}. Answer with one of them."
+PROMPT_OF_TEXT = "{observation}"
+UNKNOWN = "This names no action. Actions: {actions}."
+NAMED = ("id", "observe", "parse")
+"""Parameters that may name code of the user's."""
+ROLES = ("tool", "user")
+
+
+class GymnasiumSuite:
+    """Suite of one environment of gymnasium. A turn is an action, and an index is a seed.
+
+    Args:
+        id: the environment, as for ``gymnasium.make``; or ``file.py:Class`` or ``file.py:function``, which is called
+            with ``kwargs`` and returns one.
+        kwargs: keyword arguments of the environment. With ``render_mode = "ansi"``, the text of an observation is what
+            the environment draws.
+        actions: names of the actions of a Discrete space, in the order of their numbers. Empty: the numbers.
+        instruction: text of a system message. Empty: there is none.
+        prompt: text of the first user message, with ``{observation}`` and ``{actions}``. Empty: a sentence with both.
+        observation: text of every later observation, with ``{observation}``, ``{actions}`` and ``{reward}``.
+        role: role of later observations, "tool" or "user". Some chat templates refuse one of them.
+        observe: function ``(observation, info)`` that returns a text, as ``file.py:function``. Empty: numbers and
+            texts are written out.
+        parse: function ``(text)`` that returns the action in what the model wrote, or None if there is none.
+            Empty: the last name of an action in it; for a Text space, the text itself.
+        solved_at: smallest return of a solved episode. None: the environment's registered ``reward_threshold``.
+        seed: seed of the tasks.
+
+    Raises:
+        EnvError: the package or the environment is not there, or a setting is wrong.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        kwargs: dict[str, Any] | None = None,
+        actions: list[str] | None = None,
+        instruction: str = "",
+        prompt: str = "",
+        observation: str = "{observation}",
+        role: str = "tool",
+        observe: str = "",
+        parse: str = "",
+        solved_at: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        if role not in ROLES:
+            raise EnvError(f"params.role = {role!r}: write one of {', '.join(ROLES)}")
+        loaded: dict[str, ModuleType] = {}
+        self._make = _maker(id, kwargs or {}, loaded)
+        self._draws = (kwargs or {}).get("render_mode") == "ansi"
+        self._observe = load_callable(observe, "observe", loaded) if observe else None
+        self._instruction, self._template, self.role, self._seed = instruction, observation, role, seed
+        sample = self.make()
+        try:
+            self.parse, self._actions = self._parser(sample.action_space, parse, actions or [], loaded)
+            self._prompt = prompt or (PROMPT if self._actions else PROMPT_OF_TEXT)
+            if not observe and not self._draws:
+                refuse_large(sample.observation_space)
+            threshold = getattr(sample.spec, "reward_threshold", None) if solved_at is None else solved_at
+        finally:
+            sample.close()
+        self.solved_at = None if threshold is None else float(threshold)
+        self.first("")
+        self.later("", 0.0)
+        self._counting = threading.Lock()
+        self._unknown = 0
+
+    @staticmethod
+    def find_files(params: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """Return the params with the paths by which every role finds the files; see `envs.registry.beside`."""
+        found = dict(params)
+        for name in NAMED:
+            if code_file(found.get(name)):
+                found[name] = code_beside_run_file(found[name], folder, absolute_beside_run_file)
+        return found
+
+    @staticmethod
+    def files(params: dict[str, Any]) -> list[str]:
+        """Return the files of the user's code."""
+        return [path for path in (code_file(params.get(name)) for name in NAMED) if path]
+
+    def episode(self) -> Env:
+        return cast(Env, _GymnasiumEpisode(self))
+
+    def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
+        """Raise LookupError: gymnasium has no solutions."""
+        raise LookupError("environments of gymnasium come without solutions; name a model with model.path")
+
+    def facts(self) -> SuiteFacts:
+        """Return the name of the reward."""
+        remarks = []
+        if self.solved_at is None:
+            remarks = ["evaluations cannot tell which tasks are solved: set env.params.solved_at to a return"]
+        return SuiteFacts(reward_names=("reward",), remarks=tuple(remarks))
+
+    def gauges(self) -> dict[str, float]:
+        """Return the number of turns that named no action."""
+        return {"actions_unknown_total": float(self._unknown)}
+
+    async def close(self) -> None:
+        return None
+
+    def make(self) -> Any:
+        """Return a new environment.
+
+        Raises:
+            EnvError: it cannot be made.
+        """
+        try:
+            return self._make()
+        except Exception as error:
+            raise EnvError(f"the environment cannot be made: {in_one_line(error)}") from error
+
+    def seed_of(self, index: int, split: Split) -> int:
+        """Return the seed of a task, 0 to 2^31 - 1. Those of training are even, those of held-out tasks odd."""
+        digest = blake2b(f"{self._seed} {split} {index}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") % 2**30 * 2 + (split == "heldout")
+
+    def text(self, env: Any, observation: Any, info: dict[str, Any]) -> str:
+        """Return the text of an observation."""
+        if self._observe is not None:
+            return str(self._observe(observation, info))
+        return plain(str(env.render())) if self._draws else written(observation)
+
+    def first(self, text: str) -> list[ChatMessage]:
+        """Return the first messages of an episode."""
+        fields = {"observation": text, "actions": self._actions}
+        return opening(filled(self._prompt, "prompt", fields), self._instruction)
+
+    def later(self, text: str, reward: float) -> ChatMessage:
+        """Return the message of a later observation."""
+        fields = {"observation": text, "actions": self._actions, "reward": f"{reward:g}"}
+        return {"role": self.role, "content": filled(self._template, "observation", fields)}
+
+    def unknown(self) -> ChatMessage:
+        """Count a turn without an action. Return what the model reads."""
+        with self._counting:
+            self._unknown += 1
+        text = UNKNOWN.format(actions=self._actions) if self._actions else "This is no action."
+        return {"role": self.role, "content": text}
+
+    def _parser(
+        self, space: Any, parse: str, actions: list[str], loaded: dict[str, ModuleType]
+    ) -> tuple[Callable[[str], Any], str]:
+        """Return the function that finds an action in a text, and the names of the actions."""
+        kind = type(space).__name__
+        if actions and kind != "Discrete":
+            raise EnvError(f"params.actions: the actions of a {kind} space have no names; set params.parse")
+        names = action_names(space, actions) if kind == "Discrete" else {}
+        if parse:
+            return load_callable(parse, "parse", loaded), ", ".join(names)
+        if names:
+            return finder(names), ", ".join(names)
+        if kind == "Text":
+            return lambda text: text if space.contains(text) else None, ""
+        raise EnvError(
+            f"params.parse: the environment has actions of {kind}; name a function that makes one of a text, "
+            "file.py:function"
+        )
+
+
+class _GymnasiumEpisode:
+    """Episode of one environment. Its functions are plain ones, because environments compute."""
+
+    def __init__(self, suite: GymnasiumSuite) -> None:
+        self._suite = suite
+        self._env: Any = None
+        self._return, self._steps, self._unknown = 0.0, 0, 0
+
+    def reset(self, data: dict[str, Any]) -> list[ChatMessage]:
+        self._env = self._suite.make()
+        observation, info = self._env.reset(seed=self._suite.seed_of(*task_of(data)))
+        return self._suite.first(self._suite.text(self._env, observation, info))
+
+    def step(self, action: str) -> StepResult:
+        assert self._env is not None, "step before reset"
+        chosen = self._suite.parse(action)
+        if chosen is None:
+            self._unknown += 1
+            return StepResult(self._suite.unknown(), rewards={"reward": 0.0}, info=self._info("open"))
+        observation, reward, terminated, truncated, info = self._env.step(chosen)
+        reward = float(reward)
+        self._return += reward
+        self._steps += 1
+        if terminated or truncated:
+            end = "terminated" if terminated else "truncated"
+            return StepResult(
+                rewards={"reward": reward}, done=True, correct=self._solved(), info=self._info(end)
+            )
+        text = self._suite.text(self._env, observation, info)
+        return StepResult(
+            self._suite.later(text, reward), rewards={"reward": reward}, info=self._info("open")
+        )
+
+    def close(self) -> None:
+        if self._env is not None:
+            self._env.close()
+
+    def _solved(self) -> bool | None:
+        least = self._suite.solved_at
+        return None if least is None else self._return >= least
+
+    def _info(self, end: str) -> dict[str, Any]:
+        return {"end": end, "return": self._return, "steps": self._steps, "unknown_actions": self._unknown}
+
+
+def _maker(id: str, kwargs: dict[str, Any], loaded: dict[str, ModuleType]) -> Callable[[], Any]:
+    """Return a function that makes the environment.
+
+    Raises:
+        EnvError: the package is not installed.
+    """
+    try:
+        gymnasium = importlib.import_module("gymnasium")
+    except ImportError as error:
+        raise EnvError(
+            f"env.name = 'gymnasium' needs the package gymnasium, which cannot be imported ({error}): {INSTALL}"
+        ) from None
+    if code_file(id):
+        own = load_callable(id, "environment", loaded)
+        return lambda: own(**kwargs)
+    return lambda: gymnasium.make(id, disable_env_checker=True, **kwargs)
