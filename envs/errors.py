@@ -4,7 +4,9 @@ EnvError
 ├── UnknownEnv        there is no suite of this name (final)
 ├── RefusedFamily     the family's scorer is unsafe or accepts junk (final)
 ├── ServiceFailed     a service that a reward needs did not answer: nobody's fault, the task runs again
-│   └── NotStarted    the run starts this service, and there is no run yet
+│   ├── NotStarted    the run starts this service, and there is no run yet
+│   └── ServerLost    an environment server does not answer, or has lost the episode
+├── RemoteFailed      an environment failed an episode on its server
 └── ScorerFailed      the scorer process did not answer, could not be started, or refused a request
 
 ``final`` means that a new start of the process would only repeat the error; see `launch.exit_codes`.
@@ -35,6 +37,14 @@ class ServiceFailed(EnvError, RuntimeError):
 
 class NotStarted(ServiceFailed):
     """The run starts this service itself, and there is no run yet: the reward cannot be tried beforehand."""
+
+
+class ServerLost(ServiceFailed):
+    """An environment server does not answer, or has lost the episode because it was started anew."""
+
+
+class RemoteFailed(EnvError, RuntimeError):
+    """An environment failed an episode on its server; the message has the error, its place and its last lines."""
 
 
 class ScorerFailed(EnvError, RuntimeError):

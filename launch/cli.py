@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launch.commands.envs_arguments import add_envs
 from launch.commands.journal_arguments import add_journal
 from launch.commands.keys import add_keys
 from launch.errors import LaunchError
@@ -25,7 +26,15 @@ GROUPS = {
     "every day": ("train", "check", "status", "samples", "recipes"),
     "look into a run, or plan one": ("eval", "journal", "retrain", "plan"),
     "prepare": ("model", "keys"),
-    "one role by hand, in this terminal": ("broker", "learner", "generator", "actor", "weights", "judge"),
+    "one role by hand, in this terminal": (
+        "broker",
+        "learner",
+        "generator",
+        "actor",
+        "weights",
+        "judge",
+        "envs",
+    ),
 }
 """Commands in the order in which `offbeat --help` shows them."""
 EPILOG = """
@@ -92,6 +101,7 @@ def parser() -> argparse.ArgumentParser:
     add_keys(commands)
     add_plan(commands)
     add_eval(commands)
+    add_envs(commands, RUN_FILE, OVERRIDES)
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("run_file", type=Path, help=RUN_FILE)
@@ -209,6 +219,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from launch.commands.evaluate import evaluate
 
             return evaluate(args, [*args.overrides, *rest])
+        if args.command == "envs":
+            from launch.commands.envs import serve_envs
+
+            return serve_envs(args, [*args.overrides, *rest])
         # Overrides may also stand behind options, where argparse does not recognise them.
         config = load(args.run_file, [*args.overrides, *rest])
         return execute(args, config)

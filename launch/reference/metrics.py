@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from broker.gauges import BROKER
 from envs.gym.suite import GAUGES as GYMNASIUM
+from envs.remote.suite import GAUGES as REMOTE
 from envs.rows.suite import GAUGES as ROWS
 from envs.scorer import GAUGES as SCORER
 from envs.tools.suite import GAUGES as TOOLS
@@ -30,7 +31,7 @@ SECTIONS: dict[str, tuple[str, Mapping[str, Gauge]]] = {
     "replay": ("", REPLAY),
     "generator": ("generator/", GENERATOR),
     "actor": ("actor/", ACTOR),
-    "env": (ENV, {**ROWS, **TOOLS, **GYMNASIUM, **SCORER}),
+    "env": (ENV, {**ROWS, **TOOLS, **GYMNASIUM, **REMOTE, **SCORER}),
     "broker": ("broker/", BROKER),
     "evaluation": ("", EVALUATION),
     "evaluation_sets": ("", EVALUATION_SETS),

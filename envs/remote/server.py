@@ -1,0 +1,272 @@
+"""The HTTP server of `offbeat envs`: it plays episodes of a suite for actors of other hosts.
+
+::
+
+    GET    /                             who this is, and how many episodes there are
+    GET    /v1/facts                     facts of the suite
+    POST   /v1/demonstrations            a solved task
+    PUT    /v1/clients/CLIENT            the client is still there
+    PUT    /v1/episodes/EPISODE          begin an episode
+    POST   /v1/episodes/EPISODE/NUMBER   step NUMBER, from 1 on
+    DELETE /v1/episodes/EPISODE          end it
+
+A request with the number of the last call gets that call's answer. So a client may repeat what it got no answer to.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from envs.base import HasFacts, HasTools, HasTurnFacts, Suite, SuiteFacts
+from envs.errors import EnvError, ServiceFailed
+from envs.remote.failures import FAILED, FULL, SERVICE, UNKNOWN, failure_body
+from envs.remote.sessions import NAME_LENGTH, CodeCaller, RemoteAnswer, RemoteSession, RemoteSessions
+from envs.remote.wire import BODY_BYTES, PROTOCOL, decoded, encoded, facts_body, result_body, turn_facts_of
+from protocol.security.http_token import require_token
+
+log = logging.getLogger(__name__)
+
+LEASE_S = 30.0
+MOST_EPISODES = 1024
+CLOSE_S = 5.0
+"""Longest time for the end of an episode."""
+MOST_LOGGED = 64
+"""Distinct failures that are logged; all of them reach the clients."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a server serves, and how."""
+
+    ready: Callable[[], Awaitable[tuple[Suite, CodeCaller]]]
+    """Returns the suite and what calls its code."""
+    about: Mapping[str, Any]
+    """Name and fingerprint of the environment, for clients and people."""
+    timeout_s: float
+    """Longest time of one call, in seconds. A client may ask for less."""
+    gauges: Callable[[], Mapping[str, float]] = dict
+    blameless: tuple[type[Exception], ...] = (ServiceFailed,)
+    """Errors that are nobody's fault."""
+    keys: Path | None = None
+    """Keys folder with the token; None: no token is asked for."""
+    lease_s: float = LEASE_S
+    most_episodes: int = MOST_EPISODES
+    logged: set[tuple[str, str]] = field(default_factory=set)
+
+
+class EnvironmentServer:
+    """An aiohttp application that plays episodes."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._sessions = RemoteSessions(served.lease_s, served.most_episodes)
+        self._counts = {"begun": 0, "failed": 0, "left": 0}
+        self.application = app = web.Application(
+            middlewares=[require_token(served.keys), _readable], client_max_size=BODY_BYTES
+        )
+        app.router.add_get("/", self._about)
+        app.router.add_get("/v1/facts", self._facts)
+        app.router.add_post("/v1/demonstrations", self._demonstration)
+        app.router.add_put("/v1/clients/{client}", self._present)
+        app.router.add_put("/v1/episodes/{episode}", self._begin)
+        app.router.add_post(r"/v1/episodes/{episode}/{number:[1-9]\d{0,8}}", self._step)
+        app.router.add_delete("/v1/episodes/{episode}", self._end)
+        app.cleanup_ctx.append(self._watching)
+
+    async def _about(self, request: web.Request) -> web.Response:
+        counts = {"episodes": len(self._sessions), "clients": self._sessions.clients, **self._counts}
+        about = {"offbeat": "environments", "protocol": PROTOCOL, **self._served.about}
+        return _response(RemoteAnswer(200, encoded({**about, **counts, "gauges": self._served.gauges()})))
+
+    async def _facts(self, request: web.Request) -> web.Response:
+        async def facts(suite: Suite, caller: CodeCaller) -> Any:
+            if not isinstance(suite, HasFacts) or not callable(suite.facts):
+                return facts_body(SuiteFacts())
+            found = await caller.call(suite.facts, what="facts", timeout_s=self._served.timeout_s)
+            return facts_body(found if isinstance(found, SuiteFacts) else SuiteFacts())
+
+        return _response(await self._answered(self._with_suite(facts)))
+
+    async def _demonstration(self, request: web.Request) -> web.Response:
+        body = decoded(await request.read())
+
+        async def demonstrate(suite: Suite, caller: CodeCaller) -> Any:
+            arguments = body.get("index"), body.get("split")
+            limit_s = self._served.timeout_s
+            try:
+                return {
+                    "messages": await caller.call(
+                        suite.demonstration, *arguments, what="demonstration", timeout_s=limit_s
+                    )
+                }
+            except LookupError as error:
+                return {"messages": None, "why": str(error)}
+
+        return _response(await self._answered(self._with_suite(demonstrate)))
+
+    async def _present(self, request: web.Request) -> web.Response:
+        self._sessions.heard(_name(request, "client"), time.monotonic())
+        return _response(RemoteAnswer(200, encoded({"lease_s": self._sessions.lease_s})))
+
+    async def _begin(self, request: web.Request) -> web.Response:
+        name, body = _name(request, "episode"), decoded(await request.read())
+        client, data = body.get("client"), body.get("data")
+        if not isinstance(client, str) or not 0 < len(client) <= NAME_LENGTH or not isinstance(data, dict):
+            raise EnvError("an episode begins with the name of its client, and the data of its task")
+        self._sessions.heard(client, time.monotonic())
+        session = self._sessions.get(name)
+        if session is None:
+            session = RemoteSession(name, client)
+            if not self._sessions.add(session):
+                why = f"it has {len(self._sessions)} episodes, and no room for another one"
+                return _response(RemoteAnswer(FULL, encoded({"error": {"message": why}})))
+            self._counts["begun"] += 1
+        until = time.monotonic() + self._limit_s(body)
+        return _response(
+            await session.once(0, lambda: self._answered(self._reset(session, dict(data), until)))
+        )
+
+    async def _reset(self, session: RemoteSession, data: dict[str, Any], until: float) -> Any:
+        async def begin(suite: Suite, caller: CodeCaller) -> Any:
+            def left_s() -> float:
+                return until - time.monotonic()
+
+            session.caller = caller
+            session.env = env = await caller.call(
+                suite.episode, what="episode", timeout_s=left_s(), on_loop=True
+            )
+            messages = await caller.call(env.reset, data, what="reset", timeout_s=left_s())
+            tools = []
+            if isinstance(env, HasTools):
+                tools = list(
+                    await caller.call(env.tool_schemas, what="tool_schemas", timeout_s=left_s(), on_loop=True)
+                )
+            served = {"suite": self._served.about.get("suite"), "lease_s": self._sessions.lease_s}
+            return {"messages": messages, "tools": tools, **served}
+
+        return await self._with_suite(begin)
+
+    async def _step(self, request: web.Request) -> web.Response:
+        body = decoded(await request.read())
+        action, number = body.get("action"), int(request.match_info["number"])
+        if not isinstance(action, str):
+            raise EnvError("a step has an action, which is a text")
+        session = self._sessions.get(_name(request, "episode"))
+        if session is None:
+            why = (
+                "there is no such episode: the server was started anew, or its client was silent for too long"
+            )
+            return _response(RemoteAnswer(UNKNOWN, encoded({"error": {"message": why}})))
+        self._sessions.heard(session.client, time.monotonic())
+        return _response(
+            await session.once(number, lambda: self._answered(self._played(session, action, body)))
+        )
+
+    async def _played(self, session: RemoteSession, action: str, body: Mapping[str, Any]) -> Any:
+        env, caller, limit_s = session.env, session.caller, self._limit_s(body)
+        if env is None or caller is None:
+            raise EnvError("a step before reset, or behind one that failed")
+        facts = turn_facts_of(body.get("facts"))
+        if facts is not None and isinstance(env, HasTurnFacts):
+            await caller.call(env.turn_facts, facts, what="turn_facts", timeout_s=limit_s, on_loop=True)
+        return result_body(await caller.call(env.step, action, what="step", timeout_s=limit_s))
+
+    async def _end(self, request: web.Request) -> web.Response:
+        session = self._sessions.pop(_name(request, "episode"))
+        if session is not None:
+            await self._close(session)
+        return _response(RemoteAnswer(200, b"{}"))
+
+    async def _close(self, session: RemoteSession) -> None:
+        """End an episode: what still runs in it, and its environment."""
+        running: asyncio.Task[Any] | None = session.running
+        if running is not None and not running.done():
+            running.cancel()
+            await asyncio.wait({running}, timeout=CLOSE_S)
+        env, caller = session.env, session.caller
+        if env is None or caller is None:
+            return
+        try:
+            await caller.call(env.close, what="close", timeout_s=CLOSE_S)
+        except Exception as error:
+            log.warning("episode %s did not close: %r", session.name, error)
+
+    async def _with_suite(self, work: Callable[[Suite, CodeCaller], Awaitable[Any]]) -> Any:
+        try:
+            async with asyncio.timeout(self._served.timeout_s):
+                suite, caller = await self._served.ready()
+        except TimeoutError:
+            raise ServiceFailed(
+                "the suite is being made anew, because code has blocked its event loop"
+            ) from None
+        return await work(suite, caller)
+
+    async def _answered(self, work: Awaitable[Any]) -> RemoteAnswer:
+        """Return the answer that a call of the suite's code means, with its error if it has one."""
+        try:
+            return RemoteAnswer(200, encoded(await work))
+        except Exception as error:
+            blameless = isinstance(error, self._served.blameless)
+            body = failure_body(error, blameless=blameless)
+            self._counts["failed"] += 1
+            seen = (body["error"]["kind"], body["error"]["place"])
+            if seen not in self._served.logged and len(self._served.logged) < MOST_LOGGED:
+                self._served.logged.add(seen)
+                log.warning(
+                    "an episode failed; failures like this are only counted from now on", exc_info=error
+                )
+            return RemoteAnswer(SERVICE if blameless else FAILED, encoded(body))
+
+    def _limit_s(self, body: Mapping[str, Any]) -> float:
+        """Return the time limit of a call: that of the server, or that of the request if it is shorter."""
+        asked = body.get("timeout_s")
+        good = isinstance(asked, int | float) and not isinstance(asked, bool) and asked > 0
+        return (
+            min(self._served.timeout_s, float(asked))
+            if good and asked is not None
+            else self._served.timeout_s
+        )
+
+    async def _watching(self, application: web.Application) -> AsyncIterator[None]:
+        watch = asyncio.create_task(self._watch(), name="silent clients")
+        yield
+        watch.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2 * CLOSE_S):
+                await asyncio.gather(*(self._close(session) for session in self._sessions.all()))
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._sessions.lease_s / 4)
+            for session in self._sessions.expired(time.monotonic()):
+                log.info("client %s is silent: episode %s ends", session.client, session.name)
+                self._counts["left"] += 1
+                await self._close(session)
+
+
+@web.middleware
+async def _readable(request: web.Request, handler: Any) -> web.StreamResponse:
+    """Answer 400 to a request that cannot be read."""
+    try:
+        response: web.StreamResponse = await handler(request)
+        return response
+    except (EnvError, TypeError) as error:
+        return web.json_response({"error": {"message": f"the request cannot be read: {error}"}}, status=400)
+
+
+def _name(request: web.Request, kind: str) -> str:
+    name = request.match_info[kind]
+    if len(name) > NAME_LENGTH:
+        raise EnvError(f"the name of the {kind} is longer than {NAME_LENGTH} characters")
+    return name
+
+
+def _response(answer: RemoteAnswer) -> web.Response:
+    return web.Response(status=answer.status, body=answer.body, content_type="application/json")

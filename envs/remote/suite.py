@@ -1,0 +1,272 @@
+"""Suite `remote`: its episodes are played by environment servers, which other hosts may run."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from envs.base import ChatMessage, Env, Split, StepResult, SuiteFacts, ToolSchema, TurnFacts
+from envs.errors import EnvError, ServerLost
+from envs.remote.client import RETRY_S, EnvironmentClient
+from envs.remote.wire import facts_of, result_of
+from envs.user_code import absolute_beside_run_file
+from protocol.gauges import Gauge, table
+from protocol.security.addresses import is_loopback
+from protocol.security.http_tls import access
+
+GAUGES = table(
+    [Gauge("servers_lost_total", "calls", "calls that no environment server answered, of `remote`", "total")]
+)
+"""Gauges of the suite."""
+GRACE_S = 4.0
+"""Time by which a client waits longer than its server's limit, so that the server can name the line that took it."""
+CLOSE_S = 4.0
+FIRST_LEASE_S = 3.0
+"""Lease that a client assumes until its server has told it the right one."""
+AVOID_S = 5.0
+"""Time for which a server that did not answer gets no new episode, if there are others."""
+
+
+class RemoteSuite:
+    """Suite of one or several environment servers, which all serve one run file.
+
+    Args:
+        url: address of a server, or a list of them. An episode begins on the one with the fewest.
+        keys: folder with the certificate (`http.crt`) and the token (`http.token`) of the servers. Needed with https,
+            and for addresses that are not loopback.
+        timeout_s: longest time of one call, in seconds; a server's own limit may be shorter. It has to be 4 s below
+            ``actor.env_timeout_s``, or the actor gives up first.
+
+    Raises:
+        EnvError: an address or the keys folder cannot be used.
+    """
+
+    def __init__(self, url: str | list[str], keys: str = "", timeout_s: float = 25.0) -> None:
+        urls = [url] if isinstance(url, str) else url
+        if not isinstance(urls, list) or not urls or not all(isinstance(text, str) for text in urls):
+            raise EnvError(f"params.url = {url!r}: write an address, or a list of them")
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
+            raise EnvError(f"params.timeout_s = {timeout_s!r}: write a number above 0")
+        self._access = access(Path(keys) if keys else None)
+        self._servers = [EnvironmentClient(checked_url(text, keys), self._access) for text in urls]
+        self.timeout_s = float(timeout_s)
+        self._client = f"{socket.gethostname()[:32]}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._suite: object = None
+        """Fingerprint of the suite that the servers have; None: no episode has begun."""
+        self._present: dict[EnvironmentClient, asyncio.Task[None]] = {}
+        """Tasks that tell servers that this client is there."""
+        self._orphans = list[tuple[EnvironmentClient, str]]()
+        """Episodes that a server may have begun, and that nobody plays: their servers are told to end them."""
+        self._lost = 0
+
+    @staticmethod
+    def find_files(params: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """Return the params with the path by which every role finds the keys; see `envs.registry.beside`."""
+        keys = params.get("keys")
+        if not isinstance(keys, str) or not keys:
+            return params
+        return {**params, "keys": absolute_beside_run_file(keys, folder)}
+
+    def episode(self) -> Env:
+        return cast(Env, _RemoteEpisode(self))
+
+    def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
+        """Return a solved task of the first server. Blocks.
+
+        Raises:
+            LookupError: its suite has none.
+        """
+        found = self._ask_now("POST", "/v1/demonstrations", {"index": index, "split": split})
+        if not isinstance(found.get("messages"), list):
+            raise LookupError(str(found.get("why")))
+        return list(found["messages"])
+
+    def facts(self) -> SuiteFacts:
+        """Return the facts of the first server's suite. Blocks."""
+        return facts_of(self._ask_now("GET", "/v1/facts", None))
+
+    def gauges(self) -> dict[str, float]:
+        """Return the number of calls without an answer."""
+        return {"servers_lost_total": float(self._lost)}
+
+    async def close(self) -> None:
+        for task in self._present.values():
+            task.cancel()
+        for server in self._servers:
+            await server.close()
+
+    async def begin(self, name: str, data: Mapping[str, Any]) -> tuple[EnvironmentClient, dict[str, Any]]:
+        """Begin an episode on the server that has the fewest. Return the server, and its answer.
+
+        A server that does not answer is left aside. If none does, one may come back until the deadline.
+
+        Raises:
+            ServerLost: none of them answers.
+            EnvError: the servers have different environments, or the environment failed.
+        """
+        until = time.monotonic() + self.timeout_s + GRACE_S
+        content = {"client": self._client, "data": dict(data), "timeout_s": self.timeout_s}
+        # The order is that of the attempts.
+        tried = dict[EnvironmentClient, None]()
+        while True:
+            now = time.monotonic()
+            rested = [server for server in self._servers if now - server.failed_at > AVOID_S]
+            server = min(
+                rested or self._servers,
+                key=lambda s: (s.episodes, s.failed_at) if rested else (0, s.failed_at),
+            )
+            tried[server] = None
+            # It counts from now on, so that episodes which begin at the same time go to different servers.
+            server.episodes += 1
+            if server not in self._present:
+                self._present[server] = asyncio.create_task(self._stay_present(server), name="presence")
+            try:
+                answer = await server.ask("PUT", f"/v1/episodes/{name}", content, until, patient=False)
+                self._check(server, answer)
+                self._orphans += [(other, name) for other in tried if other is not server]
+                return server, answer
+            except BaseException as error:
+                server.episodes -= 1
+                if not isinstance(error, ServerLost) or time.monotonic() + RETRY_S >= until:
+                    self._lost += isinstance(error, ServerLost)
+                    self._orphans += [(other, name) for other in tried]
+                    raise
+            if not rested:
+                await asyncio.sleep(RETRY_S)
+
+    async def played(
+        self, server: EnvironmentClient, path: str, content: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the answer to a step.
+
+        Raises:
+            ServerLost: the server does not answer, or has lost the episode.
+            EnvError: the environment failed.
+        """
+        until = time.monotonic() + self.timeout_s + GRACE_S
+        try:
+            return await server.ask("POST", path, {**content, "timeout_s": self.timeout_s}, until)
+        except ServerLost:
+            self._lost += 1
+            raise
+
+    def _check(self, server: EnvironmentClient, answer: Mapping[str, Any]) -> None:
+        """Refuse a server whose environment is another one than that of earlier episodes."""
+        suite = answer.get("suite")
+        self._suite = suite if self._suite is None else self._suite
+        if suite != self._suite:
+            raise EnvError(
+                f"{server.url} serves another environment than the episodes before had: start the servers with one run "
+                "file and equal files"
+            )
+
+    async def _stay_present(self, server: EnvironmentClient) -> None:
+        """Tell a server that this client is still there, and which episodes nobody plays."""
+        lease_s = FIRST_LEASE_S
+        while True:
+            # A server that does not answer is found by the next step.
+            with contextlib.suppress(EnvError):
+                if server.episodes:
+                    until = time.monotonic() + lease_s
+                    told = await server.ask("PUT", f"/v1/clients/{self._client}", None, until, patient=False)
+                    lease_s = float(told["lease_s"])
+            for orphan in [orphan for orphan in self._orphans if orphan[0] is server]:
+                self._orphans.remove(orphan)
+                await _end(*orphan)
+            await asyncio.sleep(lease_s / 6)
+
+    def _ask_now(self, method: str, path: str, content: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Ask the first server from plain code, in a thread that has an event loop of its own."""
+
+        async def ask() -> dict[str, Any]:
+            server = EnvironmentClient(self._servers[0].url, self._access)
+            try:
+                until = time.monotonic() + self.timeout_s
+                return await server.ask(method, path, content, until, patient=False)
+            finally:
+                await server.close()
+
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, ask()).result(self.timeout_s + GRACE_S)
+
+
+class _RemoteEpisode:
+    """Episode on a server."""
+
+    def __init__(self, suite: RemoteSuite) -> None:
+        self._suite, self._name = suite, secrets.token_hex(12)
+        self._server: EnvironmentClient | None = None
+        self._tools: Sequence[ToolSchema] = ()
+        self._facts: TurnFacts | None = None
+        self._steps = 0
+
+    async def reset(self, data: dict[str, Any]) -> list[ChatMessage]:
+        self._server, answer = await self._suite.begin(self._name, data)
+        tools, messages = answer.get("tools"), answer.get("messages")
+        self._tools = tools if isinstance(tools, list) else ()
+        return cast(list[ChatMessage], messages)
+
+    def tool_schemas(self) -> Sequence[ToolSchema]:
+        return self._tools
+
+    def turn_facts(self, facts: TurnFacts) -> None:
+        self._facts = facts
+
+    async def step(self, action: str) -> StepResult:
+        assert self._server is not None, "step before reset"
+        self._steps += 1
+        facts = None if self._facts is None else asdict(self._facts)
+        path = f"/v1/episodes/{self._name}/{self._steps}"
+        return result_of(await self._suite.played(self._server, path, {"action": action, "facts": facts}))
+
+    async def close(self) -> None:
+        if (server := self._server) is None:
+            return
+        self._server = None
+        server.episodes -= 1
+        await _end(server, self._name)
+
+
+async def _end(server: EnvironmentClient, name: str) -> None:
+    """End an episode. A server that is gone has none to end."""
+    with contextlib.suppress(EnvError):
+        until = time.monotonic() + CLOSE_S
+        await server.ask("DELETE", f"/v1/episodes/{name}", None, until, patient=False)
+
+
+def checked_url(url: str, keys: str) -> str:
+    """Return an address without a slash at its end.
+
+    Raises:
+        EnvError: it is none, or others could read what is sent to it.
+
+    Example:
+        >>> checked_url("http://127.0.0.1:5760/", "")
+        'http://127.0.0.1:5760'
+    """
+    parts = urlsplit(url)
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or parts.path not in ("", "/")
+        or parts.query
+    ):
+        raise EnvError(f"params.url = {url!r}: write http://HOST:PORT, or https://HOST:PORT with params.keys")
+    if parts.scheme == "https" and not keys:
+        raise EnvError(
+            f"params.url = {url!r}: https needs params.keys, the folder with http.crt and http.token of the server"
+        )
+    if parts.scheme == "http" and (keys or not is_loopback(parts.hostname)):
+        raise EnvError(
+            f"params.url = {url!r}: what is sent to it is not encrypted. Start the server with --keys FOLDER, name "
+            "that folder in params.keys, and write https"
+        )
+    return url.rstrip("/")

@@ -1,0 +1,127 @@
+"""Bodies between an environment server and its clients, as JSON. Pure. `docs/run/env-servers.md` lists the routes."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from envs.base import StepResult, SuiteFacts, TurnFacts
+from envs.errors import EnvError
+
+BODY_BYTES = 64 * 2**20
+"""Largest body of a request or an answer."""
+PROTOCOL = 1
+"""Version of these bodies. A client refuses a server of another one."""
+
+
+def encoded(content: Any) -> bytes:
+    """Return content as JSON. Numbers of numpy become numbers; what JSON does not know becomes a text.
+
+    Raises:
+        EnvError: the content has a cycle, or a key that is no text.
+
+    Example:
+        >>> import numpy
+        >>> encoded({"reward": numpy.float32(0.5), "at": (1, 2), "of": {3}})
+        b'{"reward": 0.5, "at": [1, 2], "of": "{3}"}'
+    """
+    try:
+        return json.dumps(content, default=_plain).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EnvError(f"what the environment returned cannot be sent: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return str(value)
+
+
+def decoded(body: bytes) -> dict[str, Any]:
+    """Return the map in a body.
+
+    Raises:
+        EnvError: it is no map in JSON.
+
+    Example:
+        >>> decoded(b'{"done": true}')
+        {'done': True}
+    """
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise EnvError(f"the body is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise EnvError("the body is not a JSON object")
+    return content
+
+
+def result_body(result: Any) -> dict[str, Any]:
+    """Return the body of a step's result.
+
+    Raises:
+        EnvError: it is no result.
+
+    Example:
+        >>> result_body(StepResult({"role": "tool", "content": "7"}))["messages"]
+        [{'role': 'tool', 'content': '7'}]
+    """
+    if not isinstance(result, StepResult):
+        raise EnvError(f"step returned {result!r:.200}, not a StepResult")
+    return {
+        "messages": result.messages(),
+        "rewards": result.rewards,
+        "done": bool(result.done),
+        "correct": None if result.correct is None else bool(result.correct),
+        "info": result.info,
+    }
+
+
+def result_of(body: Mapping[str, Any]) -> StepResult:
+    """Return the result in a body.
+
+    Raises:
+        EnvError: it is none.
+
+    Example:
+        >>> result_of(result_body(StepResult(rewards={"exact": 1.0}, done=True, correct=True)))
+        StepResult(observation=[], rewards={'exact': 1.0}, done=True, correct=True, info={})
+    """
+    kinds = {"messages": list, "rewards": dict, "done": bool, "info": dict}
+    for key, kind in kinds.items():
+        if not isinstance(body.get(key), kind):
+            raise EnvError(f"the server's answer to a step has no valid {key!r}: {body.get(key)!r:.200}")
+    return StepResult(body["messages"], body["rewards"], body["done"], body.get("correct"), body["info"])
+
+
+def turn_facts_of(body: Any) -> TurnFacts | None:
+    """Return the facts of a turn, or None if the body has none.
+
+    Example:
+        >>> turn_facts_of(asdict(TurnFacts(5, 3, cut=False))), turn_facts_of(None)
+        (TurnFacts(prompt_tokens=5, answer_tokens=3, cut=False), None)
+    """
+    return TurnFacts(**body) if isinstance(body, dict) else None
+
+
+def facts_body(facts: SuiteFacts) -> dict[str, Any]:
+    """Return the body of a suite's facts."""
+    return asdict(facts)
+
+
+def facts_of(body: Mapping[str, Any]) -> SuiteFacts:
+    """Return the facts in a body.
+
+    Example:
+        >>> facts = SuiteFacts(heldout_tasks=3, reward_names=("exact",), longest_tasks=(("train", 7, "a.jsonl:8"),))
+        >>> facts_of(decoded(encoded(facts_body(facts)))) == facts
+        True
+    """
+    names = body.get("reward_names")
+    return SuiteFacts(
+        heldout_tasks=body.get("heldout_tasks"),
+        reward_names=None if names is None else tuple(names),
+        longest_tasks=tuple((split, index, place) for split, index, place in body.get("longest_tasks", ())),
+        remarks=tuple(body.get("remarks", ())),
+        heldout_by_env=dict(body.get("heldout_by_env", {})),
+    )
