@@ -19,6 +19,7 @@ BUILT_IN = {
     "tools": "envs.tools.suite:ToolsSuite",
     "agent": "envs.agent.suite:AgentSuite",
     "gymnasium": "envs.gym.suite:GymnasiumSuite",
+    "skyrl_gym": "envs.gym.skyrl:SkyrlGymSuite",
     "remote": "envs.remote.suite:RemoteSuite",
 }
 

@@ -1,4 +1,5 @@
-"""Suite `gymnasium`: environments of the package gymnasium, with their observations as texts.
+"""Suites of other libraries: `gymnasium`, with its observations as texts, and `skyrl_gym`.
 
-- `suite`: the suite and its episodes. `texts`: observations as texts, and the action in what the model writes.
+- `suite`: the suite `gymnasium` and its episodes. `texts`: texts of observations, and the action in a text.
+- `skyrl`: the suite `skyrl_gym` and its episodes.
 """
