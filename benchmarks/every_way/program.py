@@ -5,8 +5,8 @@
 
 The ways are all shipped methods, a second model as critic, ZeRO 0 to 3 with one and two ranks, bfloat16, adapters,
 lockstep, kill -9 of each role, a resumption, and the written model in transformers and vLLM. Each is a run of the real
-system. A case holds if the command ends with 0, each step was done once, tokens were trained with finite gradients
-above zero, the last version was published, no episode failed, and nothing was restarted but what was killed.
+system. A case holds if the command ends with 0, each step was done once, tokens were trained with finite gradients,
+not all of them zero, the last version was published, no episode failed, and nothing was restarted but what was killed.
 
 Each finished case is one line of FILE.jsonl; it is not run again. The exit status is 1 if a case does not hold.
 """

@@ -13,7 +13,7 @@ NAME_LENGTH = 64
 
 
 class CodeCaller(Protocol):
-    """Runs functions of environments, each with a deadline: an `actors.environment.SuiteCaller`."""
+    """Runs functions of environments, each with a deadline: an `actors.environments.runner.SuiteCaller`."""
 
     async def call(
         self,

@@ -74,6 +74,9 @@ def result_body(result: Any) -> dict[str, Any]:
         "done": bool(result.done),
         "correct": None if result.correct is None else bool(result.correct),
         "info": result.info,
+        "after": result.after,
+        "tools": None if result.tools is None else list(result.tools),
+        "auxiliary": list(result.auxiliary),
     }
 
 
@@ -84,14 +87,23 @@ def result_of(body: Mapping[str, Any]) -> StepResult:
         EnvError: it is none.
 
     Example:
-        >>> result_of(result_body(StepResult(rewards={"exact": 1.0}, done=True, correct=True)))
-        StepResult(observation=[], rewards={'exact': 1.0}, done=True, correct=True, info={})
+        >>> result_of(result_body(StepResult(rewards={"exact": 1.0}, done=True, correct=True))).rewards
+        {'exact': 1.0}
     """
-    kinds = {"messages": list, "rewards": dict, "done": bool, "info": dict}
+    kinds = {"messages": list, "rewards": dict, "done": bool, "info": dict, "auxiliary": list}
     for key, kind in kinds.items():
         if not isinstance(body.get(key), kind):
             raise EnvError(f"the server's answer to a step has no valid {key!r}: {body.get(key)!r:.200}")
-    return StepResult(body["messages"], body["rewards"], body["done"], body.get("correct"), body["info"])
+    return StepResult(
+        body["messages"],
+        body["rewards"],
+        body["done"],
+        body.get("correct"),
+        body["info"],
+        after=body.get("after"),
+        tools=body.get("tools"),
+        auxiliary=body["auxiliary"],
+    )
 
 
 def turn_facts_of(body: Any) -> TurnFacts | None:

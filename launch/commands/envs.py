@@ -11,8 +11,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from actors.environments.live_suite import LiveSuite
 from actors.errors import Infrastructure
-from actors.live_suite import LiveSuite
 from envs.base import Suite
 from envs.errors import EnvError, ServiceFailed
 from envs.registry import content_hash, files_of, make_suite

@@ -29,6 +29,9 @@ def test_a_result_comes_over_with_numbers_of_numpy():
         done=np.bool_(True),
         correct=np.bool_(False),
         info={"at": np.array([1, 2]), "of": {3}, "where": (1, None)},
+        after=-1,
+        tools=[{"type": "function"}],
+        auxiliary=(0, 2),
     )
     found = result_of(sent(result_body(given)))
     assert found == StepResult(
@@ -37,6 +40,9 @@ def test_a_result_comes_over_with_numbers_of_numpy():
         done=True,
         correct=False,
         info={"at": [1, 2], "of": "{3}", "where": [1, None]},
+        after=-1,
+        tools=[{"type": "function"}],
+        auxiliary=[0, 2],
     )
 
 

@@ -99,7 +99,11 @@ def test_an_answer_that_comes_back_as_blocks_continues_the_conversation(spell):
     )
     place = tree.place(second.messages, second.tools)
     assert place.after == 0
-    assert [(m["role"], m["content"]) for m in place.new] == [("tool", "19"), ("tool", "19"), ("user", "Go on.")]
+    assert [(m["role"], m["content"]) for m in place.new] == [
+        ("tool", "19"),
+        ("tool", "19"),
+        ("user", "Go on."),
+    ]
 
 
 def test_texts_are_messages_too_and_an_answer_may_come_in_two():
