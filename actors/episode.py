@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from actors.environments.results import bounded, check_conversation, finite_rewards
+from actors.environments.results import bounded, check_conversation, checked_marks, finite_rewards
 from actors.errors import ActorError, EnvironmentFailed, Infrastructure, ServiceDown
 from actors.failures import FAILURES
 from actors.generator_client import TurnRequest
@@ -169,10 +169,10 @@ class Episode:
             result = await self._ask(env.step, self._answer(sampled))
             if not isinstance(result, StepResult):
                 raise EnvironmentFailed(f"environment: step returned {result!r:.200}, not a StepResult")
-            rewards = finite_rewards(result)
+            rewards, marks = finite_rewards(result), checked_marks(result.marks)
             observation = self._observation(result)
             closing = self._end(result, turn, reason, len(observation.token_ids))
-            await self._emit(self._cutter.close_turn(rewards, reason, closing))
+            await self._emit(self._cutter.close_turn(rewards, reason, closing, marks))
             if closing is not None:
                 self.status = closing.status
                 return

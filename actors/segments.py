@@ -9,6 +9,7 @@ piece of an action turn back until the turn is closed, because that piece carrie
 perhaps the trajectory's end.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,16 @@ from msgspec.structs import replace
 
 from actors.sampled import Sampled
 from protocol.arrays import TOKEN_ARRAYS, Arrays, SegmentArrays
-from protocol.messages import Failure, KvPolicy, Reward, Segment, Task, TrajectoryStatus, Turn
+from protocol.messages import (
+    Failure,
+    KvPolicy,
+    Reward,
+    Segment,
+    Task,
+    TrajectoryStatus,
+    Turn,
+    TurnMark,
+)
 
 
 @dataclass(frozen=True)
@@ -115,12 +125,17 @@ class SegmentCutter:
         return self._append({**sampled.arrays, "action_mask": np.ones(len(sampled), np.uint8)}, action=True)
 
     def close_turn(
-        self, rewards: dict[str, float], stop_reason: str = "", closing: Closing | None = None
+        self,
+        rewards: dict[str, float],
+        stop_reason: str = "",
+        closing: Closing | None = None,
+        marks: Mapping[str, str | float] | None = None,
     ) -> list[SegmentArrays]:
-        """End the action turn. Return its last piece, with its rewards and the trajectory's end if any."""
+        """End the action turn. Return its last piece, with its rewards, marks, and the trajectory's end if any."""
         assert self._turn_is_action, "only an action turn is closed"
         named = [Reward(name, self._turn, value) for name, value in rewards.items()]
-        cut = self._cut(self._pending_tokens, named, closing or Closing("unfinished", stop_reason))
+        marked = [TurnMark(name, self._turn, value) for name, value in (marks or {}).items()]
+        cut = self._cut(self._pending_tokens, named, closing or Closing("unfinished", stop_reason), marked)
         self._turn_is_action = False
         return [cut]
 
@@ -153,7 +168,9 @@ class SegmentCutter:
             back = 1 if action else self._back
             self._turns.append(Turn(self._turn, start, end, action, back))
 
-    def _cut(self, n: int, rewards: list[Reward], closing: Closing) -> SegmentArrays:
+    def _cut(
+        self, n: int, rewards: list[Reward], closing: Closing, marks: Sequence[TurnMark] = ()
+    ) -> SegmentArrays:
         assert not self.closed, f"trajectory {self._trajectory_id} is closed"
         arrays = self._take(n)
         versions = arrays["policy_version"][arrays["action_mask"] == 1]
@@ -181,6 +198,7 @@ class SegmentCutter:
             extra=closing.extra,
             failure=closing.failure,
             auxiliary=list(closing.auxiliary),
+            marks=list(marks),
         )
         self._index += 1
         self.offset += n

@@ -45,6 +45,9 @@ class StepResult:
         tools: schemas of the tools of a conversation that begins with -1; None: those of the first one.
         auxiliary: answers, counted from 0, that are not to be trained, as far as is known by now. What counts is the
             result of the last step.
+        marks: facts about this turn that a training method needs, by name, each a text of at most 256 characters or a
+            finite number. "anchor" is the state that the action was taken in, equal for equal states of one task;
+            "calls" is the number of tools that the action called.
     """
 
     observation: ChatMessage | Sequence[ChatMessage] | None = None
@@ -55,6 +58,7 @@ class StepResult:
     after: int | None = None
     tools: Sequence["ToolSchema"] | None = None
     auxiliary: Sequence[int] = ()
+    marks: dict[str, str | float] = field(default_factory=dict)
 
     def messages(self) -> list[ChatMessage]:
         """Return the observation as a list of messages, empty if there is none.
@@ -167,6 +171,8 @@ class SuiteFacts:
     """Sentences for a person on what is allowed but probably not meant."""
     heldout_by_env: Mapping[str, int | None] = field(default_factory=dict)
     """The same as ``heldout_tasks`` for each of several environments, by its label."""
+    mark_names: tuple[str, ...] | None = None
+    """Names of the marks that every turn has; None: they are not known before they occur."""
 
 
 @runtime_checkable

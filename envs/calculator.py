@@ -6,10 +6,10 @@ takes n turns.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from envs.base import ChatMessage, Env, Split, StepResult
+from envs.base import ChatMessage, Env, Split, StepResult, SuiteFacts
 from envs.errors import EnvError
 from envs.family import Family
 from envs.reasoning_gym_suite import opening, task_of
@@ -88,6 +88,10 @@ class CalculatorSuite:
     def episode(self) -> Env:
         return _CalculatorEpisode(self.scorer, self._rules, self._instruction)
 
+    def facts(self) -> SuiteFacts:
+        """Return the names of the rewards and of the marks."""
+        return SuiteFacts(reward_names=("step", "answer"), mark_names=("anchor", "calls"))
+
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
         """Return the sum solved from the left, with one tool call per turn. Blocks."""
         question = self.scorer.entry_now(index, split).question
@@ -142,9 +146,19 @@ class Game:
         self._rules = rules
         self._done = 0
         self._turns = 0
+        self._seen = ""
 
     def step(self, action: str) -> StepResult:
-        """Answer and reward one action. Anything but a call or an answer ends the episode with reward 0."""
+        """Answer and reward one action. Anything but a call or an answer ends the episode with reward 0.
+
+        The mark "anchor" is the number of partial sums done and the result that the action saw; "calls" is 1 for a
+        call and 0 for an answer.
+        """
+        anchor, called = f"{self._done} {self._seen}", calculate(action)
+        self._seen = "" if called is None else str(called)
+        return replace(self._answer(action), marks={"anchor": anchor, "calls": float(called is not None)})
+
+    def _answer(self, action: str) -> StepResult:
         self._turns += 1
         if answered := _ANSWER.fullmatch(action):
             return self._answered(int(answered[1]))

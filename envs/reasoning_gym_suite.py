@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from envs.base import ChatMessage, Env, Split, StepResult
+from envs.base import ChatMessage, Env, Split, StepResult, SuiteFacts
 from envs.errors import EnvError
 from envs.family import Family
 from envs.sandbox import Sandbox
@@ -88,6 +88,10 @@ class ReasoningGymSuite:
     def reward(self, score: float) -> float:
         """Return the reward of a score."""
         return blend(score, self._exact_bonus)
+
+    def facts(self) -> SuiteFacts:
+        """Return the name of the reward; an episode of one turn has no marks."""
+        return SuiteFacts(reward_names=("score",), mark_names=())
 
     def gauges(self) -> dict[str, float]:
         """Return the scorer's counters, for the actor's heartbeat."""

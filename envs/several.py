@@ -123,6 +123,7 @@ class SeveralSuite:
         return SuiteFacts(
             heldout_tasks=_tasks_until_one_is_short([of.heldout_tasks for of in facts], self._cycle),
             reward_names=tuple(name for own in names for name in own) if len(names) == len(facts) else None,
+            mark_names=_common([of.mark_names for of in facts]),
             remarks=tuple(
                 f"{part.label}: {remark}"
                 for part, of in zip(self._parts, facts, strict=True)
@@ -192,6 +193,12 @@ class _EpisodeOfOne:
 
     def close(self) -> Any:
         return self._env.close() if self._env is not None else None
+
+
+def _common(names: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
+    """Return the names that all have; None if one is not known."""
+    known = [set(own) for own in names if own is not None]
+    return tuple(sorted(set.intersection(*known))) if known and len(known) == len(names) else None
 
 
 def checked(environments: Any) -> list[dict[str, Any]]:

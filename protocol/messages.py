@@ -160,6 +160,20 @@ class Reward(Struct, frozen=True, array_like=True):
     """Read by the learner, which rejects a trajectory with a reward that is not finite."""
 
 
+class TurnMark(Struct, frozen=True, array_like=True):
+    """A fact about one turn that a method needs, by name: a label, or a number.
+
+    The environment gives it; the actor writes it in the Segment in which the turn ends. The broker does not read it.
+    """
+
+    name: Name
+    """Read by the learner: "anchor" is the state that the turn acted in, "calls" a number of calls of tools."""
+    turn: Count
+    """Read by the learner, which finds the turn of the mark by it."""
+    value: float | Label
+    """Read by the learner, which rejects a trajectory with a number that is not finite."""
+
+
 class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why an attempt at a task failed, in parts that programs can count.
 
@@ -413,6 +427,8 @@ class Segment(Message, tag="segment", frozen=True):
     auxiliary: Annotated[list[Count], Meta(max_length=MAX_ITEMS)] = field(default_factory=list)
     """Indices of action turns of the trajectory that are not to be trained. The learner reads those of the last
     segment; windows that it has trained before then stay trained."""
+    marks: Annotated[list[TurnMark], Meta(max_length=MAX_ITEMS)] = field(default_factory=list)
+    """Marks of the action turn that ends here, since 4.2. Read by the learner, for methods that compare turns."""
 
 
 class ArraySpec(Struct, frozen=True, array_like=True):

@@ -69,3 +69,36 @@ def bounded(info: dict[str, Any]) -> dict[str, Any]:
     if size > MAX_INFO_BYTES:
         return {"left_out": f"info of {size} bytes, at most {MAX_INFO_BYTES}"}
     return info
+
+
+def checked_marks(marks: Any) -> dict[str, str | float]:
+    """Return the marks of a step, numbers as floats.
+
+    Raises:
+        EnvironmentFailed: a mark is neither text nor a finite number, or too long, or there are too many.
+
+    Example:
+        >>> checked_marks({"anchor": "kitchen", "calls": 2})
+        {'anchor': 'kitchen', 'calls': 2.0}
+    """
+    if not isinstance(marks, Mapping) or len(marks) > MAX_ITEMS:
+        raise EnvironmentFailed(f"environment: marks are {marks!r:.200}; give at most {MAX_ITEMS}, by name")
+    checked: dict[str, str | float] = {}
+    for name, value in marks.items():
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+            raise EnvironmentFailed(
+                f"environment: name of a mark is {name!r:.200}; it has 1 to {MAX_NAME} characters"
+            )
+        if isinstance(value, str):
+            if len(value) > MAX_NAME:
+                raise EnvironmentFailed(
+                    f"environment: mark {name!r} has {len(value)} characters, at most {MAX_NAME}; give a hash of it"
+                )
+            checked[name] = value
+        elif isinstance(value, int | float) and math.isfinite(value):
+            checked[name] = float(value)
+        else:
+            raise EnvironmentFailed(
+                f"environment: mark {name!r} is {value!r:.200}, neither text nor a finite number"
+            )
+    return checked

@@ -232,7 +232,7 @@ class RowsSuite:
         """Return the number of held-out rows, the names of the rewards, the longest prompts, and remarks."""
         names = tuple(function.name for function in self._functions)
         longest = tuple(self._longest(split) for split, rows in self._rows.items() if rows)
-        return SuiteFacts(len(self._rows["heldout"]), names, longest, tuple(self._remarks))
+        return SuiteFacts(len(self._rows["heldout"]), names, longest, tuple(self._remarks), mark_names=())
 
     def _longest(self, split: Split) -> tuple[Split, int, str]:
         """Return the split, index and place of the task with the longest prompt in characters."""

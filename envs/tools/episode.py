@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any, Protocol, cast
 
@@ -84,11 +84,12 @@ class ToolsEpisode:
         self._turns += 1
         calls = find_calls(action, self._schemas)
         results = [self._result(call) for call in calls]
+        marks: dict[str, str | float] = {"calls": float(len(calls))}
         if not calls:
-            return self._end("answered", action)
+            return replace(self._end("answered", action), marks=marks)
         if self._turns >= self._suite.max_turns:
-            return self._end("no turns left", action)
-        return StepResult(observation=results)
+            return replace(self._end("no turns left", action), marks=marks)
+        return StepResult(observation=results, marks=marks)
 
     def close(self) -> None:
         """Call the user's ``close``, if there is one."""

@@ -187,7 +187,7 @@ class ToolsSuite:
         facts = self._rows.facts()
         # What get_reward returns may have any names.
         names = None if hasattr(self._kind, "get_reward") else tuple(f.name for f in self._functions)
-        return replace(facts, reward_names=names)
+        return replace(facts, reward_names=names, mark_names=("calls",))
 
     def gauges(self) -> dict[str, float]:
         """Return counters of calls, and the epoch of the rows."""

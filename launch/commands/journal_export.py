@@ -136,6 +136,11 @@ def _line(held: list[PlacedSegment], arrays: list[Arrays]) -> dict[str, Any]:
             for piece in held
             for reward in piece.segment.rewards
         ],
+        "marks": [
+            {"name": mark.name, "turn": mark.turn, "value": mark.value}
+            for piece in held
+            for mark in piece.segment.marks
+        ],
         "extra": {key: value for piece in held for key, value in piece.segment.extra.items()},
         **{name: [x for part in arrays if name in part for x in part[name].tolist()] for name in names},
     }

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -635,3 +636,13 @@ def test_a_turn_of_a_branch_that_a_segment_cuts_keeps_its_place():
         joined[index][2].add(back_)
     assert joined[4][2] == {3}
     assert joined[4][1] - joined[4][0] == len("|long one")
+
+
+def test_marks_stay_with_their_turn_and_a_bad_one_fails_the_episode():
+    cuts, _ = play(Env(replace(say("7"), marks={"anchor": "a", "calls": 1}), DONE), Script("4+3$", "=7$"))
+    assert [(m.name, m.turn, m.value) for c in cuts for m in c.segment.marks] == [
+        ("anchor", 1, "a"), ("calls", 1, 1.0),
+    ]  # fmt: skip
+    cuts, episode = play(Env(replace(say("7"), marks={"anchor": None})), Script("4+3$"))
+    assert (episode.status, cuts[-1].segment.status) == ("failed", "failed")
+    assert "mark 'anchor' is None" in cuts[-1].segment.error

@@ -20,6 +20,7 @@ from protocol.messages import (
     Sampling,
     Task,
     Turn,
+    TurnMark,
     Welcome,
 )
 from protocol.session import MISSED_BEATS, SLOW_BROKER_S
@@ -27,7 +28,7 @@ from protocol.session import MISSED_BEATS, SLOW_BROKER_S
 ROOT = Path(__file__).resolve().parents[3]
 SPEC = (ROOT / "protocol" / "SPEC.md").read_text()
 CLIENT = ROOT / "tests" / "spec_client.py"
-PARTS = (Task, Sampling, Failure, GeneratorInfo, Turn, Reward, ArraySpec)
+PARTS = (Task, Sampling, Failure, GeneratorInfo, Turn, TurnMark, Reward, ArraySpec)
 
 
 def row(kind):
