@@ -5,6 +5,7 @@
 - `config`, `algorithm_config`, `surrogate_config`: the settings.
 - `trajectory`, `units`: the data that is trained. `branches`: the conversations of a trajectory. `intake/`: turns the
   broker's messages into units.
+- `credit/`: from rewards to the values that are compared, and the comparisons.
 - `update/`: turns units into new weights. `algorithms/`: pure functions of tensors.
 - `lora`: adapters of low rank, and what they add to the weights. `gpu`: takes the GPU of a rank.
 - `replay/`: the replay table. `publishing/`: brings new versions to the generators.

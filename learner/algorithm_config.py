@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from learner.algorithms.levels import Level
+from learner.credit.comparison_config import ComparedAdvantage
 from learner.surrogate_config import ClipSurrogate, SurrogateConfig
 from protocol.section import Section
 
@@ -97,6 +98,7 @@ AdvantageConfig = Annotated[
     | BatchMeanAdvantage
     | GreedyAdvantage
     | TurnReturnAdvantage
+    | ComparedAdvantage
     | GaeAdvantage,
     Field(discriminator="kind"),
 ]
@@ -183,6 +185,20 @@ class KlConvex(Section):
 KlConfig = Annotated[KlPenalty | KlConvex, Field(discriminator="kind")]
 
 
+class EntropyBand(Section):
+    """A band around the mean entropy of all earlier updates; the bonus is reduced by a penalty on tokens outside it
+    (EPO, arXiv:2509.22576). It acts from the second update on, with the coefficient of the bonus."""
+
+    low: float = Field(0.8, ge=0, le=1)
+    """Lower edge of the band, as a share of the mean. 0: none. 0 to 1."""
+    high: float = Field(1.2, ge=1)
+    """Upper edge of the band, as a share of the mean. At least 1."""
+    coefficient: float = Field(0.1, gt=0)
+    """Factor of the distance from the band, in nats. Above 0."""
+    growth: float = Field(1.0, ge=0)
+    """The penalty's weight falls from 2 to 1 + exp(-2 growth) over the run. At least 0."""
+
+
 class EntropyBonus(Section):
     """Entropy bonus in the loss; its coefficient is fixed, or steered towards a target entropy
     (arXiv:2505.22312)."""
@@ -196,6 +212,8 @@ class EntropyBonus(Section):
     """Amount by which the coefficient rises or falls per learner step. Above 0."""
     maximum: float = Field(0.02, gt=0)
     """Largest coefficient when it is steered. Above 0."""
+    band: EntropyBand | None = None
+    """Band that the entropy is held in. Absent: none."""
 
 
 # --- aggregation --------------------------------------------------------------------------------------------

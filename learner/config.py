@@ -4,7 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from learner.algorithm_config import GROUP_RELATIVE, AlgorithmConfig
+from learner.algorithm_config import AlgorithmConfig
+from learner.credit.reward_config import RewardConfig
+from learner.credit.signal import judges_groups
 from protocol.messages import MAX_NAME, MAX_STOPS
 from protocol.section import Section
 
@@ -146,15 +148,6 @@ class ReplayConfig(Section):
     """Learner step from which on nothing is replayed. 0: replay never ends."""
 
 
-class RewardConfig(Section):
-    """`[learner.reward]`: how the rewards of an environment form the return."""
-
-    weights: dict[str, float] = Field(default_factory=dict)
-    """Weight of each reward, by its name. The return is the weighted sum; a name that is not here has weight 1.
-    0: the reward is recorded and shown, and does not act. Journal and metrics `reward/NAME` have the values
-    without weights."""
-
-
 class EvaluationConfig(Section):
     """`[learner.evaluation.NAME]`: a set of held-out tasks, and how they are answered. Its metrics are
     `evaluation/NAME/...`. Every set is also evaluated before the first step and at the end."""
@@ -209,10 +202,10 @@ class LearnerConfig(Section):
     order of their arrival, for methods with a critic. "windows": segments (see actor.segment_tokens) of
     trajectories that are still being generated (T-PPO)."""
     filter_uniform_groups: bool = True
-    """Drop groups whose returns are all equal, because their group-relative advantage is zero. They count as
-    dropped by a filter, and other groups fill the batch. Groups that a replay rule can rescue are kept. The
-    filter acts only with train_on = "groups" and an advantage of kind "group", "leave_one_out" or
-    "token_group"."""
+    """Drop groups in which every advantage is zero, because all returns are equal. They count as dropped by a
+    filter, and other groups fill the batch. Groups that a replay rule can rescue are kept. The filter acts only with
+    train_on = "groups" and an advantage of kind "group", "leave_one_out" or "token_group", or "compared" if all its
+    terms are among the group. With several terms a group is dropped if no term has a difference."""
     sampling: SamplingConfig = SamplingConfig()
     reward: RewardConfig = RewardConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -324,7 +317,7 @@ class LearnerConfig(Section):
     @property
     def drops_uniform_groups(self) -> bool:
         """Whether groups without a signal are dropped: only where advantages come from the group alone."""
-        relative = self.algorithm.advantage.kind in GROUP_RELATIVE
+        relative = judges_groups(self.algorithm.advantage)
         return self.filter_uniform_groups and self.train_on == "groups" and relative
 
     @property

@@ -13,6 +13,7 @@ import numpy as np
 
 from learner.algorithms.replay import self_imitation_weight
 from learner.config import LearnerConfig
+from learner.credit.needs import needed_marks, needed_rewards
 from learner.errors import Diverged
 from learner.intake.intake import Intake
 from learner.metrics import Report, return_histograms, rollout_metrics
@@ -92,7 +93,7 @@ class Trainer:
     """Updates since the last publication."""
     totals: Totals = field(default_factory=Totals)
     unknown_weights: set[str] | None = None
-    """Weighted rewards that have not occurred; None before the first step of this process."""
+    """Named rewards that have not occurred; None before the first step of this process."""
 
     def learn(self) -> None:
         """Do one learner step."""
@@ -238,19 +239,30 @@ class Trainer:
             self.samples.step(self.step, updated, trained, arrived, report.advantages)
 
     def note_unknown_weights(self, arrived: Sequence[Trajectory]) -> None:
-        """Tell after the first step which weights belong to rewards that have not occurred, perhaps misspelt."""
+        """Tell after the first step which named rewards and marks have not occurred, perhaps misspelt."""
         if self.unknown_weights is not None or not any(t.rewards for t in arrived):
             return
-        names = {reward.name for trajectory in arrived for reward in trajectory.rewards}
-        self.unknown_weights = set(self.config.reward.weights) - names
-        for name in sorted(self.unknown_weights):
+        names = {name for trajectory in arrived for name in trajectory.reward_by_name}
+        marks = {mark.name for trajectory in arrived for mark in trajectory.marks}
+        unknown = {place: name for place, name in needed_rewards(self.config) if name not in names}
+        self.unknown_weights = set(unknown.values())
+        for place, name in sorted(unknown.items()):
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-            text = (
-                f"learner.reward.weights.{name}: none of the first {len(arrived)} episodes has a reward of this name"
-                f"{f'; did you mean {near[0]!r}?' if near else ''} (rewards: {', '.join(sorted(names))})"
+            self._warn(
+                f"{place}{'' if place.endswith(f'.{name}') else f' is {name!r}'}: none of the first {len(arrived)} "
+                f"episodes has a reward of this name{f'; did you mean {near[0]!r}?' if near else ''} "
+                f"(rewards: {', '.join(sorted(names))})"
             )
-            log.warning("%s", text)
-            self.report.note(self.step, text)
+        for place, name in needed_marks(self.config):
+            if name not in marks:
+                self._warn(
+                    f"{place}: no turn of the first {len(arrived)} episodes has the mark {name!r}, which the "
+                    f"environment must give in StepResult.marks (marks: {', '.join(sorted(marks)) or 'none'})"
+                )
+
+    def _warn(self, text: str) -> None:
+        log.warning("%s", text)
+        self.report.note(self.step, text)
 
     def replay_metrics(self, trained: Sequence[Trajectory], updated: int) -> dict[str, float]:
         """Return metrics of the replay table and of the replayed part of the batch; empty without a table."""

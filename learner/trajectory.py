@@ -1,7 +1,7 @@
 """Trajectories, assembled from the segments that an actor streamed."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from learner.branches import Branch, branches_of
 from learner.errors import BrokenTrajectory
 from protocol.arrays import TOKEN_ARRAYS, Arrays, SegmentArrays
-from protocol.messages import Failure, KvPolicy, Purpose, Reward, Segment, TrajectoryStatus, Turn
+from protocol.messages import Failure, KvPolicy, Purpose, Reward, Segment, TrajectoryStatus, Turn, TurnMark
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,9 +32,9 @@ class Trajectory:
     """Version that sampled the token; -1 on observation tokens."""
     turns: list[Turn] = field(default_factory=list)
     rewards: list[Reward] = field(default_factory=list)
-    """Rewards with the weights of the run file: what the policy is trained on."""
+    """Rewards as `[learner.reward]` composes them: what the policy is trained on."""
     given_rewards: list[Reward] | None = None
-    """Rewards as the environment gave them, if `rewards` have weights other than 1."""
+    """Rewards as the environment gave them, if `rewards` differ from them."""
     temperature: float = 1.0
     kv: KvPolicy = "recomputed"
     correct: bool | None = None
@@ -52,18 +52,20 @@ class Trajectory:
     """Why the last turn ended, in the actor's words."""
     auxiliary: list[int] = field(default_factory=list)
     """Indices of action turns that the environment wants left out of training."""
+    marks: list[TurnMark] = field(default_factory=list)
+    """Facts about turns by name, which the environment gave, for example the state that a turn acted in."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
     @property
     def return_(self) -> float:
-        """Sum of all rewards, with their weights."""
+        """Sum of all rewards, as they are trained on."""
         return float(sum(reward.value for reward in self.rewards))
 
     @property
     def reward_by_name(self) -> dict[str, float]:
-        """Sum of the rewards of each name as the environment gave them, without weights."""
+        """Sum of the rewards of each name as the environment gave them."""
         totals: dict[str, float] = {}
         for reward in self.rewards if self.given_rewards is None else self.given_rewards:
             totals[reward.name] = totals.get(reward.name, 0.0) + reward.value
@@ -98,7 +100,17 @@ class Trajectory:
     @property
     def action_turns(self) -> int:
         """Number of turns in which the policy acted."""
-        return sum(turn.action for turn in self.turns)
+        return len(self.action_turn_indices)
+
+    @property
+    def action_turn_indices(self) -> list[int]:
+        """Indices of the turns in which the policy acted, in order."""
+        return sorted({turn.index for turn in self.turns if turn.action})
+
+    @property
+    def anchors(self) -> dict[int, str | float]:
+        """TurnMark `anchor` of each turn that has one: the state that the turn acted in."""
+        return {mark.turn: mark.value for mark in self.marks if mark.name == "anchor"}
 
     @property
     def prompt_tokens(self) -> int:
@@ -137,22 +149,6 @@ class Trajectory:
         return rewards
 
 
-def weighted(trajectory: Trajectory, weights: Mapping[str, float]) -> Trajectory:
-    """Return the trajectory with weights applied to its rewards.
-
-    Args:
-        trajectory: a trajectory with the rewards that the environment gave.
-        weights: weight by the name of the reward; 1 where it has none.
-    """
-    if not any(reward.name in weights for reward in trajectory.rewards):
-        return trajectory
-    rewards = [
-        Reward(reward.name, reward.turn, reward.value * weights.get(reward.name, 1.0))
-        for reward in trajectory.rewards
-    ]
-    return replace(trajectory, rewards=rewards, given_rewards=trajectory.rewards)
-
-
 def assemble(segments: Sequence[SegmentArrays]) -> Trajectory:
     """Join the segments of one trajectory, given in any order.
 
@@ -189,6 +185,7 @@ def assemble(segments: Sequence[SegmentArrays]) -> Trajectory:
         failure=last.failure,
         stop_reason=last.stop_reason,
         auxiliary=last.auxiliary,
+        marks=[mark for segment, _ in ordered for mark in segment.marks],
     )
     _check_trajectory(trajectory)
     _check_counts(ordered)
@@ -260,6 +257,9 @@ def _check_trajectory(trajectory: Trajectory) -> None:
     for reward in trajectory.rewards:
         if not np.isfinite(reward.value):
             raise BrokenTrajectory(f"{name}: reward {reward.name!r} of turn {reward.turn} is {reward.value}")
+    for mark in trajectory.marks:
+        if not isinstance(mark.value, str) and not np.isfinite(mark.value):
+            raise BrokenTrajectory(f"{name}: mark {mark.name!r} of turn {mark.turn} is {mark.value}")
     if trajectory.temperature < 0 or not np.isfinite(trajectory.temperature):
         raise BrokenTrajectory(f"{name}: temperature is {trajectory.temperature}")
 

@@ -52,14 +52,6 @@ class Counts:
         return sum(self.tokens.values()) - self.tokens.get(RECOMMITTED, 0)
 
 
-def has_signal(trajectories: Sequence[Trajectory]) -> bool:
-    """Return whether a group-relative advantage can be other than zero: two members differ in return.
-
-    A greedy member serves as baseline and is not compared.
-    """
-    return len({t.return_ for t in trajectories if not t.baseline}) > 1
-
-
 def newest_version(trajectories: Sequence[Trajectory]) -> int:
     """Return the policy version of the newest token in the windows."""
     return max(int(t.policy_version[t.window_start :].max(initial=-1)) for t in trajectories)

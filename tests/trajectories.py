@@ -8,7 +8,7 @@ import numpy as np
 from learner.trajectory import Trajectory
 from learner.update.batching import Batch, make_batch
 from learner.update.credit_assignment import TokenAdvantages
-from protocol.messages import Reward, Turn
+from protocol.messages import Reward, Turn, TurnMark
 
 VOCABULARY = 48
 
@@ -98,3 +98,42 @@ def batch_of(trajectories: list[Trajectory], advantages: np.ndarray | None = Non
     values = np.zeros(len(trajectories)) if advantages is None else np.asarray(advantages, dtype=float)
     credit = TokenAdvantages.of_trajectories(values, values, trajectories)
     return make_batch(trajectories, credit, **{"current_version": 0, "max_policy_lag": 0} | bounds)
+
+
+def make_turns(
+    name: str,
+    rewards: list[dict[str, float]],
+    *,
+    group: str = "g0",
+    anchors: list[str] | None = None,
+    lengths: list[int] | None = None,
+    **changes: Any,
+) -> Trajectory:
+    """Return a prompt of two tokens, and for each dict an action turn with these rewards.
+
+    Observations of one token stand between. ``anchors`` are the marks of the turns, ``lengths`` their tokens.
+    """
+    lengths = lengths or [2] * len(rewards)
+    turns, end = [Turn(0, 0, 2, False)], 2
+    for k, length in enumerate(lengths):
+        turns.append(Turn(2 * k + 1, end, end + length, True))
+        end += length
+        if k + 1 < len(lengths):
+            turns.append(Turn(2 * k + 2, end, end + 1, False))
+            end += 1
+    made = make_trajectory(name, group=group, prompt=2, actions=end - 2)
+    mask = np.zeros(end, dtype=np.bool_)
+    for turn in turns:
+        mask[turn.start : turn.end] = turn.action
+    own = [Reward(word, 2 * k + 1, value) for k, named in enumerate(rewards) for word, value in named.items()]
+    marks = [TurnMark("anchor", 2 * k + 1, anchor) for k, anchor in enumerate(anchors or [])]
+    return replace(
+        made,
+        turns=turns,
+        rewards=own,
+        marks=marks,
+        action_mask=mask,
+        logp_behaviour=np.where(mask, made.logp_behaviour, 0).astype(np.float32),
+        policy_version=np.where(mask, 0, -1).astype(np.int32),
+        **changes,
+    )

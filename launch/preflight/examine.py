@@ -35,6 +35,7 @@ from launch.preflight.room import too_little_room
 from launch.preflight.trial import Prompt, Trial
 from launch.run_file.sections import RunConfig
 from launch.run_folder import check_place
+from learner.credit.needs import needed_marks, needed_rewards
 
 TRAIN_TASKS = 8
 """Training tasks whose first prompts are counted; of held-out tasks only the first is."""
@@ -90,7 +91,8 @@ def examine(config: RunConfig) -> Examined:
         *undivided_heads(config, described),
         *quantised(described, folder),
         *no_room(config, prompts, context),
-        *unknown_weights(config, facts),
+        *unknown_rewards(config, facts),
+        *missing_marks(config, facts),
         *sets_without_tasks(config, facts),
     ]:
         raise ConfigError("\n".join(problems))
@@ -140,14 +142,29 @@ def sets_without_tasks(config: RunConfig, facts: SuiteFacts) -> Iterator[str]:
             )
 
 
-def unknown_weights(config: RunConfig, facts: SuiteFacts) -> Iterator[str]:
-    """Yield the refusal of a weight for a reward that the environment does not have."""
-    names = facts.reward_names
-    for name in config.learner.reward.weights if names is not None else ():
-        if name not in (names or ()):
+def unknown_rewards(config: RunConfig, facts: SuiteFacts) -> Iterator[str]:
+    """Yield the refusal of each named reward that the environment does not have."""
+    if (names := facts.reward_names) is None:
+        return
+    for field, name in needed_rewards(config.learner):
+        if name not in names:
+            what = "" if field.endswith(f".{name}") else f' is "{name}"'
             yield (
-                f"learner.reward.weights.{name}: the environment has no reward of this name"
-                f"{nearest(name, list(names or ()))} (rewards: {', '.join(names or ())})"
+                f"{field}{what}: the environment has no reward of this name"
+                f"{nearest(name, list(names))} (rewards: {', '.join(names)})"
+            )
+
+
+def missing_marks(config: RunConfig, facts: SuiteFacts) -> Iterator[str]:
+    """Yield the refusal of each mark that the environment is known not to give."""
+    if (names := facts.mark_names) is None:
+        return
+    for field, name in needed_marks(config.learner):
+        if name not in names:
+            yield (
+                f'{field} needs the mark "{name}" of each turn, which the environment does not give (marks: '
+                f"{', '.join(names) or 'none'}); add it to StepResult.marks (docs/extend/environments.md), or choose a "
+                "method without it"
             )
 
 

@@ -7,6 +7,7 @@ There is one function per subject. Each yields a line per mistake, with field, v
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from launch.run_file.credit_rules import credit_contradictions
 from learner.algorithm_config import (
     GROUP_RELATIVE,
     AlgorithmConfig,
@@ -15,9 +16,9 @@ from learner.algorithm_config import (
     IntervalCorrection,
     KlConvex,
     KlPenalty,
-    TurnReturnAdvantage,
 )
 from learner.config import RESCUE_RULES, LearnerConfig
+from learner.credit.short_forms import comparisons_of
 from learner.surrogate_config import (
     BalancedSurrogate,
     BoundedSurrogate,
@@ -41,6 +42,7 @@ def method_contradictions(learner: LearnerConfig) -> Iterator[str]:
     yield from _ratios(learner.algorithm)
     yield from _bounds(learner.algorithm)
     yield from _updates(learner)
+    yield from credit_contradictions(learner)
 
 
 class ChangedObjective(NamedTuple):
@@ -73,9 +75,9 @@ def objectives_of(algorithm: AlgorithmConfig) -> Iterator[ChangedObjective]:
 
 def compares_members(learner: LearnerConfig) -> bool:
     """Return whether advantages compare a trajectory with other sampled members of its group."""
-    advantage = learner.algorithm.advantage
-    return advantage.kind in GROUP_RELATIVE or (
-        isinstance(advantage, TurnReturnAdvantage) and advantage.baseline == "group"
+    compared = comparisons_of(learner.algorithm.advantage)
+    return learner.algorithm.advantage.kind in GROUP_RELATIVE or (
+        compared is not None and any("group" in term.among for term in compared.terms)
     )
 
 
@@ -222,6 +224,11 @@ def _bounds(algorithm: AlgorithmConfig) -> Iterator[str]:
         yield from _order(f"{name}.surrogate", surrogate)
         yield from _dual(f"{name}.surrogate", surrogate)
     bonus = algorithm.entropy
+    if bonus.band is not None and not (bonus.coefficient or bonus.target):
+        yield (
+            "learner.algorithm.entropy.band is set but entropy.coefficient is 0: the band has the factor of the bonus, "
+            "so it would not act; raise coefficient, or take band out"
+        )
     if bonus.target and bonus.coefficient > bonus.maximum:
         yield (
             f"learner.algorithm.entropy.coefficient {bonus.coefficient:g} is above its maximum {bonus.maximum:g}; "

@@ -1,7 +1,7 @@
 """Pure functions of tensors, one topic per file.
 
 - `ratios`, `levels`, `corrections`, `staleness`: how far policies are apart, and what corrects it.
-- `advantages`, `values`, `truncation`: credit, the critic's targets, and unfinished trajectories.
+- `advantages`, `comparisons`, `values`, `truncation`: credit, the critic's targets, and unfinished trajectories.
 - `surrogates`, `penalties`, `clipping`: the objective of a token. `aggregation`: from tokens to one number.
 - `regularisers`, `entropy_change`: KL and entropy. `replay`: which rollouts are trained again.
 - `shapes`: checks in the first lines of public functions.

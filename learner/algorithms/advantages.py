@@ -1,5 +1,7 @@
 """Advantages: by how much a trajectory, or one of its turns, did better than expected.
 
+`learner.algorithms.comparisons` has the advantages that compare values with the mean of others.
+
 All functions compute in numpy and float64, from the returns of whole trajectories. Advantages are constants
 for the gradient. Trajectories with equal group ids form a rollout group; their order does not matter. When a
 group has lost members, only the members present count: means, medians and deviations are taken over them, and
@@ -8,91 +10,18 @@ nothing to compare with. The advantages in a group whose returns are equal up to
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from learner.algorithms.values import monte_carlo_returns
+from learner.algorithms.comparisons import STD_EPSILON, finite, informative_keys, scaled, uniform
 from protocol.arrays import Float64s
 
-STD_EPSILON = 1e-6
-"""Number added to a standard deviation before dividing by it."""
 VARIANCE_EPSILON = 1e-8
 """Number added to a variance before dividing by its root."""
-UNIFORM_SPREAD = 1e-9
-"""Values are equal up to rounding if their range is at most this share of the largest size among them, or of
-1 where all are smaller than 1."""
-
-Scale = Literal["std", "sample_std", "none"]
 
 
 # --- one advantage for a trajectory, against its group --------------------------------------------------------
-
-
-def group_relative_advantage(returns: ArrayLike, groups: Sequence[str], *, scale: Scale) -> Float64s:
-    r"""Compute each trajectory's return minus the mean return of its rollout group.
-
-    .. math:: A_i = \frac{R_i - \mathrm{mean}_{j \in g(i)} R_j}{\mathrm{std}_{j \in g(i)} R_j + 10^{-6}}
-
-    GRPO, arXiv:2402.03300, section 4.1.2. ``scale="std"`` divides by the standard deviation with divisor G.
-    ``"sample_std"`` divides by the standard deviation with divisor G - 1, as most released programs do, which
-    makes advantages smaller by the factor sqrt((G - 1) / G). ``"none"`` does not divide: the Dr. GRPO form,
-    arXiv:2503.20783, section 3.2.
-
-    Args:
-        returns: [S], one per trajectory.
-        groups: group id of each trajectory, length S.
-        scale: what to divide by.
-
-    Returns:
-        Advantages [S], mean zero in each group; exactly 0 for a group of one and where all returns are equal.
-
-    Raises:
-        ValueError: a return is not finite, or the lengths differ.
-
-    Example:
-        >>> group_relative_advantage(np.array([1.0, 0.0, 3.0]), ["a", "a", "b"], scale="none").tolist()
-        [0.5, -0.5, 0.0]
-        >>> group_relative_advantage(np.array([1.0, 0.0, 0.0, 0.0]), ["a"] * 4, scale="std").round(3).tolist()
-        [1.732, -0.577, -0.577, -0.577]
-    """
-    values = _finite("return", returns, len(groups))
-    advantages = np.zeros_like(values)
-    for rows in _informative_groups(values, groups):
-        advantages[rows] = _scaled(values[rows], float(values[rows].mean()), scale)
-    return advantages
-
-
-def leave_one_out_advantage(returns: ArrayLike, groups: Sequence[str]) -> Float64s:
-    r"""Compute each trajectory's return minus the mean return of the other members of its group.
-
-    .. math:: A_i = R_i - \frac{1}{G - 1} \sum_{j \ne i} R_j = \frac{G}{G - 1} (R_i - \mathrm{mean}\, R)
-
-    RLOO, arXiv:2402.14740; LOOP, arXiv:2502.01600, section 4. The baseline of a trajectory does not depend on
-    that trajectory, so the gradient stays unbiased. G counts the members present.
-
-    Args:
-        returns: [S].
-        groups: group id of each trajectory, length S.
-
-    Returns:
-        Advantages [S], sum zero in each group; 0 for a group of one.
-
-    Raises:
-        ValueError: a return is not finite, or the lengths differ.
-
-    Example:
-        >>> leave_one_out_advantage([1.0, 0.0, 0.5, 0.5], ["a"] * 4).round(4).tolist()
-        [0.6667, -0.6667, 0.0, 0.0]
-    """
-    values = _finite("return", returns, len(groups))
-    advantages = np.zeros_like(values)
-    for rows in _informative_groups(values, groups):
-        advantages[rows] = (
-            _scaled(values[rows], float(values[rows].mean()), "none") * len(rows) / (len(rows) - 1)
-        )
-    return advantages
 
 
 def median_relative_advantage(returns: ArrayLike, groups: Sequence[str]) -> Float64s:
@@ -120,10 +49,10 @@ def median_relative_advantage(returns: ArrayLike, groups: Sequence[str]) -> Floa
         >>> median_relative_advantage([0.0, 0.0, 0.0, 1.0], ["a"] * 4).round(3).tolist()
         [0.0, 0.0, 0.0, 2.0]
     """
-    values = _finite("return", returns, len(groups))
+    values = finite("return", returns, len(groups))
     advantages = np.zeros_like(values)
-    for rows in _informative_groups(values, groups):
-        advantages[rows] = _scaled(values[rows], float(np.median(values[rows])), "sample_std")
+    for rows in informative_keys(values, groups):
+        advantages[rows] = scaled(values[rows], float(np.median(values[rows])), "sample_std")
     return advantages
 
 
@@ -140,8 +69,8 @@ def token_group_advantage(
     HAPO, arXiv:2509.16591, token-level group average. These advantages sum to zero over the tokens of a
     group; the advantages of GRPO sum to zero over its members. Where one member holds nearly all tokens, the
     advantages of the others grow without bound. The released program falls back to GRPO for a group in which
-    one advantage reaches 5 in size. This function does so, too: it falls back to `group_relative_advantage`
-    with ``scale="std"``.
+    one advantage reaches 5 in size. This function does so, too: it falls back to
+    `learner.algorithms.comparisons.compare` with ``scale="std"``.
 
     Args:
         returns: [S].
@@ -161,50 +90,24 @@ def token_group_advantage(
         >>> token_group_advantage([1.0, 0.0], [2, 6], ["a", "a"]).round(3).tolist()
         [1.732, -0.577]
     """
-    values, tokens = _finite("return", returns, len(groups)), _finite("length", lengths, len(groups))
+    values, tokens = finite("return", returns, len(groups)), finite("length", lengths, len(groups))
     if (tokens < 0).any() or ceiling <= 0:
         raise ValueError(
             f"shortest length {tokens.min(initial=0)}, ceiling {ceiling}: need lengths >= 0, ceiling > 0"
         )
     here = np.flatnonzero(tokens)
     advantages = np.zeros_like(values)
-    for members in _informative_groups(values[here], [groups[i] for i in here]):
+    for members in informative_keys(values[here], [groups[i] for i in here]):
         rows = here[members]
         mean = np.average(values[rows], weights=tokens[rows])
         deviation = np.sqrt(np.average((values[rows] - mean) ** 2, weights=tokens[rows]))
         by_token = (values[rows] - mean) / (deviation + STD_EPSILON)
-        plain = _scaled(values[rows], float(values[rows].mean()), "std")
+        plain = scaled(values[rows], float(values[rows].mean()), "std")
         advantages[rows] = plain if np.abs(by_token).max() >= ceiling else by_token
     return advantages
 
 
 # --- one advantage for a trajectory, against something else ---------------------------------------------------
-
-
-def batch_mean_advantage(returns: ArrayLike, *, scale: Literal["std", "none"]) -> Float64s:
-    r"""Compute each trajectory's return minus the mean return of the whole batch, whatever its group.
-
-    .. math:: A_i = \frac{R_i - \mathrm{mean}_j R_j}{\mathrm{std}_j R_j + 10^{-6}}
-
-    REINFORCE with a batch baseline. ``scale="std"`` normalises over the batch (divisor S), as in REINFORCE++,
-    arXiv:2501.03262. This needs no groups, but an easy task then looks like a good policy.
-
-    Args:
-        returns: [S].
-        scale: what to divide by.
-
-    Returns:
-        Advantages [S], mean zero; all 0 where the returns are equal or there is only one.
-
-    Raises:
-        ValueError: a return is not finite.
-
-    Example:
-        >>> batch_mean_advantage([2.0, 0.0, 1.0], scale="none").tolist()
-        [1.0, -1.0, 0.0]
-    """
-    values = _finite("return", returns)
-    return group_relative_advantage(values, [""] * len(values), scale=scale)
 
 
 def greedy_baseline_advantage(returns: ArrayLike, baselines: ArrayLike) -> Float64s:
@@ -228,16 +131,43 @@ def greedy_baseline_advantage(returns: ArrayLike, baselines: ArrayLike) -> Float
         >>> greedy_baseline_advantage([1.0, 0.0], [0.25, 0.25]).tolist()
         [0.75, -0.25]
     """
-    values = _finite("return", returns)
+    values = finite("return", returns)
     baseline = np.asarray(baselines, dtype=np.float64)
     if np.isnan(baseline).any():
         raise ValueError(
             f"trajectory {int(np.isnan(baseline).argmax())} has no baseline: add its greedy response"
         )
-    return values - _finite("baseline", baseline, len(values))
+    return values - finite("baseline", baseline, len(values))
 
 
 # --- one advantage for a turn, or a token ---------------------------------------------------------------------
+
+
+def monte_carlo_returns(rewards: ArrayLike, *, discount: float) -> Float64s:
+    r"""Sum the discounted rewards from each step on: value targets that need no critic.
+
+    .. math:: G_t = \sum_{k \ge 0} \gamma^k r_{t+k}
+
+    The targets are right for finished trajectories only. With discount 1 they are the targets of T-PPO
+    (arXiv:2506.15050).
+
+    Args:
+        rewards: [T].
+        discount: gamma, [0, 1], per step.
+
+    Returns:
+        Returns [T], float64, in the unit of the rewards.
+
+    Example:
+        >>> monte_carlo_returns([0.0, 1.0, 2.0], discount=0.5).tolist()
+        [1.0, 2.0, 2.0]
+    """
+    rewards = np.asarray(rewards, dtype=np.float64)
+    returns, running = np.zeros_like(rewards), 0.0
+    for t in reversed(range(len(rewards))):
+        running = rewards[t] + discount * running
+        returns[t] = running
+    return returns
 
 
 def turn_returns(rewards: ArrayLike, *, discount: float) -> Float64s:
@@ -262,45 +192,7 @@ def turn_returns(rewards: ArrayLike, *, discount: float) -> Float64s:
         >>> turn_returns([0.0, 0.0, 1.0], discount=0.9).round(3).tolist()
         [0.81, 0.9, 1.0]
     """
-    return monte_carlo_returns(_finite("reward", rewards), discount=discount)
-
-
-def turn_return_advantage(
-    returns: Sequence[Float64s], groups: Sequence[str], *, baseline: Literal["none", "group"]
-) -> list[Float64s]:
-    r"""Compute the return from each turn on, minus the group's mean at that turn.
-
-    .. math:: A_{i,j} = G_{i,j} - \mathrm{mean}_{k \in g(i), J_k > j} G_{k,j}
-
-    ``baseline="none"`` subtracts nothing, as in arXiv:2512.24873. With ``"group"`` the mean is taken over the
-    members that have a turn at that position. A turn that no other member reaches has nothing to be compared
-    with and gets 0.
-
-    Args:
-        returns: returns from each turn on, [J_i] for each trajectory, see `turn_returns`; J_i may be 0.
-        groups: group id of each trajectory.
-        baseline: what to subtract.
-
-    Returns:
-        Advantages, [J_i] for each trajectory, in new arrays.
-
-    Raises:
-        ValueError: a return is not finite, or the lengths differ.
-
-    Example:
-        >>> rows = turn_return_advantage([np.array([1.0, 1.0]), np.array([0.0])], ["a", "a"], baseline="group")
-        >>> [row.tolist() for row in rows]
-        [[0.5, 0.0], [-0.5]]
-    """
-    if len(returns) != len(groups):
-        raise ValueError(f"{len(groups)} group ids for the turn returns of {len(returns)} trajectories")
-    if baseline == "none":
-        return [_finite("turn return", row).copy() for row in returns]
-    rows = [_finite("turn return", row) for row in returns]
-    # Each turn position of a group is treated as a separate group.
-    places = [f"{j} {group}" for row, group in zip(rows, groups, strict=True) for j in range(len(row))]
-    centred = group_relative_advantage(np.concatenate([np.zeros(0), *rows]), places, scale="none")
-    return np.split(centred, np.cumsum([len(row) for row in rows]))[: len(rows)]
+    return monte_carlo_returns(finite("reward", rewards), discount=discount)
 
 
 def whiten(values: ArrayLike, mask: ArrayLike) -> Float64s:
@@ -331,9 +223,9 @@ def whiten(values: ArrayLike, mask: ArrayLike) -> Float64s:
     everything = np.asarray(values, dtype=np.float64)
     if everything.shape != inside.shape:
         raise ValueError(f"mask of shape {inside.shape} for values of shape {everything.shape}")
-    masked = _finite("masked value", everything[inside])
+    masked = finite("masked value", everything[inside])
     whitened = np.zeros_like(everything)
-    if not _uniform(masked):
+    if not uniform(masked):
         whitened[inside] = (masked - masked.mean()) / np.sqrt(masked.var() + VARIANCE_EPSILON)
     return whitened
 
@@ -363,38 +255,5 @@ def informative_scale(returns: ArrayLike, groups: Sequence[str]) -> float:
         >>> informative_scale([1.0, 0.0, 1.0, 1.0], ["a", "a", "b", "b"])
         2.0
     """
-    informative = len(_informative_groups(_finite("return", returns, len(groups)), groups))
+    informative = len(informative_keys(finite("return", returns, len(groups)), groups))
     return len(set(groups)) / informative if informative else 1.0
-
-
-# --- shared ---------------------------------------------------------------------------------------------------
-
-
-def _finite(what: str, numbers: ArrayLike, length: int | None = None) -> Float64s:
-    """Convert to float64 [S]. Raise if a number is not finite or the length is wrong."""
-    array = np.asarray(numbers, dtype=np.float64)
-    if array.ndim != 1 or length not in (None, len(array)):
-        raise ValueError(f"{what}s of shape {array.shape}, should be one for each of {length} trajectories")
-    if not np.isfinite(array).all():
-        raise ValueError(f"{what} {int((~np.isfinite(array)).argmax())} is not finite")
-    return array
-
-
-def _uniform(values: Float64s) -> bool:
-    """Return whether all values are equal up to rounding."""
-    return not len(values) or bool(np.ptp(values) <= UNIFORM_SPREAD * max(1.0, float(np.abs(values).max())))
-
-
-def _informative_groups(values: Float64s, groups: Sequence[str]) -> list[NDArray[np.intp]]:
-    """Return the rows of each group whose members differ."""
-    members: dict[str, list[int]] = {}
-    for i, group in enumerate(groups):
-        members.setdefault(group, []).append(i)
-    return [np.array(rows) for rows in members.values() if not _uniform(values[rows])]
-
-
-def _scaled(values: Float64s, centre: float, scale: Scale) -> Float64s:
-    centred: Float64s = values - centre
-    if scale != "none":
-        centred /= values.std(ddof=1 if scale == "sample_std" else 0) + STD_EPSILON
-    return centred

@@ -1,4 +1,5 @@
-r"""Regularisers: the entropy, and estimates of the KL divergence from sampled tokens.
+r"""Regularisers: the entropy, and estimates of the KL divergence import math
+from sampled tokens.
 
 k1, k2 and k3 estimate KL(a || b) from tokens sampled by a (J. Schulman, "Approximating KL divergence", 2020),
 with d = log b(x) - log a(x). All are per token, in nats.
@@ -11,6 +12,7 @@ chose the token. With gradient through log a and tokens sampled by a itself, the
 and the last two agree to first order where a and b are close.
 """
 
+import math
 from typing import Literal, assert_never
 
 from torch import Tensor
@@ -187,6 +189,47 @@ def kl_convex(
     from_base = kl_estimate(logp_current, logp_base, estimator=estimator)
     from_predecessor = kl_estimate(logp_current, logp_predecessor, estimator=estimator)
     return base_share * from_base + (1 - base_share) * from_predecessor
+
+
+def entropy_band_penalty(entropy: Tensor, *, mean: float, low: float, high: float) -> Tensor:
+    r"""Compute how far each token's entropy is outside a band around a mean.
+
+    .. math:: P_t = \max(0, k_l \bar H - H_t) + \max(0, H_t - k_r \bar H)
+
+    EPO, arXiv:2509.22576. Its released program has a constant in place of the distance, through which no gradient
+    flows; this is the paper's form.
+
+    Args:
+        entropy: [N], entropies of the tokens in nats.
+        mean: mean entropy of earlier updates, nats.
+        low, high: edges of the band, as shares of the mean.
+
+    Returns:
+        Distances [N], at least 0, in nats; gradient flows.
+
+    Example:
+        >>> import torch
+        >>> entropy_band_penalty(torch.tensor([0.5, 1.0, 1.5]), mean=1.0, low=0.8, high=1.2).round(decimals=3)
+        tensor([0.3000, 0.0000, 0.3000])
+    """
+    return (low * mean - entropy).clamp(min=0) + (entropy - high * mean).clamp(min=0)
+
+
+def band_weight(update: int, updates: int, *, growth: float) -> float:
+    r"""Return the weight of the band's penalty at an update, :math:`1 + e^{-g k / \lfloor K / 2 \rfloor}`.
+
+    EPO, arXiv:2509.22576.
+
+    Args:
+        update: k, counted from 0.
+        updates: K, updates of the whole run.
+        growth: g.
+
+    Example:
+        >>> [round(band_weight(k, 10, growth=1.0), 4) for k in (0, 5, 10)]
+        [2.0, 1.3679, 1.1353]
+    """
+    return 1 + math.exp(-growth * update / max(1, updates // 2))
 
 
 def next_entropy_coefficient(

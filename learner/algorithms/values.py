@@ -68,38 +68,11 @@ def value_loss(
     return 0.5 * error
 
 
-def monte_carlo_returns(rewards: ArrayLike, *, discount: float) -> Float64s:
-    r"""Sum the discounted rewards from each step on: value targets that need no critic.
-
-    .. math:: G_t = \sum_{k \ge 0} \gamma^k r_{t+k}
-
-    The targets are right for finished trajectories only. With discount 1 they are the targets of T-PPO
-    (arXiv:2506.15050).
-
-    Args:
-        rewards: [T].
-        discount: gamma, [0, 1], per step.
-
-    Returns:
-        Returns [T], float64, in the unit of the rewards.
-
-    Example:
-        >>> monte_carlo_returns([0.0, 1.0, 2.0], discount=0.5).tolist()
-        [1.0, 2.0, 2.0]
-    """
-    rewards = np.asarray(rewards, dtype=np.float64)
-    returns, running = np.zeros_like(rewards), 0.0
-    for t in reversed(range(len(rewards))):
-        running = rewards[t] + discount * running
-        returns[t] = running
-    return returns
-
-
 def lambda_returns(advantage: ArrayLike, values: ArrayLike) -> Float64s:
     r"""Return the value targets that belong to advantages by GAE: :math:`R_t = A_t + V_t`.
 
     This is the lambda-return of arXiv:1506.02438, section 3, with the lambda and the discount of the
-    advantages. Lambda 1 on a finished trajectory gives `monte_carlo_returns`.
+    advantages. Lambda 1 on a finished trajectory gives `learner.algorithms.advantages.monte_carlo_returns`.
 
     Args:
         advantage: [T], before any whitening or clipping.

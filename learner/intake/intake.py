@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from learner.credit.rewards import composed
+from learner.credit.signal import has_signal
 from learner.errors import BrokenTrajectory
 from learner.intake.commit_memory import CommitMemory
 from learner.intake.curriculum import Curriculum
 from learner.intake.open_trajectories import OpenTrajectories
 from learner.intake.signal_watch import SignalWatch
 from learner.intake.token_audit import check_ledger
-from learner.trajectory import Trajectory, assemble, weighted
-from learner.units import RECOMMITTED, Counts, Unit, has_signal, newest_version
+from learner.trajectory import Trajectory, assemble
+from learner.units import RECOMMITTED, Counts, Unit, newest_version
 from protocol import names
 from protocol.arrays import SegmentArrays
 from protocol.codec import decode_delivery
@@ -255,7 +257,9 @@ class Intake:
             self._drop("unusable", deliver, [])
             return
         group_id = trajectories[0].group_id
-        if trajectories[0].purpose == "eval":
+        training = trajectories[0].purpose == "train"
+        trajectories = self._valued(trajectories, group=training and deliver.unit_id == group_id)
+        if not training:
             for trajectory in trajectories:
                 self.evaluated[group_id] = trajectory
                 self.signal.episode(trajectory)
@@ -269,7 +273,7 @@ class Intake:
             self.signal.episode(trajectory)
         failed = [t for t in trajectories if t.status == "failed"]
         self.counts.add("failed", failed)
-        usable = [t for t in trajectories if t.status != "failed" and t.action_tokens]
+        usable = [t for t in trajectories if _is_usable(t)]
         outcome = self._fault(usable)
         if self.filter_uniform and outcome in ("", "uniform"):
             self.signal.group([t.return_ for t in usable if not t.baseline], uniform=outcome == "uniform")
@@ -311,7 +315,8 @@ class Intake:
         if baselines == len(usable) or (config.group_members > config.group_size and not baselines):
             # There is nothing to train, or no greedy baseline to compare with.
             return "unusable"
-        if self.filter_uniform and not has_signal(usable) and not self.rescuable(usable):
+        signal = not self.filter_uniform or has_signal(config.algorithm.advantage, usable)
+        if not signal and not self.rescuable(usable):
             return "uniform"
         return ""
 
@@ -337,7 +342,7 @@ class Intake:
             if last.status != "unfinished":
                 self._free_member(segment.group_id, segment.task_id)
             return
-        trajectory = self._placed(trajectory)
+        (trajectory,) = self._valued([self._placed(trajectory)], group=False)
         if trajectory.status != "unfinished":
             self.recent.append(trajectory)
             self.signal.episode(trajectory)
@@ -391,16 +396,28 @@ class Intake:
         return trajectories
 
     def _placed(self, trajectory: Trajectory) -> Trajectory:
-        """Apply the weights of rewards, and replace versions of undone steps by those of the newest line.
+        """Replace versions of undone steps by those of the newest line.
 
         The new versions have equal lag, so all later code gets the policy lag by subtracting version numbers.
         """
-        trajectory = weighted(trajectory, self.curriculum.config.reward.weights)
         return replace(trajectory, policy_version=self.line.placed(trajectory.policy_version))
+
+    def _valued(self, trajectories: Sequence[Trajectory], *, group: bool) -> list[Trajectory]:
+        """Compose the rewards of trajectories, as a whole group or each by itself. Failed ones have no say."""
+        config = self.curriculum.config.reward
+        if group:
+            usable = iter(composed(config, [t for t in trajectories if _is_usable(t)]))
+            return [next(usable) if _is_usable(t) else t for t in trajectories]
+        return [valued for t in trajectories for valued in composed(config, [t], group=False)]
 
     def _drop(self, outcome: str, deliver: Deliver, trajectories: Sequence[Trajectory]) -> None:
         self.counts.add(outcome, trajectories)
         self._dropped.append(deliver.unit_id)
+
+
+def _is_usable(trajectory: Trajectory) -> bool:
+    """Return whether a trajectory can be trained."""
+    return trajectory.status != "failed" and bool(trajectory.action_tokens)
 
 
 def _group_id(deliver: Deliver, segments: Sequence[SegmentArrays]) -> str:

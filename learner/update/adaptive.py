@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from learner.algorithm_config import AlgorithmConfig, KlConvex
 from learner.algorithms.clipping import BalancedBounds
 from learner.algorithms.penalties import mirror_step_size, next_dual
-from learner.algorithms.regularisers import base_share, next_entropy_coefficient
+from learner.algorithms.regularisers import band_weight, base_share, next_entropy_coefficient
 from learner.config import OptimizerConfig
 from learner.surrogate_config import EntropySurrogate, MirrorDescentSurrogate, RatioVarianceSurrogate
 from learner.update.objective import Adaptive
@@ -23,6 +23,9 @@ class AdaptiveState(Struct, frozen=True, kw_only=True):
 
     dual: float
     entropy_coefficient: float
+    entropy_sum: float = 0.0
+    """Sum of the mean entropies of all earlier updates, in nats."""
+    entropy_updates: int = 0
 
 
 def first_state(config: AlgorithmConfig) -> AdaptiveState:
@@ -73,6 +76,11 @@ def adaptive(
     if isinstance(kl, KlConvex):
         share = base_share(step, hold=kl.hold, every=kl.every, drop=kl.drop, floor=kl.floor)
     mirror = isinstance(config.surrogate, MirrorDescentSurrogate)
+    band, known = config.entropy.band, state.entropy_updates
+    outside = 0.0
+    if band is not None and known:
+        weight = band_weight(step, steps, growth=band.growth)
+        outside = state.entropy_coefficient * weight * band.coefficient
     return Adaptive(
         clip_low=bounds.low if bounds else 0.8,
         clip_high=bounds.high if bounds else 1.2,
@@ -80,6 +88,8 @@ def adaptive(
         entropy_coefficient=state.entropy_coefficient,
         base_share=share,
         mirror_step=mirror_step_size(min(step, steps - 1) + 1, steps) if mirror else 1.0,
+        entropy_mean=state.entropy_sum / known if known else 0.0,
+        band_coefficient=outside,
     )
 
 
@@ -98,8 +108,11 @@ def after_optimizer_step(
 
 
 def after_update(config: AlgorithmConfig, state: AdaptiveState, *, entropy: float) -> AdaptiveState:
-    """Steer the entropy coefficient by the mean entropy (nats) of the update's tokens."""
+    """Note the mean entropy (nats) of the update's tokens, and steer the entropy coefficient by it."""
     bonus = config.entropy
+    if bonus.band is not None:
+        entropies, updates = state.entropy_sum + entropy, state.entropy_updates + 1
+        state = replace(state, entropy_sum=entropies, entropy_updates=updates)
     if not bonus.target:
         return state
     coefficient = next_entropy_coefficient(

@@ -4,7 +4,6 @@ These pure functions run on rank 0, on whole trajectories. "Rows" are trajectori
 ΣT tokens.
 """
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
@@ -15,18 +14,16 @@ from numpy.typing import NDArray
 from learner.algorithm_config import (
     AdvantageConfig,
     AlgorithmConfig,
-    BatchMeanAdvantage,
     CriticConfig,
     GaeAdvantage,
     GreedyAdvantage,
-    GroupAdvantage,
-    LeaveOneOutAdvantage,
     TokenGroupAdvantage,
-    TurnReturnAdvantage,
 )
 from learner.algorithms import advantages as adv
 from learner.algorithms import truncation
-from learner.algorithms.values import lambda_returns, monte_carlo_returns, vtrace_targets
+from learner.algorithms.values import lambda_returns, vtrace_targets
+from learner.credit.compared import compared_advantages, is_by_turn
+from learner.credit.short_forms import comparisons_of
 from learner.trajectory import Trajectory
 from protocol.arrays import Float64s
 
@@ -102,8 +99,10 @@ def assign_credit(
         if estimates is None or config.critic is None:
             raise ValueError("advantages of kind gae need a critic; add [learner.algorithm.critic]")
         return _estimated(config.advantage, config.critic, trajectories, estimates, fresh, window_tokens)
-    if isinstance(config.advantage, TurnReturnAdvantage):
-        return _turn_credit(config.advantage, trajectories)
+    compared = comparisons_of(config.advantage)
+    if compared is not None and (is_by_turn(compared) or compared.whiten == "tokens"):
+        advantage = compared_advantages(compared, trajectories)
+        return TokenAdvantages.of_tokens(advantage, advantage)
     advantages, median = trajectory_advantages(config.advantage, trajectories)
     if config.scale_by_informative:
         own = [t for t in trajectories if t.advantage is None]
@@ -125,22 +124,17 @@ def trajectory_advantages(
     """
     returns, groups = _returns(trajectories), [t.group_id for t in trajectories]
     median = adv.median_relative_advantage(returns, groups)
+    compared = comparisons_of(config)
     match config:
-        case GroupAdvantage(scale=scale):
-            return adv.group_relative_advantage(returns, groups, scale=scale), median
-        case LeaveOneOutAdvantage():
-            return adv.leave_one_out_advantage(returns, groups), median
         case TokenGroupAdvantage(ceiling=ceiling):
             lengths = np.array([t.action_tokens for t in trajectories])
             return adv.token_group_advantage(returns, lengths, groups, ceiling=ceiling), median
-        case BatchMeanAdvantage(scale=scale):
-            return adv.batch_mean_advantage(returns, scale=scale), median
         case GreedyAdvantage():
             return _greedy_advantages(trajectories, returns, groups), median
-        case TurnReturnAdvantage() | GaeAdvantage():
-            raise ValueError(f"advantages of kind {config.kind} are per token")
+        case _ if compared is not None and not is_by_turn(compared):
+            return compared_advantages(compared, trajectories), median
         case _:
-            assert_never(config)
+            raise ValueError(f"advantages of kind {config.kind} are per token")
 
 
 def _returns(trajectories: Sequence[Trajectory]) -> Float64s:
@@ -155,39 +149,6 @@ def _greedy_advantages(
     if missing:
         raise ValueError(f"group {missing[0]} has no greedy member to be compared with")
     return adv.greedy_baseline_advantage(returns, np.array([baselines[group] for group in groups]))
-
-
-def _turn_credit(config: TurnReturnAdvantage, trajectories: Sequence[Trajectory]) -> TokenAdvantages:
-    """Compute advantages from the discounted return from each action turn on."""
-    action_turns = [sorted({turn.index for turn in t.turns if turn.action}) for t in trajectories]
-    returns = [
-        adv.turn_returns(_rewards_of_action_turns(t, turns), discount=config.discount)
-        for t, turns in zip(trajectories, action_turns, strict=True)
-    ]
-    groups = [t.group_id for t in trajectories]
-    by_turn = adv.turn_return_advantage(returns, groups, baseline=config.baseline)
-    rows = []
-    for t, turns, values in zip(trajectories, action_turns, by_turn, strict=True):
-        index = t.action_turn_index()
-        row = np.zeros(len(t))
-        for turn, value in zip(turns, values, strict=True):
-            row[index == turn] = value
-        rows.append(row)
-    advantage = np.concatenate(rows)
-    return TokenAdvantages.of_tokens(advantage, advantage)
-
-
-def _rewards_of_action_turns(t: Trajectory, turns: Sequence[int]) -> Float64s:
-    """Return the rewards [J] of the action turns, given by their indices in order.
-
-    A reward of a different turn, for example of the observation that follows an action, belongs to the action
-    turn before it, or to the first one.
-    """
-    rewards = np.zeros(len(turns))
-    if turns:
-        for index, reward in t.turn_rewards.items():
-            rewards[max(0, bisect_right(turns, index) - 1)] += reward
-    return rewards
 
 
 def _estimated(
@@ -273,7 +234,7 @@ def _value_targets(
     values = estimates.value[tokens]
     match critic.target:
         case "monte_carlo":
-            return monte_carlo_returns(rewards, discount=config.discount)
+            return adv.monte_carlo_returns(rewards, discount=config.discount)
         case "lambda":
             return lambda_returns(advantage, values)
         case "vtrace":

@@ -27,7 +27,7 @@ from learner.algorithms.clipping import hapo_bounds, hapo_redistribute, lag_boun
 from learner.algorithms.corrections import interval_correction, truncated_correction
 from learner.algorithms.levels import Level
 from learner.algorithms.ratios import importance_ratio, interpolated_proximal, level_ratio, product_ratio
-from learner.algorithms.regularisers import kl_convex, kl_estimate
+from learner.algorithms.regularisers import entropy_band_penalty, kl_convex, kl_estimate
 from learner.algorithms.surrogates import SurrogateValue
 from learner.surrogate_config import (
     BalancedSurrogate,
@@ -86,6 +86,10 @@ class Adaptive:
     entropy_coefficient: float = 0.0
     base_share: float = 1.0
     mirror_step: float = 1.0
+    entropy_mean: float = 0.0
+    """Mean entropy of all earlier updates, in nats."""
+    band_coefficient: float = 0.0
+    """Factor of the penalty on entropies outside the band; 0 before there is a mean."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,10 @@ def make_objective(config: AlgorithmConfig) -> Objective:
         per_token = -correction * value
         if adaptive.entropy_coefficient:
             per_token = per_token - adaptive.entropy_coefficient * entropy
+        if config.entropy.band is not None and adaptive.band_coefficient:
+            low, high = config.entropy.band.low, config.entropy.band.high
+            outside = entropy_band_penalty(entropy, mean=adaptive.entropy_mean, low=low, high=high)
+            per_token = per_token + adaptive.band_coefficient * outside
         if kl is not None:
             per_token = per_token + kl(view)
         parts = tokens.weight * per_token

@@ -7,17 +7,14 @@ import numpy as np
 import pytest
 
 from learner.algorithms.advantages import (
-    batch_mean_advantage,
     greedy_baseline_advantage,
-    group_relative_advantage,
     informative_scale,
-    leave_one_out_advantage,
     median_relative_advantage,
     token_group_advantage,
-    turn_return_advantage,
     turn_returns,
     whiten,
 )
+from learner.algorithms.comparisons import compare, spread
 
 RNG = np.random.default_rng(23)
 GROUPS = ["a", "b", "a", "a", "c", "b", "a", "d", "d", "d"]
@@ -46,12 +43,12 @@ def test_group_relative_against_a_loop(scale):
         centred = returns[i] - sum(mine) / len(mine)
         alone = len(mine) == 1
         expected.append(0.0 if alone else centred / (deviation(mine) + 1e-6 if deviation else 1.0))
-    np.testing.assert_allclose(group_relative_advantage(returns, GROUPS, scale=scale), expected, atol=1e-12)
+    np.testing.assert_allclose(compare(returns, GROUPS, scale=scale), expected, atol=1e-12)
 
 
 def test_sample_deviation_by_hand():
     """Returns 0, 0, 0, 1: mean 1/4, sum of squares 3/4; divided by G - 1 = 3, the deviation is 1/2."""
-    advantages = group_relative_advantage([0, 0, 0, 1], ["a"] * 4, scale="sample_std")
+    advantages = compare([0, 0, 0, 1], ["a"] * 4, scale="sample_std")
     np.testing.assert_allclose(advantages, [-0.5, -0.5, -0.5, 1.5], atol=4e-6)
 
 
@@ -61,20 +58,20 @@ def test_leave_one_out_against_a_loop():
     for i in range(len(GROUPS)):
         rest = [returns[j] for j in others(i, GROUPS)]
         expected.append(returns[i] - sum(rest) / len(rest) if rest else 0.0)
-    np.testing.assert_allclose(leave_one_out_advantage(returns, GROUPS), expected, atol=1e-12)
+    np.testing.assert_allclose(compare(returns, GROUPS, scale="leave_one_out"), expected, atol=1e-12)
 
 
 def test_leave_one_out_by_hand():
     """1 - (0 + .5 + .5)/3 = 2/3; K/(K-1) times the distance from the mean is equal to it: 4/3 * .5."""
     returns = np.array([1.0, 0.0, 0.5, 0.5])
-    advantages = leave_one_out_advantage(returns, ["a"] * 4)
+    advantages = compare(returns, ["a"] * 4, scale="leave_one_out")
     np.testing.assert_allclose(advantages, [2 / 3, -2 / 3, 0, 0], atol=1e-15)
     np.testing.assert_allclose(advantages, 4 / 3 * (returns - 0.5), atol=1e-15)
 
 
 def test_a_member_that_was_lost_is_not_divided_by():
     """Two of a group of four are left: each is compared only with the other."""
-    assert leave_one_out_advantage([1.0, 0.25], ["a", "a"]).tolist() == [0.75, -0.75]
+    assert compare([1.0, 0.25], ["a", "a"], scale="leave_one_out").tolist() == [0.75, -0.75]
 
 
 def test_median_against_a_loop():
@@ -105,11 +102,12 @@ def test_median_gives_the_target_ratios_of_bounded_ratio_learning(returns, tempe
 
 def test_a_group_of_one_has_no_advantage():
     for advantage in (
-        group_relative_advantage([3.0], ["a"], scale="sample_std"),
-        leave_one_out_advantage([3.0], ["a"]),
+        compare([3.0], ["a"], scale="sample_std"),
+        compare([3.0], ["a"], scale="leave_one_out"),
         median_relative_advantage([3.0], ["a"]),
         token_group_advantage([3.0], [7], ["a"]),
-        batch_mean_advantage([3.0], scale="std"),
+        compare([3.0], ["a"], scale="mean_abs"),
+        compare([3.0], ["a"], scale="rank_normal"),
     ):
         assert advantage.tolist() == [0.0]
 
@@ -120,13 +118,13 @@ def test_returns_equal_but_for_rounding_give_exactly_zero(other, scale):
     """0.1 + 0.2 exceeds 0.3 by 5.6e-17; an equally small deviation must not amplify it, at any scale."""
     returns, groups = [0.3 * scale, other * scale, 0.3 * scale], ["a"] * 3
     for advantage in (
-        group_relative_advantage(returns, groups, scale="sample_std"),
-        leave_one_out_advantage(returns, groups),
+        compare(returns, groups, scale="sample_std"),
+        compare(returns, groups, scale="leave_one_out"),
         median_relative_advantage(returns, groups),
         token_group_advantage(returns, [1, 2, 3], groups),
-        batch_mean_advantage(returns, scale="std"),
+        compare(returns, groups, scale="mean_abs"),
+        compare(returns, groups, scale="rank_normal"),
         whiten(returns, [True] * 3),
-        np.concatenate(turn_return_advantage([np.array([r]) for r in returns], groups, baseline="group")),
     ):
         assert (advantage == 0).all()
     assert informative_scale([*returns, 1.0, 0.0], [*groups, "b", "b"]) == 2.0
@@ -136,7 +134,7 @@ def test_a_small_difference_that_is_no_rounding_counts():
     returns = [0.3, 0.3 + 1e-6, 0.3]
     assert whiten(returns, [True] * 3) == pytest.approx([-1 / 300, 2 / 300, -1 / 300], rel=1e-4)
     assert informative_scale(returns, ["a"] * 3) == 1.0
-    assert leave_one_out_advantage(returns, ["a"] * 3)[1] == pytest.approx(1e-6)
+    assert compare(returns, ["a"] * 3, scale="leave_one_out")[1] == pytest.approx(1e-6)
 
 
 @pytest.mark.parametrize("scale", ["std", "none"])
@@ -145,7 +143,7 @@ def test_batch_mean_against_a_loop(scale):
     mean = sum(returns) / len(returns)
     divisor = statistics.pstdev(returns) + 1e-6 if scale == "std" else 1.0
     expected = [(r - mean) / divisor for r in returns]
-    np.testing.assert_allclose(batch_mean_advantage(returns, scale=scale), expected, atol=1e-12)
+    np.testing.assert_allclose(compare(returns, [""] * len(returns), scale=scale), expected, atol=1e-12)
 
 
 def test_greedy_baseline():
@@ -204,7 +202,7 @@ def test_a_trajectory_without_tokens_is_not_compared_with():
 
 def test_equal_lengths_reduce_to_grpo():
     returns = sampled_returns()
-    plain = group_relative_advantage(returns, GROUPS, scale="std")
+    plain = compare(returns, GROUPS, scale="std")
     np.testing.assert_allclose(token_group_advantage(returns, [4] * len(GROUPS), GROUPS), plain, atol=1e-12)
 
 
@@ -220,35 +218,8 @@ def test_turn_returns_against_the_sum():
     np.testing.assert_allclose(turn_returns(rewards, discount=0.8), expected, atol=1e-12)
 
 
-def test_turns_are_compared_with_the_same_turn_of_the_group():
-    lengths = RNG.integers(0, 5, len(GROUPS))
-    returns = [RNG.normal(size=n) for n in lengths]
-    result = turn_return_advantage(returns, GROUPS, baseline="group")
-    for i, row in enumerate(result):
-        assert len(row) == lengths[i]
-        for j, advantage in enumerate(row):
-            there = [returns[k][j] for k in peers(i, GROUPS) if lengths[k] > j]
-            assert advantage == pytest.approx(returns[i][j] - sum(there) / len(there), abs=1e-12)
-
-
-def test_turn_baseline_by_hand():
-    """Turn 0 has the baseline (1 + 0)/2. Turn 1 and group "b" occur once and are their own baselines."""
-    returns = [np.array([1.0, 1.0]), np.array([0.0]), np.array([]), np.array([5.0])]
-    rows = turn_return_advantage(returns, ["a", "a", "a", "b"], baseline="group")
-    assert [row.tolist() for row in rows] == [[0.5, 0.0], [-0.5], [], [0.0]]
-
-
-def test_without_baseline_the_returns_are_copied():
-    returns = [np.array([1.0, 2.0])]
-    (row,) = turn_return_advantage(returns, ["a"], baseline="none")
-    row[0] = 9
-    assert returns[0].tolist() == [1.0, 2.0]
-    assert row.tolist() == [9.0, 2.0]
-
-
 def test_no_trajectories_at_all():
-    assert turn_return_advantage([], [], baseline="group") == []
-    assert leave_one_out_advantage([], []).shape == (0,)
+    assert compare([], [], scale="leave_one_out").shape == (0,)
     assert informative_scale([], []) == 1.0
     assert whiten([], []).shape == (0,)
 
@@ -285,11 +256,12 @@ def test_a_lone_member_is_not_an_informative_group():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: leave_one_out_advantage([1.0, math.inf], ["a", "a"]), "return 1 is not finite"),
+        (lambda: compare([1.0, math.inf], ["a", "a"], scale="std"), "value 1 is not finite"),
         (lambda: median_relative_advantage([1.0], ["a", "a"]), "each of 2"),
         (lambda: token_group_advantage([1.0], [-1], ["a"]), "shortest length -1"),
         (lambda: token_group_advantage([1.0], [1], ["a"], ceiling=0), "ceiling 0"),
-        (lambda: turn_return_advantage([np.zeros(1)], [], baseline="group"), "0 group ids"),
+        (lambda: compare([0.0], [], scale="none"), "each of 0"),
+        (lambda: spread([0.0, 1.0], ["a", "a"], scale="rank_normal"), "divides by no deviation"),
         (lambda: turn_returns([math.nan], discount=1.0), "reward 0"),
         (lambda: whiten([1.0, 2.0], [True]), "mask of shape"),
         (lambda: whiten([math.nan], [True]), "masked value 0"),

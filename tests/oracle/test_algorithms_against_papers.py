@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from learner.algorithm_config import AlgorithmConfig, KlPenalty, TruncatedCorrection
-from learner.algorithms.advantages import group_relative_advantage
 from learner.algorithms.aggregation import token_weights
+from learner.algorithms.comparisons import compare
 from learner.algorithms.corrections import truncated_correction
 from learner.algorithms.ratios import effective_sample_size, importance_ratio
 from learner.algorithms.regularisers import entropy, kl_k1, kl_k2, kl_k3
@@ -119,9 +119,9 @@ def test_effective_sample_size_by_hand():
 
 def test_grpo_advantage_by_hand():
     """Returns 1, 0, 0, 1: mean 0.5, standard deviation 0.5, so ±1. Returns 2, 4, 9: mean 5, variance 26/3."""
-    got = group_relative_advantage(np.array([1.0, 0.0, 0.0, 1.0]), list("aaaa"), scale="std")
+    got = compare(np.array([1.0, 0.0, 0.0, 1.0]), list("aaaa"), scale="std")
     np.testing.assert_allclose(got, [1, -1, -1, 1], rtol=1e-5)
-    got = group_relative_advantage(np.array([2.0, 4.0, 9.0]), list("bbb"), scale="std")
+    got = compare(np.array([2.0, 4.0, 9.0]), list("bbb"), scale="std")
     np.testing.assert_allclose(got, np.array([-3, -1, 4]) / math.sqrt(26 / 3), rtol=1e-5)
 
 
@@ -129,7 +129,7 @@ def test_grpo_advantage_by_hand():
 def test_grpo_advantage_equals_the_loop_over_groups(scale):
     returns = RNG.normal(size=30)
     groups = [f"g{RNG.integers(6)}" for _ in range(30)]
-    got = group_relative_advantage(returns, groups, scale=scale)
+    got = compare(returns, groups, scale=scale)
     for i in range(30):
         members = [returns[j] for j in range(30) if groups[j] == groups[i]]
         mean = sum(members) / len(members)
@@ -141,7 +141,7 @@ def test_grpo_advantage_equals_the_loop_over_groups(scale):
 def test_advantage_of_uniform_groups_is_exactly_zero():
     """0.1 + 0.2 is not 0.3 in binary; the division must not amplify this rounding error."""
     returns = np.array([0.1 + 0.2, 0.3, 0.3, 5.0])
-    assert group_relative_advantage(returns, ["a", "a", "a", "b"], scale="std").tolist() == [0, 0, 0, 0]
+    assert compare(returns, ["a", "a", "a", "b"], scale="std").tolist() == [0, 0, 0, 0]
 
 
 def test_clipped_surrogate_equals_the_cases():

@@ -8,7 +8,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from learner.algorithms.advantages import group_relative_advantage
+from learner.algorithms.comparisons import compare
 from learner.algorithms.replay import (
     advantage_logits,
     advantage_recalibrated,
@@ -188,9 +188,7 @@ def test_a_failed_group_of_eight_gains_one_success():
     rescued = rescue(group, [success], np.random.default_rng(0))
     (place,) = [i for i, t in enumerate(rescued) if t.replayed]
     assert sorted(t.return_ for t in rescued) == [0.0] * 7 + [1.0]
-    advantages = group_relative_advantage(
-        np.array([t.return_ for t in rescued]), [t.group_id for t in rescued], scale="std"
-    )
+    advantages = compare(np.array([t.return_ for t in rescued]), [t.group_id for t in rescued], scale="std")
     # Population standard deviation: 7 / sqrt 7 = 2.6458, -1 / sqrt 7 = -0.3780.
     expected = [2.6458 if i == place else -0.3780 for i in range(8)]
     np.testing.assert_allclose(advantages, expected, atol=6e-5)

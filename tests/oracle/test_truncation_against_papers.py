@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from learner.algorithm_config import AlgorithmConfig
+from learner.algorithms.advantages import monte_carlo_returns
 from learner.algorithms.truncation import adaptive_trace, extended_gae, tail_mask
 from learner.algorithms.values import (
     explained_variance,
     lambda_returns,
-    monte_carlo_returns,
     value_loss,
     vtrace_targets,
 )

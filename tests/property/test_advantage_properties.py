@@ -7,15 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.algorithms.advantages import (
-    batch_mean_advantage,
-    group_relative_advantage,
     informative_scale,
-    leave_one_out_advantage,
     median_relative_advantage,
     token_group_advantage,
-    turn_return_advantage,
     whiten,
 )
+from learner.algorithms.comparisons import compare
 from learner.algorithms.truncation import adaptive_trace, extended_gae, tail_mask
 from learner.algorithms.values import explained_variance, lambda_returns, value_loss, vtrace_targets
 
@@ -32,13 +29,15 @@ members = st.lists(
 steps = st.lists(st.tuples(numbers, numbers, st.floats(-20, 20)), min_size=1, max_size=20)
 
 KINDS = {
-    "group": lambda r, n, g: group_relative_advantage(r, g, scale="std"),
-    "sample_std": lambda r, n, g: group_relative_advantage(r, g, scale="sample_std"),
-    "none": lambda r, n, g: group_relative_advantage(r, g, scale="none"),
-    "leave_one_out": lambda r, n, g: leave_one_out_advantage(r, g),
+    "group": lambda r, n, g: compare(r, g, scale="std"),
+    "sample_std": lambda r, n, g: compare(r, g, scale="sample_std"),
+    "none": lambda r, n, g: compare(r, g, scale="none"),
+    "mean_abs": lambda r, n, g: compare(r, g, scale="mean_abs"),
+    "rank_normal": lambda r, n, g: compare(r, g, scale="rank_normal"),
+    "leave_one_out": lambda r, n, g: compare(r, g, scale="leave_one_out"),
     "median": lambda r, n, g: median_relative_advantage(r, g),
     "tokens": lambda r, n, g: token_group_advantage(r, n, g),
-    "batch": lambda r, n, g: batch_mean_advantage(r, scale="std"),
+    "batch": lambda r, n, g: compare(r, [""] * len(r), scale="std"),
 }
 kinds = st.sampled_from(sorted(KINDS))
 
@@ -67,7 +66,7 @@ def test_order_of_trajectories_does_not_matter(rows, kind, random):
 
 
 @patient
-@given(members, st.sampled_from(["group", "sample_std", "none", "leave_one_out"]))
+@given(members, st.sampled_from(["group", "sample_std", "none", "mean_abs", "rank_normal", "leave_one_out"]))
 def test_a_group_is_worth_nothing_on_average(rows, kind):
     returns, lengths, groups = columns(rows)
     advantages = KINDS[kind](returns, lengths, groups)
@@ -99,7 +98,7 @@ def test_token_advantages_sum_to_zero_over_tokens_or_are_those_of_grpo(rows, cei
         mine = np.array([g == group for g in groups]) & (lengths > 0)
         balanced = abs((advantages * lengths)[mine].sum()) <= 1e-6 * max(1, lengths[mine].sum())
         below = np.abs(advantages[mine]).max(initial=0) < ceiling
-        plain = group_relative_advantage(returns[mine], ["g"] * mine.sum(), scale="std")
+        plain = compare(returns[mine], ["g"] * mine.sum(), scale="std")
         assert (balanced and below) or np.allclose(advantages[mine], plain)
 
 
@@ -108,7 +107,9 @@ def test_token_advantages_sum_to_zero_over_tokens_or_are_those_of_grpo(rows, cei
 def test_the_informative_scale_restores_the_number_of_groups(rows):
     returns, _, groups = columns(rows)
     scale = informative_scale(returns, groups)
-    signal = {g for g, a in zip(groups, leave_one_out_advantage(returns, groups), strict=True) if a != 0}
+    signal = {
+        g for g, a in zip(groups, compare(returns, groups, scale="leave_one_out"), strict=True) if a != 0
+    }
     assert scale * len(signal) == pytest.approx(len(set(groups)) if signal else 0)
     assert scale >= 1
 
@@ -131,8 +132,9 @@ def test_whitened_values_have_mean_zero_and_variance_one_above_the_floor_or_vani
 @given(st.lists(st.tuples(st.lists(numbers, max_size=5), st.sampled_from("ab")), max_size=8))
 def test_turn_advantages_cancel_at_each_turn(rows):
     returns, groups = [np.array(row) for row, _ in rows], [group for _, group in rows]
-    result = turn_return_advantage(returns, groups, baseline="group")
-    assert [len(row) for row in result] == [len(row) for row in returns]
+    keys = [(group, j) for row, group in zip(returns, groups, strict=True) for j in range(len(row))]
+    flat = compare(np.concatenate([np.zeros(0), *returns]), keys, scale="none")
+    result = np.split(flat, np.cumsum([len(row) for row in returns]))[: len(returns)]
     for group in set(groups):
         mine = [row for row, g in zip(result, groups, strict=True) if g == group]
         for j in range(max(map(len, mine))):

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.algorithm_config import AlgorithmConfig, KlPenalty
-from learner.algorithms.advantages import group_relative_advantage
 from learner.algorithms.aggregation import token_weights
+from learner.algorithms.comparisons import compare
 from learner.algorithms.corrections import truncated_correction
 from learner.algorithms.ratios import effective_sample_size, importance_ratio
 from learner.algorithms.regularisers import kl_k3
@@ -67,7 +67,7 @@ def test_loss_and_gradient_are_finite(current_proximal, proximal_behaviour, adva
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=16), st.sampled_from(["std", "none"]))
 def test_advantages_have_mean_zero_and_the_order_of_the_returns(returns, scale):
     values = np.array(returns)
-    advantages = group_relative_advantage(values, ["g"] * len(values), scale=scale)
+    advantages = compare(values, ["g"] * len(values), scale=scale)
     size = np.abs(advantages).max() + 1e-9
     assert abs(advantages.mean()) <= 1e-6 * size + 1e-9
     order = np.argsort(values, kind="stable")

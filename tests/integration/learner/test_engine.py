@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from learner.algorithm_config import AlgorithmConfig
-from learner.algorithms.advantages import group_relative_advantage
+from learner.algorithms.comparisons import compare
 from learner.config import LearnerConfig, OptimizerConfig
 from learner.errors import CheckpointError
 from learner.surrogate_config import ClipSurrogate
@@ -68,7 +68,7 @@ class PlainTorch:
 
     def step(self, trajectories, ceiling=2.0, low=0.2, high=0.28):
         returns = np.array([t.return_ for t in trajectories])
-        advantages = group_relative_advantage(returns, [t.group_id for t in trajectories], scale="std")
+        advantages = compare(returns, [t.group_id for t in trajectories], scale="std")
         total = sum(t.action_tokens for t in trajectories)
         self.optimizer.zero_grad()
         loss_sum = 0.0

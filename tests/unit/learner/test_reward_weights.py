@@ -8,19 +8,25 @@ import pytest
 
 from launch.supervise.metrics_tail import MetricsTail, sentence
 from learner.config import LearnerConfig
+from learner.credit.reward_config import RewardConfig
+from learner.credit.rewards import composed
 from learner.intake.curriculum import Curriculum
 from learner.intake.evaluation import result_of
 from learner.intake.intake import Intake
 from learner.metrics import Report, rollout_metrics
 from learner.replay.file import decode_item, encode_item
 from learner.trainer import Trainer
-from learner.trajectory import weighted
 from protocol.codec import decode, encode_arrays, encode_delivery
 from protocol.messages import Deliver, Reward, Segment, Turn
 from tests.trajectories import make_trajectory
 
 REWARDS = [Reward("exact", 1, 1.0), Reward("format", 1, 0.5), Reward("length", 1, -3.0)]
 WEIGHTS = {"format": 2.0, "length": 0.0}
+
+
+def weighted(trajectory, weights):
+    (result,) = composed(RewardConfig(weights=weights), [trajectory])
+    return result
 
 
 def test_the_return_has_the_weights_and_the_recorded_rewards_have_not():
@@ -97,6 +103,24 @@ def test_a_group_that_differs_in_a_reward_of_weight_0_has_equal_returns(weights,
     for unit in intake.ready:
         assert [t.return_ for t in unit.trajectories] == [1.0, 1.0 + weights.get("length", 1.0)]
         assert unit.trajectories[1].reward_by_name == {"exact": 1.0, "length": 1.0}
+
+
+@pytest.mark.parametrize(("weight", "ready"), [(1.0, 0), (2.0, 1)])
+def test_a_group_with_equal_returns_is_kept_if_the_advantage_tells_its_members_apart(weight, ready):
+    """Rewards (1, 0) and (0, 1): with weights 1 and 2 the second is better, with equal weights nobody is."""
+    terms = [{"value": "exact"}, {"value": "length", "weight": weight}]
+    config = LearnerConfig(
+        group_size=2, batch_trajectories=4, max_policy_lag=0,
+        algorithm={"advantage": {"kind": "compared", "terms": terms}},
+    )  # fmt: skip
+    assert config.drops_uniform_groups
+    curriculum = Curriculum("rows", config)
+    curriculum.refill(version=0, lockstep=False)
+    intake = Intake(curriculum, True)
+    rewards = [[Reward("exact", 1, 1.0 - i), Reward("length", 1, float(i))] for i in range(2)]
+    members = [member(i, own) for i, own in enumerate(rewards)]
+    intake.received(*decode(encode_delivery(Deliver(unit_id="0g0", segments=2), members)))
+    assert (len(intake.ready), intake.signal.uniform_groups) == (ready, 1 - ready)
 
 
 def test_a_name_that_does_not_occur_is_told_once_with_the_nearest(tmp_path):

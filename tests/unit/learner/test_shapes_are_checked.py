@@ -10,6 +10,7 @@ import torch
 from learner.algorithms import (
     advantages,
     clipping,
+    comparisons,
     entropy_change,
     penalties,
     ratios,
@@ -32,8 +33,8 @@ MASK = np.array([True, True, False])
 GROUPS = ["a", "a", "b"]
 
 CHECKED = [
-    (advantages.group_relative_advantage, {"returns": ARRAY, "groups": GROUPS, "scale": "std"}),
-    (advantages.leave_one_out_advantage, {"returns": ARRAY, "groups": GROUPS}),
+    (comparisons.compare, {"values": ARRAY, "keys": GROUPS, "scale": "std"}),
+    (comparisons.spread, {"values": ARRAY, "keys": GROUPS, "scale": "std"}),
     (advantages.median_relative_advantage, {"returns": ARRAY, "groups": GROUPS}),
     (advantages.token_group_advantage, {"returns": ARRAY, "lengths": ARRAY, "groups": GROUPS}),
     (advantages.greedy_baseline_advantage, {"returns": ARRAY, "baselines": ARRAY}),

@@ -32,6 +32,10 @@ def algorithm(**settings):
     return {"algorithm": settings}
 
 
+def terms(*terms, **more):
+    return algorithm(advantage={"kind": "compared", "terms": list(terms), **more})
+
+
 REFUSED = {
     "gae without a critic": (algorithm(advantage=GAE), ['"gae"', "add [learner.algorithm.critic]"]),
     "a critic without gae": (algorithm(critic={}), ["critic is set", '"group"', 'use kind "gae"']),
@@ -184,6 +188,57 @@ REFUSED = {
         {"publish_every": 3} | algorithm(proximal="interpolated"),
         ['"interpolated"', "publish_every is 3", "2 updates old", "publish_every = 1"],
     ),
+    "a comparison of turns that trajectories do not have": (
+        terms({"among": ["group", "anchor"]}), ['terms.0.among has "anchor"', 'set of = "turn"']
+    ),
+    "a return to go of a trajectory": (terms({"value": "return_to_go"}), ['"return_to_go"', 'set of = "turn"']),
+    "a comparison within and over groups": (terms({"among": ["group", "batch"]}), ["'batch']", '"batch" by itself']),
+    "positions of all groups": (
+        terms({"of": "turn", "among": ["position"]}), ["['position']", 'add "group"']
+    ),
+    "a discount of nothing": (terms({"discount": 0.9}), ["discount is 0.9", '"return_to_go" is discounted']),
+    "a history of no state": (terms({"of": "turn", "history": 2}), ["history is 2", 'add "anchor"']),
+    "a spread that is not divided by": (
+        terms({"weight": "spread", "scale": "none"}), ['weight is "spread"', 'scale "none"', '"mean_abs"']
+    ),
+    "a mean by spread": (terms({"weight": "spread"}, combine="mean"), ['combine is "mean"', 'combine = "sum"']),
+    "whitened trajectories of turns": (
+        terms({"of": "turn"}, whiten="trajectories"), ['whiten is "trajectories"', '"tokens"']
+    ),
+    "difficulty of a batch": (
+        terms({"among": ["batch"]}, by_difficulty={}), ["by_difficulty weighs groups", "take by_difficulty out"]
+    ),
+    "a comparison in a group of one": ({"group_size": 1} | terms({}), ["group_size is 1", '"compared"']),
+    "a reward of a group that is not waited for": (
+        {"train_on": "trajectories", "reward": {"group": {"kind": "win_rate"}}}
+        | algorithm(advantage={"kind": "batch_mean"}),
+        ['group.kind is "win_rate"', 'train_on is "trajectories"', "take it out"],
+    ),
+    "gates of a trajectory that still grows": (
+        WINDOWS | {"reward": {"gates": [{"reward": "short", "needs": "right"}]}},
+        ["reward.gates is set", '"windows"', "take gates out"],
+    ),
+    "a band of no bonus": (algorithm(entropy={"band": {}}), ["entropy.band is set", "raise coefficient"]),
+    "two parts that replace a reward": (
+        {"reward": {"wrong": {"reward": "x"}, "group": {"kind": "win_rate"}}},
+        ['"win_rate" beside learner.reward.wrong', "take one of them out"],
+    ),
+    "stages in disorder": (
+        {"reward": {"stages": [{"until_version": n, "weights": {}} for n in (5, 5)]}}, ["[5, 5]", "put them in order"]
+    ),
+    "a wrong answer between nothing": (
+        {"reward": {"wrong": {"reward": "x", "highest": -2.0}}}, ["highest -2 is below lowest -1"]
+    ),
+    "a buffer above its limit": (
+        {"reward": {"length": {"longest_tokens": 4, "buffer_tokens": 5}}}, ["buffer_tokens is 5", "longest_tokens 4"]
+    ),
+    "a penalty that no answer gets": (
+        {"reward": {"length": {"longest_tokens": 90000, "buffer_tokens": 1}}},
+        ["at 89999 tokens", "lower longest_tokens"],
+    ),
+    "a reward that needs itself": (
+        {"reward": {"gates": [{"reward": "x", "needs": "x"}]}}, ['needs "x"', "change one"]
+    ),
     "a lag forced upon nobody": ({"forced_lag": 2}, ["forced_lag is 2", "run.mode", '"sync"']),
 }  # fmt: skip
 
@@ -213,6 +268,16 @@ def test_what_a_run_cannot_supply_is_refused_with_the_cure(name):
         algorithm(surrogate={"kind": "ratio_variance", "centre": "proximal"}, passes=2),
         algorithm(surrogate={"kind": "triplet", "negative_low": 1.0, "positive_high": 1.0}, corrections=[]),
         algorithm(proximal="interpolated"),
+        {"group_size": 1} | terms({"among": ["batch"]}),
+        terms(
+            {
+                "of": "turn",
+                "value": "return_to_go",
+                "among": ["group", "anchor"],
+                "history": 2,
+                "discount": 0.9,
+            }
+        ),
     ],
 )
 def test_what_a_run_can_supply_is_taken(learner):

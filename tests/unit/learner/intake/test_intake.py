@@ -5,12 +5,13 @@ import json
 import numpy as np
 import pytest
 
+from learner.algorithm_config import GroupAdvantage
 from learner.config import EvaluationConfig, LearnerConfig
+from learner.credit.signal import has_signal
 from learner.errors import LedgerViolation
 from learner.intake.commit_memory import CommitMemory
 from learner.intake.curriculum import Curriculum
 from learner.intake.intake import Intake
-from learner.units import has_signal
 from protocol.codec import decode, encode_arrays, encode_delivery
 from protocol.messages import Deliver, Dropped, QueueStats, Reward, Segment, Turn
 from tests.trajectories import make_trajectory
@@ -273,8 +274,8 @@ def test_a_greedy_member_alone_trains_nothing():
 
 def test_a_greedy_member_does_not_make_a_signal():
     equal = [make_trajectory(str(i), reward=1.0) for i in range(2)]
-    assert not has_signal([*equal, make_trajectory("b", reward=0.0, temperature=0.0)])
-    assert has_signal([*equal, make_trajectory("c", reward=0.0)])
+    assert not has_signal(GroupAdvantage(), [*equal, make_trajectory("b", reward=0.0, temperature=0.0)])
+    assert has_signal(GroupAdvantage(), [*equal, make_trajectory("c", reward=0.0)])
 
 
 def test_a_failed_group_that_can_be_rescued_is_kept():

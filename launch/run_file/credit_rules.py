@@ -1,0 +1,92 @@
+"""Contradictions in rewards and comparisons: values that can never be formed, each with the cure."""
+
+from collections.abc import Iterator
+
+from learner.config import LearnerConfig
+from learner.credit.compared import is_by_turn
+from learner.credit.comparison_config import ComparedAdvantage, Comparison
+
+
+def credit_contradictions(learner: LearnerConfig) -> Iterator[str]:
+    """Yield a line per mistake: field, value seen, cure."""
+    yield from _rewards(learner)
+    advantage = learner.algorithm.advantage
+    if not isinstance(advantage, ComparedAdvantage):
+        return
+    name = "learner.algorithm.advantage"
+    for i, term in enumerate(advantage.terms):
+        yield from _term(f"{name}.terms.{i}", term)
+    spread = [i for i, term in enumerate(advantage.terms) if term.weight == "spread"]
+    if spread and advantage.combine == "mean":
+        yield (
+            f'{name}.combine is "mean" but terms.{spread[0]}.weight is "spread", which divides by a sum of its own; '
+            'use combine = "sum"'
+        )
+    if advantage.whiten == "trajectories" and is_by_turn(advantage):
+        yield f'{name}.whiten is "trajectories" but a term is of turns; use whiten = "tokens", or "none"'
+    if advantage.by_difficulty is not None and not all("group" in term.among for term in advantage.terms):
+        yield f"{name}.by_difficulty weighs groups, but a term is not among the group; take by_difficulty out"
+
+
+def _rewards(learner: LearnerConfig) -> Iterator[str]:
+    reward, name = learner.reward, "learner.reward"
+    if reward.group is not None and learner.train_on != "groups":
+        yield (
+            f'{name}.group.kind is "{reward.group.kind}" but learner.train_on is "{learner.train_on}": the reward '
+            'needs the whole group; use train_on = "groups", or take it out'
+        )
+    if reward.group is not None and reward.wrong is not None:
+        yield (
+            f'{name}.group.kind is "{reward.group.kind}" beside {name}.wrong: both replace rewards, and the group '
+            "would be compared without the other; take one of them out"
+        )
+    beside = [part for part in ("stages", "gates", "wrong", "length") if getattr(reward, part)]
+    if beside and learner.train_on == "windows":
+        yield (
+            f'{name}.{beside[0]} is set but learner.train_on is "windows": a trajectory that is still growing has no '
+            f'such value yet; take {beside[0]} out, or use train_on = "trajectories"'
+        )
+    ends = [stage.until_version for stage in reward.stages]
+    if ends != sorted(set(ends)):
+        yield f"{name}.stages end at versions {ends}; each must end later than the one before: put them in order"
+    if (wrong := reward.wrong) is not None and wrong.highest < wrong.lowest:
+        yield f"{name}.wrong.highest {wrong.highest:g} is below lowest {wrong.lowest:g}; raise highest"
+    if (length := reward.length) is not None:
+        if length.buffer_tokens > length.longest_tokens:
+            yield (
+                f"{name}.length.buffer_tokens is {length.buffer_tokens}, above longest_tokens "
+                f"{length.longest_tokens}: every answer would be too long; lower buffer_tokens"
+            )
+        elif length.longest_tokens - length.buffer_tokens >= learner.sampling.max_trajectory_tokens:
+            yield (
+                f"{name}.length begins at {length.longest_tokens - length.buffer_tokens} tokens, but "
+                f"learner.sampling.max_trajectory_tokens is {learner.sampling.max_trajectory_tokens}: no answer is so "
+                "long; lower longest_tokens"
+            )
+    for i, gate in enumerate(reward.gates):
+        if gate.reward == gate.needs:
+            yield f'{name}.gates.{i} has reward and needs "{gate.needs}": nothing is its own condition; change one'
+
+
+def _term(name: str, term: Comparison) -> Iterator[str]:
+    among = set(term.among)
+    if len(term.among) > len(among) or ("batch" in among and len(among) > 1):
+        yield (
+            f'{name}.among is {list(term.among)}: each word once, and "batch" by itself, because it is not within a '
+            'group; use ["group"] or ["batch"]'
+        )
+    elif among and not among & {"group", "batch"}:
+        yield f'{name}.among is {list(term.among)}: only members of one group are compared by it; add "group"'
+    if term.of == "trajectory" and (turns := sorted(among & {"position", "anchor"})):
+        yield f'{name}.among has "{turns[0]}", which turns have, but of is "trajectory"; set of = "turn"'
+    if term.of == "trajectory" and term.value == "return_to_go":
+        yield f'{name}.value is "return_to_go", which turns have, but of is "trajectory"; set of = "turn"'
+    if term.discount != 1 and term.value != "return_to_go":
+        yield f'{name}.discount is {term.discount:g} but value is "{term.value}"; only "return_to_go" is discounted'
+    if term.history and "anchor" not in among:
+        yield f'{name}.history is {term.history} but among has no "anchor", whose history it is; add "anchor"'
+    if term.weight == "spread" and (not among or term.scale not in ("std", "sample_std", "mean_abs")):
+        yield (
+            f'{name}.weight is "spread" but scale "{term.scale}" among {list(term.among)} has no deviation; use scale '
+            '"std", "sample_std" or "mean_abs" among the group'
+        )

@@ -1,0 +1,56 @@
+"""Names of rewards and marks that the settings rely on, with the field that names each."""
+
+from collections.abc import Iterator
+
+from learner.config import LearnerConfig
+from learner.credit.comparison_config import ComparedAdvantage
+from learner.credit.reward_config import FewestCalls
+from learner.credit.rewards import OVERLONG
+
+VALUES = ("return", "return_to_go", "each", "win_rate", OVERLONG)
+"""Values of a comparison that are no reward of an environment."""
+
+
+def needed_rewards(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
+    """Yield field and name of each reward that the environment has to give.
+
+    Example:
+        >>> list(needed_rewards(LearnerConfig(reward={"gates": [{"reward": "short", "needs": "right"}]})))
+        [('learner.reward.gates.0.reward', 'short'), ('learner.reward.gates.0.needs', 'right')]
+    """
+    reward, advantage = learner.reward, learner.algorithm.advantage
+    for name in reward.weights:
+        yield f"learner.reward.weights.{name}", name
+    for i, stage in enumerate(reward.stages):
+        for name in stage.weights:
+            yield f"learner.reward.stages.{i}.weights.{name}", name
+    for i, gate in enumerate(reward.gates):
+        yield f"learner.reward.gates.{i}.reward", gate.reward
+        yield f"learner.reward.gates.{i}.needs", gate.needs
+    if reward.wrong is not None:
+        yield "learner.reward.wrong.reward", reward.wrong.reward
+    if reward.group is not None and reward.group.reward != "return":
+        yield "learner.reward.group.reward", reward.group.reward
+    if isinstance(advantage, ComparedAdvantage):
+        for i, term in enumerate(advantage.terms):
+            if term.value not in VALUES:
+                yield f"learner.algorithm.advantage.terms.{i}.value", term.value
+        if advantage.by_difficulty is not None and advantage.by_difficulty.value not in VALUES:
+            yield "learner.algorithm.advantage.by_difficulty.value", advantage.by_difficulty.value
+
+
+def needed_marks(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
+    """Yield field and name of each mark that the environment has to give.
+
+    Example:
+        >>> calls = {"kind": "fewest_calls", "reward": "answer", "calls": "calls"}
+        >>> list(needed_marks(LearnerConfig(reward={"group": calls})))
+        [('learner.reward.group.calls', 'calls')]
+    """
+    group, advantage = learner.reward.group, learner.algorithm.advantage
+    if isinstance(group, FewestCalls) and group.calls:
+        yield "learner.reward.group.calls", group.calls
+    if isinstance(advantage, ComparedAdvantage):
+        for i, term in enumerate(advantage.terms):
+            if "anchor" in term.among:
+                yield f"learner.algorithm.advantage.terms.{i}.among", "anchor"

@@ -1,0 +1,102 @@
+"""`[learner.reward]`: how the rewards of an environment become the values that are compared."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from protocol.section import Section
+
+RewardName = Annotated[str, Field(min_length=1)]
+
+
+class RewardStage(Section):
+    """Weights of rewards at the beginning of training (PRS, arXiv:2512.07478). Stages follow one another; after the
+    last one the weights of `[learner.reward]` hold alone."""
+
+    until_version: int = Field(ge=1)
+    """Policy version at which the stage ends. A group is of the stage in which its newest token was sampled, so a
+    group has one value whenever it is trained. At least 1, and more than in the stage before."""
+    weights: dict[str, float]
+    """Weights by name, which replace those of `[learner.reward]` for these names."""
+
+
+class Gate(Section):
+    """A reward that counts only for a trajectory that got enough of a different one (GDPO's conditioned rewards,
+    arXiv:2601.05242)."""
+
+    reward: RewardName
+    """Name of the reward that counts, or is 0."""
+    needs: RewardName
+    """Name of the reward that decides."""
+    above: float = 0.0
+    """The gate is open if the trajectory's sum of `needs`, without weight, is above this."""
+
+
+class FewestCalls(Section):
+    """A right answer is worth less, the more calls it took in comparison with the fewest calls of a right answer in
+    its group (OTC, arXiv:2504.14870)."""
+
+    kind: Literal["fewest_calls"] = "fewest_calls"
+    reward: RewardName
+    """Name of the reward that is multiplied by a factor of at most 1 where it is above 0."""
+    calls: str = ""
+    """Name of the mark that counts the calls of a turn. Absent: the turns before the last one are the calls."""
+    smooth: float = Field(1.0, gt=0)
+    """Constant of the factor where the fewest calls are none, and m are taken: cos(m pi / (2 m + smooth)). Above 0."""
+
+
+class WinRate(Section):
+    """A reward becomes the share of the other members that it beats; a draw counts half (SPO, arXiv:2401.04056)."""
+
+    kind: Literal["win_rate"] = "win_rate"
+    reward: RewardName = "return"
+    """Name of the reward that is compared and replaced. "return": the sum of all, which replaces all."""
+
+
+class WrongAnswer(Section):
+    """Value of a wrong answer, less bad after more turns: min(highest, lowest + per_turn * (turns - 1)) (GRPO-TCR,
+    arXiv:2510.11701)."""
+
+    reward: RewardName
+    """Name of the reward. A trajectory whose sum of it is not above 0 gets this value in its place."""
+    lowest: float = -1.0
+    """Value after one turn."""
+    per_turn: float = Field(0.1, ge=0)
+    """Amount that each further turn adds. At least 0."""
+    highest: float = -0.6
+    """Largest value of a wrong answer. At least `lowest`."""
+
+
+class OverlongPenalty(Section):
+    """Penalty on answers that come near a limit: 0 up to `buffer_tokens` below it, then falling to `-factor` at the
+    limit and beyond (DAPO, arXiv:2503.14476; GRPO-TCR, arXiv:2510.11701). It is the reward `overlong`."""
+
+    longest_tokens: int = Field(ge=1)
+    """Action tokens of a trajectory at which the penalty is full. At least 1."""
+    buffer_tokens: int = Field(ge=1)
+    """Tokens over which the penalty falls. At least 1, at most `longest_tokens`."""
+    factor: float = Field(1.0, gt=0)
+    """Size of the full penalty. Above 0."""
+
+
+GroupReward = Annotated[FewestCalls | WinRate, Field(discriminator="kind")]
+
+
+class RewardConfig(Section):
+    """`[learner.reward]`: how the rewards of an environment form the return. Journal and metrics `reward/NAME` have
+    the rewards as the environment gave them."""
+
+    weights: dict[str, float] = Field(default_factory=dict)
+    """Weight of each reward, by its name. The return is the weighted sum; a name that is not here has weight 1.
+    0: the reward is recorded and shown, and does not act. Journal and metrics `reward/NAME` have the values
+    without weights."""
+    stages: tuple[RewardStage, ...] = Field((), strict=False)
+    """Other weights at the beginning of training."""
+    gates: tuple[Gate, ...] = Field((), strict=False)
+    """Rewards that count only beside a different one."""
+    wrong: WrongAnswer | None = None
+    """Value of wrong answers by their turns. Absent: as the environment gave it."""
+    group: GroupReward | None = None
+    """Reward that needs the whole rollout group. It does not act in evaluations, which have no groups."""
+    length: OverlongPenalty | None = None
+    """Penalty on long answers. Absent: none."""

@@ -1,0 +1,192 @@
+"""Composes rewards: from those that the environment gave to those that the policy is trained on.
+
+Everything here is pure. The order is: the value of wrong answers, the reward of the group, gates, weights, and the
+penalty on long answers. Gates and group rewards look at sums without weights.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import assert_never
+
+from learner.credit.reward_config import (
+    FewestCalls,
+    Gate,
+    OverlongPenalty,
+    RewardConfig,
+    WinRate,
+    WrongAnswer,
+)
+from learner.trajectory import Trajectory
+from learner.units import newest_version
+from protocol.messages import Reward
+
+OVERLONG = "overlong"
+"""Name of the reward that is the penalty on long answers."""
+
+
+def composed(config: RewardConfig, members: Sequence[Trajectory], *, group: bool = True) -> list[Trajectory]:
+    """Return trajectories with the rewards that they are trained on; the given ones are kept beside them.
+
+    Args:
+        config: what to do with rewards.
+        members: trajectories of one rollout group with the rewards that the environment gave, failed ones left out.
+        group: whether they are a whole group; else the reward of the group does not act.
+
+    Returns:
+        The trajectories in the same order. One whose rewards stay what they are is the same object.
+    """
+    if not members:
+        return []
+    weights = weights_at(config, newest_version(members))
+    of_groups: Sequence[list[Reward] | None] = [None] * len(members)
+    if group:
+        of_groups = _group_rewards(config, members)
+    result = []
+    for t, of_group in zip(members, of_groups, strict=True):
+        rewards = t.rewards if config.wrong is None else with_wrong_answer(config.wrong, t)
+        rewards = rewards if of_group is None else of_group
+        closed = {gate.reward for gate in config.gates if not is_open(gate, t)}
+        if any(reward.name in weights or reward.name in closed for reward in rewards):
+            rewards = [
+                Reward(r.name, r.turn, 0.0 if r.name in closed else r.value * weights.get(r.name, 1.0))
+                for r in rewards
+            ]
+        if config.length is not None:
+            penalty = overlong_penalty(config.length, t.action_tokens)
+            rewards = [*rewards, Reward(OVERLONG, _last_turn(t), penalty)]
+        result.append(t if rewards is t.rewards else replace(t, rewards=rewards, given_rewards=t.rewards))
+    return result
+
+
+def weights_at(config: RewardConfig, version: int) -> Mapping[str, float]:
+    """Return the weights of rewards for tokens of a policy version.
+
+    Example:
+        >>> early = {"until_version": 10, "weights": {"format": 1.0}}
+        >>> config = RewardConfig(weights={"format": 0.1}, stages=[early])
+        >>> weights_at(config, 9), weights_at(config, 10)
+        ({'format': 1.0}, {'format': 0.1})
+    """
+    for stage in config.stages:
+        if version < stage.until_version:
+            return {**config.weights, **stage.weights}
+    return config.weights
+
+
+def is_open(gate: Gate, t: Trajectory) -> bool:
+    """Return whether a trajectory got enough of what the gate needs."""
+    return total_of(t, gate.needs) > gate.above
+
+
+def overlong_penalty(config: OverlongPenalty, tokens: int) -> float:
+    r"""Return the penalty for an answer of so many tokens, from -factor to 0.
+
+    .. math:: -f \cdot \mathrm{clip}\left(\frac{n - (L_\max - L_\mathrm{buf})}{L_\mathrm{buf}}, 0, 1\right)
+
+    DAPO, arXiv:2503.14476, section 3.4.
+
+    Example:
+        >>> config = OverlongPenalty(longest_tokens=20480, buffer_tokens=4096)
+        >>> [overlong_penalty(config, n) for n in (16384, 18432, 20480, 99999)]
+        [0.0, -0.5, -1.0, -1.0]
+    """
+    over = tokens - (config.longest_tokens - config.buffer_tokens)
+    return -config.factor * min(1.0, over / config.buffer_tokens) if over > 0 else 0.0
+
+
+def call_factor(calls: int, fewest: int, *, smooth: float = 1.0) -> float:
+    r"""Return the factor of a right answer that took m calls, where n were the fewest, [0, 1].
+
+    .. math::
+        f = \frac{2nm}{n + m}, \qquad
+        r = \sin\frac{\pi f}{2n}, \quad \text{and for } n = 0: \; r = \cos\frac{\pi m}{2m + c}
+
+    OTC, arXiv:2504.14870. It is 1 at m = n. At m = n = 0 it is 1.
+
+    Example:
+        >>> [round(call_factor(m, 2), 4) for m in (1, 2, 3, 4)], round(call_factor(1, 0), 4)
+        ([0.866, 1.0, 0.9511, 0.866], 0.5)
+    """
+    if fewest == 0:
+        return 1.0 if calls == 0 else math.cos(math.pi * calls / (2 * calls + smooth))
+    return math.sin(math.pi * calls / (fewest + calls))
+
+
+def win_rates(values: Sequence[float]) -> list[float]:
+    r"""Return for each value the share of the others that it beats; a draw counts half.
+
+    .. math:: r_i = \frac{1}{k - 1} \sum_{j \ne i} P(x_i \text{ beats } x_j)
+
+    SPO, arXiv:2401.04056. The mean is 1/2. A lone member gets 1/2.
+
+    Example:
+        >>> win_rates([3.0, 1.0, 2.0]), win_rates([1.0, 1.0]), win_rates([7.0])
+        ([1.0, 0.0, 0.5], [0.5, 0.5], [0.5])
+    """
+    others = len(values) - 1
+    if others < 1:
+        return [0.5] * len(values)
+    return [(sum(v > w for w in values) + 0.5 * (sum(v == w for w in values) - 1)) / others for v in values]
+
+
+def with_wrong_answer(config: WrongAnswer, t: Trajectory) -> list[Reward]:
+    """Return a trajectory's rewards; if its answer is wrong, the named reward is replaced.
+
+    A trajectory that never got the reward has no answer, which is wrong, too.
+    """
+    if total_of(t, config.reward) > 0:
+        return t.rewards
+    value = min(config.highest, config.lowest + config.per_turn * (t.action_turns - 1))
+    return _replaced(t, config.reward, value)
+
+
+def total_of(t: Trajectory, name: str) -> float:
+    """Return the sum of a trajectory's rewards of one name, as the environment gave them; "return" sums all."""
+    if name == "return":
+        return t.return_
+    return sum(reward.value for reward in t.rewards if reward.name == name)
+
+
+def calls_of(config: FewestCalls, t: Trajectory) -> int:
+    """Return the calls that a trajectory took."""
+    if not config.calls:
+        return max(0, t.action_turns - 1)
+    return round(
+        sum(mark.value for mark in t.marks if mark.name == config.calls and not isinstance(mark.value, str))
+    )
+
+
+def _group_rewards(config: RewardConfig, members: Sequence[Trajectory]) -> list[list[Reward] | None]:
+    """Return the rewards of each member after the reward of the group; None where it does not act."""
+    rule = config.group
+    match rule:
+        case None:
+            return [None] * len(members)
+        case FewestCalls(reward=name):
+            right = [calls_of(rule, t) for t in members if total_of(t, name) > 0]
+            return [_by_calls(rule, t, min(right)) if right else None for t in members]
+        case WinRate(reward=name):
+            rates = win_rates([total_of(t, name) for t in members])
+            return [_replaced(t, name, rate) for t, rate in zip(members, rates, strict=True)]
+        case _:
+            assert_never(rule)
+
+
+def _by_calls(rule: FewestCalls, t: Trajectory, fewest: int) -> list[Reward] | None:
+    if total_of(t, rule.reward) <= 0:
+        return None
+    factor = call_factor(calls_of(rule, t), fewest, smooth=rule.smooth)
+    return [Reward(r.name, r.turn, r.value * factor) if r.name == rule.reward else r for r in t.rewards]
+
+
+def _replaced(t: Trajectory, name: str, value: float) -> list[Reward]:
+    """Return the rewards with one value in place of all rewards of a name, at the last turn that had one."""
+    gone = [r for r in t.rewards if name in (r.name, "return")]
+    turn = max((r.turn for r in gone), default=_last_turn(t))
+    kept = [r for r in t.rewards if name not in (r.name, "return")]
+    return [*kept, Reward("win_rate" if name == "return" else name, turn, value)]
+
+
+def _last_turn(t: Trajectory) -> int:
+    return max(t.action_turn_indices, default=0)

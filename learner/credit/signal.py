@@ -1,0 +1,36 @@
+"""Tells which rollout groups would train nothing."""
+
+from collections.abc import Sequence
+
+from learner.algorithm_config import GROUP_RELATIVE, AdvantageConfig
+from learner.credit.compared import compared_advantages
+from learner.credit.comparison_config import ComparedAdvantage
+from learner.trajectory import Trajectory
+
+
+def judges_groups(config: AdvantageConfig) -> bool:
+    """Return whether an advantage is formed within a rollout group alone, so that a group without signal is known.
+
+    Example:
+        >>> from learner.algorithm_config import GroupAdvantage
+        >>> judges_groups(GroupAdvantage()), judges_groups(ComparedAdvantage(terms=[{"among": ["batch"]}]))
+        (True, False)
+    """
+    if isinstance(config, ComparedAdvantage):
+        return all("group" in term.among for term in config.terms)
+    return config.kind in GROUP_RELATIVE
+
+
+def has_signal(config: AdvantageConfig, trajectories: Sequence[Trajectory]) -> bool:
+    """Return whether the credit rule gives any member of a rollout group an advantage other than zero.
+
+    A greedy member serves as baseline and is not compared. With several rewards two members may have equal returns
+    and still differ, so a sum of comparisons is asked itself.
+    """
+    members = [t for t in trajectories if not t.baseline]
+    if not isinstance(config, ComparedAdvantage):
+        return len({t.return_ for t in members}) > 1
+    if not members:
+        return False
+    alone = config.model_copy(update={"whiten": "none", "by_difficulty": None})
+    return bool((compared_advantages(alone, members) != 0).any())
