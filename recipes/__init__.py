@@ -1,10 +1,11 @@
 """The run files that come with Offbeat. `offbeat recipes` lists them, and every command takes them by name.
 
 - `spell_backward`, `calculator`, `smollm2`: jobs.
-- `methods/`: methods. `method = "bapo"` takes one into any job. As run files they extend a job that shows them.
+- `methods/`: methods; `methods/credit/` has those of rewards and comparisons.
+  `method = "bapo"` takes one into any job. As run files they extend a job that shows them.
 
 A method file has its settings in `[learner]`, and those of the job that shows it in `[demo]`. docs/recipes/ has a page
-for each method.
+for each method, docs/recipes/credit/ those of methods/credit/.
 """
 
 ONE_ALGORITHM = (("calculator", "cispo", "decoupled-ppo", "smollm2", "spell_backward"),)

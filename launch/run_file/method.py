@@ -12,6 +12,7 @@ METHOD_SETTINGS = {
     "algorithm": "the objective, whole",
     "train_on": "what a batch is made of",
     "replay": "trajectories that are trained again",
+    "reward": "how rewards become the values that are compared",
     "group_size": "how many answers to one task the advantage needs",
     "max_policy_lag": "the staleness up to which the method was seen to keep its reward",
 }
@@ -101,9 +102,14 @@ def without_method(settings: Mapping[str, Any]) -> dict[str, Any]:
     Example:
         >>> without_method({"method": "ppo", "learner": {"steps": 9, "train_on": "trajectories"}, "env": {}})
         {'learner': {'steps': 9}, 'env': {}}
+        >>> without_method({"learner": {"reward": {"weights": {"short": 0.5}, "group": {"kind": "win_rate"}}}})
+        {'learner': {'reward': {'weights': {'short': 0.5}}}}
     """
     kept = {name: value for name, value in settings.items() if name not in ("method", "recipe")}
     learner = kept.get("learner")
     if isinstance(learner, Mapping):
         kept["learner"] = {name: value for name, value in learner.items() if name not in REPLACED}
+        if isinstance(reward := learner.get("reward"), Mapping):
+            # Weights are of the environment's rewards, so they are the job's; the rest is the former method's.
+            kept["learner"]["reward"] = {name: value for name, value in reward.items() if name == "weights"}
     return kept

@@ -14,6 +14,7 @@ from launch.run_file.method_rules import compares_members
 from launch.run_file.sections import RunConfig
 from launch.run_file.shipped import FOLDER, run_files
 from learner.algorithm_config import KlConvex, KlPenalty
+from learner.credit.needs import needed_marks
 from recipes import BOUNDS_NEVER_ACT, ONE_ALGORITHM
 
 ROOT = Path(__file__).parents[2]
@@ -36,8 +37,8 @@ class Recipe:
     @property
     def page(self) -> Path | None:
         """Page of docs/ that explains the recipe; None for a job that stands for no method."""
-        page = DOCS / f"{self.name}.md"
-        return page if page.exists() else None
+        pages = sorted(DOCS.rglob(f"{self.name}.md"))
+        return pages[0] if pages else None
 
     @property
     def source(self) -> str:
@@ -56,6 +57,7 @@ class Recipe:
             "windows": learner.train_on == "windows",
             "groups": compares_members(learner) or greedy or bounded,
             "greedy answers": greedy,
+            "marks": any(needed_marks(learner)),
             "replay": learner.replay is not None,
             "reference model": reference,
         }

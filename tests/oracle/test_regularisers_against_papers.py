@@ -1,14 +1,19 @@
 """Test KL penalties, entropy control and the fixed denominator against the papers' formulas."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from launch.run_file.load import load
+from learner.algorithm_config import AlgorithmConfig
 from learner.algorithms.aggregation import token_weights
 from learner.algorithms.regularisers import (
+    band_weight,
     base_share,
+    entropy_band_penalty,
     kl_convex,
     kl_estimate,
     kl_k1,
@@ -16,6 +21,8 @@ from learner.algorithms.regularisers import (
     kl_k3,
     next_entropy_coefficient,
 )
+from learner.update.adaptive import adaptive, after_update, first_state
+from learner.update.objective import Adaptive, Tokens, make_objective
 
 RNG = np.random.default_rng(3)
 ESTIMATORS = ["k1", "k2", "k3"]
@@ -164,3 +171,58 @@ def test_fixed_aggregation_counts_trajectories_with_tokens():
 def test_fixed_aggregation_needs_its_constant():
     with pytest.raises(ValueError, match="needs fixed_tokens >= 1, got 0"):
         token_weights(np.array([1]), aggregation="fixed")
+
+
+def test_a_band_against_the_cases():
+    """arXiv:2509.22576: below, inside and above [0.8, 1.2] of a mean of 2 nats; the gradient points back inside."""
+    entropies = torch.tensor([1.0, 1.6, 2.0, 2.4, 3.0], dtype=torch.float64, requires_grad=True)
+    penalty = entropy_band_penalty(entropies, mean=2.0, low=0.8, high=1.2)
+    expected = [max(0.0, 1.6 - h) + max(0.0, h - 2.4) for h in entropies.tolist()]
+    np.testing.assert_allclose(penalty.detach(), expected, atol=1e-12)
+    penalty.sum().backward()
+    assert entropies.grad.tolist()[::2] == [-1.0, 0.0, 1.0]
+
+
+def test_the_weight_of_a_band_falls_from_2():
+    """beta_0 = 2; with g = 1 and k = floor(K / 2) it is 1 + 1/e = 1.3679."""
+    assert band_weight(0, 11, growth=1.0) == 2.0
+    assert band_weight(5, 11, growth=1.0) == pytest.approx(1.3679, abs=1e-4)
+    assert band_weight(0, 1, growth=1.0) == 2.0
+
+
+def epo_gradient(config, numbers, entropies):
+    """Return the gradient of the loss by the entropies of tokens with advantage 0."""
+    n = len(entropies)
+    entropy = torch.tensor(entropies, requires_grad=True)
+    zeros, rows = torch.zeros(n), torch.arange(n)
+    tokens = Tokens(
+        weight=torch.full((n,), 1 / n),
+        advantage=zeros,
+        logp_behaviour=zeros,
+        lag=zeros,
+        sequence=rows,
+        turn=rows,
+    )
+    loss, _ = make_objective(config)(tokens, numbers, zeros.clone().requires_grad_(), entropy)
+    loss.backward()
+    return entropy.grad
+
+
+def test_epo_is_a_plain_bonus_inside_the_band_and_pulls_back_outside():
+    """The recipe's numbers: after a mean of 2 nats, in the first of 10 updates, beta = 1 + exp(-1/5)."""
+    config = load(Path("epo")).learner.algorithm
+    state = first_state(config)
+    before = adaptive(config, state, step=0, steps=10, bounds=None)
+    assert (before.band_coefficient, before.entropy_coefficient) == (0.0, 0.001)
+    for entropy in (1.0, 3.0):
+        state = after_update(config, state, entropy=entropy)
+    numbers = adaptive(config, state, step=1, steps=10, bounds=None)
+    assert numbers.entropy_mean == 2.0
+    slope = 0.001 * 0.1 * (1 + math.exp(-1 / 5))
+    assert numbers.band_coefficient == pytest.approx(slope)
+    got = epo_gradient(config, numbers, [1.0, 2.0, 3.0])
+    np.testing.assert_allclose(got, [(-0.001 - slope) / 3, -0.001 / 3, (-0.001 + slope) / 3], rtol=1e-5)
+    plain = AlgorithmConfig.model_validate(config.model_dump() | {"entropy": {"coefficient": 0.001}})
+    np.testing.assert_allclose(
+        epo_gradient(plain, Adaptive(entropy_coefficient=0.001), [2.0])[0], -0.001, rtol=1e-5
+    )

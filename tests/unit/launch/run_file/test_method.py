@@ -44,8 +44,8 @@ def settings(config):
     return config.model_dump(mode="json")
 
 
-def test_there_are_nineteen_methods():
-    assert len(NAMES) == 19
+def test_there_are_thirty_three_methods():
+    assert len(NAMES) == 33
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -78,18 +78,28 @@ def test_a_method_brings_its_algorithm_and_leaves_the_job_as_it_is(job, name):
 def test_a_method_file_sets_what_belongs_to_a_method(name):
     own = read_own(run_files(METHODS)[name])
     assert set(own) == {"extends", "recipe", "learner", "demo"}
-    assert set(own["learner"]) <= {"algorithm", "train_on", "replay", "group_size", "max_policy_lag"}
+    assert set(own["learner"]) <= {
+        "algorithm",
+        "train_on",
+        "replay",
+        "reward",
+        "group_size",
+        "max_policy_lag",
+    }
     assert set(own["demo"]) <= {"run", "actor", "learner"}
 
 
 def test_what_methods_set_beside_the_algorithm():
     beside = {
-        name: {k: v for k, v in read_own(path)["learner"].items() if k not in ("algorithm", "replay")}
+        name: {
+            k: v for k, v in read_own(path)["learner"].items() if k not in ("algorithm", "replay", "reward")
+        }
         for name, path in run_files(METHODS).items()
     }
     lag = {"max_policy_lag": 2}
     assert {name: found for name, found in beside.items() if found} == {
         **dict.fromkeys(("bapo", "gbpo", "grpo", "hispo", "r2vpo", "remix"), lag),
+        **dict.fromkeys((path.stem for path in (METHODS / "credit").glob("*.toml")), lag),
         "ppo": {"train_on": "trajectories", "group_size": 1},
         "tppo": {"train_on": "windows"} | lag,
     }

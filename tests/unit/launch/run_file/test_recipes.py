@@ -14,7 +14,8 @@ from launch.run_file.shipped import FOLDER, run_files
 
 ROOT = Path(__file__).parents[4]
 DOCS = ROOT / "docs" / "recipes"
-METHODS = sorted((FOLDER / "methods").glob("*.toml"))
+METHODS = sorted((FOLDER / "methods").rglob("*.toml"))
+CREDIT = {p.stem for p in METHODS if p.parent.name == "credit"}
 JOBS = {"calculator", "smollm2", "spell_backward"}
 MEASURED = "[staleness](../benchmarks.md#staleness)"
 
@@ -26,7 +27,9 @@ def path(request):
 
 def test_all_methods_are_there():
     expected = "grpo ppo rloo cispo gspo decoupled-ppo minirl hispo bapo hapo tppo remix r2vpo gbpo lag-clip"
-    assert {*expected.split(), "icepop", "ipa", "remax", "mdpo"} == {p.stem for p in METHODS}
+    credit = "gdpo dvao g2rpo dgpo loop grpo-tcr flow-grpo eapo epo gigpo hgpo otc prs spo-winrate"
+    assert set(credit.split()) == CREDIT
+    assert {*expected.split(), "icepop", "ipa", "remax", "mdpo"} == {p.stem for p in METHODS} - CREDIT
     assert {p.stem for p in FOLDER.glob("*.toml")} == JOBS
     assert set(run_files()) == {p.stem for p in METHODS} | JOBS
     assert all("recipe" in tomllib.loads(path.read_text()) for path in METHODS)
@@ -34,7 +37,8 @@ def test_all_methods_are_there():
 
 def test_a_recipe_is_its_base_and_little_else(path):
     own = read_own(path)
-    assert own["extends"] in {f"../{job}.toml" for job in JOBS}
+    up = "../../" if path.stem in CREDIT else "../"
+    assert own["extends"] in {f"{up}{job}.toml" for job in JOBS}
     assert own["demo"]["run"] == {"name": path.stem}
     assert list(own)[-1] == "demo", "the job that shows the method comes last"
     assert path.read_text().startswith("# ")
@@ -60,12 +64,19 @@ def test_settings_written_are_settings_in_force(path):
     assert {"advantage", "surrogate", "corrections"} <= set(own), "what a method is made of is spelled out"
 
 
+def page_of(path):
+    return DOCS / ("credit" if path.stem in CREDIT else "") / f"{path.stem}.md"
+
+
 def test_every_method_has_a_page(path):
-    text = (DOCS / f"{path.stem}.md").read_text()
+    text = page_of(path).read_text()
     measured = text.partition("## Measured")[2]
-    assert MEASURED in measured
-    assert f"](../images/recipes/{path.stem}.png)" in measured
-    assert (DOCS.parent / "images" / "recipes" / f"{path.stem}.png").is_file()
+    if path.stem in CREDIT:
+        assert "The effect was not measured here." in measured
+    else:
+        assert MEASURED in measured
+        assert f"](../images/recipes/{path.stem}.png)" in measured
+        assert (DOCS.parent / "images" / "recipes" / f"{path.stem}.png").is_file()
     assert f"`.venv/bin/offbeat train {path.stem}`" in text
     for source in find(path.stem).source.split(", "):
         assert source in text
@@ -75,7 +86,7 @@ def test_every_method_has_a_page(path):
 
 
 def test_pages_name_metrics_that_exist(path):
-    text = (DOCS / f"{path.stem}.md").read_text()
+    text = page_of(path).read_text()
     named = re.findall(
         r"`((?:rollout|learner|critic|replay|generator|actor|broker|evaluation)/[a-z_]+)`", text
     )
@@ -85,7 +96,7 @@ def test_pages_name_metrics_that_exist(path):
 
 def test_pages_name_settings_that_exist(path):
     """The fields in the first column of the table of settings exist, with the values of the second column."""
-    text = (DOCS / f"{path.stem}.md").read_text()
+    text = page_of(path).read_text()
     rows = re.findall(r"^\| `([a-z0-9_.]+)` \| `([^`]+)` \|", text, flags=re.M)
     assert rows
     config = load(path).model_dump(mode="json")
@@ -98,8 +109,8 @@ def test_pages_name_settings_that_exist(path):
 
 def test_the_index_lists_every_page():
     text = (DOCS / "README.md").read_text()
-    linked = re.findall(r"\]\(([a-z0-9-]+)\.md\)", text)
-    assert sorted(set(linked)) == [p.stem for p in METHODS]
+    linked = re.findall(r"\]\(((?:credit/)?[a-z0-9-]+)\.md\)", text)
+    assert sorted(set(linked)) == sorted(str(page_of(p).relative_to(DOCS).with_suffix("")) for p in METHODS)
 
 
 def test_the_index_says_what_a_method_does_and_costs(path):
@@ -107,7 +118,7 @@ def test_the_index_says_what_a_method_does_and_costs(path):
     (row,) = [
         line
         for line in (DOCS / "README.md").read_text().splitlines()
-        if line.startswith(f"| [{path.stem}]({path.stem}.md) |")
+        if line.startswith(f"| [{path.stem}]({page_of(path).relative_to(DOCS)}) |")
     ]
     _, _, does, corrects, costs, source, _ = (cell.strip() for cell in row.split("|"))
     assert does == recipe.description
@@ -123,6 +134,8 @@ def test_what_methods_need_is_listed():
     assert needs["remax"] == ["groups", "greedy answers"]
     assert needs["ppo"] == ["critic"]
     assert needs["bapo"] == ["groups"]
+    assert needs["gigpo"] == needs["otc"] == ["groups", "marks"]
+    assert needs["gdpo"] == ["groups"]
     rows = {line.split()[0]: line for line in table(recipes()).splitlines()[1:]}
     assert "groups, replay, reference model" in rows["remix"]
     assert rows["lag-clip"].split()[2] == "-", "of our own making"
@@ -133,7 +146,7 @@ def test_one_recipe_is_printed_with_its_page(path):
     recipe = find(path.stem)
     text = page(recipe)
     assert text.startswith(f"# {recipe.description}\n# needs: {', '.join(recipe.needs)}\n")
-    assert str(DOCS / f"{path.stem}.md") in text
+    assert str(page_of(path)) in text
 
 
 def test_a_recipe_is_printed_with_what_does_not_act():
