@@ -28,6 +28,13 @@ METHODS = {
     "rloo": {"advantage": {"kind": "leave_one_out"}, "proximal": "behaviour", "corrections": []},
     "batch_mean": {"advantage": {"kind": "batch_mean"}},
     "turn_return": {"advantage": {"kind": "turn_return", "discount": 0.9}},
+    "turn_comparisons": {
+        "advantage": {
+            "kind": "compared",
+            "terms": [{}, {"of": "turn", "value": "return_to_go", "among": ["group", "position"]}],
+            "whiten": "tokens",
+        }
+    },
     "cispo": {"surrogate": {"kind": "weighted", "high": 1.5}, "corrections": []},
     "minirl": {"surrogate": {"kind": "minirl"}, "corrections": []},
     "hispo": {"surrogate": {"kind": "triplet"}, "corrections": MASKS},
@@ -44,6 +51,7 @@ METHODS = {
     "fixed": {"aggregation": {"kind": "fixed", "tokens": 16}},
     "ess": {"lr_by_ess": "linear"},
     "entropy_target": {"entropy": {"coefficient": 0.01, "target": 9.0, "change": 0.01, "maximum": 0.5}},
+    "entropy_band": {"entropy": {"coefficient": 0.1, "band": {"low": 1.0, "high": 1.0, "coefficient": 1.0}}},
     "value_head": CRITIC | {"critic": {"model": "head"}},
     "critic": CRITIC | {"critic": {"model": "separate"}},
     "vtrace": CRITIC | {"critic": {"model": "separate", "target": "vtrace"}},
