@@ -200,6 +200,26 @@ def keep_cpu_weights() -> None:
     utils.dispatch_cpu_unquantized_gemm = dispatch_and_keep
 
 
+def pack_cpu_experts_again() -> None:
+    """Make vLLM pack the experts of a CPU model again after its reload.
+
+    The CPU backend computes a mixture of experts from packed weights. vLLM packs them when it loads the model, but its
+    reload leaves them as they are in the file, so the engine would sample from numbers that mean nothing.
+    """
+    from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method as method
+
+    experts = method.UnquantizedFusedMoEMethod
+    set_up = experts._setup_kernel
+
+    def set_up_and_pack(self: Any, layer: Any, w13: torch.Tensor, w2: torch.Tensor) -> None:
+        reloaded = self.moe_kernel is not None
+        set_up(self, layer, w13, w2)
+        if reloaded and self.unquantized_backend == method.UnquantizedMoeBackend.CPU:
+            self.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+    experts._setup_kernel = set_up_and_pack
+
+
 def spare_cpu_generators() -> None:
     """Keep seeded requests from stopping the engine on CPU.
 
@@ -241,4 +261,5 @@ if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, FileWeights)
     spare_cpu_generators()
     keep_cpu_weights()
+    pack_cpu_experts_again()
 die_with_parent()
