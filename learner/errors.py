@@ -9,6 +9,7 @@ LearnerError
 ├── StaleTokens         a token older than the bound was about to carry gradient (final)
 ├── Diverged            loss or gradient was not finite in too many consecutive steps (final)
 ├── LoraError           adapters cannot be put into the model (final)
+├── RoutesUnknown       the model's choice of experts cannot be replayed (final)
 ├── ModelUnusable       no generator would take a trained version of the model (final)
 ├── NotAnnounced        a policy version was copied, but not announced in time
 ├── CheckpointError     a checkpoint cannot be loaded (final)
@@ -69,6 +70,12 @@ class Diverged(LearnerError, RuntimeError):
 
 class LoraError(LearnerError, ValueError):
     """Adapters cannot be put into the model; the message says why, and names the cure."""
+
+    final: ClassVar[bool] = True
+
+
+class RoutesUnknown(LearnerError, ValueError):
+    """The model's choice of experts cannot be replayed; the message names the layer, and the cure."""
 
     final: ClassVar[bool] = True
 

@@ -188,6 +188,11 @@ METHODS = table(
             "share of positive-advantage tokens in the surrogate under the chosen bounds",
         ),
         Gauge("learner/clip_moves", "moves", "how often balancing moved a bound"),
+        Gauge(
+            "learner/rerouted_share",
+            "share",
+            "share of the replayed choices of experts that the routers would not make any more",
+        ),
         Gauge("learner/dual_variable", "factor", "factor of the penalty on the ratio's variance"),
         Gauge("learner/entropy_coefficient", "factor", "coefficient of the entropy bonus"),
     ]

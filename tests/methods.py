@@ -71,10 +71,14 @@ COMPARED = {
 """Settings that need every kind of score: a signal and a weight that compare tokens, and frozen policies."""
 
 
+MIXTURE = {"routes": {"routes": "proximal"}}
+"""Settings for a mixture of experts only."""
+
+
 def method(name: str) -> AlgorithmConfig:
     """Return the algorithm settings with this name; "hapo+2x3" has 2 updates per batch in each of 3 passes."""
     name, _, steps = name.partition("+")
-    settings = dict((METHODS | COMPARED)[name])
+    settings = dict((METHODS | COMPARED | MIXTURE)[name])
     if steps:
         updates, passes = steps.split("x")
         settings |= {"updates_per_batch": int(updates), "passes": int(passes)}

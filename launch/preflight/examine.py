@@ -30,6 +30,7 @@ from launch.preflight.model_limits import (
     read_description,
     too_long_model,
     undivided_heads,
+    without_experts,
 )
 from launch.preflight.room import too_little_room
 from launch.preflight.trial import Prompt, Trial
@@ -90,6 +91,7 @@ def examine(config: RunConfig) -> Examined:
         *too_long_model(config, context, folder),
         *undivided_heads(config, described),
         *quantised(described, folder),
+        *without_experts(config, described, folder),
         *no_room(config, prompts, context),
         *unknown_rewards(config, facts),
         *missing_marks(config, facts),

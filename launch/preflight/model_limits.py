@@ -83,6 +83,27 @@ def undivided_heads(config: RunConfig, described: dict[str, Any]) -> Iterator[st
         )
 
 
+EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Keys of config.json that may hold the number of experts of a layer."""
+
+
+def without_experts(config: RunConfig, described: dict[str, Any], folder: Path | None) -> Iterator[str]:
+    """Yield the refusal of replayed routes for a model that has no experts.
+
+    Args:
+        described: content of the model's config.json; empty if it is not there yet.
+        folder: the model's folder; None if it is not there yet.
+    """
+    part, made_here = described.get("text_config") or described, not config.model.path
+    if config.learner.algorithm.routes == "current" or not (part or made_here):
+        return
+    if max([part[key] for key in EXPERT_KEYS if isinstance(part.get(key), int)], default=0) < 2:
+        yield (
+            f'learner.algorithm.routes is "{config.learner.algorithm.routes}", but {folder or "the tiny model"} is no '
+            'mixture of experts, so there is no choice of experts to replay; set it to "current"'
+        )
+
+
 def quantised(described: dict[str, Any], folder: Path | None) -> Iterator[str]:
     """Yield the refusal of a model whose weights are quantised: they cannot be trained.
 

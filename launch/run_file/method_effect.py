@@ -46,6 +46,12 @@ def settings_without_effect(learner: LearnerConfig) -> Iterator[str]:
             f"{learner.publish_every - 1} updates old would not be corrected; use publish_every = 1 or proximal = "
             '"recomputed"'
         )
+    steps = max(objective.steps for objective in objectives_of(algorithm))
+    if algorithm.routes == "proximal" and steps == 1:
+        yield (
+            'learner.algorithm.routes is "proximal" with a single step per batch, whose routes are those of the '
+            "proximal policy anyway; raise learner.algorithm.updates_per_batch, or take it out"
+        )
     yield from _kl(algorithm)
     for objective in objectives_of(algorithm):
         yield from _surrogate(objective, recomputed=algorithm.proximal == "recomputed")

@@ -144,11 +144,11 @@ def needs_scores(config: AlgorithmConfig, optimizer_steps: int) -> bool:
 
     Entropy surrogates and group ratios compare a token with others, so they always need the scores. The
     recomputed proximal policy needs them only for several optimizer steps: with a single step it is the
-    current policy, and the forward pass of the update is enough.
+    current policy, and the forward pass of the update is enough. The same holds for replayed routes.
     """
     if isinstance(config.surrogate, EntropySurrogate) or has_group_ratio(config):
         return True
-    return config.proximal == "recomputed" and optimizer_steps > 1
+    return optimizer_steps > 1 and (config.proximal == "recomputed" or config.routes == "proximal")
 
 
 def has_group_ratio(config: AlgorithmConfig) -> bool:

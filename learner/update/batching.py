@@ -101,10 +101,25 @@ class MicroBatch:
     """Number of input positions that are not padding."""
     inputs: int
     """Number of inputs of all branches, shared ones counted for each."""
+    held: list[tuple[int, Int64s]]
+    """Index b·T of the row that holds each branch, and the places of its inputs in that row, [S]."""
+    read: list[Int64s]
+    """Index in the batch of each input token of each branch, [S]."""
     depth: Int64s | None = None
     """Position of each token in its branch, [B, T]; None if no row is shared."""
     attends: NDArray[np.bool_] | None = None
     """Positions that each position attends to, [B, T, T]; None if no row is shared."""
+
+    @property
+    def input_token(self) -> Int64s:
+        """Index in the batch of each input token of all branches, [inputs]."""
+        return np.concatenate(self.read) if self.read else np.zeros(0, dtype=np.int64)
+
+    @property
+    def input_place(self) -> Int64s:
+        """Index b·T + t of the position that holds each of them, [inputs]."""
+        found = [offset + places for offset, places in self.held]
+        return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
 
 
 def make_batch(
@@ -278,10 +293,13 @@ class _Branches:
 
     def inputs(self, branch: int) -> Int64s:
         """Return the token ids of a branch's inputs."""
+        found: Int64s = self.batch.token_ids[self.input_places(branch)].astype(np.int64)
+        return found
+
+    def input_places(self, branch: int) -> Int64s:
+        """Return the index of a branch's inputs among all tokens of the batch."""
         first = self.first[branch]
-        found: Int64s = self.batch.token_ids[self.batch.places[first : first + self.ends[branch]]].astype(
-            np.int64
-        )
+        found: Int64s = self.batch.places[first : first + self.ends[branch]].astype(np.int64)
         return found
 
     def target_places(self, branch: int) -> Int64s:
@@ -368,6 +386,8 @@ def _micro_batch(
         token=np.cumsum(batch.seen_mask)[place] - 1,
         filled=sum([row.token_ids.size for row in rows]),
         inputs=sum([places.size for _, places in inputs]),
+        held=inputs,
+        read=[every.input_places(branch) for branch in branches],
         **_tree(rows, length),
     )
 
@@ -395,4 +415,6 @@ def _dummy(columns: Sequence[str]) -> MicroBatch:
         token=np.full(1, -1, dtype=np.int64),
         filled=0,
         inputs=0,
+        held=[],
+        read=[],
     )

@@ -24,6 +24,7 @@ from learner.config import LearnerConfig
 from learner.gpu import take_gpu
 from learner.lora import count_parameters, frozen_digest
 from learner.publishing.weight_copy import CopyStream, OutgoingWeights, register, rounded_shapes
+from learner.routes import RouteReplay
 from learner.run_files import let_all_read
 from learner.trajectory import Trajectory
 from learner.update import deepspeed_zero as zero
@@ -77,6 +78,7 @@ class TrainingEngine:
         ValueError: DeepSpeed would train wrongly with these settings.
         GpuUnusable: torch cannot compute on the GPU that this rank was given.
         LoraError: the adapters of ``config.lora`` cannot be put into the model.
+        RoutesUnknown: the model's choice of experts is to be replayed, and cannot be.
     """
 
     def __init__(
@@ -140,6 +142,7 @@ class TrainingEngine:
             state=first_state(algorithm),
             sharing=policy.sharing if config.share_prefixes else 0,
             copies=self._copies,
+            routes=RouteReplay(policy.lm) if algorithm.routes == "proximal" else None,
         )
         self._values = ValueMemory()
         # A window ends with its turn at the latest.

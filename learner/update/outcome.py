@@ -45,6 +45,9 @@ class UpdateOutcome:
     critic_only: bool = False
     """True if only the critic learns in this step, so that the policy must not move."""
     state: AdaptiveState | None = None
+    routes: float = 0.0
+    """Choices of an expert that were replayed, see `learner.routes`; ``rerouted`` of them differ from the router's."""
+    rerouted: float = 0.0
 
     @property
     def applied(self) -> int:

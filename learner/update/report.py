@@ -104,6 +104,8 @@ def _step_metrics(outcome: UpdateOutcome) -> dict[str, float]:
             "learner/positive_share": float(np.mean([b.share for b in outcome.bounds])),
             "learner/clip_moves": float(np.mean([b.moves for b in outcome.bounds])),
         }
+    if outcome.routes:
+        metrics["learner/rerouted_share"] = outcome.rerouted / outcome.routes
     if outcome.state is not None:
         metrics["learner/dual_variable"] = outcome.state.dual
         metrics["learner/entropy_coefficient"] = outcome.state.entropy_coefficient

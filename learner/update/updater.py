@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from learner.algorithms.ratios import importance_ratio, learning_rate_factor
 from learner.algorithms.values import value_loss
 from learner.config import LearnerConfig
 from learner.publishing.weight_copy import CopyStream
+from learner.routes import RouteReplay
 from learner.surrogate_config import BalancedSurrogate, RatioVarianceSurrogate
 from learner.update.adaptive import (
     AdaptiveState,
@@ -86,6 +88,8 @@ class Updater:
     """Width of the model if trajectories of a group share rows; 0 if they do not."""
     copies: CopyStream | None = None
     """Stream of the copies of published weights, for which an optimizer step waits; None on a CPU."""
+    routes: RouteReplay | None = None
+    """Replay of the policy's choice of experts; None if each pass chooses its own."""
     _step: int = field(default=0, init=False)
     """Learner step in progress."""
 
@@ -100,6 +104,10 @@ class Updater:
         algorithm = algorithm_at(self.config.algorithm, step)
         self.state = state_at(self.config.algorithm, self.state, step)
         mini_batches = self._mini_batches(batch, algorithm)
+        # With a single step the current policy is the proximal one, and so are its routes.
+        routes = self.routes if len(mini_batches) > 1 else None
+        if routes is not None:
+            routes.begin(len(batch.token_ids))
         scores = score_mini_batches(
             self.forward,
             self.frozen,
@@ -110,6 +118,10 @@ class Updater:
             ranks=self.ranks,
             device=self.device,
         )
+        if routes is not None:
+            # In a further pass, another rank may have the trajectory.
+            shared = self.ranks > 1 and algorithm.passes > 1
+            routes.seal(partial(sum_over_ranks, ranks=self.ranks) if shared else None)
         objective = make_objective(algorithm)
         recorder = TokenRecorder(int(batch.seen_mask.sum()), self.ranks)
         for mini_batch, scored in zip(mini_batches, scores, strict=True):
@@ -122,6 +134,8 @@ class Updater:
                 break
         outcome = recorder.finish([m.micro_batches for m in mini_batches], passes=algorithm.passes)
         outcome.critic_only = self._warming_up
+        if routes is not None:
+            outcome.routes, outcome.rerouted = sum_over_ranks(routes.end(), self.ranks).tolist()
         if outcome.tokens["seen"].any() and not outcome.nonfinite:
             self.state = after_update(algorithm, self.state, entropy=outcome.mean("entropy"))
         outcome.state = self.state
@@ -164,11 +178,15 @@ class Updater:
 
     def forward(self, micro_batch: MicroBatch) -> Outputs:
         """Return the policy's outputs for a micro-batch."""
+        if self.routes is not None:
+            self.routes.prepare(micro_batch, self.device)
         outputs: Outputs = self.engine(
             **micro_batch_inputs(micro_batch, self.device),
             entropy_gradient=has_entropy_gradient(self.config.algorithm),
             value_gradient=not self._warming_up,
         )
+        if self.routes is not None:
+            self.routes.record(micro_batch)
         return outputs
 
     def _mini_batches(self, batch: Batch, algorithm: AlgorithmConfig) -> list[MiniBatch]:

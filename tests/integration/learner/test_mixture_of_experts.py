@@ -6,13 +6,13 @@ transformers keeps all experts of a layer in one tensor; folders and vLLM have a
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM
 
 from learner.config import LearnerConfig, OptimizerConfig
 from learner.update.engine import TrainingEngine
 from protocol.weights.model_folder import check_names
 from tests.integration.learner.published import weights_of
-from tests.integration.learner.tiny_qwen3 import EOS, VOCAB
+from tests.integration.learner.tiny_mixture import save_mixture
 from tests.trajectories import make_batch_of_groups
 
 # The warning comes from inside torch, when DeepSpeed imports it.
@@ -21,25 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:Depr
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=96,
-        moe_intermediate_size=32,
-        num_experts=4,
-        num_experts_per_tok=2,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=256,
-        tie_word_embeddings=False,
-        eos_token_id=EOS,
-    )
-    folder = tmp_path_factory.mktemp("experts")
-    Qwen3MoeForCausalLM(config).float().save_pretrained(folder)
-    return folder
+    return save_mixture(tmp_path_factory.mktemp("experts"), seed=0)
 
 
 @pytest.mark.parametrize("stage", [0, 3])

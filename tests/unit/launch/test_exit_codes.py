@@ -24,6 +24,7 @@ FINAL = {
     "learner.errors.Diverged",
     "learner.errors.LoraError",
     "learner.errors.ModelUnusable",
+    "learner.errors.RoutesUnknown",
     "learner.errors.StaleTokens",
     "learner.errors.ReplayStateError",
     "learner.errors.ReplayConfigError",

@@ -119,6 +119,14 @@ def test_heads_that_cannot_be_divided_are_refused(run, model):
     assert "use 1, 3 or 9" in said
 
 
+def test_replayed_routes_need_a_mixture_of_experts(run, model):
+    settings = run(learner={"algorithm": {"routes": "proximal", "updates_per_batch": 2}})
+    assert f'routes is "proximal", but {model} is no mixture of experts' in refusal(settings)
+    described = {"max_position_embeddings": 2048, "num_experts": 4}
+    (model / "config.json").write_text(json.dumps(described))
+    assert preflight(settings) == []
+
+
 def test_a_layout_of_gpus_is_shown_and_an_impossible_one_refused(run, monkeypatch):
     monkeypatch.setattr("launch.placement.torch_uses_gpus", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")

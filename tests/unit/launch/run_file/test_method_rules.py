@@ -239,6 +239,10 @@ REFUSED = {
     "a reward that needs itself": (
         {"reward": {"gates": [{"reward": "x", "needs": "x"}]}}, ['needs "x"', "change one"]
     ),
+    "routes that cannot change": (
+        algorithm(routes="proximal"),
+        ['routes is "proximal"', "single step", "raise learner.algorithm.updates_per_batch"],
+    ),
     "a lag forced upon nobody": ({"forced_lag": 2}, ["forced_lag is 2", "run.mode", '"sync"']),
 }  # fmt: skip
 
@@ -278,6 +282,8 @@ def test_what_a_run_cannot_supply_is_refused_with_the_cure(name):
                 "discount": 0.9,
             }
         ),
+        algorithm(routes="proximal", updates_per_batch=4),
+        algorithm(routes="proximal", reincarnation={"updates_per_batch": 4}, kl={"kind": "convex"}),
     ],
 )
 def test_what_a_run_can_supply_is_taken(learner):

@@ -49,6 +49,23 @@ def test_every_target_appears_once_with_its_own_numbers(ranks, budget, aggregati
     assert sum(m.columns["weight"].sum() for m in micro_batches) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("width", [0, 64])
+def test_every_input_token_is_found_at_its_place_also_where_members_share_it(width):
+    beginning = make_trajectory("a", prompt=6, actions=5)
+    other = make_trajectory("b", prompt=6, actions=3)
+    other.token_ids[:6] = beginning.token_ids[:6]
+    batch = batch_of([beginning, other, make_trajectory("c", group="g1", prompt=2, actions=3)])
+    micro_batches = make_micro_batches(
+        batch, np.arange(3), aggregation="token_mean", budget=64, rule=ON_GPU, width=width
+    )
+    for m in micro_batches:
+        assert m.token_ids.ravel()[m.input_place].tolist() == batch.token_ids[m.input_token].tolist()
+    tokens = np.concatenate([m.input_token for m in micro_batches]).tolist()
+    assert sorted(tokens) == [*range(10), *range(11, 19), *range(20, 24)]
+    shared = sum(m.inputs - m.filled for m in micro_batches)
+    assert shared == (6 if width else 0)
+
+
 def test_inputs_end_where_the_last_target_is_predicted():
     """The prompt is 0..3, the actions are 4 and 5, the observation is 6..8: token 4 is the last input."""
     batch = batch_of([make_trajectory("a", prompt=4, actions=5, observation=(6, 9))])

@@ -1,0 +1,106 @@
+"""The learner trains a mixture of experts with the routes of the proximal policy, on one rank and on two."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from learner.config import LearnerConfig, OptimizerConfig
+from learner.errors import RoutesUnknown
+from learner.update.engine import TrainingEngine
+from tests.integration.learner.published import assert_weights_close, weights_of
+from tests.integration.learner.start_ranks import run_two_ranks
+from tests.integration.learner.tiny_mixture import save_mixture
+from tests.integration.learner.tiny_qwen3 import save, tiny_model
+from tests.integration.learner.two_ranks import method_batches, method_settings
+from tests.methods import method
+from tests.trajectories import make_batch_of_groups
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+
+SHARE = "learner/rerouted_share"
+STEPS = "routes+2x2"
+"""Two mini-batches in each of two passes: the second pass deals trajectories anew."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_mixture(tmp_path_factory.mktemp("mixture"), seed=2)
+
+
+def train(model, *, lr=1e-2, **settings):
+    """Return the metrics of one update with four optimizer steps, and the trained weights."""
+    algorithm = method(STEPS).model_copy(update=settings.pop("algorithm", {}))
+    config = LearnerConfig(
+        **{"optimizer": OptimizerConfig(lr=lr), "micro_batch_tokens": 40, "max_policy_lag": 4} | settings,
+        algorithm=algorithm,
+    )
+    engine = TrainingEngine(config, model=str(model), total_steps=10, seed=0)
+    try:
+        report = engine.update(make_batch_of_groups(3, 4), current_version=0)
+        assert report.applied
+        return report.metrics, weights_of(engine)
+    finally:
+        engine.close()
+
+
+@pytest.fixture(scope="module")
+def replayed(model):
+    return train(model)
+
+
+def test_replay_acts_after_the_first_step(model, replayed):
+    metrics, weights = replayed
+    assert 0 < metrics[SHARE] < 0.5
+    plain_metrics, plain = train(model, algorithm={"routes": "current"})
+    assert SHARE not in plain_metrics
+    assert any(not torch.equal(weights[name], plain[name]) for name in plain)
+    gates = [name for name in weights if name.endswith("mlp.gate.weight")]
+    first = load_file(model / "model.safetensors")
+    assert gates
+    assert all(not torch.equal(weights[name], first[name]) for name in gates)
+
+
+def test_without_movement_replay_changes_nothing(model):
+    """Weights that do not move choose the same experts in each pass, so no choice differs."""
+    metrics, _ = train(model, lr=1e-30)
+    assert metrics[SHARE] == 0
+    assert metrics["learner/ratio_current_proximal_max"] == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"gradient_checkpointing": True}, {"share_prefixes": False}, {"zero_stage": 3}],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_how_the_passes_are_computed_does_not_matter(model, replayed, settings):
+    metrics, weights = train(model, **settings)
+    assert metrics[SHARE] == pytest.approx(replayed[0][SHARE], abs=0.01)
+    assert_weights_close(weights, replayed[1], atol=2e-4)
+
+
+def test_a_single_step_replays_nothing(model):
+    metrics, _ = train(model, algorithm={"updates_per_batch": 1, "passes": 1})
+    assert SHARE not in metrics
+
+
+def test_a_dense_model_is_refused_at_the_start(tmp_path):
+    with pytest.raises(RoutesUnknown, match='set it to "current"'):
+        train(save(tiny_model(tied=True, seed=0), tmp_path))
+
+
+def test_two_ranks_replay_what_either_recorded(model, tmp_path):
+    """In the second pass a rank trains trajectories whose routes the other rank has recorded."""
+    out = run_two_ranks(str(model), tmp_path, [f"0-float32-{STEPS}"], timeout_s=240) / f"0-float32-{STEPS}"
+    result = json.loads((out / "result.json").read_text())
+    single = TrainingEngine(
+        LearnerConfig(**method_settings(STEPS, 1)), model=str(model), total_steps=10, seed=5
+    )
+    try:
+        for batch, metrics in zip(method_batches(), result, strict=True):
+            expected = single.update(batch, current_version=2).metrics
+            assert metrics[SHARE] == pytest.approx(expected[SHARE], abs=0.01)
+        assert_weights_close(load_file(out / "trained.safetensors"), weights_of(single), atol=1e-4)
+    finally:
+        single.close()
