@@ -5,24 +5,37 @@ import os
 from launch import run_folder
 from launch.errors import ConfigError
 from launch.preflight.decided import decided_by_hand
-from launch.processes import role_command, role_environment
+from launch.processes import ranks_of, role_command, role_environment
 from launch.run_file.sections import RunConfig
 
 
 def run_by_hand(
-    role: str, config: RunConfig, *, name: str, resume: bool, from_step: int | None = None
+    role: str,
+    config: RunConfig,
+    *,
+    name: str,
+    resume: bool,
+    from_step: int | None = None,
+    node: int = 0,
 ) -> None:
     """Replace this process by the role. Threads are pinned before any library is loaded.
 
+    Args:
+        node: number of this host among those of the learner; from 1 on its ranks follow those of the first.
+
     Raises:
         ConfigError: the run folder holds another run, the run file leaves a port open, there is no checkpoint
-            of ``from_step``, or a GPU cannot be used.
+            of ``from_step``, the learner has no such host, or a GPU cannot be used.
     """
+    if not 0 <= node < config.learner.nodes:
+        raise ConfigError(
+            f"--node {node}: learner.nodes is {config.learner.nodes}, so its hosts are 0 to {config.learner.nodes - 1}"
+        )
     config = decided_by_hand(role, config)
-    folder = run_folder.join(config)
-    if role == "learner" and not resume and (folder / "metrics.jsonl").exists():
+    folder = run_folder.of_first_host(config) if node else run_folder.join(config)
+    if role == "learner" and not (resume or node) and (folder / "metrics.jsonl").exists():
         raise ConfigError(f"{folder} holds a run already; go on with --resume, or choose another run.name")
-    saved = f"config-{name or role}.json"
+    saved = f"config-{name or role}{f'-node-{node}' if node else ''}.json"
     run_folder.save_config(config, folder / saved)
     judge_threads = config.judge.threads if config.judge else 1
     own = {"learner": config.learner.threads, "generator": config.generator.threads, "judge": judge_threads}
@@ -31,7 +44,7 @@ def run_by_hand(
     if from_step is not None:
         run_folder.check_step(folder, from_step)
         arguments += ["--from", str(from_step)]
-    processes = config.learner.processes if role == "learner" else 1
-    command = role_command(role, folder, *arguments, processes=processes)
+    ranks = ranks_of(config.learner, node) if role == "learner" else None
+    command = role_command(role, folder, *arguments, ranks=ranks)
     env = role_environment(threads, local_model=config.local_models)
     os.execvpe(command[0], command, {**os.environ, **env})

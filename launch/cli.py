@@ -123,6 +123,13 @@ def parser() -> argparse.ArgumentParser:
                 action="store_true",
                 help="with --resume: accept another seed, environment or model",
             )
+        if name == "learner":
+            command.add_argument(
+                "--node",
+                type=int,
+                default=0,
+                help="number of this host, if learner.nodes is above 1; default: 0",
+            )
         if name in ("generator", "actor"):
             command.add_argument("--name", default=f"{name}-0", help="unique among all peers")
     texts = {action.dest: action.help or "" for action in commands._get_subactions()}
@@ -294,6 +301,7 @@ def execute(args: argparse.Namespace, config: RunConfig) -> int:
                 name=getattr(args, "name", ""),
                 resume=getattr(args, "resume", False),
                 from_step=getattr(args, "from_step", None),
+                node=getattr(args, "node", 0),
             )
     return 0
 

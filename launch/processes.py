@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from launch.supervise.health import Vitals
+from learner.config import LearnerConfig
 from protocol.orphans import die_with_parent
 
 KILL_ALL_S = 2.0
@@ -134,13 +135,46 @@ def role_environment(threads: int, *, local_model: bool, crowded: bool = False) 
     return env
 
 
-def role_command(role: str, run_dir: Path, *arguments: str, processes: int = 1) -> list[str]:
-    """Return the command line of one role process. Torchrun starts several learner ranks."""
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a learner on one host, and how they find those on its other hosts."""
+
+    processes: int = 1
+    nodes: int = 1
+    """Hosts of the learner."""
+    node: int = 0
+    """Number of this host, from 0; the first has rank 0."""
+    rendezvous: str = ""
+    """HOST:PORT of the first host; read only if there are several."""
+
+    def torchrun(self) -> list[str]:
+        """Return the command of torchrun up to the program; [] for a single rank, which needs none.
+
+        Example:
+            >>> Ranks(2, nodes=3, node=1, rendezvous="[fd00::1]:29500").torchrun()[3:]
+            ['--nproc_per_node', '2', '--nnodes', '3', '--node_rank', '1', '--master_addr', 'fd00::1', \
+'--master_port', '29500']
+        """
+        if self.processes == self.nodes == 1:
+            return []
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(self.processes)]
+        if self.nodes == 1:
+            return [*torchrun, "--master_port", str(free_port())]
+        host, _, port = self.rendezvous.rpartition(":")
+        place = ["--nnodes", str(self.nodes), "--node_rank", str(self.node)]
+        return [*torchrun, *place, "--master_addr", host.strip("[]"), "--master_port", port]
+
+
+def ranks_of(learner: LearnerConfig, node: int = 0) -> Ranks:
+    """Return the ranks of a learner on one of its hosts."""
+    return Ranks(learner.processes, learner.nodes, node, learner.rendezvous)
+
+
+def role_command(role: str, run_dir: Path, *arguments: str, ranks: Ranks | None = None) -> list[str]:
+    """Return the command line of one role process. Torchrun starts the ranks of a learner that has several."""
     module = ["launch.role", role, str(run_dir), *arguments]
-    if processes == 1:
-        return [sys.executable, "-m", *module]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes)]
-    return [*torchrun, "--master_port", str(free_port()), "--module", "--", *module]
+    torchrun = ranks.torchrun() if ranks is not None else []
+    return [*torchrun, "--module", "--", *module] if torchrun else [sys.executable, "-m", *module]
 
 
 def stop(

@@ -24,6 +24,7 @@ __all__ = [
     "create",
     "join",
     "load_config",
+    "of_first_host",
     "save_config",
     "with_ports",
 ]
@@ -128,6 +129,21 @@ def join(config: RunConfig) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _unwritable(config, error) from None
+    return folder
+
+
+def of_first_host(config: RunConfig) -> Path:
+    """Return the run folder that the first host of the learner has made, for ranks on another host.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    folder = config.run.dir / config.run.name
+    if not folder.is_dir():
+        raise ConfigError(
+            f"there is no run folder {folder}: start the first host of the learner, which makes it, and put run.dir on "
+            "a file system that all hosts of the learner share"
+        )
     return folder
 
 

@@ -213,7 +213,12 @@ class LearnerConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     lora: LoraConfig | None = None
     processes: int = Field(1, ge=1)
-    """Learner processes (ranks) on this machine. At least 1."""
+    """Learner processes (ranks) on each host of the learner. At least 1."""
+    nodes: int = Field(1, ge=1)
+    """Hosts of the learner, with `processes` ranks each. At least 1. Above 1 they must share `run.dir`, and
+    `offbeat learner RUN_FILE --node 1` starts the ranks of the second one, see docs/run/gpus.md."""
+    rendezvous: str = Field("", pattern=r"^$|^\[?[^\s\[\]]+\]?:[1-9]\d*$")
+    """HOST:PORT of the first host, at which the ranks of all hosts find each other; for `nodes` above 1."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] = Field((), strict=False)
     """GPUs of the ranks, one each, as places in CUDA_VISIBLE_DEVICES or numbers on this host. Absent: the first ones
     that no generator is given."""
@@ -301,13 +306,18 @@ class LearnerConfig(Section):
         return max(self.max_policy_lag, self.forced_lag)
 
     @property
+    def ranks(self) -> int:
+        """Learner processes on all hosts."""
+        return self.nodes * self.processes
+
+    @property
     def zero_stage_used(self) -> Literal[0, 1, 2, 3]:
         """ZeRO stage, with "auto" resolved."""
         if self.zero_stage != "auto":
             return self.zero_stage
         if self.dtype_used == "bfloat16":
             return 2
-        return 0 if self.processes == 1 else 1
+        return 0 if self.ranks == 1 else 1
 
     @property
     def dtype_used(self) -> Literal["float32", "bfloat16"]:

@@ -9,6 +9,7 @@ LearnerError
 ├── StaleTokens         a token older than the bound was about to carry gradient (final)
 ├── Diverged            loss or gradient was not finite in too many consecutive steps (final)
 ├── LoraError           adapters cannot be put into the model (final)
+├── HostsDiffer         hosts of the learner have different settings or folders (final)
 ├── RoutesUnknown       the model's choice of experts cannot be replayed (final)
 ├── ModelUnusable       no generator would take a trained version of the model (final)
 ├── NotAnnounced        a policy version was copied, but not announced in time
@@ -70,6 +71,12 @@ class Diverged(LearnerError, RuntimeError):
 
 class LoraError(LearnerError, ValueError):
     """Adapters cannot be put into the model; the message says why, and names the cure."""
+
+    final: ClassVar[bool] = True
+
+
+class HostsDiffer(LearnerError, RuntimeError):
+    """The learner's hosts have different settings, or do not share the run folder; the message names the cure."""
 
     final: ClassVar[bool] = True
 

@@ -55,7 +55,9 @@ def run_evaluation(
     restores = checkpoints.exists()
     if restores:
         verify_latest(checkpoints)
-    engine = lead(config, stop, model=model, seed=seed, segment_tokens=None) if restores else None
+    engine = (
+        lead(config, stop, model=model, seed=seed, segment_tokens=None, run_dir=run_dir) if restores else None
+    )
     (run_dir / PID_FILE).write_text(str(os.getpid()))
     begin = start(run_dir, resume=False, lockstep=False)
     exchange: Exchange | None = None
@@ -100,7 +102,7 @@ def run_evaluation(
         publisher.close()
     if engine is not None:
         engine.close()
-        if config.processes > 1:
+        if config.ranks > 1:
             leave()
 
 

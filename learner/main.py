@@ -76,7 +76,7 @@ def run_learner(
         CheckpointError: the checkpoint is damaged, or there is none of ``from_step``.
     """
     stop = Stop()
-    engine = lead(config, stop, model=model, seed=seed, segment_tokens=segment_tokens)
+    engine = lead(config, stop, model=model, seed=seed, segment_tokens=segment_tokens, run_dir=run_dir)
     # A process that wants to end the learner must signal rank 0: torchrun would kill the ranks.
     (run_dir / PID_FILE).write_text(str(os.getpid()))
     lockstep = mode == "sync"
@@ -111,17 +111,24 @@ def run_learner(
     )
     progress.learner = wire(config, run_dir, engine, exchange, publisher, seed=seed)
     train(progress.learner, begin)
-    if config.processes > 1:
+    if config.ranks > 1:
         leave()
 
 
 def lead(
-    config: LearnerConfig, stop: "Stop", *, model: str, seed: int, segment_tokens: int | None
+    config: LearnerConfig,
+    stop: "Stop",
+    *,
+    model: str,
+    seed: int,
+    segment_tokens: int | None,
+    run_dir: Path,
 ) -> "TrainingEngine":
     """Return the engine on rank 0. Other ranks follow rank 0 until the end and do not return.
 
     Raises:
         ModelUnusable: the engine would publish other tensors than those of the model's folder.
+        HostsDiffer: the hosts of the learner have different settings, or do not share the run folder.
     """
     from learner.update.engine import TrainingEngine
 
@@ -129,6 +136,8 @@ def lead(
     if rank > 0:
         # Only rank 0 decides when to end.
         stop.ignore()
+    if config.nodes > 1:
+        meet(config, run_dir, model=model, seed=seed)
     engine = TrainingEngine(
         config, model=model, total_steps=max(1, config.steps), seed=seed, segment_tokens=segment_tokens
     )
@@ -141,6 +150,21 @@ def lead(
         except WeightsError as error:
             raise ModelUnusable(str(error)) from None
     return engine
+
+
+def meet(config: LearnerConfig, run_dir: Path, *, model: str, seed: int) -> None:
+    """Form the group of ranks, and make sure that all hosts agree. This is a collective call.
+
+    Raises:
+        HostsDiffer: the hosts of the learner have different settings, or do not share the run folder.
+    """
+    from learner.gpu import take_gpu
+    from learner.update import ranks
+    from learner.update.deepspeed_zero import join_ranks
+
+    take_gpu(config)
+    join_ranks(config)
+    ranks.check_hosts(config, run_dir, model=Path(model), seed=seed)
 
 
 def wire(

@@ -103,7 +103,8 @@ def find_weights(target: str, config: RunConfig) -> Weights:
     model = theirs.model
     if not model.path:
         model = model.model_copy(update={"path": str(prepare(theirs))})
-    ours = {name: getattr(config.learner, name) for name in (*FROM_THE_FILE, "steps")}
+    # A checkpoint of several hosts is read on this one.
+    ours = {name: getattr(config.learner, name) for name in (*FROM_THE_FILE, "steps", "nodes", "rendezvous")}
     config = _with_model(config, model).model_copy(update={"learner": theirs.learner.model_copy(update=ours)})
     words = f"the checkpoint of step {newest.step} of {folder}"
     return Weights(words, config, newest.step, folder / CHECKPOINTS)
@@ -118,7 +119,9 @@ def for_evaluating(config: RunConfig) -> RunConfig:
     if not config.learner.evaluation_sets:
         raise ConfigError("learner.evaluation_tasks is 0, and there is no [learner.evaluation.NAME]; add one")
     # Ranks are for the weights of a checkpoint only, which says how many it needs.
-    learner = config.learner.model_copy(update={"steps": 0, "processes": 1, "devices": ()})
+    learner = config.learner.model_copy(
+        update={"steps": 0, "processes": 1, "nodes": 1, "rendezvous": "", "devices": ()}
+    )
     section = config.run.model_copy(update={"name": f"{config.run.name}-eval", "mode": "async"})
     return config.model_copy(update={"learner": learner, "run": section})
 

@@ -50,7 +50,7 @@ def rank_gb(config: RunConfig, size: ModelSize, tokens: int) -> float:
     learner, critic = config.learner, config.learner.algorithm.critic
     width = BYTES[learner.dtype_used]
     own, shared = RANK_BYTES[learner.dtype_used, learner.zero_stage_used]
-    trained = own + shared / learner.processes
+    trained = own + shared / learner.ranks
     each = width if learner.lora else trained
     each += width * frozen_policies(learner.algorithm)
     each += trained if critic is not None and critic.model == "separate" else 0

@@ -107,7 +107,7 @@ def shares(config: RunConfig, size: ModelSize, tokens: int) -> list[RoleMemory]:
     learner, generator = config.learner, config.generator
     ranks, stage = learner.processes, learner.zero_stage_used
     width = BYTES[learner.dtype_used]
-    trained = STATE_BYTES[stage] + SHARDED_BYTES[stage] / ranks
+    trained = STATE_BYTES[stage] + SHARDED_BYTES[stage] / learner.ranks
     # Adapters are a small part of the model, so that only its frozen weights count.
     each = FROZEN_BYTES if learner.lora else trained
     each += FROZEN_BYTES * frozen_policies(learner.algorithm)

@@ -87,6 +87,11 @@ def notes(learner: LearnerConfig, *, segment_tokens: int) -> Iterator[str]:
             f"counts versions, so a token that is trained may be {oldest} updates old; lower one of them if that is "
             "too old"
         )
+    if learner.nodes > 1:
+        yield (
+            f"learner.nodes is {learner.nodes}: the learner waits at {learner.rendezvous} for its other hosts; on "
+            f"each, run offbeat learner RUN_FILE --node N, with N from 1 to {learner.nodes - 1}"
+        )
     yield from _lora(learner)
 
 

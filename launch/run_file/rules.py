@@ -26,6 +26,7 @@ def contradictions(config: RunConfig) -> Iterator[str]:
         yield "learner.steps is 0: nothing would be trained; raise it, or evaluate with offbeat eval"
     yield from _batches(config)
     yield from _adapters(config)
+    yield from _hosts(config)
     yield from method_contradictions(config.learner)
     yield from settings_without_effect(config.learner)
     yield from _queues(config)
@@ -85,6 +86,20 @@ def _adapters(config: RunConfig) -> Iterator[str]:
     if ALL_LINEAR in lora.targets:
         yield (
             f'learner.lora.targets has "{ALL_LINEAR}" in a list of names; write targets = "{ALL_LINEAR}", or names only'
+        )
+
+
+def _hosts(config: RunConfig) -> Iterator[str]:
+    learner = config.learner
+    if learner.nodes > 1 and not learner.rendezvous:
+        yield (
+            f"learner.nodes is {learner.nodes}, but the ranks do not know where to meet; set learner.rendezvous to "
+            "HOST:PORT of the first host, for example 10.0.0.1:29500"
+        )
+    if learner.nodes == 1 and learner.rendezvous:
+        yield (
+            f"learner.rendezvous is {learner.rendezvous}, but learner.nodes is 1, so nobody would meet there; raise "
+            "learner.nodes, or take it out"
         )
 
 

@@ -329,7 +329,7 @@ class Crew:
             arguments += ["--resume"] if self._resume or again else []
             arguments += ["--minutes", f"{self._minutes_left():.3f}"]
         exit_codes.clear_note(self._folder, post.name)
-        command = role_command(role, self._folder, *arguments, processes=post.processes)
+        command = role_command(role, self._folder, *arguments, ranks=post.ranks)
         env = environment(self._config, post.threads) | gpu_environment(post, self._placement, self._gpus)
         post.due, post.why = None, ""
         post.child = spawn(post.name, command, log=self._folder / "logs" / f"{post.name}.log", env=env)

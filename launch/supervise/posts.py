@@ -9,7 +9,7 @@ from pathlib import Path
 from launch import exit_codes
 from launch.judge_role import JUDGE
 from launch.placement import Placement
-from launch.processes import Child, oom_kills, role_environment
+from launch.processes import Child, Ranks, oom_kills, ranks_of, role_environment
 from launch.run_file.sections import RunConfig
 from launch.supervise.health import BROKER, role_of
 from launch.supervise.memory_errors import LINES, too_little_memory
@@ -31,7 +31,8 @@ class Post:
     name: str
     threads: int
     arguments: tuple[str, ...] = ()
-    processes: int = 1
+    ranks: Ranks | None = None
+    """Processes of a learner; None for other roles, which have one."""
     backoff: RestartBackoff = field(default_factory=RestartBackoff)
     child: Child | None = None
     due: float | None = None
@@ -47,7 +48,7 @@ class Post:
 def posts(config: RunConfig) -> list[Post]:
     """Return the crew of a run. The broker is first; the others join it in any order."""
     learner, generator = config.learner, config.generator
-    crew = [Post(BROKER, 1), Post(LEARNER, learner.threads, processes=learner.processes)]
+    crew = [Post(BROKER, 1), Post(LEARNER, learner.threads, ranks=ranks_of(learner))]
     if config.weights.http:
         crew.append(Post(WEIGHTS, 1))
     if config.judge is not None:

@@ -119,7 +119,7 @@ def retrain(
     """Train a model on recorded steps and return their number.
 
     With dtype float32 the result depends on nothing but the arguments; one process trains, whatever
-    ``config.processes`` is.
+    ``config.ranks`` is.
 
     Args:
         config: settings of the recorded run.
@@ -132,7 +132,8 @@ def retrain(
     Raises:
         CannotRetrain: a step is missing, or a unit of its batch cannot be trained.
     """
-    settings = config.model_copy(update={"processes": 1, "checkpoint_every": 0, "evaluation_every": 0})
+    alone = {"processes": 1, "nodes": 1, "rendezvous": ""}
+    settings = config.model_copy(update={**alone, "checkpoint_every": 0, "evaluation_every": 0})
     out.mkdir(parents=True, exist_ok=True)
     engine = TrainingEngine(
         settings, model=model, total_steps=config.steps, seed=seed, segment_tokens=segment_tokens

@@ -74,7 +74,7 @@ class TrainingEngine:
             None: a window ends with its turn only.
 
     Raises:
-        RuntimeError: ``config.processes`` does not agree with how this process was started.
+        RuntimeError: ``config.ranks`` does not agree with how this process was started.
         ValueError: DeepSpeed would train wrongly with these settings.
         GpuUnusable: torch cannot compute on the GPU that this rank was given.
         LoraError: the adapters of ``config.lora`` cannot be put into the model.
@@ -97,7 +97,7 @@ class TrainingEngine:
         self.config = config
         self.model = model
         take_gpu(config)
-        self.rank, self.ranks = zero.join_ranks(config.processes)
+        self.rank, self.ranks = zero.join_ranks(config)
         algorithm, dtype = config.algorithm, DTYPES[config.dtype_used]
         head = algorithm.critic is not None and algorithm.critic.model == "head"
         policy = load_policy(

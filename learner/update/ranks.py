@@ -4,16 +4,23 @@ Only rank 0 talks to other processes of the run. The other ranks run `TrainingEn
 commands.
 """
 
+import json
+import secrets
+import socket
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
+from blake3 import blake3
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from learner.config import LearnerConfig
+from learner.errors import HostsDiffer
 from learner.update.batching import Batch
 from protocol.codec import pack_arrays, unpack_arrays
 from protocol.messages import ArraySpec
@@ -67,6 +74,63 @@ class Finish(Struct, tag="finish", frozen=True):
 
 Command = RunUpdate | RunEstimate | GatherWeights | SaveCheckpoint | LoadCheckpoint | Finish
 _decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+
+
+SHARED_SETTINGS = {
+    "algorithm", "optimizer", "lora", "steps", "processes", "nodes", "zero_stage", "dtype", "offload",
+    "micro_batch_tokens", "share_prefixes", "gradient_checkpointing",
+}  # fmt: skip
+"""Settings of the learner that every rank reads."""
+NAME_BYTES = 64
+"""Bytes of a host's name in the messages of `check_hosts`."""
+
+
+def check_hosts(config: LearnerConfig, run_dir: Path, *, model: Path, seed: int) -> None:
+    """Make sure that all ranks have the same settings and model, and see the run folder of rank 0.
+
+    Checkpoints lie in the run folder, where each rank writes its share and reads the others'. This is a collective
+    call, and either no rank raises or all do.
+
+    Args:
+        model: folder of the model, of which names and sizes of files are compared; nothing if it is no folder.
+
+    Raises:
+        HostsDiffer: the message names the hosts that differ from rank 0, or do not see its folder.
+    """
+    sizes = sorted((path.name, path.stat().st_size) for path in model.glob("*") if path.is_file())
+    told = [config.model_dump_json(include=SHARED_SETTINGS), seed, torch.__version__, sizes]
+    digest = blake3(json.dumps(told).encode()).digest()
+    nonce = torch.frombuffer(bytearray(secrets.token_bytes(16)), dtype=torch.uint8)
+    dist.broadcast(nonce, src=0)
+    sign = run_dir / f".learner-{nonce.numpy().tobytes().hex()}"
+    if dist.get_rank() == 0:
+        sign.touch()
+    dist.barrier()
+    seen, name = bytes([sign.exists()]), socket.gethostname().encode()[:NAME_BYTES].ljust(NAME_BYTES)
+    answers = _from_all(name + seen + digest)
+    if dist.get_rank() == 0:
+        sign.unlink()
+    hosts = [
+        (f"{answer[:NAME_BYTES].decode(errors='replace').strip()} (rank {rank})", answer[NAME_BYTES:])
+        for rank, answer in enumerate(answers)
+    ]
+    if differing := [host for host, answer in hosts if answer[1:] != hosts[0][1][1:]]:
+        raise HostsDiffer(
+            f"{', '.join(differing)}: settings of [learner], run.seed, model or version of torch differ from those of "
+            "rank 0; give all hosts of the learner one run file, one model folder and one installation"
+        )
+    if blind := [host for host, answer in hosts if not answer[0]]:
+        raise HostsDiffer(
+            f"{', '.join(blind)} does not see the run folder {run_dir} of rank 0, where checkpoints lie; put run.dir "
+            "on a file system that all hosts of the learner share, and give all of them the same run.name"
+        )
+
+
+def _from_all(message: bytes) -> list[bytes]:
+    """Return the messages of all ranks, which have the same length. This is a collective call."""
+    gathered = [torch.empty(len(message), dtype=torch.uint8) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, torch.frombuffer(bytearray(message), dtype=torch.uint8))
+    return [part.numpy().tobytes() for part in gathered]
 
 
 def send(command: Command, body: bytes = b"") -> None:

@@ -123,7 +123,7 @@ def sent(number, name, times=1):
 
 @pytest.fixture
 def job(tmp_path, monkeypatch):
-    def command(role, run_dir, *arguments, processes=1):
+    def command(role, run_dir, *arguments, ranks=None):
         return [sys.executable, str(FAKE), role, str(run_dir), *arguments]
 
     monkeypatch.setattr("launch.supervise.crew.role_command", command)

@@ -22,6 +22,7 @@ FINAL = {
     "learner.errors.NothingToLearn",
     "learner.errors.NoData",
     "learner.errors.Diverged",
+    "learner.errors.HostsDiffer",
     "learner.errors.LoraError",
     "learner.errors.ModelUnusable",
     "learner.errors.RoutesUnknown",

@@ -1,9 +1,14 @@
 """Test what the supervisor does to a process: the environment it gets, and the stacks of one that hangs."""
 
+import json
 import sys
 import time
+from pathlib import Path
 
-from launch.processes import dump_stacks, kill, role_environment, spawn
+import pytest
+
+from launch import cli
+from launch.processes import Ranks, dump_stacks, kill, role_command, role_environment, spawn
 
 
 def test_a_process_that_hangs_says_where_it_stands_before_it_is_killed(tmp_path):
@@ -27,3 +32,58 @@ def test_a_process_that_hangs_says_where_it_stands_before_it_is_killed(tmp_path)
 
 def test_roles_do_not_import_from_the_working_folder():
     assert role_environment(1, local_model=True)["PYTHONSAFEPATH"] == "1"
+
+
+def test_a_role_of_one_process_needs_no_torchrun():
+    for ranks in (None, Ranks()):
+        command = role_command("learner", Path("run"), "--resume", ranks=ranks)
+        assert command[1:] == ["-m", "launch.role", "learner", "run", "--resume"]
+
+
+def test_ranks_of_one_host_meet_at_a_free_port_and_those_of_several_at_the_rendezvous():
+    command = role_command("learner", Path("run"), ranks=Ranks(processes=2))
+    assert command[1:6] == ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port"]
+    command = role_command(
+        "learner", Path("run"), ranks=Ranks(1, nodes=2, node=1, rendezvous="10.0.0.1:29500")
+    )
+    place = "--nproc_per_node 1 --nnodes 2 --node_rank 1 --master_addr 10.0.0.1 --master_port 29500"
+    assert command[3:] == [*place.split(), "--module", "--", "launch.role", "learner", "run"]
+
+
+@pytest.fixture
+def learner_command(tmp_path, monkeypatch):
+    """Return a function that runs `offbeat learner` up to the command that it becomes."""
+    (tmp_path / "job.toml").write_text(
+        '[model]\npath = "some/model"\n[env]\nname = "calculator"\n[run]\nname = "job"\n[learner]\nnodes = 2\n'
+        'rendezvous = "10.0.0.1:29500"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    became = []
+    monkeypatch.setattr("os.execvpe", lambda _file, command, _env: became.append(command))
+
+    def run(*arguments):
+        code = cli.main(["learner", "job.toml", *arguments])
+        return code, became.pop() if became else []
+
+    return run
+
+
+def test_a_further_host_of_the_learner_joins_with_one_command(learner_command, tmp_path, capsys):
+    code, _ = learner_command("--node", "1")
+    assert code == 1
+    assert "start the first host of the learner" in capsys.readouterr().err
+    folder = tmp_path / "runs" / "job"
+    folder.mkdir(parents=True)
+    # The first host has begun, which is no obstacle for a further one.
+    (folder / "metrics.jsonl").touch()
+    code, command = learner_command("--node", "1")
+    assert code == 0
+    assert command[command.index("--node_rank") + 1] == "1"
+    saved = command[command.index("--config") + 1]
+    assert saved == "config-learner-node-1.json"
+    assert json.loads((folder / saved).read_text())["learner"]["nodes"] == 2
+
+
+def test_a_host_that_the_learner_does_not_have_is_refused(learner_command, capsys):
+    assert learner_command("--node", "2")[0] == 1
+    assert "--node 2: learner.nodes is 2, so its hosts are 0 to 1" in capsys.readouterr().err

@@ -419,6 +419,10 @@ BEHAVIOUR = {"corrections": [], "surrogate": CENTRED}
             | algorithm(advantage={"kind": "gae"}, critic={"model": "separate"}, **BEHAVIOUR),
             [['critic.model is "separate"', 'use model = "head"']],
         ),
+        (
+            {"nodes": 3, "rendezvous": "10.0.0.1:29500"} | algorithm(**BEHAVIOUR),
+            [["waits at 10.0.0.1:29500", "offbeat learner RUN_FILE --node N", "from 1 to 2"]],
+        ),
     ],
 )
 def test_what_never_acts_is_noted(learner, words):

@@ -159,6 +159,12 @@ def test_every_recipe_loads(path):
             ['has "all-linear" in a list', 'write targets = "all-linear", or names only'],
         ),
         ({"learner": {"algorithm": {"aggregation": {"kind": "fixed", "tokens": 0}}}}, ["aggregation.tokens"]),
+        ({"learner": {"nodes": 2}}, ["learner.nodes is 2", "set learner.rendezvous to HOST:PORT"]),
+        (
+            {"learner": {"rendezvous": "a:29500"}},
+            ["learner.rendezvous is a:29500", "learner.nodes is 1", "raise learner.nodes"],
+        ),
+        ({"learner": {"nodes": 2, "rendezvous": "a:0"}}, ["learner.rendezvous", "'a:0'"]),
     ],
 )
 def test_a_wrong_run_file_is_refused_with_the_cure(sections, words):
