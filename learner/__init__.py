@@ -7,8 +7,7 @@
   broker's messages into units.
 - `credit/`: from rewards to the values that are compared, and the comparisons.
 - `update/`: turns units into new weights. `algorithms/`: pure functions of tensors.
-- `lora`: adapters of low rank, and what they add to the weights. `routes`: replays the choice of experts. `gpu`:
-  takes the GPU of a rank.
+- `model/`: adapters of low rank, and the choice of experts. `gpu`: takes the GPU of a rank.
 - `replay/`: the replay table. `publishing/`: brings new versions to the generators.
 - `checkpoints/`: checkpoints, and where a process starts. `run_files`: places of the files that outlive it.
 - `metrics`, `gauges`, `charts`, `totals`: what is reported. `samples/`: what the model wrote. `errors`: the exceptions.

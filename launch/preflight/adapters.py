@@ -61,7 +61,7 @@ def problem_of(folder: Path, lora: LoraConfig) -> str:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from learner.errors import LoraError
-    from learner.lora import chosen_layers
+    from learner.model.lora import chosen_layers
 
     # On this device a tensor has a shape and no content.
     with torch.device("meta"):

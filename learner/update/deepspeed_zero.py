@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from learner.config import LearnerConfig
-from learner.lora import Adapter, adapters, published_name
+from learner.model.lora import Adapter, adapters, published_name
 from protocol.weights.format import TORCH_DTYPES
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
@@ -43,31 +43,33 @@ class OptimizerStep:
     gradient_norm: float
 
 
-def join_ranks(processes: int) -> tuple[int, int]:
-    """Form the process group and return (rank, number of ranks).
+def join_ranks(config: LearnerConfig) -> tuple[int, int]:
+    """Form the process group, unless it is there, and return (rank, number of ranks).
 
     Raises:
-        RuntimeError: more than one process is wanted, but torchrun did not start this one; or the number of
-            started processes differs from ``processes``.
+        RuntimeError: more than one process is wanted, but torchrun did not start this one; or a different number of
+            processes was started.
     """
+    wanted = f"learner.processes is {config.processes}"
+    wanted += f" on each of {config.nodes} hosts" if config.nodes > 1 else ""
     os.environ.setdefault("LOCAL_RANK", "0")
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        if processes == 1:
+        if config.ranks == 1:
             store = dist.HashStore()  # type: ignore[attr-defined]
             dist.init_process_group(backend, store=store, rank=0, world_size=1)
         elif "RANK" not in os.environ:
             raise RuntimeError(
-                f"learner.processes is {processes}, but RANK is not set; start with "
-                f"`torchrun --nproc_per_node {processes} -m learner.main`, or set learner.processes to 1"
+                f"{wanted}, but RANK is not set; start with "
+                f"`torchrun --nproc_per_node {config.processes} -m learner.main`, or set learner.processes to 1"
             )
         else:
             dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    if ranks != processes:
-        raise RuntimeError(f"learner.processes is {processes}, but {ranks} were started; make them equal")
+    if ranks != config.ranks:
+        raise RuntimeError(f"{wanted}, but {ranks} were started; make them equal")
     return rank, ranks
 
 

@@ -22,9 +22,9 @@ from learner.checkpoints.optimizer_parts import parts_to_save, restore
 from learner.checkpoints.shards import ShardReader, shard_file, write_shard
 from learner.config import LearnerConfig
 from learner.gpu import take_gpu
-from learner.lora import count_parameters, frozen_digest
+from learner.model.lora import count_parameters, frozen_digest
+from learner.model.routes import RouteReplay
 from learner.publishing.weight_copy import CopyStream, OutgoingWeights, register, rounded_shapes
-from learner.routes import RouteReplay
 from learner.run_files import let_all_read
 from learner.trajectory import Trajectory
 from learner.update import deepspeed_zero as zero

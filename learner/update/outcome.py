@@ -46,7 +46,7 @@ class UpdateOutcome:
     """True if only the critic learns in this step, so that the policy must not move."""
     state: AdaptiveState | None = None
     routes: float = 0.0
-    """Choices of an expert that were replayed, see `learner.routes`; ``rerouted`` of them differ from the router's."""
+    """Choices of an expert that were replayed, see `learner.model.routes`; the router chose others for ``rerouted``."""
     rerouted: float = 0.0
 
     @property

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from learner.config import LoraConfig
-from learner.lora import add_adapters
+from learner.model.lora import add_adapters
 from learner.update.batching import MicroBatch
 from learner.update.sharing import tree_attention, tree_row
 from learner.update.target_logp import Head, logits_after_head, select, target_logp

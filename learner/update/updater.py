@@ -15,8 +15,8 @@ from learner.algorithms.clipping import BalancedBounds, balance_path, balance_su
 from learner.algorithms.ratios import importance_ratio, learning_rate_factor
 from learner.algorithms.values import value_loss
 from learner.config import LearnerConfig
+from learner.model.routes import RouteReplay
 from learner.publishing.weight_copy import CopyStream
-from learner.routes import RouteReplay
 from learner.surrogate_config import BalancedSurrogate, RatioVarianceSurrogate
 from learner.update.adaptive import (
     AdaptiveState,

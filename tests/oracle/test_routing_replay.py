@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from learner.algorithms.routes import replayed_weights
 from learner.errors import RoutesUnknown
-from learner.routes import RouteReplay
+from learner.model.routes import RouteReplay
 from learner.update.batching import make_micro_batches
 from learner.update.packing import ON_GPU
 from tests.integration.learner.tiny_mixture import CHOSEN, EXPERTS, LAYERS, tiny_mixture

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from learner.algorithm_config import AlgorithmConfig
 from learner.config import LearnerConfig, LoraConfig, OptimizerConfig
 from learner.errors import CheckpointError, LoraError
-from learner.lora import published_name
+from learner.model.lora import published_name
 from learner.update import engine as engine_file
 from learner.update.deepspeed_zero import trained_weights
 from learner.update.engine import TrainingEngine

@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from learner.config import LoraConfig
 from learner.errors import LoraError
-from learner.lora import (
+from learner.model.lora import (
     adapters,
     add_adapters,
     chosen_layers,
