@@ -8,9 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from actors.environments.results import checked_marks
 from actors.errors import EnvironmentFailed
 from actors.sampled import Sampled
-from actors.segments import Closing, SegmentCutter, checked_marks
+from actors.segments import Closing, SegmentCutter
 from envs.base import SuiteFacts
 from envs.calculator import Game, Rules
 from launch.preflight.examine import missing_marks, unknown_rewards
