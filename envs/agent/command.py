@@ -15,9 +15,9 @@ KEPT_BYTES = 65_536
 """Bytes of the output's end that are kept."""
 TAIL_LINES = 8
 """Lines of the output that an error shows."""
-END_S = 5.0
+END_S = 3.0
 """Longest time that the guard may take to end once the agent has."""
-REST_S = 1.0
+REST_S = 0.5
 """Longest time for what is left of the output."""
 
 
@@ -139,3 +139,5 @@ async def _keep_end(read: int, output: deque[bytes]) -> None:
                 size -= len(output.popleft())
     finally:
         transport.close()
+        # It closes the pipe at the loop's next turn.
+        await asyncio.sleep(0)

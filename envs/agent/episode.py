@@ -19,8 +19,8 @@ from envs.base import ChatMessage, StepResult, ToolSchema, TurnFacts
 from envs.errors import EnvError
 from envs.rows.reading import DataRow
 
-CANCEL_S = 2.0
-"""Longest time that an agent may take to end once its episode is over."""
+CANCEL_S = 4.5
+"""Longest time that an agent may take to end once its episode is over. A program takes up to 4 s."""
 AgentFunction = Callable[[dict[str, Any], str, str], Any]
 """The user's agent: takes a row, a base URL and an API key, and returns its reward. It may be asynchronous."""
 

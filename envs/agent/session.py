@@ -11,6 +11,8 @@ from typing import Any
 from envs.agent.chat import ChatRequest, Reply
 from envs.errors import EnvError
 
+HANG_UP_S = 0.1
+"""Time in which a connection that a client has closed is seen to be closed."""
 Alive = Callable[[], bool]
 """Returns whether a client still waits for its answer."""
 
@@ -78,11 +80,14 @@ class AgentSession:
         Raises:
             SessionOver: the episode has ended.
         """
+        digest = blake2b(body, digest_size=16).digest()
+        asked = self._repeated(digest, again)
+        if asked is None and any(asked.digest == digest for asked in self._asked):
+            # Word that the earlier client has hung up may come behind its new request.
+            await asyncio.sleep(HANG_UP_S)
+            asked = self._repeated(digest, again)
         if self.over:
             raise SessionOver("this episode has ended; no further turn is sampled")
-        digest = blake2b(body, digest_size=16).digest()
-        known = [asked for asked in self._asked if asked.digest == digest]
-        asked = next((asked for asked in reversed(known) if again or asked.missed), None)
         if asked is None:
             asked = Asked(request, digest, len(self._asked), [alive])
             self._asked.append(asked)
@@ -92,6 +97,11 @@ class AgentSession:
         # A client that hangs up does not end the sampling: it may ask once more.
         await asyncio.shield(asked.answer)
         return asked
+
+    def _repeated(self, digest: bytes, again: bool) -> Asked | None:
+        """Return the last request with these bytes that this one repeats."""
+        known = (asked for asked in reversed(self._asked) if asked.digest == digest)
+        return next((asked for asked in known if again or asked.missed), None)
 
     async def next_request(self) -> Asked:
         """Wait for the next request of the agent."""
