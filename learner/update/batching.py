@@ -32,6 +32,20 @@ PADDING = 0
 
 
 @dataclass(frozen=True, eq=False)
+class BatchBranches:
+    """Branches of all trajectories of a batch, laid one behind the other."""
+
+    owner: NDArray[np.int32]
+    """Trajectory of each branch, [K]."""
+    lengths: NDArray[np.int32]
+    """Tokens of each branch, [K]."""
+    places: NDArray[np.int32]
+    """Index of each branch's tokens among the tokens of all trajectories, [ΣL]."""
+    own: NDArray[np.bool_]
+    """Whether no earlier branch of the trajectory has the token, [ΣL]."""
+
+
+@dataclass(frozen=True, eq=False)
 class Batch:
     """Trajectories laid one behind the other; rank 0 sends this to the other ranks."""
 
@@ -49,14 +63,8 @@ class Batch:
     """Tokens that carry policy gradient, or that the critic or imitation learns from, [ΣT]."""
     columns: dict[str, Float32s]
     """Numbers of each token by name, [ΣT] each, see `make_batch`."""
-    owner: NDArray[np.int32]
-    """Trajectory of each branch, [K]."""
-    branch_lengths: NDArray[np.int32]
-    """Tokens of each branch, [K]."""
-    places: NDArray[np.int32]
-    """Index of each branch's tokens among the tokens of all trajectories, [ΣL]."""
-    own: NDArray[np.bool_]
-    """Whether no earlier branch of the trajectory has the token, [ΣL]."""
+    branches: "BatchBranches | None" = None
+    """Branches of the trajectories; None: each has one."""
 
     @property
     def starts(self) -> Int64s:
@@ -103,8 +111,10 @@ class MicroBatch:
     """Number of inputs of all branches, shared ones counted for each."""
     held: list[tuple[int, Int64s]]
     """Index b·T of the row that holds each branch, and the places of its inputs in that row, [S]."""
-    read: list[Int64s]
-    """Index in the batch of each input token of each branch, [S]."""
+    begins: Int64s
+    """Index of the first token of each branch, in the batch or in `origin`, [S]."""
+    origin: NDArray[np.int32] | None = None
+    """Index in the batch of each token of all branches; None: each trajectory has one branch."""
     depth: Int64s | None = None
     """Position of each token in its branch, [B, T]; None if no row is shared."""
     attends: NDArray[np.bool_] | None = None
@@ -113,7 +123,11 @@ class MicroBatch:
     @property
     def input_token(self) -> Int64s:
         """Index in the batch of each input token of all branches, [inputs]."""
-        return np.concatenate(self.read) if self.read else np.zeros(0, dtype=np.int64)
+        tokens = [
+            begin + np.arange(places.size) for begin, (_, places) in zip(self.begins, self.held, strict=True)
+        ]
+        found = np.concatenate(tokens) if tokens else np.zeros(0, dtype=np.int64)
+        return found if self.origin is None else self.origin[found].astype(np.int64)
 
     @property
     def input_place(self) -> Int64s:
@@ -150,7 +164,7 @@ def make_batch(
     within = [_within_bound(t, current_version, bound) for t, bound in zip(trajectories, bounds, strict=True)]
     present = [np.arange(len(t)) >= t.window_start for t in trajectories]
     value = credit.value
-    if any(t.auxiliary for t in trajectories):
+    if any([t.auxiliary for t in trajectories]):
         value = value & np.concatenate([t.learned_mask for t in trajectories])
     fresh = np.concatenate([mask & here for mask, here in zip(within, present, strict=True)])
     lengths = np.array([len(t) for t in trajectories], dtype=np.int32)
@@ -177,22 +191,22 @@ def make_batch(
         loss_mask=loss_mask,
         seen_mask=loss_mask | value | imitation,
         columns={name: np.ascontiguousarray(column, dtype=np.float32) for name, column in columns.items()},
-        **_branches(trajectories),
+        branches=_branches(trajectories),
     )
 
 
-def _branches(trajectories: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:
-    """Return the fields of `Batch` that describe branches."""
+def _branches(trajectories: Sequence[Trajectory]) -> BatchBranches | None:
+    if not any([turn.back != 1 for t in trajectories for turn in t.turns]):
+        return None
     found = [(number, branch) for number, t in enumerate(trajectories) for branch in t.branches()]
     starts = np.concatenate([[0], np.cumsum([len(t) for t in trajectories])])
-    return {
-        "owner": np.array([number for number, _ in found], dtype=np.int32),
-        "branch_lengths": np.array([len(branch.places) for _, branch in found], dtype=np.int32),
-        "places": np.concatenate([starts[number] + branch.places for number, branch in found]).astype(
-            np.int32
-        ),
-        "own": np.concatenate([branch.own for _, branch in found]),
-    }
+    places = [starts[number] + branch.places for number, branch in found]
+    return BatchBranches(
+        owner=np.array([number for number, _ in found], dtype=np.int32),
+        lengths=np.array([len(branch.places) for _, branch in found], dtype=np.int32),
+        places=np.concatenate(places).astype(np.int32),
+        own=np.concatenate([branch.own for _, branch in found]),
+    )
 
 
 def _is_good(t: Trajectory, smallest_return: float) -> bool:
@@ -211,7 +225,10 @@ def _within_bound(t: Trajectory, current_version: int, max_policy_lag: int) -> N
     if t.baseline:
         return np.zeros(len(t), dtype=np.bool_)
     return loss_mask(
-        t.learned_mask, t.policy_version, current_version=current_version, max_policy_lag=max_policy_lag
+        t.learned_mask if t.auxiliary else t.action_mask,
+        t.policy_version,
+        current_version=current_version,
+        max_policy_lag=max_policy_lag,
     )
 
 
@@ -256,14 +273,13 @@ def make_micro_batches(
     Returns:
         The micro-batches in order of falling length; an empty list, on every rank, if no token is to be seen.
     """
-    every, shares = _targets_of_branches(batch, members), _shares(batch, members, aggregation)
-    rows = make_rows(
-        [every.inputs(branch) for branch in range(len(every.ends))],
-        batch.group[every.owner].astype(np.int64),
-        width=width,
-        budget=budget,
-        ranks=ranks,
-    )
+    layout = _layout(batch)
+    shares = _shares(batch, members, aggregation)
+    kept, place = _in_order(layout, members, len(batch.lengths))
+    every = layout.token_ids.astype(np.int64)
+    token_ids = [every[layout.starts[i] : layout.starts[i] + layout.inputs[i]] for i in kept]
+    groups = batch.group[layout.owner[kept]].astype(np.int64)
+    rows = make_rows(token_ids, groups, width=width, budget=budget, ranks=ranks)
     lengths = np.array([row.token_ids.size for row in rows], dtype=np.int64)
     order = np.argsort(-lengths, kind="stable")
     rounds = -(-len(order) // ranks)
@@ -271,65 +287,57 @@ def make_micro_batches(
     result = []
     for start, end in choose_cuts(lengths[order[::ranks]], budget, rule):
         chosen = [rows[index] for index in mine[start:end] if index is not None]
-        result.append(_micro_batch(batch, chosen, every, shares))
+        own = [branch for row in chosen for branch in row.members]
+        own_shares = {name: values[place[own]] for name, values in shares.items()}
+        result.append(_micro_batch(batch, layout, chosen, kept[own], own_shares))
     return result
 
 
 @dataclass(frozen=True, eq=False)
-class _Branches:
-    """Branches of a mini-batch with at least one target. A target is a token that is seen, in its own branch."""
+class _Layout:
+    """Tokens of all branches of a batch, one branch behind the other. Without branches, those of the batch."""
 
-    batch: Batch
-    owner: Int64s
+    owner: NDArray[np.int64]
     """Trajectory of each branch, [K]."""
-    member: Int64s
-    """Place of each branch's trajectory in the mini-batch, [K]."""
-    first: Int64s
-    """Index of each branch's first token in `Batch.places`, [K]."""
-    ends: Int64s
-    """Number of inputs that each branch needs: up to the one that predicts its last target, [K]."""
-    targets: list[Int64s]
-    """Positions of each branch's targets in the branch."""
-
-    def inputs(self, branch: int) -> Int64s:
-        """Return the token ids of a branch's inputs."""
-        found: Int64s = self.batch.token_ids[self.input_places(branch)].astype(np.int64)
-        return found
-
-    def input_places(self, branch: int) -> Int64s:
-        """Return the index of a branch's inputs among all tokens of the batch."""
-        first = self.first[branch]
-        found: Int64s = self.batch.places[first : first + self.ends[branch]].astype(np.int64)
-        return found
-
-    def target_places(self, branch: int) -> Int64s:
-        """Return the index of a branch's targets among all tokens of the batch."""
-        found: Int64s = self.batch.places[self.first[branch] + self.targets[branch]].astype(np.int64)
-        return found
+    starts: Int64s
+    """Index of the first token of each branch, and last the number of all tokens, [K + 1]."""
+    token_ids: NDArray[np.int32]
+    """Token ids, [ΣL]."""
+    target: NDArray[np.bool_]
+    """Tokens that are seen, and that no earlier branch of the trajectory has, [ΣL]."""
+    origin: NDArray[np.int32] | None
+    """Index of each token in the batch, [ΣL]; None: it is the same."""
+    targets: Int64s
+    """Number of targets of each branch, [K]."""
+    inputs: Int64s
+    """Number of inputs that the model must see of each branch: up to the one that predicts its last target, [K]."""
 
 
-def _targets_of_branches(batch: Batch, members: Int64s) -> _Branches:
-    place = np.full(len(batch.lengths), -1, dtype=np.int64)
-    place[members] = np.arange(len(members))
-    member = place[batch.owner]
-    ends = np.cumsum(batch.branch_lengths, dtype=np.int64)
-    target = batch.seen_mask[batch.places] & batch.own
-    chosen, targets = [], []
-    # In the order of the mini-batch; `member` is -1 for trajectories outside it.
-    for branch in np.argsort(member, kind="stable")[np.count_nonzero(member < 0) :]:
-        found = np.flatnonzero(target[ends[branch] - batch.branch_lengths[branch] : ends[branch]])
-        if len(found):
-            chosen.append(branch)
-            targets.append(found)
-    kept = np.array(chosen, dtype=np.int64)
-    return _Branches(
-        batch=batch,
-        owner=batch.owner[kept].astype(np.int64),
-        member=member[kept],
-        first=(ends - batch.branch_lengths)[kept],
-        ends=np.array([found[-1] for found in targets], dtype=np.int64),
-        targets=targets,
-    )
+def _layout(batch: Batch) -> _Layout:
+    branches = batch.branches
+    if branches is None:
+        owner, lengths = np.arange(len(batch.lengths)), batch.lengths
+        token_ids, target, origin = batch.token_ids, batch.seen_mask, None
+    else:
+        owner, lengths, origin = branches.owner.astype(np.int64), branches.lengths, branches.places
+        token_ids, target = batch.token_ids[origin], batch.seen_mask[origin] & branches.own
+    starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    sums = np.concatenate([[0], np.cumsum(target, dtype=np.int64)])
+    needed = np.zeros(len(lengths), dtype=np.int64)
+    places = np.flatnonzero(target)
+    owners = np.searchsorted(starts, places, side="right") - 1
+    np.maximum.at(needed, owners, places - starts[owners])
+    return _Layout(owner, starts, token_ids, target, origin, sums[starts[1:]] - sums[starts[:-1]], needed)
+
+
+def _in_order(layout: _Layout, members: Int64s, trajectories: int) -> tuple[Int64s, Int64s]:
+    """Return the branches of a mini-batch that have targets, in its order, and each one's place in it."""
+    places = np.full(trajectories, -1, dtype=np.int64)
+    places[members] = np.arange(len(members))
+    place = places[layout.owner]
+    order = np.argsort(place, kind="stable")
+    kept = order[(place[order] >= 0) & (layout.targets[order] > 0)]
+    return kept, place[kept]
 
 
 def _shares(batch: Batch, members: Int64s, aggregation: AggregationConfig) -> dict[str, NDArray[np.float64]]:
@@ -348,9 +356,13 @@ def _shares(batch: Batch, members: Int64s, aggregation: AggregationConfig) -> di
 
 
 def _micro_batch(
-    batch: Batch, rows: Sequence[Row], every: _Branches, shares: dict[str, NDArray[np.float64]]
+    batch: Batch,
+    layout: _Layout,
+    rows: Sequence[Row],
+    branches: Int64s,
+    shares: dict[str, NDArray[np.float64]],
 ) -> MicroBatch:
-    """Return the micro-batch of these rows."""
+    """Return the micro-batch of these rows. ``branches`` are those that they hold, in the order of the rows."""
     if not rows:
         return _dummy([*batch.columns, *shares])
     length = max([row.token_ids.size for row in rows])
@@ -358,14 +370,17 @@ def _micro_batch(
     for i, row in enumerate(rows):
         token_ids[i, : row.token_ids.size] = row.token_ids
     places, positions = [], []
-    branches = [branch for row in rows for branch in row.members]
+    starts = layout.starts
     inputs = [(i * length, places) for i, row in enumerate(rows) for places in row.places]
     for branch, (offset, input_places) in zip(branches, inputs, strict=True):
-        places.append(every.target_places(branch))
-        positions.append(offset + input_places[every.targets[branch] - 1])
-    counts = [len(p) for p in places]
-    members = every.member[branches]
+        start = starts[branch]
+        targets = np.flatnonzero(layout.target[start : starts[branch + 1]])
+        places.append(start + targets)
+        positions.append(offset + input_places[targets - 1])
+    counts = layout.targets[branches]
     place = np.concatenate(places)
+    if layout.origin is not None:
+        place = layout.origin[place].astype(np.int64)
     columns = {name: column[place] for name, column in batch.columns.items()}
     masks = {
         "weight": batch.loss_mask[place],
@@ -373,21 +388,21 @@ def _micro_batch(
         "imitation_weight": columns["imitation_mask"],
     }
     for name, share in shares.items():
-        shared = np.repeat(share[members], counts)
-        columns[name] = (shared * np.asarray(masks[name], dtype=np.float64)).astype(np.float32)
+        columns[name] = (np.repeat(share, counts) * masks[name]).astype(np.float32)
     return MicroBatch(
         token_ids=token_ids,
         position=np.concatenate(positions),
         target=batch.token_ids[place].astype(np.int64),
-        temperature=np.repeat(batch.temperature[every.owner[branches]], counts),
+        temperature=np.repeat(batch.temperature[layout.owner[branches]], counts),
         sequence=np.repeat(np.arange(len(branches)), counts),
         columns=columns,
         policy=batch.loss_mask[place],
-        token=np.cumsum(batch.seen_mask)[place] - 1,
+        token=np.searchsorted(np.flatnonzero(batch.seen_mask), place),
         filled=sum([row.token_ids.size for row in rows]),
         inputs=sum([places.size for _, places in inputs]),
         held=inputs,
-        read=[every.input_places(branch) for branch in branches],
+        begins=starts[branches],
+        origin=layout.origin,
         **_tree(rows, length),
     )
 
@@ -416,5 +431,5 @@ def _dummy(columns: Sequence[str]) -> MicroBatch:
         filled=0,
         inputs=0,
         held=[],
-        read=[],
+        begins=np.zeros(0, dtype=np.int64),
     )

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from learner.config import LearnerConfig
 from learner.errors import HostsDiffer
-from learner.update.batching import Batch
+from learner.update.batching import Batch, BatchBranches
 from protocol.codec import pack_arrays, unpack_arrays
 from protocol.messages import ArraySpec
 
@@ -162,10 +162,7 @@ def encode_batch(
         "token_ids": batch.token_ids,
         "loss_mask": batch.loss_mask.astype(np.uint8),
         "seen_mask": batch.seen_mask.astype(np.uint8),
-        "owner": batch.owner,
-        "branch_lengths": batch.branch_lengths,
-        "places": batch.places,
-        "own": batch.own.astype(np.uint8),
+        **_encoded_branches(batch.branches),
         **{COLUMN + name: column for name, column in batch.columns.items()},
     }
     specs, body = pack_arrays(arrays)
@@ -183,11 +180,26 @@ def decode_batch(command: RunUpdate | RunEstimate, body: bytes) -> Batch:
         token_ids=arrays["token_ids"],
         loss_mask=arrays["loss_mask"].astype(np.bool_),
         seen_mask=arrays["seen_mask"].astype(np.bool_),
-        owner=arrays["owner"],
-        branch_lengths=arrays["branch_lengths"],
-        places=arrays["places"],
-        own=arrays["own"].astype(np.bool_),
+        branches=_decoded_branches(arrays),
         columns={
             name.removeprefix(COLUMN): array for name, array in arrays.items() if name.startswith(COLUMN)
         },
     )
+
+
+def _encoded_branches(branches: BatchBranches | None) -> dict[str, NDArray[Any]]:
+    if branches is None:
+        return {}
+    return {
+        "owner": branches.owner,
+        "branch_lengths": branches.lengths,
+        "places": branches.places,
+        "own": branches.own.astype(np.uint8),
+    }
+
+
+def _decoded_branches(arrays: Mapping[str, NDArray[Any]]) -> BatchBranches | None:
+    if "owner" not in arrays:
+        return None
+    own = arrays["own"].astype(np.bool_)
+    return BatchBranches(arrays["owner"], arrays["branch_lengths"], arrays["places"], own)

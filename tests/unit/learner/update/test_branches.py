@@ -177,8 +177,19 @@ def test_branches_reach_the_other_ranks():
     batch = batch_of([branching("a"), make_trajectory("b")])
     command, body = encode_batch(RunUpdate, batch)
     there = decode_batch(command, body)
-    for name in ("owner", "branch_lengths", "places", "own"):
-        assert getattr(there, name).tolist() == getattr(batch, name).tolist()
+    for name in ("owner", "lengths", "places", "own"):
+        assert getattr(there.branches, name).tolist() == getattr(batch.branches, name).tolist()
+    plain = batch_of([make_trajectory("b")])
+    assert plain.branches is None
+    assert decode_batch(*encode_batch(RunUpdate, plain)).branches is None
+
+
+def test_each_input_knows_its_token_of_the_batch():
+    batch = batch_of([make_trajectory("b"), branching("a")])
+    for m in make_micro_batches(batch, np.arange(2), aggregation="token_mean", budget=10_000, width=64):
+        read = m.token_ids.reshape(-1)[m.input_place]
+        assert read.tolist() == batch.token_ids[m.input_token].tolist()
+        assert len(read) == m.inputs
 
 
 def test_auxiliary_turns_are_seen_as_context_and_not_trained():
