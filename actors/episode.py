@@ -291,7 +291,9 @@ class Episode:
     def _closing(self, status: TrajectoryStatus, why: str, result: StepResult) -> Closing:
         extra = {"correct": result.correct, "info": bounded(result.info)}
         answers = self._tree.answers
-        auxiliary = tuple(answers[number] for number in result.auxiliary if 0 <= number < len(answers))
+        auxiliary = tuple(
+            answers[number] for number in sorted(set(result.auxiliary)) if 0 <= number < len(answers)
+        )
         return Closing(status, why, extra=extra, auxiliary=auxiliary)
 
     async def _observe(self, observation: Observation) -> None:

@@ -20,6 +20,7 @@ class TurnTree:
     def __init__(self) -> None:
         self._after: dict[int, int] = {}
         self._tokens: dict[int, list[int]] = {}
+        self._ends: dict[int, int] = {}
         self.answers: list[int] = []
         """Indices of the action turns, in order."""
 
@@ -33,6 +34,7 @@ class TurnTree:
             answer: whether the policy sampled it.
         """
         self._after[turn], self._tokens[turn] = after, token_ids
+        self._ends[turn] = self._ends.get(after, 0) + len(token_ids)
         if answer:
             self.answers.append(turn)
 
@@ -53,9 +55,11 @@ class TurnTree:
 
         So a conversation that was written anew with the same tokens goes on where it was.
         """
-        best, longest = -1, 0
+        best, longest, sent = -1, 0, list(prompt)
         for turn in self.answers:
-            context = self.context(turn)
-            if longest < len(context) < len(prompt) and list(prompt[: len(context)]) == context:
-                best, longest = turn, len(context)
+            end, own = self._ends[turn], self._tokens[turn]
+            if not longest < end < len(sent) or sent[end - len(own) : end] != own:
+                continue
+            if sent[:end] == self.context(turn):
+                best, longest = turn, end
         return best

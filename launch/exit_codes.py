@@ -26,8 +26,11 @@ def exit_code(error: BaseException) -> int:
 def leave_note(folder: Path, name: str, code: int, reason: str = "") -> None:
     """Write why a role ends, for `read_note` and `read_reason`.
 
-    The code is there, too, because torchrun exits with 1 whatever its ranks exited with.
+    The code is there, too, because torchrun exits with 1 whatever its ranks exited with. A final error stays: when one
+    rank of a learner ends with it, the others lose their connection and end with errors of their own.
     """
+    if code != FINAL and read_note(folder, name) == FINAL:
+        return
     (folder / f"{name}.exit").write_text(f"{code}\n{' '.join(reason.split())[:MAX_REASON]}", encoding="utf-8")
 
 

@@ -21,6 +21,9 @@ from learner.errors import BrokenTrajectory
 from protocol.arrays import Int64s
 from protocol.messages import Turn
 
+MAX_TOKENS = 2**25
+"""Upper limit of the tokens of all branches of a trajectory, shared ones counted for each."""
+
 
 @dataclass(frozen=True, eq=False)
 class Branch:
@@ -56,6 +59,11 @@ def branches_of(turns: Sequence[Turn], tokens: int) -> list[Branch]:
     before = {turn.index: turn.index - turn.back if turn.back and turn.index else None for turn in turns}
     continued = set(before.values())
     ends = [turn.index for turn in turns if turn.index not in continued]
+    lengths: dict[int | None, int] = {None: 0}
+    for turn in turns:
+        lengths[turn.index] = lengths[before[turn.index]] + turn.end - turn.start
+    if (total := sum(lengths[end] for end in ends)) > MAX_TOKENS:
+        raise BrokenTrajectory(f"{len(ends)} branches have {total} tokens in all, at most {MAX_TOKENS}")
     span = {turn.index: np.arange(turn.start, turn.end) for turn in turns}
     known: set[int] = set()
     branches = []
@@ -75,7 +83,7 @@ def branches_of(turns: Sequence[Turn], tokens: int) -> list[Branch]:
 def _check(turns: Sequence[Turn], tokens: int) -> None:
     at = 0
     for number, turn in enumerate(turns):
-        if turn.index != number or turn.start != at or turn.back > max(number, 1):
+        if (turn.index, turn.start) != (number, at) or turn.end < at or turn.back > max(number, 1):
             raise BrokenTrajectory(
                 f"turn {turn.index} at [{turn.start}, {turn.end}), {turn.back} back, does not fit: it should be turn "
                 f"{number} and begin at token {at}"

@@ -99,13 +99,13 @@ class Trajectory:
 
     @property
     def action_turns(self) -> int:
-        """Number of turns in which the policy acted."""
+        """Number of turns in which the policy acted, without auxiliary ones."""
         return len(self.action_turn_indices)
 
     @property
     def action_turn_indices(self) -> list[int]:
-        """Indices of the turns in which the policy acted, in order."""
-        return sorted({turn.index for turn in self.turns if turn.action})
+        """Indices of the turns in which the policy acted, in order, without auxiliary ones."""
+        return sorted({turn.index for turn in self.turns if turn.action} - set(self.auxiliary))
 
     @property
     def anchors(self) -> dict[int, str | float]:
@@ -135,11 +135,11 @@ class Trajectory:
     def reward_per_token(self) -> NDArray[np.float64]:
         """Return rewards by token, [T].
 
-        A reward is put on the last action token of its turn. If the turn has none, the token is the last action
-        token before it, or the first of the trajectory if there is none before it.
+        A reward is put on the last action token of its turn. If the turn has none, or is auxiliary, the token is the
+        last action token before it, or the first of the trajectory if there is none before it.
         """
         rewards = np.zeros(len(self))
-        places = np.flatnonzero(self.action_mask)
+        places = np.flatnonzero(self.learned_mask)
         if not len(places):
             return rewards
         turns = self.action_turn_index()[places]

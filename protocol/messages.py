@@ -133,7 +133,7 @@ class Turn(Struct, frozen=True, array_like=True):
     The actor writes it. The broker refuses a segment with a turn outside its tokens.
     """
 
-    index: Count
+    index: Version
     """Read by the learner, which joins the pieces of a cut turn and matches rewards with turns."""
     start: Count
     """Read by the learner: first token of the turn, counted from the start of the trajectory."""

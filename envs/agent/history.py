@@ -62,7 +62,10 @@ def _arguments(arguments: Any) -> str:
             arguments = json.loads(arguments) if arguments.strip() else {}
         except (ValueError, RecursionError):
             return str(arguments).strip()
-    return spelled(_value(arguments or {}))
+    try:
+        return spelled(_value(arguments or {}))
+    except RecursionError:
+        return repr(type(arguments))
 
 
 def _value(value: Any) -> Any:

@@ -31,8 +31,8 @@ class Following(Generic[Sent]):
 class _Answer:
     tools: str
     """Tools of its request."""
-    depth: int
-    """Number of answers from the beginning of its conversation on, with this one."""
+    messages: int
+    """Number of messages of its request."""
     continued: bool = False
 
 
@@ -56,7 +56,7 @@ class MessageTree:
         self._answers: list[_Answer] = []
         self._behind: dict[bytes, list[int]] = {}
         """Answers by the hash of their tools and of all messages up to them."""
-        self._request: tuple[list[Mapping[str, Any]], str, int] | None = None
+        self._request: tuple[list[Mapping[str, Any]], str] | None = None
 
     def __len__(self) -> int:
         return len(self._answers)
@@ -80,17 +80,16 @@ class MessageTree:
             after, new = -1, list(messages)
         if after >= 0:
             self._answers[after].continued = True
-        self._request = (list(messages), kind, after)
+        self._request = (list(messages), kind)
         return Following(after, new)
 
     def answered(self, message: Mapping[str, Any]) -> None:
         """Note the answer to the request that was placed last."""
         assert self._request is not None, "no request was placed"
-        messages, kind, after = self._request
+        messages, kind = self._request
         self._request = None
-        depth = self._answers[after].depth + 1 if after >= 0 else 1
         self._behind.setdefault(_hashes([*messages, message], kind)[-1], []).append(len(self._answers))
-        self._answers.append(_Answer(kind, depth))
+        self._answers.append(_Answer(kind, len(messages)))
 
     def auxiliary(self, trained: Trained) -> list[int]:
         """Return the answers that are not to be trained.
@@ -112,7 +111,7 @@ class MessageTree:
         if trained == "all" or not self._answers:
             return []
         none = spelled([])
-        main = max(self._answers, key=lambda answer: (answer.tools != none, answer.depth)).tools
+        main = max(self._answers, key=lambda answer: (answer.tools != none, answer.messages)).tools
         if main == none:
             return []
         wanted = {main} if trained == "main" else {a.tools for a in self._answers} - {none}

@@ -100,8 +100,9 @@ class AgentSession:
 
     def _repeated(self, digest: bytes, again: bool) -> Asked | None:
         """Return the last request with these bytes that this one repeats."""
-        known = (asked for asked in reversed(self._asked) if asked.digest == digest)
-        return next((asked for asked in known if again or asked.missed), None)
+        known = [asked for asked in reversed(self._asked) if asked.digest == digest]
+        missed = [asked for asked in known if asked.missed]
+        return next(iter([*missed, *(known if again else [])]), None)
 
     async def next_request(self) -> Asked:
         """Wait for the next request of the agent."""

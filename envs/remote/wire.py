@@ -77,6 +77,7 @@ def result_body(result: Any) -> dict[str, Any]:
         "after": result.after,
         "tools": None if result.tools is None else list(result.tools),
         "auxiliary": list(result.auxiliary),
+        "marks": dict(result.marks),
     }
 
 
@@ -90,7 +91,7 @@ def result_of(body: Mapping[str, Any]) -> StepResult:
         >>> result_of(result_body(StepResult(rewards={"exact": 1.0}, done=True, correct=True))).rewards
         {'exact': 1.0}
     """
-    kinds = {"messages": list, "rewards": dict, "done": bool, "info": dict, "auxiliary": list}
+    kinds = {"messages": list, "rewards": dict, "done": bool, "info": dict, "auxiliary": list, "marks": dict}
     for key, kind in kinds.items():
         if not isinstance(body.get(key), kind):
             raise EnvError(f"the server's answer to a step has no valid {key!r}: {body.get(key)!r:.200}")
@@ -103,6 +104,7 @@ def result_of(body: Mapping[str, Any]) -> StepResult:
         after=body.get("after"),
         tools=body.get("tools"),
         auxiliary=body["auxiliary"],
+        marks=body["marks"],
     )
 
 
@@ -129,11 +131,12 @@ def facts_of(body: Mapping[str, Any]) -> SuiteFacts:
         >>> facts_of(decoded(encoded(facts_body(facts)))) == facts
         True
     """
-    names = body.get("reward_names")
+    names, marks = body.get("reward_names"), body.get("mark_names")
     return SuiteFacts(
         heldout_tasks=body.get("heldout_tasks"),
         reward_names=None if names is None else tuple(names),
         longest_tasks=tuple((split, index, place) for split, index, place in body.get("longest_tasks", ())),
         remarks=tuple(body.get("remarks", ())),
         heldout_by_env=dict(body.get("heldout_by_env", {})),
+        mark_names=None if marks is None else tuple(marks),
     )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.algorithms.advantages import turn_returns, whiten
-from learner.algorithms.comparisons import STD_EPSILON, compare, has_peers, spread
+from learner.algorithms.comparisons import STD_EPSILON, UNIFORM_SPREAD, compare, has_peers, spread
 from learner.credit.comparison_config import ByDifficulty, ComparedAdvantage, Comparison
 from learner.trajectory import Trajectory
 from protocol.arrays import Float64s
@@ -61,7 +61,7 @@ def compared_advantages(config: ComparedAdvantage, trajectories: Sequence[Trajec
         return compare(total, [""] * len(total), scale="sample_std")
     if config.whiten == "tokens":
         spread_out = total if by_token else np.repeat(total, lengths)
-        return whiten(spread_out, np.concatenate([t.action_mask for t in trajectories]))
+        return whiten(spread_out, np.concatenate([t.learned_mask for t in trajectories]))
     return total
 
 
@@ -157,7 +157,7 @@ def _difficulty_weights(
     means: dict[str, list[float]] = {}
     for t in trajectories:
         means.setdefault(t.group_id, []).append(_trajectory_value(config.value, t))
-    live = sorted({trajectories[i].group_id for i in owners[advantages != 0]})
+    live = sorted({trajectories[i].group_id for i in owners[np.abs(advantages) > UNIFORM_SPREAD]})
     if not live:
         return np.ones(len(trajectories))
     scores = np.array([-float(np.mean(means[group])) / config.temperature for group in live])

@@ -53,7 +53,7 @@ def composed(config: RewardConfig, members: Sequence[Trajectory], *, group: bool
                 for r in rewards
             ]
         if config.length is not None:
-            penalty = overlong_penalty(config.length, t.action_tokens)
+            penalty = overlong_penalty(config.length, int(t.learned_mask.sum()))
             rewards = [*rewards, Reward(OVERLONG, _last_turn(t), penalty)]
         result.append(t if rewards is t.rewards else replace(t, rewards=rewards, given_rewards=t.rewards))
     return result

@@ -2,7 +2,10 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from learner.algorithm_config import GROUP_RELATIVE, AdvantageConfig
+from learner.algorithms.comparisons import UNIFORM_SPREAD
 from learner.credit.compared import compared_advantages
 from learner.credit.comparison_config import ComparedAdvantage
 from learner.trajectory import Trajectory
@@ -33,4 +36,4 @@ def has_signal(config: AdvantageConfig, trajectories: Sequence[Trajectory]) -> b
     if not members:
         return False
     alone = config.model_copy(update={"whiten": "none", "by_difficulty": None})
-    return bool((compared_advantages(alone, members) != 0).any())
+    return bool((np.abs(compared_advantages(alone, members)) > UNIFORM_SPREAD).any())

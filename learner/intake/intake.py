@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from learner.credit.reward_config import RewardConfig
 from learner.credit.rewards import composed
 from learner.credit.signal import has_signal
 from learner.errors import BrokenTrajectory
@@ -258,7 +259,7 @@ class Intake:
             return
         group_id = trajectories[0].group_id
         training = trajectories[0].purpose == "train"
-        trajectories = self._valued(trajectories, group=training and deliver.unit_id == group_id)
+        trajectories = self._valued(trajectories, group=deliver.unit_id == group_id, training=training)
         if not training:
             for trajectory in trajectories:
                 self.evaluated[group_id] = trajectory
@@ -342,7 +343,7 @@ class Intake:
             if last.status != "unfinished":
                 self._free_member(segment.group_id, segment.task_id)
             return
-        (trajectory,) = self._valued([self._placed(trajectory)], group=False)
+        (trajectory,) = self._valued([self._placed(trajectory)], group=False, training=True)
         if trajectory.status != "unfinished":
             self.recent.append(trajectory)
             self.signal.episode(trajectory)
@@ -402,9 +403,14 @@ class Intake:
         """
         return replace(trajectory, policy_version=self.line.placed(trajectory.policy_version))
 
-    def _valued(self, trajectories: Sequence[Trajectory], *, group: bool) -> list[Trajectory]:
-        """Compose the rewards of trajectories, as a whole group or each by itself. Failed ones have no say."""
+    def _valued(self, trajectories: Sequence[Trajectory], *, group: bool, training: bool) -> list[Trajectory]:
+        """Compose the rewards of trajectories, as a whole group or each by itself. Failed ones have no say.
+
+        Evaluations have the final weights only, so that their returns can be compared over a run.
+        """
         config = self.curriculum.config.reward
+        if not training:
+            config, group = RewardConfig(weights=config.weights), False
         if group:
             usable = iter(composed(config, [t for t in trajectories if _is_usable(t)]))
             return [next(usable) if _is_usable(t) else t for t in trajectories]

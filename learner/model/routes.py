@@ -70,6 +70,7 @@ class RouteReplay:
         self._chosen = self._routers[0].chosen
         self._dtype = np.uint8 if self._routers[0].experts <= SMALL else np.int32
         self._table: NDArray[Any] | None = None
+        self._known = np.zeros(0, dtype=np.bool_)
         self._recording = False
         self._seen: dict[int, Tensor] = {}
         self._forced: Tensor | None = None
@@ -79,6 +80,7 @@ class RouteReplay:
     def begin(self, tokens: int) -> None:
         """Record the experts of all passes from now on, for a batch with this number of tokens."""
         self._table = np.zeros((tokens, len(self._routers), self._chosen), dtype=self._dtype)
+        self._known = np.zeros(tokens, dtype=np.bool_)
         self._recording, self._forced = True, None
         self._replayed, self._changed = 0, torch.zeros((), dtype=torch.int64)
 
@@ -98,17 +100,26 @@ class RouteReplay:
         if self._table is not None and self._recording:
             taken = torch.stack([self._seen[index] for index in range(len(self._routers))], dim=1)
             self._table[micro_batch.input_token] = taken.cpu().numpy()[micro_batch.input_place]
+            self._known[micro_batch.input_token] = True
             self._seen = {}
 
-    def seal(self, over_ranks: Callable[[Tensor], Tensor] | None = None) -> None:
+    def seal(
+        self, over_ranks: Callable[[Tensor], Tensor] | None = None, *, rank: int = 0, ranks: int = 1
+    ) -> None:
         """End the recording; later passes compute with what was recorded.
 
         Args:
             over_ranks: function that sums a tensor over ranks, if a rank may replay what another one recorded.
+            rank: this rank.
+            ranks: number of ranks.
         """
         assert self._table is not None
         if over_ranks is not None:
-            # Invariant: each trajectory was recorded on one rank; the others hold zeros for it.
+            # Branches of one trajectory may be on several ranks, which then recorded the turns that they share.
+            known = torch.zeros((ranks, len(self._known)), dtype=torch.uint8)
+            known[rank] = torch.from_numpy(self._known)
+            first = over_ranks(known).numpy().argmax(axis=0)
+            self._table[first != rank] = 0
             self._table = over_ranks(torch.from_numpy(self._table)).numpy()
         self._recording = False
 

@@ -166,7 +166,7 @@ def _estimated(
     start = 0
     for t in trajectories:
         row = slice(start, start + len(t))
-        actions = start + np.flatnonzero(t.action_mask)
+        actions = start + np.flatnonzero(t.learned_mask)
         window = actions[actions >= start + t.window_start]
         rewards = t.reward_per_token()
         finished = t.status != "unfinished"

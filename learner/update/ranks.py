@@ -98,7 +98,7 @@ def check_hosts(config: LearnerConfig, run_dir: Path, *, model: Path, seed: int)
         HostsDiffer: the message names the hosts that differ from rank 0, or do not see its folder.
     """
     sizes = sorted((path.name, path.stat().st_size) for path in model.glob("*") if path.is_file())
-    told = [config.model_dump_json(include=SHARED_SETTINGS), seed, torch.__version__, sizes]
+    told = [config.model_dump_json(include=SHARED_SETTINGS), seed, torch.__version__, sizes, str(run_dir)]
     digest = blake3(json.dumps(told).encode()).digest()
     nonce = torch.frombuffer(bytearray(secrets.token_bytes(16)), dtype=torch.uint8)
     dist.broadcast(nonce, src=0)
@@ -116,8 +116,9 @@ def check_hosts(config: LearnerConfig, run_dir: Path, *, model: Path, seed: int)
     ]
     if differing := [host for host, answer in hosts if answer[1:] != hosts[0][1][1:]]:
         raise HostsDiffer(
-            f"{', '.join(differing)}: settings of [learner], run.seed, model or version of torch differ from those of "
-            "rank 0; give all hosts of the learner one run file, one model folder and one installation"
+            f"{', '.join(differing)}: settings of [learner], run.seed, path of the run folder, model or version of "
+            "torch differ from those of rank 0; give all hosts of the learner one run file, one path of the run "
+            "folder, one model folder and one installation"
         )
     if blind := [host for host, answer in hosts if not answer[0]]:
         raise HostsDiffer(

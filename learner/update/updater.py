@@ -121,7 +121,8 @@ class Updater:
         if routes is not None:
             # In a further pass, another rank may have the trajectory.
             shared = self.ranks > 1 and algorithm.passes > 1
-            routes.seal(partial(sum_over_ranks, ranks=self.ranks) if shared else None)
+            over_ranks = partial(sum_over_ranks, ranks=self.ranks) if shared else None
+            routes.seal(over_ranks, rank=self.rank, ranks=self.ranks)
         objective = make_objective(algorithm)
         recorder = TokenRecorder(int(batch.seen_mask.sum()), self.ranks)
         for mini_batch, scored in zip(mini_batches, scores, strict=True):

@@ -65,7 +65,9 @@ segments = st.builds(
     tokens=counts,
     action_tokens=counts,
     status=st.sampled_from(["unfinished", "finished", "truncated", "failed"]),
-    turns=st.lists(st.builds(Turn, counts, counts, counts, st.booleans()), max_size=3),
+    turns=st.lists(
+        st.builds(Turn, st.integers(0, 2**31 - 1), counts, counts, st.booleans(), counts), max_size=3
+    ),
     rewards=st.lists(st.builds(Reward, names, counts, numbers), max_size=3),
     extra=st.dictionaries(st.text(max_size=9), values, max_size=3),
 )

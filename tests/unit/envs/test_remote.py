@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ def test_a_result_comes_over_with_numbers_of_numpy():
         after=-1,
         tools=[{"type": "function"}],
         auxiliary=(0, 2),
+        marks={"anchor": "kitchen", "calls": 2.0},
     )
     found = result_of(sent(result_body(given)))
     assert found == StepResult(
@@ -43,7 +45,16 @@ def test_a_result_comes_over_with_numbers_of_numpy():
         after=-1,
         tools=[{"type": "function"}],
         auxiliary=[0, 2],
+        marks={"anchor": "kitchen", "calls": 2.0},
     )
+
+
+def test_every_field_of_a_result_and_of_facts_comes_over():
+    assert set(result_body(StepResult())) == {f.name for f in fields(StepResult)} - {"observation"} | {
+        "messages"
+    }
+    facts = SuiteFacts(heldout_tasks=3, reward_names=("a",), mark_names=("calls",), remarks=("b",))
+    assert facts_of(sent(facts_body(facts))) == facts
 
 
 def test_a_reward_that_is_no_number_stays_one_for_the_actor_to_refuse():

@@ -86,7 +86,7 @@ def test_a_method_file_sets_what_belongs_to_a_method(name):
         "group_size",
         "max_policy_lag",
     }
-    assert set(own["demo"]) <= {"run", "actor", "learner"}
+    assert set(own["demo"]) <= {"run", "env", "actor", "learner"}
 
 
 def test_what_methods_set_beside_the_algorithm():
