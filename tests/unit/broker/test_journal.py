@@ -63,9 +63,12 @@ def test_synced_is_durable_only_after_fdatasync_and_what_comes_meanwhile_is_the_
     sync = os.fdatasync
 
     def held(fd):
+        # The mark of what is durable is synced now and then, too, on a slow machine in the middle of this test.
+        if not os.readlink(f"/proc/self/fd/{fd}").endswith(".log"):
+            return sync(fd)
         started.release()
         assert go.acquire(timeout=DEADLINE_S)
-        sync(fd)
+        return sync(fd)
 
     told = threading.Semaphore(0)
     with begin(folder, small(durability="synced"), on_durable=told.release) as journal:
