@@ -114,16 +114,16 @@ def check_hosts(config: LearnerConfig, run_dir: Path, *, model: Path, seed: int)
         (f"{answer[:NAME_BYTES].decode(errors='replace').strip()} (rank {rank})", answer[NAME_BYTES:])
         for rank, answer in enumerate(answers)
     ]
+    if blind := [host for host, answer in hosts if not answer[0]]:
+        raise HostsDiffer(
+            f"{', '.join(blind)} does not see the run folder {run_dir} of rank 0, where checkpoints lie; put run.dir "
+            "on a file system that all hosts of the learner share, and give all of them the same run.name"
+        )
     if differing := [host for host, answer in hosts if answer[1:] != hosts[0][1][1:]]:
         raise HostsDiffer(
             f"{', '.join(differing)}: settings of [learner], run.seed, path of the run folder, model or version of "
             "torch differ from those of rank 0; give all hosts of the learner one run file, one path of the run "
             "folder, one model folder and one installation"
-        )
-    if blind := [host for host, answer in hosts if not answer[0]]:
-        raise HostsDiffer(
-            f"{', '.join(blind)} does not see the run folder {run_dir} of rank 0, where checkpoints lie; put run.dir "
-            "on a file system that all hosts of the learner share, and give all of them the same run.name"
         )
 
 
