@@ -16,7 +16,17 @@ from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
 from actors.stop_strings import find_stop, stopped_at
 from actors.turn_tree import TurnTree
-from envs.base import ChatMessage, Env, HasTools, HasTurnFacts, StepResult, Suite, ToolSchema, TurnFacts
+from envs.base import (
+    ChatMessage,
+    CodeCaller,
+    Env,
+    HasTools,
+    HasTurnFacts,
+    StepResult,
+    Suite,
+    ToolSchema,
+    TurnFacts,
+)
 from envs.blame import place_of_error
 from envs.errors import ServiceFailed
 from protocol.arrays import SegmentArrays
@@ -57,19 +67,6 @@ class Observation(NamedTuple):
     """Schemas of the tools of their conversation."""
 
 
-class Caller(Protocol):
-    """Runs functions of environments: an `actors.environments.runner.EnvironmentRunner`."""
-
-    async def call(
-        self,
-        function: Callable[..., Any],
-        *arguments: Any,
-        what: str,
-        timeout_s: float,
-        on_loop: bool = False,
-    ) -> Any: ...
-
-
 @dataclass(frozen=True)
 class Bounds:
     """Limits of an episode that come from the actor's settings. The task sets further limits."""
@@ -100,7 +97,7 @@ class Episode:
         policy: Policy,
         bounds: Bounds,
         emit: Emit,
-        environments: Caller,
+        environments: CodeCaller,
     ) -> None:
         self._task, self._suite, self._text, self._policy = lease.task, suite, text, policy
         self._bounds, self._emit_cuts, self._environments = bounds, emit, environments

@@ -4,7 +4,7 @@ Each process makes one `Suite` from the run file. The suite makes a new `Env` fo
 only once, so no state leaks from one episode into the next.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired, Protocol, TypedDict, runtime_checkable
 
@@ -155,6 +155,22 @@ class HasGauges(Protocol):
         A name that ends in ``_total`` is a counter, which is summed over actors. Other numbers are averaged.
         """
         ...
+
+
+class CodeCaller(Protocol):
+    """Runs functions of environments, each with a deadline, for those who must not run them themselves.
+
+    `actors.environments.runner` has the two implementations.
+    """
+
+    async def call(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        what: str,
+        timeout_s: float,
+        on_loop: bool = False,
+    ) -> Any: ...
 
 
 @dataclass(frozen=True)

@@ -54,11 +54,8 @@ def parse_request(body: bytes) -> ChatRequest:
         >>> parse_request(b'{"messages": [{"role": "developer", "content": "Be brief."}]}').messages
         [{'role': 'system', 'content': 'Be brief.'}]
     """
-    try:
-        content = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise EnvError(f"the body is not JSON: {error}") from None
-    messages = content.get("messages") if isinstance(content, dict) else None
+    content = fields_of(body)
+    messages = content.get("messages")
     if not isinstance(messages, list) or not messages:
         raise EnvError('the body has no "messages"')
     if content.get("n") not in (None, 1):
@@ -76,6 +73,23 @@ def parse_request(body: bytes) -> ChatRequest:
         stream=bool(content.get("stream")),
         usage=isinstance(options, dict) and bool(options.get("include_usage")),
     )
+
+
+def fields_of(body: bytes) -> dict[str, Any]:
+    """Return the fields of a body; none if it is JSON, but no object.
+
+    Raises:
+        EnvError: it is not JSON.
+
+    Example:
+        >>> fields_of(b'{"n": 1}'), fields_of(b"[]")
+        ({'n': 1}, {})
+    """
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise EnvError(f"the body is not JSON: {error}") from None
+    return content if isinstance(content, dict) else {}
 
 
 def functions_in(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:

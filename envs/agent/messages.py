@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from envs.agent.chat import ChatRequest, Reply, message_of, tool_of
+from envs.agent.chat import ChatRequest, Reply, fields_of, message_of, tool_of
 from envs.agent.history import text_of
 from envs.base import ChatMessage, ToolSchema
 from envs.errors import EnvError
@@ -39,11 +39,8 @@ def parse_messages_request(body: bytes) -> MessagesRequest:
         >>> parse_messages_request(body).messages
         [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': '2 + 2?'}]
     """
-    try:
-        content = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise EnvError(f"the body is not JSON: {error}") from None
-    given = content.get("messages") if isinstance(content, dict) else None
+    content = fields_of(body)
+    given = content.get("messages")
     if not isinstance(given, list) or not given:
         raise EnvError('the body has no "messages"')
     stop = content.get("stop_sequences") or []

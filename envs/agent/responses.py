@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from envs.agent.chat import ChatRequest, Reply, functions_in, message_of, tool_of
+from envs.agent.chat import ChatRequest, Reply, fields_of, functions_in, message_of, tool_of
 from envs.agent.history import text_of
 from envs.base import ChatMessage
 from envs.errors import EnvError
@@ -24,11 +24,8 @@ def parse_responses_request(body: bytes) -> ChatRequest:
         >>> parse_responses_request(b'{"instructions": "Be brief.", "input": "2 + 2?"}').messages
         [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': '2 + 2?'}]
     """
-    try:
-        content = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise EnvError(f"the body is not JSON: {error}") from None
-    items = content.get("input") if isinstance(content, dict) else None
+    content = fields_of(body)
+    items = content.get("input")
     if not isinstance(items, str | list) or not items:
         raise EnvError('the body has no "input"')
     if content.get("previous_response_id") is not None:

@@ -24,10 +24,10 @@ from typing import Any
 
 from aiohttp import web
 
-from envs.base import HasFacts, HasTools, HasTurnFacts, Suite, SuiteFacts
+from envs.base import CodeCaller, HasFacts, HasTools, HasTurnFacts, Suite, SuiteFacts
 from envs.errors import EnvError, ServiceFailed
 from envs.remote.failures import FAILED, FULL, SERVICE, UNKNOWN, failure_body
-from envs.remote.sessions import NAME_LENGTH, CodeCaller, RemoteAnswer, RemoteSession, RemoteSessions
+from envs.remote.sessions import NAME_LENGTH, RemoteAnswer, RemoteSession, RemoteSessions
 from envs.remote.wire import BODY_BYTES, PROTOCOL, decoded, encoded, facts_body, result_body, turn_facts_of
 from protocol.security.http_token import require_token
 

@@ -3,26 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
-from envs.base import Env
+from envs.base import CodeCaller, Env
 from envs.errors import EnvError
 
 NAME_LENGTH = 64
 """Longest name of an episode or a client."""
-
-
-class CodeCaller(Protocol):
-    """Runs functions of environments, each with a deadline: an `actors.environments.runner.SuiteCaller`."""
-
-    async def call(
-        self,
-        function: Callable[..., Any],
-        *arguments: Any,
-        what: str,
-        timeout_s: float,
-        on_loop: bool = False,
-    ) -> Any: ...
 
 
 @dataclass(frozen=True)

@@ -78,10 +78,7 @@ class Batch:
 
     def count(self, mask: NDArray[np.bool_]) -> Int64s:
         """Count the tokens of each trajectory under a mask [ΣT]. The counts are [S]."""
-        sums = np.concatenate([[0], np.cumsum(mask, dtype=np.int64)])
-        starts = self.starts
-        counts: Int64s = sums[starts[1:]] - sums[starts[:-1]]
-        return counts
+        return _counts(mask, self.starts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,9 +160,6 @@ def make_batch(
     bounds = [max_replay_lag if t.replayed else max_policy_lag for t in trajectories]
     within = [_within_bound(t, current_version, bound) for t, bound in zip(trajectories, bounds, strict=True)]
     present = [np.arange(len(t)) >= t.window_start for t in trajectories]
-    value = credit.value
-    if any([t.auxiliary for t in trajectories]):
-        value = value & np.concatenate([t.learned_mask for t in trajectories])
     fresh = np.concatenate([mask & here for mask, here in zip(within, present, strict=True)])
     lengths = np.array([len(t) for t in trajectories], dtype=np.int32)
     good = [imitate_from is not None and _is_good(t, imitate_from) for t in trajectories]
@@ -179,7 +173,7 @@ def make_batch(
         "turn": np.concatenate([t.action_turn_index() for t in trajectories]),
         "advantage": credit.advantage,
         "median_advantage": credit.median_advantage,
-        "value_mask": value,
+        "value_mask": credit.value,
         "value_target": credit.value_target,
         "imitation_mask": imitation,
     }
@@ -189,7 +183,7 @@ def make_batch(
         group=np.unique([t.group_id for t in trajectories], return_inverse=True)[1].astype(np.int32),
         token_ids=np.concatenate([t.token_ids for t in trajectories]),
         loss_mask=loss_mask,
-        seen_mask=loss_mask | value | imitation,
+        seen_mask=loss_mask | credit.value | imitation,
         columns={name: np.ascontiguousarray(column, dtype=np.float32) for name, column in columns.items()},
         branches=_branches(trajectories),
     )
@@ -225,7 +219,7 @@ def _within_bound(t: Trajectory, current_version: int, max_policy_lag: int) -> N
     if t.baseline:
         return np.zeros(len(t), dtype=np.bool_)
     return loss_mask(
-        t.learned_mask if t.auxiliary else t.action_mask,
+        t.learned_mask,
         t.policy_version,
         current_version=current_version,
         max_policy_lag=max_policy_lag,
@@ -322,12 +316,18 @@ def _layout(batch: Batch) -> _Layout:
         owner, lengths, origin = branches.owner.astype(np.int64), branches.lengths, branches.places
         token_ids, target = batch.token_ids[origin], batch.seen_mask[origin] & branches.own
     starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    sums = np.concatenate([[0], np.cumsum(target, dtype=np.int64)])
     needed = np.zeros(len(lengths), dtype=np.int64)
     places = np.flatnonzero(target)
     owners = np.searchsorted(starts, places, side="right") - 1
     np.maximum.at(needed, owners, places - starts[owners])
-    return _Layout(owner, starts, token_ids, target, origin, sums[starts[1:]] - sums[starts[:-1]], needed)
+    return _Layout(owner, starts, token_ids, target, origin, _counts(target, starts), needed)
+
+
+def _counts(mask: NDArray[np.bool_], starts: Int64s) -> Int64s:
+    """Count the tokens under a mask between each start and the next."""
+    sums = np.concatenate([[0], np.cumsum(mask, dtype=np.int64)])
+    counts: Int64s = sums[starts[1:]] - sums[starts[:-1]]
+    return counts
 
 
 def _in_order(layout: _Layout, members: Int64s, trajectories: int) -> tuple[Int64s, Int64s]:

@@ -18,10 +18,11 @@ REMEMBERED = 65536
 
 
 def everything(trajectories: Sequence[Trajectory]) -> TokenAdvantages:
-    """Return a `TokenAdvantages` that makes the learner look at all action tokens and train on none."""
+    """Return a `TokenAdvantages` that makes the learner look at all action tokens that are not auxiliary, and
+    train on none."""
     total = sum(len(t) for t in trajectories)
     zeros, none = np.zeros(total), np.zeros(total, dtype=np.bool_)
-    actions = np.concatenate([t.action_mask for t in trajectories])
+    actions = np.concatenate([t.learned_mask for t in trajectories])
     return TokenAdvantages(
         advantage=zeros, median_advantage=zeros, policy=none, value=actions, value_target=zeros
     )

@@ -2,20 +2,17 @@
 
 import asyncio
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from actors.environments.runner import EnvironmentRunner
 from actors.episode import Bounds, Episode
-from actors.render import Renderer
 from actors.sampled import Sampled
+from benchmarks.harnesses.program import make_renderer
 from envs.registry import make_suite
 from protocol.messages import LeaseTask, Sampling, Task
 
-TEMPLATES = Path(__file__).parents[2] / "chat_templates"
 CODE = '''
 class Sums:
     def reset(self, **row):
@@ -45,15 +42,7 @@ ANSWER = "<think>\nThere.\n</think>\n\n17<|im_end|>"
 
 @pytest.fixture
 def renderer(tmp_path):
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<|im_start|>", "<|im_end|>")])
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
-    (tmp_path / "chat_template.jinja").write_text((TEMPLATES / "qwen3.jinja").read_text())
-    return Renderer(tmp_path)
+    return make_renderer(tmp_path)
 
 
 class Script:
