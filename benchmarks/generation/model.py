@@ -1,10 +1,12 @@
-"""Random Qwen3 models of about 1, 10 and 50 million parameters, with a tokenizer of single characters."""
+"""The models of `benchmarks.generation`: random ones of about 1, 10 and 50 million parameters, and SmolLM2."""
 
 from pathlib import Path
 from typing import Any
 
 from benchmarks.envs.random_prompt import LETTERS
 
+PRETRAINED = "smollm2"
+"""SmolLM2-135M-Instruct with its own tokenizer and chat template, see `offbeat model`."""
 SIZES: dict[str, dict[str, Any]] = {
     "1M": {"hidden_size": 160, "intermediate_size": 448, "layers": 4, "heads": 4, "head_dim": 32},
     "10M": {"hidden_size": 384, "intermediate_size": 1024, "layers": 6, "heads": 6, "head_dim": 64},
@@ -12,8 +14,23 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+def model_folder(size: str, folder: Path) -> Path:
+    """Return the folder of a model: a random one, which is made in ``folder``, or the pretrained one."""
+    from launch.model import existing
+    from launch.run_file.sections import ModelSection
+
+    if size == PRETRAINED:
+        return existing(ModelSection(path=PRETRAINED))
+    make_model(size, folder)
+    return folder
+
+
 def make_model(size: str, folder: Path) -> int:
-    """Write a model of this size and its tokenizer. Return the number of its parameters."""
+    """Write a random Qwen3 model of this size and a tokenizer of single characters.
+
+    Returns:
+        The number of its parameters.
+    """
     from safetensors import safe_open
 
     from launch.tokenizer import make_tokenizer, save_tokenizer

@@ -21,7 +21,7 @@ from typing import Any
 
 from actors.config import GeneratorConfig
 from benchmarks.generation.arms import Bare, Outcome, System, Work
-from benchmarks.generation.model import SIZES, make_model
+from benchmarks.generation.model import PRETRAINED, SIZES, model_folder
 from benchmarks.report import save_results
 from protocol.security import key_files
 
@@ -40,8 +40,7 @@ def measure(arguments: argparse.Namespace, folder: Path, rounds: Rounds) -> None
     """Measure all arms in turns. Add their outcomes to ``rounds``."""
     work = Work(arguments.requests, arguments.concurrent, arguments.prompt, arguments.answer)
     config = GeneratorConfig(stream_interval=arguments.stream_interval)
-    model = folder / "model"
-    make_model(arguments.size, model)
+    model = model_folder(arguments.size, folder / "model")
     key_files.make(folder / "keys")
     if arguments.profile is not None:
         arguments.profile.mkdir(parents=True, exist_ok=True)
@@ -106,11 +105,15 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def named(size: str) -> str:
+    return "SmolLM2" if size == PRETRAINED else f"{size} parameters"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--size", choices=list(SIZES), default="1M")
+    parser.add_argument("--size", choices=[*SIZES, PRETRAINED], default="1M")
     parser.add_argument("--concurrent", type=int, default=64)
     parser.add_argument("--requests", type=int, default=512)
     parser.add_argument("--prompt", type=int, default=30, help="characters")
@@ -141,7 +144,7 @@ def report(arguments: argparse.Namespace, results: dict[str, Any]) -> None:
         settings = {name: str(value) for name, value in vars(arguments).items()}
         ratio, least, most = results[OURS]["over_bare"]
         headline = (
-            f"tokens/s through broker, generator and actor, encrypted, {arguments.size} parameters",
+            f"tokens/s through broker, generator and actor, encrypted, {named(arguments.size)}",
             "bare vLLM",
             f"{ratio:.2f} [{least:.2f}, {most:.2f}]",
         )
