@@ -85,8 +85,9 @@ class GeneratorConfig(Section):
     load_timeout_s: float = Field(300.0, gt=0)
     """Longest time that loading a version may take. For a small model it is `stall_timeout_s` plus 1 s per
     50 MB."""
-    threads: int = Field(1, ge=1)
-    """OpenMP threads of the engine (CPU only)."""
+    threads: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """OpenMP threads of the engine (CPU only). "auto": an equal part of the host's cores for each process that
+    computes, and 1 for models below 20 million parameters."""
 
     # `launch.hardware` decides each "auto" from the GPUs. Where nobody has, the engine runs as on a CPU.
 
@@ -94,6 +95,11 @@ class GeneratorConfig(Section):
     def dtype_used(self) -> Literal["float32", "bfloat16", "float16"]:
         """Float type of the engine, with "auto" resolved."""
         return "float32" if self.dtype == "auto" else self.dtype
+
+    @property
+    def threads_used(self) -> int:
+        """OpenMP threads of the engine; an "auto" that `launch.hardware` has not resolved is 1."""
+        return 1 if self.threads == "auto" else self.threads
 
     @property
     def enforce_eager_used(self) -> bool:

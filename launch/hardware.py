@@ -17,12 +17,18 @@ CONTEXT_SHARE = 0.05
 """Share of a GPU's memory that nobody is given where it is shared: CUDA and NCCL need memory besides tensors."""
 GPU_OPERATIONS_PER_S = 4e14
 """Operations in a second with which a GPU reads prompts in bfloat16. Estimated for an H100, not measured."""
+SMALL_PARAMETERS = 20_000_000
+"""Parameters below which a model's layers are too small to be divided among threads."""
 RECOMPUTE_S = 1.0
 """Time of each update above which running requests keep their KV cache."""
 
 
 def resolved(
-    config: RunConfig, placed: Placement, gpus: Sequence[Gpu] = (), size: ModelSize | None = None
+    config: RunConfig,
+    placed: Placement,
+    gpus: Sequence[Gpu] = (),
+    size: ModelSize | None = None,
+    cores: int = 1,
 ) -> RunConfig:
     """Return the configuration with every "auto" decided, and with the GPUs that each role has.
 
@@ -32,14 +38,16 @@ def resolved(
         placed: GPUs of the processes.
         gpus: what is known of the visible GPUs; may be empty.
         size: sizes of the model; None: not known.
+        cores: cores of the host.
 
     Raises:
         ConfigError: a shared GPU has no memory left for the learner, or the values do not go together.
     """
     engines = {post: places for post, places in placed.posts.items() if post != LEARNER}
     ranks = placed.posts.get(LEARNER, ())
-    learner = _learner(config.learner, ranks, gpus)
-    generator = _generator(config, engines, gpus, size)
+    each = threads(config, placed, size, cores)
+    learner = _learner(config.learner, ranks, gpus, each)
+    generator = _generator(config, engines, gpus, size, each)
     decided = config.model_copy(update={"learner": learner, "generator": generator})
     if problems := list(stages_too_low(decided)):
         raise ConfigError("\n".join(problems))
@@ -57,16 +65,40 @@ def _dtype(places: Sequence[int], gpus: Sequence[Gpu]) -> Literal["float32", "bf
     return "bfloat16" if places and all(gpu.bfloat16 for gpu in known) else "float32"
 
 
-def _learner(own: LearnerConfig, ranks: Sequence[int], gpus: Sequence[Gpu]) -> LearnerConfig:
+def threads(config: RunConfig, placed: Placement, size: ModelSize | None, cores: int) -> int:
+    """Return the OpenMP threads of each process that computes on the CPU: an equal part of the cores, at least 1.
+
+    Learner and generators take turns in lockstep, but the threads that wait spin for a moment, so they share the
+    cores there, too. Ranks on GPUs count where their optimizer steps on the CPU.
+
+    Args:
+        size: sizes of the model; None: not known.
+    """
+    if size is None or size.parameters < SMALL_PARAMETERS:
+        return 1
+    learner, generator = config.learner, config.generator
+    ranks = learner.processes if LEARNER not in placed.posts or learner.offload != "none" else 0
+    here = generator.backend == "vllm" and not any(post.startswith("generator-") for post in placed.posts)
+    engines = generator.count * generator.tensor_parallel_size if here else 0
+    return max(1, cores // max(1, ranks + engines))
+
+
+def _learner(own: LearnerConfig, ranks: Sequence[int], gpus: Sequence[Gpu], threads: int) -> LearnerConfig:
     dtype = _dtype(ranks, gpus) if own.dtype == "auto" else own.dtype
-    own = own.model_copy(update={"dtype": dtype})
+    own = own.model_copy(
+        update={"dtype": dtype, "threads": threads if own.threads == "auto" else own.threads}
+    )
     if not ranks:
         return own
     return own.model_copy(update={"zero_stage": own.zero_stage_used, "devices": tuple(ranks)})
 
 
 def _generator(
-    config: RunConfig, engines: dict[str, tuple[int, ...]], gpus: Sequence[Gpu], size: ModelSize | None
+    config: RunConfig,
+    engines: dict[str, tuple[int, ...]],
+    gpus: Sequence[Gpu],
+    size: ModelSize | None,
+    threads: int,
 ) -> GeneratorConfig:
     own = config.generator
     places = [place for each in engines.values() for place in each]
@@ -75,6 +107,7 @@ def _generator(
     return own.model_copy(
         update={
             "dtype": _dtype(places, gpus) if own.dtype == "auto" else own.dtype,
+            "threads": threads if own.threads == "auto" else own.threads,
             "enforce_eager": not places if own.enforce_eager == "auto" else own.enforce_eager,
             "kv_on_update": ("kept" if long else "recomputed")
             if own.kv_on_update == "auto"

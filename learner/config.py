@@ -43,8 +43,8 @@ class OptimizerConfig(Section):
     """AdamW and the schedule of its learning rate."""
 
     lr: float = Field(1e-6, gt=0)
-    """Learning rate after the warm-up. Above 0. The default suits language models that are trained already; models of
-    a few million parameters need some 1e-4, and adapters (`[learner.lora]`) 10 to 100 times as much as full weights."""
+    """Learning rate after the warm-up. Above 0. Absent: 1e-6 for all weights of a language model that is trained
+    already, 2e-5 for adapters (`[learner.lora]`), 3e-4 for a tiny model that is made here (`[model.tiny]`)."""
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), strict=False)
     """Decay rates of AdamW's averages of the gradient and of its square. Each at least 0 and below 1."""
     eps: float = Field(1e-8, gt=0)
@@ -245,9 +245,10 @@ class LearnerConfig(Section):
     gradients are those of separate computations, up to rounding. Without effect for models with local attention."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of storing them: less memory, more time."""
-    threads: int = Field(1, ge=1)
+    threads: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """OpenMP threads per rank, on CPU. At least 1; more with `offload`. If the threads of learner and generators
-    together exceed the cores, `offbeat train` makes waiting threads sleep instead of spin."""
+    together exceed the cores, `offbeat train` makes waiting threads sleep instead of spin. "auto": an equal part of the
+    host's cores for each process that computes, and 1 for models below 20 million parameters."""
     publish_every: int = Field(1, ge=1)
     """Learner steps between two published versions, without skipped steps. At least 1; must be 1 with
     run.mode = "sync"."""
@@ -318,6 +319,11 @@ class LearnerConfig(Section):
         if self.dtype_used == "bfloat16":
             return 2
         return 0 if self.ranks == 1 else 1
+
+    @property
+    def threads_used(self) -> int:
+        """OpenMP threads per rank; an "auto" that `launch.hardware` has not resolved is 1."""
+        return 1 if self.threads == "auto" else self.threads
 
     @property
     def dtype_used(self) -> Literal["float32", "bfloat16"]:

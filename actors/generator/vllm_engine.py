@@ -49,7 +49,7 @@ def prepare_environment(config: GeneratorConfig) -> None:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
-        "OMP_NUM_THREADS": str(config.threads),
+        "OMP_NUM_THREADS": str(config.threads_used),
     }
     if config.enforce_eager_used:
         # Without this the first request would still call a C++ compiler.

@@ -30,7 +30,7 @@ def retrain(run: Path, *, steps: int | None, out: Path | None) -> None:
     out = out or run / DEFAULT_OUT
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} holds something already; name another folder with --out")
-    env = role_environment(config.learner.threads, local_model=config.local_models)
+    env = role_environment(config.learner.threads_used, local_model=config.local_models)
     # Libraries read these variables when they are loaded, so this comes first.
     os.environ.update(env)
     logs.configure("retrain")

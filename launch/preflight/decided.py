@@ -1,5 +1,6 @@
 """Looks at this host's GPUs, and decides the settings that the run file leaves to them."""
 
+import os
 from typing import NamedTuple
 
 from launch.errors import ConfigError
@@ -60,7 +61,7 @@ def _decided(config: RunConfig, placed: Placement, visible: int, size: ModelSize
     broken, broken_idle = unusable(placed, gpus)
     if broken:
         raise ConfigError("\n".join(broken))
-    config = resolved(config, placed, gpus, size)
+    config = resolved(config, placed, gpus, size, len(os.sched_getaffinity(0)))
     refused, tight = too_little_gpu_memory(config, placed, gpus, size)
     if refused:
         raise ConfigError("\n".join(refused))

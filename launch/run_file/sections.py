@@ -11,6 +11,11 @@ from envs.config import EnvConfig
 from learner.config import LearnerConfig
 from protocol.section import Section
 
+ADAPTERS_LR = 2e-5
+"""Learning rate of adapters, where the run file has none."""
+TINY_LR = 3e-4
+"""Learning rate of a tiny model that is made here, where the run file has none."""
+
 
 class RunSection(Section):
     """`[run]`: name, seed, mode and time limit of a run."""
@@ -181,10 +186,10 @@ class RunConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _derived_lengths(cls, data: Any) -> Any:
-        """Fill in lengths that follow from other lengths, where the run file leaves them out."""
+    def _derived(cls, data: Any) -> Any:
+        """Fill in values that follow from other values, where the run file leaves them out."""
         # Values of a wrong type are reported by the fields themselves.
-        return _with_constant(_with_longest(data))
+        return _with_rate(_with_constant(_with_longest(data)))
 
     @property
     def local_models(self) -> bool:
@@ -219,6 +224,20 @@ def _with_longest(data: Any) -> Any:
         return data
     sampling = {**sampling, "max_trajectory_tokens": min(lengths)}
     return {**data, "learner": {**learner, "sampling": sampling}}
+
+
+def _with_rate(data: Any) -> Any:
+    """Return a run file's content with the learning rate that suits what is trained."""
+    learner, model = _table(data, "learner"), _table(data, "model")
+    optimizer = _table(learner, "optimizer")
+    adapters = learner.get("lora") is not None
+    tiny = not model.get("path") and model.get("tiny") is not None
+    if "lr" in optimizer or not (adapters or tiny):
+        return data
+    if not isinstance(learner.get("optimizer", {}), dict):
+        return data
+    optimizer = {**optimizer, "lr": TINY_LR if tiny else ADAPTERS_LR}
+    return {**data, "learner": {**learner, "optimizer": optimizer}}
 
 
 def _with_constant(data: Any) -> Any:

@@ -48,13 +48,13 @@ class Post:
 def posts(config: RunConfig) -> list[Post]:
     """Return the crew of a run. The broker is first; the others join it in any order."""
     learner, generator = config.learner, config.generator
-    crew = [Post(BROKER, 1), Post(LEARNER, learner.threads, ranks=ranks_of(learner))]
+    crew = [Post(BROKER, 1), Post(LEARNER, learner.threads_used, ranks=ranks_of(learner))]
     if config.weights.http:
         crew.append(Post(WEIGHTS, 1))
     if config.judge is not None:
         crew.append(Post(JUDGE, config.judge.threads))
     for i in range(generator.count):
-        crew.append(Post(f"generator-{i}", generator.threads, ("--name", f"generator-{i}")))
+        crew.append(Post(f"generator-{i}", generator.threads_used, ("--name", f"generator-{i}")))
     for i in range(config.actor.count):
         crew.append(Post(f"actor-{i}", 1, ("--name", f"actor-{i}")))
     return crew
@@ -65,10 +65,10 @@ def crowded(config: RunConfig, cores: int) -> bool:
 
     In lockstep learner and generators alternate.
     """
-    learner = config.learner.threads * config.learner.processes
+    learner = config.learner.threads_used * config.learner.processes
     here = config.generator.backend == "vllm"
     own = config.generator
-    generators = own.threads * own.tensor_parallel_size * own.count if here else 0
+    generators = own.threads_used * own.tensor_parallel_size * own.count if here else 0
     generators += config.judge.threads if config.judge else 0
     return (learner + generators if config.run.mode == "async" else max(learner, generators)) > cores
 

@@ -62,7 +62,7 @@ def nothing_trained(started: float) -> dict[str, float]:
 class TrainingEngine:
     """Policy, optimizer and the ranks they are spread over.
 
-    It needs a process of its own, because it sets torch to ``config.threads`` threads, makes the process keep
+    It needs a process of its own, because it sets torch to ``config.threads_used`` threads, makes the process keep
     freed memory, and replaces the attention of models (`learner.update.cpu`).
 
     Args:
@@ -91,7 +91,7 @@ class TrainingEngine:
         segment_tokens: int | None = None,
     ) -> None:
         torch.manual_seed(seed)
-        torch.set_num_threads(config.threads)
+        torch.set_num_threads(config.threads_used)
         keep_freed_memory()
         use_float_attention()
         self.config = config

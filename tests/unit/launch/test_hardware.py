@@ -41,6 +41,35 @@ def test_without_gpus_a_run_computes_as_ever():
     assert (run.generator.enforce_eager_used, run.generator.kv_on_update_used) == (True, "recomputed")
 
 
+@pytest.mark.parametrize(
+    ("cores", "sections", "expected"),
+    [
+        (2, {}, (1, 1)),
+        (16, {}, (8, 8)),
+        (3, {"generator": {"count": 5}}, (1, 1)),
+        (16, {"generator": {"count": 3}}, (4, 4)),
+        (16, {"learner": {"processes": 2}, "generator": {"tensor_parallel_size": 2}}, (4, 4)),
+        (16, {"learner": {"threads": 3}}, (3, 8)),
+        (16, {"generator": {"backend": "http", "url": "http://127.0.0.1:1"}}, (16, 16)),
+    ],
+)
+def test_processes_that_compute_share_the_cores(cores, sections, expected):
+    run = config(**sections)
+    found = resolved(run, placement(run, 0), size=SMALL, cores=cores)
+    assert (found.learner.threads, found.generator.threads) == expected
+    # Layers of a tiny model, and of one that is not known, are not divided.
+    tiny = resolved(run, placement(run, 0), size=ModelSize(1_000_000, 64, 128, 2), cores=cores)
+    assert tiny.generator.threads == 1
+    assert resolved(run, placement(run, 0), cores=cores).generator.threads == 1
+
+
+def test_only_an_optimizer_on_the_cpu_takes_cores_beside_gpus():
+    assert decided([H200, H200], SMALL).learner.threads == 1
+    run = config(learner={"offload": "optimizer"})
+    found = resolved(run, placement(run, 2), [H200, H200], SMALL, cores=16)
+    assert found.learner.threads == 16
+
+
 def test_roles_with_gpus_of_their_own():
     found = decided([H200, H200])
     learner, generator = found.learner, found.generator

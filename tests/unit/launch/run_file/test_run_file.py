@@ -407,3 +407,18 @@ def test_a_judge_from_the_hub_lets_the_hub_be_asked(tmp_path):
     assert check({**folder, "judge": {}}, "run.toml").local_models
     assert check({**folder, "judge": {"model": str(tmp_path)}}, "run.toml").local_models
     assert not check({**folder, "judge": {"model": "Qwen/Qwen3-0.6B"}}, "run.toml").local_models
+
+
+@pytest.mark.parametrize(
+    ("sections", "rate"),
+    [
+        ({}, 1e-6),
+        ({"learner": {"lora": {}}}, 2e-5),
+        ({"learner": {"lora": {}, "optimizer": {"warmup_steps": 3}}}, 2e-5),
+        ({"model": {"tiny": {}}}, 3e-4),
+        ({"model": {"tiny": {}}, "learner": {"optimizer": {"lr": 1e-6}}}, 1e-6),
+    ],
+)
+def test_the_learning_rate_suits_what_is_trained(sections, rate):
+    data = {"model": {"path": "m"}, "env": {"name": "calculator"}} | sections
+    assert check(data, "run.toml").learner.optimizer.lr == rate
