@@ -3,8 +3,8 @@
     python -m benchmarks.plan recipes/spell_backward.toml --calibrate 30 --json build/plan.json
 
 Each arm is a run of the real system without evaluations, for --seconds after its start. The measurement
-leaves out the same warm-up steps as the plan, but at most a third of the steps. docs/run/capacity.md has the
-results.
+leaves out the same warm-up steps as the plan, but at most a third of the steps. Arms that the file of --json has
+already are not run again; what the plan says of them is computed anew. docs/run/capacity.md has the results.
 """
 
 import argparse
@@ -28,6 +28,7 @@ ARMS = {
     "smaller batch": ("learner.batch_trajectories=32",),
     "lockstep": ("run.mode=sync",),
 }
+WITHOUT_END = ("learner.evaluation_tasks=0", "learner.steps=1000000")
 START_S = 20.0
 LEAST_STEPS = 3
 
@@ -65,23 +66,33 @@ def measured(run: Path, warm_up: int) -> dict[str, float]:
     }
 
 
-def arm(recipe: Path, rates: Path, name: str, folder: Path, seconds: float) -> dict[str, Any]:
-    """Run one arm. Return the measured figures and the plan's forecast."""
+def arm(recipe: Path, name: str, folder: Path, seconds: float) -> dict[str, float]:
+    """Run one arm. Return the measured figures."""
     label = f"{recipe.stem}-{name.replace(' ', '-')}"
     overrides = [
         *ARMS[name],
+        *WITHOUT_END,
         f"run.name={label}",
         f"run.dir={folder}",
         f"run.max_minutes={(seconds + START_S) / 60:.3f}",
-        "learner.evaluation_tasks=0",
-        "learner.steps=1000000",
     ]
     command("train", str(recipe), *overrides)
     run = max(folder.glob(f"{label}*"), key=lambda path: path.stat().st_mtime)
-    setting = setting_of(load(recipe, overrides))
-    predicted = simulate(load_rates(rates), setting)
-    was = measured(run, WARM_UP_STEPS + setting.max_policy_lag)
-    return {"recipe": recipe.stem, "arm": name, "measured": was, "predicted": asdict(predicted)}
+    return measured(run, WARM_UP_STEPS + setting_of(load(recipe, overrides)).max_policy_lag)
+
+
+def forecast(recipe: Path, rates: Path, name: str) -> dict[str, Any]:
+    """Return what the plan says of one arm."""
+    setting = setting_of(load(recipe, [*ARMS[name], *WITHOUT_END]))
+    return asdict(simulate(load_rates(rates), setting))
+
+
+def kept_arms(results: Path | None, recipe: Path) -> dict[str, dict[str, float]]:
+    """Return the measured figures of a recipe's arms that a file of results has, by arm."""
+    if results is None or not results.is_file():
+        return {}
+    rows = json.loads(results.read_text(encoding="utf-8"))["results"]
+    return {row["arm"]: row["measured"] for row in rows if row["recipe"] == recipe.stem}
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
@@ -128,9 +139,11 @@ def main() -> None:
             "--rates",
             str(rates),
         )
-    rows = []
+    rows, kept = [], kept_arms(arguments.json, arguments.recipe)
     for name in arguments.arms:
-        rows.append(arm(arguments.recipe, rates, name, arguments.folder, arguments.seconds))
+        was = kept.get(name) or arm(arguments.recipe, name, arguments.folder, arguments.seconds)
+        would = forecast(arguments.recipe, rates, name)
+        rows.append({"recipe": arguments.recipe.stem, "arm": name, "measured": was, "predicted": would})
         if arguments.json:
             save_results(arguments.json, {"arms": "\n".join(table(rows))}, rows)
     sys.stdout.write("\n".join(table(rows)) + "\n")

@@ -38,7 +38,11 @@ def run_by_hand(
     saved = f"config-{name or role}{f'-node-{node}' if node else ''}.json"
     run_folder.save_config(config, folder / saved)
     judge_threads = config.judge.threads if config.judge else 1
-    own = {"learner": config.learner.threads_used, "generator": config.generator.threads_used, "judge": judge_threads}
+    own = {
+        "learner": config.learner.threads_used,
+        "generator": config.generator.threads_used,
+        "judge": judge_threads,
+    }
     threads = own.get(role, 1)
     arguments = ["--config", saved, *(["--name", name] if name else []), *(["--resume"] if resume else [])]
     if from_step is not None:

@@ -15,8 +15,9 @@ from protocol.messages import GeneratorInfo, Sampling
 
 NO_STOP = (2_000_000_000,)
 """A token past every vocabulary, so that answers end by their length alone."""
-SETTLE_S = 0.4
-"""Seconds between the first request and the begin of the measurement, for each number of requests."""
+LEAST_ANSWER = 32
+"""Tokens of the shortest answers that decoding is measured with. Where one request writes more in the time of a
+measurement, answers are that long."""
 TIMEOUT_S = 20.0
 
 
@@ -30,12 +31,6 @@ class Probe:
     """Engine time that a turn costs in addition to its tokens and its prompt."""
     prompt_tokens_per_second: float = 0.0
     """Speed of reading the run's prompts, repeated as in its groups. 0: too fast to be measured."""
-
-
-@dataclass
-class _Counts:
-    tokens: int = 0
-    turns: int = 0
 
 
 def concurrencies(most: int) -> list[int]:
@@ -66,7 +61,7 @@ def probe(
         prompts: prompts of the requests, used in turn.
         most: largest number of requests at a time.
         room: longest prompt plus answer, in tokens.
-        seconds: duration of each measurement.
+        seconds: least duration of each measurement.
 
     Raises:
         LaunchError: the generator does not answer.
@@ -92,18 +87,17 @@ async def _probe(
     pool = GeneratorPool(actor, TIMEOUT_S, keys=keys)
     pool.update([info])
     source = itertools.cycle(prompts)
-    answer = max(1, room - max(map(len, prompts)))
+    longest = max(1, room - max(map(len, prompts)))
     found, begins = Probe(), itertools.cycle([prompt[:1] for prompt in prompts])
     try:
         # Measure answers of one token: first to the first token of each prompt, then to the whole prompt.
-        bare, whole = [(await _measure(pool, asked, most, 1, seconds)).turns for asked in (begins, source)]
-        rates = [
-            (n, (await _measure(pool, source, n, answer, seconds)).tokens / seconds)
-            for n in concurrencies(most)
-        ]
+        bare_s, whole_s = [1 / await _rate(pool, asked, most, 1, seconds) for asked in (begins, source)]
+        short = min(longest, LEAST_ANSWER)
+        alone = await _rate(pool, source, 1, short, 0.0)
+        answer = min(longest, max(short, round(alone * seconds)))
+        rates = [(n, await _rate(pool, source, n, answer, seconds)) for n in concurrencies(most)]
     finally:
         pool.close()
-    bare_s, whole_s = seconds / max(1, bare), seconds / max(1, whole)
     # A turn of one token also takes its share of a decode step, which is no cost of the turn itself.
     found.turn_seconds = max(0.0, min(bare_s, whole_s) - 1 / rates[-1][1])
     if whole_s > bare_s:
@@ -115,45 +109,32 @@ async def _probe(
     return found
 
 
-async def _measure(
+async def _rate(
     pool: GeneratorPool, prompts: "itertools.cycle[Sequence[int]]", requests: int, answer: int, seconds: float
-) -> _Counts:
-    """Keep this many requests under way, a new one for each that ends.
+) -> float:
+    """Return the tokens per second of rounds of this many requests at a time, with answers of equal length.
 
-    Return the tokens and turns counted.
+    A round counts from its first request to its last token, and the rounds last for at least ``seconds``. So a
+    model of which no answer ends in that time is measured, too, and as many prompts are read as answers are written.
     """
-    counts = _Counts()
-    begin = time.monotonic() + SETTLE_S
-    end = begin + seconds
-    async with asyncio.TaskGroup() as group:
-        for n in range(requests):
-            group.create_task(_client(pool, prompts, f"probe-{n}", answer, counts, begin, end))
-    return counts
+    begin, tokens = time.monotonic(), 0
+    while tokens == 0 or time.monotonic() - begin < seconds:
+        async with asyncio.TaskGroup() as group:
+            for n in range(requests):
+                group.create_task(_ask(pool, tuple(next(prompts)), f"probe-{n}", answer))
+        tokens += requests * answer
+    return tokens / (time.monotonic() - begin)
 
 
-async def _client(
-    pool: GeneratorPool,
-    prompts: "itertools.cycle[Sequence[int]]",
-    name: str,
-    answer: int,
-    counts: _Counts,
-    begin: float,
-    end: float,
-) -> None:
-    while time.monotonic() < end:
-        request = TurnRequest(
-            trajectory_id=name,
-            turn=0,
-            prompt=tuple(next(prompts)),
-            max_tokens=answer,
-            sampling=Sampling(temperature=1.0),
-            stop_token_ids=NO_STOP,
-        )
-        async with aclosing(pool.turn(request)) as stream:
-            async for sampled in stream:
-                now = time.monotonic()
-                if begin <= now < end:
-                    counts.tokens += len(sampled)
-                    counts.turns += sampled.finish_reason != ""
-                if now >= end:
-                    break
+async def _ask(pool: GeneratorPool, prompt: tuple[int, ...], name: str, answer: int) -> None:
+    request = TurnRequest(
+        trajectory_id=name,
+        turn=0,
+        prompt=prompt,
+        max_tokens=answer,
+        sampling=Sampling(temperature=1.0),
+        stop_token_ids=NO_STOP,
+    )
+    async with aclosing(pool.turn(request)) as stream:
+        async for _ in stream:
+            pass

@@ -61,8 +61,7 @@ class Paced:
 
 
 @pytest.fixture
-def paced(monkeypatch):
-    monkeypatch.setattr(plan_probe, "SETTLE_S", 0.1)
+def paced():
     server = Paced()
     yield server
     server.close()
@@ -79,6 +78,17 @@ def test_rates_at_several_numbers_of_requests(paced):
     assert rates[0] < rates[1] < rates[2]
     assert 0 < found.turn_seconds < 1
     assert found.prompt_tokens_per_second >= 0
+
+
+def test_a_slow_model_is_measured_over_whole_answers(paced):
+    """The time asked for is a small part of an answer, as with a model of 135 million parameters on a CPU."""
+    found = probe(paced.info, "actor-0", None, [[1, 2, 3]], most=4, room=200, seconds=0.01)
+    assert paced.lengths == {1, plan_probe.LEAST_ANSWER}
+    whole_answer_s = TURN_S + plan_probe.LEAST_ANSWER * TOKEN_S
+    for requests, rate in found.decode:
+        # Sockets and the event loop only ever add time.
+        assert 0.3 * requests / TOKEN_S < rate
+        assert rate * (1 - TURN_S / whole_answer_s) < requests / TOKEN_S
 
 
 def test_a_generator_that_does_not_answer_is_named(paced, monkeypatch):
