@@ -32,6 +32,8 @@ BARE = {
     "bare AsyncLLM, no log-probs, final output only": "final",
 }
 BAR = "bare AsyncLLM, log-probs"
+KV_CACHE_MB = {PRETRAINED: 512}
+"""Memory of both engines' KV cache, in MiB, where the default has no room for all requests."""
 
 Rounds = dict[str, list[Outcome]]
 
@@ -39,7 +41,9 @@ Rounds = dict[str, list[Outcome]]
 def measure(arguments: argparse.Namespace, folder: Path, rounds: Rounds) -> None:
     """Measure all arms in turns. Add their outcomes to ``rounds``."""
     work = Work(arguments.requests, arguments.concurrent, arguments.prompt, arguments.answer)
-    config = GeneratorConfig(stream_interval=arguments.stream_interval)
+    config = GeneratorConfig(
+        stream_interval=arguments.stream_interval, kv_cache_mb=KV_CACHE_MB.get(arguments.size, 128)
+    )
     model = model_folder(arguments.size, folder / "model")
     key_files.make(folder / "keys")
     if arguments.profile is not None:
