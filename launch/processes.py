@@ -30,6 +30,8 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LOWEST_PORT = 10_240
 PORT_TRIES = 100
+RENDEZVOUS_S = 600.0
+"""Longest time that the hosts of a learner wait for each other. Then those that are there end."""
 
 
 def oom_kills() -> int:
@@ -153,7 +155,7 @@ class Ranks:
         Example:
             >>> Ranks(2, nodes=3, node=1, rendezvous="[fd00::1]:29500").torchrun()[3:]
             ['--nproc_per_node', '2', '--nnodes', '3', '--node_rank', '1', '--master_addr', 'fd00::1', \
-'--master_port', '29500']
+'--master_port', '29500', '--rdzv_conf', 'timeout=600']
         """
         if self.processes == self.nodes == 1:
             return []
@@ -162,7 +164,8 @@ class Ranks:
             return [*torchrun, "--master_port", str(free_port())]
         host, _, port = self.rendezvous.rpartition(":")
         place = ["--nnodes", str(self.nodes), "--node_rank", str(self.node)]
-        return [*torchrun, *place, "--master_addr", host.strip("[]"), "--master_port", port]
+        place += ["--master_addr", host.strip("[]"), "--master_port", port]
+        return [*torchrun, *place, "--rdzv_conf", f"timeout={RENDEZVOUS_S:.0f}"]
 
 
 def ranks_of(learner: LearnerConfig, node: int = 0) -> Ranks:

@@ -110,7 +110,8 @@ class SupervisorSection(Section):
     """Replaces `silence_s` for a silent process that uses the processor, for example an actor whose
     environment blocks it."""
     start_timeout_s: float = Field(600.0, gt=0)
-    """A process that has not joined the broker within this time is started again."""
+    """A process that has not joined the broker within this time is started again. A learner on several hosts
+    (`learner.nodes`) gets ten minutes more, in which its hosts meet."""
     learner_stall_s: float = Field(600.0, gt=0)
     """A learner that works for this long without finishing a step or receiving data is started again."""
 

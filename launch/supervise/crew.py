@@ -26,16 +26,16 @@ from launch.processes import (
 )
 from launch.run_file.sections import RunConfig
 from launch.supervise.broker_status import Answer
-from launch.supervise.health import BROKER, STALL_MARGIN_S, Limits, Watchdog, role_of
+from launch.supervise.health import BROKER, Watchdog, role_of
 from launch.supervise.posts import (
     ACTOR,
-    BROKER_START_S,
     LEARNER,
     Post,
     environment,
     final,
     gpu_environment,
     how_it_ended,
+    limits,
     posts,
 )
 from launch.supervise.restarts import Patience
@@ -69,16 +69,7 @@ class Crew:
         self._config, self._folder, self._note = config, folder, note
         own = config.supervisor
         self._patience = Patience(own.max_restarts, own.settled_s)
-        self._watchdog = Watchdog(
-            Limits(
-                broker_start_s=BROKER_START_S,
-                silence_s=own.silence_s,
-                computing_silence_s=own.computing_silence_s,
-                start_s=own.start_timeout_s,
-                generator_stall_s=config.generator.stall_timeout_s + STALL_MARGIN_S,
-                learner_stall_s=own.learner_stall_s,
-            )
-        )
+        self._watchdog = Watchdog(limits(config))
         self._resume = False
         self._learner_began: float | None = None
         self.posts = posts(config)

@@ -31,6 +31,8 @@ class Limits:
     silence_s: float = 7.0
     computing_silence_s: float = 60.0
     start_s: float = 600.0
+    learner_start_s: float = 600.0
+    """Replaces ``start_s`` for the learner, which waits for its other hosts before it joins."""
     broker_start_s: float = 120.0
     generator_stall_s: float = 9.0
     learner_stall_s: float = 600.0
@@ -177,7 +179,7 @@ class Watchdog:
                     yield Hung(name, why)
                     continue
             if watched.heard is None:
-                if now - watched.started > self._limits.start_s:
+                if now - watched.started > self._start_s(name):
                     yield Hung(name, f"it has not joined the broker in {now - watched.started:.0f} s")
                 continue
             silent = now - watched.heard
@@ -194,6 +196,9 @@ class Watchdog:
         if limit is None or not entry["busy"] or entry["stalled_s"] < limit:
             return ""
         return f"it has had work without progress for {entry['stalled_s']:.1f} s"
+
+    def _start_s(self, name: str) -> float:
+        return self._limits.learner_start_s if role_of(name) == "learner" else self._limits.start_s
 
     def _allowed(self, cpu_s: float, silent_s: float) -> float:
         computes = cpu_s > COMPUTING_SHARE * silent_s

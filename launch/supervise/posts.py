@@ -9,9 +9,9 @@ from pathlib import Path
 from launch import exit_codes
 from launch.judge_role import JUDGE
 from launch.placement import Placement
-from launch.processes import Child, Ranks, oom_kills, ranks_of, role_environment
+from launch.processes import RENDEZVOUS_S, Child, Ranks, oom_kills, ranks_of, role_environment
 from launch.run_file.sections import RunConfig
-from launch.supervise.health import BROKER, role_of
+from launch.supervise.health import BROKER, STALL_MARGIN_S, Limits, role_of
 from launch.supervise.memory_errors import LINES, too_little_memory
 from launch.supervise.restarts import RestartBackoff
 from launch.weights_role import WEIGHTS
@@ -58,6 +58,22 @@ def posts(config: RunConfig) -> list[Post]:
     for i in range(config.actor.count):
         crew.append(Post(f"actor-{i}", 1, ("--name", f"actor-{i}")))
     return crew
+
+
+def limits(config: RunConfig) -> Limits:
+    """Return how long the processes of a run may be silent, or without progress."""
+    own = config.supervisor
+    # The ranks of several hosts load the model, and rank 0 joins, only after all hosts have met.
+    meeting_s = RENDEZVOUS_S if config.learner.nodes > 1 else 0.0
+    return Limits(
+        broker_start_s=BROKER_START_S,
+        silence_s=own.silence_s,
+        computing_silence_s=own.computing_silence_s,
+        start_s=own.start_timeout_s,
+        learner_start_s=own.start_timeout_s + meeting_s,
+        generator_stall_s=config.generator.stall_timeout_s + STALL_MARGIN_S,
+        learner_stall_s=own.learner_stall_s,
+    )
 
 
 def crowded(config: RunConfig, cores: int) -> bool:

@@ -47,7 +47,8 @@ def test_ranks_of_one_host_meet_at_a_free_port_and_those_of_several_at_the_rende
         "learner", Path("run"), ranks=Ranks(1, nodes=2, node=1, rendezvous="10.0.0.1:29500")
     )
     place = "--nproc_per_node 1 --nnodes 2 --node_rank 1 --master_addr 10.0.0.1 --master_port 29500"
-    assert command[3:] == [*place.split(), "--module", "--", "launch.role", "learner", "run"]
+    waits = ["--rdzv_conf", "timeout=600"]
+    assert command[3:] == [*place.split(), *waits, "--module", "--", "launch.role", "learner", "run"]
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """Test which roles hang, judged by the broker's and the kernel's numbers."""
 
+from launch.run_file.load import check
 from launch.supervise.health import Hung, Limits, Vitals, Watchdog
+from launch.supervise.posts import limits
 
 LIMITS = Limits(
     silence_s=7.0,
@@ -10,6 +12,10 @@ LIMITS = Limits(
     generator_stall_s=9.0,
     learner_stall_s=300.0,
 )
+
+
+def run(**learner):
+    return check({"model": {"path": "m"}, "env": {"name": "calculator"}, "learner": learner}, "a test")
 
 
 def peer(name, *, silent=0.0, connected=1e9, busy=False, stalled=0.0):
@@ -60,6 +66,21 @@ def test_a_peer_that_never_joins_has_until_the_start_deadline():
     now, hung = seconds(dog, 1, 200, lambda now: {"peers": []})
     assert now == 101
     assert "not joined" in hung[0].why
+
+
+def test_a_learner_on_several_hosts_may_wait_for_them_before_it_joins():
+    """torchrun waits ten minutes for the other hosts, and only then the model is loaded."""
+    dog = Watchdog(limits(run(nodes=2, rendezvous="10.0.0.1:29500")))
+    dog.started("learner", 0.0)
+    dog.started("generator-0", 0.0)
+    now, hung = seconds(dog, 1, 2000, lambda now: {"peers": []})
+    assert (now, [found.name for found in hung]) == (601, ["generator-0"])
+    dog.ended("generator-0")
+    now, hung = seconds(dog, 602, 2000, lambda now: {"peers": []})
+    assert (now, hung[0].why) == (1201, "it has not joined the broker in 1201 s")
+    alone = Watchdog(limits(run()))
+    alone.started("learner", 0.0)
+    assert seconds(alone, 1, 2000, lambda now: {"peers": []})[0] == 601
 
 
 def test_the_entry_of_the_process_before_says_nothing_of_this_one():
