@@ -7,6 +7,6 @@
 - `gguf`: makes model folders from GGUF files. `known_models`: models that need no hub.
 - `resuming`: what `--resume` goes on from.
 - `placement`: which GPUs each process gets. `hardware`: settings that follow from them.
-- `role`, `by_hand`, `weights_role`, `judge_role`: run one role in one process. `supervise/`: `offbeat train`.
+- `role`, `by_hand`, `ranks`, `weights_role`, `judge_role`: run one role in one process. `supervise/`: `offbeat train`.
 - `processes`: child processes that die with their parent. `logs`, `errors`, `exit_codes`: for all roles.
 """

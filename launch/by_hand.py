@@ -2,7 +2,7 @@
 
 import os
 
-from launch import run_folder
+from launch import exit_codes, run_folder
 from launch.errors import ConfigError
 from launch.preflight.decided import decided_by_hand
 from launch.processes import ranks_of, role_command, role_environment
@@ -26,6 +26,7 @@ def run_by_hand(
     Raises:
         ConfigError: the run folder holds another run, the run file leaves a port open, there is no checkpoint
             of ``from_step``, the learner has no such host, or a GPU cannot be used.
+        NotThereYet: the first host of the learner has not made the run folder.
     """
     if not 0 <= node < config.learner.nodes:
         raise ConfigError(
@@ -33,6 +34,8 @@ def run_by_hand(
         )
     config = decided_by_hand(role, config)
     folder = run_folder.of_first_host(config) if node else run_folder.join(config)
+    if not node:
+        exit_codes.clear_note(folder, name or role)
     if role == "learner" and not (resume or node) and (folder / "metrics.jsonl").exists():
         raise ConfigError(f"{folder} holds a run already; go on with --resume, or choose another run.name")
     saved = f"config-{name or role}{f'-node-{node}' if node else ''}.json"
@@ -50,5 +53,7 @@ def run_by_hand(
         arguments += ["--from", str(from_step)]
     ranks = ranks_of(config.learner, node) if role == "learner" else None
     command = role_command(role, folder, *arguments, ranks=ranks)
+    if "torch.distributed.run" in command:
+        command[1:3] = ["-m", "launch.ranks", str(folder)]
     env = role_environment(threads, local_model=config.local_models)
     os.execvpe(command[0], command, {**os.environ, **env})

@@ -13,6 +13,7 @@ from launch.commands.envs_arguments import add_envs
 from launch.commands.journal_arguments import add_journal
 from launch.commands.keys import add_keys
 from launch.errors import LaunchError
+from launch.exit_codes import exit_code
 from launch.plan.arguments import add_plan
 from launch.run_file.load import load
 from launch.run_file.sections import RunConfig
@@ -57,6 +58,8 @@ COMMANDS = {
     "model": "make, download or convert the model of a run file, unless it is cached",
 }
 
+BY_HAND = ("broker", "learner", "generator", "actor", "weights", "judge")
+"""Commands that become a role. Their exit code says whether another start could help, see `launch.exit_codes`."""
 RUN_FILE = "TOML file, or a name that `offbeat recipes` lists, for example spell_backward"
 OVERRIDES = "settings in place of the file's, for example learner.steps=20"
 
@@ -235,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return execute(args, config)
     except LaunchError as error:
         sys.stderr.write(f"offbeat {args.command}: {error}\n")
-        return 1
+        return exit_code(error) if args.command in BY_HAND else 1
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130

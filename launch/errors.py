@@ -2,6 +2,7 @@
 
 LaunchError
 ├── ConfigError      the run file, or a combination in it, is wrong; nothing was started (final)
+├── NotThereYet      the first host of a learner has not made the run folder
 ├── RoleFailed       a process that the run needs has ended
 ├── RecordingError   a journal does not hold what was trained
 ├── NothingTrained   the run ended before its first step
@@ -17,13 +18,20 @@ from typing import ClassVar
 
 
 class LaunchError(Exception):
-    """Base of the errors that end the command line with a message and exit code 1."""
+    """Base of the errors that end the command line with a message.
+
+    The exit code is 1. A role that is run by hand ends with `launch.exit_codes.exit_code`.
+    """
 
 
 class ConfigError(LaunchError, ValueError):
     """The run file is wrong; every line names field, value and cure."""
 
     final: ClassVar[bool] = True
+
+
+class NotThereYet(LaunchError):
+    """The first host of a learner has not made the run folder; a later start may find it."""
 
 
 class RoleFailed(LaunchError, RuntimeError):

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
-from launch.errors import ConfigError
+from launch.errors import ConfigError, NotThereYet
 from launch.processes import free_ports
 from launch.resuming import CONFIG, newest_begun
 from launch.run_file.sections import RunConfig
@@ -136,11 +136,11 @@ def of_first_host(config: RunConfig) -> Path:
     """Return the run folder that the first host of the learner has made, for ranks on another host.
 
     Raises:
-        ConfigError: there is none.
+        NotThereYet: there is none.
     """
     folder = config.run.dir / config.run.name
     if not folder.is_dir():
-        raise ConfigError(
+        raise NotThereYet(
             f"there is no run folder {folder}: start the first host of the learner, which makes it, and put run.dir on "
             "a file system that all hosts of the learner share"
         )

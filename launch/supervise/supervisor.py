@@ -11,6 +11,7 @@ from types import FrameType
 
 from launch import run_folder
 from launch.errors import NothingTrained, RoleFailed
+from launch.exit_codes import FINAL, leave_note, read_note
 from launch.processes import role_command, role_environment, spawn, stop, tail
 from launch.resuming import nothing_left, what_changed
 from launch.run_file.keys_folder import http_keys, prepare_keys
@@ -76,11 +77,12 @@ def train(
         run_folder.save_config(config, folder / run_folder.CONFIG)
         method = f", method {config.method}" if config.method else ""
         panel.note(f"{'resuming' if resume else 'run folder'} {folder}{method}")
-        prepare_model(config, folder, panel, interrupt)
         crew = Crew(config, folder, note=panel.note)
         try:
+            prepare_model(config, folder, panel, interrupt)
             supervise(crew, config, folder, panel, interrupt, resume=resume, from_step=from_step)
         finally:
+            release_hosts(config, folder)
             stubborn = end(crew, interrupt, panel.note)
             panel.close()
         if interrupt.again:
@@ -97,6 +99,12 @@ def train(
         )
     panel.show(summary)
     return summary
+
+
+def release_hosts(config: RunConfig, folder: Path) -> None:
+    """Leave a note that ends the learner's other hosts, which would wait for this one in vain."""
+    if config.learner.nodes > 1 and read_note(folder, LEARNER) != FINAL:
+        leave_note(folder, LEARNER, FINAL, "offbeat train has ended on the first host")
 
 
 def end(crew: Crew, interrupt: "Interrupt", note: Callable[[str], None]) -> list[str]:

@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from launch import cli
+from launch import cli, exit_codes
+from launch.errors import RoleFailed
 from launch.processes import Ranks, dump_stacks, kill, role_command, role_environment, spawn
+from launch.run_file.load import check
+from launch.supervise.panel import Panel
+from launch.supervise.supervisor import train
 
 
 def test_a_process_that_hangs_says_where_it_stands_before_it_is_killed(tmp_path):
@@ -71,7 +75,7 @@ def learner_command(tmp_path, monkeypatch):
 
 def test_a_further_host_of_the_learner_joins_with_one_command(learner_command, tmp_path, capsys):
     code, _ = learner_command("--node", "1")
-    assert code == 1
+    assert code == 1, "a later start may find the folder"
     assert "start the first host of the learner" in capsys.readouterr().err
     folder = tmp_path / "runs" / "job"
     folder.mkdir(parents=True)
@@ -79,6 +83,7 @@ def test_a_further_host_of_the_learner_joins_with_one_command(learner_command, t
     (folder / "metrics.jsonl").touch()
     code, command = learner_command("--node", "1")
     assert code == 0
+    assert command[1:4] == ["-m", "launch.ranks", "runs/job"]
     assert command[command.index("--node_rank") + 1] == "1"
     saved = command[command.index("--config") + 1]
     assert saved == "config-learner-node-1.json"
@@ -86,5 +91,32 @@ def test_a_further_host_of_the_learner_joins_with_one_command(learner_command, t
 
 
 def test_a_host_that_the_learner_does_not_have_is_refused(learner_command, capsys):
-    assert learner_command("--node", "2")[0] == 1
+    assert learner_command("--node", "2")[0] == exit_codes.FINAL
     assert "--node 2: learner.nodes is 2, so its hosts are 0 to 1" in capsys.readouterr().err
+
+
+def test_the_first_host_removes_the_note_of_the_learner_before(learner_command, tmp_path):
+    folder = tmp_path / "runs" / "job"
+    folder.mkdir(parents=True)
+    exit_codes.leave_note(folder, "learner", exit_codes.FINAL, "diverged")
+    assert learner_command("--node", "1")[0] == 0
+    assert exit_codes.read_note(folder, "learner") == exit_codes.FINAL
+    addresses = "broker.endpoint=tcp://127.0.0.1:5755", "broker.http=127.0.0.1:5756"
+    assert learner_command(*addresses)[0] == 0
+    assert exit_codes.read_note(folder, "learner") is None
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_run_that_fails_releases_the_other_hosts_of_its_learner(tmp_path, monkeypatch, nodes):
+    def broken(*_arguments, **_named):
+        raise RoleFailed("generator-0 ended with code 1")
+
+    monkeypatch.setattr("launch.supervise.supervisor.prepare_model", lambda *_: None)
+    monkeypatch.setattr("launch.supervise.supervisor.supervise", broken)
+    learner = {"nodes": nodes} | ({"rendezvous": "10.0.0.1:29500"} if nodes > 1 else {})
+    settings = {"model": {"path": "m"}, "env": {"name": "calculator"}, "learner": learner}
+    config = check({**settings, "run": {"dir": str(tmp_path), "name": "job"}}, "a test")
+    with Panel() as panel, pytest.raises(RoleFailed):
+        train(config, resume=False, panel=panel)
+    expected = exit_codes.FINAL if nodes > 1 else None
+    assert exit_codes.read_note(tmp_path / "job", "learner") == expected
