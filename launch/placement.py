@@ -86,7 +86,8 @@ def unused_gpus() -> Iterator[str]:
     if not torch_uses_gpus() and (gpus := _named_gpus()):
         yield (
             f"this host shows {len(gpus)} GPU{'s' if len(gpus) > 1 else ''}, but the installed torch was built for the "
-            'CPU, so everything computes on the CPU; install offbeat with the extra "gpu" to use them'
+            'CPU, so everything computes on the CPU; to use them, install offbeat with the extra "gpu" into a new '
+            "virtual environment: pip would keep the torch and the vLLM that are installed here"
         )
 
 

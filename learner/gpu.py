@@ -24,7 +24,7 @@ def take_gpu(config: LearnerConfig) -> None:
         raise GpuUnusable(
             f"the learner was given GPUs ({', '.join(map(str, config.devices))}), but torch {torch.__version__} cannot "
             f"compute on its GPU {place}: {' '.join(str(error).split())[:400]}; look at nvidia-smi, and install "
-            'offbeat with the extra "gpu"'
+            'offbeat with the extra "gpu" into a virtual environment of its own'
         ) from None
     torch.cuda.set_device(place)
     share = config.gpu_memory_utilization

@@ -27,7 +27,9 @@ def check_platform(config: GeneratorConfig, platform: Platform) -> None:
     if not config.devices:
         return
     given = f"the generators were given GPUs ({', '.join(map(str, config.devices))})"
-    cure = 'look at nvidia-smi, and install offbeat with the extra "gpu"'
+    cure = (
+        'look at nvidia-smi, and install offbeat with the extra "gpu" into a virtual environment of its own'
+    )
     if platform.device_type != "cuda":
         found = platform.device_type or "no device"
         raise GpuUnusable(f"{given}, but vLLM finds {found} to compute on; {cure}")

