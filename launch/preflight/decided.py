@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from launch.errors import ConfigError
 from launch.hardware import in_words, resolved
-from launch.placement import JUDGE, LEARNER, Placement, placement, unused_gpus, visible_gpus
+from launch.placement import JUDGE, LEARNER, VARIABLE, Placement, placement, unused_gpus, visible_gpus
 from launch.preflight.gpu_memory import Gpu, too_little_gpu_memory
 from launch.preflight.gpu_trial import try_gpus, unusable, without_bfloat16
 from launch.preflight.memory import ModelSize
@@ -36,7 +36,7 @@ def decided_by_hand(role: str, config: RunConfig) -> RunConfig:
     """Decide the settings of one role that gets the GPUs that the shell shows.
 
     Raises:
-        ConfigError: a GPU cannot be used.
+        ConfigError: the shell shows too few GPUs for the role, or one cannot be used.
     """
     there = len(visible_gpus())
     wanted = {
@@ -48,11 +48,19 @@ def decided_by_hand(role: str, config: RunConfig) -> RunConfig:
     }.get(role, {})
     if not wanted:
         return config
+    shown = f"{there} GPU" if there == 1 else f"{there} GPUs"
+    for post, count in wanted.items():
+        if 0 < there < count:
+            setting = "learner.processes" if post == LEARNER else "generator.tensor_parallel_size"
+            raise ConfigError(
+                f"{setting} is {count}, but this shell shows {shown}, and each process takes one of its own; lower "
+                f"{setting}, or show more ({VARIABLE})"
+            )
     # Devices in the run file are those of `offbeat train`.
     learner = config.learner.model_copy(update={"devices": ()})
     generator = config.generator.model_copy(update={"devices": ()})
     config = config.model_copy(update={"learner": learner, "generator": generator})
-    posts = {post: tuple(range(min(count, there))) for post, count in wanted.items() if there}
+    posts = {post: tuple(range(count)) for post, count in wanted.items() if there}
     return _decided(config, Placement(posts), there, None).config
 
 

@@ -18,6 +18,8 @@ RANK_BYTES = {
 """Bytes for each trained parameter, by float type and ZeRO stage: those on each rank, and those that ranks share.
 
 Weights have the float type. Sums of gradients, AdamW's two averages and the weights that it moves are float32."""
+OPTIMIZER_BYTES = 16
+"""Part of these bytes that `learner.offload` moves to the host: gradient sums, averages, and weights in float32."""
 LOGITS_GB = 2.1
 """Logits of one chunk in float32, twice, see `learner.update.target_logp`."""
 CONTEXT_GB = 1.0
@@ -50,6 +52,7 @@ def rank_gb(config: RunConfig, size: ModelSize, tokens: int) -> float:
     learner, critic = config.learner, config.learner.algorithm.critic
     width = BYTES[learner.dtype_used]
     own, shared = RANK_BYTES[learner.dtype_used, learner.zero_stage_used]
+    shared -= OPTIMIZER_BYTES if learner.offload == "optimizer" else 0
     trained = own + shared / learner.ranks
     each = width if learner.lora else trained
     each += width * frozen_policies(learner.algorithm)
@@ -107,9 +110,10 @@ def _limit_gb(config: RunConfig, there_gb: float) -> float:
 def _refused_learner(config: RunConfig, place: int, there_gb: float, size: ModelSize) -> Iterator[str]:
     least, limit = rank_gb(config, size, 0), _limit_gb(config, there_gb)
     if least > limit:
+        offload = "" if config.learner.offload == "optimizer" else 'set learner.offload = "optimizer", '
         yield (
             f"GPU {place}: a rank of the learner takes at least {least:.1f} GB, and may use {limit:.1f} of "
-            f"{there_gb:.1f} GB; raise learner.processes with learner.zero_stage = 3, train adapters "
+            f"{there_gb:.1f} GB; raise learner.processes with learner.zero_stage = 3, {offload}train adapters "
             "([learner.lora]), give the learner a GPU of its own, or take a smaller model"
         )
 

@@ -27,6 +27,9 @@ FROZEN_BYTES = 4
 """Bytes for each parameter that is not trained."""
 ENGINE_COPIES = 2
 """Copies of the weights that a generator holds: those that it samples with, and the newest version."""
+OFFLOADED_BYTES = 20
+"""Bytes of the host's memory for each trained parameter of `learner.offload`, which the ranks share: weights and
+averages in float32, gradients and their sums, and weights in bfloat16 on their way back."""
 GPU_LIBRARIES_GB = 3.0
 """Host memory of a process that computes on a GPU, without its model. Estimated, not measured."""
 WIDTHS, INNER_WIDTHS = 8, 4
@@ -124,6 +127,16 @@ def shares(config: RunConfig, size: ModelSize, tokens: int) -> list[RoleMemory]:
     found.append(RoleMemory("actor", config.actor.count, LIBRARIES["actor"]))
     found.append(RoleMemory("broker", 1, LIBRARIES["broker"]))
     return found
+
+
+def offloaded_bytes(config: RunConfig, size: ModelSize) -> float:
+    """Return the bytes of the host's memory that a rank's offloaded optimizer takes beside a GPU."""
+    learner = config.learner
+    if learner.offload == "none" or learner.lora is not None or not learner.steps:
+        return 0.0
+    critic = learner.algorithm.critic
+    models = 2 if critic is not None and critic.model == "separate" else 1
+    return models * OFFLOADED_BYTES * size.parameters / learner.ranks
 
 
 def versions_at_once(config: RunConfig) -> int:
@@ -225,17 +238,21 @@ def estimate_beside_gpus(config: RunConfig, size: ModelSize, there_gb: float) ->
     learner, generator = config.learner, config.generator
     versions = versions_at_once(config) * version_bytes(config, size) / GB
     loads = size.parameters * BYTES[learner.dtype_used] / GB
+    offloaded = learner.processes * offloaded_bytes(config, size) / GB
     engines = generator.count * generator.tensor_parallel_size if generator.backend == "vllm" else 0
     libraries = (learner.processes + engines) * GPU_LIBRARIES_GB + config.actor.count * LIBRARIES["actor"]
-    total = versions + learner.processes * loads + libraries + LIBRARIES["broker"]
+    least = versions + max(learner.processes * loads, offloaded)
+    total = least + libraries + LIBRARIES["broker"]
     text = (
         f"{total:.1f} GB of memory beside the GPUs (policy versions {versions:.1f} GB, each rank of the learner "
-        f"{loads:.1f} GB while it loads, libraries {libraries:.1f} GB)"
+        f"{loads:.1f} GB while it loads, {f'offloaded optimizer {offloaded:.1f} GB, ' if offloaded else ''}"
+        f"libraries {libraries:.1f} GB)"
     )
-    if versions + learner.processes * loads > there_gb:
+    if least > there_gb:
+        cure = "leave out learner.offload, " if offloaded else ""
         raise ConfigError(
-            f"the run takes about {text}, but this host has {there_gb:.1f} GB; lower learner.keep_versions, or take "
-            "fewer ranks (learner.processes) or a smaller model"
+            f"the run takes about {text}, but this host has {there_gb:.1f} GB; lower learner.keep_versions, {cure}or "
+            "take fewer ranks (learner.processes) or a smaller model"
         )
     tight = "; if it runs short, lower learner.keep_versions" if total > there_gb else ""
     return f"memory: about {text}, of {there_gb:.1f} GB of this host{tight}"

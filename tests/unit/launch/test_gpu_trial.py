@@ -126,6 +126,23 @@ def test_a_role_by_hand_gets_the_gpus_of_its_shell(host):
     assert decided_by_hand("actor", config(**sections)) == config(**sections)
 
 
+@pytest.mark.parametrize(
+    ("role", "sections", "words"),
+    [
+        ("learner", {"learner": {"processes": 2}}, r"learner\.processes is 2, but this shell shows 1 GPU"),
+        (
+            "generator",
+            {"generator": {"tensor_parallel_size": 4}},
+            r"tensor_parallel_size is 4, but .* shows 1 GPU",
+        ),
+    ],
+)
+def test_a_role_by_hand_needs_a_gpu_for_each_of_its_processes(host, role, sections, words):
+    host(H200)
+    with pytest.raises(ConfigError, match=words):
+        decided_by_hand(role, config(**sections))
+
+
 def test_a_torch_for_the_cpu_on_a_host_with_gpus_is_said_and_refused_where_gpus_are_asked_for(monkeypatch):
     monkeypatch.setattr("launch.placement.torch_uses_gpus", lambda: False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")

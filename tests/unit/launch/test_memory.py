@@ -123,3 +123,15 @@ def test_beside_gpus_the_host_keeps_versions_and_loads_weights():
     assert "runs short" in estimate_beside_gpus(run, SIZE, 9.0)
     with pytest.raises(ConfigError, match=r"this host has 1\.0 GB; lower learner\.keep_versions"):
         estimate_beside_gpus(run, SIZE, 1.0)
+
+
+def test_beside_gpus_the_host_keeps_an_offloaded_optimizer():
+    plain = {"dtype": "bfloat16", "zero_stage": 2, "processes": 2}
+    away = config(learner=plain | {"offload": "optimizer"})
+    said = estimate_beside_gpus(away, SIZE, 100.0)
+    # Two ranks share 20 bytes for each parameter. They load 0.2 GB each before that.
+    assert "offloaded optimizer 2.0 GB" in said
+    assert "offloaded" not in estimate_beside_gpus(config(learner=plain), SIZE, 100.0)
+    with pytest.raises(ConfigError, match=r"leave out learner\.offload"):
+        estimate_beside_gpus(away, SIZE, 2.5)
+    assert "runs short" in estimate_beside_gpus(config(learner=plain), SIZE, 2.5)

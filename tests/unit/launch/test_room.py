@@ -102,6 +102,15 @@ def test_a_rank_takes_eighteen_bytes_a_parameter_and_its_passes():
     assert engine_gb(decided(generator={"tensor_parallel_size": 2}), SIZE) == pytest.approx(1.1)
 
 
+def test_an_offloaded_optimizer_takes_the_hosts_memory_instead_of_the_gpus():
+    away = {"offload": "optimizer"}
+    assert rank_gb(decided(away), SIZE, 0) == pytest.approx(1.0 + 0.2)
+    assert rank_gb(decided(away | {"zero_stage": 3, "processes": 2}), SIZE, 0) == pytest.approx(1.0 + 0.1)
+    gpus = [Gpu("x", 2.0), Gpu("x", 80.0)]
+    assert 'set learner.offload = "optimizer"' in gpus_of(decided(), gpus, SIZE)[0][0]
+    assert gpus_of(decided(away), gpus, SIZE)[0] == []
+
+
 def test_what_fits_into_the_gpus_is_not_mentioned():
     assert gpus_of(decided(), [Gpu("x", 80.0, 79.0)] * 2, SIZE) == ([], [])
 
