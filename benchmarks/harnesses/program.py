@@ -11,10 +11,8 @@ once, token by token and version by version, behind the very prompt that the pol
 import argparse
 import asyncio
 import json
-import subprocess
 import sys
 import tempfile
-import venv
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,6 +24,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from actors.environments.runner import EnvironmentRunner
 from actors.episode import Bounds, Episode
 from actors.render import Renderer
+from benchmarks.harnesses.installing import command_of
 from benchmarks.harnesses.policy import ScriptedPolicy
 from benchmarks.harnesses.recording import RecordedSuite
 from benchmarks.report import save_results
@@ -35,14 +34,6 @@ from protocol.arrays import SegmentArrays
 from protocol.messages import LeaseTask, Sampling, Task
 
 TEMPLATE = Path(__file__).parents[2] / "tests" / "chat_templates" / "qwen3.jinja"
-PROGRAMS = Path(__file__).with_name("programs.py")
-PACKAGES = {
-    "langgraph": ["langgraph==1.2.22", "langchain", "langchain-openai==1.7.3"],
-    "openai-agents": ["openai-agents==0.24.0"],
-    "smolagents": ["smolagents[openai]==1.26.0"],
-    "strands": ["strands-agents[openai]==1.62.0"],
-}
-"""Requirements by the first word of an agent's name."""
 EXPECTED = {
     "langgraph": (3, 1),
     "langgraph, streamed": (3, 1),
@@ -55,6 +46,7 @@ EXPECTED = {
     "smolagents, code": (4, 4),
     "strands": (3, 1),
     "strands, window": (9, 3),
+    "codex": (3, 1),
 }
 """Number of requests and of branches of each agent."""
 LIMIT_S = 120.0
@@ -82,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = args.only or list(EXPECTED)
     outcomes = []
     for name in names:
-        outcomes.append(run_agent(name, python_of(name, args.venvs), args.records))
+        outcomes.append(run_agent(name, command_of(name, args.venvs), args.records))
         sys.stderr.write(table(outcomes[-1:]).splitlines()[-1] + "\n")
     sys.stdout.write(table(outcomes) + "\n")
     if args.json is not None:
@@ -121,25 +113,13 @@ def table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def python_of(agent: str, folder: Path) -> Path:
-    """Return the Python of an agent's virtual environment, which is made if it is not there."""
-    library = agent.split(",")[0]
-    home = folder / library
-    python = home / "bin" / "python"
-    if not (home / "made").exists():
-        venv.create(home, with_pip=True, clear=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES[library]], check=True)
-        (home / "made").touch()
-    return python.absolute()
-
-
-def run_agent(name: str, python: Path, records: Path | None) -> Outcome:
+def run_agent(name: str, command: list[str], records: Path | None) -> Outcome:
     """Run one agent, and check what is recorded of it."""
     outcome = Outcome(name)
     with tempfile.TemporaryDirectory() as folder:
         renderer = make_renderer(Path(folder))
         policy = ScriptedPolicy(renderer.encode, lambda ids: renderer.decode(ids, keep_special=True))
-        suite = suite_of(name, python, Path(folder))
+        suite = suite_of(command, Path(folder))
         cuts = asyncio.run(asyncio.wait_for(play(suite, renderer, policy), LIMIT_S))
     last = cuts[-1].segment
     outcome.output = str(last.extra.get("info"))
@@ -201,12 +181,12 @@ def make_renderer(folder: Path) -> Renderer:
     return Renderer(folder)
 
 
-def suite_of(name: str, python: Path, folder: Path) -> RecordedSuite:
+def suite_of(command: list[str], folder: Path) -> RecordedSuite:
     """Return the suite of one agent on one row."""
     (folder / "train.jsonl").write_text(json.dumps({"question": "12 + 7?"}) + "\n")
     (folder / "score.py").write_text("def score(row, output):\n    return float('19' in output)\n")
     params: dict[str, Any] = {
-        "run": [str(python), str(PROGRAMS), name],
+        "run": command,
         "train": str(folder / "train.jsonl"),
         "score": f"{folder}/score.py:score",
         "heldout": 0.0,

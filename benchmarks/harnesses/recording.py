@@ -1,5 +1,7 @@
 """Keeps the requests of an agent, in a form that tests of `envs.agent.message_tree` read."""
 
+import re
+import tempfile
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -8,6 +10,7 @@ from envs.base import ChatMessage, Env, Split, StepResult, Suite, ToolSchema, Tu
 
 SHOWN = 300
 """Characters of a message that are kept. Longer ones are instructions of the harness, equal in all requests."""
+_FOLDER = re.compile(re.escape(tempfile.gettempdir()) + r"/[\w.-]+")
 
 
 class RecordedSuite:
@@ -55,7 +58,7 @@ class _RecordedEpisode:
     def _note(self, after: int) -> None:
         request = self._episode.request
         assert request is not None
-        messages = [{**m, "content": m["content"][:SHOWN]} for m in request.messages]
+        messages = [{**m, "content": _FOLDER.sub("/folder", m["content"])[:SHOWN]} for m in request.messages]
         tools = [tool["function"]["name"] for tool in request.tools]
         self._records.append(
             {"messages": messages, "tools": tools, "stop": list(request.stop), "after": after}

@@ -13,6 +13,7 @@ RECORDS = {
     path.stem: json.loads(path.read_text()) for path in Path(__file__).parent.glob("recordings/*.json")
 }
 CONVERSATIONS = {
+    "codex": 1,
     "langgraph": 1,
     "openai-agents-sub-agents": 4,
     "smolagents-tool-calls": 3,

@@ -45,6 +45,46 @@ def test_an_answer_that_comes_back_as_items_continues_the_conversation():
     assert (place.after, [m["tool_call_id"] for m in place.new]) == (0, ["call_0_0", "call_0_1"])
 
 
+def test_items_and_tools_as_codex_sends_them_are_read():
+    items = [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "12 + 7?"}]},
+        {
+            "type": "reasoning",
+            "id": "rs_resp-1-0",
+            "summary": [{"type": "summary_text", "text": "Let me see."}],
+            "content": None,
+            "encrypted_content": None,
+        },
+        {
+            "type": "function_call",
+            "status": "completed",
+            "id": "fc_resp-1-0_0",
+            "name": "exec_command",
+            "arguments": '{"cmd": "echo $((12 + 7))"}',
+            "call_id": "call_0_0",
+        },
+        {"type": "function_call_output", "id": "fco_01", "call_id": "call_0_0", "output": "Output:\n19\n"},
+    ]
+    shell = {"type": "function", "name": "exec_command", "strict": False, "parameters": {"type": "object"}}
+    agents = {"type": "namespace", "name": "multi_agent_v1", "description": "Sub-agents.", "tools": [shell]}
+    search = {"type": "web_search", "external_web_access": True}
+    asked = request(
+        items, tools=[shell, agents, search], instructions="You code.", stream=True, store=False,
+        tool_choice="auto", parallel_tool_calls=True, reasoning={"summary": "auto"}, include=[],
+        prompt_cache_key="1", client_metadata={"thread": "1"},
+    )  # fmt: skip
+    assert [message["role"] for message in asked.messages] == [
+        "system",
+        "system",
+        "user",
+        "assistant",
+        "tool",
+    ]
+    assert asked.messages[3]["tool_calls"][0]["function"]["arguments"] == {"cmd": "echo $((12 + 7))"}
+    assert ([tool["function"]["name"] for tool in asked.tools], asked.stream) == (["exec_command"], True)
+
+
 WRONG = {
     "no input": ([], 'no "input"'),
     "an image": ([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}], "'input_image'"),

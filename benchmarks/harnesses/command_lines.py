@@ -1,0 +1,42 @@
+"""Command line agents, each started as its documentation has it, in a home and a folder of its own.
+
+    OPENAI_BASE_URL=... OPENAI_API_KEY=... python command_lines.py NAME FOLDER < row.json
+
+FOLDER has the agent's programs. Each agent is asked 12 + 7, and prints its answer. Nothing in them knows of Offbeat.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+BASE_URL = os.environ.get("OPENAI_BASE_URL", "")
+MODEL = "policy"
+
+
+def codex(programs: Path, home: Path, question: str) -> None:
+    # Codex takes no base URL from the environment.
+    provider = (
+        f'{{name = "policy", base_url = "{BASE_URL}", env_key = "OPENAI_API_KEY", wire_api = "responses"}}'
+    )
+    settings = (f'model = "{MODEL}"', 'model_provider = "policy"', f"model_providers.policy = {provider}")
+    (home / "config.toml").write_text("\n".join(settings) + "\n")
+    options = "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"
+    run([programs / "codex", "exec", *options, question], home, {"CODEX_HOME": str(home)})
+
+
+def run(command: list[str | Path], folder: Path, variables: dict[str, str]) -> None:
+    """Run a command, and raise an error if it fails."""
+    subprocess.run(
+        command, cwd=folder, env=os.environ | variables, stdin=subprocess.DEVNULL, check=True, timeout=300
+    )
+
+
+AGENTS: dict[str, Callable[[Path, Path, str], None]] = {"codex": codex}
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as home:
+        AGENTS[sys.argv[1]](Path(sys.argv[2]), Path(home), json.load(sys.stdin)["question"])
