@@ -28,14 +28,28 @@ def codex(programs: Path, home: Path, question: str) -> None:
     run([programs / "codex", "exec", *options, question], home, {"CODEX_HOME": str(home)})
 
 
+def opencode(programs: Path, home: Path, question: str) -> None:
+    options = {"baseURL": BASE_URL, "apiKey": "{env:OPENAI_API_KEY}"}
+    provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": {MODEL: {}}}
+    settings = {"provider": {"policy": provider}, "autoupdate": False, "permission": "allow"}
+    (home / "opencode.json").write_text(json.dumps(settings))
+    folders = {f"XDG_{kind}_HOME": str(home / kind.lower()) for kind in ("CONFIG", "DATA", "STATE", "CACHE")}
+    offline = dict.fromkeys(("OPENCODE_DISABLE_AUTOUPDATE", "OPENCODE_DISABLE_MODELS_FETCH"), "1")
+    run([programs / "opencode", "run", "--model", f"policy/{MODEL}", question], home, folders | offline)
+
+
 def run(command: list[str | Path], folder: Path, variables: dict[str, str]) -> None:
-    """Run a command, and raise an error if it fails."""
-    subprocess.run(
-        command, cwd=folder, env=os.environ | variables, stdin=subprocess.DEVNULL, check=True, timeout=300
+    """Run a command. End with its status if it fails."""
+    # Some read their folder from this variable.
+    here = {"PWD": str(folder)}
+    done = subprocess.run(
+        command, cwd=folder, env=os.environ | here | variables, stdin=subprocess.DEVNULL, timeout=300
     )
+    if done.returncode:
+        sys.exit(done.returncode)
 
 
-AGENTS: dict[str, Callable[[Path, Path, str], None]] = {"codex": codex}
+AGENTS: dict[str, Callable[[Path, Path, str], None]] = {"codex": codex, "opencode": opencode}
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as home:

@@ -12,7 +12,7 @@ PACKAGES = {
     "strands": ["strands-agents[openai]==1.62.0"],
 }
 """Requirements of Python by the first word of an agent's name."""
-NPM_PACKAGES = {"codex": ["@openai/codex@0.169.0"]}
+NPM_PACKAGES = {"codex": ["@openai/codex@0.169.0"], "opencode": ["opencode-ai@1.18.33"]}
 """Packages of npm by the first word of an agent's name."""
 PROGRAMS = Path(__file__).with_name("programs.py")
 COMMAND_LINES = Path(__file__).with_name("command_lines.py")

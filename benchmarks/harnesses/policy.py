@@ -11,7 +11,10 @@ CALL = '<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call
 THOUGHT = "<think>\nLet me see – café.\n</think>\n\n"
 ODD = '{"b":7,  "a": 12}'
 """Arguments that most harnesses spell in another way when they send them back."""
-SHELLS = {"exec_command": '{"yield_time_ms":9000,  "cmd": "echo $((12 + 7))"}'}
+SHELLS = {
+    "exec_command": '{"yield_time_ms":9000,  "cmd": "echo $((12 + 7))"}',
+    "bash": '{"description":"Adds.",  "command": "echo $((12 + 7))"}',
+}
 """Tools that run a command, and odd arguments of each."""
 
 
@@ -32,7 +35,9 @@ def answer_to(prompt: str) -> str:
         return "19" if results >= 3 else THOUGHT + _calls("ask_worker", asked[min(results, 1)])
     if results >= 3:
         return "  The sum – 19.\n\n"
-    tools = prompt.rpartition("</tools>")[0]
+    tools, _, _ = prompt.rpartition("</tools>")
+    if not tools:
+        return "A sum."
     for shell, arguments in SHELLS.items():
         if f'"name": "{shell}"' in tools:
             return THOUGHT + _calls(shell, [arguments] * min(results + 1, 2))

@@ -47,6 +47,7 @@ EXPECTED = {
     "strands": (3, 1),
     "strands, window": (9, 3),
     "codex": (3, 1),
+    "opencode": (4, 2),
 }
 """Number of requests and of branches of each agent."""
 LIMIT_S = 120.0
