@@ -38,6 +38,18 @@ def opencode(programs: Path, home: Path, question: str) -> None:
     run([programs / "opencode", "run", "--model", f"policy/{MODEL}", question], home, folders | offline)
 
 
+def mini_swe_agent(programs: Path, home: Path, question: str) -> None:
+    variables = {
+        "MSWEA_GLOBAL_CONFIG_DIR": str(home),
+        "MSWEA_CONFIGURED": "true",
+        # The policy has no price, and the list of prices is not to be fetched.
+        "MSWEA_COST_TRACKING": "ignore_errors",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    }
+    options = "--model", f"openai/{MODEL}", "--yolo", "--exit-immediately", "--cost-limit", "0"
+    run([programs / "mini", *options, "--task", question], home, variables)
+
+
 def run(command: list[str | Path], folder: Path, variables: dict[str, str]) -> None:
     """Run a command. End with its status if it fails."""
     # Some read their folder from this variable.
@@ -49,7 +61,11 @@ def run(command: list[str | Path], folder: Path, variables: dict[str, str]) -> N
         sys.exit(done.returncode)
 
 
-AGENTS: dict[str, Callable[[Path, Path, str], None]] = {"codex": codex, "opencode": opencode}
+AGENTS: dict[str, Callable[[Path, Path, str], None]] = {
+    "codex": codex,
+    "opencode": opencode,
+    "mini-swe-agent": mini_swe_agent,
+}
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as home:

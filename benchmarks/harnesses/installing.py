@@ -6,6 +6,8 @@ import venv
 from pathlib import Path
 
 PACKAGES = {
+    # litellm wants mcp as soon as a request has tools.
+    "mini-swe-agent": ["mini-swe-agent==2.4.6", "litellm==1.106.2", "mcp"],
     "langgraph": ["langgraph==1.2.22", "langchain", "langchain-openai==1.7.3"],
     "openai-agents": ["openai-agents==0.24.0"],
     "smolagents": ["smolagents[openai]==1.26.0"],
@@ -14,6 +16,7 @@ PACKAGES = {
 """Requirements of Python by the first word of an agent's name."""
 NPM_PACKAGES = {"codex": ["@openai/codex@0.169.0"], "opencode": ["opencode-ai@1.18.33"]}
 """Packages of npm by the first word of an agent's name."""
+COMMAND_LINE_AGENTS = ("codex", "opencode", "mini-swe-agent")
 PROGRAMS = Path(__file__).with_name("programs.py")
 COMMAND_LINES = Path(__file__).with_name("command_lines.py")
 
@@ -23,15 +26,21 @@ def command_of(agent: str, folder: Path) -> list[str]:
     library = agent.split(",")[0]
     home = (folder / library).absolute()
     made = home / "made"
-    if library in NPM_PACKAGES:
-        if not made.exists():
-            install = "npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(home)
-            subprocess.run([*install, *NPM_PACKAGES[library]], check=True)
-            made.touch()
-        return [sys.executable, str(COMMAND_LINES), agent, str(home / "node_modules" / ".bin")]
-    python = home / "bin" / "python"
+    programs = home / ("node_modules/.bin" if library in NPM_PACKAGES else "bin")
     if not made.exists():
-        venv.create(home, with_pip=True, clear=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES[library]], check=True)
+        install(library, home)
         made.touch()
-    return [str(python), str(PROGRAMS), agent]
+    if library in COMMAND_LINE_AGENTS:
+        return [sys.executable, str(COMMAND_LINES), agent, str(programs)]
+    return [str(programs / "python"), str(PROGRAMS), agent]
+
+
+def install(library: str, home: Path) -> None:
+    """Install the packages of a library into a folder."""
+    if library in NPM_PACKAGES:
+        npm = "npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(home)
+        subprocess.run([*npm, *NPM_PACKAGES[library]], check=True)
+        return
+    venv.create(home, with_pip=True, clear=True)
+    pip = home / "bin" / "python", "-m", "pip", "install", "--quiet"
+    subprocess.run([*pip, *PACKAGES[library]], check=True)

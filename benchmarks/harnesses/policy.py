@@ -16,6 +16,8 @@ SHELLS = {
     "bash": '{"description":"Adds.",  "command": "echo $((12 + 7))"}',
 }
 """Tools that run a command, and odd arguments of each."""
+SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+"""Word with which a command ends mini-swe-agent."""
 
 
 def answer_to(prompt: str) -> str:
@@ -33,6 +35,8 @@ def answer_to(prompt: str) -> str:
     if "ask_worker" in talk:
         asked = ['{"input": "12 + 7?"}'], ['{"input": "12 + 7? Now."}', '{"input": "12 + 7? Again."}']
         return "19" if results >= 3 else THOUGHT + _calls("ask_worker", asked[min(results, 1)])
+    if results >= 3 and SUBMIT in talk:
+        return _calls("bash", [f'{{"command": "echo {SUBMIT} && echo 19"}}'])
     if results >= 3:
         return "  The sum – 19.\n\n"
     tools, _, _ = prompt.rpartition("</tools>")

@@ -48,6 +48,7 @@ EXPECTED = {
     "strands, window": (9, 3),
     "codex": (3, 1),
     "opencode": (4, 2),
+    "mini-swe-agent": (3, 1),
 }
 """Number of requests and of branches of each agent."""
 LIMIT_S = 120.0

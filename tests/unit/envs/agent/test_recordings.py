@@ -14,6 +14,7 @@ RECORDS = {
 }
 CONVERSATIONS = {
     "codex": 1,
+    "mini-swe-agent": 1,
     "opencode": 2,
     "langgraph": 1,
     "openai-agents-sub-agents": 4,
