@@ -9,7 +9,8 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 BASE_URL, KEY = os.environ.get("OPENAI_BASE_URL", ""), os.environ.get("OPENAI_API_KEY", "")
@@ -95,6 +96,37 @@ def strands(question: str, *, window: int = 0) -> str:
     return answer
 
 
+def inspect_ai(question: str, *, responses: bool = False) -> str:
+    from inspect_ai import Task
+    from inspect_ai import eval as evaluate
+    from inspect_ai.dataset import Sample
+    from inspect_ai.model import get_model
+    from inspect_ai.solver import generate, system_message, use_tools
+    from inspect_ai.tool import tool
+
+    @tool(name="add")
+    def adder() -> Callable[[int, int], Awaitable[int]]:
+        async def execute(a: int, b: int) -> int:
+            """Add two numbers.
+
+            Args:
+                a: first number
+                b: second number
+            """
+            return add(a, b)
+
+        return execute
+
+    model = get_model("openai/policy", base_url=BASE_URL, api_key=KEY, responses_api=responses)
+    solver = [system_message("Use the tool."), use_tools(adder()), generate()]
+    task = Task(dataset=[Sample(question)], solver=solver)
+    with tempfile.TemporaryDirectory() as folder:
+        logs = evaluate(task, model=model, log_dir=folder, display="none", message_limit=4 * STEPS)
+        samples = logs[0].samples
+        assert samples, logs[0].error
+        return str(samples[0].output.completion)
+
+
 AGENTS: dict[str, Callable[[str], str]] = {
     "langgraph": langgraph,
     "langgraph, streamed": lambda question: langgraph(question, stream=True),
@@ -107,6 +139,8 @@ AGENTS: dict[str, Callable[[str], str]] = {
     "smolagents, code": lambda question: smolagents(question, code=True),
     "strands": strands,
     "strands, window": lambda question: strands(question, window=4),
+    "inspect-ai": inspect_ai,
+    "inspect-ai, responses": lambda question: inspect_ai(question, responses=True),
 }
 
 if __name__ == "__main__":

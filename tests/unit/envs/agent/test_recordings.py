@@ -14,6 +14,8 @@ RECORDS = {
 }
 CONVERSATIONS = {
     "codex": 1,
+    "inspect-ai": 1,
+    "inspect-ai-responses": 2,
     "mini-swe-agent": 1,
     "opencode": 2,
     "langgraph": 1,
