@@ -3,6 +3,7 @@
 import importlib
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +12,7 @@ from typing import Any, cast
 from envs.base import ChatMessage, Env, Split, StepResult, SuiteFacts
 from envs.blame import in_one_line
 from envs.errors import EnvError
-from envs.gym.texts import action_names, filled, finder, plain, refuse_large, written
+from envs.gym.texts import action_names, anchor, filled, finder, plain, refuse_large, written
 from envs.reasoning_gym_suite import opening, task_of
 from envs.user_code import absolute_beside_run_file, code_beside_run_file, code_file, load_callable
 from protocol.gauges import Gauge, table
@@ -111,11 +112,11 @@ class GymnasiumSuite:
         raise LookupError("environments of gymnasium come without solutions; name a model with model.path")
 
     def facts(self) -> SuiteFacts:
-        """Return the name of the reward."""
+        """Return the names of the reward and of the mark."""
         remarks = []
         if self.solved_at is None:
             remarks = ["evaluations cannot tell which tasks are solved: set env.params.solved_at to a return"]
-        return SuiteFacts(reward_names=("reward",), remarks=tuple(remarks))
+        return SuiteFacts(reward_names=("reward",), remarks=tuple(remarks), mark_names=("anchor",))
 
     def gauges(self) -> dict[str, float]:
         """Return the number of turns that named no action."""
@@ -190,14 +191,22 @@ class _GymnasiumEpisode:
         self._suite = suite
         self._env: Any = None
         self._return, self._steps, self._unknown = 0.0, 0, 0
+        self._anchor = ""
 
     def reset(self, data: dict[str, Any]) -> list[ChatMessage]:
         self._env = self._suite.make()
         observation, info = self._env.reset(seed=self._suite.seed_of(*task_of(data)))
-        return self._suite.first(self._suite.text(self._env, observation, info))
+        text = self._suite.text(self._env, observation, info)
+        self._anchor = anchor(text)
+        return self._suite.first(text)
 
     def step(self, action: str) -> StepResult:
         assert self._env is not None, "step before reset"
+        # The mark is the state that this action was taken in: the observation before it.
+        marks: dict[str, str | float] = {"anchor": self._anchor}
+        return replace(self._answer(action), marks=marks)
+
+    def _answer(self, action: str) -> StepResult:
         chosen = self._suite.parse(action)
         if chosen is None:
             self._unknown += 1
@@ -212,6 +221,7 @@ class _GymnasiumEpisode:
                 rewards={"reward": reward}, done=True, correct=self._solved(), info=self._info(end)
             )
         text = self._suite.text(self._env, observation, info)
+        self._anchor = anchor(text)
         return StepResult(
             self._suite.later(text, reward), rewards={"reward": reward}, info=self._info("open")
         )

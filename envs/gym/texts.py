@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
 from envs.errors import EnvError
@@ -10,6 +11,8 @@ LARGEST = 64
 """Numbers of an observation that are written out; larger ones need a function of the user's."""
 DIGITS = 4
 """Significant digits of a number."""
+LONGEST_MARK = 256
+"""Characters of a mark; see `envs.base.StepResult`."""
 _COLOURED = re.compile(r"\x1b\[[0-9;]+m(.*?)\x1b\[0m", re.DOTALL)
 _CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -42,6 +45,16 @@ def written(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(written(part) for part in value) + "]"
     return f"{value:.{DIGITS}g}" if isinstance(value, float) else str(value)
+
+
+def anchor(text: str) -> str:
+    """Return the mark "anchor" of a state: the text of its observation, or a hash of a long one.
+
+    Example:
+        >>> anchor("a door"), len(anchor("a long corridor, " * 50))
+        ('a door', 32)
+    """
+    return text if len(text) <= LONGEST_MARK else blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def refuse_large(space: Any) -> None:

@@ -177,3 +177,27 @@ def test_texts():
     names = action_names(SimpleNamespace(n=12, start=0), [])
     assert finder(names)("first 1, then 11.") == 11
     assert finder({"a.c": 0, "abc": 1})("abc") == 1
+
+
+def test_every_turn_is_marked_with_the_state_it_acted_in():
+    gymnasium()
+    suite = make_suite("gymnasium", LAKE | {"kwargs": {"is_slippery": False}})
+    texts, results = played(suite, ["down", "no idea", "up", "down"])
+    seen = [result.marks["anchor"] for result in results]
+    # A turn without an action leaves the state as it was; a state that is met again has the mark it had before.
+    assert seen == ["0", "4", "4", "0"]
+    assert texts[0].startswith("0\n")
+    assert suite.facts().mark_names == ("anchor",)
+
+
+def test_a_long_state_is_marked_with_a_hash():
+    gymnasium()
+    small = make_suite("gymnasium", LAKE)
+    large = make_suite("gymnasium", LAKE | {"kwargs": {"render_mode": "ansi", "map_name": "8x8"}})
+    wide = {"kwargs": {"render_mode": "ansi", "desc": ["S" + "F" * 150, "F" * 150 + "G"]}}
+    (first,), (second,), (third,) = (
+        played(suite, ["left"])[1] for suite in (small, large, make_suite("gymnasium", LAKE | wide))
+    )
+    assert first.marks["anchor"].startswith("[S]FFF")
+    assert second.marks["anchor"].startswith("[S]FFFFFFF")
+    assert len(third.marks["anchor"]) == 32
