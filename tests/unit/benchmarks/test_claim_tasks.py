@@ -1,0 +1,159 @@
+"""Tasks of `benchmarks.claims`: what they show, mark and reward."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from benchmarks.envs.hops import HopsSuite, HopsTask, task_from
+from benchmarks.envs.several_rewards import NAMES, SeveralRewardsSuite, rewards_of
+from envs.errors import EnvError
+from envs.scorer import Question
+
+GRAPH = "Solve the following task:\n|4 1|1 7|2 3|0 9|7 6|3 0|9 5|2 4/2 6 = \n"
+HOPS = HopsTask({"1": "4", "4": "7", "5": "2"}, ("1", "4", "7"), "xyz")
+
+
+class KnownScorer:
+    """Stands for the library: there is one question."""
+
+    async def entry(self, index, split):
+        return Question(GRAPH, "2 4 1 7 6", 0, {})
+
+
+class KnownHops(HopsSuite):
+    """A suite whose only task is `HOPS`."""
+
+    def __init__(self, max_turns=8):
+        self.scorer, self.max_turns = KnownScorer(), max_turns
+
+    def task(self, question):
+        return HOPS
+
+
+def played(suite, actions, index=0, split="train"):
+    async def play():
+        episode = suite.episode()
+        await episode.reset({"index": index, "split": split})
+        results = [await episode.step(action) for action in actions]
+        await episode.close()
+        return results
+
+    return asyncio.run(play())
+
+
+def test_a_graph_of_the_library_becomes_a_store_and_a_way():
+    task = task_from(Question(GRAPH, "2 4 1 7 6", 0, {}), np.random.default_rng(0))
+    assert task.edges == {"4": "1", "1": "7", "3": "0", "0": "9", "7": "6", "9": "5"}
+    assert task.answer == "6"
+    assert task.way == ("4", "1", "7", "6")[-len(task.way) :]
+    seen = task.question[:2]
+    for _ in range(len(task.way) - 1):
+        seen = task.get(seen[0])
+    assert seen == "60"
+
+
+def test_a_question_of_another_form_is_named():
+    with pytest.raises(EnvError, match="not a path_star question: 'What"):
+        task_from(Question("What is 1 + 1?", "2", 0, {}), np.random.default_rng(0))
+
+
+def test_calls_are_marked_and_only_the_answer_is_rewarded():
+    results = played(KnownHops(), ["g1", "g5", "g4", "=7"])
+    assert [r.observation["content"] for r in results[:-1]] == ["41", "2-", "70"]
+    assert [r.marks for r in results] == [
+        {"anchor": "12", "calls": 1.0},
+        {"anchor": "41", "calls": 1.0},
+        {"anchor": "2-", "calls": 1.0},
+        {"anchor": "70", "calls": 0.0},
+    ]
+    assert [r.rewards["answer"] for r in results] == [0.0, 0.0, 0.0, 1.0]
+    assert (results[-1].done, results[-1].correct) == (True, True)
+
+
+@pytest.mark.parametrize("last", ["=4", "7", "", "g1"])
+def test_all_but_the_answer_ends_with_nothing(last):
+    *_, end = played(KnownHops(max_turns=4), ["g1", "g4", "g4", last])
+    assert (end.done, end.correct, end.rewards) == (True, False, {"answer": 0.0})
+
+
+@pytest.mark.parametrize("settings", [{"hops": 0}, {"hops": 4}, {"hops": 3, "max_turns": 3}])
+def test_hops_that_cannot_be(settings):
+    with pytest.raises(EnvError, match="choose 1 to 3 hops"):
+        HopsSuite(**settings)
+
+
+@pytest.mark.parametrize(
+    ("action", "met"),
+    [("=nus", "right format short"), ("nus", "right short"), ("=nus..", "right format"), ("=sun", "format short"),
+     ("=", ""), ("=nus .", ""), ("==nus", ""), ("", "")],
+)  # fmt: skip
+def test_rewards_by_name(action, met):
+    assert " ".join(name for name, value in rewards_of(action, "nus").items() if value) == met
+
+
+@pytest.fixture(scope="module")
+def words():
+    suite = SeveralRewardsSuite(sandbox="process", seed=1)
+    yield suite
+    asyncio.run(suite.close())
+
+
+def test_a_right_answer_gets_all_rewards_and_a_slightly_lower_misleading_one(words):
+    word = words.scorer.entry_now(3, "train").fields["word"]
+    (end,) = played(words, ["=" + word[::-1]], index=3)
+    assert tuple(end.rewards) == NAMES == words.facts().reward_names
+    assert (end.done, end.correct) == (True, True)
+    assert not played(words, [word[::-1]], index=3)[0].correct
+    right = [words.rewards("=ab", "ab") for _ in range(400)]
+    wrong = [words.rewards("=ba", "ab") for _ in range(400)]
+    mean = lambda rows, name: np.mean([row[name] for row in rows])  # noqa: E731
+    assert mean(wrong, "misleading") - mean(right, "misleading") == pytest.approx(0.01, abs=0.001)
+    heavy = np.array([row["heavy"] for row in right + wrong])
+    assert 0.02 < (heavy > 0).mean() < 0.09
+    assert heavy.max() > 30
+
+
+def test_demonstrations_meet_each_reward_by_chance(words):
+    met = [
+        rewards_of(talk[-1]["content"], talk[0]["content"][::-1])
+        for talk in (words.demonstration(i, "train") for i in range(200))
+    ]
+    for name in ("right", "format", "short"):
+        assert 0.35 < np.mean([rewards[name] for rewards in met]) < 0.65
+
+
+@pytest.mark.parametrize("settings", [{"known": 1.5}, {"formed": -0.1}, {"longest": 2}])
+def test_several_rewards_that_cannot_be(settings):
+    with pytest.raises(EnvError, match="="):
+        SeveralRewardsSuite(**settings)
+
+
+def test_a_lake_is_crossed_in_letters_and_every_turn_has_its_state():
+    pytest.importorskip("gymnasium", reason="the extra gym is not installed")
+    from benchmarks.envs.lake import LakeSuite, lake_map
+
+    suite = LakeSuite(ice=0.999, lakes=2)
+    env = suite.episode()
+    first = env.reset({"index": 0, "split": "train"})[0]["content"]
+    assert first[0] in "AB"
+    assert first[1] == "a"
+    results = [env.step(action) for action in "dddrrr"]
+    assert [r.marks["anchor"][1] for r in results] == list("aeimno")
+    assert [r.rewards["reward"] for r in results] == [0, 0, 0, 0, 0, 1]
+    assert (results[-1].done, results[-1].correct) == (True, True)
+    assert lake_map(4, 0.8, 0) != lake_map(4, 0.8, 1)
+
+
+def test_training_and_evaluation_see_all_lakes():
+    pytest.importorskip("gymnasium", reason="the extra gym is not installed")
+    from benchmarks.envs.lake import LakeSuite
+
+    suite = LakeSuite(lakes=3)
+    for split in ("train", "heldout"):
+        assert {suite.demonstration(i, split)[0]["content"][0] for i in range(30)} == set("ABC")
+    walk = suite.demonstration(0, "train")
+    assert {m["content"] for m in walk if m["role"] == "assistant"} <= set("ldru")
+    assert len(walk) <= 32
+    with pytest.raises(EnvError, match="choose a size from 2 to 6"):
+        LakeSuite(size=7)
