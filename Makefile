@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 RECIPE ?= smollm2
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup train smollm2 test soak check e2e bench gpu ratios staleness docs
+.PHONY: setup train smollm2 test soak check e2e bench gpu ratios staleness claims docs
 
 setup: $(VENV)/.installed
 
@@ -45,6 +45,9 @@ ratios: setup           ## codec, batching, objective: not dearer than benchmark
 
 staleness: setup        ## reward over exact policy lag, every recipe; hours, resumable
 	$(BIN)/python -m benchmarks.staleness --plot build/staleness.png
+
+claims: setup           ## what methods do for their tasks, on paired seeds; an hour, resumable
+	$(BIN)/python -m benchmarks.claims --plot build/claims.png
 
 docs: setup             ## generated pages of docs/, and the API reference in build/docs
 	$(BIN)/python -m launch.reference docs

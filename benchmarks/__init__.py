@@ -1,7 +1,7 @@
 """Programs that compare Offbeat with a peer or a limit: `python -m benchmarks.NAME`, each with `--help`.
 
 - Speed: `broker`, `generation`, `learner`, `weights`, `scaling`, `endtoend`, `ratios`, `versus_trl`, `plan`.
-- Learning: `async_vs_sync`, `staleness`, `truncation`, `seeds`.
+- Learning: `async_vs_sync`, `claims`, `staleness`, `truncation`, `seeds`.
 - Every method and way to run, for a few steps: `every_way`.
 - Campaigns against the real system and its parsers: `faults`, `fuzz`.
 - `envs/`: the toy tasks of the benchmarks.

@@ -27,6 +27,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMANDS = {
     "async_vs_sync": "async_vs_sync --arms heavy tools --seeds 0",
     "broker": "broker --sizes '16 KB' --repetitions 3",
+    "claims": "claims --plot docs/images/claims.png",
     "endtoend": "endtoend spell_backward --seeds 0",
     "every_way": "every_way",
     "generation": "generation --repetitions 5",

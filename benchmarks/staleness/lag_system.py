@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -41,6 +41,7 @@ from learner.update.engine import TrainingEngine
 from protocol.messages import Task
 from protocol.session import Progress
 
+ExchangeT = TypeVar("ExchangeT", bound="CountingExchange")
 START_S = 120.0
 
 
@@ -172,9 +173,18 @@ def _await_broker(config: RunConfig, broker: Child) -> None:
             time.sleep(0.1)
 
 
-def train(system: System, config: RunConfig, seed: int) -> Outcome:
-    """Run one learner from the first weights to the last step."""
-    started = time.monotonic()
+@contextmanager
+def learning(
+    system: System, config: RunConfig, seed: int, *, exchange_class: type[ExchangeT]
+) -> Iterator[tuple[Learner, ExchangeT]]:
+    """Make one learner with weights and exchange of its own, and publish its first weights.
+
+    Args:
+        system: the roles that are running.
+        config: settings of this learner, of which `[learner]` and the lengths of segments count.
+        seed: seed of the learner. It also chooses the tasks, so equal seeds have equal tasks.
+        exchange_class: what counts the batches.
+    """
     learner_config = config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag})
     engine = TrainingEngine(
         learner_config,
@@ -193,7 +203,7 @@ def train(system: System, config: RunConfig, seed: int) -> Outcome:
     publisher = Publisher(system.folder.name, folder, epoch=epoch, keep=learner_config.keep_versions)
     try:
         curriculum = SampledCurriculum(system.config.env.name, learner_config, epoch, next_index=seed * 1000)
-        exchange = CountingExchange(
+        exchange = exchange_class(
             link, curriculum, learner_config, lockstep=True, stop_reason=system.stop_reason
         )
         learner = Learner(
@@ -207,10 +217,7 @@ def train(system: System, config: RunConfig, seed: int) -> Outcome:
             seed=seed,
         )
         learner.take_over(always=True)
-        learner.evaluate("before")
-        while learner.step < learner_config.steps:
-            learner.learn()
-        learner.evaluate("after")
+        yield learner, exchange
     finally:
         link.close("done")
         report.close()
@@ -218,13 +225,23 @@ def train(system: System, config: RunConfig, seed: int) -> Outcome:
         engine.release()
         del engine
         gc.collect()
+
+
+def train(system: System, config: RunConfig, seed: int) -> Outcome:
+    """Run one learner from the first weights to the last step."""
+    started, learner_config = time.monotonic(), config.learner
+    with learning(system, config, seed, exchange_class=CountingExchange) as (learner, exchange):
+        learner.evaluate("before")
+        while learner.step < learner_config.steps:
+            learner.learn()
+        learner.evaluate("after")
     critic = learner_config.algorithm.critic
     still = critic.warmup_steps if critic is not None else 0
     exact = lag_is_exact(
         exchange.lags_by_step, learner_config.forced_lag, learner_config.steps, warmup_steps=still
     )
-    outcome = _outcome(learner, folder, exact, time.monotonic() - started)
-    shutil.rmtree(folder)
+    outcome = _outcome(learner, learner.run_dir, exact, time.monotonic() - started)
+    shutil.rmtree(learner.run_dir)
     return outcome
 
 
