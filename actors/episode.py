@@ -8,7 +8,13 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from actors.environments.results import bounded, check_conversation, checked_marks, finite_rewards
+from actors.environments.results import (
+    bounded,
+    check_conversation,
+    checked_limit,
+    checked_marks,
+    finite_rewards,
+)
 from actors.errors import ActorError, EnvironmentFailed, Infrastructure, ServiceDown
 from actors.failures import FAILURES
 from actors.generator_client import TurnRequest
@@ -22,6 +28,7 @@ from envs.base import (
     Env,
     HasTools,
     HasTurnFacts,
+    HasTurnLimit,
     StepResult,
     Suite,
     ToolSchema,
@@ -159,7 +166,7 @@ class Episode:
             )
         await self._observe(Observation(prompt, -1, tools))
         for turn in range(self._bounds.max_turns):
-            sampled, reason = await self._act(turn)
+            sampled, reason = await self._act(turn, await self._most(env))
             if isinstance(env, HasTurnFacts):
                 facts = TurnFacts(len(self._tokens) - len(sampled), len(sampled), cut=reason == "length")
                 await self._ask(env.turn_facts, facts, on_loop=True)
@@ -175,10 +182,19 @@ class Episode:
                 return
             await self._observe(observation)
 
-    async def _act(self, turn: int) -> tuple[list[int], str]:
-        """Sample one action turn. Return its tokens and its finish reason."""
-        sampling, start = self._task.sampling, len(self._tokens)
-        end = start + min(sampling.max_turn_tokens, sampling.max_trajectory_tokens - self._cutter.tokens)
+    async def _most(self, env: Env) -> int:
+        """Return the most tokens that the next turn may have."""
+        sampling = self._task.sampling
+        most = min(sampling.max_turn_tokens, sampling.max_trajectory_tokens - self._cutter.tokens)
+        if not isinstance(env, HasTurnLimit):
+            return most
+        limit = await self._ask(env.turn_limit, on_loop=True)
+        return most if limit is None else min(most, checked_limit(limit))
+
+    async def _act(self, turn: int, most: int) -> tuple[list[int], str]:
+        """Sample one action turn of at most ``most`` tokens. Return its tokens and its finish reason."""
+        start = len(self._tokens)
+        end = start + most
         prompt, reason = tuple(self._tokens), ""
         while not reason:
             reason = await self._sample(turn, start, end)

@@ -146,6 +146,18 @@ class HasTurnFacts(Protocol):
 
 
 @runtime_checkable
+class HasTurnLimit(Protocol):
+    """Optional method of an `Env`, in addition to the methods of `Env`."""
+
+    def turn_limit(self) -> int | None:
+        """Return the most tokens that the next answer may have, at least 1; None: as many as the run allows.
+
+        The bounds of the run hold, too. The actor calls this before each turn.
+        """
+        ...
+
+
+@runtime_checkable
 class HasGauges(Protocol):
     """Optional method of a suite, in addition to the methods of `Suite`."""
 

@@ -18,11 +18,14 @@ from envs.base import (
     HasFacts,
     HasGauges,
     HasTools,
+    HasTurnFacts,
+    HasTurnLimit,
     Split,
     StepResult,
     Suite,
     SuiteFacts,
     ToolSchema,
+    TurnFacts,
 )
 from envs.errors import EnvError
 
@@ -175,6 +178,13 @@ class _EpisodeOfOne:
 
     def tool_schemas(self) -> Sequence[ToolSchema]:
         return self._env.tool_schemas() if isinstance(self._env, HasTools) else ()
+
+    def turn_limit(self) -> int | None:
+        return self._env.turn_limit() if isinstance(self._env, HasTurnLimit) else None
+
+    def turn_facts(self, facts: TurnFacts) -> None:
+        if isinstance(self._env, HasTurnFacts):
+            self._env.turn_facts(facts)
 
     def step(self, action: str) -> StepResult | Awaitable[StepResult]:
         assert self._env is not None, "step before reset"

@@ -102,3 +102,20 @@ def checked_marks(marks: Any) -> dict[str, str | float]:
                 f"environment: mark {name!r} is {value!r:.200}, neither text nor a finite number"
             )
     return checked
+
+
+def checked_limit(limit: Any) -> int:
+    """Return the most tokens of an answer that an environment asks for.
+
+    Raises:
+        EnvironmentFailed: it is no whole number of at least 1.
+
+    Example:
+        >>> checked_limit(64)
+        64
+    """
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise EnvironmentFailed(
+            f"environment: turn_limit returned {limit!r:.200}; it has to be a whole number of at least 1, or None"
+        )
+    return limit

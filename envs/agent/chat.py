@@ -31,6 +31,8 @@ class ChatRequest:
     stream: bool
     usage: bool
     """Whether a stream ends with the number of tokens."""
+    max_tokens: int | None = None
+    """Most tokens that the answer may have; None: as many as the run allows."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ def parse_request(body: bytes) -> ChatRequest:
         stop=tuple(stop),
         stream=bool(content.get("stream")),
         usage=isinstance(options, dict) and bool(options.get("include_usage")),
+        max_tokens=limit_in(content, "max_tokens", "max_completion_tokens"),
     )
 
 
@@ -90,6 +93,23 @@ def fields_of(body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise EnvError(f"the body is not JSON: {error}") from None
     return content if isinstance(content, dict) else {}
+
+
+def limit_in(content: Mapping[str, Any], *names: str) -> int | None:
+    """Return the smallest of the bounds that a request sets on its answer; None if it sets none.
+
+    Raises:
+        EnvError: a bound is no whole number of at least 1.
+
+    Example:
+        >>> limit_in({"max_tokens": 9, "max_completion_tokens": 5}, "max_tokens", "max_completion_tokens")
+        5
+    """
+    given = {name: content[name] for name in names if content.get(name) is not None}
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise EnvError(f"{name} = {value!r:.200}: give a whole number of at least 1")
+    return min(given.values(), default=None)
 
 
 def functions_in(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -80,6 +80,10 @@ class AgentEpisode:
         """Return the tools of the agent's first request."""
         return self._asked.request.tools if self._asked is not None else []
 
+    def turn_limit(self) -> int | None:
+        """Return the most tokens that the agent wants in the next answer."""
+        return self._asked.request.max_tokens if self._asked is not None else None
+
     def turn_facts(self, facts: TurnFacts) -> None:
         """Note the number of tokens of the turn that the next step answers with."""
         self._facts = facts

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from envs.agent.chat import ChatRequest, Reply, fields_of, message_of, tool_of
+from envs.agent.chat import ChatRequest, Reply, fields_of, limit_in, message_of, tool_of
 from envs.agent.history import text_of
 from envs.base import ChatMessage, ToolSchema
 from envs.errors import EnvError
@@ -62,6 +62,7 @@ def parse_messages_request(body: bytes) -> MessagesRequest:
         stop=tuple(stop),
         stream=bool(content.get("stream")),
         usage=True,
+        max_tokens=limit_in(content, "max_tokens"),
         thinks=(content.get("thinking") or {}).get("type", "disabled") != "disabled",
     )
 

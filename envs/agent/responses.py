@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from envs.agent.chat import ChatRequest, Reply, fields_of, functions_in, message_of, tool_of
+from envs.agent.chat import ChatRequest, Reply, fields_of, functions_in, limit_in, message_of, tool_of
 from envs.agent.history import text_of
 from envs.base import ChatMessage
 from envs.errors import EnvError
@@ -42,6 +42,7 @@ def parse_responses_request(body: bytes) -> ChatRequest:
         stop=(),
         stream=bool(content.get("stream")),
         usage=True,
+        max_tokens=limit_in(content, "max_output_tokens"),
     )
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from aiohttp import web
 
-from envs.base import CodeCaller, HasFacts, HasTools, HasTurnFacts, Suite, SuiteFacts
+from envs.base import CodeCaller, Env, HasFacts, HasTools, HasTurnFacts, HasTurnLimit, Suite, SuiteFacts
 from envs.errors import EnvError, ServiceFailed
 from envs.remote.failures import FAILED, FULL, SERVICE, UNKNOWN, failure_body
 from envs.remote.sessions import NAME_LENGTH, RemoteAnswer, RemoteSession, RemoteSessions
@@ -149,7 +149,8 @@ class EnvironmentServer:
                     await caller.call(env.tool_schemas, what="tool_schemas", timeout_s=left_s(), on_loop=True)
                 )
             served = {"suite": self._served.about.get("suite"), "lease_s": self._sessions.lease_s}
-            return {"messages": messages, "tools": tools, **served}
+            limit = await _turn_limit(env, caller, left_s())
+            return {"messages": messages, "tools": tools, "turn_limit": limit, **served}
 
         return await self._with_suite(begin)
 
@@ -176,7 +177,8 @@ class EnvironmentServer:
         facts = turn_facts_of(body.get("facts"))
         if facts is not None and isinstance(env, HasTurnFacts):
             await caller.call(env.turn_facts, facts, what="turn_facts", timeout_s=limit_s, on_loop=True)
-        return result_body(await caller.call(env.step, action, what="step", timeout_s=limit_s))
+        body = result_body(await caller.call(env.step, action, what="step", timeout_s=limit_s))
+        return {**body, "turn_limit": None if body["done"] else await _turn_limit(env, caller, limit_s)}
 
     async def _end(self, request: web.Request) -> web.Response:
         session = self._sessions.pop(_name(request, "episode"))
@@ -259,6 +261,13 @@ async def _readable(request: web.Request, handler: Any) -> web.StreamResponse:
         return response
     except (EnvError, TypeError) as error:
         return web.json_response({"error": {"message": f"the request cannot be read: {error}"}}, status=400)
+
+
+async def _turn_limit(env: Env, caller: CodeCaller, timeout_s: float) -> Any:
+    """Return the most tokens that the environment wants in the next answer; None: it does not say."""
+    if not isinstance(env, HasTurnLimit):
+        return None
+    return await caller.call(env.turn_limit, what="turn_limit", timeout_s=timeout_s, on_loop=True)
 
 
 def _name(request: web.Request, kind: str) -> str:

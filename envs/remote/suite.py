@@ -206,16 +206,21 @@ class _RemoteEpisode:
         self._server: EnvironmentClient | None = None
         self._tools: Sequence[ToolSchema] = ()
         self._facts: TurnFacts | None = None
+        self._limit: Any = None
         self._steps = 0
 
     async def reset(self, data: dict[str, Any]) -> list[ChatMessage]:
         self._server, answer = await self._suite.begin(self._name, data)
         tools, messages = answer.get("tools"), answer.get("messages")
         self._tools = tools if isinstance(tools, list) else ()
+        self._limit = answer.get("turn_limit")
         return cast(list[ChatMessage], messages)
 
     def tool_schemas(self) -> Sequence[ToolSchema]:
         return self._tools
+
+    def turn_limit(self) -> int | None:
+        return cast(int | None, self._limit)
 
     def turn_facts(self, facts: TurnFacts) -> None:
         self._facts = facts
@@ -225,7 +230,9 @@ class _RemoteEpisode:
         self._steps += 1
         facts = None if self._facts is None else asdict(self._facts)
         path = f"/v1/episodes/{self._name}/{self._steps}"
-        return result_of(await self._suite.played(self._server, path, {"action": action, "facts": facts}))
+        answer = await self._suite.played(self._server, path, {"action": action, "facts": facts})
+        self._limit = answer.get("turn_limit")
+        return result_of(answer)
 
     async def close(self) -> None:
         if (server := self._server) is None:

@@ -10,7 +10,7 @@ import time
 import aiohttp
 import pytest
 
-from envs.base import HasFacts, HasGauges, HasTools, HasTurnFacts, TurnFacts
+from envs.base import HasFacts, HasGauges, HasTools, HasTurnFacts, HasTurnLimit, TurnFacts
 from envs.errors import EnvError, RemoteFailed, ServerLost, ServiceFailed
 from envs.registry import make_suite
 from protocol.security import key_files
@@ -61,6 +61,9 @@ class Episode:
 
     def tool_schemas(self):
         return [ADD]
+
+    def turn_limit(self):
+        return 7 + len(self.seen) if self.seen else None
 
     def turn_facts(self, facts):
         self.seen.append(facts.answer_tokens)
@@ -202,11 +205,14 @@ async def test_an_episode_on_a_server_is_like_one_at_home(shared):
         assert messages == [{"role": "user", "content": "train 7"}]
         assert isinstance(env, HasTools)
         assert isinstance(env, HasTurnFacts)
+        assert isinstance(env, HasTurnLimit)
         assert env.tool_schemas()[0]["function"]["name"] == "add"
+        assert env.turn_limit() is None
         for tokens, action in ((3, "a"), (4, "end")):
             await played.ask(env.turn_facts, TurnFacts(5, tokens, cut=False), on_loop=True)
             result = await played.ask(env.step, action)
             assert result.messages() == ([] if result.done else [{"role": "tool", "content": "A"}])
+            assert env.turn_limit() == (None if result.done else 8)
         assert (result.rewards, result.correct, result.info) == ({"exact": 1.0}, True, {"seen": [3, 4]})
         await played.ask(env.close)
         assert logged(folder, "close")

@@ -137,6 +137,29 @@ def text_of(cuts):
     return "".join(chr(i) if i else "$" for cut in cuts for i in cut.arrays["token_ids"])
 
 
+def test_an_environment_bounds_its_next_answer_and_the_bounds_of_the_run_hold():
+    class Bounded(Env):
+        limits = [3, None, 99]  # noqa: RUF012
+
+        def turn_limit(self):
+            return self.limits[len(self.actions)]
+
+    script = Script("abcdef", "ghijkl$", "mnopqrstuv")
+    cuts, _ = play(Bounded(say("1"), say("2"), DONE), script, max_turn_tokens=8)
+    assert [request.max_tokens for request in script.requests] == [3, 8, 8]
+    assert text_of(cuts).startswith("Q:abc$|1ghijkl$|2")
+
+
+@pytest.mark.parametrize("limit", [0, True, "9", 2.5])
+def test_a_bound_that_is_none_fails_the_episode(limit):
+    class Bounded(Env):
+        def turn_limit(self):
+            return limit
+
+    cuts, episode = play(Bounded(DONE), Script("a"))
+    assert (episode.status, "turn_limit returned" in cuts[-1].segment.error) == ("failed", True)
+
+
 def test_turns_alternate_and_rewards_stay_with_their_turn():
     env = Env(say("7", step=0.5), DONE)
     script = Script("4+3$", "=7$")

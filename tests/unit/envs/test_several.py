@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 
 from actors.environments.runner import EnvironmentRunner
+from envs.base import TurnFacts
 from envs.errors import EnvError
 from envs.registry import make_suite
 from envs.several import cycle_of, dealt
@@ -38,6 +39,12 @@ class Blocking(Episode):
 
     def close(self):
         self.suite.closed += 1
+
+    def turn_limit(self):
+        return 9
+
+    def turn_facts(self, facts):
+        self.facts = facts
 
 class Own:
     def __init__(self, name, reward=1.0, heldout=None, kind="Episode"):
@@ -113,6 +120,10 @@ def test_episodes_of_both_kinds_run_with_labelled_rewards(env_file):
                 result = await runner.call(env.step, "x", **ask)
                 await runner.call(env.close, **ask)
                 assert await runner.call(env.tool_schemas, on_loop=True, **ask) == ()
+                assert env.turn_limit() == (9 if message["content"].startswith("b") else None)
+                facts_of = TurnFacts(5, index, cut=False)
+                env.turn_facts(facts_of)
+                assert getattr(env._env, "facts", facts_of) is facts_of
                 found.append((message["content"], result.rewards))
             facts, gauges = suite.facts(), suite.gauges()
             closed = [part.suite.closed for part in suite._parts]

@@ -5,6 +5,8 @@ import json
 import pytest
 
 from envs.agent.chat import chunks, completion, make_reply, parse_request
+from envs.agent.messages import parse_messages_request
+from envs.agent.responses import parse_responses_request
 from envs.base import TurnFacts
 from envs.errors import EnvError
 
@@ -45,6 +47,35 @@ def test_what_harnesses_send_is_read():
     ]
     assert found.tools == [ADD]
     assert (found.stop, found.stream, found.usage) == (("Observation:", "Calling tools:"), True, True)
+
+
+BOUNDS = {
+    "chat": (parse_request, {"messages": [{"role": "user"}], "max_tokens": 9}, 9),
+    "chat, newer": (parse_request, {"messages": [{"role": "user"}], "max_completion_tokens": 8}, 8),
+    "both": (parse_request, {"messages": [{"role": "user"}], "max_tokens": 7, "max_completion_tokens": 8}, 7),
+    "responses": (parse_responses_request, {"input": "Hi", "max_output_tokens": 6}, 6),
+    "messages": (
+        parse_messages_request,
+        {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5},
+        5,
+    ),
+    "none": (parse_responses_request, {"input": "Hi", "max_output_tokens": None}, None),
+}
+
+
+@pytest.mark.parametrize(("parse", "body", "most"), BOUNDS.values(), ids=BOUNDS)
+def test_a_bound_on_the_answer_is_read(parse, body, most):
+    assert parse(json.dumps(body).encode()).max_tokens == most
+
+
+@pytest.mark.parametrize("bound", [0, -1, 2.5, "9", True])
+@pytest.mark.parametrize("name", ["chat", "responses", "messages"])
+def test_a_bound_that_is_none_is_refused(name, bound):
+    parse, body, _ = BOUNDS[name]
+    with pytest.raises(EnvError, match=r"tokens = .* give a whole number of at least 1"):
+        parse(
+            json.dumps(body | dict.fromkeys(set(body) & {"max_tokens", "max_output_tokens"}, bound)).encode()
+        )
 
 
 WRONG = {
