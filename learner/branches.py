@@ -11,7 +11,7 @@ This trajectory has three branches: the turns 0 1 2 3, 0 1 4 5 and 6 7. The toke
 and are trained in the first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,14 +56,8 @@ def branches_of(turns: Sequence[Turn], tokens: int) -> list[Branch]:
     if all(turn.back == 1 for turn in turns):
         return [Branch(np.arange(tokens), np.ones(tokens, dtype=np.bool_))]
     _check(turns, tokens)
-    before = {turn.index: turn.index - turn.back if turn.back and turn.index else None for turn in turns}
-    continued = set(before.values())
-    ends = [turn.index for turn in turns if turn.index not in continued]
-    lengths: dict[int | None, int] = {None: 0}
-    for turn in turns:
-        lengths[turn.index] = lengths[before[turn.index]] + turn.end - turn.start
-    if (total := sum(lengths[end] for end in ends)) > MAX_TOKENS:
-        raise BrokenTrajectory(f"{len(ends)} branches have {total} tokens in all, at most {MAX_TOKENS}")
+    before, ends = _before(turns), ends_of(turns)
+    _lengths(turns, before, ends)
     span = {turn.index: np.arange(turn.start, turn.end) for turn in turns}
     known: set[int] = set()
     branches = []
@@ -78,6 +72,57 @@ def branches_of(turns: Sequence[Turn], tokens: int) -> list[Branch]:
         branches.append(Branch(np.concatenate([span[index] for index in way]), np.concatenate(own)))
         known.update(way)
     return branches
+
+
+def ends_of(turns: Sequence[Turn]) -> list[int]:
+    """Return the index of the last turn of each branch.
+
+    Example:
+        >>> turns = [Turn(0, 0, 2, False), Turn(1, 2, 3, True), Turn(2, 3, 4, False, back=0), Turn(3, 4, 5, True)]
+        >>> ends_of(turns)
+        [1, 3]
+    """
+    continued = set(_before(turns).values())
+    return [turn.index for turn in turns if turn.index not in continued]
+
+
+def starts_of(turns: Sequence[Turn], tokens: int) -> list[int]:
+    """Return the index of the first token of each tree, and check the turns as `branches_of` does, without its arrays.
+
+    Raises:
+        BrokenTrajectory: see `branches_of`.
+
+    Example:
+        >>> starts_of([Turn(0, 0, 2, False), Turn(1, 2, 3, True), Turn(2, 3, 4, False, back=0)], 4)
+        [0, 3]
+    """
+    if all(turn.back == 1 for turn in turns):
+        return [0] if tokens else []
+    _check(turns, tokens)
+    before = _before(turns)
+    lengths = _lengths(turns, before, ends_of(turns))
+    return [t.start for t in turns if not lengths[before[t.index]] and t.end > t.start]
+
+
+def _before(turns: Sequence[Turn]) -> dict[int, int | None]:
+    """Return the turn that each turn continues; None: it begins a tree."""
+    return {turn.index: turn.index - turn.back if turn.back and turn.index else None for turn in turns}
+
+
+def _lengths(
+    turns: Sequence[Turn], before: Mapping[int, int | None], ends: Sequence[int]
+) -> dict[int | None, int]:
+    """Return the number of tokens from the beginning of a tree to the end of each turn.
+
+    Raises:
+        BrokenTrajectory: all branches together are too long.
+    """
+    lengths: dict[int | None, int] = {None: 0}
+    for turn in turns:
+        lengths[turn.index] = lengths[before[turn.index]] + turn.end - turn.start
+    if (total := sum(lengths[end] for end in ends)) > MAX_TOKENS:
+        raise BrokenTrajectory(f"{len(ends)} branches have {total} tokens in all, at most {MAX_TOKENS}")
+    return lengths
 
 
 def _check(turns: Sequence[Turn], tokens: int) -> None:

@@ -58,6 +58,11 @@ ROLLOUT = table(
         Gauge("rollout/turns_mean", "turns", "mean action turns of the trajectories that arrived"),
         Gauge("rollout/branches_mean", "branches", "mean branches of the trajectories that arrived"),
         Gauge(
+            "rollout/begun_anew_fraction",
+            "share",
+            "share of the tokens that arrived in whole prompts of further conversations of an episode",
+        ),
+        Gauge(
             "rollout/auxiliary_fraction",
             "share",
             "share of the action tokens that arrived in turns which the environment leaves out of training",

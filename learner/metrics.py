@@ -46,10 +46,17 @@ def rollout_metrics(arrived: Sequence[Trajectory], trained: Sequence[Trajectory]
             "rollout/length_mean_tokens": float(np.mean([t.action_tokens for t in finished])),
             "rollout/length_trained_mean_tokens": float(np.mean([t.window_tokens for t in trained] or [0])),
             "rollout/turns_mean": float(turns.mean()),
-            "rollout/branches_mean": float(np.mean([len(t.branches()) for t in finished])),
+            "rollout/branches_mean": float(np.mean([t.branch_count for t in finished])),
+            "rollout/begun_anew_fraction": _begun_anew_fraction(finished),
             "rollout/auxiliary_fraction": _auxiliary_fraction(finished),
         }
     )
+
+
+def _begun_anew_fraction(trajectories: Sequence[Trajectory]) -> float:
+    """Return the share of the tokens that are prompts of further conversations of an episode, rendered as a whole."""
+    prompts = sum(t.end - t.start for one in trajectories for t in one.turns if t.index and not t.back)
+    return prompts / max(1, sum(map(len, trajectories)))
 
 
 def _auxiliary_fraction(trajectories: Sequence[Trajectory]) -> float:

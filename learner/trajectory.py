@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.branches import Branch, branches_of
+from learner.branches import Branch, branches_of, ends_of, starts_of
 from learner.errors import BrokenTrajectory
 from protocol.arrays import TOKEN_ARRAYS, Arrays, SegmentArrays
 from protocol.messages import Failure, KvPolicy, Purpose, Reward, Segment, TrajectoryStatus, Turn, TurnMark
@@ -81,6 +81,11 @@ class Trajectory:
     def branches(self) -> list[Branch]:
         """Return the branches; most trajectories have one."""
         return branches_of(self.turns, len(self))
+
+    @property
+    def branch_count(self) -> int:
+        """Number of branches."""
+        return max(1, len(ends_of(self.turns)))
 
     @property
     def action_tokens(self) -> int:
@@ -235,11 +240,11 @@ def _check_trajectory(trajectory: Trajectory) -> None:
         raise BrokenTrajectory(
             f"{name}: token 0 is an action token; a prompt of at least one token must precede it"
         )
-    for branch in trajectory.branches():
-        if len(branch.places) and mask[branch.places[0]]:
+    for start in starts_of(trajectory.turns, len(trajectory)):
+        if mask[start]:
             raise BrokenTrajectory(
-                f"{name}: a branch begins with token {branch.places[0]}, an action token; a prompt of at least one "
-                "token must precede it"
+                f"{name}: a branch begins with token {start}, an action token; a prompt of at least one token must "
+                "precede it"
             )
     if (bad := ~np.isfinite(trajectory.logp_behaviour)).any():
         at = int(bad.argmax())

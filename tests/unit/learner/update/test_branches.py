@@ -8,8 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 
-from learner.branches import branches_of
+from learner.branches import branches_of, ends_of, starts_of
 from learner.errors import BrokenTrajectory
+from learner.metrics import rollout_metrics
 from learner.update.batching import make_micro_batches
 from learner.update.policy import PolicyModule, micro_batch_inputs
 from learner.update.ranks import RunUpdate, decode_batch, encode_batch
@@ -49,10 +50,20 @@ def conversation(turns, shape, turn):
     return places
 
 
+def test_branches_and_prompts_that_begin_anew_are_counted():
+    talk = [(3, False, -1), (2, True, 0), (4, False, -1), (1, True, 2), (2, False, 1), (4, True, 4)]
+    branched = replace(make_trajectory("t0", prompt=3, actions=13), turns=turns_of(talk))
+    metrics = rollout_metrics([branched, make_trajectory("t1", prompt=3, actions=13)], [])
+    assert metrics["rollout/branches_mean"] == 1.5
+    assert metrics["rollout/begun_anew_fraction"] == 4 / 32
+
+
 @given(trees())
 def test_every_token_is_trained_in_one_branch_behind_its_own_conversation(shape):
     turns = turns_of(shape)
     branches = branches_of(turns, turns[-1].end)
+    assert len(ends_of(turns)) == len(branches)
+    assert starts_of(turns, turns[-1].end) == sorted({int(branch.places[0]) for branch in branches})
     owned = np.concatenate([branch.places[branch.own] for branch in branches])
     assert sorted(owned.tolist()) == list(range(turns[-1].end))
     lasts = set(range(len(shape))) - {after for _, _, after in shape}
