@@ -13,6 +13,7 @@ from actors.environments.results import (
     check_conversation,
     checked_limit,
     checked_marks,
+    earlier_rewards,
     finite_rewards,
 )
 from actors.errors import ActorError, EnvironmentFailed, Infrastructure, ServiceDown
@@ -26,6 +27,8 @@ from envs.base import (
     ChatMessage,
     CodeCaller,
     Env,
+    HasGiveUp,
+    HasRefusal,
     HasTools,
     HasTurnFacts,
     HasTurnLimit,
@@ -152,19 +155,14 @@ class Episode:
             await self._close(env)
 
     async def _play(self, env: Env) -> None:
-        messages = await self._ask(env.reset, dict(self._task.data))
-        check_conversation(messages, "reset")
-        tools: Sequence[ToolSchema] = ()
-        if isinstance(env, HasTools):
-            tools = await self._ask(env.tool_schemas, on_loop=True)
-        prompt = self._text.prompt(messages, tools)
+        opening = await self._opening(env)
         limit = self._task.sampling.max_trajectory_tokens
-        if len(prompt) >= limit:
+        if (length := len(opening.token_ids)) >= limit:
             raise ActorError(
-                f"first prompt of {len(prompt)} tokens leaves no room for an answer; "
+                f"first prompt of {length} tokens leaves no room for an answer; "
                 f"max_trajectory_tokens is {limit}"
             )
-        await self._observe(Observation(prompt, -1, tools))
+        await self._observe(opening)
         for turn in range(self._bounds.max_turns):
             sampled, reason = await self._act(turn, await self._most(env))
             if isinstance(env, HasTurnFacts):
@@ -174,13 +172,31 @@ class Episode:
             if not isinstance(result, StepResult):
                 raise EnvironmentFailed(f"environment: step returned {result!r:.200}, not a StepResult")
             rewards, marks = finite_rewards(result), checked_marks(result.marks)
-            observation = self._observation(result)
+            result, observation = await self._rendered(env, result)
+            if result.done:
+                rewards |= finite_rewards(result)
             closing = self._end(result, turn, reason, len(observation.token_ids))
-            await self._emit(self._cutter.close_turn(rewards, reason, closing, marks))
+            earlier = earlier_rewards(result, self._tree.answers) if closing is not None else []
+            await self._emit(self._cutter.close_turn(rewards, reason, closing, marks, earlier))
             if closing is not None:
                 self.status = closing.status
                 return
             await self._observe(observation)
+
+    async def _opening(self, env: Env) -> Observation:
+        """Begin the episode. Return its first prompt."""
+        messages = await self._ask(env.reset, dict(self._task.data))
+        tools: Sequence[ToolSchema] = ()
+        if isinstance(env, HasTools):
+            tools = await self._ask(env.tool_schemas, on_loop=True)
+        try:
+            check_conversation(messages, "reset")
+            return Observation(self._text.prompt(messages, tools), -1, tools)
+        except ActorError as error:
+            result, observation = await self._rendered(env, await self._refused(env, error))
+            if result.done:
+                raise EnvironmentFailed("environment: refuse ended an episode that has no answer") from None
+            return observation
 
     async def _most(self, env: Env) -> int:
         """Return the most tokens that the next turn may have."""
@@ -264,6 +280,26 @@ class Episode:
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return self._text.decode(token_ids, keep_special=self._keep_special)
+
+    async def _rendered(self, env: Env, result: StepResult) -> tuple[StepResult, Observation]:
+        """Return a result with the tokens of its observation.
+
+        An environment that can refuse messages sends others in place of those that cannot be rendered.
+        """
+        while True:
+            try:
+                return result, self._observation(result)
+            except ActorError as error:
+                result = await self._refused(env, error)
+
+    async def _refused(self, env: Env, error: ActorError) -> StepResult:
+        """Return what the environment sends in place of messages that cannot be rendered; raise why if it cannot."""
+        if not isinstance(env, HasRefusal):
+            raise error
+        result = await self._ask(env.refuse, str(error))
+        if not isinstance(result, StepResult):
+            raise EnvironmentFailed(f"environment: refuse returned {result!r:.200}, not a StepResult")
+        return result
 
     def _observation(self, result: StepResult) -> Observation:
         """Return the tokens of the environment's answer, and the turn that they continue."""
@@ -395,6 +431,8 @@ class Episode:
             return
         what = f"close of {self.trajectory_id}"
         try:
+            if self.status == "unfinished" and isinstance(env, HasGiveUp):
+                await self._environments.call(env.give_up, what=what, timeout_s=CLOSE_TIMEOUT_S, on_loop=True)
             await self._environments.call(env.close, what=what, timeout_s=CLOSE_TIMEOUT_S)
         except Exception as error:
             log.warning("environment of %s did not close: %r", self.trajectory_id, error)

@@ -130,10 +130,15 @@ class SegmentCutter:
         stop_reason: str = "",
         closing: Closing | None = None,
         marks: Mapping[str, str | float] | None = None,
+        earlier: Sequence[Reward] = (),
     ) -> list[SegmentArrays]:
-        """End the action turn. Return its last piece, with its rewards, marks, and the trajectory's end if any."""
+        """End the action turn. Return its last piece, with its rewards, marks, and the trajectory's end if any.
+
+        Args:
+            earlier: rewards of turns before.
+        """
         assert self._turn_is_action, "only an action turn is closed"
-        named = [Reward(name, self._turn, value) for name, value in rewards.items()]
+        named = [*earlier, *(Reward(name, self._turn, value) for name, value in rewards.items())]
         marked = [TurnMark(name, self._turn, value) for name, value in (marks or {}).items()]
         cut = self._cut(self._pending_tokens, named, closing or Closing("unfinished", stop_reason), marked)
         self._turn_is_action = False

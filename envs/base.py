@@ -48,6 +48,7 @@ class StepResult:
         marks: facts about this turn that a training method needs, by name, each a text of at most 256 characters or a
             finite number. "anchor" is the state that the action was taken in, equal for equal states of one task;
             "calls" is the number of tools that the action called.
+        earlier: finite rewards of earlier turns, by the number of the answer and by name. They count only at the end.
     """
 
     observation: ChatMessage | Sequence[ChatMessage] | None = None
@@ -59,6 +60,7 @@ class StepResult:
     tools: Sequence["ToolSchema"] | None = None
     auxiliary: Sequence[int] = ()
     marks: dict[str, str | float] = field(default_factory=dict)
+    earlier: dict[int, dict[str, float]] = field(default_factory=dict)
 
     def messages(self) -> list[ChatMessage]:
         """Return the observation as a list of messages, empty if there is none.
@@ -154,6 +156,27 @@ class HasTurnLimit(Protocol):
 
         The bounds of the run hold, too. The actor calls this before each turn.
         """
+        ...
+
+
+@runtime_checkable
+class HasRefusal(Protocol):
+    """Optional method of an `Env`, in addition to the methods of `Env`."""
+
+    async def refuse(self, why: str) -> StepResult:
+        """Tell whoever sent the last messages that they cannot be rendered. Return what comes instead, as `step` does.
+
+        Without this method, such messages fail the episode.
+        """
+        ...
+
+
+@runtime_checkable
+class HasGiveUp(Protocol):
+    """Optional method of an `Env`, in addition to the methods of `Env`."""
+
+    def give_up(self) -> None:
+        """Note that the episode ends by nobody's fault, and that its task runs again. ``close`` follows."""
         ...
 
 

@@ -199,7 +199,14 @@ class _EpisodeOfOne:
         # What is no result is refused by the actor, with its own words.
         if not isinstance(result, StepResult) or not isinstance(result.rewards, dict):
             return result
-        return replace(result, rewards={f"{self._label}/{name}": v for name, v in result.rewards.items()})
+        return replace(
+            result,
+            rewards=self._own(result.rewards),
+            earlier={number: self._own(rewards) for number, rewards in result.earlier.items()},
+        )
+
+    def _own(self, rewards: dict[str, float]) -> dict[str, float]:
+        return {f"{self._label}/{name}": value for name, value in rewards.items()}
 
     def close(self) -> Any:
         return self._env.close() if self._env is not None else None

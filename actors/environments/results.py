@@ -8,7 +8,7 @@ import msgspec
 
 from actors.errors import EnvironmentFailed
 from envs.base import StepResult
-from protocol.messages import MAX_ITEMS, MAX_NAME
+from protocol.messages import MAX_ITEMS, MAX_NAME, Reward
 
 MAX_INFO_BYTES = 32_768
 
@@ -45,12 +45,39 @@ def finite_rewards(result: StepResult) -> dict[str, float]:
         >>> finite_rewards(StepResult(rewards={"score": 1}))
         {'score': 1.0}
     """
+    return _finite(result.rewards)
+
+
+def earlier_rewards(result: StepResult, answers: Sequence[int]) -> list[Reward]:
+    """Return the rewards that the last step of an episode gives to earlier turns.
+
+    Args:
+        answers: indices of the action turns, in order.
+
+    Raises:
+        EnvironmentFailed: see `finite_rewards`; or there is no such answer.
+
+    Example:
+        >>> earlier_rewards(StepResult(done=True, earlier={1: {"tidy": 1}}), [1, 3, 5])
+        [Reward(name='tidy', turn=3, value=1.0)]
+    """
+    if sum(map(len, result.earlier.values())) + len(result.rewards) > MAX_ITEMS:
+        raise EnvironmentFailed(f"environment: rewards of all turns at the end are at most {MAX_ITEMS}")
+    found = []
+    for number, rewards in sorted(result.earlier.items()):
+        if not 0 <= number < len(answers):
+            raise EnvironmentFailed(f"environment: a reward of answer {number} of {len(answers)}")
+        found += [Reward(name, answers[number], value) for name, value in _finite(rewards).items()]
+    return found
+
+
+def _finite(given: Mapping[str, Any]) -> dict[str, float]:
     rewards: dict[str, float] = {}
-    if len(result.rewards) > MAX_ITEMS or any(len(name) > MAX_NAME for name in result.rewards):
+    if len(given) > MAX_ITEMS or any(len(name) > MAX_NAME for name in given):
         raise EnvironmentFailed(
             f"environment: rewards are at most {MAX_ITEMS}, with names of at most {MAX_NAME} characters"
         )
-    for name, value in result.rewards.items():
+    for name, value in given.items():
         try:
             rewards[name] = float(value)
         except (TypeError, ValueError):

@@ -7,13 +7,14 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from envs.agent.history import text_of
+from envs.agent.settings import demands_call, fields_ignored, limit_in, settings_in
 from envs.base import ChatMessage, ToolSchema, TurnFacts
 from envs.errors import EnvError
-from envs.tools.calls import Call, find_calls, without_thought
+from envs.tools.calls import Call, begins_call, find_calls, without_thought
 
 _BLOCKS = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
 _THOUGHT = re.compile(r"(?:<think>)?(.*)</think>", re.DOTALL)
@@ -33,6 +34,12 @@ class ChatRequest:
     """Whether a stream ends with the number of tokens."""
     max_tokens: int | None = None
     """Most tokens that the answer may have; None: as many as the run allows."""
+    settings: dict[str, str | float] = field(default_factory=dict)
+    """What it says about sampling, which nobody obeys."""
+    demands_call: bool = False
+    """Whether it wants an answer with a tool call."""
+    fields_ignored: int = 0
+    """Number of its fields that nobody reads."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,8 @@ class Reply:
     facts: TurnFacts
     stopped_by: str = ""
     """Stop string at which the text ends; "": none of the request's."""
+    unreadable: int = 0
+    """Number of tool calls that begin in the text and cannot be read."""
 
 
 def parse_request(body: bytes) -> ChatRequest:
@@ -74,7 +83,10 @@ def parse_request(body: bytes) -> ChatRequest:
         stop=tuple(stop),
         stream=bool(content.get("stream")),
         usage=isinstance(options, dict) and bool(options.get("include_usage")),
-        max_tokens=limit_in(content, "max_tokens", "max_completion_tokens"),
+        max_tokens=limit_in(content),
+        settings=settings_in(content),
+        demands_call=demands_call(content),
+        fields_ignored=fields_ignored(content, "messages", "stop", "stream_options", "n"),
     )
 
 
@@ -93,23 +105,6 @@ def fields_of(body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise EnvError(f"the body is not JSON: {error}") from None
     return content if isinstance(content, dict) else {}
-
-
-def limit_in(content: Mapping[str, Any], *names: str) -> int | None:
-    """Return the smallest of the bounds that a request sets on its answer; None if it sets none.
-
-    Raises:
-        EnvError: a bound is no whole number of at least 1.
-
-    Example:
-        >>> limit_in({"max_tokens": 9, "max_completion_tokens": 5}, "max_tokens", "max_completion_tokens")
-        5
-    """
-    given = {name: content[name] for name in names if content.get(name) is not None}
-    for name, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise EnvError(f"{name} = {value!r:.200}: give a whole number of at least 1")
-    return min(given.values(), default=None)
 
 
 def functions_in(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -196,7 +191,9 @@ def make_reply(answer: str, request: ChatRequest, turn: int, facts: TurnFacts) -
     ends = [(at, stop) for stop in request.stop if stop and (at := text.find(stop)) >= 0]
     end, stopped_by = min(ends, default=(len(text), ""))
     text = text[:end]
-    calls = [call for call in find_calls(text, schemas) if _is_json(call)] if schemas else []
+    found = find_calls(text, schemas) if schemas else []
+    calls = [call for call in found if _is_json(call)]
+    unreadable = len(found) - len(calls) if found else int(bool(schemas) and begins_call(text))
     if calls:
         text = _BLOCKS.sub("", text).strip() if "<tool_call>" in text else ""
     message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else "")}
@@ -212,7 +209,7 @@ def make_reply(answer: str, request: ChatRequest, turn: int, facts: TurnFacts) -
             for number, call in enumerate(calls)
         ]
     reason = "tool_calls" if calls else "length" if facts.cut and not ends else "stop"
-    return Reply(message, reason, facts, stopped_by)
+    return Reply(message, reason, facts, stopped_by, unreadable)
 
 
 def _is_json(call: Call) -> bool:
@@ -253,9 +250,19 @@ def chunks(reply: Reply, request: ChatRequest, name: str, created: int) -> Itera
     yield b"data: [DONE]\n\n"
 
 
-def error_body(message: str, code: str | None = None) -> dict[str, Any]:
+def error_body(message: str, code: str | None = None, kind: str = "invalid_request_error") -> dict[str, Any]:
     """Return the body of an error in the API's form."""
-    return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+def error_event(status: int, body: dict[str, Any]) -> bytes:
+    """Return the event that ends a stream in which no answer came. ``body`` is that of the error.
+
+    Example:
+        >>> error_event(503, error_body("gone", kind="server_error"))[:32]
+        b'data: {"error": {"message": "gon'
+    """
+    return _event(body)
 
 
 def _event(content: Mapping[str, Any]) -> bytes:

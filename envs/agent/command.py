@@ -5,12 +5,14 @@ import json
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 GUARD = Path(__file__).with_name("guard.py")
+CERTIFICATE = "OFFBEAT_CERTIFICATE"
+"""Variable with the path of the endpoint's certificate, if it speaks TLS."""
 KEPT_BYTES = 65_536
 """Bytes of the output's end that are kept."""
 TAIL_LINES = 8
@@ -21,7 +23,9 @@ REST_S = 0.5
 """Longest time for what is left of the output."""
 
 
-def agent_command(command: Sequence[str]) -> Callable[..., Coroutine[Any, Any, str]]:
+def agent_command(
+    command: Sequence[str], variables: Mapping[str, str] | None = None
+) -> Callable[..., Coroutine[Any, Any, str]]:
     """Return a coroutine function that runs a command as an agent, and returns the end of its output.
 
     The command gets the row as JSON on its standard input, and the address and the key as `OPENAI_BASE_URL` and
@@ -30,6 +34,7 @@ def agent_command(command: Sequence[str]) -> Callable[..., Coroutine[Any, Any, s
 
     Args:
         command: program and arguments; a program without a slash is looked for in PATH.
+        variables: further variables of its environment.
 
     Raises:
         RuntimeError: the command ended with a status other than 0; the text has its last lines.
@@ -47,7 +52,7 @@ def agent_command(command: Sequence[str]) -> Callable[..., Coroutine[Any, Any, s
                 # Not asyncio's own pipe: a wait for the process would then wait for all who hold it open.
                 stdout=written,
                 stderr=written,
-                env=os.environ | _access(base_url, api_key),
+                env={**os.environ, **(variables or {}), **_access(base_url, api_key)},
                 start_new_session=True,
                 pass_fds=(theirs,),
             )

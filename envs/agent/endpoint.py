@@ -1,28 +1,45 @@
 """The HTTP server that agents speak to: `http://127.0.0.1:PORT/s/SESSION/v1`.
 
-It runs in the event loop of the environments, and listens on the loopback address only.
+It runs in the event loop of the environments. Other hosts reach it only with TLS.
 """
 
 import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from envs.agent.chat import ChatRequest, Reply, chunks, completion, error_body, parse_request
-from envs.agent.messages import message_answer, message_events, parse_messages_request
+from envs.agent.chat import (
+    ChatRequest,
+    Reply,
+    chunks,
+    completion,
+    error_body,
+    error_event,
+    parse_request,
+)
+from envs.agent.counts import AgentCounts
+from envs.agent.messages import message_answer, message_error_event, message_events, parse_messages_request
 from envs.agent.messages_route import PATH as MESSAGES_PATH
 from envs.agent.messages_route import in_messages_form
-from envs.agent.responses import parse_responses_request, response, response_events
-from envs.agent.session import AgentSession, SessionOver
+from envs.agent.place import LISTEN, EndpointPlace, place_of
+from envs.agent.responses import parse_responses_request, response, response_error_event, response_events
+from envs.agent.session import AgentSession, SessionGivenUp, SessionOver
 from envs.errors import EnvError
+from protocol.security.http_serving import serving
 
 BODY_BYTES = 64 * 2**20
 """Largest body of a request."""
-HOST = "127.0.0.1"
+SHUTDOWN_S = 2.0
+"""Time that running requests get when the endpoint ends."""
+KEEP_ALIVE = b": keep-alive\n\n"
+"""Comment that keeps the connection of a stream that waits; clients and proxies close silent ones."""
+KEEP_ALIVE_S = 3.0
+RETRY_AFTER_S = "1"
 MODEL = "policy"
 """Name of the model that the endpoint lists. Requests may name any."""
 
@@ -36,32 +53,42 @@ class Dialect(NamedTuple):
     parse: Callable[[bytes], ChatRequest]
     body: Callable[[Reply, ChatRequest, str, int], dict[str, Any]]
     events: Callable[[Reply, ChatRequest, str, int], Iterator[bytes]]
+    error: Callable[[int, dict[str, Any]], bytes]
+    """Returns the event that ends a stream without an answer."""
 
 
 DIALECTS = (
-    Dialect("chat/completions", "chatcmpl", parse_request, completion, chunks),
-    Dialect("responses", "resp", parse_responses_request, response, response_events),
+    Dialect("chat/completions", "chatcmpl", parse_request, completion, chunks, error_event),
+    Dialect("responses", "resp", parse_responses_request, response, response_events, response_error_event),
 )
-MESSAGES = Dialect("messages", "msg", parse_messages_request, message_answer, message_events)
+MESSAGES = Dialect(
+    "messages", "msg", parse_messages_request, message_answer, message_events, message_error_event
+)
 
 
 class Endpoint:
-    """The server and its sessions."""
+    """The server and its sessions.
 
-    def __init__(self) -> None:
+    Args:
+        place: where it listens; None: the loopback address.
+    """
+
+    def __init__(self, place: EndpointPlace | None = None) -> None:
+        self._place = place or place_of(LISTEN, "", "")
         self._sessions: dict[str, AgentSession] = {}
-        self._runner: web.AppRunner | None = None
+        self._running: AsyncExitStack | None = None
         self._starting = asyncio.Lock()
         self._address = ""
         self._count = 0
+        self.counts = AgentCounts()
 
     async def open(self) -> AgentSession:
         """Open a session, and start the server if it does not run yet."""
         async with self._starting:
-            if self._runner is None:
+            if self._running is None:
                 await self._start()
         self._count += 1
-        session = AgentSession(f"{self._count}")
+        session = AgentSession(f"{self._count}", self.counts)
         self._sessions[session.name] = session
         return session
 
@@ -69,18 +96,22 @@ class Endpoint:
         """Return the base URL that the session's agent gets."""
         return f"{self._address}/s/{session.name}/v1"
 
-    def close_session(self, session: AgentSession) -> None:
-        """End a session. Its later requests get the status 410, which clients do not repeat."""
-        session.end()
+    def close_session(self, session: AgentSession, why: SessionOver | None = None) -> None:
+        """End a session. Its later requests get the status 410, which clients do not repeat.
+
+        Args:
+            why: the error of requests that wait; see `AgentSession.end`.
+        """
+        session.end(why)
         self._sessions.pop(session.name, None)
 
     async def close(self) -> None:
         """End all sessions, and the server."""
         for session in list(self._sessions.values()):
             self.close_session(session)
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        if self._running is not None:
+            await self._running.aclose()
+            self._running = None
 
     async def _start(self) -> None:
         app = web.Application(client_max_size=BODY_BYTES)
@@ -89,11 +120,11 @@ class Endpoint:
         app.router.add_post(MESSAGES_PATH, in_messages_form(partial(self._turn, MESSAGES)))
         app.router.add_get("/s/{session}/v1/models", self._models)
         app.router.add_post("/s/{session}/reward", self._reward)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, HOST, 0).start()
-        self._runner = runner
-        self._address = f"http://{HOST}:{runner.addresses[0][1]}"
+        app.router.add_post("/s/{session}/end", self._end)
+        stack = AsyncExitStack()
+        host, port, keys = self._place.host, self._place.port, self._place.keys
+        bound = await stack.enter_async_context(serving(app, host, port, keys, shutdown_s=SHUTDOWN_S))
+        self._running, self._address = stack, self._place.url(bound)
 
     def _session(self, request: web.Request) -> AgentSession:
         session = self._sessions.get(request.match_info["session"])
@@ -116,32 +147,58 @@ class Endpoint:
             raise _error(web.HTTPBadRequest, str(error)) from None
         return web.json_response({})
 
+    async def _end(self, request: web.Request) -> web.Response:
+        session = self._session(request)
+        session.left.set()
+        self.close_session(session, SessionOver("the session was ended"))
+        return web.json_response({})
+
     async def _turn(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         session = self._session(request)
         body = await request.read()
         again = request.headers.get("x-stainless-retry-count", "0") != "0"
         try:
             parsed = _parsed(dialect, body)
-            asked = await session.ask(body, parsed, partial(_waits, request), again=again)
-        except SessionOver as error:
-            # Agents know this code: the conversation cannot go on.
-            raise _error(web.HTTPBadRequest, str(error), "context_length_exceeded") from None
         except EnvError as error:
-            raise _error(web.HTTPBadRequest, str(error)) from None
+            self.counts.refused += 1
+            raise _refusal(error) from None
+        self.counts.fields_ignored += parsed.fields_ignored
+        asking = asyncio.ensure_future(session.ask(body, parsed, partial(_waits, request), again=again))
+        stream: web.StreamResponse | None = None
+        try:
+            while not (await asyncio.wait({asking}, timeout=KEEP_ALIVE_S))[0]:
+                if parsed.stream:
+                    stream = stream or await _opened(request)
+                    await stream.write(KEEP_ALIVE)
+            asked = asking.result()
+        except EnvError as error:
+            if stream is None:
+                raise _refusal(error) from None
+            await stream.write(dialect.error(*_error_of(error)))
+            return stream
+        finally:
+            # Only this wait ends: what is asked goes on, because the client may come again.
+            asking.cancel()
         name, now = f"{dialect.prefix}-{session.name}-{asked.number}", int(time.time())
         reply = asked.answer.result()
         if not parsed.stream:
             asked.delivered |= _waits(request)
             return web.json_response(dialect.body(reply, parsed, name, now))
-        response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-        )
-        await response.prepare(request)
+        stream = stream or await _opened(request)
         for event in dialect.events(reply, parsed, name, now):
-            await response.write(event)
-        await response.write_eof()
+            await stream.write(event)
+        await stream.write_eof()
         asked.delivered |= _waits(request)
-        return response
+        return stream
+
+
+async def _opened(request: web.Request) -> web.StreamResponse:
+    """Begin a stream of events."""
+    stream = web.StreamResponse(
+        headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    )
+    await stream.prepare(request)
+    return stream
 
 
 def _waits(request: web.Request) -> bool:
@@ -161,6 +218,29 @@ def _parsed(dialect: Dialect, body: bytes) -> ChatRequest:
         raise EnvError(f"the request cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _error(kind: type[web.HTTPError], message: str, code: str | None = None) -> web.HTTPError:
-    error: Any = kind(text=json.dumps(error_body(message, code)), content_type="application/json")
+def _error_of(error: EnvError) -> tuple[int, dict[str, Any]]:
+    """Return status and body of an error."""
+    match error:
+        case SessionGivenUp():
+            return web.HTTPServiceUnavailable.status_code, error_body(str(error), kind="server_error")
+        case SessionOver():
+            # Agents know this code: the conversation cannot go on.
+            return web.HTTPBadRequest.status_code, error_body(str(error), "context_length_exceeded")
+        case _:
+            return web.HTTPBadRequest.status_code, error_body(str(error))
+
+
+def _refusal(error: EnvError) -> web.HTTPError:
+    status, body = _error_of(error)
+    kind: type[web.HTTPError] = web.HTTPServiceUnavailable if status == 503 else web.HTTPBadRequest
+    return _http_error(kind, body)
+
+
+def _error(kind: type[web.HTTPError], message: str) -> web.HTTPError:
+    return _http_error(kind, error_body(message))
+
+
+def _http_error(kind: type[web.HTTPError], body: dict[str, Any]) -> web.HTTPError:
+    headers = {"Retry-After": RETRY_AFTER_S} if kind is web.HTTPServiceUnavailable else None
+    error: Any = kind(text=json.dumps(body), content_type="application/json", headers=headers)
     return error  # type: ignore[no-any-return]

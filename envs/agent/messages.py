@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from envs.agent.chat import ChatRequest, Reply, fields_of, limit_in, message_of, tool_of
+from envs.agent.chat import ChatRequest, Reply, fields_of, message_of, tool_of
 from envs.agent.history import text_of
+from envs.agent.settings import demands_call, fields_ignored, limit_in, settings_in
 from envs.base import ChatMessage, ToolSchema
 from envs.errors import EnvError
 
@@ -62,7 +63,10 @@ def parse_messages_request(body: bytes) -> MessagesRequest:
         stop=tuple(stop),
         stream=bool(content.get("stream")),
         usage=True,
-        max_tokens=limit_in(content, "max_tokens"),
+        max_tokens=limit_in(content),
+        settings=settings_in(content),
+        demands_call=demands_call(content),
+        fields_ignored=fields_ignored(content, "messages", "system", "stop_sequences", "thinking"),
         thinks=(content.get("thinking") or {}).get("type", "disabled") != "disabled",
     )
 
@@ -222,6 +226,16 @@ ERROR_TYPES = {
 }
 TOO_LONG = "prompt is too long: "
 """Beginning of the text by which agents know that the conversation cannot go on: this API has no code for it."""
+
+
+def message_error_event(status: int, body: dict[str, Any]) -> bytes:
+    """Return the event that ends a stream in which no answer came. ``body`` is an error in the form of OpenAI's API.
+
+    Example:
+        >>> message_error_event(503, {"error": {"message": "gone", "code": None}})[:43]
+        b'event: error\ndata: {"type": "error", "error'
+    """
+    return _event("error", message_error(status, json.dumps(body)))
 
 
 def message_error(status: int, text: str) -> dict[str, Any]:

@@ -8,8 +8,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from envs.agent.chat import ChatRequest, Reply, fields_of, functions_in, limit_in, message_of, tool_of
+from envs.agent.chat import ChatRequest, Reply, fields_of, functions_in, message_of, tool_of
 from envs.agent.history import text_of
+from envs.agent.settings import demands_call, fields_ignored, limit_in, settings_in
 from envs.base import ChatMessage
 from envs.errors import EnvError
 
@@ -42,7 +43,10 @@ def parse_responses_request(body: bytes) -> ChatRequest:
         stop=(),
         stream=bool(content.get("stream")),
         usage=True,
-        max_tokens=limit_in(content, "max_output_tokens"),
+        max_tokens=limit_in(content),
+        settings=settings_in(content),
+        demands_call=demands_call(content),
+        fields_ignored=fields_ignored(content, "input", "instructions", "previous_response_id"),
     )
 
 
@@ -149,6 +153,18 @@ def response_events(reply: Reply, request: ChatRequest, name: str, created: int)
     for number, (kind, content) in enumerate(events):
         data = json.dumps({"type": kind, "sequence_number": number, **content})
         yield f"event: {kind}\ndata: {data}\n\n".encode()
+
+
+def response_error_event(status: int, body: dict[str, Any]) -> bytes:
+    """Return the event that ends a stream in which no answer came. ``body`` is that of the error.
+
+    Example:
+        >>> response_error_event(503, {"error": {"message": "gone", "code": None}})[:23]
+        b'event: error\ndata: {"typ'
+    """
+    error = body["error"]
+    content = {"type": "error", "sequence_number": 0, **error, "error": error}
+    return f"event: error\ndata: {json.dumps(content)}\n\n".encode()
 
 
 def _item_events(index: int, item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

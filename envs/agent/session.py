@@ -4,11 +4,12 @@ import asyncio
 import hmac
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
 from envs.agent.chat import ChatRequest, Reply
+from envs.agent.counts import AgentCounts
 from envs.errors import EnvError
 
 HANG_UP_S = 0.1
@@ -17,12 +18,24 @@ Alive = Callable[[], bool]
 """Returns whether a client still waits for its answer."""
 
 
+class SessionOver(EnvError):
+    """The episode has ended, and with it the session of its agent."""
+
+
+class SessionGivenUp(SessionOver):
+    """The episode was given up by nobody's fault: its task runs again, in a session of its own."""
+
+
+class TurnDeclined(EnvError):
+    """A request cannot be answered; others of its session can."""
+
+
 @dataclass(eq=False)
 class Asked:
     """A request and its answer to come."""
 
     request: ChatRequest
-    digest: bytes
+    """The request; without messages and tools once it is answered, because each later one repeats them."""
     number: int
     clients: list[Alive]
     """The clients that ask, more than one if the request was repeated."""
@@ -37,9 +50,22 @@ class Asked:
         """Whether no client has got the answer, and none waits for it any more."""
         return not self.delivered and not any(alive() for alive in self.clients)
 
+    @property
+    def answered(self) -> bool:
+        """Whether it has an answer, and no error."""
+        return self.answer.done() and self.answer.exception() is None
 
-class SessionOver(EnvError):
-    """The episode has ended, and with it the session of its agent."""
+    def settle(self, outcome: Reply | EnvError) -> None:
+        """Set the answer, or the error that its clients get. What came before stays."""
+        self.request = replace(self.request, messages=[], tools=[])
+        if self.answer.done():
+            return
+        if isinstance(outcome, EnvError):
+            self.answer.set_exception(outcome)
+            # The agent may be gone; then nobody reads this error.
+            self.answer.exception()
+        else:
+            self.answer.set_result(outcome)
 
 
 class AgentSession:
@@ -47,17 +73,24 @@ class AgentSession:
 
     Args:
         name: the session's part of the URL.
+        counts: what the suite counts.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, counts: AgentCounts) -> None:
+        self.name, self._counts = name, counts
         self.key = secrets.token_urlsafe(24)
         """Secret of the session, the agent's API key."""
         self.rewards: dict[str, float] | None = None
         """Rewards that were reported over HTTP; None: none were."""
+        self.turn_rewards: dict[int, dict[str, float]] = {}
+        """Rewards that were reported for the answers to single requests, by the request's number."""
         self.over = False
+        self.left = asyncio.Event()
+        """Set once `POST /end` has ended the session."""
         self._waiting: asyncio.Queue[Asked] = asyncio.Queue()
-        self._asked: list[Asked] = []
+        self._asked: dict[bytes, list[Asked]] = {}
+        """Requests by the hash of their bytes."""
+        self._count = 0
 
     def lets_in(self, authorization: str) -> bool:
         """Return whether an Authorization header has the session's key."""
@@ -82,25 +115,27 @@ class AgentSession:
         """
         digest = blake2b(body, digest_size=16).digest()
         asked = self._repeated(digest, again)
-        if asked is None and any(asked.digest == digest for asked in self._asked):
+        if asked is None and digest in self._asked:
             # Word that the earlier client has hung up may come behind its new request.
             await asyncio.sleep(HANG_UP_S)
             asked = self._repeated(digest, again)
         if self.over:
             raise SessionOver("this episode has ended; no further turn is sampled")
         if asked is None:
-            asked = Asked(request, digest, len(self._asked), [alive])
-            self._asked.append(asked)
+            asked = Asked(request, self._count, [alive])
+            self._count += 1
+            self._asked.setdefault(digest, []).append(asked)
             self._waiting.put_nowait(asked)
         else:
             asked.clients.append(alive)
+            self._counts.repeats += 1
         # A client that hangs up does not end the sampling: it may ask once more.
         await asyncio.shield(asked.answer)
         return asked
 
     def _repeated(self, digest: bytes, again: bool) -> Asked | None:
         """Return the last request with these bytes that this one repeats."""
-        known = [asked for asked in reversed(self._asked) if asked.digest == digest]
+        known = self._asked.get(digest, [])[::-1]
         missed = [asked for asked in known if asked.missed]
         return next(iter([*missed, *(known if again else [])]), None)
 
@@ -108,25 +143,44 @@ class AgentSession:
         """Wait for the next request of the agent."""
         return await self._waiting.get()
 
-    def end(self) -> None:
-        """End the session: what still waits for an answer gets an error."""
+    def end(self, why: SessionOver | None = None) -> None:
+        """End the session: what still waits for an answer gets an error.
+
+        Args:
+            why: the error; None: that of an episode at its limits.
+        """
         self.over = True
-        for asked in self._asked:
-            if not asked.answer.done():
-                asked.answer.set_exception(
-                    SessionOver("the episode has ended at its limit of turns or tokens")
-                )
-                # The agent may be gone; then nobody reads this error.
-                asked.answer.exception()
+        error = why or SessionOver("the episode has ended at its limit of turns or tokens")
+        for asked in [asked for same in self._asked.values() for asked in same]:
+            asked.settle(error)
 
     def report(self, content: Any) -> None:
         """Note the rewards of `POST /reward`: ``{"value": 1.0}`` or ``{"rewards": {"exact": 1.0}}``.
 
+        With ``"turn": ID`` they belong to the answer of that id, else to the last one.
+
         Raises:
-            EnvError: the content is something else.
+            EnvError: the content is something else, or there is no such answer.
         """
-        found = content.get("rewards", content.get("value")) if isinstance(content, dict) else None
-        self.rewards = rewards_of(found)
+        table = content if isinstance(content, dict) else {}
+        rewards = rewards_of(table.get("rewards", table.get("value")))
+        if table.get("turn") is None:
+            self.rewards = rewards
+        else:
+            self.turn_rewards.setdefault(self._number(table["turn"]), {}).update(rewards)
+
+    def _number(self, name: Any) -> int:
+        """Return the number of the request that an answer's id belongs to.
+
+        Raises:
+            EnvError: the session has no such answer.
+        """
+        _, _, place = str(name).partition("-")
+        session, _, number = place.rpartition("-")
+        answered = [asked.number for same in self._asked.values() for asked in same if asked.answered]
+        if session != self.name or not number.isdecimal() or int(number) not in answered:
+            raise EnvError(f"turn = {name!r:.200}: this session has no answer of this id")
+        return int(number)
 
 
 def rewards_of(value: Any) -> dict[str, float]:

@@ -7,16 +7,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast, get_args
 
-from envs.agent.command import agent_command
+from envs.agent.command import CERTIFICATE, agent_command
 from envs.agent.endpoint import Endpoint
-from envs.agent.episode import AgentEpisode
+from envs.agent.episode import AgentEpisode, AgentRules
 from envs.agent.message_tree import Trained
+from envs.agent.place import LISTEN, place_of
 from envs.base import ChatMessage, Env, Split, SuiteFacts
 from envs.errors import EnvError
 from envs.reasoning_gym_suite import task_of
 from envs.rows.reading import DataRow, read_rows
 from envs.rows.splitting import is_heldout, key_of, position
 from envs.user_code import absolute_beside_run_file, code_beside_run_file, code_file, load_callable
+from protocol.security.http_tls import CERTIFICATE_FILE
 
 FILES = ("train", "heldout")
 """Parameters that name a data set."""
@@ -41,6 +43,16 @@ class AgentSuite:
         seed: seed of the order of the rows in each epoch.
         trained: which answers are trained. "tools": those to requests with tools, if the episode has any. "main": those
             to requests with the tools of the longest conversation. "all": those to titles and probes, too.
+        timeout_s: longest time from the agent's start to its end, in seconds; 0: no bound of its own.
+        at_timeout: "fail": the episode of an agent that takes longer fails. "score": the agent is ended, and scored as
+            it stands.
+        history: "sampled": what was sampled stays in the context, however it comes back. "template": each request is
+            rendered as a whole, as other servers do it. Where the template changes an earlier answer, as by leaving
+            out its thought, a branch begins.
+        listen: HOST:PORT of the endpoint; port 0 takes a free one. Hosts other than loopback need ``keys``.
+        keys: folder with the certificate (`http.crt`) and its private key, see `offbeat keys make`. With it, the
+            endpoint speaks TLS only.
+        advertised_host: host in the address that agents get; empty: that of ``listen``, or this machine's name.
 
     Raises:
         EnvError: a file, a row, the function or a setting is wrong; the text names file and line.
@@ -56,14 +68,31 @@ class AgentSuite:
         solved_at: float = 1.0,
         seed: int = 0,
         trained: str = "tools",
+        timeout_s: float = 0.0,
+        at_timeout: str = "fail",
+        history: str = "sampled",
+        listen: str = LISTEN,
+        keys: str = "",
+        advertised_host: str = "",
     ) -> None:
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s >= 0:
+            raise EnvError(f"params.timeout_s = {timeout_s!r}: give a number of seconds, or 0 for no bound")
+        if at_timeout not in ("fail", "score"):
+            raise EnvError(f'params.at_timeout = {at_timeout!r}: give "fail" or "score"')
+        if history not in ("sampled", "template"):
+            raise EnvError(f'params.history = {history!r}: give "sampled" or "template"')
+        self._rules = AgentRules(float(timeout_s), at_timeout == "score", history == "template")
         if trained not in get_args(Trained):
             raise EnvError(f"params.trained = {trained!r}: give one of {', '.join(get_args(Trained))}")
         self._trained = cast(Trained, trained)
         if isinstance(run, list) and not (run and all(isinstance(word, str) for word in run)):
             raise EnvError(f"params.run = {run!r}: a command is a list of texts, the program first")
+        place = place_of(listen, keys, advertised_host)
+        access = {CERTIFICATE: str(place.keys / CERTIFICATE_FILE)} if place.keys is not None else {}
         loaded: dict[str, ModuleType] = {}
-        self._run = agent_command(run) if isinstance(run, list) else load_callable(run, "agent", loaded)
+        self._run = (
+            agent_command(run, access) if isinstance(run, list) else load_callable(run, "agent", loaded)
+        )
         self._score = load_callable(score, "score", loaded) if score else None
         self._correct, self._solved_at, self._seed = correct, float(solved_at), seed
         rows = read_rows(train, "train")
@@ -81,13 +110,13 @@ class AgentSuite:
         if not own:
             raise EnvError(f"params.heldout = {heldout!r} leaves none of the {len(rows)} rows to train on")
         self._rows: dict[Split, list[DataRow]] = {"train": own, "heldout": others}
-        self._endpoint = Endpoint()
+        self._endpoint = Endpoint(place)
 
     @staticmethod
     def find_files(params: dict[str, Any], folder: Path) -> dict[str, Any]:
         """Return the params with the paths by which every role finds the files; see `envs.registry.beside`."""
         found = dict(params)
-        for name in FILES:
+        for name in (*FILES, *(("keys",) if found.get("keys") else ())):
             if isinstance(found.get(name), str):
                 found[name] = absolute_beside_run_file(found[name], folder)
         for name in ("run", "score"):
@@ -113,7 +142,13 @@ class AgentSuite:
 
     def episode(self) -> Env:
         episode = AgentEpisode(
-            self._run, self._score, self._endpoint, self._begin, self._solved, self._trained
+            self._run,
+            self._score,
+            self._endpoint,
+            self._begin,
+            self._solved,
+            self._trained,
+            self._rules,
         )
         return cast(Env, episode)
 
@@ -131,6 +166,10 @@ class AgentSuite:
     def facts(self) -> SuiteFacts:
         """Return the number of held-out rows."""
         return SuiteFacts(heldout_tasks=len(self._rows["heldout"]))
+
+    def gauges(self) -> dict[str, float]:
+        """Return what agents asked for, and what became of it."""
+        return self._endpoint.counts.gauges()
 
     async def close(self) -> None:
         await self._endpoint.close()

@@ -78,6 +78,7 @@ def result_body(result: Any) -> dict[str, Any]:
         "tools": None if result.tools is None else list(result.tools),
         "auxiliary": list(result.auxiliary),
         "marks": dict(result.marks),
+        "earlier": {str(number): rewards for number, rewards in result.earlier.items()},
     }
 
 
@@ -105,6 +106,7 @@ def result_of(body: Mapping[str, Any]) -> StepResult:
         tools=body.get("tools"),
         auxiliary=body["auxiliary"],
         marks=body["marks"],
+        earlier={int(number): rewards for number, rewards in (body.get("earlier") or {}).items()},
     )
 
 

@@ -26,6 +26,9 @@ _MISTRAL = "[TOOL_CALLS]"
 _BARE = re.compile(r"(?:<\|python_tag\|>)?\s*(\{.*\})\s*(?:<\|eom_id\|>|<\|eot_id\|>)?", re.DOTALL)
 
 
+_BEGINNINGS = ("<tool_call>", "<function=", "to=functions.", "<｜tool▁call", "[TOOL_CALLS]", "<|python_tag|>")
+
+
 @dataclass(frozen=True)
 class Call:
     """A call that the model wrote. With ``error`` it could not be read; ``name`` may then be empty."""
@@ -61,6 +64,16 @@ def find_calls(answer: str, tools: Mapping[str, ToolSchema]) -> list[Call]:
         # A bare object may also be the answer, so it is a call only if it names a tool.
         return [call] if not call.error and call.name in tools else []
     return []
+
+
+def begins_call(text: str) -> bool:
+    """Return whether the markup of a call begins in a text, in a form that `find_calls` knows.
+
+    Example:
+        >>> begins_call("<function=add>"), begins_call("The answer is 7.")
+        (True, False)
+    """
+    return any(beginning in text for beginning in _BEGINNINGS)
 
 
 def without_thought(answer: str) -> str:

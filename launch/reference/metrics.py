@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 
 from broker.gauges import BROKER
+from envs.agent.counts import GAUGES as AGENT
 from envs.gym.suite import GAUGES as GYMNASIUM
 from envs.remote.suite import GAUGES as REMOTE
 from envs.rows.suite import GAUGES as ROWS
@@ -31,7 +32,7 @@ SECTIONS: dict[str, tuple[str, Mapping[str, Gauge]]] = {
     "replay": ("", REPLAY),
     "generator": ("generator/", GENERATOR),
     "actor": ("actor/", ACTOR),
-    "env": (ENV, {**ROWS, **TOOLS, **GYMNASIUM, **REMOTE, **SCORER}),
+    "env": (ENV, {**ROWS, **TOOLS, **AGENT, **GYMNASIUM, **REMOTE, **SCORER}),
     "broker": ("broker/", BROKER),
     "evaluation": ("", EVALUATION),
     "evaluation_sets": ("", EVALUATION_SETS),

@@ -34,6 +34,7 @@ def test_a_result_comes_over_with_numbers_of_numpy():
         tools=[{"type": "function"}],
         auxiliary=(0, 2),
         marks={"anchor": "kitchen", "calls": 2.0},
+        earlier={0: {"tidy": 0.5}},
     )
     found = result_of(sent(result_body(given)))
     assert found == StepResult(
@@ -46,6 +47,7 @@ def test_a_result_comes_over_with_numbers_of_numpy():
         tools=[{"type": "function"}],
         auxiliary=[0, 2],
         marks={"anchor": "kitchen", "calls": 2.0},
+        earlier={0: {"tidy": 0.5}},
     )
 
 
