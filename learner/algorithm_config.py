@@ -310,8 +310,8 @@ class AlgorithmConfig(Section):
     """Scale the learning rate of a step by the effective sample size of its proximal / behaviour weights, a
     share from 0 to 1 (VCPO, arXiv:2602.17616). "linear": by the share; "sqrt": by its square root."""
     scale_by_informative: bool = False
-    """Multiply advantages by the number of groups over the number of groups with unequal returns (RAPO,
-    arXiv:2509.24107)."""
+    """Multiply advantages by the number of groups over the number of groups with unequal returns, or with an advantage
+    of kind "compared", of groups in which a term has a difference (RAPO, arXiv:2509.24107)."""
     imitation_coefficient: float = Field(0.0, ge=0)
     """Factor of the negative log-likelihood of trajectories that solved their task, which is added to the
     loss (T-PPO uses 0.1). 0: no imitation."""

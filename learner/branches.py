@@ -56,7 +56,7 @@ def branches_of(turns: Sequence[Turn], tokens: int) -> list[Branch]:
     if all(turn.back == 1 for turn in turns):
         return [Branch(np.arange(tokens), np.ones(tokens, dtype=np.bool_))]
     _check(turns, tokens)
-    before, ends = _before(turns), ends_of(turns)
+    before, ends = turns_before(turns), ends_of(turns)
     _lengths(turns, before, ends)
     span = {turn.index: np.arange(turn.start, turn.end) for turn in turns}
     known: set[int] = set()
@@ -82,7 +82,7 @@ def ends_of(turns: Sequence[Turn]) -> list[int]:
         >>> ends_of(turns)
         [1, 3]
     """
-    continued = set(_before(turns).values())
+    continued = set(turns_before(turns).values())
     return [turn.index for turn in turns if turn.index not in continued]
 
 
@@ -99,13 +99,18 @@ def starts_of(turns: Sequence[Turn], tokens: int) -> list[int]:
     if all(turn.back == 1 for turn in turns):
         return [0] if tokens else []
     _check(turns, tokens)
-    before = _before(turns)
+    before = turns_before(turns)
     lengths = _lengths(turns, before, ends_of(turns))
     return [t.start for t in turns if not lengths[before[t.index]] and t.end > t.start]
 
 
-def _before(turns: Sequence[Turn]) -> dict[int, int | None]:
-    """Return the turn that each turn continues; None: it begins a tree."""
+def turns_before(turns: Sequence[Turn]) -> dict[int, int | None]:
+    """Return by index the turn that each turn continues; None: it begins a tree.
+
+    Example:
+        >>> turns_before([Turn(0, 0, 2, False), Turn(1, 2, 3, True), Turn(2, 3, 4, True, 2), Turn(3, 4, 5, True, 0)])
+        {0: None, 1: 0, 2: 0, 3: None}
+    """
     return {turn.index: turn.index - turn.back if turn.back and turn.index else None for turn in turns}
 
 

@@ -139,6 +139,10 @@ class ReplayConfig(Section):
     temperature: float = Field(0.1, gt=0)
     """Rule "difficulty": an item with success rate p has the weight
     exp(-|p - target_success| / temperature). Above 0."""
+    outcome: str = Field("return", min_length=1)
+    """Rules "success" and "per_prompt": value of a trajectory that decides whether it is a success and whether its
+    group failed. "return": the return; any other word is the name of a reward, as the environment gave it, without
+    weights."""
     per_prompt_capacity: int = Field(8, ge=1)
     """Rule "success": most trajectories kept of one prompt; the newest stay. At least 1."""
     warmup_steps: int = Field(0, ge=0)

@@ -134,7 +134,15 @@ class Trainer:
             return fresh
         # Seeded by the step, so that a restart draws the same items.
         rng = np.random.default_rng([self.seed, self.step])
-        return mix(self.replay, units, step=self.step, version=self.version, rng=rng, weight=weight)
+        return mix(
+            self.replay,
+            units,
+            step=self.step,
+            version=self.version,
+            rng=rng,
+            weight=weight,
+            compose=lambda members: self.exchange.intake.composed(self.config.reward, members),
+        )
 
     def applied(self, report: UpdateReport, units: Sequence[Unit]) -> None:
         """After a change of the weights: count it, keep the batch for replay, and publish if due."""

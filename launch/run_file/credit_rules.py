@@ -49,6 +49,15 @@ def _rewards(learner: LearnerConfig) -> Iterator[str]:
     ends = [stage.until_version for stage in reward.stages]
     if ends != sorted(set(ends)):
         yield f"{name}.stages end at versions {ends}; each must end later than the one before: put them in order"
+    newest = (learner.steps - 1) // learner.publish_every
+    # `offbeat eval` trains no step.
+    for i, end in enumerate(ends if learner.steps else ()):
+        if end > newest:
+            yield (
+                f"{name}.stages.{i}.until_version is {end}, but learner.steps {learner.steps} with "
+                f"learner.publish_every {learner.publish_every} train on versions up to {newest}: the stage would "
+                "never end; lower until_version, or raise steps"
+            )
     if (wrong := reward.wrong) is not None and wrong.highest < wrong.lowest:
         yield f"{name}.wrong.highest {wrong.highest:g} is below lowest {wrong.lowest:g}; raise highest"
     if (length := reward.length) is not None:

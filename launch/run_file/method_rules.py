@@ -18,7 +18,9 @@ from learner.algorithm_config import (
     KlPenalty,
 )
 from learner.config import RESCUE_RULES, LearnerConfig
+from learner.credit.reward_config import WinRate
 from learner.credit.short_forms import comparisons_of
+from learner.credit.signal import judges_groups
 from learner.surrogate_config import (
     BalancedSurrogate,
     BoundedSurrogate,
@@ -114,10 +116,10 @@ def _groups(learner: LearnerConfig) -> Iterator[str]:
                 f'{objective.name}.surrogate.kind is "bounded", which compares with the group\'s median, but '
                 f'learner.algorithm.advantage.kind is "{kind}"; use one of {", ".join(GROUP_RELATIVE)}'
             )
-    if algorithm.scale_by_informative and kind not in GROUP_RELATIVE:
+    if algorithm.scale_by_informative and not judges_groups(algorithm.advantage):
         yield (
-            f'learner.algorithm.scale_by_informative counts groups, but advantage.kind is "{kind}"; take it out, '
-            f"or use one of {', '.join(GROUP_RELATIVE)}"
+            f'learner.algorithm.scale_by_informative counts groups, but advantage.kind is "{kind}", not formed '
+            f'within groups; take it out, or use one of {", ".join(GROUP_RELATIVE)}, or "compared" among the group'
         )
 
 
@@ -144,6 +146,21 @@ def _replay(learner: LearnerConfig) -> Iterator[str]:
         yield (
             f'learner.replay.rule is "{replay.rule}", which rescues groups, but learner.algorithm.advantage.kind is '
             f'"{kind}"; use one of {", ".join(GROUP_RELATIVE)}, or another rule'
+        )
+    if replay.outcome != "return" and replay.rule not in RESCUE_RULES:
+        yield (
+            f'learner.replay.outcome is "{replay.outcome}" but learner.replay.rule is "{replay.rule}", which asks '
+            f"for none; take it out, or use one of {', '.join(RESCUE_RULES)}"
+        )
+    if (
+        replay.outcome == "return"
+        and replay.rule in RESCUE_RULES
+        and isinstance(learner.reward.group, WinRate)
+    ):
+        yield (
+            f'learner.replay.rule is "{replay.rule}" beside learner.reward.group.kind "win_rate": every win rate of a '
+            "failed group is 1/2, so no return says that it failed; set learner.replay.outcome to the name of the "
+            "reward that a success gets"
         )
     if learner.train_on == "groups" and replay.rule not in RESCUE_RULES:
         fresh = learner.batch_trajectories / learner.group_size * (1 - replay.share)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from learner.algorithms.advantages import turn_returns, whiten
 from learner.algorithms.comparisons import STD_EPSILON, UNIFORM_SPREAD, compare, has_peers, spread
+from learner.branches import turns_before
 from learner.credit.comparison_config import ByDifficulty, ComparedAdvantage, Comparison
 from learner.trajectory import Trajectory
 from protocol.arrays import Float64s
@@ -81,18 +82,31 @@ def term_keys(term: Comparison, trajectories: Sequence[Trajectory]) -> list[Hash
         return [t.group_id for t in trajectories]
     keys: list[Hashable] = []
     for t in trajectories:
-        known = t.anchors
-        anchors = [known.get(turn) for turn in t.action_turn_indices]
-        for j in range(len(anchors)):
+        histories = anchor_histories(t, term.history) if "anchor" in term.among else {}
+        for j, turn in enumerate(t.action_turn_indices):
             key: tuple[Hashable, ...] = (t.group_id,)
             if "position" in term.among:
                 key += (j,)
             if "anchor" in term.among:
-                states = anchors[max(0, j - term.history) : j + 1]
+                states = histories[turn]
                 # A turn whose state is unknown is like no other.
                 key += tuple(states) if None not in states else (t.trajectory_id, j, None)
             keys.append(key)
     return keys
+
+
+def anchor_histories(t: Trajectory, history: int) -> dict[int, tuple[str | float | None, ...]]:
+    """Return by action turn the anchors of the last `history` action turns of its branch, and its own as the last.
+
+    Turns of other branches are left out, because the policy did not see them. An unknown anchor is None.
+    """
+    known, before, own = t.anchors, turns_before(t.turns), set(t.action_turn_indices)
+    histories: dict[int | None, tuple[str | float | None, ...]] = {None: ()}
+    for turn in t.turns:
+        earlier = histories[before[turn.index]]
+        acts = turn.index in own
+        histories[turn.index] = (*earlier, known.get(turn.index))[-history - 1 :] if acts else earlier
+    return {index: histories[index] for index in own}
 
 
 def _with_names(terms: Sequence[Comparison], trajectories: Sequence[Trajectory]) -> list[Comparison]:

@@ -25,7 +25,7 @@ class Comparison(Section):
     action turn; "anchor": also the mark `anchor` of the turn, the state that it acted in; "batch": nothing, all units
     of the batch are compared. Empty: the value itself is the advantage, without a baseline."""
     history: int = Field(0, ge=0)
-    """With "anchor": number of turns before this one whose anchors must agree, too. At least 0."""
+    """With "anchor": number of turns before this one, in the same branch, whose anchors must agree, too. At least 0."""
     discount: float = Field(1.0, gt=0, le=1)
     """Discount per turn of "return_to_go". Above 0, at most 1."""
     scale: Scale = "std"

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from learner.config import LearnerConfig
 from learner.credit.comparison_config import ComparedAdvantage
-from learner.credit.reward_config import FewestCalls
-from learner.credit.rewards import OVERLONG
+from learner.credit.reward_config import FewestCalls, RewardConfig
+from learner.credit.rewards import made_rewards
 
-VALUES = ("return", "return_to_go", "each", "win_rate", OVERLONG)
-"""Values of a comparison that are no reward of an environment."""
+VALUES = {"return", "return_to_go", "each"}
+"""Values of a comparison that are no name of a reward."""
 
 
 def needed_rewards(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
@@ -18,7 +18,29 @@ def needed_rewards(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
         >>> list(needed_rewards(LearnerConfig(reward={"gates": [{"reward": "short", "needs": "right"}]})))
         [('learner.reward.gates.0.reward', 'short'), ('learner.reward.gates.0.needs', 'right')]
     """
+    made = made_rewards(learner.reward)
+    for field, name in _weighed(learner.reward):
+        if name not in made:
+            yield field, name
     reward, advantage = learner.reward, learner.algorithm.advantage
+    for i, gate in enumerate(reward.gates):
+        yield f"learner.reward.gates.{i}.needs", gate.needs
+    if reward.wrong is not None:
+        yield "learner.reward.wrong.reward", reward.wrong.reward
+    if reward.group is not None and reward.group.reward != "return":
+        yield "learner.reward.group.reward", reward.group.reward
+    if learner.replay is not None and learner.replay.outcome != "return":
+        yield "learner.replay.outcome", learner.replay.outcome
+    if isinstance(advantage, ComparedAdvantage):
+        for i, term in enumerate(advantage.terms):
+            if term.value not in VALUES | made:
+                yield f"learner.algorithm.advantage.terms.{i}.value", term.value
+        if advantage.by_difficulty is not None and advantage.by_difficulty.value not in VALUES | made:
+            yield "learner.algorithm.advantage.by_difficulty.value", advantage.by_difficulty.value
+
+
+def _weighed(reward: RewardConfig) -> Iterator[tuple[str, str]]:
+    """Yield field and name of each reward that has a weight or a gate; rewards that Offbeat makes may have them."""
     for name in reward.weights:
         yield f"learner.reward.weights.{name}", name
     for i, stage in enumerate(reward.stages):
@@ -26,17 +48,6 @@ def needed_rewards(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
             yield f"learner.reward.stages.{i}.weights.{name}", name
     for i, gate in enumerate(reward.gates):
         yield f"learner.reward.gates.{i}.reward", gate.reward
-        yield f"learner.reward.gates.{i}.needs", gate.needs
-    if reward.wrong is not None:
-        yield "learner.reward.wrong.reward", reward.wrong.reward
-    if reward.group is not None and reward.group.reward != "return":
-        yield "learner.reward.group.reward", reward.group.reward
-    if isinstance(advantage, ComparedAdvantage):
-        for i, term in enumerate(advantage.terms):
-            if term.value not in VALUES:
-                yield f"learner.algorithm.advantage.terms.{i}.value", term.value
-        if advantage.by_difficulty is not None and advantage.by_difficulty.value not in VALUES:
-            yield "learner.algorithm.advantage.by_difficulty.value", advantage.by_difficulty.value
 
 
 def needed_marks(learner: LearnerConfig) -> Iterator[tuple[str, str]]:

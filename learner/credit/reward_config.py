@@ -15,7 +15,8 @@ class RewardStage(Section):
 
     until_version: int = Field(ge=1)
     """Policy version at which the stage ends. A group is of the stage in which its newest token was sampled, so a
-    group has one value whenever it is trained. At least 1, and more than in the stage before."""
+    group has one value whenever it is trained. Numbers that restarts of the learner skip do not count. At least 1, more
+    than in the stage before, and at most the newest version that the run trains on."""
     weights: dict[str, float]
     """Weights by name, which replace those of `[learner.reward]` for these names."""
 
@@ -50,7 +51,8 @@ class WinRate(Section):
 
     kind: Literal["win_rate"] = "win_rate"
     reward: RewardName = "return"
-    """Name of the reward that is compared and replaced. "return": the sum of all, which replaces all."""
+    """Name of the reward that is compared and replaced. "return": the sum of all rewards after stages, gates, weights
+    and the penalty on length; its win rate is the reward `win_rate` and replaces all."""
 
 
 class WrongAnswer(Section):
@@ -69,7 +71,8 @@ class WrongAnswer(Section):
 
 class OverlongPenalty(Section):
     """Penalty on answers that come near a limit: 0 up to `buffer_tokens` below it, then falling to `-factor` at the
-    limit and beyond (DAPO, arXiv:2503.14476; GRPO-TCR, arXiv:2510.11701). It is the reward `overlong`."""
+    limit and beyond (DAPO, arXiv:2503.14476; GRPO-TCR, arXiv:2510.11701). It is the reward `overlong`, which may have
+    weights and gates like any other."""
 
     longest_tokens: int = Field(ge=1)
     """Action tokens of a trajectory at which the penalty is full. At least 1."""

@@ -1,7 +1,8 @@
 """Composes rewards: from those that the environment gave to those that the policy is trained on.
 
-Everything here is pure. The order is: the value of wrong answers, the reward of the group, gates, weights, and the
-penalty on long answers. Gates and group rewards look at sums without weights.
+Everything here is pure. The order is: the value of wrong answers, the reward of the group, the penalty on long
+answers, gates and weights. Gates and group rewards look at sums without weights. A win rate over the return comes last,
+because it compares what would be the return without it.
 """
 
 import math
@@ -20,47 +21,98 @@ from learner.credit.reward_config import (
 from learner.trajectory import Trajectory
 from learner.units import newest_version
 from protocol.messages import Reward
+from protocol.version_line import VersionLine
 
 OVERLONG = "overlong"
 """Name of the reward that is the penalty on long answers."""
+WIN_RATE = "win_rate"
+"""Name of the reward that is the win rate of the return."""
 
 
-def composed(config: RewardConfig, members: Sequence[Trajectory], *, group: bool = True) -> list[Trajectory]:
+def composed(
+    config: RewardConfig, members: Sequence[Trajectory], *, group: bool = True, updates: int | None = None
+) -> list[Trajectory]:
     """Return trajectories with the rewards that they are trained on; the given ones are kept beside them.
 
     Args:
         config: what to do with rewards.
         members: trajectories of one rollout group with the rewards that the environment gave, failed ones left out.
         group: whether they are a whole group; else the reward of the group does not act.
+        updates: published updates by which the stage is chosen, see `updates_at`; by default the version of the
+            newest token.
 
     Returns:
         The trajectories in the same order. One whose rewards stay what they are is the same object.
     """
     if not members:
         return []
-    weights = weights_at(config, newest_version(members))
+    weights = weights_at(config, newest_version(members) if updates is None else updates)
     of_groups: Sequence[list[Reward] | None] = [None] * len(members)
     if group:
         of_groups = _group_rewards(config, members)
-    result = []
+    lists = []
     for t, of_group in zip(members, of_groups, strict=True):
         rewards = t.rewards if config.wrong is None else with_wrong_answer(config.wrong, t)
         rewards = rewards if of_group is None else of_group
-        closed = {gate.reward for gate in config.gates if not is_open(gate, t)}
-        if any(reward.name in weights or reward.name in closed for reward in rewards):
-            rewards = [
-                Reward(r.name, r.turn, 0.0 if r.name in closed else r.value * weights.get(r.name, 1.0))
-                for r in rewards
-            ]
         if config.length is not None:
             penalty = overlong_penalty(config.length, int(t.learned_mask.sum()))
             rewards = [*rewards, Reward(OVERLONG, _last_turn(t), penalty)]
-        result.append(t if rewards is t.rewards else replace(t, rewards=rewards, given_rewards=t.rewards))
-    return result
+        lists.append(_weighed(config, weights, t, rewards))
+    if group and has_win_rate_of_returns(config):
+        rates = win_rates([float(sum(r.value for r in rewards)) for rewards in lists])
+        factor = weights.get(WIN_RATE, 1.0)
+        turns = [
+            max((r.turn for r in own), default=_last_turn(t)) for t, own in zip(members, lists, strict=True)
+        ]
+        lists = [[Reward(WIN_RATE, turn, factor * rate)] for turn, rate in zip(turns, rates, strict=True)]
+    return [
+        t if rewards is t.rewards else replace(t, rewards=rewards, given_rewards=t.rewards)
+        for t, rewards in zip(members, lists, strict=True)
+    ]
 
 
-def weights_at(config: RewardConfig, version: int) -> Mapping[str, float]:
-    """Return the weights of rewards for tokens of a policy version.
+def as_given(t: Trajectory) -> Trajectory:
+    """Return a trajectory with the rewards that the environment gave, so that they can be composed again."""
+    return t if t.given_rewards is None else replace(t, rewards=t.given_rewards, given_rewards=None)
+
+
+def has_win_rate_of_returns(config: RewardConfig) -> bool:
+    """Return whether all rewards are replaced by the win rate of their sum."""
+    return isinstance(config.group, WinRate) and config.group.reward == "return"
+
+
+def made_rewards(config: RewardConfig) -> set[str]:
+    """Return the names of rewards that are made here, and that no environment gives.
+
+    Example:
+        >>> sorted(made_rewards(RewardConfig(group={"kind": "win_rate"})))
+        ['win_rate']
+    """
+    made = {OVERLONG} if config.length is not None else set()
+    return made | {WIN_RATE} if has_win_rate_of_returns(config) else made
+
+
+def updates_at(line: VersionLine, version: int) -> int:
+    """Return the published updates before a version, without the numbers that restarts of the learner skipped.
+
+    Args:
+        line: where versions continued older ones.
+        version: a version as `VersionLine.place` returns it, counted from the newest line.
+
+    Example:
+        >>> updates_at(VersionLine(), 7), updates_at(VersionLine([(10, 20), (21, 30)]), 33)
+        (7, 14)
+    """
+    skipped = at = line.start
+    for continued, number in reversed(line.forks):
+        if at >= number:
+            skipped -= at - number
+            at = continued
+    return version - (skipped - at)
+
+
+def weights_at(config: RewardConfig, updates: int) -> Mapping[str, float]:
+    """Return the weights of rewards for tokens sampled after so many published updates.
 
     Example:
         >>> early = {"until_version": 10, "weights": {"format": 1.0}}
@@ -69,7 +121,7 @@ def weights_at(config: RewardConfig, version: int) -> Mapping[str, float]:
         ({'format': 1.0}, {'format': 0.1})
     """
     for stage in config.stages:
-        if version < stage.until_version:
+        if updates < stage.until_version:
             return {**config.weights, **stage.weights}
     return config.weights
 
@@ -166,11 +218,26 @@ def _group_rewards(config: RewardConfig, members: Sequence[Trajectory]) -> list[
         case FewestCalls(reward=name):
             right = [calls_of(rule, t) for t in members if total_of(t, name) > 0]
             return [_by_calls(rule, t, min(right)) if right else None for t in members]
+        case WinRate(reward="return"):
+            return [None] * len(members)
         case WinRate(reward=name):
             rates = win_rates([total_of(t, name) for t in members])
             return [_replaced(t, name, rate) for t, rate in zip(members, rates, strict=True)]
         case _:
             assert_never(rule)
+
+
+def _weighed(
+    config: RewardConfig, weights: Mapping[str, float], t: Trajectory, rewards: list[Reward]
+) -> list[Reward]:
+    """Return rewards after gates and weights; the same list if neither acts."""
+    closed = {gate.reward for gate in config.gates if not is_open(gate, t)}
+    if not any(reward.name in weights or reward.name in closed for reward in rewards):
+        return rewards
+    return [
+        Reward(r.name, r.turn, 0.0 if r.name in closed else r.value * weights.get(r.name, 1.0))
+        for r in rewards
+    ]
 
 
 def _by_calls(rule: FewestCalls, t: Trajectory, fewest: int) -> list[Reward] | None:
@@ -182,10 +249,8 @@ def _by_calls(rule: FewestCalls, t: Trajectory, fewest: int) -> list[Reward] | N
 
 def _replaced(t: Trajectory, name: str, value: float) -> list[Reward]:
     """Return the rewards with one value in place of all rewards of a name, at the last turn that had one."""
-    gone = [r for r in t.rewards if name in (r.name, "return")]
-    turn = max((r.turn for r in gone), default=_last_turn(t))
-    kept = [r for r in t.rewards if name not in (r.name, "return")]
-    return [*kept, Reward("win_rate" if name == "return" else name, turn, value)]
+    turn = max((r.turn for r in t.rewards if r.name == name), default=_last_turn(t))
+    return [*(r for r in t.rewards if r.name != name), Reward(name, turn, value)]
 
 
 def _last_turn(t: Trajectory) -> int:

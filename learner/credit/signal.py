@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from learner.algorithm_config import GROUP_RELATIVE, AdvantageConfig
+from learner.algorithms.advantages import informative_scale
 from learner.algorithms.comparisons import UNIFORM_SPREAD
 from learner.credit.compared import compared_advantages
 from learner.credit.comparison_config import ComparedAdvantage
@@ -37,3 +38,18 @@ def has_signal(config: AdvantageConfig, trajectories: Sequence[Trajectory]) -> b
         return False
     alone = config.model_copy(update={"whiten": "none", "by_difficulty": None})
     return bool((np.abs(compared_advantages(alone, members)) > UNIFORM_SPREAD).any())
+
+
+def informative_factor(config: AdvantageConfig, trajectories: Sequence[Trajectory]) -> float:
+    """Return the factor that makes up for groups without a signal: all groups / groups with one, at least 1.
+
+    RAPO, arXiv:2509.24107; see `learner.algorithms.advantages.informative_scale`. A sum of comparisons is asked itself,
+    because returns may be equal where its values are not.
+    """
+    if not isinstance(config, ComparedAdvantage):
+        return informative_scale([t.return_ for t in trajectories], [t.group_id for t in trajectories])
+    groups: dict[str, list[Trajectory]] = {}
+    for t in trajectories:
+        groups.setdefault(t.group_id, []).append(t)
+    informative = sum(has_signal(config, members) for members in groups.values())
+    return len(groups) / informative if informative else 1.0

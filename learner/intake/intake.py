@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from learner.credit.reward_config import RewardConfig
-from learner.credit.rewards import composed
+from learner.credit.rewards import as_given, composed, updates_at
 from learner.credit.signal import has_signal
 from learner.errors import BrokenTrajectory
 from learner.intake.commit_memory import CommitMemory
@@ -412,9 +412,18 @@ class Intake:
         if not training:
             config, group = RewardConfig(weights=config.weights), False
         if group:
-            usable = iter(composed(config, [t for t in trajectories if _is_usable(t)]))
+            usable = iter(self.composed(config, [t for t in trajectories if _is_usable(t)]))
             return [next(usable) if _is_usable(t) else t for t in trajectories]
-        return [valued for t in trajectories for valued in composed(config, [t], group=False)]
+        return [valued for t in trajectories for valued in self.composed(config, [t], group=False)]
+
+    def composed(
+        self, config: RewardConfig, members: Sequence[Trajectory], *, group: bool = True
+    ) -> list[Trajectory]:
+        """Compose the rewards of members in the stage of their newest token, from those that the environment gave."""
+        if not members:
+            return []
+        updates = updates_at(self.line, newest_version(members))
+        return composed(config, [as_given(t) for t in members], group=group, updates=updates)
 
     def _drop(self, outcome: str, deliver: Deliver, trajectories: Sequence[Trajectory]) -> None:
         self.counts.add(outcome, trajectories)

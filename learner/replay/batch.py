@@ -10,14 +10,14 @@ and the bound on policy lag see their true age.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, assert_never
 
 import numpy as np
 
 from learner.algorithms.replay import advantage_recalibrated, group_failed
-from learner.config import RESCUE_RULES
+from learner.config import RESCUE_RULES, ReplayConfig
 from learner.replay.rules import SUCCESS_RETURN
 from learner.replay.table import ReplayEntry, ReplayTable
 from learner.trajectory import Trajectory
@@ -32,6 +32,7 @@ def mix(
     version: int,
     rng: np.random.Generator,
     weight: float = 1.0,
+    compose: Callable[[Sequence[Trajectory]], list[Trajectory]] = list,
 ) -> list[Trajectory]:
     """Return the batch: the fresh trajectories and the replayed ones.
 
@@ -47,6 +48,8 @@ def mix(
         rng: generator for the draws.
         weight: factor of the advantages under the rule "advantage", see
             `learner.algorithms.replay.self_imitation_weight`.
+        compose: function that composes the rewards of a rescued group anew, because the reward of a group, for
+            example a win rate, is another one with the stored member.
     """
     table.expire(step=step, version=version)
     fresh = [t for unit in units for t in unit.trajectories]
@@ -58,11 +61,11 @@ def mix(
             entries = table.sample(table.quota(len(fresh), step=step), step=step, version=version, rng=rng)
             return fresh + [alone(e, table.baselines, weight=weight) for e in entries]
         case "success" | "per_prompt":
-            return [
-                t
-                for unit in units
-                for t in rescue_group(table, unit.trajectories, step=step, version=version, rng=rng)
-            ]
+            batch: list[Trajectory] = []
+            for unit in units:
+                members = rescue_group(table, unit.trajectories, step=step, version=version, rng=rng)
+                batch += compose(members) if any(t.replayed for t in members) else members
+            return batch
         case _:
             assert_never(table.config.rule)
 
@@ -86,8 +89,8 @@ def remember(table: ReplayTable[Any], units: Sequence[Unit], *, step: int) -> No
             case "success" | "per_prompt":
                 threshold = SUCCESS_RETURN[table.config.rule]
                 for t in _own(group):
-                    if t.return_ > threshold:
-                        _insert(table, t, advantage=0.0)
+                    if (outcome := outcome_of(table.config, t)) > threshold:
+                        _insert(table, t, advantage=0.0, return_=outcome)
             case _:
                 assert_never(table.config.rule)
 
@@ -101,23 +104,34 @@ def rescue_group(
     rng: np.random.Generator,
 ) -> list[Trajectory]:
     """Return the members; in a group that failed completely, a stored success replaces one of them."""
-    if not group_failed([t.return_ for t in group]):
+    outcomes = [outcome_of(table.config, t) for t in group]
+    if not group_failed(outcomes):
         return list(group)
     entries = table.sample(1, step=step, version=version, rng=rng, key=prompt_key(group[0]))
-    return rescue(group, [e.item for e in entries], rng)
+    return rescue(group, [e.item for e in entries], rng, outcomes=outcomes)
+
+
+def outcome_of(config: ReplayConfig, t: Trajectory) -> float:
+    """Return the value by which a rescue rule judges a trajectory."""
+    return t.return_ if config.outcome == "return" else t.reward_by_name.get(config.outcome, 0.0)
 
 
 def can_rescue(table: ReplayTable[Any], group: Sequence[Trajectory]) -> bool:
     """Return whether the rule can rescue this group: it failed completely, and a success may be drawn."""
-    wanted = table.config.rule in RESCUE_RULES and group_failed([t.return_ for t in group])
-    if not wanted or not table.room():
+    if table.config.rule not in RESCUE_RULES or not table.room():
+        return False
+    if not group_failed([outcome_of(table.config, t) for t in group]):
         return False
     key = prompt_key(group[0])
     return any(entry.key == key for entry in table.entries.values())
 
 
 def rescue(
-    group: Sequence[Trajectory], stored: Sequence[Trajectory], rng: np.random.Generator
+    group: Sequence[Trajectory],
+    stored: Sequence[Trajectory],
+    rng: np.random.Generator,
+    *,
+    outcomes: Sequence[float] | None = None,
 ) -> list[Trajectory]:
     """Replace one failed member by a stored success, if the group failed completely.
 
@@ -129,6 +143,7 @@ def rescue(
         group: members of one rollout group, at least one.
         stored: successes of the same prompt; one of them is drawn.
         rng: generator for the draw and for the member that is replaced.
+        outcomes: values that say whether the group failed; the returns by default.
 
     Returns:
         The members in order, as many as before; unchanged if the group did not fail or nothing is stored.
@@ -136,7 +151,8 @@ def rescue(
     members = list(group)
     # A greedy baseline keeps its place.
     sampled = [i for i, t in enumerate(members) if t.temperature > 0]
-    if not stored or not sampled or not group_failed([t.return_ for t in members]):
+    values = [t.return_ for t in members] if outcomes is None else outcomes
+    if not stored or not sampled or not group_failed(values):
         return members
     success = stored[int(rng.integers(len(stored)))]
     place = sampled[int(rng.integers(len(sampled)))]
@@ -191,12 +207,14 @@ def _remember_winners(table: ReplayTable[Any], group: Unit) -> None:
             _insert(table, t, advantage=t.return_ - mean)
 
 
-def _insert(table: ReplayTable[Any], t: Trajectory, *, advantage: float) -> None:
+def _insert(
+    table: ReplayTable[Any], t: Trajectory, *, advantage: float, return_: float | None = None
+) -> None:
     table.insert(
         t,
         key=prompt_key(t),
         version=newest_version([t]),
-        return_=t.return_,
+        return_=t.return_ if return_ is None else return_,
         advantage=advantage,
         success_rate=_success(t),
         tokens=t.action_tokens,

@@ -24,6 +24,7 @@ from learner.algorithms import truncation
 from learner.algorithms.values import lambda_returns, vtrace_targets
 from learner.credit.compared import compared_advantages, is_by_turn
 from learner.credit.short_forms import comparisons_of
+from learner.credit.signal import informative_factor
 from learner.trajectory import Trajectory
 from protocol.arrays import Float64s
 
@@ -102,11 +103,13 @@ def assign_credit(
     compared = comparisons_of(config.advantage)
     if compared is not None and (is_by_turn(compared) or compared.whiten == "tokens"):
         advantage = compared_advantages(compared, trajectories)
+        if config.scale_by_informative:
+            advantage = advantage * informative_factor(compared, trajectories)
         return TokenAdvantages.of_tokens(advantage, advantage)
     advantages, median = trajectory_advantages(config.advantage, trajectories)
     if config.scale_by_informative:
         own = [t for t in trajectories if t.advantage is None]
-        advantages = advantages * adv.informative_scale(_returns(own), [t.group_id for t in own])
+        advantages = advantages * informative_factor(config.advantage, own)
     stored = np.array([np.nan if t.advantage is None else t.advantage for t in trajectories])
     advantages = np.where(np.isnan(stored), advantages, stored)
     median = np.where(np.isnan(stored), median, stored)

@@ -8,9 +8,12 @@ from itertools import groupby
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace as replace_turn
 
 from launch.run_file.load import load
 from launch.run_file.shipped import METHODS, run_files
+from learner.algorithm_config import AlgorithmConfig
+from learner.credit.compared import anchor_histories
 from learner.credit.rewards import composed
 from learner.update.credit_assignment import assign_credit
 from protocol.messages import TurnMark
@@ -240,6 +243,37 @@ def test_hgpo_by_hand():
     np.testing.assert_allclose(turns_of("hgpo", differ), [[0, 1], [0, -1]], atol=5e-6)
     apart = [make_turns(n, [{"r": r}], anchors=[n]) for n, r in (("t", 1.0), ("u", 0.0))]
     assert firsts_of("hgpo", apart) == [0.0, 0.0]
+
+
+def test_hgpo_looks_back_along_the_branch():
+    """Member u takes its last turn from the prompt, in a branch of its own, so state s has no history there.
+
+    Depth 0 compares the returns 1, 0 and 1/2 in s. Deeper, u meets w, which begins in s, and t meets nobody.
+    """
+    t, u = (make_turns(n, [{}, {"r": r}], anchors=["p", "s"]) for n, r in (("t", 1.0), ("u", 0.0)))
+    w = make_turns("w", [{"r": 0.5}], anchors=["s"])
+    u = replace(u, turns=[*u.turns[:2], replace_turn(u.turns[2], back=0), u.turns[3]])
+    assert anchor_histories(t, 2) == {1: ("p",), 3: ("p", "s")}
+    assert anchor_histories(u, 2) == {1: ("p",), 3: ("s",)}
+    first = math.sqrt(1.5)
+    rows = turns_of("hgpo", [t, u, w])
+    got = [rows[0][1], rows[1][1], rows[2][0]]
+    np.testing.assert_allclose(got, [first, -(first + 5) / 6, 5 / 6], atol=1e-5)
+
+
+def test_informative_groups_are_counted_by_their_advantages():
+    """RAPO's scale beside GDPO's sum: (1,0) and (0,1) have equal returns and count; four equal members do not."""
+    rows = [{"x": 1.0, "y": 0.0}, {"x": 0.0, "y": 1.0}]
+    settings = {"kind": "compared", "terms": [{"value": "x"}, {"value": "y", "weight": 2.0}]}
+    members = group_of("a", rows) + group_of("b", rows[:1] * 2) + group_of("c", rows[:1] * 2)
+    for extra in ({}, {"terms": [{"value": "x", "of": "turn"}, {"value": "y", "of": "turn", "weight": 2.0}]}):
+        advantage = settings | extra
+        plain = assign_credit(AlgorithmConfig(advantage=advantage), members).advantage
+        scaled = assign_credit(
+            AlgorithmConfig(advantage=advantage, scale_by_informative=True), members
+        ).advantage
+        assert np.abs(plain).max() == pytest.approx(1.0, abs=1e-5)
+        np.testing.assert_allclose(scaled, 3 * plain)
 
 
 def test_eapo_against_the_formula():

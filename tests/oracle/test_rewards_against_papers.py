@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 
 from learner.config import LearnerConfig
+from learner.credit.needs import needed_rewards
 from learner.credit.reward_config import RewardConfig
-from learner.credit.rewards import call_factor, composed, overlong_penalty, win_rates
+from learner.credit.rewards import call_factor, composed, overlong_penalty, updates_at, win_rates
 from learner.intake.curriculum import Curriculum
 from learner.intake.intake import Intake
 from protocol.codec import decode, encode_delivery
 from protocol.messages import Deliver, Reward, TurnMark
+from protocol.version_line import VersionLine
 from tests.trajectories import make_turns
 from tests.unit.learner.test_reward_weights import member
 
@@ -138,6 +140,56 @@ def test_win_rate_replaces_what_it_compares():
     assert returns({"group": {"kind": "win_rate"}}, members) == [1.0, 0.0]
     (first, _) = composed(config(group={"kind": "win_rate"}), members)
     assert first.rewards == [Reward("win_rate", 3, 1.0)]
+
+
+def test_win_rate_of_the_return_compares_what_would_be_trained_on():
+    """Weights, stages, gates and the penalty on length decide who wins, not the sum that the environment gave."""
+    win = {"group": {"kind": "win_rate"}}
+    t, u = make_turns("t", [{"x": 5.0, "y": 0.0}]), make_turns("u", [{"x": 1.0, "y": 3.0}], lengths=[4])
+    stage = {"until_version": 1, "weights": {"x": 0.0}}
+    assert returns(win, [t, u]) == [1.0, 0.0]
+    assert returns(win | {"weights": {"x": 0.0}}, [t, u]) == [0.0, 1.0]
+    assert returns(win | {"stages": [stage]}, [t, u]) == [0.0, 1.0]
+    assert returns(win | {"stages": [stage]}, [t, u], updates=1) == [1.0, 0.0]
+    assert returns(win | {"gates": [{"reward": "x", "needs": "y"}]}, [t, u]) == [0.0, 1.0]
+    length = {"longest_tokens": 4, "buffer_tokens": 1, "factor": 9.0}
+    assert returns(win | {"weights": {"y": 2.0}, "length": length}, [t, u]) == [1.0, 0.0]
+    assert returns(win | {"weights": {"y": 2.0}}, [t, u]) == [0.0, 1.0]
+    assert returns(win | {"weights": {"win_rate": 3.0}}, [t, u]) == [3.0, 0.0]
+
+
+def test_the_penalty_on_length_has_weights_and_gates_as_other_rewards():
+    length = {"longest_tokens": 4, "buffer_tokens": 2}
+    members = [make_turns("t", [{"x": 1.0}], lengths=[4]), make_turns("u", [{"x": 0.0}], lengths=[4])]
+    assert returns({"length": length, "weights": {"overlong": 0.25}}, members) == [0.75, -0.25]
+    gate = {"reward": "overlong", "needs": "x"}
+    assert returns({"length": length, "gates": [gate]}, members) == [0.0, 0.0]
+    later = {"until_version": 9, "weights": {"overlong": 0.0}}
+    assert returns({"length": length, "stages": [later]}, members) == [1.0, 0.0]
+    named = LearnerConfig(
+        reward={"length": length, "gates": [gate], "weights": {"overlong": 0.5, "win_rate": 1.0}}
+    )
+    assert [name for _, name in needed_rewards(named)] == ["win_rate", "x"], "made here, and given by nobody"
+
+
+def test_stages_do_not_shorten_when_a_learner_goes_back_to_a_checkpoint():
+    """Versions 11 to 19 were undone and 20 continues 10, so 23 is 13 updates from the start, as 13 was."""
+    line = VersionLine([(10, 20)])
+    assert [updates_at(line, line.place(v)) for v in (8, 10, 11, 17, 20, 23)] == [8, 10, 9, 3, 10, 13]
+    line = VersionLine([(10, 20), (12, 30), (31, 40)])
+    assert [updates_at(line, v) for v in (40, 42)] == [13, 15], "12 to 30 went around 20"
+    learner = LearnerConfig(
+        group_size=2, batch_trajectories=4, max_policy_lag=0,
+        reward={"stages": [{"until_version": 3, "weights": {"exact": 0.0}}]},
+    )  # fmt: skip
+    for forks, expected in (([], [1.0, 0.0]), ([(2, 9)], [0.0, 0.0])):
+        curriculum = Curriculum("rows", learner)
+        curriculum.refill(version=0, lockstep=False)
+        intake = Intake(curriculum, False, line=VersionLine(forks))
+        members = [member(i, [Reward("exact", 1, 1.0 - i)], version=9) for i in range(2)]
+        intake.received(*decode(encode_delivery(Deliver(unit_id="0g0", segments=2), members)))
+        (unit,) = intake.ready
+        assert [t.return_ for t in unit.trajectories] == expected
 
 
 def test_wrong_answers_by_their_turns():

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from learner.config import ReplayConfig
+from learner.credit.reward_config import RewardConfig
+from learner.credit.rewards import as_given, composed
 from learner.replay.batch import alone, batch_metrics, can_rescue, mix, prompt_key, remember, rescue_group
 from learner.replay.rules import Limiter, make_limiter, make_selector
 from learner.replay.table import ReplayConfigError, ReplayStateError, ReplayTable, make_table
@@ -271,6 +273,30 @@ def test_a_failed_group_is_rescued_by_a_success_of_its_prompt(rule):
     assert (joined.group_id, joined.return_, table.sampled) == ("f", 1.0, 1)
     remember(table, [Unit("f", "f", batch[:3])], step=1)
     assert table.inserted == 2, "a replayed success is not stored again"
+
+
+@pytest.mark.parametrize("reward", ["return", "score"])
+def test_a_rescue_beside_win_rates_is_judged_by_the_named_outcome(reward):
+    """All failed: win rates are 1/2 each. The stored success beats both others, whose rates are 1/4 then."""
+    rule = RewardConfig(group={"kind": "win_rate", "reward": reward})
+    table = table_of("success", outcome="score")
+
+    def valued(group):
+        return replace(group, trajectories=composed(rule, group.trajectories))
+
+    solved, failed = (
+        valued(task_group(n, r, prompt=5)) for n, r in (("s", [0.0, 1.0, 1.0]), ("f", [0.0] * 3))
+    )
+    assert [t.return_ for t in failed.trajectories] == [0.5] * 3
+    remember(table, [solved], step=0)
+    assert [e.return_ for e in table.entries.values()] == [1.0, 1.0], "what the environment gave"
+    assert can_rescue(table, failed.trajectories)
+    batch = mix(
+        table, [failed, solved], step=1, version=1, rng=rng(),
+        compose=lambda members: composed(rule, [as_given(t) for t in members]),
+    )  # fmt: skip
+    assert sorted((t.replayed, t.return_) for t in batch[:3]) == [(False, 0.25), (False, 0.25), (True, 1.0)]
+    assert [t.return_ for t in batch[3:]] == [t.return_ for t in solved.trajectories]
 
 
 def test_a_greedy_member_is_neither_stored_nor_replaced():

@@ -74,7 +74,7 @@ def replace_fields(stored, trajectory, fields):
     return msgspec.structs.replace(stored, trajectories=[msgspec.structs.replace(trajectory, fields=fields)])
 
 
-def member(number, rewards):
+def member(number, rewards, version=0):
     segment = Segment(
         trajectory_id=f"0g0.{number}.0", task_id=f"0g0.{number}", group_id="0g0", group_size=2, index=0, offset=0,
         tokens=2, action_tokens=1, status="finished", turns=[Turn(0, 0, 1, False), Turn(1, 1, 2, True)],
@@ -84,7 +84,7 @@ def member(number, rewards):
         "token_ids": np.array([1, 2], dtype=np.int32),
         "action_mask": np.array([0, 1], dtype=np.uint8),
         "logp_behaviour": np.array([0.0, -0.5], dtype=np.float32),
-        "policy_version": np.array([-1, 0], dtype=np.int32),
+        "policy_version": np.array([-1, version], dtype=np.int32),
     }
     return tuple(encode_arrays(segment, arrays)[1:3])
 

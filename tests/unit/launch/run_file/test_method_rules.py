@@ -226,6 +226,17 @@ REFUSED = {
     "stages in disorder": (
         {"reward": {"stages": [{"until_version": n, "weights": {}} for n in (5, 5)]}}, ["[5, 5]", "put them in order"]
     ),
+    "a stage that never ends": (
+        {"steps": 60, "publish_every": 2, "reward": {"stages": [{"until_version": 30, "weights": {}}]}},
+        ["stages.0.until_version is 30", "learner.steps 60", "versions up to 29", "lower until_version"],
+    ),
+    "a rescue of groups that nobody loses": (
+        {"replay": {"rule": "success"}, "reward": {"group": {"kind": "win_rate"}}},
+        ['rule is "success" beside', '"win_rate"', "set learner.replay.outcome"],
+    ),
+    "an outcome that no rule asks for": (
+        {"replay": {"rule": "recent", "outcome": "answer"}}, ['outcome is "answer"', '"recent"', "per_prompt"]
+    ),
     "a wrong answer between nothing": (
         {"reward": {"wrong": {"reward": "x", "highest": -2.0}}}, ["highest -2 is below lowest -1"]
     ),
@@ -269,6 +280,11 @@ def test_what_a_run_cannot_supply_is_refused_with_the_cure(name):
         algorithm(surrogate={"kind": "mirror_descent"}, updates_per_batch=2),
         algorithm(surrogate={"kind": "clip", "high": 0.28, "dual": 1.3}),
         {"filter_uniform_groups": False} | algorithm(scale_by_informative=True),
+        {"filter_uniform_groups": False}
+        | terms({"of": "turn"})
+        | algorithm(scale_by_informative=True, advantage={"kind": "compared", "terms": [{"of": "turn"}]}),
+        {"steps": 61, "publish_every": 2, "reward": {"stages": [{"until_version": 30, "weights": {}}]}},
+        {"replay": {"rule": "success", "outcome": "answer"}, "reward": {"group": {"kind": "win_rate"}}},
         algorithm(surrogate={"kind": "ratio_variance", "centre": "proximal"}, passes=2),
         algorithm(surrogate={"kind": "triplet", "negative_low": 1.0, "positive_high": 1.0}, corrections=[]),
         algorithm(proximal="interpolated"),
