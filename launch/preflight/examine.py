@@ -6,7 +6,7 @@ configuration, takes a few tasks of each split, and counts the tokens of their f
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,7 @@ def examine(config: RunConfig) -> Examined:
             raise ConfigError(f"model.path: {error}") from None
         described = read_description(folder)
         context = context_of(described)
-    facts, prompts, remarks = asyncio.run(_try_environment(config, renderer))
+    facts, prompts, remarks, seen = asyncio.run(_try_environment(config, renderer))
     if problems := [
         *without_room,
         *too_long_model(config, context, folder),
@@ -98,7 +98,7 @@ def examine(config: RunConfig) -> Examined:
         *sets_without_tasks(config, facts),
     ]:
         raise ConfigError("\n".join(problems))
-    remarks = [*remarks, *try_adapters(config, folder)]
+    remarks = [*remarks, *rewards_not_seen(config, facts, seen), *try_adapters(config, folder)]
     fitting, few = fitted(config, facts)
     content = content_hash(config.env.name, config.env.params)
     fitting = fitting.model_copy(update={"env": fitting.env.model_copy(update={"content": content})})
@@ -154,6 +154,22 @@ def unknown_rewards(config: RunConfig, facts: SuiteFacts) -> Iterator[str]:
             yield (
                 f"{field}{what}: the environment has no reward of this name"
                 f"{nearest(name, list(names))} (rewards: {', '.join(names)})"
+            )
+
+
+def rewards_not_seen(config: RunConfig, facts: SuiteFacts, seen: Collection[str]) -> Iterator[str]:
+    """Yield a remark on each named reward that no tried answer got, if the environment does not list its rewards.
+
+    A right answer may get rewards that an empty one does not, so this is no refusal.
+    """
+    if facts.reward_names is not None or not seen:
+        return
+    for field, name in needed_rewards(config.learner):
+        if name not in seen:
+            what = "" if field.endswith(f".{name}") else f' is "{name}"'
+            yield (
+                f"{field}{what}: the tried answers got no reward of this name{nearest(name, list(seen))} (rewards: "
+                f"{', '.join(sorted(seen))}); if it is right, list it in SuiteFacts.reward_names"
             )
 
 
@@ -239,11 +255,11 @@ def cut_answers(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[str]:
 
 async def _try_environment(
     config: RunConfig, renderer: Renderer | None
-) -> tuple[SuiteFacts, list[Prompt], list[str]]:
+) -> tuple[SuiteFacts, list[Prompt], list[str], set[str]]:
     """Begin some tasks of each split, answer the first with an empty text, and count the first prompts.
 
     Returns:
-        The facts of the suite, the prompts, and remarks.
+        The facts of the suite, the prompts, remarks, and the names of the rewards that the answers got.
 
     Raises:
         ConfigError: the environment cannot be made, raises an exception, or returns something unusable.
@@ -271,4 +287,4 @@ async def _try_environment(
                 prompts.append(prompt and replace(prompt, place=place))
     finally:
         await trial.close()
-    return facts, [prompt for prompt in prompts if prompt is not None], trial.remarks
+    return facts, [prompt for prompt in prompts if prompt is not None], trial.remarks, trial.reward_names

@@ -45,6 +45,8 @@ class Trial:
         self._renderer = renderer
         self._runner = EnvironmentRunner(calls=1)
         self.remarks: list[str] = []
+        self.reward_names: set[str] = set()
+        """Names of the rewards that the tried answers got."""
 
     async def facts(self) -> SuiteFacts:
         """Return the facts of the suite. A suite may have something else of this name, which is left alone."""
@@ -112,6 +114,7 @@ class Trial:
             self._remark(f"the rewards were not tried: {error}")
             return ""
         _check_result(result, what)
+        self.reward_names.update(result.rewards)
         try:
             check_conversation(result.messages(), what)
         except ActorError as error:

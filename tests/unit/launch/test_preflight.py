@@ -72,6 +72,17 @@ def run(tmp_path, model, path):
     return make
 
 
+def test_a_reward_that_the_tried_answers_do_not_get_is_told_before_the_run(run):
+    weighed = {"reward": {"weights": {"scor": 2.0, "score": 1.0}}}
+    assert preflight(run(learner=weighed)) == [
+        "learner.reward.weights.scor: the tried answers got no reward of this name; did you mean 'score'? (rewards: "
+        "score); if it is right, list it in SuiteFacts.reward_names"
+    ]
+    assert preflight(run(step="return StepResult(done=True)", learner=weighed)) == [], (
+        "nothing is known of its names"
+    )
+
+
 def refusal(config):
     with pytest.raises(ConfigError) as caught:
         preflight(config)
