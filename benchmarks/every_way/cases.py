@@ -9,8 +9,11 @@ TRIMMED = {
     "ppo": ("learner.algorithm.critic.warmup_steps=1",),
     "tppo": ("learner.algorithm.critic.warmup_steps=1", "actor.segment_tokens=8"),
     "remix": ("learner.algorithm.reincarnation.step=2", "learner.replay.stop_at_step=2"),
+    "prs": ("learner.reward.stages=[{until_version = 1, weights = {step = 1.0, answer = 0.0}}]",),
 }
 """Overrides of methods whose parts act in later steps than the few of a case."""
+RUN_FILES = dict.fromkeys(("gigpo", "grpo-tcr", "hgpo", "otc", "prs"), "calculator")
+"""Run files of methods that need marks, or rewards of certain names, which other jobs may not give."""
 SHORT = (
     "learner.batch_trajectories=16",
     "learner.evaluation_tasks=0",
@@ -31,6 +34,8 @@ class Case:
     """Whether the run is resumed after its last step, for as many steps again."""
     exported: bool = False
     """Whether transformers and vLLM load the model that the run writes."""
+    run_file: str = ""
+    """Run file of this case; "": the one that the program was given."""
 
 
 def method_cases() -> dict[str, Case]:
@@ -40,8 +45,11 @@ def method_cases() -> dict[str, Case]:
         >>> method_cases()["gspo"].overrides
         ('method=gspo',)
     """
-    names = sorted(path.stem for path in METHODS.glob("*.toml"))
-    return {name: Case((f"method={name}", *TRIMMED.get(name, ()))) for name in names}
+    names = sorted(path.stem for path in METHODS.rglob("*.toml"))
+    return {
+        name: Case((f"method={name}", *TRIMMED.get(name, ())), run_file=RUN_FILES.get(name, ""))
+        for name in names
+    }
 
 
 WAYS = {

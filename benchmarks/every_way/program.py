@@ -16,6 +16,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,9 @@ def run_all(cases: dict[str, Case], args: argparse.Namespace) -> list[dict[str, 
     for name, case in cases.items():
         if name not in done:
             with tempfile.TemporaryDirectory(dir=out.parent) as folder:
-                case = Case((*case.overrides, *args.set), case.killed, case.resumed, case.exported)
-                outcome = run_case(name, case, args.run_file, args.steps, Path(folder), args.limit_s)
+                case = replace(case, overrides=(*case.overrides, *args.set))
+                run_file = case.run_file or args.run_file
+                outcome = run_case(name, case, run_file, args.steps, Path(folder), args.limit_s)
             done[name] = outcome.as_dict()
             with open(out, "a") as lines:
                 lines.write(json.dumps(done[name]) + "\n")
