@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from launch.run_file.load import load
 from launch.run_file.shipped import run_files
 from learner.config import OptimizerConfig
+from learner.credit.rewards import composed
 from learner.surrogate_config import (
     ChunkSurrogate,
     EntropySurrogate,
@@ -26,7 +27,7 @@ from learner.surrogate_config import (
     WindowSurrogate,
 )
 from learner.update.engine import TrainingEngine
-from protocol.messages import Reward, Turn
+from protocol.messages import Reward, Turn, TurnMark
 from recipes import BOUNDS_NEVER_ACT, ONE_ALGORITHM
 from tests.integration.learner.published import weights_of
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
@@ -38,8 +39,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-FILES = {name: path for name, path in run_files().items() if path.parent.name != "credit"}
-"""Recipes of rewards and comparisons are not here: tests/oracle/test_credit_recipes.py compares their gradients."""
+FILES = run_files()
 NAMES = sorted(FILES)
 WITHOUT_BOUNDS = ("remax", "rloo")
 """Recipes whose surrogate is REINFORCE; the bounds of its weight, which is 1, are no part of the method."""
@@ -66,7 +66,8 @@ def step(model, groups):
     def make(learner):
         engine = TrainingEngine(learner, model=model, total_steps=10, seed=5)
         greedy = learner.algorithm.advantage.kind == "greedy"
-        batch = [t for group in groups for t in group if greedy or not t.baseline]
+        members = [[t for t in group if greedy or not t.baseline] for group in groups]
+        batch = [t for group in members for t in composed(learner.reward, group)]
         assert engine.update(batch, current_version=VERSION).applied
         change = torch.cat([tensor.flatten() for tensor in weights_of(engine).values()]) - before
         engine.close()
@@ -106,6 +107,10 @@ def rollout(lm, rng, g, i):
         ],
         rewards=[Reward("step", 1, float(rng.random())), Reward("answer", 3, float(rng.random()))],
         correct=bool(rng.random() < 0.5),
+        marks=[
+            *(TurnMark("anchor", turn, str(state)) for turn, state in ((1, "start"), (3, rng.integers(2)))),
+            *(TurnMark("calls", turn, float(rng.integers(3))) for turn in (1, 3)),
+        ],
     )
 
 
@@ -123,6 +128,10 @@ def settings(name):
     if algorithm.critic is not None:
         critic = algorithm.critic.model_copy(update={"warmup_steps": 0})
         algorithm = algorithm.model_copy(update={"critic": critic})
+    if (bonus := algorithm.entropy).coefficient:
+        # EPO's band acts from the second update on, and its bonus is small beside the surrogate.
+        louder = bonus.model_copy(update={"coefficient": 100 * bonus.coefficient})
+        algorithm = algorithm.model_copy(update={"entropy": louder})
     return learner.model_copy(update={"optimizer": OPTIMIZER, "algorithm": algorithm})
 
 
