@@ -68,6 +68,26 @@ class TurnReturnAdvantage(Section):
     """Baseline that is subtracted. "group": the group's mean at the same turn; "none": nothing."""
 
 
+class RiskAdvantage(Section):
+    """Risk measure of bundles of tasks, which counts their lower tail more and their upper tail not at all (RiskPO,
+    arXiv:2510.00911). A bundle's j-th paper has the j-th answer of each of its groups. The running quantiles of the
+    papers' sums are a part of the checkpoint."""
+
+    kind: Literal["risk"] = "risk"
+    bundle: int = Field(5, ge=1)
+    """Rollout groups in a bundle, in the order of the batch. At least 1; a batch holds a multiple of it."""
+    levels: tuple[Annotated[float, Field(gt=0, lt=1)], Annotated[float, Field(gt=0, le=1)]] = Field(
+        (0.2, 0.8), strict=False
+    )
+    """Levels of the lower and the upper quantile. The first is below the second."""
+    mix: float = Field(1.5, ge=0)
+    """Weight of the lower tail beside the range between the quantiles, whose weight is 1. At least 0."""
+    rate: float = Field(0.1, gt=0)
+    """Step of a running quantile, in units of the return, if all papers of a batch are on one side. Above 0."""
+    natural_baseline: bool = False
+    """Subtract the distance of the quantiles, so that no paper has a positive advantage."""
+
+
 class GaeAdvantage(Section):
     """Generalised advantage estimation over tokens (arXiv:1506.02438); needs `[learner.algorithm.critic]`.
 
@@ -99,6 +119,7 @@ AdvantageConfig = Annotated[
     | GreedyAdvantage
     | TurnReturnAdvantage
     | ComparedAdvantage
+    | RiskAdvantage
     | GaeAdvantage,
     Field(discriminator="kind"),
 ]
@@ -312,6 +333,10 @@ class AlgorithmConfig(Section):
     scale_by_informative: bool = False
     """Multiply advantages by the number of groups over the number of groups with unequal returns, or with an advantage
     of kind "compared", of groups in which a term has a difference (RAPO, arXiv:2509.24107)."""
+    advantage_by_entropy: float = Field(0.0, ge=0)
+    """Multiply the advantage of a token by 1 + this times its entropy, which is shifted and scaled to mean 0 and
+    deviation 1 over the batch's trained tokens (AEPO, arXiv:2510.14545, which takes 0.2). It costs a forward pass. 0:
+    all tokens count alike."""
     imitation_coefficient: float = Field(0.0, ge=0)
     """Factor of the negative log-likelihood of trajectories that solved their task, which is added to the
     loss (T-PPO uses 0.1). 0: no imitation."""

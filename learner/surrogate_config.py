@@ -31,6 +31,9 @@ class ClipSurrogate(Section):
     "turn": the turn, "sequence": the trajectory (GSPO, arXiv:2507.18071)."""
     centre: Centre = "proximal"
     """Policy in the denominator of the ratio."""
+    keep_gradient: bool = False
+    """Whether a token above the upper bound keeps the gradient (1 + high) times the advantage (AEPO,
+    arXiv:2510.14545). False: it has none."""
 
 
 class WeightedSurrogate(Section):

@@ -51,6 +51,12 @@ METHODS = {
     "fixed": {"aggregation": {"kind": "fixed", "tokens": 16}},
     "ess": {"lr_by_ess": "linear"},
     "entropy_target": {"entropy": {"coefficient": 0.01, "target": 9.0, "change": 0.01, "maximum": 0.5}},
+    "kept_gradient": {
+        "surrogate": {"kind": "clip", "centre": "behaviour", "keep_gradient": True, "dual": 3.0},
+        "corrections": [],
+    },
+    "by_entropy": {"advantage_by_entropy": 0.2},
+    "risk": {"advantage": {"kind": "risk", "bundle": 2}},
     "entropy_band": {"entropy": {"coefficient": 0.1, "band": {"low": 1.0, "high": 1.0, "coefficient": 1.0}}},
     "value_head": CRITIC | {"critic": {"model": "head"}},
     "critic": CRITIC | {"critic": {"model": "separate"}},

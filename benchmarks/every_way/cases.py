@@ -9,10 +9,11 @@ TRIMMED = {
     "ppo": ("learner.algorithm.critic.warmup_steps=1",),
     "tppo": ("learner.algorithm.critic.warmup_steps=1", "actor.segment_tokens=8"),
     "remix": ("learner.algorithm.reincarnation.step=2", "learner.replay.stop_at_step=2"),
+    "riskpo": ("learner.algorithm.advantage.bundle=2",),
     "prs": ("learner.reward.stages=[{until_version = 1, weights = {step = 1.0, answer = 0.0}}]",),
 }
-"""Overrides of methods whose parts act in later steps than the few of a case."""
-RUN_FILES = dict.fromkeys(("gigpo", "grpo-tcr", "hgpo", "otc", "prs"), "calculator")
+"""Overrides of methods whose parts act in later steps than the few of a case, or need larger batches."""
+RUN_FILES = dict.fromkeys(("fapo-rule", "gigpo", "grpo-tcr", "hgpo", "otc", "prs", "subpo"), "calculator")
 """Run files of methods that need marks, or rewards of certain names, which other jobs may not give."""
 SHORT = (
     "learner.batch_trajectories=16",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from learner.algorithm_config import RiskAdvantage
 from learner.config import LearnerConfig
 from learner.credit.compared import is_by_turn
 from learner.credit.comparison_config import ComparedAdvantage, Comparison
@@ -11,6 +12,8 @@ def credit_contradictions(learner: LearnerConfig) -> Iterator[str]:
     """Yield a line per mistake: field, value seen, cure."""
     yield from _rewards(learner)
     advantage = learner.algorithm.advantage
+    if isinstance(advantage, RiskAdvantage):
+        yield from _risk(learner, advantage)
     if not isinstance(advantage, ComparedAdvantage):
         return
     name = "learner.algorithm.advantage"
@@ -24,8 +27,23 @@ def credit_contradictions(learner: LearnerConfig) -> Iterator[str]:
         )
     if advantage.whiten == "trajectories" and is_by_turn(advantage):
         yield f'{name}.whiten is "trajectories" but a term is of turns; use whiten = "tokens", or "none"'
+    if advantage.novelty is not None and is_by_turn(advantage):
+        yield f'{name}.novelty is of whole answers but a term is of turns; take it out, or set of = "trajectory"'
     if advantage.by_difficulty is not None and not all("group" in term.among for term in advantage.terms):
         yield f"{name}.by_difficulty weighs groups, but a term is not among the group; take by_difficulty out"
+
+
+def _risk(learner: LearnerConfig, advantage: RiskAdvantage) -> Iterator[str]:
+    name, groups = "learner.algorithm.advantage", learner.units_per_batch
+    if advantage.levels[0] >= advantage.levels[1]:
+        yield f"{name}.levels are {list(advantage.levels)}; the first must be below the second: swap them"
+    if learner.train_on == "groups" and groups % advantage.bundle:
+        yield (
+            f"{name}.bundle is {advantage.bundle} but a batch has {groups} groups: the last bundle would be smaller; "
+            "let learner.batch_trajectories / group_size be a multiple of it"
+        )
+    if learner.replay is not None:
+        yield f'{name}.kind is "risk" beside learner.replay, whose groups belong to no bundle; take replay out'
 
 
 def _rewards(learner: LearnerConfig) -> Iterator[str]:
@@ -40,7 +58,8 @@ def _rewards(learner: LearnerConfig) -> Iterator[str]:
             f'{name}.group.kind is "{reward.group.kind}" beside {name}.wrong: both replace rewards, and the group '
             "would be compared without the other; take one of them out"
         )
-    beside = [part for part in ("stages", "gates", "wrong", "length") if getattr(reward, part)]
+    parts = ("stages", "gates", "wrong", "coverage", "flawed", "length")
+    beside = [part for part in parts if getattr(reward, part)]
     if beside and learner.train_on == "windows":
         yield (
             f'{name}.{beside[0]} is set but learner.train_on is "windows": a trajectory that is still growing has no '

@@ -78,7 +78,7 @@ def objectives_of(algorithm: AlgorithmConfig) -> Iterator[ChangedObjective]:
 def compares_members(learner: LearnerConfig) -> bool:
     """Return whether advantages compare a trajectory with other sampled members of its group."""
     compared = comparisons_of(learner.algorithm.advantage)
-    return learner.algorithm.advantage.kind in GROUP_RELATIVE or (
+    return learner.algorithm.advantage.kind in (*GROUP_RELATIVE, "risk") or (
         compared is not None and any("group" in term.among for term in compared.terms)
     )
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from learner.algorithms.advantages import turn_returns, whiten
 from learner.algorithms.comparisons import STD_EPSILON, UNIFORM_SPREAD, compare, has_peers, spread
 from learner.branches import turns_before
-from learner.credit.comparison_config import ByDifficulty, ComparedAdvantage, Comparison
+from learner.credit.comparison_config import ByDifficulty, ComparedAdvantage, Comparison, Novelty
 from learner.trajectory import Trajectory
 from protocol.arrays import Float64s
 
@@ -53,6 +53,8 @@ def compared_advantages(config: ComparedAdvantage, trajectories: Sequence[Trajec
     parts = [_parts(term, trajectories, by_token) for term in terms]
     total = _mean(parts) if config.combine == "mean" else _sum(terms, parts)
     lengths = [len(t) for t in trajectories]
+    if config.novelty is not None:
+        total = total + _novelty(config.novelty, trajectories, total)
     if config.by_difficulty is not None:
         owners = (
             np.repeat(np.arange(len(trajectories)), lengths) if by_token else np.arange(len(trajectories))
@@ -162,6 +164,20 @@ def _mean(parts: Sequence[TermParts]) -> Float64s:
     divisor = np.add.reduce(weights)
     mean: Float64s = np.divide(total, divisor, out=np.zeros_like(total), where=divisor > 0)
     return mean
+
+
+def _novelty(config: Novelty, trajectories: Sequence[Trajectory], advantages: Float64s) -> Float64s:
+    """Return the bonus of each trajectory, [S]; 0 where the answer is wrong or its advantage not above 0."""
+    likely = np.array([_mean_logp(t) for t in trajectories])
+    right = np.array([_trajectory_value(config.value, t) > 0 for t in trajectories])
+    relative = compare(likely, [t.group_id for t in trajectories], scale="none")
+    bonus = (config.scale * (1 - np.exp(relative))).clip(0.0, config.most * advantages.clip(min=0.0))
+    return np.where(right, bonus, 0.0)
+
+
+def _mean_logp(t: Trajectory) -> float:
+    mask = t.learned_mask
+    return float(t.logp_behaviour[mask].mean(dtype=np.float64)) if mask.any() else 0.0
 
 
 def _difficulty_weights(

@@ -47,6 +47,19 @@ class ByDifficulty(Section):
     """Temperature of the softmax; a large one makes weights equal. Above 0."""
 
 
+class Novelty(Section):
+    """Bonus for right answers that the behaviour policy gave a low probability (XRPO, arXiv:2510.06672):
+    min(max(scale (1 - exp(s - mean s)), 0), most A), with s the mean log-probability of a trajectory's tokens and the
+    mean over its group."""
+
+    value: str = Field("return", min_length=1)
+    """Value that is above 0 for a right answer: "return", or the name of a reward."""
+    scale: float = Field(2.5, gt=0)
+    """Factor of the novelty. Above 0."""
+    most: float = Field(0.5, gt=0)
+    """Largest bonus, as a share of the advantage. Above 0."""
+
+
 class ComparedAdvantage(Section):
     """Sum of comparisons, each of a value of trajectories or turns with that of others. GRPO, GiGPO, HGPO, GDPO, DVAO
     and DGPO are such sums; docs/recipes/credit has their terms."""
@@ -60,5 +73,7 @@ class ComparedAdvantage(Section):
     whiten: Literal["none", "trajectories", "tokens"] = "none"
     """Shift and scale the sum to mean 0 and deviation 1 over the batch: over its trajectories (sample deviation), or
     over its action tokens, where long answers count more."""
+    novelty: Novelty | None = None
+    """Bonus for unlikely right answers; for terms of trajectories only. Absent: none."""
     by_difficulty: ByDifficulty | None = None
     """Weights of groups by difficulty. Absent: none."""

@@ -25,6 +25,9 @@ def needed_rewards(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
     reward, advantage = learner.reward, learner.algorithm.advantage
     for i, gate in enumerate(reward.gates):
         yield f"learner.reward.gates.{i}.needs", gate.needs
+    if reward.flawed is not None:
+        yield "learner.reward.flawed.reward", reward.flawed.reward
+        yield "learner.reward.flawed.needs", reward.flawed.needs
     if reward.wrong is not None:
         yield "learner.reward.wrong.reward", reward.wrong.reward
     if reward.group is not None and reward.group.reward != "return":
@@ -35,6 +38,8 @@ def needed_rewards(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
         for i, term in enumerate(advantage.terms):
             if term.value not in VALUES | made:
                 yield f"learner.algorithm.advantage.terms.{i}.value", term.value
+        if advantage.novelty is not None and advantage.novelty.value not in VALUES | made:
+            yield "learner.algorithm.advantage.novelty.value", advantage.novelty.value
         if advantage.by_difficulty is not None and advantage.by_difficulty.value not in VALUES | made:
             yield "learner.algorithm.advantage.by_difficulty.value", advantage.by_difficulty.value
 
@@ -61,6 +66,8 @@ def needed_marks(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
     group, advantage = learner.reward.group, learner.algorithm.advantage
     if isinstance(group, FewestCalls) and group.calls:
         yield "learner.reward.group.calls", group.calls
+    if learner.reward.coverage is not None:
+        yield "learner.reward.coverage.mark", learner.reward.coverage.mark
     if isinstance(advantage, ComparedAdvantage):
         for i, term in enumerate(advantage.terms):
             if "anchor" in term.among:

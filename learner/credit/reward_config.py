@@ -69,6 +69,30 @@ class WrongAnswer(Section):
     """Largest value of a wrong answer. At least `lowest`."""
 
 
+class Coverage(Section):
+    """Reward for each turn in a state that the trajectory has not been in: the marginal gain of a set of states (SubPO,
+    arXiv:2307.13372). It is the reward `coverage`."""
+
+    mark: str = Field("anchor", min_length=1)
+    """Name of the mark that is the state of a turn. A turn without it gains nothing."""
+    each: float = 1.0
+    """Reward of a new state."""
+
+
+class FlawedAnswer(Section):
+    """Penalty on a right answer that was reached by a flawed way (FAPO, arXiv:2510.22543), by a rule: it did not get
+    enough of a different reward. It is the reward `flawed`."""
+
+    reward: RewardName
+    """Name of the reward whose sum is above 0 for a right answer."""
+    needs: RewardName
+    """Name of the reward that a sound way gets."""
+    least: float
+    """A right answer whose sum of `needs` is below this is flawed."""
+    penalty: float = Field(1.0, gt=0)
+    """Amount that a flawed answer loses. Above 0."""
+
+
 class OverlongPenalty(Section):
     """Penalty on answers that come near a limit: 0 up to `buffer_tokens` below it, then falling to `-factor` at the
     limit and beyond (DAPO, arXiv:2503.14476; GRPO-TCR, arXiv:2510.11701). It is the reward `overlong`, which may have
@@ -101,5 +125,9 @@ class RewardConfig(Section):
     """Value of wrong answers by their turns. Absent: as the environment gave it."""
     group: GroupReward | None = None
     """Reward that needs the whole rollout group. It does not act in evaluations, which have no groups."""
+    coverage: Coverage | None = None
+    """Reward for states that are new to a trajectory. Absent: none."""
+    flawed: FlawedAnswer | None = None
+    """Penalty on right answers by a flawed way. Absent: none."""
     length: OverlongPenalty | None = None
     """Penalty on long answers. Absent: none."""

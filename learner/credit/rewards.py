@@ -1,8 +1,8 @@
 """Composes rewards: from those that the environment gave to those that the policy is trained on.
 
-Everything here is pure. The order is: the value of wrong answers, the reward of the group, the penalty on long
-answers, gates and weights. Gates and group rewards look at sums without weights. A win rate over the return comes last,
-because it compares what would be the return without it.
+Everything here is pure. The order is: the value of wrong answers, the reward of the group, rewards that are made here,
+such as the penalty on long answers, gates and weights. Gates and group rewards look at sums without weights. A win rate
+over the return comes last, because it compares what would be the return without it.
 """
 
 import math
@@ -11,7 +11,9 @@ from dataclasses import replace
 from typing import assert_never
 
 from learner.credit.reward_config import (
+    Coverage,
     FewestCalls,
+    FlawedAnswer,
     Gate,
     OverlongPenalty,
     RewardConfig,
@@ -25,6 +27,10 @@ from protocol.version_line import VersionLine
 
 OVERLONG = "overlong"
 """Name of the reward that is the penalty on long answers."""
+COVERAGE = "coverage"
+"""Name of the reward for states that are new to a trajectory."""
+FLAWED = "flawed"
+"""Name of the reward that is the penalty on right answers by a flawed way."""
 WIN_RATE = "win_rate"
 """Name of the reward that is the win rate of the return."""
 
@@ -54,9 +60,8 @@ def composed(
     for t, of_group in zip(members, of_groups, strict=True):
         rewards = t.rewards if config.wrong is None else with_wrong_answer(config.wrong, t)
         rewards = rewards if of_group is None else of_group
-        if config.length is not None:
-            penalty = overlong_penalty(config.length, int(t.learned_mask.sum()))
-            rewards = [*rewards, Reward(OVERLONG, _last_turn(t), penalty)]
+        if made := _made(config, t):
+            rewards = [*rewards, *made]
         lists.append(_weighed(config, weights, t, rewards))
     if group and has_win_rate_of_returns(config):
         rates = win_rates([float(sum(r.value for r in rewards)) for rewards in lists])
@@ -88,8 +93,13 @@ def made_rewards(config: RewardConfig) -> set[str]:
         >>> sorted(made_rewards(RewardConfig(group={"kind": "win_rate"})))
         ['win_rate']
     """
-    made = {OVERLONG} if config.length is not None else set()
-    return made | {WIN_RATE} if has_win_rate_of_returns(config) else made
+    parts = {
+        COVERAGE: config.coverage is not None,
+        FLAWED: config.flawed is not None,
+        OVERLONG: config.length is not None,
+        WIN_RATE: has_win_rate_of_returns(config),
+    }
+    return {name for name, there in parts.items() if there}
 
 
 def updates_at(line: VersionLine, version: int) -> int:
@@ -225,6 +235,39 @@ def _group_rewards(config: RewardConfig, members: Sequence[Trajectory]) -> list[
             return [_replaced(t, name, rate) for t, rate in zip(members, rates, strict=True)]
         case _:
             assert_never(rule)
+
+
+def coverage_gains(config: Coverage, t: Trajectory) -> list[Reward]:
+    r"""Return the marginal gain of each turn in a new state; the gains add up to that of the set of all states.
+
+    .. math:: g_t = F(S_{t-1} \cup \{s_t\}) - F(S_{t-1}), \qquad F(S) = c \, |S|
+
+    SubPO, arXiv:2307.13372, section 3.
+    """
+    states = {mark.turn: mark.value for mark in t.marks if mark.name == config.mark}
+    seen: set[str | float] = set()
+    gains = []
+    for turn in t.action_turn_indices:
+        if turn in states and states[turn] not in seen:
+            seen.add(states[turn])
+            gains.append(Reward(COVERAGE, turn, config.each))
+    return gains
+
+
+def is_flawed(config: FlawedAnswer, t: Trajectory) -> bool:
+    """Return whether an answer is right and its way is not."""
+    return total_of(t, config.reward) > 0 and total_of(t, config.needs) < config.least
+
+
+def _made(config: RewardConfig, t: Trajectory) -> list[Reward]:
+    """Return the rewards of a trajectory that no environment gives, before gates and weights."""
+    made = [] if config.coverage is None else coverage_gains(config.coverage, t)
+    if config.flawed is not None and is_flawed(config.flawed, t):
+        made.append(Reward(FLAWED, _last_turn(t), -config.flawed.penalty))
+    if config.length is not None:
+        penalty = overlong_penalty(config.length, int(t.learned_mask.sum()))
+        made.append(Reward(OVERLONG, _last_turn(t), penalty))
+    return made
 
 
 def _weighed(

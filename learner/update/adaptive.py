@@ -14,6 +14,7 @@ from learner.algorithms.clipping import BalancedBounds
 from learner.algorithms.penalties import mirror_step_size, next_dual
 from learner.algorithms.regularisers import band_weight, base_share, next_entropy_coefficient
 from learner.config import OptimizerConfig
+from learner.credit.bundles import Quantiles
 from learner.surrogate_config import EntropySurrogate, MirrorDescentSurrogate, RatioVarianceSurrogate
 from learner.update.objective import Adaptive
 
@@ -26,6 +27,8 @@ class AdaptiveState(Struct, frozen=True, kw_only=True):
     entropy_sum: float = 0.0
     """Sum of the mean entropies of all earlier updates, in nats."""
     entropy_updates: int = 0
+    quantiles: Quantiles | None = None
+    """Running quantiles of RiskPO's sums, on rank 0; None before the first step, and in other methods."""
 
 
 def first_state(config: AlgorithmConfig) -> AdaptiveState:
@@ -142,11 +145,12 @@ def total_optimizer_steps(config: AlgorithmConfig, steps: int) -> int:
 def needs_scores(config: AlgorithmConfig, optimizer_steps: int) -> bool:
     """Return whether the weights before the update must score all tokens first.
 
-    Entropy surrogates and group ratios compare a token with others, so they always need the scores. The
+    Entropies of the batch and group ratios compare a token with others, so they always need the scores. The
     recomputed proximal policy needs them only for several optimizer steps: with a single step it is the
     current policy, and the forward pass of the update is enough. The same holds for replayed routes.
     """
-    if isinstance(config.surrogate, EntropySurrogate) or has_group_ratio(config):
+    by_entropy = isinstance(config.surrogate, EntropySurrogate) or config.advantage_by_entropy > 0
+    if by_entropy or has_group_ratio(config):
         return True
     return optimizer_steps > 1 and (config.proximal == "recomputed" or config.routes == "proximal")
 

@@ -16,11 +16,14 @@ from typing import Any, assert_never
 import numpy as np
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 
+from learner.algorithm_config import RiskAdvantage
 from learner.checkpoints import checkpoint, checkpoint_files
 from learner.checkpoints.optimizer_parts import parts_to_save, restore
 from learner.checkpoints.shards import ShardReader, shard_file, write_shard
 from learner.config import LearnerConfig
+from learner.credit.bundles import risk_advantages
 from learner.gpu import take_gpu
 from learner.model.lora import count_parameters, frozen_digest
 from learner.model.routes import RouteReplay
@@ -32,7 +35,7 @@ from learner.update import ranks
 from learner.update.adaptive import first_state, reference_policies
 from learner.update.batching import Batch, make_batch
 from learner.update.cpu import keep_freed_memory, use_float_attention
-from learner.update.credit_assignment import assign_credit
+from learner.update.credit_assignment import TokenAdvantages, assign_credit
 from learner.update.critic import load_critic
 from learner.update.estimates import ValueMemory, everything, scatter_estimates
 from learner.update.frozen import FrozenPolicy
@@ -188,6 +191,11 @@ class TrainingEngine:
             max_replay_lag=self.config.replay.max_policy_lag if self.config.replay else 0,
             imitate_from=algorithm.imitation_return if algorithm.imitation_coefficient else None,
         )
+        if isinstance(algorithm.advantage, RiskAdvantage):
+            state = self._updater.state
+            by_risk, quantiles = risk_advantages(algorithm.advantage, trajectories, state.quantiles)
+            self._updater.state = replace(state, quantiles=quantiles)
+            return lay_out(TokenAdvantages.of_trajectories(by_risk, by_risk, trajectories))
         if algorithm.critic is None:
             return lay_out(assign_credit(algorithm, trajectories))
         unknown = lay_out(everything(trajectories))

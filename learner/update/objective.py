@@ -7,7 +7,7 @@ All tensors are flat, [N]: one element per token that carries policy gradient, f
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 import torch
@@ -25,6 +25,7 @@ from learner.algorithm_config import (
 from learner.algorithms import penalties, surrogates
 from learner.algorithms.clipping import hapo_bounds, hapo_redistribute, lag_bounds
 from learner.algorithms.corrections import interval_correction, truncated_correction
+from learner.algorithms.entropy_balance import gradient_keeping_surrogate
 from learner.algorithms.levels import Level
 from learner.algorithms.ratios import importance_ratio, interpolated_proximal, level_ratio, product_ratio
 from learner.algorithms.regularisers import entropy_band_penalty, kl_convex, kl_estimate
@@ -70,6 +71,8 @@ class Tokens:
     entropy_signal: Tensor | None = None
     logp_reference: Tensor | None = None
     logp_predecessor: Tensor | None = None
+    entropy_multiplier: Tensor | None = None
+    """Factor of the advantage by the token's entropy."""
     group_ratio: Tensor | None = None
     """Geometric mean of proximal / behaviour over the rollout group, whose tokens may be on several ranks."""
 
@@ -150,6 +153,8 @@ def make_objective(config: AlgorithmConfig) -> Objective:
     def objective(
         tokens: Tokens, adaptive: Adaptive, logp_current: Tensor, entropy: Tensor
     ) -> tuple[Tensor, Diagnostics]:
+        if tokens.entropy_multiplier is not None:
+            tokens = replace(tokens, advantage=tokens.advantage * tokens.entropy_multiplier)
         view = View(tokens, adaptive, logp_current, proximal_logp(config, tokens, logp_current))
         correction, truncated = correct(tokens, view.logp_proximal)
         value, clipped = surrogate(view)
@@ -243,6 +248,10 @@ def _make_correction(config: CorrectionConfig) -> Correction:
 def make_surrogate(config: SurrogateConfig) -> Surrogate:
     """Make the function of a `View` that returns (objective, where a bound cut the gradient), [N] each."""
     match config:
+        case ClipSurrogate(low=low, high=high, dual=dual, level=level, centre=centre, keep_gradient=True):
+            return lambda v: gradient_keeping_surrogate(
+                v.ratio(centre, level), v.tokens.advantage, low=low, high=high, ceiling=dual or None
+            )
         case ClipSurrogate(low=low, high=high, dual=dual, level=level, centre=centre):
             return lambda v: _clip(v.ratio(centre, level), v.tokens.advantage, low, high, dual)
         case WeightedSurrogate(low=low, high=high, centre=centre):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from learner.algorithm_config import AlgorithmConfig
 from learner.algorithms.clipping import entropy_signal
+from learner.algorithms.entropy_balance import entropy_multiplier
 from learner.algorithms.ratios import segment_ratio
 from learner.surrogate_config import EntropySurrogate
 from learner.update.adaptive import has_group_ratio, needs_scores
@@ -28,6 +29,7 @@ class Scores:
 
     logp_proximal: Tensor | None = None
     entropy_signal: Tensor | None = None
+    entropy_multiplier: Tensor | None = None
     logp_reference: Tensor | None = None
     logp_predecessor: Tensor | None = None
     group_ratio: Tensor | None = None
@@ -84,7 +86,7 @@ def score_mini_batches(
 def _compared_rows(algorithm: AlgorithmConfig, outputs: Sequence[Outputs]) -> dict[str, list[Tensor]]:
     """Return the rows of outputs that must be compared over all tokens of the batch."""
     rows = {}
-    if isinstance(algorithm.surrogate, EntropySurrogate):
+    if isinstance(algorithm.surrogate, EntropySurrogate) or algorithm.advantage_by_entropy:
         rows["entropy"] = [output.entropy for output in outputs]
     if has_group_ratio(algorithm):
         rows["logp_proximal"] = [output.logp for output in outputs]
@@ -116,6 +118,11 @@ def _compare(batch: Batch, tokens: Mapping[str, Tensor], algorithm: AlgorithmCon
     if isinstance(algorithm.surrogate, EntropySurrogate):
         quantile = algorithm.surrogate.quantile
         scores["entropy_signal"] = _entropy_signal(batch, tokens["entropy"], quantile=quantile)
+    if coefficient := algorithm.advantage_by_entropy:
+        policy = torch.from_numpy(batch.loss_mask[batch.seen_mask])
+        factors = torch.ones_like(tokens["entropy"])
+        factors[policy] = entropy_multiplier(tokens["entropy"][policy], coefficient=coefficient)
+        scores["entropy_multiplier"] = factors
     if has_group_ratio(algorithm):
         scores["group_ratio"] = _group_ratio(batch, tokens["logp_proximal"])
     return scores

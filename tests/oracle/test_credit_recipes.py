@@ -20,8 +20,9 @@ from protocol.messages import TurnMark
 from tests.trajectories import VOCABULARY, make_turns
 
 RNG = np.random.default_rng(47)
-NAMES = sorted({path.stem for path in (METHODS / "credit").glob("*.toml")} - {"epo"})
-"""Recipes that change the advantage; tests/oracle/test_regularisers_against_papers.py tests "epo"."""
+ELSEWHERE = {"epo", "arpo-gui", "xrpo-novelty", "subpo", "aepo-agentic", "fapo-rule", "riskpo"}
+"""Recipes of tests/oracle/test_credit_methods.py, and "epo", of test_regularisers_against_papers.py."""
+NAMES = sorted({path.stem for path in (METHODS / "credit").glob("*.toml")} - ELSEWHERE)
 FILES = run_files(METHODS)
 
 

@@ -23,7 +23,7 @@ from tests.trajectories import make_batch_of_groups, make_trajectory
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 
 OPTIMIZER = OptimizerConfig(lr=1e-3, eps=1e-5, max_grad_norm=0.5)
-STATEFUL = ["r2vpo", "entropy_target", "entropy_band", "convex", "value_head", "critic"]
+STATEFUL = ["r2vpo", "entropy_target", "entropy_band", "risk", "convex", "value_head", "critic"]
 
 
 @pytest.fixture(scope="module")

@@ -234,6 +234,20 @@ REFUSED = {
         {"replay": {"rule": "success"}, "reward": {"group": {"kind": "win_rate"}}},
         ['rule is "success" beside', '"win_rate"', "set learner.replay.outcome"],
     ),
+    "a novelty of turns": (terms({"of": "turn"}, novelty={}), ["novelty is of whole answers", 'set of = "trajectory"']),
+    "a bundle that no batch fills": (
+        {"batch_trajectories": 48} | algorithm(advantage={"kind": "risk"}), ["bundle is 5", "6 groups", "a multiple"]
+    ),
+    "quantiles in disorder": (
+        {"batch_trajectories": 40} | algorithm(advantage={"kind": "risk", "levels": [0.8, 0.2]}), ["[0.8, 0.2]", "swap"]
+    ),
+    "a bundle of replayed groups": (
+        {"batch_trajectories": 40, "replay": {"rule": "success"}} | algorithm(advantage={"kind": "risk"}),
+        ['"risk" beside learner.replay', "take replay out"],
+    ),
+    "a risk of a group of one": (
+        {"group_size": 1, "batch_trajectories": 5} | algorithm(advantage={"kind": "risk"}), ['"risk" is always zero']
+    ),
     "an outcome that no rule asks for": (
         {"replay": {"rule": "recent", "outcome": "answer"}}, ['outcome is "answer"', '"recent"', "per_prompt"]
     ),

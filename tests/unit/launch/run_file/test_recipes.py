@@ -28,7 +28,8 @@ def path(request):
 def test_all_methods_are_there():
     expected = "grpo ppo rloo cispo gspo decoupled-ppo minirl hispo bapo hapo tppo remix r2vpo gbpo lag-clip"
     credit = "gdpo dvao g2rpo dgpo loop grpo-tcr flow-grpo eapo epo gigpo hgpo otc prs spo-winrate"
-    assert set(credit.split()) == CREDIT
+    more = "arpo-gui xrpo-novelty subpo aepo-agentic fapo-rule riskpo"
+    assert {*credit.split(), *more.split()} == CREDIT
     assert {*expected.split(), "icepop", "ipa", "remax", "mdpo"} == {p.stem for p in METHODS} - CREDIT
     assert {p.stem for p in FOLDER.glob("*.toml")} == JOBS
     assert set(run_files()) == {p.stem for p in METHODS} | JOBS
@@ -134,7 +135,9 @@ def test_what_methods_need_is_listed():
     assert needs["remax"] == ["groups", "greedy answers"]
     assert needs["ppo"] == ["critic"]
     assert needs["bapo"] == ["groups"]
-    assert needs["gigpo"] == needs["otc"] == ["groups", "marks"]
+    assert needs["gigpo"] == needs["otc"] == needs["subpo"] == ["groups", "marks"]
+    assert needs["arpo-gui"] == ["groups", "replay"]
+    assert needs["riskpo"] == ["groups"]
     assert needs["gdpo"] == ["groups"]
     rows = {line.split()[0]: line for line in table(recipes()).splitlines()[1:]}
     assert "groups, replay, reference model" in rows["remix"]
@@ -189,7 +192,7 @@ def test_a_job_has_no_page_of_its_own():
 def test_an_unknown_recipe_and_an_empty_folder_are_said_with_the_cure(tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'remix'"):
         find("remixx")
-    with pytest.raises(ConfigError, match="there are: bapo"):
+    with pytest.raises(ConfigError, match="there are: aepo-agentic, arpo-gui, bapo"):
         find("zzz")
     with pytest.raises(ConfigError, match="no run files there"):
         recipes(tmp_path)

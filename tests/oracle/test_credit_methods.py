@@ -1,0 +1,312 @@
+"""Test further recipes of credit as shipped, against slow twins and the numbers of the papers' cards.
+
+For each recipe a test shows that its named part changes a gradient.
+"""
+
+import math
+import statistics
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from launch.run_file.load import load
+from learner.algorithm_config import RiskAdvantage
+from learner.algorithms.entropy_balance import entropy_multiplier, gradient_keeping_surrogate
+from learner.algorithms.risk import next_quantile, risk_advantage, share_of_paper
+from learner.algorithms.surrogates import dual_clipped_surrogate
+from learner.credit.bundles import Quantiles, risk_advantages
+from learner.credit.rewards import composed
+from learner.replay.batch import mix, remember
+from learner.replay.table import replay_table
+from learner.units import Unit
+from learner.update.credit_assignment import assign_credit
+from learner.update.objective import Adaptive, Tokens, make_objective
+from tests.oracle.test_credit_recipes import FILES, firsts_of, gradient, group_of, normal, turns_of
+from tests.trajectories import make_turns
+
+RNG = np.random.default_rng(53)
+
+
+def learner_of(name):
+    return load(FILES[name]).learner
+
+
+def changed(plain, own):
+    """Assert that two gradients differ in more than their length."""
+    assert (own - plain).norm() > 0.02 * plain.norm()
+    assert torch.nn.functional.cosine_similarity(own.flatten(), plain.flatten(), dim=0) < 0.9999
+
+
+# --- ARPO for GUI agents ------------------------------------------------------------------------------------
+
+
+def test_arpo_gui_by_hand():
+    """2505.16282: eight failures and a stored success give 2.4749 and -.3536; a group with a success stays."""
+    learner = learner_of("arpo-gui")
+    table = replay_table(learner)
+    prompt = np.array([3, 4], dtype=np.int32)
+
+    def group(name, returns):
+        members = [make_turns(f"{name}{i}", [{"score": r}], group=name) for i, r in enumerate(returns)]
+        return Unit(name, name, [
+            replace(t, token_ids=np.concatenate([prompt, t.token_ids[2:]])) for t in members
+        ])  # fmt: skip
+
+    failed, solved = group("f", [0.0] * 8), group("s", [1.0] + [0.0] * 7)
+    rng = np.random.default_rng(0)
+    assert [t.trajectory_id for t in mix(table, [failed], step=0, version=0, rng=rng)] == [
+        t.trajectory_id for t in failed.trajectories
+    ], "nothing is stored yet"
+    remember(table, [solved], step=0)
+    batch = mix(table, [failed, solved], step=1, version=0, rng=rng)
+    advantages = assign_credit(learner.algorithm, batch[:8]).advantage.reshape(8, -1)[:, -1]
+    np.testing.assert_allclose(sorted(advantages), [-0.353553] * 7 + [2.474874], atol=1e-5)
+    assert [t.trajectory_id for t in batch[8:]] == [t.trajectory_id for t in solved.trajectories]
+    remember(table, [Unit("f", "f", batch[:8])], step=1)
+    assert table.inserted == 1, "a stored success is not stored again"
+    # Without the replay the failed group has no gradient at all.
+    assert gradient("arpo-gui", failed.trajectories).norm() == 0
+    assert gradient("arpo-gui", batch[:8]).norm() > 1
+
+
+# --- XRPO ---------------------------------------------------------------------------------------------------
+
+
+def slow_novelty(returns, likely, advantages):
+    """The card's F6 by loops: s_i less the group's mean, and a bonus of at most half the advantage."""
+    mean = sum(likely) / len(likely)
+    return [
+        a + (min(max(2.5 * (1 - math.exp(s - mean)), 0.0), 0.5 * a) if r > 0 and a > 0 else 0.0)
+        for r, s, a in zip(returns, likely, advantages, strict=True)
+    ]
+
+
+def answered(name, reward, logp, group="g0", length=2):
+    t = make_turns(name, [{"score": reward}], group=group, lengths=[length])
+    return replace(t, logp_behaviour=np.where(t.action_mask, logp, 0).astype(np.float32))
+
+
+def test_novelty_by_hand():
+    """2510.06672: A = 1 and s below the mean by .05, .1, .3 give bonuses .1219, .2379 and .5; above it none."""
+    for below, bonus in ((0.05, 0.1219), (0.1, 0.2379), (0.3, 0.5), (0.0, 0.0), (-0.4, 0.0)):
+        members = [answered("t", 1.0, -2 - below), answered("u", 0.0, -2 + below)]
+        np.testing.assert_allclose(firsts_of("xrpo-novelty", members), [1 + bonus, -1.0], atol=1e-4)
+
+
+def test_novelty_against_a_loop_and_of_right_answers_alone():
+    returns = [1.0, 1.0, 0.0, 1.0, 0.0]
+    likely = RNG.uniform(-3, -1, 5).astype(np.float32).astype(float).tolist()
+    pairs = zip(returns, likely, strict=True)
+    members = [answered(str(i), r, s, length=int(RNG.integers(1, 5))) for i, (r, s) in enumerate(pairs)]
+    expected = slow_novelty(returns, likely, normal(returns))
+    np.testing.assert_allclose(firsts_of("xrpo-novelty", members), expected, atol=1e-6)
+    solved = [replace(t, rewards=members[0].rewards) for t in members]
+    assert firsts_of("xrpo-novelty", solved) == [0.0] * 5, "nothing to learn where all are right"
+
+
+def test_novelty_changes_the_gradient():
+    members = [answered(f"{i}", float(i % 2), -1 - i) for i in range(6)]
+    changed(gradient("grpo", members), gradient("xrpo-novelty", members))
+
+
+# --- SubPO --------------------------------------------------------------------------------------------------
+
+
+def test_coverage_gains_telescope_and_nothing_is_gained_twice():
+    """2307.13372: a state again gives 0, and the sum of the gains is F of all states."""
+    for _ in range(9):
+        states = [str(s) for s in RNG.integers(0, 4, int(RNG.integers(1, 9)))]
+        (t,) = composed(learner_of("subpo").reward, [make_turns("t", [{}] * len(states), anchors=states)])
+        gains = {r.turn: r.value for r in t.rewards}
+        assert sum(gains.values()) == pytest.approx(0.1 * len(set(states)))
+        assert {2 * k + 1 for k, s in enumerate(states) if s not in states[:k]} == set(gains)
+
+
+def test_subpo_by_hand():
+    """Ways x y x and x y z: gains .1 .1 0 and .1 .1 .1, returns to go .2 .1 0 and .3 .2 .1, means .25 .15 .05."""
+    members = [
+        make_turns("t", [{}] * 3, anchors=["x", "y", "x"]),
+        make_turns("u", [{}] * 3, anchors=["x", "y", "z"]),
+    ]
+    np.testing.assert_allclose(turns_of("subpo", members), [[-0.05] * 3, [0.05] * 3], atol=1e-12)
+
+
+def test_coverage_changes_the_gradient():
+    members = [
+        make_turns(f"{i}", [{"answer": float(i % 2)}] * 3, anchors=[str(s) for s in RNG.integers(0, 3, 3)])
+        for i in range(6)
+    ]
+    without = [replace(t, marks=[]) for t in members]
+    changed(gradient("subpo", without), gradient("subpo", members))
+    changed(gradient("grpo", members), gradient("subpo", members))
+
+
+# --- AEPO (agentic) -----------------------------------------------------------------------------------------
+
+
+def test_a_clipped_token_keeps_its_gradient():
+    """2510.14545: A = 1, r = 1.5, high .2: value 1.2 and gradient 1.2, where PPO's is 0. Elsewhere it is PPO's."""
+    for r, a, value, slope in [
+        (1.5, 1.0, 1.2, 1.2), (1.1, 1.0, 1.1, 1.1), (0.5, 1.0, 0.5, 0.5),
+        (0.5, -1.0, -0.8, 0.0), (1.5, -1.0, -1.5, -1.5), (9.0, -1.0, -3.0, 0.0),
+    ]:  # fmt: skip
+        logp = torch.tensor([math.log(r)], dtype=torch.float64, requires_grad=True)
+        advantage = torch.tensor([a], dtype=torch.float64)
+        kept = gradient_keeping_surrogate(logp.exp(), advantage, low=0.2, high=0.2, ceiling=3.0)
+        kept.value.sum().backward()
+        assert (kept.value.item(), logp.grad.item()) == pytest.approx((value, slope))
+        plain = dual_clipped_surrogate(logp.detach().exp(), advantage, low=0.2, high=0.2, ceiling=3.0)
+        assert plain.value.item() == pytest.approx(value)
+        assert kept.clipped.item() == (slope == 0)
+
+
+def test_advantages_by_entropy_by_hand():
+    """2510.14545: entropies .1 .2 .3 .6 give .7862 .8931 1 1.3207 with divisor G; the program divides by G - 1."""
+    entropies = [0.1, 0.2, 0.3, 0.6]
+    got = entropy_multiplier(torch.tensor(entropies, dtype=torch.float64), coefficient=0.2)
+    np.testing.assert_allclose(1 + (got - 1) * math.sqrt(4 / 3), [0.7862, 0.8931, 1.0, 1.3207], atol=1e-4)
+    mean, deviation = statistics.fmean(entropies), statistics.stdev(entropies)
+    np.testing.assert_allclose(got, [1 + 0.2 * (h - mean) / deviation for h in entropies])
+    assert float(got.mean()) == pytest.approx(1.0)
+    assert entropy_multiplier(torch.full((3,), 0.7), coefficient=0.2).tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("part", ["keep_gradient", "advantage_by_entropy"])
+def test_each_part_of_aepo_changes_the_gradient(part):
+    algorithm = learner_of("aepo-agentic").algorithm
+    off = {
+        "keep_gradient": {"surrogate": algorithm.surrogate.model_copy(update={"keep_gradient": False})},
+        "advantage_by_entropy": {"advantage_by_entropy": 0.0},
+    }[part]
+    n, row = 8, torch.zeros(8, dtype=torch.int64)
+    logp = torch.linspace(-2, -0.5, n, dtype=torch.float64)
+    grads = []
+    for config in (algorithm, algorithm.model_copy(update=off)):
+        current = (logp + torch.linspace(-0.5, 0.5, n)).requires_grad_()
+        multiplier = entropy_multiplier(torch.linspace(0.1, 2, n), coefficient=config.advantage_by_entropy)
+        tokens = Tokens(
+            logp, advantage=torch.tensor([1.0, -1.0] * 4), weight=torch.full((n,), 1 / n), lag=torch.zeros(n),
+            sequence=row, turn=row, entropy_multiplier=multiplier if config.advantage_by_entropy else None,
+        )  # fmt: skip
+        loss, _ = make_objective(config)(tokens, Adaptive(), current, torch.ones(n))
+        loss.backward()
+        grads.append(current.grad)
+    changed(grads[1], grads[0])
+
+
+# --- FAPO ---------------------------------------------------------------------------------------------------
+
+
+def test_fapo_by_hand():
+    """2510.22543: 1, 1, 0 (flawed), -1 has mean 1/4, so flawed is bad; 1, 0, -1, -1 has mean -1/4, so it is good."""
+    sound, flawed, wrong = (
+        {"answer": 1.0, "step": 0.4},
+        {"answer": 1.0, "step": 0.2},
+        {"answer": 0.0, "step": 0.4},
+    )
+    for rows, values in (
+        ([sound, sound, flawed, wrong], [1.0, 1.0, 0.0, -1.0]),
+        ([sound, flawed, wrong, wrong], [1.0, 0.0, -1.0, -1.0]),
+    ):
+        members = group_of("a", rows)
+        valued = composed(learner_of("fapo-rule").reward, members)
+        assert [t.return_ for t in valued] == values
+        np.testing.assert_allclose(firsts_of("fapo-rule", members), normal(values), atol=1e-9)
+    assert normal([1.0, 1.0, 0.0, -1.0])[2] < 0 < normal([1.0, 0.0, -1.0, -1.0])[1]
+
+
+def test_flaws_change_the_gradient():
+    rows = [{"answer": float(i % 2), "step": 0.2 * (i % 3)} for i in range(6)]
+    members = group_of("a", rows)
+    even = group_of("a", [{**row, "step": 0.4} for row in rows])
+    changed(gradient("fapo-rule", even), gradient("fapo-rule", members))
+
+
+# --- RiskPO -------------------------------------------------------------------------------------------------
+
+
+def test_risk_by_hand():
+    """2510.00911: S = 0 1 2 3 5, quantiles 1 and 3 at levels .2 and .8."""
+    settings = {"quantiles": (1.0, 3.0), "levels": (0.2, 0.8)}
+    scores = [0, 1, 2, 3, 5]
+    middle = risk_advantage(scores, **settings, mix=0.0)
+    np.testing.assert_allclose(middle, [0, 0, 5 / 3, 10 / 3, 10 / 3])
+    natural = risk_advantage(scores, **settings, mix=0.0, natural_baseline=True)
+    np.testing.assert_allclose(natural, [-10 / 3, -10 / 3, -5 / 3, 0, 0])
+    tail = risk_advantage(scores, **settings, mix=1e12)
+    np.testing.assert_allclose(tail, [-5, 0, 0, 0, 0], atol=1e-9)
+    np.testing.assert_allclose(risk_advantage(scores, **settings, mix=1.5), [-3, 0, 2 / 3, 4 / 3, 4 / 3])
+
+
+def test_a_running_quantile_rests_where_the_share_below_it_is_its_level():
+    values, q = RNG.normal(size=4000), 5.0
+    for _ in range(2000):
+        q = next_quantile(q, RNG.choice(values, 64), level=0.2, rate=0.1)
+    assert float((values < q).mean()) == pytest.approx(0.2, abs=0.06)
+    assert next_quantile(1.0, [0, 2, 2, 2, 2], level=0.2, rate=0.1) == 1.0
+
+
+def test_shares_of_a_paper_add_up_to_1():
+    for _ in range(9):
+        assert share_of_paper(RNG.normal(size=4)).sum() == pytest.approx(1.0)
+    assert share_of_paper([0.0, 0.0]).tolist() == [0.5, 0.5]
+
+
+def slow_riskpo(rows, quantiles, bundle=4, levels=(0.2, 0.8), mix=1.5):
+    """The card's formulas by loops; rows[group][member] are rewards."""
+    result = []
+    for first in range(0, len(rows), bundle):
+        tasks = rows[first : first + bundle]
+        papers = list(zip(*tasks, strict=True))
+        sums = [sum(paper) for paper in papers]
+        deviation = statistics.pstdev(sums)
+        own = [[0.0] * len(papers) for _ in tasks]
+        for j, paper in enumerate(papers):
+            s, (low, high) = sums[j], quantiles
+            middle = (max(s - low, 0) - max(s - high, 0)) / (levels[1] - levels[0])
+            tail = -max(low - s, 0) / levels[0]
+            a = (mix * tail + middle) / (mix + 1) / (deviation + 1e-6)
+            differences = [r - statistics.fmean(task) for r, task in zip(paper, tasks, strict=True)]
+            for i, d in enumerate(differences):
+                own[i][j] = a * d / sum(differences)
+        result += own
+    return result
+
+
+def test_riskpo_against_loops():
+    config = learner_of("riskpo").algorithm.advantage
+    assert isinstance(config, RiskAdvantage)
+    rows = RNG.random((8, 5)).tolist()
+    members = [t for g, row in enumerate(rows) for t in group_of(f"g{g}", [{"r": r} for r in row])]
+    got, after = risk_advantages(config, members, Quantiles(1.8, 2.2))
+    np.testing.assert_allclose(got.reshape(8, 5), slow_riskpo(rows, (1.8, 2.2)), rtol=1e-6)
+    sums = [sum(row[j] for row in part) for part in (rows[:4], rows[4:]) for j in range(5)]
+    below = [sum(s < q for s in sums) / 10 for q in (1.8, 2.2)]
+    assert after == pytest.approx((1.8 + 0.1 * (0.2 - below[0]), 2.2 + 0.1 * (0.8 - below[1])))
+    _, first = risk_advantages(config, members, None)
+    low, high = np.quantile(sums, [0.2, 0.8])
+    assert first == pytest.approx((low, high), abs=0.1), "the first batch takes its own"
+
+
+def test_riskpo_with_members_that_are_missing():
+    """A bundle has as many papers as its smallest group has members; the others have no advantage."""
+    config = learner_of("riskpo").algorithm.advantage
+    rows = [[{"r": float(r)} for r in RNG.random(n)] for n in (3, 2, 3, 3)]
+    members = [t for g, row in enumerate(rows) for t in group_of(f"g{g}", row)]
+    got, _ = risk_advantages(config, members, Quantiles(1.0, 3.0))
+    last = [2, 7, 10]
+    assert (got[last] == 0).all()
+    assert (np.delete(got, last) != 0).all()
+    equal = [t for g in range(4) for t in group_of(f"g{g}", [{"r": 1.0}] * 3)]
+    assert risk_advantages(config, equal, None)[0].tolist() == [0.0] * 12
+
+
+def test_risk_changes_the_gradient():
+    config = learner_of("riskpo").algorithm.advantage
+    members = [t for g in range(4) for t in group_of(f"g{g}", [{"r": float(r)} for r in RNG.random(5)])]
+    by_risk = risk_advantages(config, members, None)[0]
+    plain = np.array(firsts_of("grpo", members))
+    cosine = by_risk @ plain / np.linalg.norm(by_risk) / np.linalg.norm(plain)
+    assert cosine < 0.99, "the gradient is linear in the advantages"
