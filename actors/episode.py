@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from actors.environments.results import (
     bounded,
     check_conversation,
+    checked_hints,
     checked_limit,
     checked_marks,
     earlier_rewards,
@@ -21,6 +22,7 @@ from actors.failures import FAILURES
 from actors.generator_client import TurnRequest
 from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
+from actors.start import with_note
 from actors.stop_strings import find_stop, stopped_at
 from actors.turn_tree import TurnTree
 from envs.base import (
@@ -191,7 +193,7 @@ class Episode:
             tools = await self._ask(env.tool_schemas, on_loop=True)
         try:
             check_conversation(messages, "reset")
-            return Observation(self._text.prompt(messages, tools), -1, tools)
+            return Observation(self._text.prompt(with_note(messages, self._task.note), tools), -1, tools)
         except ActorError as error:
             result, observation = await self._rendered(env, await self._refused(env, error))
             if result.done:
@@ -338,7 +340,9 @@ class Episode:
         return None
 
     def _closing(self, status: TrajectoryStatus, why: str, result: StepResult) -> Closing:
-        extra = {"correct": result.correct, "info": bounded(result.info)}
+        extra: dict[str, Any] = {"correct": result.correct, "info": bounded(result.info)}
+        if result.hints and self._task.purpose == "train":
+            extra["hints"] = checked_hints(result.hints)
         answers = self._tree.answers
         auxiliary = tuple(
             answers[number] for number in sorted(set(result.auxiliary)) if 0 <= number < len(answers)

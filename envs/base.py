@@ -49,6 +49,9 @@ class StepResult:
             finite number. "anchor" is the state that the action was taken in, equal for equal states of one task;
             "calls" is the number of tools that the action called.
         earlier: finite rewards of earlier turns, by the number of the answer and by name. They count only at the end.
+        hints: texts that help to solve the task, from the weakest to the strongest, or one text: a solution, of which
+            a beginning is a hint. They do not depend on the action. The learner reads those of the last step, if a
+            method gives hints to tasks that the policy cannot solve.
     """
 
     observation: ChatMessage | Sequence[ChatMessage] | None = None
@@ -61,6 +64,7 @@ class StepResult:
     auxiliary: Sequence[int] = ()
     marks: dict[str, str | float] = field(default_factory=dict)
     earlier: dict[int, dict[str, float]] = field(default_factory=dict)
+    hints: Sequence[str] = ()
 
     def messages(self) -> list[ChatMessage]:
         """Return the observation as a list of messages, empty if there is none.
@@ -224,6 +228,11 @@ class SuiteFacts:
     """The same as ``heldout_tasks`` for each of several environments, by its label."""
     mark_names: tuple[str, ...] | None = None
     """Names of the marks that every turn has; None: they are not known before they occur."""
+    hints: bool | None = None
+    """Whether every task has `StepResult.hints`; None: that is not known before an episode ends."""
+    own_prompts: bool = False
+    """Whether the environment writes whole prompts after the first one, as an agent does, so that a note which the
+    actor puts behind the first prompt would be missing in the next."""
 
 
 @runtime_checkable

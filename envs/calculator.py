@@ -90,7 +90,7 @@ class CalculatorSuite:
 
     def facts(self) -> SuiteFacts:
         """Return the names of the rewards and of the marks."""
-        return SuiteFacts(reward_names=("step", "answer"), mark_names=("anchor", "calls"))
+        return SuiteFacts(reward_names=("step", "answer"), mark_names=("anchor", "calls"), hints=False)
 
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
         """Return the sum solved from the left, with one tool call per turn. Blocks."""

@@ -26,6 +26,7 @@ class ReasoningGymSuite:
             such as ``{expression}``. If it is empty, the message is the question.
         extract: regular expression that finds the answer in the action, see `found_by`. If it is empty, the whole
             action is the answer.
+        hints: give the library's solution as the hint of a task, for methods that give hints.
 
     Raises:
         EnvError: the family is unknown or refused, or a setting is wrong.
@@ -42,6 +43,7 @@ class ReasoningGymSuite:
         instruction: str = "",
         prompt: str = "",
         extract: str = "",
+        hints: bool = False,
     ) -> None:
         if not 0.0 <= exact_bonus <= 1.0:
             raise EnvError(f"exact_bonus = {exact_bonus} is not in [0, 1]")
@@ -50,7 +52,7 @@ class ReasoningGymSuite:
         except re.error as error:
             raise EnvError(f"extract = {extract!r} is not a regular expression: {error}") from None
         self.scorer = Scorer(Family(family, config or {}, seed, heldout_share), sandbox)
-        self._exact_bonus = exact_bonus
+        self._exact_bonus, self._hints = exact_bonus, hints
         self._instruction, self._prompt = instruction, prompt
         if prompt:
             try:
@@ -85,13 +87,18 @@ class ReasoningGymSuite:
         """Return the part of an action that is scored."""
         return action if self._extract is None else found_by(self._extract, action)
 
+    def hints(self, entry: Question) -> tuple[str, ...]:
+        """Return the library's solution of a question, if there is one and it is to be given."""
+        return (entry.answer,) if self._hints and entry.answer else ()
+
     def reward(self, score: float) -> float:
         """Return the reward of a score."""
         return blend(score, self._exact_bonus)
 
     def facts(self) -> SuiteFacts:
-        """Return the name of the reward; an episode of one turn has no marks."""
-        return SuiteFacts(reward_names=("score",), mark_names=())
+        """Return the name of the reward, and whether there are hints; an episode of one turn has no marks."""
+        hints = self._hints and self.scorer.entry_now(0, "train").answer is not None
+        return SuiteFacts(reward_names=("score",), mark_names=(), hints=hints)
 
     def gauges(self) -> dict[str, float]:
         """Return the scorer's counters, for the actor's heartbeat."""
@@ -114,7 +121,13 @@ class _QuestionEpisode:
         assert self._entry is not None, "step before reset"
         score = await self._suite.scorer.score(self._entry.position, self._suite.answer_in(action).strip())
         rewards = {"score": self._suite.reward(score)}
-        return StepResult(rewards=rewards, done=True, correct=score == 1.0, info={"score": score})
+        return StepResult(
+            rewards=rewards,
+            done=True,
+            correct=score == 1.0,
+            info={"score": score},
+            hints=self._suite.hints(self._entry),
+        )
 
     async def close(self) -> None:
         return None

@@ -127,6 +127,8 @@ class SeveralSuite:
             heldout_tasks=_tasks_until_one_is_short([of.heldout_tasks for of in facts], self._cycle),
             reward_names=tuple(name for own in names for name in own) if len(names) == len(facts) else None,
             mark_names=_common([of.mark_names for of in facts]),
+            hints=_all([of.hints for of in facts]),
+            own_prompts=any(of.own_prompts for of in facts),
             remarks=tuple(
                 f"{part.label}: {remark}"
                 for part, of in zip(self._parts, facts, strict=True)
@@ -216,6 +218,16 @@ def _common(names: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
     """Return the names that all have; None if one is not known."""
     known = [set(own) for own in names if own is not None]
     return tuple(sorted(set.intersection(*known))) if known and len(known) == len(names) else None
+
+
+def _all(known: Sequence[bool | None]) -> bool | None:
+    """Return whether all are true; None if that is not known.
+
+    Example:
+        >>> _all([True, None]), _all([True, True]), _all([None, False])
+        (None, True, False)
+    """
+    return False if False in known else None if None in known else True
 
 
 def checked(environments: Any) -> list[dict[str, Any]]:

@@ -54,6 +54,8 @@ class Trajectory:
     """Indices of action turns that the environment wants left out of training."""
     marks: list[TurnMark] = field(default_factory=list)
     """Facts about turns by name, which the environment gave, for example the state that a turn acted in."""
+    hints: list[str] = field(default_factory=list)
+    """Texts that help to solve the task, from the weakest to the strongest, if the environment gives them."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -191,6 +193,7 @@ def assemble(segments: Sequence[SegmentArrays]) -> Trajectory:
         stop_reason=last.stop_reason,
         auxiliary=last.auxiliary,
         marks=[mark for segment, _ in ordered for mark in segment.marks],
+        hints=_hints_of(last),
     )
     _check_trajectory(trajectory)
     _check_counts(ordered)
@@ -267,6 +270,15 @@ def _check_trajectory(trajectory: Trajectory) -> None:
             raise BrokenTrajectory(f"{name}: mark {mark.name!r} of turn {mark.turn} is {mark.value}")
     if trajectory.temperature < 0 or not np.isfinite(trajectory.temperature):
         raise BrokenTrajectory(f"{name}: temperature is {trajectory.temperature}")
+
+
+def _hints_of(last: Segment) -> list[str]:
+    hints = last.extra.get("hints", [])
+    if not isinstance(hints, list) or not all(isinstance(hint, str) for hint in hints):
+        raise BrokenTrajectory(
+            f"trajectory {last.trajectory_id}: hints are {hints!r:.200}, not a list of texts"
+        )
+    return hints
 
 
 def _check_counts(segments: Sequence[SegmentArrays]) -> None:

@@ -22,7 +22,7 @@ from protocol.arrays import ITEM_BYTES, Arrays, SegmentArrays
 from protocol.errors import LimitExceeded, Malformed, VersionMismatch
 from protocol.messages import MAX_ARRAYS, AnyMessage, ArraySpec, Deliver, Segment
 
-MAJOR, MINOR = 4, 2
+MAJOR, MINOR = 4, 3
 PRELUDE = b"OB" + bytes((MAJOR, MINOR))
 
 MAX_HEADER_BYTES = 256 * 1024

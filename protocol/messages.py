@@ -122,6 +122,11 @@ class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     The learner of Offbeat writes learner.sampling.max_trajectory_s.
     """
+    note: Prose = ""
+    """Read by the actor, which puts this text behind the last message of the first prompt; since 4.3.
+
+    A broker before 4.3 would lose it, so the learner looks at the broker's version before it puts such a task.
+    """
 
 
 class Turn(Struct, frozen=True, array_like=True):

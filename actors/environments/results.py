@@ -98,6 +98,32 @@ def bounded(info: dict[str, Any]) -> dict[str, Any]:
     return info
 
 
+def checked_hints(hints: Any) -> list[str]:
+    """Return the hints of a step.
+
+    Raises:
+        EnvironmentFailed: they are not texts, or too long.
+
+    Example:
+        >>> checked_hints(["Begin with 17.", "17 + 25 = 42"])
+        ['Begin with 17.', '17 + 25 = 42']
+    """
+    texts = list(hints) if isinstance(hints, Sequence) and not isinstance(hints, str) else [hints]
+    if not all(isinstance(text, str) and text for text in texts):
+        raise EnvironmentFailed(
+            f"environment: hints are {hints!r:.200}; give texts, from the weakest to the strongest"
+        )
+    try:
+        size = sum(len(text.encode()) for text in texts)
+    except UnicodeEncodeError:
+        raise EnvironmentFailed(
+            "environment: a hint has half of a surrogate pair, which no tokenizer takes"
+        ) from None
+    if size > MAX_INFO_BYTES:
+        raise EnvironmentFailed(f"environment: hints of {size} bytes, at most {MAX_INFO_BYTES}")
+    return texts
+
+
 def checked_marks(marks: Any) -> dict[str, str | float]:
     """Return the marks of a step, numbers as floats.
 

@@ -164,8 +164,8 @@ class AgentSuite:
         return messages
 
     def facts(self) -> SuiteFacts:
-        """Return the number of held-out rows."""
-        return SuiteFacts(heldout_tasks=len(self._rows["heldout"]))
+        """Return the number of held-out rows; an agent writes its prompts itself."""
+        return SuiteFacts(heldout_tasks=len(self._rows["heldout"]), hints=False, own_prompts=True)
 
     def gauges(self) -> dict[str, float]:
         """Return what agents asked for, and what became of it."""

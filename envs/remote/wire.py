@@ -79,6 +79,7 @@ def result_body(result: Any) -> dict[str, Any]:
         "auxiliary": list(result.auxiliary),
         "marks": dict(result.marks),
         "earlier": {str(number): rewards for number, rewards in result.earlier.items()},
+        "hints": list(result.hints),
     }
 
 
@@ -107,6 +108,8 @@ def result_of(body: Mapping[str, Any]) -> StepResult:
         auxiliary=body["auxiliary"],
         marks=body["marks"],
         earlier={int(number): rewards for number, rewards in (body.get("earlier") or {}).items()},
+        # A server of an earlier release gives none.
+        hints=tuple(body.get("hints", ())),
     )
 
 
@@ -141,4 +144,6 @@ def facts_of(body: Mapping[str, Any]) -> SuiteFacts:
         remarks=tuple(body.get("remarks", ())),
         heldout_by_env=dict(body.get("heldout_by_env", {})),
         mark_names=None if marks is None else tuple(marks),
+        hints=body.get("hints"),
+        own_prompts=bool(body.get("own_prompts", False)),
     )

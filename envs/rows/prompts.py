@@ -97,6 +97,47 @@ def solution_of(row: DataRow) -> str:
     raise LookupError(f"{row.place} has no solution in a column {' or '.join(map(repr, ANSWERS))}")
 
 
+def hints_of(row: DataRow, column: str) -> tuple[str, ...]:
+    """Return the hints of a row: the texts of a list, or one text; none if the row has no value.
+
+    Raises:
+        EnvError: the value is neither a text, a number nor a list of texts.
+
+    Example:
+        >>> hints_of(DataRow("t:1", {"hint": "carry the 1"}), "hint"), hints_of(DataRow("t:2", {}), "hint")
+        (('carry the 1',), ())
+    """
+    value = row.values.get(column)
+    if value is None or value == "":
+        return ()
+    texts = [str(value)] if isinstance(value, str | int | float) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
+        raise EnvError(
+            f"{row.place}: {column!r} is {value!r:.60}; it has to be a text, or a list of texts from the weakest hint "
+            "to the strongest"
+        )
+    for text in texts:
+        _check_characters(row, text)
+    return tuple(texts)
+
+
+def check_hint(column: str, columns: Sequence[str], rows: Sequence[DataRow], name: str) -> None:
+    """Check the hints of all rows; the column may be "" for none.
+
+    Raises:
+        EnvError: there is no such column, or a row's hints are not valid.
+    """
+    if not column:
+        return
+    if column not in columns:
+        raise EnvError(
+            f"params.hint = {column!r}: {name} has no column {column!r}{nearest(column, list(columns))} "
+            f"(columns: {', '.join(map(str, columns))}); name one with a solution or with hints"
+        )
+    for row in rows:
+        hints_of(row, column)
+
+
 def _parsed(template: str) -> list[tuple[str, str | None]]:
     """Return the pieces of a template: a text, and the column whose value follows it."""
     cure = "write {column} for a value, and {{ or }} for a brace"

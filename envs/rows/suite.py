@@ -11,7 +11,7 @@ from typing import Any, cast
 from envs.base import ChatMessage, Env, Split, StepResult, SuiteFacts
 from envs.errors import EnvError
 from envs.reasoning_gym_suite import task_of
-from envs.rows.prompts import PromptMaker, RawPrompt, solution_of
+from envs.rows.prompts import PromptMaker, RawPrompt, check_hint, hints_of, solution_of
 from envs.rows.reading import DataRow, columns_of, read_rows, shown_name
 from envs.rows.reward_functions import (
     RewardFunction,
@@ -44,6 +44,8 @@ class RowsSuite:
         correct: reward that says whether an answer is correct. Empty: the only one, if there is one only.
         solved_at: smallest value of this reward with which an answer counts as correct.
         seed: seed of the order of the rows in each epoch.
+        hint: column that holds a solution, or a list of hints from the weakest to the strongest, for methods that give
+            hints. Empty: none.
         processes: processes in which plain reward functions run, of each actor; 0: they run in its threads.
 
     Raises:
@@ -61,8 +63,9 @@ class RowsSuite:
         solved_at: float = 1.0,
         seed: int = 0,
         processes: int = 0,
+        hint: str = "",
     ) -> None:
-        texts = {"train": train, "prompt": prompt, "system": system, "correct": correct}
+        texts = {"train": train, "prompt": prompt, "system": system, "correct": correct, "hint": hint}
         for name, value in texts.items():
             if not isinstance(value, str):
                 raise EnvError(f"params.{name} = {value!r}: write a text in quotation marks")
@@ -78,6 +81,8 @@ class RowsSuite:
         """Columns of the data set of each split; "heldout" is there if it is a data set of its own."""
         self._maker = PromptMaker(prompt, system, columns, shown_name(train))
         self._seed, self._solved_at, self._remarks = seed, float(solved_at), list[str]()
+        self._hint = hint
+        check_hint(hint, columns, rows, shown_name(train))
         self._rows: dict[Split, list[DataRow]] = self._split(rows, heldout, prompt, system)
         if not self._rows["train"]:
             raise EnvError(
@@ -217,6 +222,7 @@ class RowsSuite:
             done=True,
             correct=None if decides is None else decides >= self._solved_at,
             info={"row": row.place},
+            hints=hints_of(row, self._hint) if self._hint else (),
         )
 
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
@@ -232,7 +238,14 @@ class RowsSuite:
         """Return the number of held-out rows, the names of the rewards, the longest prompts, and remarks."""
         names = tuple(function.name for function in self._functions)
         longest = tuple(self._longest(split) for split, rows in self._rows.items() if rows)
-        return SuiteFacts(len(self._rows["heldout"]), names, longest, tuple(self._remarks), mark_names=())
+        return SuiteFacts(
+            len(self._rows["heldout"]),
+            names,
+            longest,
+            tuple(self._remarks),
+            mark_names=(),
+            hints=bool(self._hint),
+        )
 
     def _longest(self, split: Split) -> tuple[Split, int, str]:
         """Return the split, index and place of the task with the longest prompt in characters."""

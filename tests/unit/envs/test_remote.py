@@ -35,6 +35,7 @@ def test_a_result_comes_over_with_numbers_of_numpy():
         auxiliary=(0, 2),
         marks={"anchor": "kitchen", "calls": 2.0},
         earlier={0: {"tidy": 0.5}},
+        hints=("look", "look left"),
     )
     found = result_of(sent(result_body(given)))
     assert found == StepResult(
@@ -48,14 +49,25 @@ def test_a_result_comes_over_with_numbers_of_numpy():
         auxiliary=[0, 2],
         marks={"anchor": "kitchen", "calls": 2.0},
         earlier={0: {"tidy": 0.5}},
+        hints=("look", "look left"),
     )
+    body = sent(result_body(given))
+    del body["hints"]
+    assert result_of(body).hints == (), "a server of an earlier release gives none"
 
 
 def test_every_field_of_a_result_and_of_facts_comes_over():
     assert set(result_body(StepResult())) == {f.name for f in fields(StepResult)} - {"observation"} | {
         "messages"
     }
-    facts = SuiteFacts(heldout_tasks=3, reward_names=("a",), mark_names=("calls",), remarks=("b",))
+    facts = SuiteFacts(
+        heldout_tasks=3,
+        reward_names=("a",),
+        mark_names=("calls",),
+        remarks=("b",),
+        hints=True,
+        own_prompts=True,
+    )
     assert facts_of(sent(facts_body(facts))) == facts
 
 

@@ -324,3 +324,25 @@ def test_the_hash_of_the_content_changes_with_every_file_that_is_read(tmp_path, 
         (tmp_path / name).write_text("1")
     assert content_hash("several", {"environments": [table]}) == before
     assert content_hash("calculator", {}) == ""
+
+
+def test_a_column_gives_hints(here):
+    rows = [row | {"steps": ["add", f"it is {row['answer']}"]} for row in SUMS]
+    write(here / "train.jsonl", rows)
+    messages, result = played(suite(hint="steps"), "x")
+    right = str(sum(int(term) for term in messages[0]["content"].removesuffix("=").split("+")))
+    assert result.hints == ("add", f"it is {right}")
+    assert played(suite(hint="answer"), "x")[1].hints == (right,)
+    assert suite(hint="answer").facts().hints is True
+    assert (suite().facts().hints, played(suite(), "x")[1].hints) == (False, ())
+
+
+def test_hints_that_are_none_are_refused_with_their_place(here):
+    assert refusal(hint="answr") == (
+        "params.hint = 'answr': train.jsonl has no column 'answr'; did you mean 'answer'? (columns: prompt, answer, a, "
+        "b); name one with a solution or with hints"
+    )
+    write(here / "train.jsonl", [SUMS[0] | {"steps": "s"}, SUMS[1] | {"steps": {"one": 1}}])
+    assert refusal(hint="steps").startswith(
+        "train.jsonl:2: 'steps' is {'one': 1}; it has to be a text, or a list"
+    )

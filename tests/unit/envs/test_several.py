@@ -25,7 +25,7 @@ class Episode:
         return [{"role": "user", "content": f"{self.suite.name} {data['index']}"}]
 
     async def step(self, action):
-        return StepResult(rewards={"right": self.suite.reward}, done=True, correct=True)
+        return StepResult(rewards={"right": self.suite.reward}, done=True, correct=True, hints=("h",))
 
     async def close(self):
         self.suite.closed += 1
