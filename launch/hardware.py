@@ -134,7 +134,7 @@ def recompute_s(config: RunConfig, parameters: int) -> float:
 def requests_at_once(config: RunConfig) -> int:
     """Return the most requests that actors send at a time: one for each episode that is under way."""
     learner = config.learner
-    members = learner.group_members if learner.train_on == "groups" else 1
+    members = learner.largest_group if learner.train_on == "groups" else 1
     in_work = (config.max_policy_lag + 1) * learner.units_per_batch * members
     evaluated = max((of.answers for of in learner.evaluation_sets.values()), default=0)
     return min(config.actor.count * config.actor.concurrent_episodes, in_work + evaluated)

@@ -5,6 +5,7 @@
 - `config`, `algorithm_config`, `surrogate_config`: the settings.
 - `trajectory`, `units`: the data that is trained. `branches`: the conversations of a trajectory. `intake/`: turns the
   broker's messages into units.
+- `families/`: groups that ask for further groups.
 - `credit/`: from rewards to the values that are compared, and the comparisons.
 - `update/`: turns units into new weights. `algorithms/`: pure functions of tensors.
 - `model/`: adapters of low rank, and the choice of experts. `gpu`: takes the GPU of a rank.

@@ -7,6 +7,7 @@ from pydantic import Field
 from learner.algorithm_config import AlgorithmConfig
 from learner.credit.reward_config import RewardConfig
 from learner.credit.signal import judges_groups
+from learner.families.family_config import FamilyConfig
 from protocol.messages import MAX_NAME, MAX_STOPS
 from protocol.section import Section
 
@@ -213,6 +214,7 @@ class LearnerConfig(Section):
     sampling: SamplingConfig = SamplingConfig()
     reward: RewardConfig = RewardConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    family: FamilyConfig | None = None
     replay: ReplayConfig | None = None
     optimizer: OptimizerConfig = OptimizerConfig()
     lora: LoraConfig | None = None
@@ -344,6 +346,21 @@ class LearnerConfig(Section):
     def group_members(self) -> int:
         """Trajectories per task: one more than are trained if a greedy one serves as baseline."""
         return self.group_size + (self.algorithm.advantage.kind == "greedy")
+
+    @property
+    def greedy_member(self) -> int | None:
+        """Place of the greedy member in its group; None if there is none."""
+        return self.group_size if self.group_members > self.group_size else None
+
+    @property
+    def first_members(self) -> int:
+        """Trajectories of a group that is dealt out; a family may ask for other groups after it."""
+        return self.group_members if self.family is None else self.family.first(self.group_size)
+
+    @property
+    def largest_group(self) -> int:
+        """Trajectories of the largest group that may be under way."""
+        return self.group_members if self.family is None else self.family.largest(self.group_size)
 
     @property
     def units_per_batch(self) -> int:

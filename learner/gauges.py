@@ -310,6 +310,29 @@ EVALUATION_SETS = table(
 )
 """Metrics of the sets `[learner.evaluation.NAME]`."""
 
+FAMILY = table(
+    [
+        Gauge("family/waiting", "families", "families that wait for a group at the end of the step"),
+        Gauge("family/children", "tasks", "tasks that families have asked for, since this process began"),
+        Gauge(
+            "family/stages",
+            "groups",
+            "mean groups of the families that had all their groups since the last step, the first one included",
+        ),
+        Gauge(
+            "family/masked_share",
+            "share",
+            "share of the batch's action tokens that are older than the lag bound, so that they carry no gradient",
+        ),
+        Gauge(
+            "family/deadlines",
+            "families",
+            "families that were trained without a group that did not come in time, since this process began",
+        ),
+    ]
+)
+"""Metrics of families of groups; only with `[learner.family]`."""
+
 HISTOGRAMS = table(
     [
         Gauge("return_generated", "reward", "returns of the trajectories that arrived, without failed ones"),
@@ -335,7 +358,7 @@ HISTOGRAMS = table(
 SCALARS = table(
     [
         gauge
-        for part in (ROLLOUT, UPDATE, METHODS, ENTROPY, CRITIC, REPLAY, EVALUATION)
+        for part in (ROLLOUT, UPDATE, METHODS, ENTROPY, CRITIC, REPLAY, FAMILY, EVALUATION)
         for gauge in part.values()
     ]
 )

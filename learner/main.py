@@ -16,6 +16,7 @@ from learner.checkpoints.checkpoint_files import step_back
 from learner.checkpoints.lineage import Start, start
 from learner.config import LearnerConfig
 from learner.errors import BrokerRefused, ModelUnusable
+from learner.families.wiring import waiting_families
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import TIME_LIMIT, Exchange
 from learner.loop import Learner
@@ -180,6 +181,7 @@ def wire(
     replay = replay_table(config)
     if replay is not None:
         exchange.intake.rescuable = partial(can_rescue, replay)
+    exchange.intake.families = waiting_families(config, exchange.curriculum, engine.model)
     samples = SampleLog(run_dir, open_tokenizer(engine.model), seed=seed)
     return Learner(
         config,

@@ -218,6 +218,7 @@ class Trainer:
             **report.metrics,
             **rollout_metrics(arrived, trained),
             **self.replay_metrics(trained, updated),
+            **self.family_metrics(trained, updated),
             "rollout/failed_trajectories": float(intake.counts.total("failed", "rejected", "broken")),
             "rollout/uniform_trajectories": float(intake.counts.total("uniform")),
             "rollout/stale_trajectories": float(intake.counts.total("stale", "dropped_stale")),
@@ -277,6 +278,13 @@ class Trainer:
         if self.replay is None:
             return {}
         return self.replay.metrics() | batch_metrics(trained, version=updated)
+
+    def family_metrics(self, trained: Sequence[Trajectory], updated: int) -> dict[str, float]:
+        """Return metrics of the families, and of their tokens that are too old; empty without families."""
+        families = self.exchange.intake.families
+        if families is None:
+            return {}
+        return families.metrics(trained, version=updated, max_policy_lag=self.config.lag_bound)
 
 
 def save_trajectories(folder: Path, step: int, trajectories: Sequence[Trajectory]) -> Path:

@@ -1,6 +1,6 @@
 """Units, the broker's deliveries to the learner, and counts of those that were not trained."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from learner.trajectory import Trajectory
@@ -10,17 +10,47 @@ RECOMMITTED = "recommitted"
 
 
 @dataclass(frozen=True)
+class UnitPart:
+    """One delivery of the broker as a part of a unit: what of it is trained, and why the rest is not."""
+
+    unit_id: str
+    trained: Sequence[Trajectory]
+    dropped: Mapping[str, Sequence[Trajectory]] = field(default_factory=dict)
+    """Trajectories that are not trained, by outcome."""
+
+    @property
+    def trained_tokens(self) -> int:
+        """Action tokens of the trajectories that are trained."""
+        return sum(t.window_tokens for t in self.trained)
+
+    @property
+    def tokens(self) -> int:
+        """Action tokens of all trajectories."""
+        return self.trained_tokens + sum(t.window_tokens for ts in self.dropped.values() for t in ts)
+
+
+@dataclass(frozen=True)
 class Unit:
-    """One delivery of the broker: a rollout group, a single trajectory, or one window of a trajectory."""
+    """What is trained as a whole: a rollout group, a family of groups, a trajectory, or a window of a trajectory.
+
+    All but a family are one delivery of the broker.
+    """
 
     unit_id: str
     group_id: str
     trajectories: list[Trajectory]
+    deliveries: tuple[UnitPart, ...] | None = None
+    """Deliveries of a family; None if the unit is one delivery."""
+
+    @property
+    def parts(self) -> tuple[UnitPart, ...]:
+        """Deliveries of the unit."""
+        return (UnitPart(self.unit_id, self.trajectories),) if self.deliveries is None else self.deliveries
 
     @property
     def tokens(self) -> int:
-        """Action tokens of the unit; for a window, the tokens of the window only."""
-        return sum(t.window_tokens for t in self.trajectories)
+        """Action tokens of all deliveries of the unit; of a window, the tokens of the window only."""
+        return sum(part.tokens for part in self.parts)
 
 
 @dataclass

@@ -257,6 +257,8 @@ class ThreadLink:
             except zmq.Again:
                 return
             for message, rest in messages_in(frames, "the broker"):
+                # The frames have been checked, so the prelude has its four bytes.
+                self.session.minor = frames[0][3]
                 self._take(message, rest)
 
     def _take(self, message: AnyMessage, rest: list[bytes]) -> None:

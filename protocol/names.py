@@ -2,6 +2,7 @@
 
     group         1g17            lineage 1, the group that was dealt out as number 17
     task          1g17.3          member 3 of this group
+    stage         1g17r2          group 2 that the group 1g17 has asked for; the two are of the family 1g17
     trajectory    1g17.3.0        attempt 0 at this task
     window unit   1g17.3.0/2      segment 2 of this trajectory, delivered as a unit
     evaluation    1eval-before-5  evaluation "before" of epoch 1, task 5; its group has the same name
@@ -16,7 +17,8 @@ from typing import NamedTuple
 SegmentKey = tuple[str, int]
 """Trajectory id and index of a segment."""
 
-_TRAINING_TASK = re.compile(r"(\d+)g(\d+)\.(\d+)")
+_GROUP = re.compile(r"(\d+)g(\d+)(?:r(\d+))?")
+_TRAINING_TASK = re.compile(_GROUP.pattern + r"\.(\d+)")
 _LARGEST_ATTEMPT_DIGITS = 9
 
 
@@ -26,6 +28,8 @@ class TrainingTask(NamedTuple):
     lineage: int
     group_index: int
     member: int
+    stage: int = 0
+    """Number of the group in its family; 0 is the one that was dealt out."""
 
 
 def group_id(lineage: int, group_index: int) -> str:
@@ -42,10 +46,41 @@ def group_index(group: str) -> int:
     """Return the number of a group: its place in the order in which groups were dealt out.
 
     Example:
-        >>> group_index("3g17")
-        17
+        >>> group_index("3g17"), group_index("3g17r2")
+        (17, 17)
     """
-    return int(group.rpartition("g")[2])
+    return int(group.rpartition("g")[2].partition("r")[0])
+
+
+def stage_id(family: str, stage: int) -> str:
+    """Name the group of a stage of a family; stage 0 has the name of the family.
+
+    Example:
+        >>> stage_id("1g17", 2), stage_id("1g17", 0)
+        ('1g17r2', '1g17')
+    """
+    return f"{family}r{stage}" if stage else family
+
+
+def family_of(group: str) -> str:
+    """Return the family of a group: the group that was dealt out. A name of a different form is returned as it is.
+
+    Example:
+        >>> family_of("1g17r2"), family_of("1g17"), family_of("1eval-for-5")
+        ('1g17', '1g17', '1eval-for-5')
+    """
+    return group.partition("r")[0] if _GROUP.fullmatch(group) else group
+
+
+def stage_of(group: str) -> int:
+    """Return the stage in the name of a group; 0 for a name without one.
+
+    Example:
+        >>> stage_of("1g17r2"), stage_of("1g17")
+        (2, 0)
+    """
+    match = _GROUP.fullmatch(group)
+    return int(match[3] or 0) if match else 0
 
 
 def task_id(group: str, member: int) -> str:
@@ -62,13 +97,16 @@ def training_task(task: str) -> TrainingTask | None:
     """Parse the name of a training task; return None if the name has a different form.
 
     Example:
-        >>> training_task("1g17.3")
-        TrainingTask(lineage=1, group_index=17, member=3)
+        >>> training_task("1g17.3"), training_task("1g17r2.0").stage
+        (TrainingTask(lineage=1, group_index=17, member=3, stage=0), 2)
         >>> training_task("1eval-before-5") is None
         True
     """
     match = _TRAINING_TASK.fullmatch(task)
-    return TrainingTask(*map(int, match.groups())) if match else None
+    if match is None:
+        return None
+    lineage, index, stage, member = match.groups()
+    return TrainingTask(int(lineage), int(index), int(member), int(stage or 0))
 
 
 def group_of_task(task: str) -> str:

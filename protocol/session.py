@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from protocol.codec import MINOR
 from protocol.messages import AnyMessage, Heartbeat, Hello, Refused, Welcome
 
 HELLO_RETRY_S = 1.0
@@ -53,6 +54,8 @@ class Session:
         self.hello = hello
         self.welcome: Welcome | None = None
         self.joins = 0
+        self.minor = MINOR
+        """Minor version of the protocol that the broker spoke in its last message."""
         self.policy_version = 0
         """Policy version of the last Welcome; it stays while the session joins again."""
         self._attempts = self._void = 0

@@ -63,7 +63,8 @@ def segment_frames(
         "version_max": version if action_tokens else -1,
     }
     arrays = {
-        "token_ids": np.arange(tokens, dtype="<i4"),
+        # A note changes the tokens of the prompt.
+        "token_ids": np.arange(tokens, dtype="<i4") + 1000 * bool(task.note),
         "action_mask": np.array([0] * (tokens - action_tokens) + [1] * action_tokens, "u1"),
         "logp_behaviour": np.zeros(tokens, "<f4"),
         "policy_version": np.full(tokens, version, "<i4"),

@@ -45,6 +45,11 @@ def setting_of(config: RunConfig) -> Setting:
             "learner.train_on is 'windows': a plan knows whole trajectories only; plan with "
             "learner.train_on=trajectories, and expect a lower lag than it says"
         )
+    if learner.family is not None:
+        raise ConfigError(
+            f'learner.family.kind is "{learner.family.kind}": a plan knows no groups that ask for further groups; plan '
+            "without [learner.family], and expect fewer trained tokens than it says"
+        )
     whole = learner.train_on == "groups"
     return Setting(
         generators=config.generator.count,

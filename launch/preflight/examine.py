@@ -34,6 +34,7 @@ from launch.preflight.model_limits import (
 )
 from launch.preflight.room import too_little_room
 from launch.preflight.trial import Prompt, Trial
+from launch.run_file.family_rules import lacking
 from launch.run_file.sections import RunConfig
 from launch.run_folder import check_place
 from learner.credit.needs import needed_marks, needed_rewards
@@ -95,6 +96,7 @@ def examine(config: RunConfig) -> Examined:
         *no_room(config, prompts, context),
         *unknown_rewards(config, facts),
         *missing_marks(config, facts),
+        *lacking(config.learner, facts),
         *sets_without_tasks(config, facts),
     ]:
         raise ConfigError("\n".join(problems))

@@ -12,6 +12,7 @@ METHOD_SETTINGS = {
     "algorithm": "the objective, whole",
     "train_on": "what a batch is made of",
     "replay": "trajectories that are trained again",
+    "family": "groups that ask for further groups",
     "reward": "how rewards become the values that are compared",
     "group_size": "how many answers to one task the advantage needs",
     "max_policy_lag": "the staleness up to which the method was seen to keep its reward",
@@ -21,7 +22,7 @@ METHOD_SETTINGS = {
 The rule: a setting belongs to the method if a job with other lengths, another model and another environment would
 need it, too. Lengths, sizes, steps, the optimizer and the numbers of roles belong to the job.
 """
-REPLACED = ("algorithm", "train_on", "replay")
+REPLACED = ("algorithm", "train_on", "replay", "family")
 """Settings that a method replaces as a whole, so that no half of a former method is left."""
 DEMO = "demo"
 """Table of a method file with the settings of the job that shows the method."""

@@ -6,6 +6,7 @@ note. Each line has field, value seen and cure.
 
 from collections.abc import Iterator
 
+from launch.run_file.family_rules import family_notes
 from launch.run_file.method_rules import ChangedObjective, objectives_of
 from learner.algorithm_config import AlgorithmConfig, KlPenalty
 from learner.config import LearnerConfig
@@ -92,6 +93,7 @@ def notes(learner: LearnerConfig, *, segment_tokens: int) -> Iterator[str]:
             f"learner.nodes is {learner.nodes}: the learner waits at {learner.rendezvous} for its other hosts; on "
             f"each, run offbeat learner RUN_FILE --node N, with N from 1 to {learner.nodes - 1}"
         )
+    yield from family_notes(learner)
     yield from _lora(learner)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from launch.run_file.credit_rules import credit_contradictions
+from launch.run_file.family_rules import family_contradictions
 from learner.algorithm_config import (
     GROUP_RELATIVE,
     AlgorithmConfig,
@@ -45,6 +46,7 @@ def method_contradictions(learner: LearnerConfig) -> Iterator[str]:
     yield from _bounds(learner.algorithm)
     yield from _updates(learner)
     yield from credit_contradictions(learner)
+    yield from family_contradictions(learner)
 
 
 class ChangedObjective(NamedTuple):

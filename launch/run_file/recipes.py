@@ -58,6 +58,8 @@ class Recipe:
             "groups": compares_members(learner) or greedy or bounded,
             "greedy answers": greedy,
             "marks": any(needed_marks(learner)),
+            "hints": learner.family is not None and learner.family.kind == "hint",
+            "families": learner.family is not None,
             "replay": learner.replay is not None,
             "reference model": reference,
         }

@@ -105,7 +105,7 @@ def _hosts(config: RunConfig) -> Iterator[str]:
 
 def _queues(config: RunConfig) -> Iterator[str]:
     learner, broker = config.learner, config.broker
-    members = learner.group_members if learner.train_on == "groups" else 1
+    members = learner.largest_group if learner.train_on == "groups" else 1
     batch = learner.units_per_batch * members
     capacity = (config.max_policy_lag + 1) * batch
     lag = "forced_lag" if config.run.mode == "sync" else "max_policy_lag"

@@ -6,6 +6,7 @@ from learner.config import LearnerConfig
 from learner.credit.comparison_config import ComparedAdvantage
 from learner.credit.reward_config import FewestCalls, RewardConfig
 from learner.credit.rewards import made_rewards
+from learner.families.family_config import HintFamily
 
 VALUES = {"return", "return_to_go", "each"}
 """Values of a comparison that are no name of a reward."""
@@ -34,6 +35,8 @@ def needed_rewards(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
         yield "learner.reward.group.reward", reward.group.reward
     if learner.replay is not None and learner.replay.outcome != "return":
         yield "learner.replay.outcome", learner.replay.outcome
+    if isinstance(learner.family, HintFamily) and learner.family.reward:
+        yield "learner.family.reward", learner.family.reward
     if isinstance(advantage, ComparedAdvantage):
         for i, term in enumerate(advantage.terms):
             if term.value not in VALUES | made:

@@ -10,7 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from learner.config import EvaluationConfig, LearnerConfig
+from learner.families.family import ChildTask
 from protocol import names
 from protocol.messages import Sampling, Task
 
@@ -20,7 +23,8 @@ class Curriculum:
     """Deals out task indices in order and counts the tasks under way.
 
     ``outstanding`` maps a group's id to its tasks, from the time they are dealt out until they are trained or
-    dropped. A group is removed as a whole, or member by member if the learner does not train on whole groups.
+    dropped. A group is removed as a whole, or member by member if the learner does not train on whole groups. The
+    groups of a family are removed together, and the first one has taken up the room of all.
 
     The id of a training task contains the *lineage* of checkpoints, so that a learner that continues a
     lineage recognises the tasks of earlier processes. The id of an evaluation task contains the *epoch* of
@@ -44,6 +48,8 @@ class Curriculum:
     """Number of members of the group ``next_index`` that are already dealt out."""
     lineage: int = -1
     """Epoch that began the lineage; -1: this process's epoch."""
+    _asked: list[Task] = field(default_factory=list)
+    """Tasks that families have asked for and that are not put yet."""
 
     def __post_init__(self) -> None:
         if self.lineage < 0:
@@ -61,7 +67,11 @@ class Curriculum:
         batches = (config.forced_lag if lockstep else config.max_policy_lag) + 1
         if steps_left is not None and config.train_on != "windows":
             batches = min(batches, steps_left)
-        return batches * config.units_per_batch * (config.group_members if self._whole_groups else 1)
+        units = batches * config.units_per_batch
+        if config.family is not None and not lockstep:
+            # A family takes a round trip for each of its groups, so fewer families keep the lag bound.
+            units = max(config.units_per_batch, units // (config.family.stages + 1))
+        return units * (config.first_members if self._whole_groups else 1)
 
     def refill(
         self, *, version: int, lockstep: bool, steps_left: int | None = None, backlog: int = 0
@@ -76,10 +86,13 @@ class Curriculum:
             lockstep: whether run.mode is "sync".
             steps_left: learner steps left in the run.
             backlog: waiting windows of unfinished trajectories; they take up room too.
+
+        Returns:
+            Tasks that families have asked for, then new ones.
         """
-        tasks: list[Task] = []
-        room = self.capacity(lockstep, steps_left) - sum(map(len, self.outstanding.values())) - backlog
-        size = self.config.group_members
+        tasks, self._asked = self._asked, []
+        room = self.capacity(lockstep, steps_left) - self._taken - backlog
+        size = self.config.first_members
         while room >= (size if self._whole_groups else 1):
             dealt = self._dealt
             members = range(dealt, min(size, dealt + room))
@@ -90,12 +103,40 @@ class Curriculum:
         return tasks
 
     @property
+    def _taken(self) -> int:
+        """Room that is taken; the first group of a family takes up the room of all its groups."""
+        return sum(len(tasks) for group, tasks in self.outstanding.items() if not names.stage_of(group))
+
+    def ask(self, family_id: str, stage: int, children: Sequence[ChildTask]) -> None:
+        """Make the tasks of a family's next group, which the next `refill` returns.
+
+        They have the data, the sampling and the smallest version of the family's first group.
+        """
+        first, group_id = self.outstanding[family_id][0], names.stage_id(family_id, stage)
+        self.outstanding[group_id] = tasks = [
+            replace(
+                first,
+                task_id=names.task_id(group_id, member),
+                group_id=group_id,
+                group_size=len(children),
+                member=member,
+                note=child.note,
+            )
+            for member, child in enumerate(children)
+        ]
+        self._asked += tasks
+
+    @property
     def _whole_groups(self) -> bool:
         return self.config.train_on == "groups"
 
     def free(self, group_id: str) -> None:
-        """Free the room of a group that is trained or dropped."""
-        self.outstanding.pop(group_id, None)
+        """Free the room of a group that is trained or dropped, with all groups that it has asked for."""
+        if self.outstanding.pop(group_id, None) is None or self.config.family is None:
+            return
+        for group in [group for group in self.outstanding if names.family_of(group) == group_id]:
+            del self.outstanding[group]
+        self._asked = [task for task in self._asked if names.family_of(task.group_id) != group_id]
 
     def free_member(self, group_id: str, task_id: str) -> None:
         """Free the room of a member of a group that is trained or dropped."""
@@ -106,8 +147,8 @@ class Curriculum:
             self.free(group_id)
 
     def owns(self, group_id: str) -> bool:
-        """Return whether this lineage put the group and waits for it."""
-        return group_id in self.outstanding
+        """Return whether this lineage put the group, or a group that asks for it, and waits for it."""
+        return names.family_of(group_id) in self.outstanding
 
     def awaits(self, group_id: str, task_id: str) -> bool:
         """Return whether this member of the group is neither trained nor dropped yet."""
@@ -145,6 +186,8 @@ class Curriculum:
         unfinished = [
             [names.group_index(group), [task.member for task in tasks]]
             for group, tasks in self.outstanding.items()
+            # The others are asked for again by the first group, which the broker delivers again.
+            if not names.stage_of(group)
         ]
         return {
             "lineage": self.lineage,
@@ -179,7 +222,7 @@ class Curriculum:
         wanted = known | beyond
         if self._whole_groups:
             # A group is trained or dropped as a whole, so its members that were never put must be put now.
-            wanted |= {(index, m) for index, _ in wanted & held for m in range(self.config.group_members)}
+            wanted |= {(index, m) for index, _ in wanted & held for m in range(self.config.first_members)}
         self.outstanding.clear()
         tasks = [task for index, member in sorted(wanted) for task in self._group(index, 0, [member])]
         if beyond:
@@ -188,24 +231,28 @@ class Curriculum:
 
     def _under_way(self) -> set[tuple[int, int]]:
         tasks = (task for group in self.outstanding.values() for task in group)
-        return {(names.group_index(task.group_id), task.member) for task in tasks}
+        return {
+            (names.group_index(task.group_id), task.member)
+            for task in tasks
+            if not names.stage_of(task.group_id)
+        }
 
     def _place(self, task_id: str) -> tuple[int, int] | None:
-        """Return group index and member of a training task of this lineage; None for other tasks."""
+        """Return group index and member of a task of this lineage that was dealt out; None for other tasks."""
         name = names.training_task(task_id)
-        if name is None or name.lineage != self.lineage:
+        if name is None or name.lineage != self.lineage or name.stage:
             return None
         return name.group_index, name.member
 
     def _after(self, index: int, member: int) -> tuple[int, int]:
         """Return the index and member to deal out after this member of this group."""
-        last = self._whole_groups or member + 1 == self.config.group_members
+        last = self._whole_groups or member + 1 == self.config.first_members
         return (index + 1, 0) if last else (index, member + 1)
 
     def _group(self, index: int, min_version: int, members: Sequence[int]) -> list[Task]:
         """Make the tasks of these members of a group; the member after the trained ones is greedy."""
         group_id = names.group_id(self.lineage, index)
-        size = self.config.group_members
+        size, greedy = self.config.first_members, self.config.greedy_member
         temperature = self.config.sampling.temperature
         tasks = [
             Task(
@@ -215,7 +262,7 @@ class Curriculum:
                 member=member,
                 env=self.env,
                 data={"index": index, "split": "train"},
-                sampling=self._sampling(temperature=temperature if member < self.config.group_size else 0.0),
+                sampling=self._sampling(temperature=0.0 if member == greedy else temperature),
                 min_policy_version=min_version,
                 deadline_s=self.config.sampling.max_trajectory_s,
             )

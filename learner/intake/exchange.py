@@ -12,6 +12,7 @@ from learner.intake.curriculum import Curriculum
 from learner.intake.intake import Intake
 from learner.trajectory import Trajectory
 from learner.units import Unit
+from protocol.codec import MAJOR, MAX_HEADER_BYTES
 from protocol.link import ThreadLink
 from protocol.messages import (
     AnyMessage,
@@ -33,6 +34,10 @@ log = logging.getLogger(__name__)
 CREDIT_UNITS = 64
 """Units that the broker may deliver in advance."""
 TASKS_PER_MESSAGE = 512
+TASK_BYTES = 2_048
+"""Bytes that are reckoned for a task in a message, without its note."""
+MINOR_OF_NOTES = 3
+"""Minor version of the protocol since which tasks have notes."""
 POLL_S = 0.2
 HELD_TIMEOUT_S = 180.0
 """Longest wait for Held messages; longer than a restart of the broker takes."""
@@ -40,6 +45,26 @@ CONFIRM_TIMEOUT_S = 15.0
 TIME_LIMIT = "time limit"
 FATAL_CODES = ("queue_full", "bad_task", "malformed", "limit", "version")
 """Refusals of a message that the learner would otherwise wait for without end."""
+
+
+def messages_of(tasks: Sequence[Task]) -> list[PutTasks]:
+    """Return messages with these tasks, each within the bounds of a header.
+
+    Example:
+        >>> tasks = [Task(task_id=f"g.{i}", env="e", group_id="g", group_size=20, note="x" * 16_000) for i in range(20)]
+        >>> [len(message.tasks) for message in messages_of(tasks)]
+        [14, 6]
+    """
+    messages: list[list[Task]] = []
+    room = 0
+    for task in tasks:
+        size = TASK_BYTES + len(task.note.encode())
+        if not messages or size > room or len(messages[-1]) == TASKS_PER_MESSAGE:
+            messages.append([])
+            room = MAX_HEADER_BYTES
+        messages[-1].append(task)
+        room -= size
+    return [PutTasks(tasks=each) for each in messages]
 
 
 class Exchange:
@@ -108,6 +133,7 @@ class Exchange:
         def enough() -> bool:
             self.while_waiting()
             self.intake.drop_stale(oldest)
+            self.intake.close_overdue(time.monotonic())
             self.refill(step=step, version=version)
             return len(self.intake.ready) >= wanted * batches
 
@@ -280,9 +306,19 @@ class Exchange:
         return self._link.session.policy_version
 
     def put(self, tasks: Sequence[Task]) -> None:
-        """Send tasks to the broker, which ignores those that it has seen."""
-        for start in range(0, len(tasks), TASKS_PER_MESSAGE):
-            self._link.send(PutTasks(tasks=list(tasks[start : start + TASKS_PER_MESSAGE])))
+        """Send tasks to the broker, which ignores those that it has seen.
+
+        Raises:
+            BrokerRefused: the broker is of an earlier version, and would lose a part of a task.
+        """
+        minor = self._link.session.minor if any(task.note for task in tasks) else MINOR_OF_NOTES
+        if minor < MINOR_OF_NOTES:
+            raise BrokerRefused(
+                f"{self._broker} speaks protocol {MAJOR}.{minor}, which has no notes for tasks; [learner.family] needs "
+                f"{MAJOR}.{MINOR_OF_NOTES}: start a broker of this version, or take [learner.family] out"
+            )
+        for message in messages_of(tasks):
+            self._link.send(message)
 
     def _joined(self) -> None:
         """Repeat the last announcement and Checkpointed after a join, because the broker may have lost them.

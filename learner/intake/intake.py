@@ -10,6 +10,8 @@ from learner.credit.reward_config import RewardConfig
 from learner.credit.rewards import as_given, composed, updates_at
 from learner.credit.signal import has_signal
 from learner.errors import BrokenTrajectory
+from learner.families.family import FamilyStage
+from learner.families.waiting import WaitingFamilies
 from learner.intake.commit_memory import CommitMemory
 from learner.intake.curriculum import Curriculum
 from learner.intake.open_trajectories import OpenTrajectories
@@ -41,6 +43,8 @@ class Intake:
     """True if units are windows: segments that are trained as they come."""
     rescuable: Callable[[Sequence[Trajectory]], bool] = field(default=lambda _: False)
     """Function that returns whether replay can use a group without a signal, so that it is kept."""
+    families: WaitingFamilies | None = None
+    """Groups that wait for others of their family; None: each group is trained by itself."""
     line: VersionLine = field(default_factory=VersionLine)
     """Line of versions by which the lag of tokens from undone steps is counted: see `_placed`."""
     open: OpenTrajectories = field(default_factory=OpenTrajectories)
@@ -65,7 +69,7 @@ class Intake:
     sampled_tokens: int = 0
     """Action tokens that the generators report, summed over restarts of this process and of generators."""
     _held: dict[str, int] = field(default_factory=dict)
-    """Action tokens of each unit that is ready or being trained, by unit id."""
+    """Action tokens of each delivery that waits for its family, is ready or is being trained, by unit id."""
     _dropped: list[str] = field(default_factory=list)
     """Units that were dropped and are not committed yet."""
     _recommits: list[str] = field(default_factory=list)
@@ -112,10 +116,7 @@ class Intake:
         """Drop ready units and count them under an outcome."""
         for unit in units:
             self.ready.remove(unit)
-            self._free_room(unit)
-            del self._held[unit.unit_id]
-            self._dropped.append(unit.unit_id)
-            self.counts.add(outcome, unit.trajectories)
+            self._let_go(unit, outcome)
 
     def take_recent(self) -> list[Trajectory]:
         """Return the training trajectories that arrived since the last call."""
@@ -134,10 +135,18 @@ class Intake:
             replayed_tokens: replayed tokens that were trained in the step.
             version: policy version that the step updated.
         """
+        parts = [part for unit in trained for part in unit.parts]
         for unit in trained:
             self._free_room(unit)
-            self.trained_tokens += self._held.pop(unit.unit_id)
-            self.committed.add(unit.unit_id, step=step, trained=True, version=version)
+        for part in parts:
+            del self._held[part.unit_id]
+            self.trained_tokens += part.trained_tokens
+            for outcome, trajectories in part.dropped.items():
+                self.counts.add(outcome, trajectories)
+            if part.trained:
+                self.committed.add(part.unit_id, step=step, trained=True, version=version)
+            else:
+                self._dropped.append(part.unit_id)
         dropped, self._dropped = self._dropped, []
         for unit_id in dropped:
             self.committed.add(unit_id, step=step, trained=False)
@@ -146,7 +155,7 @@ class Intake:
         return Commit(
             epoch=epoch,
             step=step,
-            trained=[unit.unit_id for unit in trained],
+            trained=[part.unit_id for part in parts if part.trained],
             dropped=dropped,
             replayed_tokens=replayed_tokens,
             version=version if trained else -1,
@@ -190,6 +199,7 @@ class Intake:
             trained=self.trained_tokens,
             outcomes=self.counts.tokens,
             ready=sum(unit.tokens for unit in self.ready),
+            kept=0 if self.families is None else self.families.tokens,
         )
 
     def state(self) -> dict[str, Any]:
@@ -275,14 +285,45 @@ class Intake:
         failed = [t for t in trajectories if t.status == "failed"]
         self.counts.add("failed", failed)
         usable = [t for t in trajectories if _is_usable(t)]
-        outcome = self._fault(usable)
-        if self.filter_uniform and outcome in ("", "uniform"):
-            self.signal.group([t.return_ for t in usable if not t.baseline], uniform=outcome == "uniform")
+        if self.families is not None:
+            self._join_family(self.families, deliver, FamilyStage(group_id, deliver.unit_id, usable))
+            return
+        outcome = self._judged(usable)
         if outcome:
             self._free_room(Unit(deliver.unit_id, group_id, trajectories))
             self._drop(outcome, deliver, usable)
             return
         self._hold(Unit(deliver.unit_id, group_id, usable))
+
+    def _join_family(self, families: WaitingFamilies, deliver: Deliver, stage: FamilyStage) -> None:
+        if outcome := families.refuses(stage.group_id):
+            self._drop(outcome, deliver, stage.members)
+            return
+        self._held[deliver.unit_id] = stage.tokens
+        self._settle(families.add(stage))
+
+    def _settle(self, family: Unit | None) -> None:
+        """Put a family that waits for nothing more to the ready units, or drop it if it would train nothing."""
+        if family is None:
+            return
+        if outcome := self._judged(family.trajectories):
+            self._let_go(family, outcome)
+        else:
+            self.ready.append(family)
+
+    def close_overdue(self, now: float) -> None:
+        """Close families whose next group has not come in time; ``now`` is monotonic, in seconds."""
+        for family in self.families.overdue(now) if self.families is not None else ():
+            self._settle(family)
+
+    def _let_go(self, unit: Unit, outcome: str) -> None:
+        """Drop a unit with all its deliveries; what its family would not train keeps an outcome of its own."""
+        self._free_room(unit)
+        for part in unit.parts:
+            del self._held[part.unit_id]
+            self._dropped.append(part.unit_id)
+            for name, trajectories in {outcome: part.trained, **part.dropped}.items():
+                self.counts.add(name, trajectories)
 
     def _is_committed(self, unit_id: str, segments: list[SegmentArrays]) -> bool:
         """Return whether this unit was committed, and is not a new one with a reused id.
@@ -308,6 +349,13 @@ class Intake:
     def _hold(self, unit: Unit) -> None:
         self._held[unit.unit_id] = unit.tokens
         self.ready.append(unit)
+
+    def _judged(self, usable: Sequence[Trajectory]) -> str:
+        """Return the outcome of a group that would train nothing, and note whether the group has a signal."""
+        outcome = self._fault(usable)
+        if self.filter_uniform and outcome in ("", "uniform"):
+            self.signal.group([t.return_ for t in usable if not t.baseline], uniform=outcome == "uniform")
+        return outcome
 
     def _fault(self, usable: Sequence[Trajectory]) -> str:
         """Return the outcome of a group that would train nothing; "" if it would train something."""
@@ -358,6 +406,8 @@ class Intake:
         """Free the unit's room; the room of a trajectory becomes free with its last window."""
         if unit.unit_id == unit.group_id:
             self.curriculum.free(unit.group_id)
+            if self.families is not None:
+                self.families.forget(unit.group_id)
             return
         for trajectory in unit.trajectories:
             if trajectory.status != "unfinished":
@@ -373,6 +423,10 @@ class Intake:
             self.evaluated[group_id] = None
             return
         if unit_id in ("", group_id):
+            if self.families is not None:
+                if self.curriculum.owns(group_id):
+                    self._settle(self.families.lost(group_id))
+                return
             for task in self.curriculum.outstanding.get(group_id, []):
                 self.open.forget(task.task_id)
             self.curriculum.free(group_id)

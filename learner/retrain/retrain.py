@@ -6,6 +6,7 @@ from pathlib import Path
 
 from learner.config import LearnerConfig
 from learner.errors import CannotRetrain
+from learner.families.recorded import joined
 from learner.intake.curriculum import Curriculum
 from learner.intake.intake import Intake
 from learner.metrics import Report
@@ -66,7 +67,8 @@ class RecordedBatches:
         self.intake.drop(list(ready.values()), "not_trained")
         for unit in batch:
             self.intake.ready.remove(unit)
-        return batch
+        family = self.intake.curriculum.config.family
+        return batch if family is None else joined(family, batch)
 
     def commit(
         self, trained: Sequence[Unit], *, step: int, version: int = -1, replayed_tokens: int = 0

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from launch.commands import recording
 from learner.config import LearnerConfig
+from learner.families.waiting import WaitingFamilies
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange
 from protocol.messages import Dropped, Refused
@@ -26,11 +27,11 @@ from tests.unit.learner.test_supply import DELIVER, EPISODES, Supply
 class World(Supply):
     """One run. The learner's memory dies with the learner; its checkpoint does not."""
 
-    def __init__(self, train_on, folder, seed, lag):
-        super().__init__(train_on, lag=lag, seed=seed, trouble=False)
+    def __init__(self, train_on, folder, seed, lag, *, family=None, trouble=False):
+        super().__init__(train_on, lag=lag, seed=seed, trouble=trouble)
         self.config = LearnerConfig(
             group_size=2, batch_trajectories=4, max_policy_lag=lag, train_on=train_on, steps=99, checkpoint_every=9,
-            start_timeout_s=5.0, data_timeout_s=5.0,
+            start_timeout_s=5.0, data_timeout_s=5.0, family=family,
         )  # fmt: skip
         self.driver = Driver(lag=lag, folder=folder, heartbeat_s=1000.0)
         self.epoch, self.deaf = 0, False
@@ -54,6 +55,8 @@ class World(Supply):
         self.exchange = Exchange(
             self, curriculum, self.config, lockstep=False, stop_reason=lambda: "", step=self.step
         )
+        if self.config.family is not None:
+            self.exchange.intake.families = WaitingFamilies(self.config.family, curriculum, str)
         if self.saved is not None:
             curriculum.restore(self.saved["curriculum"])
             self.exchange.intake.restore(self.saved["inlet"])
@@ -101,7 +104,7 @@ class World(Supply):
         for _ in range(2 * EPISODES * slowly):
             self.go_on()
         self.step += 1
-        units = [group.unit_id for group in groups]
+        units = [part.unit_id for group in groups for part in group.parts if part.trained]
         assert len(units) == len(set(units))
         before = {unit for batch in self.trained.values() for unit in batch}
         assert not before & set(units), "trained twice"

@@ -39,7 +39,8 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-FILES = run_files()
+FILES = {name: path for name, path in run_files().items() if path.parent.name != "families"}
+"""Recipes of families are not here. They differ in what is sampled, and a step of them is one of grpo."""
 NAMES = sorted(FILES)
 WITHOUT_BOUNDS = ("remax", "rloo")
 """Recipes whose surrogate is REINFORCE; the bounds of its weight, which is 1, are no part of the method."""

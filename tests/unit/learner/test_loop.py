@@ -34,7 +34,7 @@ class Intake:
     def __init__(self):
         self.gauges = {"broker/units_ready": 2.0, "env/number": 1.0}
         self.counts, self.sampled_tokens, self.open = Counts(), 0, OpenTrajectories()
-        self.line, self.signal = VersionLine(), SignalWatch()
+        self.line, self.signal, self.families = VersionLine(), SignalWatch(), None
 
     def take_recent(self):
         return [make_trajectory("t")]

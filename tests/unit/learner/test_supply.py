@@ -91,8 +91,9 @@ class Supply:
         status = ("failed" if failed else "finished") if last else "unfinished"
         sizes = {"tokens": 4, "offset": 0} if index == 0 else {"tokens": 2, "offset": 2 + 2 * index}
         reward = [Reward("score", 1, float(self.rng.random()))] if last else []
+        extra = {"correct": bool(self.rng.random() < 0.3), "hints": ["solution"]} if last else {}
         answer = self.driver.segment(
-            "actor", lease, index, status=status, version=self.version, rewards=reward, **sizes
+            "actor", lease, index, status=status, version=self.version, rewards=reward, extra=extra, **sizes
         )
         assert answer.status == "stored", answer
         if last:

@@ -12,7 +12,10 @@ from launch.run_file.shipped import METHODS, run_files
 from launch.run_folder import load_config, save_config
 from launch.supervise.panel import summary_rows
 
-NAMES = list(run_files(METHODS))
+FILES = run_files(METHODS)
+FAMILIES = [name for name, path in FILES.items() if path.parent.name == "families"]
+"""Methods whose groups ask for further groups. Some of them need hints, which the job does not give."""
+NAMES = [name for name in FILES if name not in FAMILIES]
 JOB = '[model.tiny]\n[env]\nname = "calculator"\n'
 SUMMARY = {
     "policy_lag": {"mean_versions": 0.0, "max_versions": 0, "bound": 2},
@@ -55,7 +58,19 @@ def test_a_run_file_of_two_sections_and_a_method_passes_the_check(job, name, cap
     assert f"{path}: ok (run run, method {name}, mode async)\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", NAMES)
+def test_a_method_with_hints_needs_an_environment_that_gives_them(job, capsys):
+    hints = (
+        JOB.replace("calculator", "reasoning_gym") + '[env.params]\nfamily = "spell_backward"\nhints = true\n'
+    )
+    for name in FAMILIES:
+        assert cli.main(["check", str(job(f'method = "{name}"\n{hints}'))]) == 0
+    for name in ("ghpo", "scaf-grpo"):
+        assert cli.main(["check", str(job(f'method = "{name}"\n{JOB}'))]) == 1
+        assert 'learner.family.kind is "hint" but the environment gives no hints' in capsys.readouterr().err
+    assert cli.main(["check", str(job(f'method = "igrpo"\n{JOB}'))]) == 0
+
+
+@pytest.mark.parametrize("name", [*NAMES, *FAMILIES])
 def test_a_method_brings_its_algorithm_and_leaves_the_job_as_it_is(job, name):
     found = settings(load(job(f'method = "{name}"\n{JOB}')))
     plain, recipe = settings(load(job(JOB))), settings(load(Path(name)))
@@ -74,7 +89,7 @@ def test_a_method_brings_its_algorithm_and_leaves_the_job_as_it_is(job, name):
     assert found == plain, "nothing of the job that shows the method"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *FAMILIES])
 def test_a_method_file_sets_what_belongs_to_a_method(name):
     own = read_own(run_files(METHODS)[name])
     assert set(own) == {"extends", "recipe", "learner", "demo"}
@@ -82,6 +97,7 @@ def test_a_method_file_sets_what_belongs_to_a_method(name):
         "algorithm",
         "train_on",
         "replay",
+        "family",
         "reward",
         "group_size",
         "max_policy_lag",
@@ -92,14 +108,16 @@ def test_a_method_file_sets_what_belongs_to_a_method(name):
 def test_what_methods_set_beside_the_algorithm():
     beside = {
         name: {
-            k: v for k, v in read_own(path)["learner"].items() if k not in ("algorithm", "replay", "reward")
+            k: v
+            for k, v in read_own(path)["learner"].items()
+            if k not in ("algorithm", "replay", "reward", "family")
         }
         for name, path in run_files(METHODS).items()
     }
     lag = {"max_policy_lag": 2}
     assert {name: found for name, found in beside.items() if found} == {
         **dict.fromkeys(("bapo", "gbpo", "grpo", "hispo", "r2vpo", "remix"), lag),
-        **dict.fromkeys((path.stem for path in (METHODS / "credit").glob("*.toml")), lag),
+        **dict.fromkeys((path.stem for path in METHODS.glob("*/*.toml")), lag),
         "ppo": {"train_on": "trajectories", "group_size": 1},
         "tppo": {"train_on": "windows"} | lag,
     }

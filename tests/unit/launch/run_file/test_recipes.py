@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[4]
 DOCS = ROOT / "docs" / "recipes"
 METHODS = sorted((FOLDER / "methods").rglob("*.toml"))
 CREDIT = {p.stem for p in METHODS if p.parent.name == "credit"}
+FAMILIES = {p.stem for p in METHODS if p.parent.name == "families"}
+UNMEASURED = CREDIT | FAMILIES
 JOBS = {"calculator", "smollm2", "spell_backward"}
 MEASURED = "[staleness](../benchmarks.md#staleness)"
 
@@ -30,7 +32,8 @@ def test_all_methods_are_there():
     credit = "gdpo dvao g2rpo dgpo loop grpo-tcr flow-grpo eapo epo gigpo hgpo otc prs spo-winrate"
     more = "arpo-gui xrpo-novelty subpo aepo-agentic fapo-rule riskpo"
     assert {*credit.split(), *more.split()} == CREDIT
-    assert {*expected.split(), "icepop", "ipa", "remax", "mdpo"} == {p.stem for p in METHODS} - CREDIT
+    assert {"ghpo", "scaf-grpo", "igrpo"} == FAMILIES
+    assert {*expected.split(), "icepop", "ipa", "remax", "mdpo"} == {p.stem for p in METHODS} - UNMEASURED
     assert {p.stem for p in FOLDER.glob("*.toml")} == JOBS
     assert set(run_files()) == {p.stem for p in METHODS} | JOBS
     assert all("recipe" in tomllib.loads(path.read_text()) for path in METHODS)
@@ -38,7 +41,7 @@ def test_all_methods_are_there():
 
 def test_a_recipe_is_its_base_and_little_else(path):
     own = read_own(path)
-    up = "../../" if path.stem in CREDIT else "../"
+    up = "../../" if path.stem in UNMEASURED else "../"
     assert own["extends"] in {f"{up}{job}.toml" for job in JOBS}
     assert own["demo"]["run"] == {"name": path.stem}
     assert list(own)[-1] == "demo", "the job that shows the method comes last"
@@ -66,13 +69,13 @@ def test_settings_written_are_settings_in_force(path):
 
 
 def page_of(path):
-    return DOCS / ("credit" if path.stem in CREDIT else "") / f"{path.stem}.md"
+    return DOCS / (path.parent.name if path.stem in UNMEASURED else "") / f"{path.stem}.md"
 
 
 def test_every_method_has_a_page(path):
     text = page_of(path).read_text()
     measured = text.partition("## Measured")[2]
-    if path.stem in CREDIT:
+    if path.stem in UNMEASURED:
         assert "The effect was not measured here." in measured
     else:
         assert MEASURED in measured
@@ -89,7 +92,7 @@ def test_every_method_has_a_page(path):
 def test_pages_name_metrics_that_exist(path):
     text = page_of(path).read_text()
     named = re.findall(
-        r"`((?:rollout|learner|critic|replay|generator|actor|broker|evaluation)/[a-z_]+)`", text
+        r"`((?:rollout|learner|critic|replay|family|generator|actor|broker|evaluation)/[a-z_]+)`", text
     )
     assert named
     assert set(named) <= set(tags())
@@ -110,7 +113,7 @@ def test_pages_name_settings_that_exist(path):
 
 def test_the_index_lists_every_page():
     text = (DOCS / "README.md").read_text()
-    linked = re.findall(r"\]\(((?:credit/)?[a-z0-9-]+)\.md\)", text)
+    linked = re.findall(r"\]\(((?:credit/|families/)?[a-z0-9-]+)\.md\)", text)
     assert sorted(set(linked)) == sorted(str(page_of(p).relative_to(DOCS).with_suffix("")) for p in METHODS)
 
 
@@ -139,6 +142,8 @@ def test_what_methods_need_is_listed():
     assert needs["arpo-gui"] == ["groups", "replay"]
     assert needs["riskpo"] == ["groups"]
     assert needs["gdpo"] == ["groups"]
+    assert needs["ghpo"] == needs["scaf-grpo"] == ["groups", "hints", "families"]
+    assert needs["igrpo"] == ["groups", "families"]
     rows = {line.split()[0]: line for line in table(recipes()).splitlines()[1:]}
     assert "groups, replay, reference model" in rows["remix"]
     assert rows["lag-clip"].split()[2] == "-", "of our own making"

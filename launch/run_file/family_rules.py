@@ -1,0 +1,71 @@
+"""Contradictions in `[learner.family]`: what families cannot be combined with, and what they lack, with the cure."""
+
+from collections.abc import Iterator
+
+from envs.base import SuiteFacts
+from learner.config import LearnerConfig
+from learner.families.family_config import DraftFamily, HintFamily
+
+
+def family_contradictions(learner: LearnerConfig) -> Iterator[str]:
+    """Yield a line per mistake: field, value seen, cure."""
+    family = learner.family
+    if family is None:
+        return
+    what = f'[learner.family] of kind "{family.kind}"'
+    if learner.train_on != "groups":
+        yield (
+            f'learner.train_on is "{learner.train_on}" with {what}, which has to see a whole group before it asks for '
+            'the next one; use train_on = "groups", or take [learner.family] out'
+        )
+    if learner.replay is not None:
+        yield (
+            f"learner.replay is set with {what}: the table would take answers to a prompt with a note for answers to "
+            "the prompt; take one of the two out"
+        )
+    if learner.algorithm.advantage.kind == "greedy":
+        yield (
+            f'learner.algorithm.advantage.kind is "greedy" with {what}, whose groups have no greedy member; use kind '
+            '"group", or take [learner.family] out'
+        )
+    if learner.reward.group is not None:
+        yield (
+            f"learner.reward.group is set with {what}: the reward would compare each group of the family by itself; "
+            "take one of the two out"
+        )
+    sampling = learner.sampling
+    if isinstance(family, DraftFamily) and sampling.max_trajectory_tokens <= 2 * sampling.max_turn_tokens:
+        yield (
+            f"learner.sampling.max_trajectory_tokens is {sampling.max_trajectory_tokens} with {what}: a draft of "
+            f"max_turn_tokens {sampling.max_turn_tokens} in the prompt leaves no room for as long an answer; raise it "
+            f"above {2 * sampling.max_turn_tokens}, or lower max_turn_tokens"
+        )
+
+
+def family_notes(learner: LearnerConfig) -> Iterator[str]:
+    """Yield a line if the lag bound lets fewer families be under way than two batches need."""
+    family = learner.family
+    if family is not None and learner.lag_bound < 2 * family.stages + 1:
+        yield (
+            f"learner.max_policy_lag is {learner.lag_bound} with families of up to {family.stages + 1} groups in a "
+            "row: less than two batches are under way, so the learner waits for every batch; raise it to "
+            f"{2 * family.stages + 1} if it should not"
+        )
+
+
+def lacking(learner: LearnerConfig, facts: SuiteFacts) -> Iterator[str]:
+    """Yield the refusal of a family that needs what the environment is known not to give."""
+    family = learner.family
+    if family is None:
+        return
+    if facts.own_prompts:
+        yield (
+            f'learner.family.kind is "{family.kind}", which puts a note behind the first prompt, but the environment '
+            "writes every prompt itself and would leave it out; take [learner.family] out"
+        )
+    if isinstance(family, HintFamily) and facts.hints is False:
+        yield (
+            'learner.family.kind is "hint" but the environment gives no hints; add StepResult.hints '
+            "(docs/extend/environments.md), which the suite rows does with env.params.hint = COLUMN and reasoning_gym "
+            "with env.params.hints = true, or take [learner.family] out"
+        )

@@ -1,0 +1,103 @@
+"""`[learner.family]`: groups that answer with further tasks. docs/understand/families.md explains them."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from protocol.messages import MAX_TEXT
+from protocol.section import Section
+
+HintShare = Annotated[float, Field(gt=0, le=1)]
+MAX_FRAME = MAX_TEXT // 4
+"""Most characters of the words around a hint or a draft."""
+HINT, DRAFT = "{hint}", "{draft}"
+
+
+class HintFamily(Section):
+    """A group in which nobody solved the task is sampled again with a hint behind its prompt, then with a stronger one,
+    until somebody solves it (GHPO, arXiv:2507.10628; Scaf-GRPO, arXiv:2510.19807). The environment gives the hints in
+    `StepResult.hints`."""
+
+    kind: Literal["hint"] = "hint"
+    shares: tuple[HintShare, ...] = Field((0.25, 0.5, 0.75), strict=False, min_length=1, max_length=16)
+    """Strengths of the hints, rising. If the environment gives one text, a hint is this share of its characters, from
+    the first one on. If it gives several, a hint is this share of them, at least the first."""
+    members: int = Field(0, ge=0)
+    """Answers to each hint. 0: a whole group, which is trained in place of the one before it (GHPO). Otherwise the
+    first right answer takes the place of one wrong answer of the first group (Scaf-GRPO)."""
+    reward: str = ""
+    """Reward that says whether an answer is right: one above `above` is. Absent: what the environment says
+    (`StepResult.correct`), or the return if it says nothing."""
+    above: float = 0.0
+    """Value of the reward above which an answer is right."""
+    note: str = Field("A solution begins like this: {hint}", max_length=MAX_FRAME)
+    """Words around a hint, which stands where `{hint}` is."""
+    warmup_groups: int = Field(0, ge=0)
+    """Groups at the beginning of the run that get no hints. At least 0."""
+    deadline_s: float = Field(1800.0, gt=0)
+    """Seconds that a family waits for its next group. Then what is there is trained. Above 0."""
+
+    @field_validator("shares")
+    @classmethod
+    def _rising(cls, shares: tuple[float, ...]) -> tuple[float, ...]:
+        if list(shares) != sorted(set(shares)):
+            raise ValueError(f"shares are {list(shares)}; each hint must be stronger than the one before")
+        return shares
+
+    @field_validator("note")
+    @classmethod
+    def _with_hint(cls, note: str) -> str:
+        return _with_place(note, HINT)
+
+    @property
+    def stages(self) -> int:
+        """Most groups after the first one."""
+        return len(self.shares)
+
+    def first(self, group_size: int) -> int:
+        """Return the members of the first group."""
+        return group_size
+
+    def largest(self, group_size: int) -> int:
+        """Return the members of the largest group."""
+        return max(group_size, self.members)
+
+
+class DraftFamily(Section):
+    """A group of drafts is sampled and not trained. Then a group is sampled with the best draft behind the prompt, and
+    trained (iGRPO, arXiv:2602.09000)."""
+
+    kind: Literal["draft"] = "draft"
+    drafts: int = Field(4, ge=1)
+    """Drafts of each task; learner.group_size is the number of answers with a draft. At least 1."""
+    note: str = Field("Here is a first draft of an answer: {draft}\nImprove it.", max_length=MAX_FRAME)
+    """Words around the draft, which stands where `{draft}` is."""
+    deadline_s: float = Field(1800.0, gt=0)
+    """Seconds that a family waits for its next group. Then what is there is trained. Above 0."""
+
+    @field_validator("note")
+    @classmethod
+    def _with_draft(cls, note: str) -> str:
+        return _with_place(note, DRAFT)
+
+    @property
+    def stages(self) -> int:
+        """Most groups after the first one."""
+        return 1
+
+    def first(self, group_size: int) -> int:
+        """Return the members of the first group."""
+        return self.drafts
+
+    def largest(self, group_size: int) -> int:
+        """Return the members of the largest group."""
+        return max(group_size, self.drafts)
+
+
+FamilyConfig = Annotated[HintFamily | DraftFamily, Field(discriminator="kind")]
+
+
+def _with_place(note: str, place: str) -> str:
+    if note.count(place) != 1:
+        raise ValueError(f"note is {note!r}; write {place} once, where the text is to stand")
+    return note

@@ -1,0 +1,105 @@
+"""Whatever crashes, a family asks for the same tasks again, is trained once and whole, and every token is counted.
+
+The broker's state and journal and the learner's exchange, intake, curriculum and families are real, as in
+test_exactly_once.py. Members fail and are lost as well.
+"""
+
+import shutil
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launch.commands import recording
+from protocol import names
+from protocol.messages import PutTasks
+from tests.property.effort import EFFORT
+from tests.property.test_exactly_once import ACTIONS, World
+
+FAMILIES = {
+    "group": {"kind": "hint", "shares": [0.25, 0.5]},
+    "member": {"kind": "hint", "shares": [0.25, 0.5, 1.0], "members": 1},
+    "draft": {"kind": "draft", "drafts": 3},
+}
+
+
+class FamilyWorld(World):
+    """A run with families, which remembers every task that was ever put, and the families that were trained."""
+
+    def __init__(self, folder, seed, lag, family):
+        self.tasks, self.families = {}, {}
+        super().__init__("groups", folder, seed, lag, family=family, trouble=True)
+
+    def live(self):
+        self.session = SimpleNamespace(minor=3, policy_version=0)
+        kept = self.saved and set(range(self.saved["step"] + 1))
+        self.families = {step: ids for step, ids in self.families.items() if kept and step in kept}
+        super().live()
+
+    def send(self, message, join=None):
+        if isinstance(message, PutTasks):
+            for task in message.tasks:
+                before = self.tasks.setdefault(task.task_id, task)
+                assert (before.note, before.group_size, before.data) == (
+                    task.note,
+                    task.group_size,
+                    task.data,
+                )
+                assert bool(task.note) == bool(names.stage_of(task.group_id))
+        super().send(message, join)
+
+    def train(self, **how):
+        exchange = self.exchange
+        collect = exchange.collect
+
+        def collected(**at):
+            units = collect(**at)
+            self.families[self.step + 1] = [unit.unit_id for unit in units]
+            for unit in units:
+                held = [part.unit_id for part in unit.parts]
+                assert {names.family_of(each) for each in held} == {unit.unit_id}
+                assert exchange.curriculum.owns(unit.unit_id)
+                parts = {t.trajectory_id for part in unit.parts for t in part.trained}
+                assert parts == {t.trajectory_id for t in unit.trajectories}
+            return units
+
+        exchange.collect = collected
+        try:
+            super().train(**how)
+        finally:
+            exchange.collect = collect
+        ids = [family for step in self.families.values() for family in step]
+        assert len(ids) == len(set(ids)), "a family is trained once"
+        first = sum(
+            len(ts) for group, ts in exchange.curriculum.outstanding.items() if not names.stage_of(group)
+        )
+        assert first <= max(
+            exchange.curriculum.capacity(False), self.config.units_per_batch * self.config.first_members
+        )
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+@settings(max_examples=25 * EFFORT, deadline=None)
+@given(
+    actions=st.lists(st.sampled_from(ACTIONS), max_size=10),
+    seed=st.integers(0, 99),
+    lag=st.integers(0, 3),
+)
+def test_each_family_is_trained_once_in_the_line_that_survives(kind, actions, seed, lag):
+    folder = Path(tempfile.mkdtemp())
+    try:
+        world = FamilyWorld(folder, seed, lag, FAMILIES[kind])
+        for action in [*actions, "train", "kill_broker", "train", "checkpoint"]:
+            getattr(world, action)()
+            assert world.driver.balanced()
+        world.settle()
+        world.driver.flush()
+        recorded = recording.read(folder)
+        told = {step: sorted(batch.trained) for step, batch in recorded.batches.items() if batch.trained}
+        assert told == {step: sorted(units) for step, units in world.trained.items()}
+        world.driver.journal.close()
+    finally:
+        shutil.rmtree(folder)

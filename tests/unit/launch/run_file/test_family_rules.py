@@ -1,0 +1,78 @@
+"""`offbeat check` refuses families that could not be trained, and says what to add."""
+
+import pytest
+
+from envs.base import SuiteFacts
+from launch.errors import ConfigError
+from launch.run_file.family_rules import family_contradictions, family_notes, lacking
+from launch.run_file.load import check
+from learner.config import LearnerConfig
+
+HINT, DRAFT = {"kind": "hint"}, {"kind": "draft", "drafts": 4}
+
+
+def learner(family=HINT, **settings):
+    return LearnerConfig(family=family, **settings)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (learner(train_on="windows"), 'learner.train_on is "windows" with .* use train_on = "groups"'),
+        (learner(train_on="trajectories"), 'learner.train_on is "trajectories" with '),
+        (learner(replay={"rule": "success"}), "learner.replay is set with .* take one of the two out"),
+        (learner(algorithm={"advantage": {"kind": "greedy"}}), 'kind is "greedy" with .* use kind "group"'),
+        (learner(reward={"group": {"kind": "win_rate"}}), "learner.reward.group is set with "),
+        (
+            learner(DRAFT, sampling={"max_turn_tokens": 64, "max_trajectory_tokens": 128}),
+            "a draft of max_turn_tokens 64 in the prompt leaves no room .* above 128",
+        ),
+    ],
+)
+def test_what_families_cannot_be_combined_with_is_refused(config, said):
+    (line,) = family_contradictions(config)
+    import re
+
+    assert re.search(said, line), line
+
+
+def test_families_of_groups_are_taken():
+    for family in (HINT, DRAFT, None):
+        assert not list(family_contradictions(learner(family)))
+
+
+def test_a_run_file_is_refused_with_all_its_mistakes():
+    settings = {"train_on": "trajectories", "family": HINT}
+    content = {"model": {"path": "m"}, "env": {"name": "calculator"}, "learner": settings}
+    with pytest.raises(
+        ConfigError, match=r"\[learner\.family\] of kind \"hint\", which has to see a whole group"
+    ):
+        check(content, "run.toml")
+    content["learner"] = {"family": {"kind": "hint", "shares": [0.5, 0.5]}}
+    with pytest.raises(ConfigError, match="each hint must be stronger than the one before"):
+        check(content, "run.toml")
+    content["learner"] = {"family": {"kind": "hint", "note": "help"}}
+    with pytest.raises(ConfigError, match=r"write \{hint\} once"):
+        check(content, "run.toml")
+    content["learner"] = {"family": {"kind": "draft", "note": "{draft} {draft}"}}
+    with pytest.raises(ConfigError, match=r"write \{draft\} once"):
+        check(content, "run.toml")
+
+
+def test_an_environment_that_cannot_serve_a_family_is_refused():
+    (line,) = lacking(learner(), SuiteFacts(hints=False))
+    assert "the environment gives no hints; add StepResult.hints" in line
+    assert not list(lacking(learner(), SuiteFacts()))
+    assert not list(lacking(learner(), SuiteFacts(hints=True)))
+    assert not list(lacking(learner(DRAFT), SuiteFacts(hints=False)))
+    (line,) = lacking(learner(DRAFT), SuiteFacts(own_prompts=True))
+    assert "writes every prompt itself" in line
+    assert not list(lacking(learner(None), SuiteFacts(own_prompts=True, hints=False)))
+
+
+def test_a_lag_bound_that_lets_few_families_be_under_way_is_told():
+    (line,) = family_notes(learner(max_policy_lag=2))
+    assert "families of up to 4 groups in a row" in line
+    assert "raise it to 7" in line
+    assert not list(family_notes(learner(max_policy_lag=7)))
+    assert not list(family_notes(learner(None, max_policy_lag=0)))
