@@ -120,6 +120,10 @@ class Episode:
         self._tools_after: dict[int, Sequence[ToolSchema]] = {}
         self._keep_special = False
         """True if the environment parses tool calls, whose marks may be special tokens."""
+        sampling = lease.task.sampling
+        self._bound = "max_context_tokens" if sampling.max_context_tokens else "max_trajectory_tokens"
+        self._longest = sampling.max_context_tokens or sampling.max_trajectory_tokens
+        """Most tokens of a branch, and the setting that says so."""
         self._in_step = bounds.in_step and lease.task.purpose == "train"
         self._min_version = lease.task.min_policy_version
         self._generator = ""
@@ -158,11 +162,9 @@ class Episode:
 
     async def _play(self, env: Env) -> None:
         opening = await self._opening(env)
-        limit = self._task.sampling.max_trajectory_tokens
-        if (length := len(opening.token_ids)) >= limit:
+        if (length := len(opening.token_ids)) >= self._longest:
             raise ActorError(
-                f"first prompt of {length} tokens leaves no room for an answer; "
-                f"max_trajectory_tokens is {limit}"
+                f"first prompt of {length} tokens leaves no room for an answer; {self._bound} is {self._longest}"
             )
         await self._observe(opening)
         for turn in range(self._bounds.max_turns):
@@ -177,7 +179,7 @@ class Episode:
             result, observation = await self._rendered(env, result)
             if result.done:
                 rewards |= finite_rewards(result)
-            closing = self._end(result, turn, reason, len(observation.token_ids))
+            closing = self._end(result, turn, reason, observation)
             earlier = earlier_rewards(result, self._tree.answers) if closing is not None else []
             await self._emit(self._cutter.close_turn(rewards, reason, closing, marks, earlier))
             if closing is not None:
@@ -203,7 +205,11 @@ class Episode:
     async def _most(self, env: Env) -> int:
         """Return the most tokens that the next turn may have."""
         sampling = self._task.sampling
-        most = min(sampling.max_turn_tokens, sampling.max_trajectory_tokens - self._cutter.tokens)
+        most = min(
+            sampling.max_turn_tokens,
+            sampling.max_trajectory_tokens - self._cutter.tokens,
+            self._longest - len(self._tokens),
+        )
         if not isinstance(env, HasTurnLimit):
             return most
         limit = await self._ask(env.turn_limit, on_loop=True)
@@ -290,15 +296,28 @@ class Episode:
         """
         while True:
             try:
-                return result, self._observation(result)
+                observation = self._observation(result)
             except ActorError as error:
                 result = await self._refused(env, error)
+                continue
+            # An agent that knows this error may go on in a shorter conversation, if there is room for it.
+            if result.done or not self._too_long(observation) or not self._task.sampling.max_context_tokens:
+                return result, observation
+            if not isinstance(env, HasRefusal):
+                return result, observation
+            result = await self._refused(
+                env, ActorError(f"a branch has at most {self._longest} tokens"), too_long=True
+            )
 
-    async def _refused(self, env: Env, error: ActorError) -> StepResult:
+    def _too_long(self, observation: Observation) -> bool:
+        """Return whether a branch would have no room for an answer."""
+        return self._tree.length(observation.after) + len(observation.token_ids) >= self._longest
+
+    async def _refused(self, env: Env, error: ActorError, *, too_long: bool = False) -> StepResult:
         """Return what the environment sends in place of messages that cannot be rendered; raise why if it cannot."""
         if not isinstance(env, HasRefusal):
             raise error
-        result = await self._ask(env.refuse, str(error))
+        result = await self._ask(env.refuse, str(error), too_long)
         if not isinstance(result, StepResult):
             raise EnvironmentFailed(f"environment: refuse returned {result!r:.200}, not a StepResult")
         return result
@@ -329,14 +348,16 @@ class Episode:
         turn = self._tree.begun(prompt)
         return Observation(prompt[len(self._tree.context(turn)) :], turn, tools)
 
-    def _end(self, result: StepResult, turn: int, reason: str, observed: int) -> Closing | None:
+    def _end(self, result: StepResult, turn: int, reason: str, observation: Observation) -> Closing | None:
         """Return how the trajectory ends after this turn, or None if it goes on."""
         if result.done:
             return self._closing("finished", reason, result)
         if turn + 1 >= self._bounds.max_turns:
             return self._closing("truncated", "max_turns", result)
-        if self._cutter.tokens + observed >= self._task.sampling.max_trajectory_tokens:
+        if self._cutter.tokens + len(observation.token_ids) >= self._task.sampling.max_trajectory_tokens:
             return self._closing("truncated", "max_trajectory_tokens", result)
+        if self._too_long(observation):
+            return self._closing("truncated", self._bound, result)
         return None
 
     def _closing(self, status: TrajectoryStatus, why: str, result: StepResult) -> Closing:

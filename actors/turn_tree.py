@@ -42,6 +42,10 @@ class TurnTree:
         """Return the tokens of a turn."""
         return self._tokens[turn]
 
+    def length(self, turn: int) -> int:
+        """Return the number of tokens of a turn and of all that it continues; 0 for -1."""
+        return self._ends.get(turn, 0)
+
     def context(self, turn: int) -> list[int]:
         """Return the tokens of a turn and of all that it continues, in order; none for -1."""
         way = []

@@ -167,10 +167,13 @@ class HasTurnLimit(Protocol):
 class HasRefusal(Protocol):
     """Optional method of an `Env`, in addition to the methods of `Env`."""
 
-    async def refuse(self, why: str) -> StepResult:
+    async def refuse(self, why: str, too_long: bool) -> StepResult:
         """Tell whoever sent the last messages that they cannot be rendered. Return what comes instead, as `step` does.
 
         Without this method, such messages fail the episode.
+
+        Args:
+            too_long: they can be rendered, but their branch would have more than `max_context_tokens`.
         """
         ...
 

@@ -127,7 +127,7 @@ def recompute_s(config: RunConfig, parameters: int) -> float:
     """
     own = config.generator
     requests = min(own.max_num_seqs, math.ceil(requests_at_once(config) / own.count))
-    tokens = requests * config.learner.sampling.max_trajectory_tokens / 2
+    tokens = requests * config.learner.sampling.context_tokens / 2
     return 2 * parameters * tokens / (GPU_OPERATIONS_PER_S * own.tensor_parallel_size)
 
 

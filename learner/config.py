@@ -29,6 +29,9 @@ class SamplingConfig(Section):
     max_trajectory_tokens: int = Field(1024, ge=2)
     """Most tokens of a trajectory: prompt, observations and actions together. At least 2. Absent: the smaller
     of generator.max_model_len and `micro_batch_tokens`."""
+    max_context_tokens: int = Field(0, ge=0)
+    """Most tokens of one branch of a trajectory, for agents with sub-agents or windows: a branch then has to fit the
+    model's context, and all branches together `max_trajectory_tokens`. 0: a branch may be as long as the trajectory."""
     stop: tuple[StopString, ...] = Field((), max_length=MAX_STOPS, strict=False)
     """Strings that end a turn, for example ["\\nObservation:"], at most 16. The turn ends with the token that
     completes one of them. All its tokens are trained, and the environment gets the text before the string. Special
@@ -38,6 +41,16 @@ class SamplingConfig(Section):
     max_trajectory_s: float = Field(600.0, gt=0)
     """Longest time of a trajectory, in seconds, without the waits for room at the broker. A longer one fails.
     At least actor.generator_timeout_s and actor.env_timeout_s together, which one turn may take."""
+
+    @property
+    def context_tokens(self) -> int:
+        """Most tokens of one branch."""
+        return self.max_context_tokens or self.max_trajectory_tokens
+
+    @property
+    def context_setting(self) -> str:
+        """Setting that says so."""
+        return "max_context_tokens" if self.max_context_tokens else "max_trajectory_tokens"
 
 
 class OptimizerConfig(Section):

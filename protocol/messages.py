@@ -85,6 +85,8 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Read by the actor, which ends an action turn at this number of tokens."""
     max_trajectory_tokens: AtLeastOne = 256
     """Read by the actor, which ends the trajectory there; the broker refuses segments beyond it."""
+    max_context_tokens: Version = 0
+    """Read by the actor: most tokens of one branch of the trajectory. 0 means that of the trajectory."""
     seed: Seed | None = None
     """Read by the actor, which derives the seed of each Generate from it."""
     stop: Annotated[list[Name], Meta(max_length=MAX_STOPS)] = field(default_factory=list)

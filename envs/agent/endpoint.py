@@ -28,7 +28,7 @@ from envs.agent.messages_route import PATH as MESSAGES_PATH
 from envs.agent.messages_route import in_messages_form
 from envs.agent.place import LISTEN, EndpointPlace, place_of
 from envs.agent.responses import parse_responses_request, response, response_error_event, response_events
-from envs.agent.session import AgentSession, SessionGivenUp, SessionOver
+from envs.agent.session import AgentSession, ConversationFull, SessionGivenUp, SessionOver
 from envs.errors import EnvError
 from protocol.security.http_serving import serving
 
@@ -223,7 +223,7 @@ def _error_of(error: EnvError) -> tuple[int, dict[str, Any]]:
     match error:
         case SessionGivenUp():
             return web.HTTPServiceUnavailable.status_code, error_body(str(error), kind="server_error")
-        case SessionOver():
+        case SessionOver() | ConversationFull():
             # Agents know this code: the conversation cannot go on.
             return web.HTTPBadRequest.status_code, error_body(str(error), "context_length_exceeded")
         case _:

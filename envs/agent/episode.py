@@ -18,6 +18,7 @@ from envs.agent.running import started
 from envs.agent.session import (
     AgentSession,
     Asked,
+    ConversationFull,
     SessionGivenUp,
     SessionOver,
     TurnDeclined,
@@ -82,6 +83,8 @@ class AgentEpisode:
         self._row: DataRow | None = None
         self._facts = TurnFacts(0, 0, cut=False)
         self._rules, self._until = rules or AgentRules(), 0.0
+        self._full = False
+        """Whether the agent was told that its conversation is too long, and has not asked again."""
         self._settings: dict[str, str | float] = {}
         self._answers: dict[int, int] = {}
         """Number in the tree of the answer to each request."""
@@ -136,12 +139,16 @@ class AgentEpisode:
         asked.settle(reply)
         return await self._following()
 
-    async def refuse(self, why: str) -> StepResult:
-        """Tell the agent that its request cannot be rendered. Return what it sends instead, as `step` does."""
+    async def refuse(self, why: str, too_long: bool) -> StepResult:
+        """Tell the agent that its request cannot be answered. Return what it sends instead, as `step` does.
+
+        An agent that raises an error because its conversation is too long has ended, and is scored as it stands.
+        """
         assert self._asked is not None, "refuse before reset"
         self._hand_over()
         self._endpoint.counts.refused += 1
-        self._asked.settle(TurnDeclined(why))
+        self._full = too_long
+        self._asked.settle(ConversationFull(why) if too_long else TurnDeclined(why))
         return await self._following()
 
     def give_up(self) -> None:
@@ -217,12 +224,13 @@ class AgentEpisode:
             return None
         if self._agent.done():
             # Nobody waits for the answers to requests that it has left behind.
-            self._agent.result()
+            if not self._full or self._agent.cancelled():
+                self._agent.result()
             return None
         if not request.done():
             await self._end_late()
             return None
-        self._asked = request.result()
+        self._asked, self._full = request.result(), False
         return self._asked
 
     def _time_left(self) -> float | None:
@@ -263,6 +271,9 @@ class AgentEpisode:
         if value is None or isinstance(value, str):
             if self._session.turn_rewards:
                 return {}
+            if self._full and self._agent is not None:
+                # It has ended because its conversation was too long, and nobody says what that is worth.
+                self._agent.result()
             raise EnvError(f"{self._place}: the agent returned no reward, and posted none; name a `score`")
         return rewards_of(value)
 

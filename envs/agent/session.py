@@ -26,6 +26,10 @@ class SessionGivenUp(SessionOver):
     """The episode was given up by nobody's fault: its task runs again, in a session of its own."""
 
 
+class ConversationFull(EnvError):
+    """A conversation has no room for an answer; a shorter one of its session has."""
+
+
 class TurnDeclined(EnvError):
     """A request cannot be answered; others of its session can."""
 

@@ -176,24 +176,28 @@ def _evaluation_sets(config: RunConfig) -> Iterator[str]:
 
 
 def _lengths(config: RunConfig) -> Iterator[str]:
-    turn, whole = (
-        config.learner.sampling.max_turn_tokens,
-        config.learner.sampling.max_trajectory_tokens,
-    )
-    if turn >= whole:
+    sampling = config.learner.sampling
+    turn, longest = sampling.max_turn_tokens, sampling.context_tokens
+    name = sampling.context_setting
+    if sampling.max_context_tokens > sampling.max_trajectory_tokens:
         yield (
-            f"learner.sampling.max_turn_tokens {turn} leaves no room for a prompt in max_trajectory_tokens "
-            f"{whole}; raise the latter"
+            f"learner.sampling.max_context_tokens {longest} is above max_trajectory_tokens "
+            f"{sampling.max_trajectory_tokens}, which bounds all branches together; raise the latter"
         )
-    if whole > config.generator.max_model_len:
+    if turn >= longest:
         yield (
-            f"learner.sampling.max_trajectory_tokens {whole} is longer than generator.max_model_len "
+            f"learner.sampling.max_turn_tokens {turn} leaves no room for a prompt in {name} {longest}; raise the latter"
+        )
+    if longest > config.generator.max_model_len:
+        yield (
+            f"learner.sampling.{name} {longest} is longer than generator.max_model_len "
             f"{config.generator.max_model_len}; raise the latter"
         )
-    if whole > config.learner.micro_batch_tokens:
+    if longest > config.learner.micro_batch_tokens:
+        what = "branch" if sampling.max_context_tokens else "trajectory"
         yield (
-            f"learner.micro_batch_tokens {config.learner.micro_batch_tokens} cannot hold one trajectory of "
-            f"{whole} tokens; raise it"
+            f"learner.micro_batch_tokens {config.learner.micro_batch_tokens} cannot hold one {what} of "
+            f"{longest} tokens; raise it"
         )
 
 

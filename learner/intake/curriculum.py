@@ -277,6 +277,7 @@ class Curriculum:
             top_p=top_p,
             max_turn_tokens=self.config.sampling.max_turn_tokens,
             max_trajectory_tokens=self.config.sampling.max_trajectory_tokens,
+            max_context_tokens=self.config.sampling.max_context_tokens,
             stop=list(self.config.sampling.stop),
             include_stop=self.config.sampling.include_stop,
         )

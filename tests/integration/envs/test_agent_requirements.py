@@ -209,6 +209,27 @@ async def _streamed_to_the_end(client):
 streamed_to_the_end = agent(_streamed_to_the_end)
 
 
+async def _compacts(client):
+    talk = [{"role": "user", "content": "Hi"}]
+    while True:
+        status, text = await client.post("/chat/completions", {"messages": talk})
+        if status == 400:
+            assert json.loads(text)["error"]["code"] == "context_length_exceeded", text
+            break
+        talk += [json.loads(text)["choices"][0]["message"], {"role": "user", "content": "x" * 50}]
+    await client.said("short")
+    return 1.0
+compacts = agent(_compacts)
+
+
+async def _gives_up(client):
+    await client.post("/reward", {"value": 0.5}, url=client.url.removesuffix("/v1"))
+    talk = [{"role": "user", "content": "Hi"}]
+    while True:
+        talk += [await client.ask(talk), {"role": "user", "content": "x" * 50}]
+gives_up = agent(_gives_up)
+
+
 async def _once(client):
     await client.said("Hi")
     return 1.0
@@ -361,6 +382,18 @@ def test_requirement_11_limits_are_the_providers_errors(play, tmp_path):
     assert (done.last.status, done.last.stop_reason) == ("truncated", "max_turns")
     status, _, text = seen(tmp_path)
     assert (status, json.loads(text)["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_requirement_11_an_agent_whose_context_is_full_may_go_on_with_fewer_messages(play):
+    bounds = {"max_context_tokens": 300, "max_trajectory_tokens": 2_000}
+    done = finished(play("compacts", sampling=bounds))
+    branches = done.trajectory.branches()
+    assert len(branches) == 2
+    assert max(len(branch.places) for branch in branches) <= 300
+    assert done.rewards == [("reward", done.trajectory.turns[-1].index, 1.0)]
+    assert done.branches_trained_once() == 2
+    ended = finished(play("gives_up", sampling=bounds))
+    assert [(name, value) for name, _, value in ended.rewards] == [("reward", 0.5)]
 
 
 @pytest.mark.parametrize("agent", ["endless", "streamed_to_the_end"])

@@ -151,6 +151,34 @@ def test_an_environment_bounds_its_next_answer_and_the_bounds_of_the_run_hold():
     assert text_of(cuts).startswith("Q:abc$|1ghijkl$|2")
 
 
+def test_each_branch_is_bounded_by_itself_and_all_of_them_together():
+    """The whole has room for three branches of twelve tokens, of which the first is full."""
+    anew = StepResult(observation={"role": "user", "content": "new:"}, after=-1)
+    env = Env(anew, say("more"), DONE)
+    script = Script("abcdefghij", "cd$", "efgh")
+    bounds = {"max_context_tokens": 12, "max_trajectory_tokens": 40}
+    cuts, episode = play(env, script, **bounds)
+    assert [request.max_tokens for request in script.requests] == [10, 8]
+    assert text_of(cuts) == "Q:abcdefghijnew:cd$"
+    last = cuts[-1].segment
+    assert (last.status, last.stop_reason) == ("truncated", "max_context_tokens")
+    assert episode.tokens > 12
+
+
+def test_an_environment_that_can_refuse_goes_on_in_a_shorter_conversation():
+    class Compacting(Env):
+        refused = ()
+
+        async def refuse(self, why, too_long):
+            self.refused = (*self.refused, (why, too_long))
+            return StepResult(observation={"role": "user", "content": "S:"}, after=-1)
+
+    env = Compacting(say("a long result"), DONE)
+    cuts, episode = play(env, Script("abcdefgh$", "ij$"), max_context_tokens=12, max_trajectory_tokens=40)
+    assert env.refused == (("a branch has at most 12 tokens", True),)
+    assert (episode.status, text_of(cuts)) == ("finished", "Q:abcdefgh$S:ij$")
+
+
 @pytest.mark.parametrize("limit", [0, True, "9", 2.5])
 def test_a_bound_that_is_none_fails_the_episode(limit):
     class Bounded(Env):

@@ -72,6 +72,27 @@ def test_every_recipe_loads(path):
             ["max_trajectory_tokens 256", "max_model_len 32"],
         ),
         (
+            {
+                "generator": {"max_model_len": 128},
+                "learner": {"sampling": {"max_context_tokens": 256, "max_trajectory_tokens": 512}},
+            },
+            ["max_context_tokens 256", "max_model_len 128"],
+        ),
+        (
+            {
+                "generator": {"max_model_len": 512},
+                "learner": {
+                    "micro_batch_tokens": 128,
+                    "sampling": {"max_context_tokens": 256, "max_trajectory_tokens": 512},
+                },
+            },
+            ["micro_batch_tokens 128", "one branch of 256 tokens"],
+        ),
+        (
+            {"learner": {"sampling": {"max_context_tokens": 256, "max_trajectory_tokens": 128}}},
+            ["max_context_tokens 256 is above max_trajectory_tokens 128", "all branches together"],
+        ),
+        (
             {"learner": {"offload": "optimizer", "dtype": "float32"}},
             ['learner.offload is "optimizer"', "use zero_stage 2 or 3"],
         ),
