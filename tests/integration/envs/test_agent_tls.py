@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from envs.errors import EnvError
-from envs.registry import make_suite
+from envs.registry import beside, make_suite
 from protocol.security import key_files
 from tests.integration.envs.agent_play import played
 
@@ -55,6 +55,16 @@ def test_a_program_is_served_over_tls_with_its_key_and_the_certificate(tmp_path)
     assert done.last.status == "finished", done.last
     assert done.rewards == [("reward", 1, 1.0)]
     assert done.gauges["agent_requests_total"] == 1
+
+
+def test_the_keys_folder_is_found_beside_the_run_file(tmp_path):
+    key_files.make(tmp_path / "keys")
+    (tmp_path / "rows.jsonl").write_text('{"n": 1}\n')
+    given = {"run": ["agent"], "train": "rows.jsonl", "heldout": 0.0, "keys": "keys"}
+    _, params = beside("agent", given, tmp_path)
+    assert params["keys"] == str(tmp_path / "keys")
+    assert "keys" not in beside("agent", {"run": ["agent"], "train": "rows.jsonl"}, tmp_path)[1]
+    make_suite("agent", params)
 
 
 REFUSED = {
