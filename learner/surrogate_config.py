@@ -208,6 +208,15 @@ class MirrorDescentSurrogate(Section):
     kind: Literal["mirror_descent"] = "mirror_descent"
 
 
+class RegressionSurrogate(Section):
+    """Squared distance of a turn's log-ratio current / behaviour from the turn's advantage over beta (DAPO of direct
+    advantages, arXiv:2412.18279). The advantages of a turn's tokens are added up, so they must be of kind "gae"."""
+
+    kind: Literal["regression"] = "regression"
+    beta: float = Field(1.0, gt=0)
+    """Divisor of the advantage: the log-ratio at which a turn rests is advantage / beta. Above 0."""
+
+
 SurrogateConfig = Annotated[
     ClipSurrogate
     | WeightedSurrogate
@@ -220,6 +229,7 @@ SurrogateConfig = Annotated[
     | WindowSurrogate
     | RatioVarianceSurrogate
     | BoundedSurrogate
-    | MirrorDescentSurrogate,
+    | MirrorDescentSurrogate
+    | RegressionSurrogate,
     Field(discriminator="kind"),
 ]

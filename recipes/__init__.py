@@ -1,8 +1,8 @@
 """The run files that come with Offbeat. `offbeat recipes` lists them, and every command takes them by name.
 
 - `spell_backward`, `calculator`, `smollm2`: jobs.
-- `methods/`: methods; `methods/credit/` has those of rewards and comparisons, `methods/families/` those whose groups
-  ask for further groups.
+- `methods/`: methods; `methods/credit/` has those of rewards and comparisons, `methods/objectives/` further objectives,
+  `methods/families/` those whose groups ask for further groups.
   `method = "bapo"` takes one into any job. As run files they extend a job that shows them.
 
 A method file has its settings in `[learner]`, and those of the job that shows it in `[demo]`. docs/recipes/ has a page

@@ -60,6 +60,7 @@ METHODS = {
     "entropy_band": {"entropy": {"coefficient": 0.1, "band": {"low": 1.0, "high": 1.0, "coefficient": 1.0}}},
     "value_head": CRITIC | {"critic": {"model": "head"}},
     "critic": CRITIC | {"critic": {"model": "separate"}},
+    "regression": CRITIC | {"critic": {"model": "head"}, "surrogate": {"kind": "regression", "beta": 2.0}},
     "vtrace": CRITIC | {"critic": {"model": "separate", "target": "vtrace"}},
     "lambda_head": CRITIC | {"critic": {"model": "head", "target": "lambda"}},
 }

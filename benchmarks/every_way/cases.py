@@ -9,6 +9,7 @@ TRIMMED = {
     "ppo": ("learner.algorithm.critic.warmup_steps=1",),
     "tppo": ("learner.algorithm.critic.warmup_steps=1", "actor.segment_tokens=8"),
     "remix": ("learner.algorithm.reincarnation.step=2", "learner.replay.stop_at_step=2"),
+    "dapo-direct": ("learner.algorithm.critic.warmup_steps=1",),
     "riskpo": ("learner.algorithm.advantage.bundle=2",),
     "prs": ("learner.reward.stages=[{until_version = 1, weights = {step = 1.0, answer = 0.0}}]",),
 }

@@ -29,6 +29,7 @@ from learner.surrogate_config import (
     EntropySurrogate,
     LagSurrogate,
     MiniRlSurrogate,
+    RegressionSurrogate,
     SurrogateConfig,
     TripletSurrogate,
     WeightedSurrogate,
@@ -95,6 +96,12 @@ def _critic(learner: LearnerConfig) -> Iterator[str]:
             f'learner.algorithm.critic is set but learner.algorithm.advantage.kind is "{algorithm.advantage.kind}", '
             'which asks for no values; take the critic out or use kind "gae"'
         )
+    for objective in objectives_of(algorithm):
+        if isinstance(objective.surrogate, RegressionSurrogate) and not estimated:
+            yield (
+                f'{objective.name}.surrogate.kind is "regression", which adds up advantages of tokens, but '
+                f'learner.algorithm.advantage.kind is "{algorithm.advantage.kind}"; use kind "gae", with a critic'
+            )
     if learner.train_on == "windows" and not estimated:
         yield (
             f'learner.train_on is "windows" but learner.algorithm.advantage.kind is "{algorithm.advantage.kind}": '
@@ -222,7 +229,9 @@ def _ratios(algorithm: AlgorithmConfig) -> Iterator[str]:
                 'have been shown to; use proximal = "recomputed"'
             )
         weights = [c.kind for c in corrections if not isinstance(c, IntervalCorrection) or c.weight]
-        itself = isinstance(surrogate, MiniRlSurrogate | TripletSurrogate | WindowSurrogate)
+        itself = isinstance(
+            surrogate, MiniRlSurrogate | RegressionSurrogate | TripletSurrogate | WindowSurrogate
+        )
         if weights and (itself or getattr(surrogate, "centre", "proximal") == "behaviour"):
             centre = "" if itself else ' with centre = "behaviour"'
             yield (

@@ -7,6 +7,7 @@ import math
 
 from torch import Tensor
 
+from learner.algorithms.ratios import segment_sums
 from learner.algorithms.shapes import check_same_shape
 from learner.algorithms.surrogates import SurrogateValue, unclipped
 
@@ -167,6 +168,43 @@ def mirror_descent_surrogate(ratio: Tensor, advantage: Tensor, *, step_size: flo
     wide = ratio.double()
     divergence = wide * wide.log() - (wide - 1)
     return unclipped(ratio * advantage - divergence.to(ratio.dtype) / step_size)
+
+
+def regression_surrogate(
+    logp_current: Tensor, logp_behaviour: Tensor, advantage: Tensor, turn: Tensor, *, beta: float
+) -> SurrogateValue:
+    r"""Regress the log-ratio of a turn on its advantage.
+
+    .. math:: -\frac{1}{2 n} \Big(\sum_{t \in \text{turn}} \log\frac{\pi_\theta(a_t)}{\mu(a_t)}
+              - \frac{1}{\beta} \sum_{t \in \text{turn}} A_t\Big)^2
+
+    DAPO, direct advantage policy optimisation, arXiv:2412.18279. Each of the turn's n tokens has the n-th part. With
+    advantages of single steps, A_t = r_t + V_{t+1} - V_t, the sum over a turn is r + V(after) - V(before).
+
+    Args:
+        logp_current: [N], with gradient.
+        logp_behaviour: [N], of the policy that sampled the tokens.
+        advantage: [N], of single tokens.
+        turn: int64 [N], equal within a turn, different in different trajectories.
+        beta: > 0.
+
+    Returns:
+        (objective [N] <= 0, clipped: False everywhere). Where both policies agree, the gradient with respect to each
+        log-probability of a turn, summed over the turn's objectives, is A / beta. It is 0 where the log-ratio is
+        A / beta.
+
+    Raises:
+        ValueError: the shapes differ.
+
+    Example:
+        >>> import torch
+        >>> lp, row = torch.tensor([-1.0, -1.0, -2.0]), torch.tensor([0, 0, 1])
+        >>> regression_surrogate(lp, lp, torch.tensor([0.25, 0.75, 2.0]), row, beta=1.0).value
+        tensor([-0.2500, -0.2500, -2.0000])
+    """
+    check_same_shape(logp_current=logp_current, logp_behaviour=logp_behaviour, advantage=advantage, turn=turn)
+    rest, tokens = segment_sums(logp_current - logp_behaviour - advantage / beta, turn)
+    return unclipped(-0.5 * rest**2 / tokens)
 
 
 def mirror_step_size(k: int, total: int) -> float:

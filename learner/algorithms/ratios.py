@@ -55,7 +55,7 @@ def segment_mean(values: Tensor, segment: Tensor) -> Tensor:
         >>> segment_mean(torch.tensor([1.0, 10.0, 3.0]), torch.tensor([7, 0, 7]))
         tensor([ 2., 10.,  2.])
     """
-    sums, sizes = _segment_sums(values, segment)
+    sums, sizes = segment_sums(values, segment)
     return sums / sizes
 
 
@@ -117,7 +117,7 @@ def product_ratio(logp_numerator: Tensor, logp_denominator: Tensor, sequence: Te
         tensor([2., 2., 1.])
     """
     log_ratio = _log_ratio(logp_numerator, logp_denominator)
-    sums, _ = _segment_sums(log_ratio, sequence)
+    sums, _ = segment_sums(log_ratio, sequence)
     return _ratio(sums)
 
 
@@ -266,7 +266,7 @@ def learning_rate_factor(
     return share if rule == "linear" else share**0.5
 
 
-def _segment_sums(values: Tensor, segment: Tensor) -> tuple[Tensor, Tensor]:
+def segment_sums(values: Tensor, segment: Tensor) -> tuple[Tensor, Tensor]:
     """Give each token the sum over its segment, and the number of the segment's tokens, [N] each."""
     if values.shape != segment.shape:
         raise ValueError(

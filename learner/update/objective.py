@@ -41,6 +41,7 @@ from learner.surrogate_config import (
     MiniRlSurrogate,
     MirrorDescentSurrogate,
     RatioVarianceSurrogate,
+    RegressionSurrogate,
     SurrogateConfig,
     TripletSurrogate,
     WeightedSurrogate,
@@ -304,6 +305,10 @@ def make_surrogate(config: SurrogateConfig) -> Surrogate:
         case MirrorDescentSurrogate():
             return lambda v: penalties.mirror_descent_surrogate(
                 v.ratio("proximal"), v.tokens.advantage, step_size=v.adaptive.mirror_step
+            )
+        case RegressionSurrogate(beta=beta):
+            return lambda v: penalties.regression_surrogate(
+                v.logp_current, v.tokens.logp_behaviour, v.tokens.advantage, v.tokens.turn, beta=beta
             )
         case _:
             assert_never(config)

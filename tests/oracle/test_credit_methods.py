@@ -14,6 +14,7 @@ import torch
 from launch.run_file.load import load
 from learner.algorithm_config import RiskAdvantage
 from learner.algorithms.entropy_balance import entropy_multiplier, gradient_keeping_surrogate
+from learner.algorithms.penalties import regression_surrogate
 from learner.algorithms.risk import next_quantile, risk_advantage, share_of_paper
 from learner.algorithms.surrogates import dual_clipped_surrogate
 from learner.credit.bundles import Quantiles, risk_advantages
@@ -21,7 +22,7 @@ from learner.credit.rewards import composed
 from learner.replay.batch import mix, remember
 from learner.replay.table import replay_table
 from learner.units import Unit
-from learner.update.credit_assignment import assign_credit
+from learner.update.credit_assignment import Estimates, assign_credit
 from learner.update.objective import Adaptive, Tokens, make_objective
 from tests.oracle.test_credit_recipes import FILES, firsts_of, gradient, group_of, normal, turns_of
 from tests.trajectories import make_turns
@@ -310,3 +311,56 @@ def test_risk_changes_the_gradient():
     plain = np.array(firsts_of("grpo", members))
     cosine = by_risk @ plain / np.linalg.norm(by_risk) / np.linalg.norm(plain)
     assert cosine < 0.99, "the gradient is linear in the advantages"
+
+
+# --- DAPO (direct advantages) ---------------------------------------------------------------------------------
+
+
+def regression_gradient(logp, behaviour, advantage, turn, beta):
+    current = torch.tensor(logp, dtype=torch.float64, requires_grad=True)
+    value = regression_surrogate(
+        current, torch.tensor(behaviour, dtype=torch.float64), torch.tensor(advantage, dtype=torch.float64),
+        torch.tensor(turn), beta=beta,
+    ).value  # fmt: skip
+    value.sum().backward()
+    return value.detach().numpy(), current.grad.numpy()
+
+
+def test_regression_by_hand():
+    """2412.18279: where both policies agree the gradient is A / beta; it is 0 at the log-ratio A / beta."""
+    behaviour, advantage, turn = [-1.0, -2.0, -0.5], [0.25, 0.5, -0.4], [0, 0, 1]
+    _, gradient = regression_gradient(behaviour, behaviour, advantage, turn, 0.5)
+    np.testing.assert_allclose(gradient, [1.5, 1.5, -0.8])
+    value, gradient = regression_gradient([-0.2, -1.3, -1.3], behaviour, advantage, turn, 0.5)
+    np.testing.assert_allclose([value, gradient], np.zeros((2, 3)), atol=1e-12)
+
+
+def test_regression_against_loops():
+    n = 9
+    turn = sorted(RNG.integers(0, 4, n).tolist())
+    logp, behaviour, advantage = (RNG.normal(size=n).tolist() for _ in range(3))
+    value, gradient = regression_gradient(logp, behaviour, advantage, turn, 2.0)
+    for t in set(turn):
+        places = [i for i in range(n) if turn[i] == t]
+        rest = sum(logp[i] - behaviour[i] for i in places) - sum(advantage[i] for i in places) / 2.0
+        assert value[places].sum() == pytest.approx(-0.5 * rest**2)
+        np.testing.assert_allclose(gradient[places], -rest)
+
+
+def test_the_advantages_of_a_turn_add_up_to_the_rise_of_the_value():
+    """Rewards 0 and 1 of two turns, values v of the four action tokens: V(after) - V(before) + r."""
+    algorithm = learner_of("dapo-direct").algorithm
+    t = make_turns("t", [{"step": 0.0}, {"answer": 1.0}])
+    values = np.where(t.action_mask, RNG.random(len(t)), 0.0)
+    credit = assign_credit(algorithm, [t], Estimates(values, np.ones(len(t))), window_tokens=99)
+    before = [values[turn.start] for turn in t.turns if turn.action]
+    sums = [credit.advantage[turn.start : turn.end].sum() for turn in t.turns if turn.action]
+    assert sums == pytest.approx([before[1] - before[0], 1.0 - before[1]])
+    assert credit.policy[t.action_mask].all()
+
+
+def test_the_regression_changes_the_gradient():
+    """The pull depends on where a token was sampled, which REINFORCE with these advantages does not."""
+    logp, advantage, turn = RNG.normal(size=8).tolist(), RNG.normal(size=8).tolist(), [0, 0, 1, 1, 2, 2, 3, 3]
+    _, own = regression_gradient(logp, (np.array(logp) + RNG.normal(size=8)).tolist(), advantage, turn, 1.0)
+    changed(torch.tensor(advantage, dtype=torch.float64), torch.from_numpy(own))

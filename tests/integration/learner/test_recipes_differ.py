@@ -22,6 +22,7 @@ from learner.surrogate_config import (
     LagSurrogate,
     MiniRlSurrogate,
     MirrorDescentSurrogate,
+    RegressionSurrogate,
     TripletSurrogate,
     WeightedSurrogate,
     WindowSurrogate,
@@ -144,7 +145,7 @@ def without_bounds(learner):
             plain = surrogate.model_copy(update={"low": 1.0, "high": FAR, "dual": 0.0})
         case MiniRlSurrogate(ceiling=ceiling):
             plain = WeightedSurrogate(centre="behaviour", high=ceiling)
-        case TripletSurrogate() | WindowSurrogate():
+        case RegressionSurrogate() | TripletSurrogate() | WindowSurrogate():
             plain = WeightedSurrogate(centre="behaviour", high=FAR)
         case ChunkSurrogate() | LagSurrogate() | MirrorDescentSurrogate():
             plain = WeightedSurrogate(centre="proximal", high=FAR)

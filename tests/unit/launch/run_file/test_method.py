@@ -118,6 +118,7 @@ def test_what_methods_set_beside_the_algorithm():
     assert {name: found for name, found in beside.items() if found} == {
         **dict.fromkeys(("bapo", "gbpo", "grpo", "hispo", "r2vpo", "remix"), lag),
         **dict.fromkeys((path.stem for path in METHODS.glob("*/*.toml")), lag),
+        "dapo-direct": {"train_on": "trajectories", "group_size": 1} | lag,
         "ppo": {"train_on": "trajectories", "group_size": 1},
         "tppo": {"train_on": "windows"} | lag,
     }

@@ -234,6 +234,9 @@ REFUSED = {
         {"replay": {"rule": "success"}, "reward": {"group": {"kind": "win_rate"}}},
         ['rule is "success" beside', '"win_rate"', "set learner.replay.outcome"],
     ),
+    "a regression on advantages of turns": (
+        algorithm(surrogate={"kind": "regression"}, corrections=[]), ['"regression"', '"group"', 'use kind "gae"']
+    ),
     "a novelty of turns": (terms({"of": "turn"}, novelty={}), ["novelty is of whole answers", 'set of = "trajectory"']),
     "a bundle that no batch fills": (
         {"batch_trajectories": 48} | algorithm(advantage={"kind": "risk"}), ["bundle is 5", "6 groups", "a multiple"]

@@ -15,9 +15,11 @@ from launch.run_file.shipped import FOLDER, run_files
 ROOT = Path(__file__).parents[4]
 DOCS = ROOT / "docs" / "recipes"
 METHODS = sorted((FOLDER / "methods").rglob("*.toml"))
-CREDIT = {p.stem for p in METHODS if p.parent.name == "credit"}
-FAMILIES = {p.stem for p in METHODS if p.parent.name == "families"}
-UNMEASURED = CREDIT | FAMILIES
+FOLDERS = {p.stem: p.parent.name for p in METHODS if p.parent.name != "methods"}
+"""Folder of each method that is in one of its own, by name; its page is in a folder of the same name."""
+UNMEASURED = set(FOLDERS)
+FAMILIES = {name for name, folder in FOLDERS.items() if folder == "families"}
+CREDIT = UNMEASURED - FAMILIES
 JOBS = {"calculator", "smollm2", "spell_backward"}
 MEASURED = "[staleness](../benchmarks.md#staleness)"
 
@@ -30,7 +32,7 @@ def path(request):
 def test_all_methods_are_there():
     expected = "grpo ppo rloo cispo gspo decoupled-ppo minirl hispo bapo hapo tppo remix r2vpo gbpo lag-clip"
     credit = "gdpo dvao g2rpo dgpo loop grpo-tcr flow-grpo eapo epo gigpo hgpo otc prs spo-winrate"
-    more = "arpo-gui xrpo-novelty subpo aepo-agentic fapo-rule riskpo"
+    more = "arpo-gui xrpo-novelty subpo aepo-agentic fapo-rule riskpo dapo-direct"
     assert {*credit.split(), *more.split()} == CREDIT
     assert {"ghpo", "scaf-grpo", "igrpo"} == FAMILIES
     assert {*expected.split(), "icepop", "ipa", "remax", "mdpo"} == {p.stem for p in METHODS} - UNMEASURED
@@ -69,7 +71,7 @@ def test_settings_written_are_settings_in_force(path):
 
 
 def page_of(path):
-    return DOCS / (path.parent.name if path.stem in UNMEASURED else "") / f"{path.stem}.md"
+    return DOCS / FOLDERS.get(path.stem, "") / f"{path.stem}.md"
 
 
 def test_every_method_has_a_page(path):
@@ -113,7 +115,7 @@ def test_pages_name_settings_that_exist(path):
 
 def test_the_index_lists_every_page():
     text = (DOCS / "README.md").read_text()
-    linked = re.findall(r"\]\(((?:credit/|families/)?[a-z0-9-]+)\.md\)", text)
+    linked = re.findall(r"\]\(((?:credit/|families/|objectives/)?[a-z0-9-]+)\.md\)", text)
     assert sorted(set(linked)) == sorted(str(page_of(p).relative_to(DOCS).with_suffix("")) for p in METHODS)
 
 
