@@ -90,7 +90,8 @@ class CalculatorSuite:
 
     def facts(self) -> SuiteFacts:
         """Return the names of the rewards and of the marks."""
-        return SuiteFacts(reward_names=("step", "answer"), mark_names=("anchor", "calls"), hints=False)
+        marks = ("anchor", "calls", "call")
+        return SuiteFacts(reward_names=("step", "answer"), mark_names=marks, hints=False)
 
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
         """Return the sum solved from the left, with one tool call per turn. Blocks."""
@@ -147,16 +148,27 @@ class Game:
         self._done = 0
         self._turns = 0
         self._seen = ""
+        self._calls: set[str] = set()
 
     def step(self, action: str) -> StepResult:
         """Answer and reward one action. Anything but a call or an answer ends the episode with reward 0.
 
         The mark "anchor" is the number of partial sums done and the result that the action saw; "calls" is 1 for a
-        call and 0 for an answer.
+        call and 0 for an answer; "call" is "exploration" for a call, "redundant_query" for a call that was made before,
+        and "none" for an answer.
         """
         anchor, called = f"{self._done} {self._seen}", calculate(action)
         self._seen = "" if called is None else str(called)
-        return replace(self._answer(action), marks={"anchor": anchor, "calls": float(called is not None)})
+        label = (
+            "none"
+            if called is None
+            else "redundant_query"
+            if _normal(action) in self._calls
+            else "exploration"
+        )
+        self._calls.add(_normal(action))
+        marks: dict[str, str | float] = {"anchor": anchor, "calls": float(called is not None), "call": label}
+        return replace(self._answer(action), marks=marks)
 
     def _answer(self, action: str) -> StepResult:
         self._turns += 1

@@ -14,7 +14,9 @@ TRIMMED = {
     "prs": ("learner.reward.stages=[{until_version = 1, weights = {step = 1.0, answer = 0.0}}]",),
 }
 """Overrides of methods whose parts act in later steps than the few of a case, or need larger batches."""
-RUN_FILES = dict.fromkeys(("fapo-rule", "gigpo", "grpo-tcr", "hgpo", "otc", "prs", "subpo"), "calculator")
+RUN_FILES = dict.fromkeys(
+    ("fapo-rule", "gigpo", "grpo-tcr", "hgpo", "otc", "prs", "rapo", "subpo"), "calculator"
+)
 """Run files of methods that need marks, or rewards of certain names, which other jobs may not give."""
 SHORT = (
     "learner.batch_trajectories=16",

@@ -53,12 +53,15 @@ def _rewards(learner: LearnerConfig) -> Iterator[str]:
             f'{name}.group.kind is "{reward.group.kind}" but learner.train_on is "{learner.train_on}": the reward '
             'needs the whole group; use train_on = "groups", or take it out'
         )
-    if reward.group is not None and reward.wrong is not None:
+    replacing = [part for part in ("wrong", "steps") if getattr(reward, part)]
+    if reward.group is not None and replacing:
         yield (
-            f'{name}.group.kind is "{reward.group.kind}" beside {name}.wrong: both replace rewards, and the group '
-            "would be compared without the other; take one of them out"
+            f'{name}.group.kind is "{reward.group.kind}" beside {name}.{replacing[0]}: both replace rewards, and the '
+            "group would be compared without the other; take one of them out"
         )
-    parts = ("stages", "gates", "wrong", "coverage", "flawed", "length")
+    elif len(replacing) == 2:
+        yield f"{name}.wrong and {name}.steps are both set, and both replace rewards; take one of them out"
+    parts = ("stages", "gates", "wrong", "steps", "coverage", "flawed", "length")
     beside = [part for part in parts if getattr(reward, part)]
     if beside and learner.train_on == "windows":
         yield (

@@ -14,6 +14,7 @@ METHOD_SETTINGS = {
     "replay": "trajectories that are trained again",
     "family": "groups that ask for further groups",
     "reward": "how rewards become the values that are compared",
+    "filter_uniform_groups": "whether groups that train nothing are left out, or counted",
     "group_size": "how many answers to one task the advantage needs",
     "max_policy_lag": "the staleness up to which the method was seen to keep its reward",
 }

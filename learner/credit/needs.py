@@ -29,6 +29,8 @@ def needed_rewards(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
     if reward.flawed is not None:
         yield "learner.reward.flawed.reward", reward.flawed.reward
         yield "learner.reward.flawed.needs", reward.flawed.needs
+    if reward.steps is not None:
+        yield "learner.reward.steps.reward", reward.steps.reward
     if reward.wrong is not None:
         yield "learner.reward.wrong.reward", reward.wrong.reward
     if reward.group is not None and reward.group.reward != "return":
@@ -69,6 +71,8 @@ def needed_marks(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
     group, advantage = learner.reward.group, learner.algorithm.advantage
     if isinstance(group, FewestCalls) and group.calls:
         yield "learner.reward.group.calls", group.calls
+    if learner.reward.steps is not None:
+        yield "learner.reward.steps.mark", learner.reward.steps.mark
     if learner.reward.coverage is not None:
         yield "learner.reward.coverage.mark", learner.reward.coverage.mark
     if isinstance(advantage, ComparedAdvantage):

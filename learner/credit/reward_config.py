@@ -93,6 +93,34 @@ class FlawedAnswer(Section):
     """Amount that a flawed answer loses. Above 0."""
 
 
+class StepReward(Section):
+    """Value of an answer by what its calls brought, which a mark of each call says (RAPO of Fathom-DeepResearch,
+    arXiv:2509.24107). A right answer loses the share of its redundant calls; a wrong one gains by new calls."""
+
+    reward: RewardName
+    """Name of the reward that is replaced. A trajectory whose sum of it is above 0 is right."""
+    mark: str = Field("call", min_length=1)
+    """Name of the mark that labels the call of a turn. A label that is not listed below is no call."""
+    searches: tuple[str, ...] = Field(("search",), strict=False)
+    """Labels of searches that were new."""
+    redundant_searches: tuple[str, ...] = Field(("redundant_search",), strict=False)
+    """Labels of searches that brought nothing."""
+    queries: tuple[str, ...] = Field(("exploration", "verification"), strict=False)
+    """Labels of other calls that brought something."""
+    redundant_queries: tuple[str, ...] = Field(("redundant_query",), strict=False)
+    """Labels of other calls that brought nothing."""
+    least: float = Field(0.5, ge=0, le=1)
+    """Smallest value of a right answer. 0 to 1."""
+    search_share: float = Field(0.2, ge=0)
+    """Largest value that new searches give to a wrong answer. At least 0."""
+    most_searches: int = Field(8, ge=1)
+    """New searches, less redundant ones, for this value. At least 1."""
+    query_share: float = Field(0.2, ge=0)
+    """Largest value that other new calls give to a wrong answer. At least 0."""
+    most_queries: int = Field(16, ge=1)
+    """Other new calls, less redundant ones, for this value. At least 1."""
+
+
 class OverlongPenalty(Section):
     """Penalty on answers that come near a limit: 0 up to `buffer_tokens` below it, then falling to `-factor` at the
     limit and beyond (DAPO, arXiv:2503.14476; GRPO-TCR, arXiv:2510.11701). It is the reward `overlong`, which may have
@@ -123,6 +151,8 @@ class RewardConfig(Section):
     """Rewards that count only beside a different one."""
     wrong: WrongAnswer | None = None
     """Value of wrong answers by their turns. Absent: as the environment gave it."""
+    steps: StepReward | None = None
+    """Value of answers by the labels of their calls. Absent: as the environment gave it."""
     group: GroupReward | None = None
     """Reward that needs the whole rollout group. It does not act in evaluations, which have no groups."""
     coverage: Coverage | None = None

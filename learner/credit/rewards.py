@@ -17,6 +17,7 @@ from learner.credit.reward_config import (
     Gate,
     OverlongPenalty,
     RewardConfig,
+    StepReward,
     WinRate,
     WrongAnswer,
 )
@@ -59,6 +60,8 @@ def composed(
     lists = []
     for t, of_group in zip(members, of_groups, strict=True):
         rewards = t.rewards if config.wrong is None else with_wrong_answer(config.wrong, t)
+        if config.steps is not None:
+            rewards = _replaced(t, config.steps.reward, step_value(config.steps, t))
         rewards = rewards if of_group is None else of_group
         if made := _made(config, t):
             rewards = [*rewards, *made]
@@ -201,6 +204,26 @@ def with_wrong_answer(config: WrongAnswer, t: Trajectory) -> list[Reward]:
         return t.rewards
     value = min(config.highest, config.lowest + config.per_turn * (t.action_turns - 1))
     return _replaced(t, config.reward, value)
+
+
+def step_value(config: StepReward, t: Trajectory) -> float:
+    r"""Return the value of an answer by what its calls brought.
+
+    .. math::
+        \max(1 - \rho, \tfrac{1}{2}) \quad \text{(right)}, \qquad
+        c_1 \min(1, \Delta_S / C_S) + c_2 \min(1, \Delta_Q / C_Q) \quad \text{(wrong)}
+
+    RAPO, arXiv:2509.24107, section 2.5: rho is the share of redundant calls, and each difference that of new and
+    redundant ones. A wrong answer has no lower bound.
+    """
+    labels = [mark.value for mark in t.marks if mark.name == config.mark]
+    kinds = (config.searches, config.redundant_searches, config.queries, config.redundant_queries)
+    searches, again, queries, idle = (sum(label in kind for label in labels) for kind in kinds)
+    if total_of(t, config.reward) > 0:
+        calls = searches + again + queries + idle
+        return max(1 - (again + idle) / calls, config.least) if calls else 1.0
+    by_searches = config.search_share * min(1.0, (searches - again) / config.most_searches)
+    return by_searches + config.query_share * min(1.0, (queries - idle) / config.most_queries)
 
 
 def total_of(t: Trajectory, name: str) -> float:

@@ -18,12 +18,13 @@ from learner.algorithms.penalties import regression_surrogate
 from learner.algorithms.risk import next_quantile, risk_advantage, share_of_paper
 from learner.algorithms.surrogates import dual_clipped_surrogate
 from learner.credit.bundles import Quantiles, risk_advantages
-from learner.credit.rewards import composed
+from learner.credit.rewards import composed, step_value
 from learner.replay.batch import mix, remember
 from learner.replay.table import replay_table
 from learner.units import Unit
 from learner.update.credit_assignment import Estimates, assign_credit
 from learner.update.objective import Adaptive, Tokens, make_objective
+from protocol.messages import Reward, TurnMark
 from tests.oracle.test_credit_recipes import FILES, firsts_of, gradient, group_of, normal, turns_of
 from tests.trajectories import make_turns
 
@@ -364,3 +365,65 @@ def test_the_regression_changes_the_gradient():
     logp, advantage, turn = RNG.normal(size=8).tolist(), RNG.normal(size=8).tolist(), [0, 0, 1, 1, 2, 2, 3, 3]
     _, own = regression_gradient(logp, (np.array(logp) + RNG.normal(size=8)).tolist(), advantage, turn, 1.0)
     changed(torch.tensor(advantage, dtype=torch.float64), torch.from_numpy(own))
+
+
+# --- RAPO (Fathom) ----------------------------------------------------------------------------------------------
+
+
+def labelled(name, labels, right, form=0.0, group="g0"):
+    rewards = [{}] * len(labels) + [{"answer": float(right), "step": form}]
+    marks = [TurnMark("call", 2 * k + 1, label) for k, label in enumerate([*labels, "none"])]
+    return replace(make_turns(name, rewards, group=group), marks=marks)
+
+
+def test_step_values_of_the_card():
+    """2509.24107: right with rho .3 and .8 is .7 and .5; wrong by dS and dQ: .4, .15, and -.1 for dS = -4."""
+    config = learner_of("rapo").reward.steps
+    for labels, right, expected in [
+        (["redundant_query"] * 3 + ["search"] * 7, True, 0.7),
+        (["redundant_query"] * 4 + ["redundant_search"] * 4 + ["exploration"] * 2, True, 0.5),
+        ([], True, 1.0),
+        (["search"] * 8 + ["verification"] * 16, False, 0.4),
+        (["search"] * 20 + ["exploration"] * 40, False, 0.4),
+        (["search"] * 4 + ["exploration"] * 4, False, 0.15),
+        (["redundant_search"] * 4, False, -0.1),
+        (["search"] * 5 + ["redundant_search"] * 5, False, 0.0),
+    ]:
+        t = labelled("t", labels, right)
+        assert step_value(config, t) == pytest.approx(expected), labels
+        (valued,) = composed(
+            learner_of("rapo").reward, [replace(t, rewards=[*t.rewards, Reward("step", 1, 1.0)])]
+        )
+        assert valued.return_ == pytest.approx(expected + 0.1), "the form has the weight .1"
+
+
+def test_rapo_scales_by_informative_groups_and_rescues_failed_ones():
+    """2509.24107: 4 groups, 1 informative: factor 4. A stored right answer gives a failed group a signal."""
+    learner = learner_of("rapo")
+    mixed = [labelled(f"m{i}", ["exploration"], i == 0, group="m") for i in range(2)]
+    equal = [labelled(f"{g}{i}", ["exploration"], False, group=g) for g in "xyz" for i in range(2)]
+    valued = [
+        t for g in "mxyz" for t in composed(learner.reward, [t for t in mixed + equal if t.group_id == g])
+    ]
+    advantages = assign_credit(learner.algorithm, valued).advantage
+    assert np.abs(advantages).max() == pytest.approx(4.0, abs=1e-4)
+    table = replay_table(learner)
+    units = [Unit(g, g, [t for t in valued if t.group_id == g]) for g in "mx"]
+    same = [
+        replace(t, token_ids=np.concatenate([[7, 7], t.token_ids[2:]]).astype(np.int32))
+        for u in units
+        for t in u.trajectories
+    ]
+    units = [Unit(g, g, [t for t in same if t.group_id == g]) for g in "mx"]
+    remember(table, units[:1], step=0)
+    batch = mix(table, units[1:], step=1, version=0, rng=np.random.default_rng(0))
+    assert sorted(t.replayed for t in batch) == [False, True]
+    assert assign_credit(learner.algorithm, batch).advantage.any()
+    assert not assign_credit(learner.algorithm, units[1].trajectories).advantage.any()
+
+
+def test_labels_change_the_gradient():
+    words = ["search", "exploration", "redundant_query"]
+    members = [labelled(f"{i}", [words[k] for k in RNG.integers(0, 3, 3)], i % 2) for i in range(6)]
+    without = [replace(t, marks=[]) for t in members]
+    changed(gradient("rapo", without), gradient("rapo", members))

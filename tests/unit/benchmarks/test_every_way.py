@@ -19,6 +19,6 @@ def test_the_run_file_of_a_case_takes_its_settings_and_gives_what_the_method_nee
     case = CASES[name]
     config = load(run_files()[case.run_file or "smollm2"], [*SHORT, *case.overrides, "learner.steps=2"])
     given = {"calculator": {"step", "answer"}, "reasoning_gym": {"score"}}[config.env.name]
-    marks = {"calculator": {"anchor", "calls"}, "reasoning_gym": set()}[config.env.name]
+    marks = {"calculator": {"anchor", "calls", "call"}, "reasoning_gym": set()}[config.env.name]
     assert {name for _, name in needed_rewards(config.learner)} <= given
     assert {name for _, name in needed_marks(config.learner)} <= marks

@@ -130,11 +130,12 @@ def test_a_mark_that_is_not_finite_breaks_the_trajectory():
 
 def test_the_calculator_marks_the_state_it_was_in_and_the_calls():
     game = Game("State the final answer to the following arithmetic problem: 4 + 3 - 9 =", Rules())
-    results = [game.step(action) for action in ("4+3", "1+1", "7-9", "=-2")]
-    assert [r.marks for r in results] == [
-        {"anchor": "0 ", "calls": 1.0}, {"anchor": "1 7", "calls": 1.0}, {"anchor": "1 2", "calls": 1.0},
-        {"anchor": "2 -2", "calls": 0.0},
+    results = [game.step(action) for action in ("4+3", "1+1", "1 + 1", "7-9", "=-2")]
+    new, again = "exploration", "redundant_query"
+    assert [tuple(r.marks.values()) for r in results] == [
+        ("0 ", 1.0, new), ("1 7", 1.0, new), ("1 2", 1.0, again), ("1 2", 1.0, new), ("2 -2", 0.0, "none"),
     ]  # fmt: skip
+    assert all(tuple(r.marks) == ("anchor", "calls", "call") for r in results)
 
 
 def run(**learner):

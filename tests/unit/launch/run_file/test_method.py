@@ -99,6 +99,7 @@ def test_a_method_file_sets_what_belongs_to_a_method(name):
         "replay",
         "family",
         "reward",
+        "filter_uniform_groups",
         "group_size",
         "max_policy_lag",
     }
@@ -118,6 +119,7 @@ def test_what_methods_set_beside_the_algorithm():
     assert {name: found for name, found in beside.items() if found} == {
         **dict.fromkeys(("bapo", "gbpo", "grpo", "hispo", "r2vpo", "remix"), lag),
         **dict.fromkeys((path.stem for path in METHODS.glob("*/*.toml")), lag),
+        "rapo": {"filter_uniform_groups": False} | lag,
         "dapo-direct": {"train_on": "trajectories", "group_size": 1} | lag,
         "ppo": {"train_on": "trajectories", "group_size": 1},
         "tppo": {"train_on": "windows"} | lag,

@@ -223,6 +223,9 @@ REFUSED = {
         {"reward": {"wrong": {"reward": "x"}, "group": {"kind": "win_rate"}}},
         ['"win_rate" beside learner.reward.wrong', "take one of them out"],
     ),
+    "two values of one answer": (
+        {"reward": {"wrong": {"reward": "x"}, "steps": {"reward": "x"}}}, ["wrong and learner.reward.steps", "take one"]
+    ),
     "stages in disorder": (
         {"reward": {"stages": [{"until_version": n, "weights": {}} for n in (5, 5)]}}, ["[5, 5]", "put them in order"]
     ),
