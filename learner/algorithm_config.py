@@ -298,6 +298,18 @@ class Reincarnation(Section):
     """How often each trajectory of a batch is trained on from then on. At least 1."""
 
 
+class CovarianceMask(Section):
+    """Some tokens whose probability and advantage go together get no gradient, because they lower the entropy most
+    (SPEAR, arXiv:2509.22601). The covariance is (A - mean A)(log pi - mean log pi) over the batch's trained tokens."""
+
+    low: float = 1.0
+    """Covariance above which a token may be left out."""
+    high: float = 40.0
+    """Covariance below which a token may be left out. Above `low`."""
+    share: float = Field(0.02, gt=0, le=1)
+    """Share of all tokens that is left out at most, drawn at random. Above 0, at most 1."""
+
+
 class AlgorithmConfig(Section):
     """`[learner.algorithm]`: the objective, composed of parts."""
 
@@ -333,6 +345,8 @@ class AlgorithmConfig(Section):
     scale_by_informative: bool = False
     """Multiply advantages by the number of groups over the number of groups with unequal returns, or with an advantage
     of kind "compared", of groups in which a term has a difference (RAPO, arXiv:2509.24107)."""
+    covariance: CovarianceMask | None = None
+    """Tokens that are left out because they lower the entropy most. It costs a forward pass. Absent: none."""
     advantage_by_entropy: float = Field(0.0, ge=0)
     """Multiply the advantage of a token by 1 + this times its entropy, which is shifted and scaled to mean 0 and
     deviation 1 over the batch's trained tokens (AEPO, arXiv:2510.14545, which takes 0.2). It costs a forward pass. 0:

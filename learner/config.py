@@ -162,6 +162,12 @@ class ReplayConfig(Section):
     warmup_steps: int = Field(0, ge=0)
     """Rule "advantage": learner steps in which the weight of replayed trajectories rises from 0 to 1. 0: the
     weight is always 1."""
+    only_with: str = ""
+    """Rule "advantage": name of a mark; a trajectory whose sum of it is not above 0 is not stored (SPEAR stores answers
+    with calls of tools). Absent: all."""
+    fire_at: int = Field(0, ge=0)
+    """Rule "advantage": number of items that may be drawn at which all of them are replayed at once, and the table is
+    emptied, as SPEAR does. At most `capacity_groups`; `share` has no effect then. 0: items are drawn by `share`."""
     stop_at_step: int = Field(0, ge=0)
     """Learner step from which on nothing is replayed. 0: replay never ends."""
 
@@ -386,7 +392,7 @@ class LearnerConfig(Section):
     def fresh_trajectories(self) -> int:
         """Trajectories of a batch that are trained for the first time; always whole groups."""
         replay = self.replay
-        if replay is None or replay.rule in RESCUE_RULES:
+        if replay is None or replay.rule in RESCUE_RULES or replay.fire_at:
             return self.batch_trajectories
         groups = self.batch_trajectories / self.group_size * (1 - replay.share)
         return max(1, round(groups)) * self.group_size

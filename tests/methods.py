@@ -56,6 +56,7 @@ METHODS = {
         "corrections": [],
     },
     "by_entropy": {"advantage_by_entropy": 0.2},
+    "covariance": {"covariance": {"low": 0.0, "share": 0.3}},
     "risk": {"advantage": {"kind": "risk", "bundle": 2}},
     "entropy_band": {"entropy": {"coefficient": 0.1, "band": {"low": 1.0, "high": 1.0, "coefficient": 1.0}}},
     "value_head": CRITIC | {"critic": {"model": "head"}},

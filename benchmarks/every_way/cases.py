@@ -15,7 +15,7 @@ TRIMMED = {
 }
 """Overrides of methods whose parts act in later steps than the few of a case, or need larger batches."""
 RUN_FILES = dict.fromkeys(
-    ("fapo-rule", "gigpo", "grpo-tcr", "hgpo", "otc", "prs", "rapo", "subpo"), "calculator"
+    ("fapo-rule", "gigpo", "grpo-tcr", "hgpo", "otc", "prs", "rapo", "spear", "subpo"), "calculator"
 )
 """Run files of methods that need marks, or rewards of certain names, which other jobs may not give."""
 SHORT = (

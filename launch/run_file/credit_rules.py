@@ -61,7 +61,7 @@ def _rewards(learner: LearnerConfig) -> Iterator[str]:
         )
     elif len(replacing) == 2:
         yield f"{name}.wrong and {name}.steps are both set, and both replace rewards; take one of them out"
-    parts = ("stages", "gates", "wrong", "steps", "coverage", "flawed", "length")
+    parts = ("stages", "gates", "wrong", "steps", "coverage", "bonus", "flawed", "length")
     beside = [part for part in parts if getattr(reward, part)]
     if beside and learner.train_on == "windows":
         yield (

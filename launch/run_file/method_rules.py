@@ -171,7 +171,12 @@ def _replay(learner: LearnerConfig) -> Iterator[str]:
             "failed group is 1/2, so no return says that it failed; set learner.replay.outcome to the name of the "
             "reward that a success gets"
         )
-    if learner.train_on == "groups" and replay.rule not in RESCUE_RULES:
+    if replay.rule != "advantage" and (alone := [n for n in ("fire_at", "only_with") if getattr(replay, n)]):
+        yield (
+            f'learner.replay.{alone[0]} is set but learner.replay.rule is "{replay.rule}"; take it out, or use '
+            'rule = "advantage"'
+        )
+    if learner.train_on == "groups" and replay.rule not in RESCUE_RULES and not replay.fire_at:
         fresh = learner.batch_trajectories / learner.group_size * (1 - replay.share)
         if fresh < 1:
             yield (
@@ -251,6 +256,8 @@ def _bounds(algorithm: AlgorithmConfig) -> Iterator[str]:
                 )
         yield from _order(f"{name}.surrogate", surrogate)
         yield from _dual(f"{name}.surrogate", surrogate)
+    if (mask := algorithm.covariance) is not None and mask.low >= mask.high:
+        yield f"learner.algorithm.covariance: low {mask.low:g} is not below high {mask.high:g}; lower low"
     bonus = algorithm.entropy
     if bonus.band is not None and not (bonus.coefficient or bonus.target):
         yield (

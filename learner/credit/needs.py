@@ -71,6 +71,10 @@ def needed_marks(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
     group, advantage = learner.reward.group, learner.algorithm.advantage
     if isinstance(group, FewestCalls) and group.calls:
         yield "learner.reward.group.calls", group.calls
+    if learner.reward.bonus is not None:
+        yield "learner.reward.bonus.mark", learner.reward.bonus.mark
+    if learner.replay is not None and learner.replay.only_with:
+        yield "learner.replay.only_with", learner.replay.only_with
     if learner.reward.steps is not None:
         yield "learner.reward.steps.mark", learner.reward.steps.mark
     if learner.reward.coverage is not None:

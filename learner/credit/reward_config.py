@@ -93,6 +93,20 @@ class FlawedAnswer(Section):
     """Amount that a flawed answer loses. Above 0."""
 
 
+class CoolingBonus(Section):
+    """Bonus for calls of tools, which falls to 0 along half a cosine while training goes on (SPEAR, arXiv:2509.22601).
+    It is the reward `bonus`."""
+
+    mark: str = Field("calls", min_length=1)
+    """Name of the mark that counts the calls of a turn."""
+    per_call: float = Field(0.1, gt=0)
+    """Bonus of a call at the start. Above 0."""
+    most: float = Field(1.0, gt=0)
+    """Largest bonus of a trajectory at the start. Above 0."""
+    until_version: int = Field(100, ge=1)
+    """Policy version from which on there is no bonus; numbers that restarts skip do not count. At least 1."""
+
+
 class StepReward(Section):
     """Value of an answer by what its calls brought, which a mark of each call says (RAPO of Fathom-DeepResearch,
     arXiv:2509.24107). A right answer loses the share of its redundant calls; a wrong one gains by new calls."""
@@ -157,6 +171,8 @@ class RewardConfig(Section):
     """Reward that needs the whole rollout group. It does not act in evaluations, which have no groups."""
     coverage: Coverage | None = None
     """Reward for states that are new to a trajectory. Absent: none."""
+    bonus: CoolingBonus | None = None
+    """Bonus for calls at the beginning of training. Absent: none."""
     flawed: FlawedAnswer | None = None
     """Penalty on right answers by a flawed way. Absent: none."""
     length: OverlongPenalty | None = None

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from learner.credit.reward_config import (
+    CoolingBonus,
     Coverage,
     FewestCalls,
     FlawedAnswer,
@@ -28,6 +29,8 @@ from protocol.version_line import VersionLine
 
 OVERLONG = "overlong"
 """Name of the reward that is the penalty on long answers."""
+BONUS = "bonus"
+"""Name of the reward that is the bonus for calls."""
 COVERAGE = "coverage"
 """Name of the reward for states that are new to a trajectory."""
 FLAWED = "flawed"
@@ -53,7 +56,8 @@ def composed(
     """
     if not members:
         return []
-    weights = weights_at(config, newest_version(members) if updates is None else updates)
+    updates = newest_version(members) if updates is None else updates
+    weights = weights_at(config, updates)
     of_groups: Sequence[list[Reward] | None] = [None] * len(members)
     if group:
         of_groups = _group_rewards(config, members)
@@ -63,7 +67,7 @@ def composed(
         if config.steps is not None:
             rewards = _replaced(t, config.steps.reward, step_value(config.steps, t))
         rewards = rewards if of_group is None else of_group
-        if made := _made(config, t):
+        if made := _made(config, t, updates):
             rewards = [*rewards, *made]
         lists.append(_weighed(config, weights, t, rewards))
     if group and has_win_rate_of_returns(config):
@@ -97,6 +101,7 @@ def made_rewards(config: RewardConfig) -> set[str]:
         ['win_rate']
     """
     parts = {
+        BONUS: config.bonus is not None,
         COVERAGE: config.coverage is not None,
         FLAWED: config.flawed is not None,
         OVERLONG: config.length is not None,
@@ -237,9 +242,7 @@ def calls_of(config: FewestCalls, t: Trajectory) -> int:
     """Return the calls that a trajectory took."""
     if not config.calls:
         return max(0, t.action_turns - 1)
-    return round(
-        sum(mark.value for mark in t.marks if mark.name == config.calls and not isinstance(mark.value, str))
-    )
+    return round(mark_total(t, config.calls))
 
 
 def _group_rewards(config: RewardConfig, members: Sequence[Trajectory]) -> list[list[Reward] | None]:
@@ -282,9 +285,32 @@ def is_flawed(config: FlawedAnswer, t: Trajectory) -> bool:
     return total_of(t, config.reward) > 0 and total_of(t, config.needs) < config.least
 
 
-def _made(config: RewardConfig, t: Trajectory) -> list[Reward]:
+def cooling_bonus(config: CoolingBonus, calls: float, updates: int) -> float:
+    r"""Return the bonus for so many calls after so many published updates.
+
+    .. math:: \frac{1 + \cos(\pi v / T)}{2} \min(0.1\, m, 1) \quad (v \le T), \qquad 0 \text{ after}
+
+    SPEAR, arXiv:2509.22601, with T = 100.
+
+    Example:
+        >>> [round(cooling_bonus(CoolingBonus(), 5, v), 4) for v in (0, 50, 100, 999)]
+        [0.5, 0.25, 0.0, 0.0]
+    """
+    share = (1 + math.cos(math.pi * min(1.0, max(0, updates) / config.until_version))) / 2
+    return share * min(config.per_call * calls, config.most)
+
+
+def mark_total(t: Trajectory, name: str) -> float:
+    """Return the sum of a mark over the turns of a trajectory; values that are text count nothing."""
+    return sum(mark.value for mark in t.marks if mark.name == name and not isinstance(mark.value, str))
+
+
+def _made(config: RewardConfig, t: Trajectory, updates: int) -> list[Reward]:
     """Return the rewards of a trajectory that no environment gives, before gates and weights."""
     made = [] if config.coverage is None else coverage_gains(config.coverage, t)
+    if config.bonus is not None:
+        calls = mark_total(t, config.bonus.mark)
+        made.append(Reward(BONUS, _last_turn(t), cooling_bonus(config.bonus, calls, updates)))
     if config.flawed is not None and is_flawed(config.flawed, t):
         made.append(Reward(FLAWED, _last_turn(t), -config.flawed.penalty))
     if config.length is not None:

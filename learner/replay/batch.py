@@ -18,6 +18,7 @@ import numpy as np
 
 from learner.algorithms.replay import advantage_recalibrated, group_failed
 from learner.config import RESCUE_RULES, ReplayConfig
+from learner.credit.rewards import mark_total
 from learner.replay.rules import SUCCESS_RETURN
 from learner.replay.table import ReplayEntry, ReplayTable
 from learner.trajectory import Trajectory
@@ -58,7 +59,11 @@ def mix(
             entries = table.sample(table.quota(len(units), step=step), step=step, version=version, rng=rng)
             return fresh + [replace(t, replayed=True) for e in entries for t in e.item.trajectories]
         case "advantage":
-            entries = table.sample(table.quota(len(fresh), step=step), step=step, version=version, rng=rng)
+            if table.config.fire_at:
+                entries = table.fire(step=step, version=version)
+            else:
+                quota = table.quota(len(fresh), step=step)
+                entries = table.sample(quota, step=step, version=version, rng=rng)
             return fresh + [alone(e, table.baselines, weight=weight) for e in entries]
         case "success" | "per_prompt":
             batch: list[Trajectory] = []
@@ -202,8 +207,9 @@ def _remember_group(table: ReplayTable[Any], group: Unit) -> None:
 def _remember_winners(table: ReplayTable[Any], group: Unit) -> None:
     mean = float(np.mean([t.return_ for t in group.trajectories]))
     table.baselines.append(mean)
+    mark = table.config.only_with
     for t in _own(group):
-        if t.return_ > mean:
+        if t.return_ > mean and (not mark or mark_total(t, mark) > 0):
             _insert(table, t, advantage=t.return_ - mean)
 
 

@@ -160,7 +160,12 @@ def check_share(config: ReplayConfig, *, fresh_items: int | None, publish_every:
             f"{lifetime} steps (max_policy_lag = {config.max_policy_lag}) make {fresh_items * lifetime} at most: "
             "nothing would ever be drawn; lower min_size or raise max_policy_lag"
         )
-    if config.rule in RESCUE_RULES:
+    if config.fire_at > config.capacity_groups:
+        raise ReplayConfigError(
+            f"learner.replay.fire_at is {config.fire_at}, but the table holds at most capacity_groups = "
+            f"{config.capacity_groups}: it would never fire; lower fire_at or raise capacity_groups"
+        )
+    if config.rule in RESCUE_RULES or config.fire_at:
         return
     needed = config.share / (1 - config.share)
     what = f"learner.replay.share = {config.share:g} draws every item {needed:.3g} times on average"

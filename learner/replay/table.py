@@ -149,6 +149,27 @@ class ReplayTable(Generic[T]):
                 self._evict(entry, "uses")
         return drawn
 
+    def fire(self, *, step: int, version: int) -> list[ReplayEntry[T]]:
+        """Return all items that may be drawn, and empty the table, if they are at least `fire_at`; else none."""
+        self.expire(step=step, version=version)
+        held = list(self.entries.values())
+        if not held or not self.room():
+            return []
+        drawn = [
+            e
+            for e, logit in zip(held, self.select(self._columns(held, version)), strict=True)
+            if logit > -np.inf
+        ]
+        if len(drawn) < self.config.fire_at:
+            return []
+        for entry in drawn:
+            entry.uses += 1
+            self.sampled += 1
+            self.sampled_tokens += entry.tokens
+        for entry in held:
+            self._evict(entry, "uses")
+        return drawn
+
     def room(self) -> int:
         """Return the number of items that the limiter allows to be drawn now."""
         return self.limiter.room(inserted=self.inserted, held=len(self), sampled=self.sampled)

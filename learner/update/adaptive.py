@@ -150,7 +150,7 @@ def needs_scores(config: AlgorithmConfig, optimizer_steps: int) -> bool:
     current policy, and the forward pass of the update is enough. The same holds for replayed routes.
     """
     by_entropy = isinstance(config.surrogate, EntropySurrogate) or config.advantage_by_entropy > 0
-    if by_entropy or has_group_ratio(config):
+    if by_entropy or config.covariance is not None or has_group_ratio(config):
         return True
     return optimizer_steps > 1 and (config.proximal == "recomputed" or config.routes == "proximal")
 

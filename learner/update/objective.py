@@ -74,6 +74,8 @@ class Tokens:
     logp_predecessor: Tensor | None = None
     entropy_multiplier: Tensor | None = None
     """Factor of the advantage by the token's entropy."""
+    kept: Tensor | None = None
+    """0 where a token is left out of the surrogate because it lowers the entropy most, else 1."""
     group_ratio: Tensor | None = None
     """Geometric mean of proximal / behaviour over the rollout group, whose tokens may be on several ranks."""
 
@@ -159,6 +161,8 @@ def make_objective(config: AlgorithmConfig) -> Objective:
         view = View(tokens, adaptive, logp_current, proximal_logp(config, tokens, logp_current))
         correction, truncated = correct(tokens, view.logp_proximal)
         value, clipped = surrogate(view)
+        if tokens.kept is not None:
+            value, clipped = value * tokens.kept, clipped | (tokens.kept == 0)
         per_token = -correction * value
         if adaptive.entropy_coefficient:
             per_token = per_token - adaptive.entropy_coefficient * entropy

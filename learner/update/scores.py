@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner.algorithm_config import AlgorithmConfig
+from learner.algorithm_config import AlgorithmConfig, CovarianceMask
 from learner.algorithms.clipping import entropy_signal
 from learner.algorithms.entropy_balance import entropy_multiplier
+from learner.algorithms.entropy_change import covariance_mask
 from learner.algorithms.ratios import segment_ratio
 from learner.surrogate_config import EntropySurrogate
 from learner.update.adaptive import has_group_ratio, needs_scores
@@ -30,6 +31,7 @@ class Scores:
     logp_proximal: Tensor | None = None
     entropy_signal: Tensor | None = None
     entropy_multiplier: Tensor | None = None
+    kept: Tensor | None = None
     logp_reference: Tensor | None = None
     logp_predecessor: Tensor | None = None
     group_ratio: Tensor | None = None
@@ -88,7 +90,7 @@ def _compared_rows(algorithm: AlgorithmConfig, outputs: Sequence[Outputs]) -> di
     rows = {}
     if isinstance(algorithm.surrogate, EntropySurrogate) or algorithm.advantage_by_entropy:
         rows["entropy"] = [output.entropy for output in outputs]
-    if has_group_ratio(algorithm):
+    if has_group_ratio(algorithm) or algorithm.covariance is not None:
         rows["logp_proximal"] = [output.logp for output in outputs]
     return rows
 
@@ -123,6 +125,8 @@ def _compare(batch: Batch, tokens: Mapping[str, Tensor], algorithm: AlgorithmCon
         factors = torch.ones_like(tokens["entropy"])
         factors[policy] = entropy_multiplier(tokens["entropy"][policy], coefficient=coefficient)
         scores["entropy_multiplier"] = factors
+    if algorithm.covariance is not None:
+        scores["kept"] = _kept(batch, tokens["logp_proximal"], algorithm.covariance)
     if has_group_ratio(algorithm):
         scores["group_ratio"] = _group_ratio(batch, tokens["logp_proximal"])
     return scores
@@ -133,6 +137,23 @@ def _entropy_signal(batch: Batch, entropy: Tensor, *, quantile: float) -> Tensor
     policy, signal = torch.from_numpy(batch.loss_mask[batch.seen_mask]), torch.zeros_like(entropy)
     signal[policy] = entropy_signal(entropy[policy], quantile=quantile)
     return signal
+
+
+def _kept(batch: Batch, logp: Tensor, config: CovarianceMask) -> Tensor:
+    """Return 0 for the seen tokens that the mask leaves out, else 1, [M]."""
+    policy, kept = torch.from_numpy(batch.loss_mask[batch.seen_mask]), torch.ones_like(logp)
+    # Seeded by the tokens, so that all ranks draw alike, and a restart draws again what was drawn.
+    rng = np.random.default_rng(int(batch.token_ids.astype(np.int64).sum()))
+    chosen = covariance_mask(
+        batch.columns["advantage"][batch.loss_mask],
+        logp[policy].numpy(),
+        low=config.low,
+        high=config.high,
+        share=config.share,
+        rng=rng,
+    )
+    kept[policy] = torch.from_numpy(chosen).to(kept.dtype)
+    return kept
 
 
 def _group_ratio(batch: Batch, logp: Tensor) -> Tensor:

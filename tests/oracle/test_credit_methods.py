@@ -14,11 +14,12 @@ import torch
 from launch.run_file.load import load
 from learner.algorithm_config import RiskAdvantage
 from learner.algorithms.entropy_balance import entropy_multiplier, gradient_keeping_surrogate
+from learner.algorithms.entropy_change import covariance_mask
 from learner.algorithms.penalties import regression_surrogate
 from learner.algorithms.risk import next_quantile, risk_advantage, share_of_paper
 from learner.algorithms.surrogates import dual_clipped_surrogate
 from learner.credit.bundles import Quantiles, risk_advantages
-from learner.credit.rewards import composed, step_value
+from learner.credit.rewards import composed, cooling_bonus, step_value
 from learner.replay.batch import mix, remember
 from learner.replay.table import replay_table
 from learner.units import Unit
@@ -427,3 +428,92 @@ def test_labels_change_the_gradient():
     members = [labelled(f"{i}", [words[k] for k in RNG.integers(0, 3, 3)], i % 2) for i in range(6)]
     without = [replace(t, marks=[]) for t in members]
     changed(gradient("rapo", without), gradient("rapo", members))
+
+
+# --- SPEAR ------------------------------------------------------------------------------------------------------
+
+
+def test_the_bonus_for_calls_cools_down():
+    """2509.22601: mu is 1, .5 and 0 at versions 0, 50 and 100; ten calls or more are worth 1 at the start."""
+    config = learner_of("spear").reward.bonus
+    assert [round(cooling_bonus(config, 10, v), 9) for v in (0, 50, 100, 1000)] == [1.0, 0.5, 0.0, 0.0]
+    assert [cooling_bonus(config, m, 0) for m in (0, 3, 99)] == pytest.approx([0.0, 0.3, 1.0])
+    members = [with_calls("t", 0.0, 4), with_calls("u", 0.0, 0)]
+    early, late = (composed(learner_of("spear").reward, members, updates=v) for v in (0, 100))
+    assert [t.return_ for t in early] == pytest.approx([0.4, 0.0])
+    assert [t.return_ for t in late] == [0.0, 0.0]
+    changed(
+        gradient("spear", [replace(t, marks=[]) for t in mixed_calls()]), gradient("spear", mixed_calls())
+    )
+
+
+def with_calls(name, reward, calls, group="g0"):
+    return replace(
+        make_turns(name, [{"answer": reward}], group=group), marks=[TurnMark("calls", 1, float(calls))]
+    )
+
+
+def mixed_calls():
+    return [with_calls(f"{i}", float(i % 2), 3 * (i % 3)) for i in range(6)]
+
+
+def test_good_answers_with_calls_are_replayed_at_once_and_forgotten():
+    """2509.22601: items count if R > mean of their group and R > median of recent group means."""
+    learner = learner_of("spear")
+    config = learner.replay.model_copy(update={"fire_at": 3})
+    table = replay_table(learner.model_copy(update={"replay": config}))
+    rng = np.random.default_rng(0)
+
+    def group(name, pairs):
+        return Unit(
+            name, name, [with_calls(f"{name}{i}", r, m, group=name) for i, (r, m) in enumerate(pairs)]
+        )
+
+    fresh = group("n", [(0.0, 0), (1.0, 0)])
+    for name in "ab":
+        # The second has no call, the third is below the mean.
+        remember(table, [group(name, [(1.0, 2), (1.0, 0), (0.0, 2)])], step=0)
+    assert [e.item.trajectory_id for e in table.entries.values()] == ["a0", "b0"]
+    assert len(mix(table, [fresh], step=1, version=0, rng=rng)) == 2, "two are not enough"
+    remember(table, [group("c", [(0.7, 2), (0.0, 2)])], step=1)
+    remember(table, [group("d", [(0.5, 2), (0.0, 2)])], step=1)
+    # The median of the means 2/3, 2/3, .35 and .25 is .5083, so d0 does not count: 1, 1 and .7 are left.
+    batch = mix(table, [fresh], step=2, version=0, rng=rng, weight=0.5)
+    replayed = {t.trajectory_id: t.advantage for t in batch if t.replayed}
+    median = statistics.median([2 / 3, 2 / 3, 0.35, 0.25])
+    assert replayed == pytest.approx(
+        {"a0": 0.5 * (1 - median), "b0": 0.5 * (1 - median), "c0": 0.5 * (0.7 - median)}
+    )
+    assert (len(table), table.sampled, table.inserted, sum(table.evicted.values())) == (0, 3, 4, 4)
+    assert len(mix(table, [fresh], step=3, version=0, rng=rng)) == 2, "the table is empty"
+    assert learner.fresh_trajectories == learner.batch_trajectories
+
+
+def slow_covariances(advantages, logps):
+    a, p = statistics.fmean(advantages), statistics.fmean(logps)
+    return [(x - a) * (y - p) for x, y in zip(advantages, logps, strict=True)]
+
+
+def test_tokens_of_high_covariance_are_left_out():
+    """2509.22601: at most .02 of all tokens, drawn from those with 1 < cov < 40."""
+    advantages, logps = RNG.normal(size=500) * 3, RNG.normal(size=500) * 2
+    chosen = np.array([1 < c < 40 for c in slow_covariances(advantages.tolist(), logps.tolist())])
+    kept = covariance_mask(advantages, logps, low=1, high=40, share=0.02, rng=np.random.default_rng(1))
+    assert (~kept).sum() == 10
+    assert chosen[~kept].all()
+    everything = covariance_mask(advantages, logps, low=1, high=40, share=1.0, rng=np.random.default_rng(1))
+    np.testing.assert_array_equal(everything, ~chosen)
+    assert covariance_mask([], [], low=1, high=40, share=1.0, rng=np.random.default_rng(1)).size == 0
+
+
+def test_a_token_that_is_left_out_has_no_gradient():
+    algorithm, row = learner_of("spear").algorithm, torch.zeros(3, dtype=torch.int64)
+    current = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
+    tokens = Tokens(
+        current.detach(), advantage=torch.tensor([1.0, 1.0, -1.0]), weight=torch.ones(3), lag=torch.zeros(3),
+        sequence=row, turn=row, kept=torch.tensor([1.0, 0.0, 1.0]),
+    )  # fmt: skip
+    loss, seen = make_objective(algorithm)(tokens, Adaptive(), current, torch.ones(3))
+    loss.backward()
+    assert current.grad.tolist() == [-1.0, 0.0, 1.0]
+    assert seen.clipped.tolist() == [False, True, False]

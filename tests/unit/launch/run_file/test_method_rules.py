@@ -254,6 +254,15 @@ REFUSED = {
     "a risk of a group of one": (
         {"group_size": 1, "batch_trajectories": 5} | algorithm(advantage={"kind": "risk"}), ['"risk" is always zero']
     ),
+    "a table that never fires": (
+        {"replay": {"rule": "advantage", "fire_at": 99, "capacity_groups": 64}}, ["fire_at is 99", "64", "never fire"]
+    ),
+    "a table that fires by no rule": (
+        {"replay": {"rule": "recent", "fire_at": 9}}, ["fire_at is set", '"recent"', 'rule = "advantage"']
+    ),
+    "a covariance between nothing": (
+        algorithm(covariance={"low": 2.0, "high": 1.0}), ["low 2 is not below high 1"]
+    ),
     "an outcome that no rule asks for": (
         {"replay": {"rule": "recent", "outcome": "answer"}}, ['outcome is "answer"', '"recent"', "per_prompt"]
     ),
