@@ -13,7 +13,7 @@ from launch.run_file.sections import RunConfig
 from learner.algorithm_config import GroupAdvantage
 
 TASKS = Path(__file__).with_name("tasks")
-TOKENS = {"several_rewards": 40_000, "hops": 40_000, "lake": 60_000}
+TOKENS = {"several_rewards": 40_000, "hops": 30_000, "lake": 40_000}
 """Sampled action tokens of a run, by task."""
 
 Measure = Literal["final", "area", "calls"]

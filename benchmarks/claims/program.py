@@ -1,7 +1,8 @@
 """Measure what methods do for the tasks that they were made for.
 
     python -m benchmarks.claims [--claims GDPO OTC ...] [--seeds 0 1 2 3 4] [--tokens N]
-                                [--out FILE.jsonl] [--json FILE.json] [--plot FILE.png] [--smoke]
+                                [--out FILE.jsonl] [--json FILE.json] [--plot FILE.png]
+                                [--only-finished] [--smoke]
 
 The real system runs in lockstep: vLLM samples, DeepSpeed trains, and each batch lags by exactly one version. One
 broker, generator and actor serve all arms of a task, one after the other. All arms begin from the same weights, and
@@ -9,7 +10,8 @@ those with equal seeds get the same tasks. A run ends when its batches have a fi
 arms that write less get more batches. The bars are in benchmarks/claims/claims.py. A claim that fails is printed as
 one that did not help here.
 
-Each finished run is one line of FILE.jsonl. The benchmark does not repeat it unless a setting has changed since.
+Each finished run is one line of FILE.jsonl. The benchmark does not repeat it unless a setting has changed since. With
+--only-finished it starts nothing and shows what the file holds.
 """
 
 import argparse
@@ -45,7 +47,7 @@ def run_all(args: argparse.Namespace) -> list[Cell]:
     for _, group in groupby(arms, key=lambda arm: arm.task):
         names = [arm.name for arm in group]
         missing = [(seed, name) for seed in args.seeds for name in names if (name, seed) not in found]
-        if not missing:
+        if not missing or args.only_finished:
             continue
         with running(configs[names[0]]) as system:
             for seed, name in missing:
@@ -78,6 +80,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("build/claims.jsonl"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
+    parser.add_argument(
+        "--only-finished", action="store_true", help="show the runs in FILE.jsonl, start none"
+    )
     parser.add_argument("--smoke", action="store_true", help="one claim, one seed, a few steps")
     args = parser.parse_args(arguments)
     if args.smoke:

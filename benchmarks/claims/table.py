@@ -16,6 +16,8 @@ WORDS: Mapping[Measure, str] = {
     "calls": "calls saved",
 }
 """Measures in words."""
+ALONE = ("| task | bar | paired difference | seeds | verdict |", "|---|---|---|---|---|")
+"""Head of the table of one claim."""
 PLOTTED = 40
 """Points of a curve in the figure."""
 
@@ -29,24 +31,29 @@ def by_arm(cells: Sequence[Cell]) -> dict[str, dict[int, Cell]]:
 
 
 def tables(cells: Sequence[Cell]) -> dict[str, str]:
-    """Return the Markdown tables: "claims" with the verdicts, and "arms" with the numbers of each arm."""
+    """Return the Markdown tables.
+
+    "claims" has the verdicts, and "arms" the numbers of each arm. A table for each recipe has its claim alone.
+    """
     runs = by_arm(cells)
     head = ["| method | claim | bar | paired difference | seeds | verdict |", "|---|---|---|---|---|---|"]
-    rows = [_claim_row(claim, runs) for claim in CLAIMS]
+    rows = [f"| [{c.name}]({c.page}) | {c.sentence} | {_cells(c, runs)} |" for c in CLAIMS]
+    alone = {ARMS[c.arm].recipe: [*ALONE, f"| {ARMS[c.arm].task} | {_cells(c, runs)} |"] for c in CLAIMS}
     arms = ["| arm | task | recipe | solved, last fifth | solved, whole run | calls | tokens | runs |"]
     arms += ["|---|---|---|---|---|---|---|---|"]
     arms += [_arm_row(name, list(runs[name].values())) for name in ARMS if runs[name]]
-    return {"claims": "\n".join([*head, *rows]), "arms": "\n".join(arms)}
+    lines = {"claims": [*head, *rows], "arms": arms, **alone}
+    return {name: "\n".join(table) for name, table in lines.items()}
 
 
-def _claim_row(claim: Claim, runs: Mapping[str, Mapping[int, Cell]]) -> str:
+def _cells(claim: Claim, runs: Mapping[str, Mapping[int, Cell]]) -> str:
+    """Return the bar, the paired difference, the number of seeds and the verdict of a claim."""
     found = [difference(bar, runs[claim.arm], runs[bar.over]) for bar in claim.bars]
     seeds = min(len(one.values) for one in found)
     bars = "; ".join(_bar(bar) for bar in claim.bars)
     shown = "; ".join(_shown(bar, one) for bar, one in zip(claim.bars, found, strict=True))
     of = f"{seeds} of {ENOUGH_SEEDS}" if seeds < ENOUGH_SEEDS else str(seeds)
-    name = f"[{claim.name}]({claim.page})"
-    return f"| {name} | {claim.sentence} | {bars} | {shown} | {of} | **{verdict(claim, found)}** |"
+    return f"{bars} | {shown} | {of} | **{verdict(claim, found)}**"
 
 
 def _bar(bar: Bar) -> str:

@@ -104,7 +104,7 @@ def inspect_ai(question: str, *, responses: bool = False) -> str:
     from inspect_ai.solver import generate, system_message, use_tools
     from inspect_ai.tool import tool
 
-    @tool(name="add")
+    @tool(name="add")  # type: ignore[untyped-decorator]
     def adder() -> Callable[[int, int], Awaitable[int]]:
         async def execute(a: int, b: int) -> int:
             """Add two numbers.

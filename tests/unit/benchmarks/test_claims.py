@@ -166,6 +166,19 @@ def test_the_table_has_every_claim_with_its_figure_and_verdict():
     )
 
 
+def test_a_recipe_has_a_table_of_its_claim_alone():
+    made = tables([*of_arm("gdpo", [0.5, 0.6]).values(), *of_arm("sum", [0.4, 0.4]).values()])
+    assert set(made) == {"claims", "arms", *(ARMS[claim.arm].recipe for claim in CLAIMS)}
+    *_, row = made["gdpo"].splitlines()
+    assert row.startswith("| several_rewards | solved, last fifth ≥ +0.035 over sum | +0.150 [")
+    assert row.endswith("| 2 of 5 | **not decided** |")
+
+
+def test_what_is_finished_is_shown_without_a_start(tmp_path, capsys):
+    main(["--claims", "OTC", "--only-finished", "--out", str(tmp_path / "none.jsonl")])
+    assert "| 0 of 5 | **not measured** |" in capsys.readouterr().out
+
+
 def test_finished_runs_are_not_repeated(tmp_path, capsys):
     """All runs are in the file, so nothing starts; those of other settings and seeds are left out."""
     out, js, png = (tmp_path / name for name in ("claims.jsonl", "claims.json", "claims.png"))
