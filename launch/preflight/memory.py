@@ -19,12 +19,18 @@ GB = 1e9
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 LIBRARIES = {"learner": 0.7, "generator": 1.6, "actor": 0.1, "broker": 0.1, "weights": 0.1}
 """Memory of a process without its model, in GB: mostly the libraries that it imports."""
-STATE_BYTES = {0: 21, 1: 13, 2: 13, 3: 26}
-"""Bytes for each parameter on each rank, by ZeRO stage: weights, gradients and what DeepSpeed holds."""
-SHARDED_BYTES = {0: 0, 1: 14, 2: 14, 3: 10}
-"""Bytes for each parameter that the ranks share among them, by ZeRO stage."""
-FROZEN_BYTES = 4
-"""Bytes for each parameter that is not trained."""
+STATE_BYTES = {
+    ("float32", 0): (21, 0),
+    ("float32", 1): (18, 14),
+    ("float32", 2): (15, 16),
+    ("float32", 3): (24, 16),
+    ("bfloat16", 2): (12, 16),
+    ("bfloat16", 3): (17, 16),
+}
+"""Most bytes for each trained parameter, by float type and ZeRO stage: those on each rank, and those that ranks share.
+
+Each rank has weights, gradients, and DeepSpeed's and gloo's copies of them. The ranks share AdamW's two averages, and,
+from stage 2 on, sums of gradients and the weights that it moves, in float32 whatever the float type is."""
 ENGINE_COPIES = 2
 """Copies of the weights that a generator holds: those that it samples with, and the newest version."""
 OFFLOADED_BYTES = 20
@@ -110,13 +116,14 @@ def shares(config: RunConfig, size: ModelSize, tokens: int) -> list[RoleMemory]:
     learner, generator = config.learner, config.generator
     ranks, stage = learner.processes, learner.zero_stage_used
     width = BYTES[learner.dtype_used]
-    trained = STATE_BYTES[stage] + SHARDED_BYTES[stage] / learner.ranks
+    own, shared = STATE_BYTES[learner.dtype_used, stage]
+    trained = own + shared / learner.ranks
     # Adapters are a small part of the model, so that only its frozen weights count.
-    each = FROZEN_BYTES if learner.lora else trained
-    each += FROZEN_BYTES * frozen_policies(learner.algorithm)
+    each = width if learner.lora else trained
+    each += width * frozen_policies(learner.algorithm)
     critic = learner.algorithm.critic
     each += trained if critic is not None and critic.model == "separate" else 0
-    state = size.parameters * each * width / BYTES["float32"]
+    state = size.parameters * each
     activations = activation_bytes(config, size, tokens)
     versions = versions_at_once(config) * version_bytes(config, size) / ranks
     found = [RoleMemory("learner", ranks, LIBRARIES["learner"] + (state + activations + versions) / GB)]
