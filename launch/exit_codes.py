@@ -1,5 +1,6 @@
 """Exit codes of the roles, which tell the supervisor whether another start could help."""
 
+import contextlib
 from pathlib import Path
 
 DONE = 0
@@ -26,12 +27,16 @@ def exit_code(error: BaseException) -> int:
 def leave_note(folder: Path, name: str, code: int, reason: str = "") -> None:
     """Write why a role ends, for `read_note` and `read_reason`.
 
-    The code is there, too, because torchrun exits with 1 whatever its ranks exited with. A final error stays: when one
-    rank of a learner ends with it, the others lose their connection and end with errors of their own.
+    The code is there, too, because torchrun exits with 1 whatever its ranks exited with. The first note stays, unless
+    a final error follows: when one rank of a learner ends, the others lose their connection and end with errors of
+    their own.
     """
-    if code != FINAL and read_note(folder, name) == FINAL:
-        return
-    (folder / f"{name}.exit").write_text(f"{code}\n{' '.join(reason.split())[:MAX_REASON]}", encoding="utf-8")
+    # Invariant: ranks of several hosts write here at a time. Only a final note may replace another one.
+    with (
+        contextlib.suppress(FileExistsError),
+        open(folder / f"{name}.exit", "w" if code == FINAL else "x", encoding="utf-8") as note,
+    ):
+        note.write(f"{code}\n{' '.join(reason.split())[:MAX_REASON]}")
 
 
 def read_note(folder: Path, name: str) -> int | None:

@@ -77,6 +77,18 @@ def test_a_note_lives_until_the_next_start(tmp_path):
     assert exit_codes.read_note(tmp_path, "learner") is None
 
 
+def test_the_first_note_stays_unless_a_final_error_follows(tmp_path):
+    for code, reason, expected in (
+        (exit_codes.FAILED, "lost a file", "lost a file"),
+        (exit_codes.FAILED, "lost the connection to rank 0", "lost a file"),
+        (exit_codes.FINAL, "diverged", "diverged"),
+        (exit_codes.FAILED, "lost the connection to rank 0", "diverged"),
+    ):
+        exit_codes.leave_note(tmp_path, "learner", code, reason)
+        assert exit_codes.read_reason(tmp_path, "learner") == expected
+    assert exit_codes.read_note(tmp_path, "learner") == exit_codes.FINAL
+
+
 def test_a_port_in_use_is_one_line_and_the_reason_in_the_note(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         exit_with_code(BindRefused("broker.http is taken"), tmp_path, "broker")
