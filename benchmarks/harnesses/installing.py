@@ -9,6 +9,7 @@ PACKAGES = {
     # litellm wants mcp as soon as a request has tools.
     "mini-swe-agent": ["mini-swe-agent==2.4.6", "litellm==1.106.2", "mcp"],
     "inspect-ai": ["inspect-ai==0.3.285", "openai"],
+    "verifiers": ["verifiers==0.4.0", "uv"],
     "langgraph": ["langgraph==1.2.22", "langchain", "langchain-openai==1.7.3"],
     "openai-agents": ["openai-agents==0.24.0"],
     "smolagents": ["smolagents[openai]==1.26.0"],

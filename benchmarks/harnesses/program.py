@@ -49,11 +49,12 @@ EXPECTED = {
     "codex": (3, 1),
     "opencode": (4, 2),
     "mini-swe-agent": (3, 1),
+    "verifiers": (3, 1),
     "inspect-ai": (3, 1),
     "inspect-ai, responses": (4, 2),
 }
 """Number of requests and of branches of each agent."""
-LIMIT_S = 120.0
+LIMIT_S = 240.0
 
 
 @dataclass

@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 BASE_URL, KEY = os.environ.get("OPENAI_BASE_URL", ""), os.environ.get("OPENAI_API_KEY", "")
@@ -127,6 +128,23 @@ def inspect_ai(question: str, *, responses: bool = False) -> str:
         return str(samples[0].output.completion)
 
 
+def verifiers(question: str) -> str:
+    # Its tool server is a module, and its harness is a script, which uv starts.
+    here, programs = Path(__file__).parent, Path(sys.executable).parent
+    os.environ.update(PYTHONPATH=str(here), PATH=f"{programs}{os.pathsep}{os.environ['PATH']}")
+
+    import verifiers.v1 as vf
+    from verifiers_sums import SumTask
+
+    client = vf.EvalClientConfig(base_url=BASE_URL, api_key_var="OPENAI_API_KEY")
+    config = vf.AgentConfig(
+        harness={"id": "null"}, runtime=vf.SubprocessConfig(), model="policy", client=client, max_turns=STEPS
+    )
+    task = SumTask(vf.TaskData(idx=0, prompt=question, system_prompt="Use the tool."))
+    trace = asyncio.run(vf.make_agent(config).run(task))
+    return f"{trace.last_reply} {trace.rewards} {trace.errors}"
+
+
 AGENTS: dict[str, Callable[[str], str]] = {
     "langgraph": langgraph,
     "langgraph, streamed": lambda question: langgraph(question, stream=True),
@@ -139,6 +157,7 @@ AGENTS: dict[str, Callable[[str], str]] = {
     "smolagents, code": lambda question: smolagents(question, code=True),
     "strands": strands,
     "strands, window": lambda question: strands(question, window=4),
+    "verifiers": verifiers,
     "inspect-ai": inspect_ai,
     "inspect-ai, responses": lambda question: inspect_ai(question, responses=True),
 }

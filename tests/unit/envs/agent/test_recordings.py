@@ -23,6 +23,7 @@ CONVERSATIONS = {
     "smolagents-tool-calls": 3,
     "smolagents-code": 4,
     "strands-window": 3,
+    "verifiers": 1,
 }
 
 
