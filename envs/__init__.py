@@ -4,6 +4,7 @@
 - `user_code`: finds functions and classes in a user's files.
 - `rows/`, `tools/`, `agent/`, `gym/`, `calculator`, `reasoning_gym_suite`: the suites that ship.
 - `several`: deals the tasks of a run to several environments. `remote/`: environments on other hosts.
+- `openenv/`: environments behind servers of OpenEnv.
 - `scorer`, `scorer_process`, `scorer_worker`: questions and scores from a separate process.
 - `questions`, `family`, `canaries`, `answer_process`: what the worker asks, scores and checks.
 - `notation`: what an answer may be made of. `sandbox`, `confinement`: how the worker is confined.

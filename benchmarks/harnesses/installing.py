@@ -13,11 +13,13 @@ PACKAGES = {
     "langgraph": ["langgraph==1.2.22", "langchain", "langchain-openai==1.7.3"],
     "openai-agents": ["openai-agents==0.24.0"],
     "smolagents": ["smolagents[openai]==1.26.0"],
+    # No agent, but servers of environments, which the end-to-end tests play.
+    "openenv": ["openenv-core==0.3.0"],
     "strands": ["strands-agents[openai]==1.62.0"],
 }
-"""Requirements of Python by the first word of an agent's name."""
+"""Requirements of Python by library, the first word of an agent's name."""
 NPM_PACKAGES = {"codex": ["@openai/codex@0.169.0"], "opencode": ["opencode-ai@1.18.33"]}
-"""Packages of npm by the first word of an agent's name."""
+"""Packages of npm by library."""
 COMMAND_LINE_AGENTS = ("codex", "opencode", "mini-swe-agent")
 PROGRAMS = Path(__file__).with_name("programs.py")
 COMMAND_LINES = Path(__file__).with_name("command_lines.py")
@@ -26,15 +28,20 @@ COMMAND_LINES = Path(__file__).with_name("command_lines.py")
 def command_of(agent: str, folder: Path) -> list[str]:
     """Return the command that runs an agent. What it needs is installed under a folder, if it is not there."""
     library = agent.split(",")[0]
-    home = (folder / library).absolute()
-    made = home / "made"
-    programs = home / ("node_modules/.bin" if library in NPM_PACKAGES else "bin")
-    if not made.exists():
-        install(library, home)
-        made.touch()
+    programs = programs_of(library, folder)
     if library in COMMAND_LINE_AGENTS:
         return [sys.executable, str(COMMAND_LINES), agent, str(programs)]
     return [str(programs / "python"), str(PROGRAMS), agent]
+
+
+def programs_of(library: str, folder: Path) -> Path:
+    """Return the folder with the programs of a library, which is installed if it is not there."""
+    home = (folder / library).absolute()
+    made = home / "made"
+    if not made.exists():
+        install(library, home)
+        made.touch()
+    return home / ("node_modules/.bin" if library in NPM_PACKAGES else "bin")
 
 
 def install(library: str, home: Path) -> None:
