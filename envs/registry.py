@@ -20,6 +20,7 @@ BUILT_IN = {
     "agent": "envs.agent.suite:AgentSuite",
     "gymnasium": "envs.gym.suite:GymnasiumSuite",
     "skyrl_gym": "envs.gym.skyrl:SkyrlGymSuite",
+    "textworld": "envs.gym.textworld:TextWorldSuite",
     "openenv": "envs.openenv.suite:OpenEnvSuite",
     "remote": "envs.remote.suite:RemoteSuite",
 }

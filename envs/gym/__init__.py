@@ -1,5 +1,5 @@
-"""Suites of other libraries: `gymnasium`, with its observations as texts, and `skyrl_gym`.
+"""Suites of other libraries: `gymnasium`, with its observations as texts, `skyrl_gym` and `textworld`.
 
 - `suite`: the suite `gymnasium` and its episodes. `texts`: texts of observations, and the action in a text.
-- `skyrl`: the suite `skyrl_gym` and its episodes.
+- `skyrl`: the suite `skyrl_gym` and its episodes. `textworld`: the suite `textworld` and its episodes.
 """
