@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -28,6 +28,7 @@ from benchmarks.harnesses.installing import command_of
 from benchmarks.harnesses.policy import ScriptedPolicy
 from benchmarks.harnesses.recording import RecordedSuite
 from benchmarks.report import save_results
+from envs.agent.suite import AgentSuite
 from envs.registry import make_suite
 from learner.trajectory import Trajectory, assemble
 from protocol.arrays import SegmentArrays
@@ -70,6 +71,10 @@ class Outcome:
     """Tokens that were rendered."""
     seen_tokens: int = 0
     """Tokens of all prompts that the policy saw."""
+    calls: int = 0
+    """Tool calls that agents got."""
+    unreadable_calls: int = 0
+    """Tool calls that the policy began, and that could not be read."""
     output: str = ""
     faults: list[str] = field(default_factory=list)
 
@@ -102,18 +107,19 @@ def table(outcomes: Sequence[Outcome]) -> str:
     """Return a Markdown table with one line per agent.
 
     Example:
-        >>> print(table([Outcome("strands", 3, 1, 90, 90, 300, 700)]).splitlines()[-1])
-        | strands | yes | 3 | 1 | 90 | 90 | 300 of 700 |
+        >>> print(table([Outcome("strands", 3, 1, 90, 90, 300, 700, 3)]).splitlines()[-1])
+        | strands | yes | 3 | 1 | 90 | 90 | 300 of 700 | 3 / 0 |
     """
     lines = [
-        "| agent | holds | requests | branches | tokens sampled | trained | rendered, of all that the policy read |",
-        "|---" * 7 + "|",
+        "| agent | holds | requests | branches | tokens sampled | trained | rendered, of all that the policy read "
+        "| calls read / not |",
+        "|---" * 8 + "|",
     ]
     for o in outcomes:
         holds = f"**no: {'; '.join(o.faults)}**".replace("|", "/").replace("\n", " ") if o.faults else "yes"
         lines.append(
             f"| {o.agent} | {holds} | {o.requests} | {o.branches} | {o.sampled_tokens:,} | {o.trained_tokens:,} "
-            f"| {o.prompt_tokens:,} of {o.seen_tokens:,} |"
+            f"| {o.prompt_tokens:,} of {o.seen_tokens:,} | {o.calls} / {o.unreadable_calls} |"
         )
     return "\n".join(lines)
 
@@ -126,6 +132,9 @@ def run_agent(name: str, command: list[str], records: Path | None) -> Outcome:
         policy = ScriptedPolicy(renderer.encode, lambda ids: renderer.decode(ids, keep_special=True))
         suite = suite_of(command, Path(folder))
         cuts = asyncio.run(asyncio.wait_for(play(suite, renderer, policy), LIMIT_S))
+    gauges = suite.gauges()
+    outcome.calls = round(gauges["agent_calls_total"])
+    outcome.unreadable_calls = round(gauges["agent_calls_unreadable_total"])
     last = cuts[-1].segment
     outcome.output = str(last.extra.get("info"))
     if last.status != "finished":
@@ -196,7 +205,7 @@ def suite_of(command: list[str], folder: Path) -> RecordedSuite:
         "score": f"{folder}/score.py:score",
         "heldout": 0.0,
     }
-    return RecordedSuite(make_suite("agent", params))
+    return RecordedSuite(cast(AgentSuite, make_suite("agent", params)))
 
 
 async def play(suite: RecordedSuite, renderer: Renderer, policy: ScriptedPolicy) -> list[SegmentArrays]:

@@ -2,11 +2,12 @@
 
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from envs.agent.episode import AgentEpisode
-from envs.base import ChatMessage, Env, Split, StepResult, Suite, ToolSchema, TurnFacts
+from envs.agent.suite import AgentSuite
+from envs.base import ChatMessage, Env, Split, StepResult, ToolSchema, TurnFacts
 
 SHOWN = 300
 """Characters of a message that are kept. Longer ones are instructions of the harness, equal in all requests."""
@@ -16,7 +17,7 @@ _FOLDER = re.compile(re.escape(tempfile.gettempdir()) + r"/[\w.-]+")
 class RecordedSuite:
     """A suite of agents. ``records`` has a line for each request: its messages, its tools, and the answer."""
 
-    def __init__(self, suite: Suite) -> None:
+    def __init__(self, suite: AgentSuite) -> None:
         self._suite = suite
         self.records: list[dict[str, Any]] = []
 
@@ -25,6 +26,9 @@ class RecordedSuite:
 
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
         return self._suite.demonstration(index, split)
+
+    def gauges(self) -> Mapping[str, float]:
+        return self._suite.gauges()
 
     async def close(self) -> None:
         await self._suite.close()
