@@ -23,18 +23,31 @@ CELLS = string.ascii_lowercase + string.digits
 """Letters of the cells, row by row."""
 LAKES = string.ascii_uppercase
 """Letters of the lakes."""
+DRAWS = 1_000
+"""Most maps that are drawn in search of different ones."""
 
 
 @lru_cache
-def lake_map(size: int, ice: float, lake: int) -> tuple[str, ...]:
-    """Return the rows of a lake. gymnasium draws maps until one has a way from the first cell to the last.
+def lake_maps(size: int, ice: float, lakes: int) -> tuple[tuple[str, ...], ...]:
+    """Return the rows of each lake. gymnasium draws maps that have a way from the first cell to the last.
+
+    Raises:
+        EnvError: there are not so many different maps of this kind.
 
     Example:
-        >>> rows = lake_map(4, 0.8, 0)
-        >>> len(rows), rows[0][0], rows[-1][-1]
-        (4, 'S', 'G')
+        >>> maps = lake_maps(4, 0.8, 3)
+        >>> len(set(maps)), maps[0][0][0], maps[0][-1][-1]
+        (3, 'S', 'G')
     """
-    return tuple(generate_random_map(size, ice, seed=lake))
+    # Two seeds may draw one map. A dictionary keeps each once, in the order of seeds.
+    maps: dict[tuple[str, ...], None] = {}
+    for seed in range(DRAWS):
+        maps[tuple(generate_random_map(size, ice, seed=seed))] = None
+        if len(maps) == lakes:
+            return tuple(maps)
+    raise EnvError(
+        f"lakes = {lakes}: {DRAWS} draws gave {len(maps)} different maps of size {size}; lower lakes or ice"
+    )
 
 
 class Lakes:
@@ -59,7 +72,7 @@ class Lakes:
     ) -> tuple[str, dict[str, Any]]:
         """Begin an episode on the lake of a seed. Training has even seeds and evaluation odd ones, of all lakes."""
         self._lake, self._steps = (seed or 0) // 2 % self._lakes, 0
-        rows = lake_map(self._size, self._ice, self._lake)
+        rows = lake_maps(self._size, self._ice, self._lakes)[self._lake]
         self._game = FrozenLakeEnv(desc=list(rows), is_slippery=False)
         cell, info = self._game.reset(seed=seed)
         return self._seen(cell), info
@@ -87,7 +100,7 @@ class LakeSuite:
         seed: seed of the tasks and of the walks.
 
     Raises:
-        EnvError: there are more cells or lakes than letters.
+        EnvError: there are more cells or lakes than letters, or fewer different maps than lakes.
     """
 
     def __init__(
@@ -97,6 +110,7 @@ class LakeSuite:
             raise EnvError(
                 f"size = {size}, lakes = {lakes}: choose a size from 2 to 6, and 1 to {len(LAKES)} lakes"
             )
+        lake_maps(size, ice, lakes)
         self._seed = seed
         self._suite = GymnasiumSuite(
             f"{__file__}:Lakes",

@@ -131,9 +131,9 @@ def test_several_rewards_that_cannot_be(settings):
 
 def test_a_lake_is_crossed_in_letters_and_every_turn_has_its_state():
     pytest.importorskip("gymnasium", reason="the extra gym is not installed")
-    from benchmarks.envs.lake import LakeSuite, lake_map
+    from benchmarks.envs.lake import LakeSuite, lake_maps
 
-    suite = LakeSuite(ice=0.999, lakes=2)
+    suite = LakeSuite(ice=0.99, lakes=2)
     env = suite.episode()
     first = env.reset({"index": 0, "split": "train"})[0]["content"]
     assert first[0] in "AB"
@@ -142,7 +142,7 @@ def test_a_lake_is_crossed_in_letters_and_every_turn_has_its_state():
     assert [r.marks["anchor"][1] for r in results] == list("aeimno")
     assert [r.rewards["reward"] for r in results] == [0, 0, 0, 0, 0, 1]
     assert (results[-1].done, results[-1].correct) == (True, True)
-    assert lake_map(4, 0.8, 0) != lake_map(4, 0.8, 1)
+    assert len(set(lake_maps(4, 0.8, 4))) == 4
 
 
 def test_training_and_evaluation_see_all_lakes():
@@ -157,3 +157,5 @@ def test_training_and_evaluation_see_all_lakes():
     assert len(walk) <= 32
     with pytest.raises(EnvError, match="choose a size from 2 to 6"):
         LakeSuite(size=7)
+    with pytest.raises(EnvError, match="lakes = 2: 1000 draws gave 1 different maps"):
+        LakeSuite(ice=1.0, lakes=2)
