@@ -1,11 +1,13 @@
 """Run agents of other libraries on suite `agent`, and check every token that is recorded of them.
 
-    python -m benchmarks.harnesses [--venvs FOLDER] [--only NAME ...] [--json FILE.json] [--records FOLDER]
+    python -m benchmarks.harnesses [--venvs FOLDER] [--only NAME ...] [--lose-first] [--json FILE.json]
+        [--records FOLDER]
 
 Each library is installed into a virtual environment of its own under FOLDER, if it is not there yet. The agents are
 programs in these, which know nothing of Offbeat. The endpoint, the actor's episode and the learner's trajectory are the
 real ones; the policy is a script that answers from the text of its prompt. An agent holds if every answer was recorded
-once, token by token and version by version, behind the very prompt that the policy saw, and is trained once.
+once, token by token and version by version, behind the very prompt that the policy saw, and is trained once. With
+`--lose-first` it runs once more, the connection of its first request is lost, and nothing may be sampled twice.
 """
 
 import argparse
@@ -27,6 +29,7 @@ from actors.render import Renderer
 from benchmarks.harnesses.installing import command_of
 from benchmarks.harnesses.policy import ScriptedPolicy
 from benchmarks.harnesses.recording import RecordedSuite
+from benchmarks.harnesses.wire import Wire
 from benchmarks.report import save_results
 from envs.agent.suite import AgentSuite
 from envs.registry import make_suite
@@ -71,6 +74,10 @@ class Outcome:
     """Tokens that were rendered."""
     seen_tokens: int = 0
     """Tokens of all prompts that the policy saw."""
+    dialects: str = ""
+    """What the agent spoke."""
+    repeated: str = ""
+    """How it sent its first request again when the connection was lost; "" if it was not lost."""
     calls: int = 0
     """Tool calls that agents got."""
     unreadable_calls: int = 0
@@ -84,7 +91,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = args.only or list(EXPECTED)
     outcomes = []
     for name in names:
-        outcomes.append(run_agent(name, command_of(name, args.venvs), args.records))
+        command = command_of(name, args.venvs)
+        outcomes.append(run_agent(name, command, args.records))
+        if args.lose_first:
+            lost = run_agent(name, command, lose_first=True)
+            outcomes[-1].repeated = lost.repeated
+            outcomes[-1].faults += [f"after a lost connection: {fault}" for fault in lost.faults]
         sys.stderr.write(table(outcomes[-1:]).splitlines()[-1] + "\n")
     sys.stdout.write(table(outcomes) + "\n")
     if args.json is not None:
@@ -99,6 +111,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--venvs", type=Path, default=Path("build/harnesses"))
     parser.add_argument("--only", nargs="+", default=[], choices=list(EXPECTED), metavar="NAME")
     parser.add_argument("--records", type=Path, help="folder for the requests as JSON, for tests")
+    parser.add_argument(
+        "--lose-first", action="store_true", help="run each once more, and lose its first connection"
+    )
     parser.add_argument("--json", type=Path)
     return parser.parse_args(arguments)
 
@@ -107,31 +122,32 @@ def table(outcomes: Sequence[Outcome]) -> str:
     """Return a Markdown table with one line per agent.
 
     Example:
-        >>> print(table([Outcome("strands", 3, 1, 90, 90, 300, 700, 3)]).splitlines()[-1])
-        | strands | yes | 3 | 1 | 90 | 90 | 300 of 700 | 3 / 0 |
+        >>> print(table([Outcome("strands", 3, 1, 90, 90, 300, 700, "responses", calls=3)]).splitlines()[-1])
+        | strands | yes | responses | 3 | 1 | - | 90 | 90 | 300 of 700 | 3 / 0 |
     """
     lines = [
-        "| agent | holds | requests | branches | tokens sampled | trained | rendered, of all that the policy read "
-        "| calls read / not |",
-        "|---" * 8 + "|",
+        "| agent | holds | speaks | requests | branches | a lost request comes again as | tokens sampled | trained "
+        "| rendered, of all that the policy read | calls read / not |",
+        "|---" * 10 + "|",
     ]
     for o in outcomes:
         holds = f"**no: {'; '.join(o.faults)}**".replace("|", "/").replace("\n", " ") if o.faults else "yes"
-        lines.append(
-            f"| {o.agent} | {holds} | {o.requests} | {o.branches} | {o.sampled_tokens:,} | {o.trained_tokens:,} "
-            f"| {o.prompt_tokens:,} of {o.seen_tokens:,} | {o.calls} / {o.unreadable_calls} |"
-        )
+        asked = f"{o.dialects} | {o.requests} | {o.branches} | {o.repeated or '-'}"
+        tokens = f"{o.sampled_tokens:,} | {o.trained_tokens:,} | {o.prompt_tokens:,} of {o.seen_tokens:,}"
+        lines.append(f"| {o.agent} | {holds} | {asked} | {tokens} | {o.calls} / {o.unreadable_calls} |")
     return "\n".join(lines)
 
 
-def run_agent(name: str, command: list[str], records: Path | None) -> Outcome:
+def run_agent(
+    name: str, command: list[str], records: Path | None = None, *, lose_first: bool = False
+) -> Outcome:
     """Run one agent, and check what is recorded of it."""
-    outcome = Outcome(name)
+    outcome, wire = Outcome(name), Wire(lose_first=lose_first)
     with tempfile.TemporaryDirectory() as folder:
         renderer = make_renderer(Path(folder))
         policy = ScriptedPolicy(renderer.encode, lambda ids: renderer.decode(ids, keep_special=True))
         suite = suite_of(command, Path(folder))
-        cuts = asyncio.run(asyncio.wait_for(play(suite, renderer, policy), LIMIT_S))
+        cuts = asyncio.run(asyncio.wait_for(play(suite, renderer, policy, wire), LIMIT_S))
     gauges = suite.gauges()
     outcome.calls = round(gauges["agent_calls_total"])
     outcome.unreadable_calls = round(gauges["agent_calls_unreadable_total"])
@@ -140,6 +156,11 @@ def run_agent(name: str, command: list[str], records: Path | None) -> Outcome:
     if last.status != "finished":
         outcome.faults.append(f"{last.status}: {last.error or last.stop_reason}")
     check(outcome, assemble(cuts), policy)
+    outcome.dialects = wire.dialects
+    if lose_first:
+        outcome.repeated = wire.repeated
+        if not wire.repeated:
+            outcome.faults.append("the lost request was not sent again")
     if (outcome.requests, outcome.branches) != EXPECTED[name]:
         outcome.faults.append(f"expected {EXPECTED[name]} requests and branches")
     if records is not None and not outcome.faults:
@@ -208,7 +229,9 @@ def suite_of(command: list[str], folder: Path) -> RecordedSuite:
     return RecordedSuite(cast(AgentSuite, make_suite("agent", params)))
 
 
-async def play(suite: RecordedSuite, renderer: Renderer, policy: ScriptedPolicy) -> list[SegmentArrays]:
+async def play(
+    suite: RecordedSuite, renderer: Renderer, policy: ScriptedPolicy, wire: Wire
+) -> list[SegmentArrays]:
     """Play one episode as an actor does. Return its segments."""
     cuts: list[SegmentArrays] = []
 
@@ -225,11 +248,14 @@ async def play(suite: RecordedSuite, renderer: Renderer, policy: ScriptedPolicy)
         sampling=Sampling(max_turn_tokens=2**14, max_trajectory_tokens=2**18),
     )
     runner = EnvironmentRunner(calls=2)
+    server = await wire.start()
     try:
         bounds = Bounds(env_timeout_s=LIMIT_S)
         lease = LeaseTask(lease_id="l", attempt=0, task=task)
-        await Episode(lease, suite, renderer, policy, bounds, emit, runner).run()
+        with wire.installed():
+            await Episode(lease, suite, renderer, policy, bounds, emit, runner).run()
     finally:
+        await server.cleanup()
         await runner.call(suite.close, what="close", timeout_s=10.0)
         runner.close()
     return cuts

@@ -233,7 +233,7 @@ def message_error_event(status: int, body: dict[str, Any]) -> bytes:
 
     Example:
         >>> message_error_event(503, {"error": {"message": "gone", "code": None}})[:43]
-        b'event: error\ndata: {"type": "error", "error'
+        b'event: error\\ndata: {"type": "error", "error'
     """
     return _event("error", message_error(status, json.dumps(body)))
 

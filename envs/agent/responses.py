@@ -160,7 +160,7 @@ def response_error_event(status: int, body: dict[str, Any]) -> bytes:
 
     Example:
         >>> response_error_event(503, {"error": {"message": "gone", "code": None}})[:23]
-        b'event: error\ndata: {"typ'
+        b'event: error\\ndata: {"ty'
     """
     error = body["error"]
     content = {"type": "error", "sequence_number": 0, **error, "error": error}
