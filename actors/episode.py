@@ -22,7 +22,7 @@ from actors.failures import FAILURES
 from actors.generator_client import TurnRequest
 from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
-from actors.start import with_note
+from actors.start import check_repeated, check_room, repeated_turns, with_note
 from actors.stop_strings import find_stop, stopped_at
 from actors.turn_tree import TurnTree
 from envs.base import (
@@ -167,14 +167,12 @@ class Episode:
                 f"first prompt of {length} tokens leaves no room for an answer; {self._bound} is {self._longest}"
             )
         await self._observe(opening)
-        for turn in range(self._bounds.max_turns):
+        for turn in range(await self._repeat(env), self._bounds.max_turns):
             sampled, reason = await self._act(turn, await self._most(env))
             if isinstance(env, HasTurnFacts):
                 facts = TurnFacts(len(self._tokens) - len(sampled), len(sampled), cut=reason == "length")
                 await self._ask(env.turn_facts, facts, on_loop=True)
-            result = await self._ask(env.step, self._answer(sampled))
-            if not isinstance(result, StepResult):
-                raise EnvironmentFailed(f"environment: step returned {result!r:.200}, not a StepResult")
+            result = await self._step(env, sampled)
             rewards, marks = finite_rewards(result), checked_marks(result.marks)
             result, observation = await self._rendered(env, result)
             if result.done:
@@ -201,6 +199,42 @@ class Episode:
             if result.done:
                 raise EnvironmentFailed("environment: refuse ended an episode that has no answer") from None
             return observation
+
+    async def _step(self, env: Env, sampled: list[int]) -> StepResult:
+        """Give an answer to the environment."""
+        result = await self._ask(env.step, self._answer(sampled))
+        if not isinstance(result, StepResult):
+            raise EnvironmentFailed(f"environment: step returned {result!r:.200}, not a StepResult")
+        return result
+
+    async def _repeat(self, env: Env) -> int:
+        """Repeat the actions of the task's prefix behind the first prompt. Return their number.
+
+        Raises:
+            PrefixDiverged: the prompt or an observation has other tokens than in the prefix.
+            ActorError: the prefix is not one, or leaves no room for an answer.
+        """
+        if self._task.start is None:
+            return 0
+        prompt, *rest = repeated_turns(self._task.start)
+        check_room(self._task, most_turns=self._bounds.max_turns)
+        check_repeated(0, prompt.token_ids, self._tokens)
+        for action, observed in zip(rest[::2], rest[1::2], strict=True):
+            before = self._cutter.turn
+            self._tokens += action.token_ids
+            cuts = self._cutter.observe(action.token_ids)
+            self._tree.add(before + 1, action.token_ids, after=before, answer=True)
+            self._tools_after[before + 1] = self._tools_after[before]
+            await self._emit(cuts)
+            if isinstance(env, HasTurnFacts):
+                facts = TurnFacts(len(self._tokens) - len(action.token_ids), len(action.token_ids), cut=False)
+                await self._ask(env.turn_facts, facts, on_loop=True)
+            result = await self._step(env, action.token_ids)
+            self._cutter.owe(finite_rewards(result))
+            _, observation = await self._rendered(env, result)
+            check_repeated(before + 2, observed.token_ids, observation.token_ids)
+            await self._observe(observation)
+        return len(rest) // 2
 
     async def _most(self, env: Env) -> int:
         """Return the most tokens that the next turn may have."""

@@ -2,6 +2,7 @@
 
 ActorError
 ├── PrefixBroken       the next prompt does not begin with the tokens of the trajectory so far
+├── PrefixDiverged     the environment answered a repeated action in a different way
 ├── TemplateUnusable   the model folder has no usable tokenizer or chat template
 ├── TurnRefused        a request to a generator is itself at fault, for example a prompt that is too long
 ├── EnvironmentFailed  the environment raised an error, took too long, or returned something that is no result
@@ -31,6 +32,10 @@ class ActorError(Exception):
 
 class PrefixBroken(ActorError, ValueError):
     """The next prompt does not begin with the tokens so far; the message shows the first difference."""
+
+
+class PrefixDiverged(ActorError, RuntimeError):
+    """The environment answered a repeated action in a different way; the message names the turn and the token."""
 
 
 class TemplateUnusable(ActorError, ValueError):

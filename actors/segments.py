@@ -68,6 +68,8 @@ class SegmentCutter:
         self._turn_is_action = False
         self._back = 1
         self._turns: list[Turn] = []
+        self._owed: list[Reward] = []
+        """Rewards of repeated turns, which are not in a segment yet."""
         self._pending: list[Arrays] = []
         self._pending_tokens = 0
         self._kv: KvPolicy = "recomputed"
@@ -118,6 +120,10 @@ class SegmentCutter:
             action=False,
         )
 
+    def owe(self, rewards: Mapping[str, float]) -> None:
+        """Note the rewards of the present turn, which is repeated. The next `close_turn` returns them."""
+        self._owed += [Reward(name, self._turn, value) for name, value in rewards.items()]
+
     def act(self, sampled: Sampled) -> list[SegmentArrays]:
         """Append tokens to the current action turn, or begin one with them."""
         self._generator = sampled.generator or self._generator
@@ -138,7 +144,8 @@ class SegmentCutter:
             earlier: rewards of turns before.
         """
         assert self._turn_is_action, "only an action turn is closed"
-        named = [*earlier, *(Reward(name, self._turn, value) for name, value in rewards.items())]
+        own = [Reward(name, self._turn, value) for name, value in rewards.items()]
+        named, self._owed = [*self._owed, *earlier, *own], []
         marked = [TurnMark(name, self._turn, value) for name, value in (marks or {}).items()]
         cut = self._cut(self._pending_tokens, named, closing or Closing("unfinished", stop_reason), marked)
         self._turn_is_action = False

@@ -351,6 +351,10 @@ class AlgorithmConfig(Section):
     """Multiply the advantage of a token by 1 + this times its entropy, which is shifted and scaled to mean 0 and
     deviation 1 over the batch's trained tokens (AEPO, arXiv:2510.14545, which takes 0.2). It costs a forward pass. 0:
     all tokens count alike."""
+    shared_prefix: Literal["own", "mean", "sum"] = "own"
+    """Advantage of tokens with which branches begin (`[learner.family]` of kind "branch"); they are trained once, in
+    the trajectory that sampled them. "own": its advantage; "mean": the mean over all that share the token, the hard
+    form of ARPO (arXiv:2507.19849); "sum": their sum, the soft form, which trains as if each had a copy."""
     imitation_coefficient: float = Field(0.0, ge=0)
     """Factor of the negative log-likelihood of trajectories that solved their task, which is added to the
     loss (T-PPO uses 0.1). 0: no imitation."""

@@ -329,6 +329,12 @@ FAMILY = table(
             "families",
             "families that were trained without a group that did not come in time, since this process began",
         ),
+        Gauge(
+            "family/diverged_prefixes",
+            "trajectories",
+            "branches that failed because the environment answered a repeated action in a different way, since this "
+            "process began",
+        ),
     ]
 )
 """Metrics of families of groups; only with `[learner.family]`."""

@@ -29,6 +29,8 @@ MAX_ITEMS, MAX_TASKS, MAX_IDS, MAX_KEYS, MAX_SOURCES, MAX_ARRAYS = 4_096, 8_192,
 LARGEST_COUNT, LARGEST_VERSION, LARGEST_DURATION_S = 2**63 - 1, 2**31 - 1, 1e9
 MAX_PLACE, MAX_FAILURE_TEXT = 512, 1_000
 MAX_STOPS = 16
+MAX_PREFIX_BYTES = 200_000
+"""Most bytes of the token ids of a prefix, 50,000 tokens: a task with it fits into the header of a message."""
 MAX_PATIENCE_S = 3_600.0
 """Longest time for which a generator or a learner may ask not to be held for stalled."""
 
@@ -95,6 +97,21 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Read by the actor: whether the text for the environment keeps the stop string. The tokens always do."""
 
 
+class TaskStart(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The beginning of an earlier trajectory, from which an episode goes on. The learner writes it, the actor reads it.
+
+    The actor resets the environment, repeats the prefix's actions, and compares each observation. The tokens of the
+    prefix become observation tokens, so they are context.
+    """
+
+    token_ids: Annotated[bytes, Meta(max_length=MAX_PREFIX_BYTES)]
+    """Token ids of the prefix, little-endian int32. They end where the first action of this episode begins."""
+    turns: Annotated[list["Turn"], Meta(min_length=1, max_length=MAX_ITEMS)]
+    """Turns of the prefix: observations and actions in turns, an observation last."""
+    parent: Id
+    """Trajectory that the prefix was cut from; the actor names it in errors."""
+
+
 class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One episode to run: which environment, which instance of it, as a member of which rollout group.
 
@@ -129,6 +146,8 @@ class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     A broker before 4.3 would lose it, so the learner looks at the broker's version before it puts such a task.
     """
+    start: TaskStart | None = None
+    """Read by the actor, which begins the episode with this prefix; since 4.3, as the note."""
 
 
 class Turn(Struct, frozen=True, array_like=True):

@@ -4,12 +4,15 @@ from collections.abc import Iterator
 
 from envs.base import SuiteFacts
 from learner.config import LearnerConfig
-from learner.families.family_config import DraftFamily, HintFamily
+from learner.credit.compared import is_by_turn
+from learner.credit.short_forms import comparisons_of
+from learner.families.family_config import BranchFamily, DraftFamily, HintFamily
 
 
 def family_contradictions(learner: LearnerConfig) -> Iterator[str]:
     """Yield a line per mistake: field, value seen, cure."""
     family = learner.family
+    yield from _shared_prefix(learner)
     if family is None:
         return
     what = f'[learner.family] of kind "{family.kind}"'
@@ -33,12 +36,36 @@ def family_contradictions(learner: LearnerConfig) -> Iterator[str]:
             f"learner.reward.group is set with {what}: the reward would compare each group of the family by itself; "
             "take one of the two out"
         )
+    if isinstance(family, BranchFamily) and family.rollouts >= learner.group_size:
+        yield (
+            f"learner.family.rollouts is {family.rollouts} but learner.group_size is {learner.group_size}, which "
+            "counts branches, too: there would be none; lower rollouts, or raise group_size"
+        )
     sampling = learner.sampling
     if isinstance(family, DraftFamily) and sampling.max_trajectory_tokens <= 2 * sampling.max_turn_tokens:
         yield (
             f"learner.sampling.max_trajectory_tokens is {sampling.max_trajectory_tokens} with {what}: a draft of "
             f"max_turn_tokens {sampling.max_turn_tokens} in the prompt leaves no room for as long an answer; raise it "
             f"above {2 * sampling.max_turn_tokens}, or lower max_turn_tokens"
+        )
+
+
+def _shared_prefix(learner: LearnerConfig) -> Iterator[str]:
+    shared, advantage = learner.algorithm.shared_prefix, learner.algorithm.advantage
+    if shared == "own":
+        return
+    if not isinstance(learner.family, BranchFamily):
+        yield (
+            f'learner.algorithm.shared_prefix is "{shared}" but no trajectory begins with tokens of another; add '
+            '[learner.family] of kind "branch", or use "own"'
+        )
+    compared = comparisons_of(advantage)
+    if advantage.kind == "gae" or (
+        compared is not None and (is_by_turn(compared) or compared.whiten == "tokens")
+    ):
+        yield (
+            f'learner.algorithm.shared_prefix is "{shared}" but learner.algorithm.advantage.kind is "{advantage.kind}" '
+            'with an advantage for each token, which branches do not share; use kind "group", or "own"'
         )
 
 
@@ -60,8 +87,8 @@ def lacking(learner: LearnerConfig, facts: SuiteFacts) -> Iterator[str]:
         return
     if facts.own_prompts:
         yield (
-            f'learner.family.kind is "{family.kind}", which puts a note behind the first prompt, but the environment '
-            "writes every prompt itself and would leave it out; take [learner.family] out"
+            f'learner.family.kind is "{family.kind}", which needs a prompt of one growing conversation, but the '
+            "environment writes every prompt itself; take [learner.family] out"
         )
     if isinstance(family, HintFamily) and facts.hints is False:
         yield (

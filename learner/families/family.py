@@ -9,16 +9,32 @@ from numpy.typing import NDArray
 from learner.trajectory import Trajectory
 from learner.units import Unit, UnitPart
 from protocol import names
+from protocol.messages import TaskStart
 
 UNBEGUN = "without_note"
-"""Outcome of a member that an actor of an earlier version played without the note of its task."""
+"""Outcome of a member that an actor of an earlier version played without the note or the prefix of its task."""
 
 
 @dataclass(frozen=True)
 class ChildTask:
     """One task that a family asks for."""
 
-    note: str
+    note: str = ""
+    start: TaskStart | None = None
+    """Prefix from which the episode begins."""
+
+    def is_begun_by(self, t: Trajectory, plain: Trajectory) -> bool:
+        """Return whether a trajectory began as this task asks for: an actor before protocol 4.3 knows neither part.
+
+        Args:
+            t: what was played.
+            plain: a member of the first group, which has neither note nor prefix.
+        """
+        if self.start is not None:
+            prefix = np.frombuffer(self.start.token_ids, "<i4")
+            kept = np.array_equal(t.token_ids[: len(prefix)], prefix)
+            return kept and not t.action_mask[: len(prefix)].any()
+        return not self.note or not np.array_equal(_prompt(t), _prompt(plain))
 
 
 @dataclass(frozen=True)
@@ -31,7 +47,7 @@ class FamilyStage:
     members: Sequence[Trajectory] = ()
     """Members that can be trained. Empty if the group is lost, or if all its members failed."""
     unbegun: Sequence[Trajectory] = ()
-    """Members that an actor of an earlier version played without the note of their task."""
+    """Members that an actor of an earlier version played without the note or the prefix of their task."""
 
     @property
     def number(self) -> int:
@@ -43,17 +59,23 @@ class FamilyStage:
         """Action tokens of all members."""
         return sum(t.window_tokens for t in (*self.members, *self.unbegun))
 
-    def checked(self, first: "FamilyStage") -> "FamilyStage":
-        """Return the stage without the members that lack the note of their task.
+    def checked(self, first: "FamilyStage", children: Sequence[ChildTask]) -> "FamilyStage":
+        """Return the stage without the members that did not begin as their tasks ask for.
 
-        A note changes the tokens of the first prompt, so a member whose prompt is that of the first group has none.
+        Args:
+            first: the family's first group.
+            children: tasks of this stage, by member.
         """
-        if not first.members:
+        if not first.members or not children:
             return self
-        plain = _prompt(first.members[0])
-        begun = [t for t in self.members if not np.array_equal(_prompt(t), plain)]
-        lacking = [t for t in self.members if np.array_equal(_prompt(t), plain)]
-        return replace(self, members=begun, unbegun=lacking)
+        plain = first.members[0]
+        begun = [
+            t
+            for t in self.members
+            if _member(t) < len(children) and children[_member(t)].is_begun_by(t, plain)
+        ]
+        kept = set(map(id, begun))
+        return replace(self, members=begun, unbegun=[t for t in self.members if id(t) not in kept])
 
 
 @dataclass
@@ -70,9 +92,14 @@ class TaskFamily:
         """Place of the family in the order in which groups were dealt out."""
         return names.group_index(self.family_id)
 
-    def add(self, stage: FamilyStage) -> None:
-        """Add the next stage."""
-        self.stages.append(stage.checked(self.stages[0]) if self.stages else stage)
+    def add(self, stage: FamilyStage, children: Sequence[ChildTask] = ()) -> None:
+        """Add the next stage.
+
+        Args:
+            stage: the group.
+            children: its tasks, by member; empty if they are not known.
+        """
+        self.stages.append(stage.checked(self.stages[0], children) if self.stages else stage)
         if not self.hints:
             self.hints = next((t.hints for t in stage.members if t.hints), ())
 
@@ -103,3 +130,8 @@ class Settled:
 
 def _prompt(t: Trajectory) -> NDArray[np.int32]:
     return t.token_ids[: t.turns[0].end] if t.turns else t.token_ids[: t.prompt_tokens]
+
+
+def _member(t: Trajectory) -> int:
+    task = names.training_task(names.task_of(t.trajectory_id))
+    return 0 if task is None else task.member

@@ -94,7 +94,40 @@ class DraftFamily(Section):
         return max(group_size, self.drafts)
 
 
-FamilyConfig = Annotated[HintFamily | DraftFamily, Field(discriminator="kind")]
+class BranchFamily(Section):
+    """Some members of a group are whole episodes; the others begin in the middle of these, behind an observation (ARPO,
+    arXiv:2507.19849). The actor repeats the actions of the beginning, so the environment must answer them alike.
+    `learner.algorithm.shared_prefix` says how the beginning is credited."""
+
+    kind: Literal["branch"] = "branch"
+    rollouts: int = Field(8, ge=1)
+    """Whole episodes of each task; the rest of learner.group_size are branches, and whole episodes where too few
+    branches are drawn. At least 1, below learner.group_size."""
+    where: Literal["uncertain", "anywhere"] = "uncertain"
+    """Observations behind which a branch begins. "uncertain": with the probability 1/2 + `weight` times the change of
+    the uncertainty since the episode's first answer; "anywhere": with the probability 1/2."""
+    weight: float = Field(0.2, ge=0)
+    """Weight of the change of the uncertainty, in nats. At least 0."""
+    tokens: int = Field(20, ge=1)
+    """Tokens of an answer over whose -log p the uncertainty is averaged. At least 1."""
+    deadline_s: float = Field(1800.0, gt=0)
+    """Seconds that a family waits for its next group. Then what is there is trained. Above 0."""
+
+    @property
+    def stages(self) -> int:
+        """Most groups after the first one."""
+        return 1
+
+    def first(self, group_size: int) -> int:
+        """Return the members of the first group."""
+        return self.rollouts
+
+    def largest(self, group_size: int) -> int:
+        """Return the members of the largest group."""
+        return max(self.rollouts, group_size - self.rollouts)
+
+
+FamilyConfig = Annotated[HintFamily | DraftFamily | BranchFamily, Field(discriminator="kind")]
 
 
 def _with_place(note: str, place: str) -> str:

@@ -1,17 +1,33 @@
 """What a family does next: it asks for further tasks, or it is trained. Pure."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import assert_never
 
+import numpy as np
+
+from learner.families.branching import next_branches, settle_branches
 from learner.families.drafts import AnswerText, next_after_drafts, settle_drafts
 from learner.families.family import ChildTask, Settled, TaskFamily
-from learner.families.family_config import DraftFamily, FamilyConfig, HintFamily
+from learner.families.family_config import BranchFamily, DraftFamily, FamilyConfig, HintFamily
 from learner.families.hints import next_hint, settle_hints
 
 
-def react(
-    config: FamilyConfig, family: TaskFamily, *, group_size: int, decode: AnswerText
-) -> Sequence[ChildTask]:
+@dataclass(frozen=True)
+class Surroundings:
+    """What a reaction may know beside the family: settings of the run that do not change."""
+
+    group_size: int
+    """Members of a group that is trained."""
+    decode: AnswerText
+    """Turns the tokens of an answer into text."""
+    room: int = 0
+    """Most tokens of a trajectory."""
+    seed: int = 0
+    """Seed of the run."""
+
+
+def react(config: FamilyConfig, family: TaskFamily, around: Surroundings) -> Sequence[ChildTask]:
     """Return the tasks of the family's next group; none if the family is to be trained.
 
     A reaction depends on the delivered members and the settings alone, never on a clock, a version or a count. So a
@@ -20,14 +36,16 @@ def react(
     Args:
         config: kind of the family.
         family: its groups so far, at least one.
-        group_size: members of a group that is trained.
-        decode: turns the tokens of an answer into text.
+        around: settings of the run.
     """
     match config:
         case HintFamily():
-            return next_hint(config, family, group_size)
+            return next_hint(config, family, around.group_size)
         case DraftFamily():
-            return next_after_drafts(config, family, group_size, decode)
+            return next_after_drafts(config, family, around.group_size, around.decode)
+        case BranchFamily():
+            rng = np.random.default_rng([around.seed, family.index])
+            return next_branches(config, family, group_size=around.group_size, room=around.room, rng=rng)
         case _:
             assert_never(config)
 
@@ -39,5 +57,7 @@ def settle(config: FamilyConfig, family: TaskFamily) -> Settled:
             return settle_hints(config, family)
         case DraftFamily():
             return settle_drafts(family)
+        case BranchFamily():
+            return settle_branches(family)
         case _:
             assert_never(config)

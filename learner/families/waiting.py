@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from learner.families.drafts import AnswerText
-from learner.families.family import FamilyStage, TaskFamily
+from learner.families.family import ChildTask, FamilyStage, TaskFamily
 from learner.families.family_config import FamilyConfig, HintFamily
-from learner.families.reactions import react, settle
+from learner.families.reactions import Surroundings, react, settle
 from learner.intake.curriculum import Curriculum
 from learner.trajectory import Trajectory
 from learner.units import Unit, UnitPart
@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 LATE, ORPHANED = "late_child", "orphaned"
 """Outcomes of a group whose family was trained without it, and of one whose first group is lost."""
+DIVERGED = "prefix diverged at turn"
+"""Beginning of the error of an episode whose environment answered a repeated action in a different way."""
 
 
 @dataclass
@@ -30,6 +32,8 @@ class _WaitingFamily:
     """Groups that came before the one that asks for them, by stage."""
     asked: int = 0
     """Newest stage whose tasks were asked for."""
+    children: Sequence[ChildTask] = ()
+    """Tasks of this stage."""
     since: float | None = None
     """Time at which `look` has first seen the family wait for the present stage."""
 
@@ -46,10 +50,13 @@ class WaitingFamilies:
     config: FamilyConfig
     curriculum: Curriculum
     decode: AnswerText
+    seed: int = 0
     deadlines: int = 0
     """Families so far that were trained without a group that did not come in time."""
     children: int = 0
     """Tasks so far that families have asked for."""
+    diverged: int = 0
+    """Members so far that failed because the environment answered a repeated action in a different way."""
     _waiting: dict[str, _WaitingFamily] = field(default_factory=dict)
     _settled: set[str] = field(default_factory=set)
     """Families that are ready or being trained."""
@@ -71,6 +78,10 @@ class WaitingFamilies:
     def refuses(self, group_id: str) -> str:
         """Return the outcome of a group that came too late for its family, or ""."""
         return LATE if names.family_of(group_id) in self._settled else ""
+
+    def failed(self, members: Sequence[Trajectory]) -> None:
+        """Note the members of a group that failed."""
+        self.diverged += sum(t.error.startswith(DIVERGED) for t in members)
 
     def add(self, stage: FamilyStage) -> Unit | None:
         """Add a group that was delivered; return its family if that is to be trained now."""
@@ -143,18 +154,17 @@ class WaitingFamilies:
             "family/children": float(self.children),
             "family/masked_share": masked / max(1, sampled),
             "family/deadlines": float(self.deadlines),
+            "family/diverged_prefixes": float(self.diverged),
         }
 
     def _advance(self, waiting: _WaitingFamily) -> Unit | None:
         """Take the groups that are here in the order of their stages, and ask for the next one."""
         family = waiting.family
         while (stage := waiting.early.pop(len(family.stages), None)) is not None:
-            family.add(stage)
+            family.add(stage, waiting.children)
             waiting.since = None
             self._look_for_hints(family)
-            children = react(
-                self.config, family, group_size=self.curriculum.config.group_size, decode=self.decode
-            )
+            waiting.children = children = react(self.config, family, self._around)
             if not children:
                 return self._settle(waiting)
             waiting.asked = len(family.stages)
@@ -162,6 +172,11 @@ class WaitingFamilies:
                 self.children += len(children)
                 self.curriculum.ask(family.family_id, waiting.asked, children)
         return None
+
+    @property
+    def _around(self) -> Surroundings:
+        config = self.curriculum.config
+        return Surroundings(config.group_size, self.decode, config.sampling.max_trajectory_tokens, self.seed)
 
     def _look_for_hints(self, family: TaskFamily) -> None:
         if self._warned or not isinstance(self.config, HintFamily) or family.hints:

@@ -12,20 +12,23 @@ from learner.families.waiting import WaitingFamilies
 from learner.intake.curriculum import Curriculum
 
 
-def waiting_families(config: LearnerConfig, curriculum: Curriculum, model: str) -> WaitingFamilies | None:
+def waiting_families(
+    config: LearnerConfig, curriculum: Curriculum, model: str, *, seed: int
+) -> WaitingFamilies | None:
     """Return the families of a run; None if groups are trained by themselves.
 
     Args:
         config: settings of the learner.
         curriculum: the one that deals out the groups.
         model: model folder, whose tokenizer turns answers into text.
+        seed: seed of the run.
 
     Raises:
         ModelUnusable: the tokenizer cannot be read.
     """
     if config.family is None:
         return None
-    return WaitingFamilies(config.family, curriculum, open_decoder(model))
+    return WaitingFamilies(config.family, curriculum, open_decoder(model), seed)
 
 
 def open_decoder(model: str) -> AnswerText:

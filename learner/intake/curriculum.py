@@ -121,6 +121,7 @@ class Curriculum:
                 group_size=len(children),
                 member=member,
                 note=child.note,
+                start=child.start,
             )
             for member, child in enumerate(children)
         ]

@@ -36,6 +36,8 @@ CREDIT_UNITS = 64
 TASKS_PER_MESSAGE = 512
 TASK_BYTES = 2_048
 """Bytes that are reckoned for a task in a message, without its note."""
+TURN_BYTES = 32
+"""Most bytes of a turn in a message."""
 MINOR_OF_NOTES = 3
 """Minor version of the protocol since which tasks have notes."""
 POLL_S = 0.2
@@ -58,13 +60,22 @@ def messages_of(tasks: Sequence[Task]) -> list[PutTasks]:
     messages: list[list[Task]] = []
     room = 0
     for task in tasks:
-        size = TASK_BYTES + len(task.note.encode())
+        size = TASK_BYTES + len(task.note.encode()) + _start_bytes(task)
         if not messages or size > room or len(messages[-1]) == TASKS_PER_MESSAGE:
             messages.append([])
             room = MAX_HEADER_BYTES
         messages[-1].append(task)
         room -= size
     return [PutTasks(tasks=each) for each in messages]
+
+
+def _is_newer(task: Task) -> bool:
+    """Return whether a task has a part that a broker before protocol 4.3 would lose."""
+    return bool(task.note) or task.start is not None
+
+
+def _start_bytes(task: Task) -> int:
+    return 0 if task.start is None else len(task.start.token_ids) + TURN_BYTES * len(task.start.turns)
 
 
 class Exchange:
@@ -311,11 +322,12 @@ class Exchange:
         Raises:
             BrokerRefused: the broker is of an earlier version, and would lose a part of a task.
         """
-        minor = self._link.session.minor if any(task.note for task in tasks) else MINOR_OF_NOTES
+        minor = self._link.session.minor if any(map(_is_newer, tasks)) else MINOR_OF_NOTES
         if minor < MINOR_OF_NOTES:
             raise BrokerRefused(
-                f"{self._broker} speaks protocol {MAJOR}.{minor}, which has no notes for tasks; [learner.family] needs "
-                f"{MAJOR}.{MINOR_OF_NOTES}: start a broker of this version, or take [learner.family] out"
+                f"{self._broker} speaks protocol {MAJOR}.{minor}, which has no notes and prefixes of tasks; "
+                f"[learner.family] needs {MAJOR}.{MINOR_OF_NOTES}: start a broker of this version, or take "
+                "[learner.family] out"
             )
         for message in messages_of(tasks):
             self._link.send(message)

@@ -286,6 +286,7 @@ class Intake:
         self.counts.add("failed", failed)
         usable = [t for t in trajectories if _is_usable(t)]
         if self.families is not None:
+            self.families.failed(failed)
             self._join_family(self.families, deliver, FamilyStage(group_id, deliver.unit_id, usable))
             return
         outcome = self._judged(usable)

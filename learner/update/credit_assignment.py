@@ -25,6 +25,7 @@ from learner.algorithms.values import lambda_returns, vtrace_targets
 from learner.credit.compared import compared_advantages, is_by_turn
 from learner.credit.short_forms import comparisons_of
 from learner.credit.signal import informative_factor
+from learner.families.branching import shared_prefix_advantages
 from learner.trajectory import Trajectory
 from protocol.arrays import Float64s
 
@@ -113,6 +114,12 @@ def assign_credit(
     stored = np.array([np.nan if t.advantage is None else t.advantage for t in trajectories])
     advantages = np.where(np.isnan(stored), advantages, stored)
     median = np.where(np.isnan(stored), median, stored)
+    if config.shared_prefix != "own":
+        shared = [
+            shared_prefix_advantages(trajectories, each, shared=config.shared_prefix)
+            for each in (advantages, median)
+        ]
+        return TokenAdvantages.of_tokens(*shared)
     return TokenAdvantages.of_trajectories(advantages, median, trajectories)
 
 

@@ -1,11 +1,13 @@
-"""A job with hints runs through broker, actors, generator and learner; the learner is killed in the middle."""
+"""Jobs with families run through broker, actors, generator and learner; with hints, the learner is killed."""
 
 import signal
 
 import pytest
 
 from launch.commands import recording
+from learner.trajectory import assemble
 from protocol import names
+from protocol.codec import decode_delivery
 from tests.e2e.test_faults import SETTINGS, Running
 
 pytestmark = pytest.mark.timeout(900)
@@ -31,3 +33,36 @@ def test_a_job_with_hints_goes_on_where_its_learner_was_killed(train_command, ro
     assert len(trained) == len(set(trained)), "each family is trained once"
     stages = {names.stage_of(unit) for batch in recorded.batches.values() for unit in batch.trained}
     assert stages - {0}, "groups with hints are trained"
+
+
+def test_branches_begin_in_the_middle_of_sampled_episodes(offbeat):
+    settings = (
+        "learner.steps=4",
+        "learner.evaluation_tasks=0",
+        "run.max_minutes=6",
+        "learner.keep_best=false",
+    )
+    run = offbeat("methods/families/arpo-branch", *settings)
+    assert run.summary["steps"] == 4
+    assert run.summary["episodes"]["failed"] == 0, run.summary["episodes"]
+    last = run.steps[-1]
+    assert last["family/diverged_prefixes"] == 0
+    assert last["family/children"] > 0
+    recorded = recording.read(run.folder / "journal")
+    whole, branches = [], []
+    for step in recorded.steps(recorded.last):
+        for unit in step.units:
+            by_id = {}
+            for part in decode_delivery(unit.deliver, unit.frames):
+                by_id.setdefault(part.segment.trajectory_id, []).append(part)
+            stage = names.stage_of(unit.deliver.unit_id)
+            (branches if stage else whole).extend(map(assemble, by_id.values()))
+    begun = [
+        t for t in branches if sum(not turn.action for turn in t.turns if turn.end <= t.prompt_tokens) > 1
+    ]
+    assert len(begun) > len(branches) / 4, (
+        "most episodes have several turns, so half of the places have a branch"
+    )
+    for t in begun:
+        prefix = t.token_ids[: t.prompt_tokens].tolist()
+        assert any(prefix == parent.token_ids[: len(prefix)].tolist() for parent in whole)

@@ -6,17 +6,25 @@ import numpy as np
 import pytest
 
 from learner.algorithm_config import AlgorithmConfig
+from learner.families.branching import (
+    branch_probability,
+    branch_turns,
+    chosen,
+    prefix_of,
+    shared_prefix_advantages,
+    surprisal,
+)
 from learner.families.drafts import answer_of
 from learner.families.family import UNBEGUN, ChildTask, FamilyStage, TaskFamily
-from learner.families.family_config import DraftFamily, HintFamily
+from learner.families.family_config import BranchFamily, DraftFamily, HintFamily
 from learner.families.hints import hint_levels, is_solved
-from learner.families.reactions import react, settle
+from learner.families.reactions import Surroundings, react, settle
 from learner.families.recorded import joined
 from learner.units import Unit
 from learner.update.credit_assignment import assign_credit
 from protocol import names
-from protocol.messages import MAX_TEXT
-from tests.trajectories import make_trajectory
+from protocol.messages import MAX_TEXT, Reward, Turn
+from tests.trajectories import make_trajectory, make_turns
 
 SOLUTION = "".join(chr(33 + i % 90) for i in range(100))
 GHPO = HintFamily(note="{hint}")
@@ -45,7 +53,7 @@ def play(config, *groups, group_size=8, decode=None):
     family, asked = TaskFamily("0g3"), []
     for number, rewards in enumerate(groups):
         family.add(stage(number, rewards))
-        asked.append(react(config, family, group_size=group_size, decode=decode))
+        asked.append(react(config, family, Surroundings(group_size, decode)))
         if not asked[-1]:
             break
     return family, asked
@@ -163,16 +171,16 @@ def test_what_is_right_is_what_the_environment_says():
 def test_without_hints_or_members_nothing_is_asked_for():
     family = TaskFamily("0g3")
     family.add(stage(0, [0, 0], hints=()))
-    assert react(GHPO, family, group_size=2, decode=None) == []
+    assert react(GHPO, family, Surroundings(2, None)) == []
     family = TaskFamily("0g3")
     family.add(stage(0, []))
-    assert react(GHPO, family, group_size=2, decode=None) == []
+    assert react(GHPO, family, Surroundings(2, None)) == []
 
 
 def test_a_group_that_is_lost_is_followed_by_the_next_hint_and_the_newest_group_is_trained():
     family, _ = play(GHPO, [0] * 8, [0] * 8)
     family.add(stage(2, [], lost=True))
-    assert react(GHPO, family, group_size=8, decode=None)[0].note == SOLUTION[:75]
+    assert react(GHPO, family, Surroundings(8, None))[0].note == SOLUTION[:75]
     family.add(stage(3, [], lost=True))
     assert ids(settle(GHPO, family).trained) == ids(family.stages[1].members)
     assert [part.unit_id for part in settle(GHPO, family).unit(family).parts] == ["0g3", "0g3r1"]
@@ -184,7 +192,7 @@ def test_a_member_that_was_played_without_its_note_is_not_trained():
     family.add(first)
     hinted = stage(1, [1, 1])
     plain = replace(hinted.members[1], token_ids=first.members[0].token_ids)
-    family.add(replace(hinted, members=[hinted.members[0], plain]))
+    family.add(replace(hinted, members=[hinted.members[0], plain]), [ChildTask("a hint")] * 2)
     settled = settle(GHPO, family)
     assert ids(settled.trained) == ["0g3r1.0.0"]
     assert settled.unit(family).parts[1].dropped == {UNBEGUN: [plain]}
@@ -223,7 +231,7 @@ def test_without_drafts_or_answers_nothing_is_trained():
     assert not settle(DRAFT, family).trained
     family, _ = play(DRAFT, [1.0, 0.0], decode=letters)
     family.add(stage(1, [], lost=True))
-    assert react(DRAFT, family, group_size=2, decode=letters) == []
+    assert react(DRAFT, family, Surroundings(2, letters)) == []
     assert not settle(DRAFT, family).trained
 
 
@@ -237,8 +245,9 @@ def test_without_drafts_or_answers_nothing_is_trained():
         (SCAF, [[0] * 4, [0], [1]]),
         (SCAF, [[0, 1, 0, 0]]),
         (DRAFT, [[0.5, 0.1], [1, 0, 0, 0]]),
+        (BranchFamily(rollouts=2), [[0, 1], [1, 0]]),
     ],
-    ids=["ghpo", "scaf", "scaf-solved", "draft"],
+    ids=["ghpo", "scaf", "scaf-solved", "draft", "branch"],
 )
 def test_a_recorded_family_is_trained_as_it_was(config, groups):
     family, _ = play(config, *groups, group_size=4, decode=letters)
@@ -252,3 +261,141 @@ def test_a_recorded_family_is_trained_as_it_was(config, groups):
     (again,) = joined(config, recorded)
     assert ids(again.trajectories) == ids(was.trajectories)
     assert [t.group_id for t in again.trajectories] == [t.group_id for t in was.trajectories]
+
+
+# --- ARPO, arXiv:2507.19849 -------------------------------------------------------------------------------
+
+
+def episode(name, logps, *, reward=0.0, group="0g3", seed=0):
+    """Return a trajectory with an answer for each list of log-probabilities, one observation between two."""
+    t = make_turns(name, [{} for _ in logps], group=group, lengths=list(map(len, logps)))
+    behaviour = np.zeros(len(t), np.float32)
+    for turn, values in zip([turn for turn in t.turns if turn.action], logps, strict=True):
+        behaviour[turn.start : turn.end] = values
+    ids = np.random.default_rng(seed + sum(name.encode())).integers(0, 99, len(t)).astype(np.int32)
+    return replace(t, logp_behaviour=behaviour, token_ids=ids, rewards=[Reward("r", 1, reward)])
+
+
+def parents(count=8, turns=3):
+    return [episode(f"0g3.{i}.0", [[-1.0, -1.0]] * turns, seed=7 * i) for i in range(count)]
+
+
+def branches_of(config, members, *, group_size=16, seed=0, room=999):
+    family = TaskFamily("0g3", [FamilyStage("0g3", "0g3", members)])
+    return react(config, family, Surroundings(group_size, None, room, seed))
+
+
+def test_the_chance_of_a_branch():
+    """Card A2: Pr = clip(1/2 + w dH, 0, 1); with w = .2 a change of 1 moves it from .5 to .7."""
+    assert [branch_probability(x, 0.2) for x in (0.0, 1.0, -1.0, 9.0, -9.0)] == [0.5, 0.7, 0.3, 1.0, 0.0]
+    members = parents(1, turns=2)
+    for config in (BranchFamily(weight=0.0), BranchFamily(where="anywhere", weight=9.0)):
+        drawn = [len(list(chosen(config, members, np.random.default_rng([s, 3])))) for s in range(2000)]
+        assert np.mean(drawn) == pytest.approx(0.5, abs=0.04)
+
+
+def test_uncertainty_is_the_mean_surprisal_of_the_first_tokens():
+    t = episode("t", [[-1.0, -1.0], [-3.0, -1.0, -9.0]])
+    assert surprisal(t, 3, 2) == 2.0
+    assert surprisal(t, 3, 20) == pytest.approx(13 / 3)
+    certain = BranchFamily(weight=1.0, tokens=2)
+    for rises, drawn in ((-3.0, True), (3.0, False)):
+        members = [episode("0g3.0.0", [[-4.0, -4.0], [-4.0 + rises] * 2])]
+        members = [replace(members[0], logp_behaviour=np.minimum(members[0].logp_behaviour, 0))]
+        for seed in range(20):
+            assert bool(list(chosen(certain, members, np.random.default_rng(seed)))) == drawn
+
+
+def test_a_task_never_has_more_than_its_budget_and_at_most_one_branch_a_path_and_round():
+    config = BranchFamily(rollouts=8, weight=0.0)
+    for seed in range(30):
+        children = branches_of(config, parents(), seed=seed)
+        assert len(children) == 8, "16 samples in all"
+        starts = [(c.start.parent, len(c.start.turns)) for c in children if c.start]
+        assert len(starts) == len(set(starts))
+        assert branches_of(config, parents(), seed=seed) == children, "the same after a restart"
+    rounds = [len(c.start.turns) for c in children if c.start]
+    assert rounds == sorted(rounds), "turn by turn"
+
+
+def test_what_no_branch_was_drawn_for_is_sampled_from_the_prompt():
+    assert branches_of(BranchFamily(rollouts=8), parents(turns=1)) == [ChildTask()] * 8
+    assert branches_of(BranchFamily(rollouts=8), []) == []
+    # A prefix that leaves no room for an answer is not used.
+    assert branches_of(BranchFamily(weight=0.0, rollouts=8), parents(), room=5) == [ChildTask()] * 8
+
+
+def test_a_prefix_ends_before_an_answer_and_holds_whole_turns():
+    t = parents(1)[0]
+    start = prefix_of(t, 3)
+    assert np.frombuffer(start.token_ids, "<i4").tolist() == t.token_ids[: t.turns[3].start].tolist()
+    assert (start.turns, start.parent) == (t.turns[:3], t.trajectory_id)
+    assert branch_turns(t) == [3, 5]
+    assert branch_turns(replace(t, turns=[*t.turns[:4], replace_turn(t.turns[4], back=2), t.turns[5]])) == []
+
+
+def replace_turn(turn, **changes):
+    return Turn(**({name: getattr(turn, name) for name in turn.__struct_fields__} | changes))
+
+
+def child_of(parent, turn, name, reward):
+    """Return a branch of a parent before an action turn, as the actor plays it."""
+    end = parent.turns[turn].start
+    t = episode(name, [[-1.0, -1.0]] * 3, reward=reward, seed=hash(name) % 99)
+    mask = t.action_mask.copy()
+    mask[:end] = False
+    turns = [replace_turn(each, action=each.action and each.index >= turn) for each in t.turns]
+    ids = np.concatenate([parent.token_ids[:end], t.token_ids[end:] + 100])
+    return replace(t, action_mask=mask, turns=turns, token_ids=ids.astype(np.int32))
+
+
+def test_a_shared_prefix_is_credited_with_the_mean_or_the_sum_of_all_that_share_it():
+    """The tree: a parent, a branch before its second answer, and a branch before its third."""
+    parent, other = parents(2)
+    tree = [parent, child_of(parent, 3, "0g3r1.0.0", 1.0), child_of(parent, 5, "0g3r1.1.0", 0.5), other]
+    values = np.array([0.5, -1.0, 2.0, 7.0])
+    expected = {"mean": [0.5, 1.25, 0.5], "sum": [1.5, 2.5, 0.5]}
+    for shared, (first, second, third) in expected.items():
+        rows = np.split(
+            shared_prefix_advantages(tree, values, shared=shared), np.cumsum([len(t) for t in tree])[:-1]
+        )
+        by_turn = [rows[0][turn.start] for turn in parent.turns if turn.action]
+        assert by_turn == [first, second, third]
+        assert set(rows[1][tree[1].action_mask]) == {-1.0}
+        assert set(rows[3]) == {7.0}
+
+
+def test_the_sum_is_the_gradient_of_training_every_copy():
+    parent = parents(1)[0]
+    tree = [parent, *(child_of(parent, 3, f"0g3r1.{i}.0", float(i)) for i in range(3))]
+    values = np.array([0.25, -1.0, 2.0, 0.5])
+    score = np.random.default_rng(5).standard_normal(100 + 100)  # d log p / d theta of each token id
+    shared = shared_prefix_advantages(tree, values, shared="sum")
+    mask = np.concatenate([t.action_mask for t in tree])
+    ids = np.concatenate([t.token_ids for t in tree])
+    once = (shared * score[ids])[mask].sum()
+    own = parent.action_mask[: parent.turns[3].start]
+    copies = sum(
+        value * score[t.token_ids][np.concatenate([own, t.action_mask[len(own) :]])].sum()
+        for t, value in zip(tree, values, strict=True)
+    )
+    assert once == pytest.approx(copies)
+
+
+def test_branches_and_whole_episodes_are_one_group():
+    config = BranchFamily(rollouts=2, weight=0.0)
+    parent, other = parents(2)
+    family = TaskFamily("0g3", [FamilyStage("0g3", "0g3", [parent, other])])
+    child = child_of(parent, 3, "0g3r1.0.0", 1.0)
+    wrong = child_of(other, 3, "0g3r1.1.0", 1.0)
+    children = [ChildTask(start=prefix_of(parent, 3)), ChildTask(start=prefix_of(parent, 5))]
+    family.add(FamilyStage("0g3r1", "0g3r1", [child, wrong]), children)
+    settled = settle(config, family)
+    assert ids(settled.trained) == ["0g3.0.0", "0g3.1.0", "0g3r1.0.0"]
+    assert {t.group_id for t in settled.trained} == {"0g3"}
+    assert ids(settled.unit(family).parts[1].dropped[UNBEGUN]) == ["0g3r1.1.0"]
+    algorithm = AlgorithmConfig(advantage={"kind": "group", "scale": "none"}, shared_prefix="mean")
+    credit = assign_credit(algorithm, settled.trained).advantage[: len(parent)]
+    third = 1 / 3
+    assert credit[parent.turns[1].start] == pytest.approx((-third + 2 * third) / 2)
+    assert credit[parent.turns[3].start] == pytest.approx(-third)

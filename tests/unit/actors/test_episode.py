@@ -100,7 +100,9 @@ def say(text, **rewards):
 DONE = StepResult(rewards={"score": 1.0}, done=True, correct=True, info={"why": "ok"})
 
 
-def play(env, script, bounds=None, deadline_s=60.0, text=None, note="", purpose="train", **sampling):
+def play(
+    env, script, bounds=None, deadline_s=60.0, text=None, note="", start=None, purpose="train", **sampling
+):
     cuts = []
 
     async def emit(new):
@@ -112,7 +114,7 @@ def play(env, script, bounds=None, deadline_s=60.0, text=None, note="", purpose=
 
     task = Task(
         task_id="t", env="e", group_id="g", group_size=1, data={"index": 3}, deadline_s=deadline_s, note=note,
-        purpose=purpose,
+        purpose=purpose, start=start,
         sampling=Sampling(**({"max_turn_tokens": 16, "max_trajectory_tokens": 64} | sampling)),
     )  # fmt: skip
     lease = LeaseTask(lease_id="l", attempt=2, task=task)

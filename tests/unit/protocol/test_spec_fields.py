@@ -19,6 +19,7 @@ from protocol.messages import (
     Reward,
     Sampling,
     Task,
+    TaskStart,
     Turn,
     TurnMark,
     Welcome,
@@ -28,7 +29,7 @@ from protocol.session import MISSED_BEATS, SLOW_BROKER_S
 ROOT = Path(__file__).resolve().parents[3]
 SPEC = (ROOT / "protocol" / "SPEC.md").read_text()
 CLIENT = ROOT / "tests" / "spec_client.py"
-PARTS = (Task, Sampling, Failure, GeneratorInfo, Turn, TurnMark, Reward, ArraySpec)
+PARTS = (Task, TaskStart, Sampling, Failure, GeneratorInfo, Turn, TurnMark, Reward, ArraySpec)
 
 
 def row(kind):
@@ -65,6 +66,8 @@ def type_of(kind):
             return f"float {low}" + ("" if kind.le is None else f" to {number(kind.le)}")
         case inspect.BoolType():
             return "bool"
+        case inspect.BytesType():
+            return f"bytes {kind.min_length or 0}..{kind.max_length}"
         case inspect.AnyType():
             return "any"
         case inspect.LiteralType():

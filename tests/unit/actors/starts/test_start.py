@@ -1,15 +1,19 @@
-"""Episodes that begin with a note behind their prompt, and the hints that an episode brings back."""
+"""Episodes that begin with a note behind their prompt, or from a prefix, and the hints that an episode brings back."""
 
 from dataclasses import replace
 
 import pytest
 
 from actors.environments.results import MAX_INFO_BYTES, checked_hints
+from actors.episode import Bounds
 from actors.errors import ActorError, EnvironmentFailed
-from actors.start import with_note
+from actors.start import repeated_turns, with_note
 from learner.errors import BrokenTrajectory
+from learner.families.branching import prefix_of
+from learner.families.waiting import DIVERGED
 from learner.trajectory import assemble
-from tests.unit.actors.test_episode import DONE, Env, Script, play
+from protocol.messages import Reward, TaskStart, Turn
+from tests.unit.actors.test_episode import DONE, Env, Script, play, say
 
 
 def letters(t, start, end):
@@ -80,3 +84,102 @@ def test_hints_that_are_no_texts_break_the_trajectory():
     cuts[-1].segment.extra["hints"] = [1]
     with pytest.raises(BrokenTrajectory, match=r"hints are \[1\]"):
         assemble(cuts)
+
+
+# --- prefixes ---------------------------------------------------------------------------------------------
+
+STEPS = (say("7", step=0.5), say("8", step=0.25), DONE)
+
+
+def three_turns(steps=STEPS):
+    """Return a trajectory of three answers."""
+    cuts, _ = play(Env(*steps), Script("add$", "sub$", "end$"))
+    return assemble(cuts)
+
+
+def branch(parent, turn, env, script, **how):
+    cuts, _ = play(env, script, start=prefix_of(parent, turn), **how)
+    return cuts
+
+
+def test_a_branch_repeats_the_prefix_and_goes_on_behind_it():
+    parent, env = three_turns(), Env(*STEPS)
+    t = assemble(branch(parent, 5, env, Script("fin$")))
+    assert env.actions == ["add", "sub", "fin"]
+    end = parent.turns[5].start
+    assert t.token_ids[:end].tolist() == parent.token_ids[:end].tolist()
+    assert letters(t, end, len(t)) == "fin\0"
+    assert not t.action_mask[:end].any()
+    assert t.action_mask[end:].all()
+    assert (t.policy_version[:end] == -1).all()
+    assert (t.logp_behaviour[:end] == 0).all()
+    assert [(turn.index, turn.start, turn.action, turn.back) for turn in t.turns[:5]] == [
+        (turn.index, turn.start, False, 1) for turn in parent.turns[:5]
+    ]
+    assert (t.turns[5].index, t.turns[5].action) == (5, True)
+    assert t.prompt_tokens == end
+
+
+def test_a_branch_has_the_return_of_the_whole_episode():
+    parent = three_turns()
+    t = assemble(branch(parent, 3, Env(*STEPS), Script("sub$", "end$")))
+    assert t.return_ == parent.return_ == 1.75
+    assert t.rewards == [Reward("step", 1, 0.5), Reward("step", 3, 0.25), Reward("score", 5, 1.0)]
+    assert t.reward_per_token().sum() == 1.75
+
+
+def test_a_branch_may_be_branched_and_its_answers_count_against_the_bound():
+    parent = three_turns()
+    cuts = branch(parent, 3, Env(*STEPS), Script("sub$", "end$"), bounds=Bounds(max_turns=2))
+    assert (cuts[-1].segment.status, cuts[-1].segment.stop_reason) == ("truncated", "max_turns")
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ((say("9"), *STEPS[1:]), "prefix diverged at turn 2: token 1 of its observation is 57, it was 55"),
+        ((say("77"), *STEPS[1:]), "prefix diverged at turn 2: its observation has 3 tokens, it had 2"),
+        ((DONE,), "prefix diverged at turn 2: its observation has 0 tokens, it had 2"),
+    ],
+)
+def test_an_environment_that_answers_otherwise_fails_the_trajectory(steps, said):
+    (*_, last) = branch(three_turns(), 5, Env(*steps), Script("fin$"))
+    assert last.segment.status == "failed"
+    assert said in last.segment.error
+    assert last.segment.error.startswith(DIVERGED), "the learner counts these by the beginning of the text"
+    assert last.segment.failure.fault
+
+
+def test_another_prompt_fails_the_trajectory():
+    async def other():
+        return [{"role": "user", "content": "R:"}]
+
+    (*_, last) = branch(three_turns(), 3, Env(*STEPS, reset=other), Script("x$"))
+    assert "prefix diverged at turn 0: token 0 of its observation is 82, it was 81" in last.segment.error
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"token_ids": b"\0\0\0"}, "3 bytes, which are no token ids"),
+        ({"turns": [Turn(0, 0, 2, True)]}, "no plain conversation: turn 0 is"),
+        ({"turns": [Turn(0, 0, 1, False)]}, "1 turns and 3 tokens"),
+        ({"turns": [Turn(0, 0, 1, False), Turn(1, 1, 3, True)]}, "it must end with an observation"),
+        ({"turns": [Turn(0, 0, 1, False), Turn(1, 1, 2, True), Turn(2, 2, 3, False, 2)]}, "turn 2 is"),
+    ],
+)
+def test_a_prefix_that_is_none_is_refused(change, said):
+    turns = [Turn(0, 0, 1, False), Turn(1, 1, 2, True), Turn(2, 2, 3, False)]
+    start = TaskStart(**({"token_ids": bytes(12), "turns": turns, "parent": "1g0.0.0"} | change))
+    with pytest.raises(ActorError, match=said):
+        repeated_turns(start)
+
+
+def test_a_prefix_that_leaves_no_room_fails_the_episode_with_its_numbers():
+    parent = three_turns()
+    (*_, last) = branch(parent, 5, Env(*STEPS), Script("x$"), max_trajectory_tokens=14)
+    assert (
+        "prefix of 14 tokens leaves no room for an answer; max_trajectory_tokens is 14" in last.segment.error
+    )
+    (*_, last) = branch(parent, 5, Env(*STEPS), Script("x$"), bounds=Bounds(max_turns=2))
+    assert "prefix of 2 actions leaves none to this episode; actor.max_turns is 2" in last.segment.error

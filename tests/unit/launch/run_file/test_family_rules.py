@@ -9,6 +9,7 @@ from launch.run_file.load import check
 from learner.config import LearnerConfig
 
 HINT, DRAFT = {"kind": "hint"}, {"kind": "draft", "drafts": 4}
+BRANCH = {"kind": "branch", "rollouts": 4}
 
 
 def learner(family=HINT, **settings):
@@ -27,6 +28,18 @@ def learner(family=HINT, **settings):
             learner(DRAFT, sampling={"max_turn_tokens": 64, "max_trajectory_tokens": 128}),
             "a draft of max_turn_tokens 64 in the prompt leaves no room .* above 128",
         ),
+        (
+            learner({"kind": "branch", "rollouts": 8}),
+            "rollouts is 8 but learner.group_size is 8, .* lower rollouts",
+        ),
+        (
+            learner(None, algorithm={"shared_prefix": "mean"}),
+            'shared_prefix is "mean" but no trajectory begins',
+        ),
+        (
+            learner(BRANCH, algorithm={"shared_prefix": "sum", "advantage": {"kind": "turn_return"}}),
+            'shared_prefix is "sum" but .*kind is "turn_return" with an advantage for each token',
+        ),
     ],
 )
 def test_what_families_cannot_be_combined_with_is_refused(config, said):
@@ -37,7 +50,7 @@ def test_what_families_cannot_be_combined_with_is_refused(config, said):
 
 
 def test_families_of_groups_are_taken():
-    for family in (HINT, DRAFT, None):
+    for family in (HINT, DRAFT, BRANCH, None):
         assert not list(family_contradictions(learner(family)))
 
 

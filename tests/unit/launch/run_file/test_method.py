@@ -121,6 +121,7 @@ def test_what_methods_set_beside_the_algorithm():
         **dict.fromkeys((path.stem for path in METHODS.glob("*/*.toml")), lag),
         "rapo": {"filter_uniform_groups": False} | lag,
         "dapo-direct": {"train_on": "trajectories", "group_size": 1} | lag,
+        "arpo-branch": {"group_size": 16} | lag,
         "ppo": {"train_on": "trajectories", "group_size": 1},
         "tppo": {"train_on": "windows"} | lag,
     }
@@ -174,7 +175,7 @@ def test_a_method_file_is_a_run_file_with_the_settings_of_its_demo(job):
     ("line", "words"),
     [
         ('method = "bappo"', ["'bappo' is unknown", "did you mean 'bapo'?"]),
-        ('method = "zzz"', ["'zzz' is unknown", "there are: bapo, cispo"]),
+        ('method = "zzz"', ["'zzz' is unknown", "there are: arpo-branch, bapo, cispo"]),
         ('method = "calculator"', ["it is a job", 'extends = "calculator"']),
         ("method = 3", ["method is 3", "as a string"]),
         ('method = "whole.toml"', ["sets model, env, learner.steps", "belongs to a job", 'extends = "whole"']),

@@ -15,7 +15,7 @@ from learner.intake.exchange import Exchange, messages_of
 from learner.intake.intake import Intake
 from protocol import names
 from protocol.codec import MAX_HEADER_BYTES, decode, encode, encode_arrays, encode_delivery
-from protocol.messages import MAX_TEXT, Deliver, Dropped, Reward, Segment, Task, Turn
+from protocol.messages import MAX_TEXT, Deliver, Dropped, Reward, Segment, Task, TaskStart, Turn
 
 HINTS = {"kind": "hint", "shares": [0.5, 1.0], "deadline_s": 10.0}
 MEMBER = {"kind": "hint", "shares": [0.5, 1.0], "members": 1}
@@ -29,10 +29,13 @@ def intake_with(family, **settings):
     return Intake(curriculum, True, families=WaitingFamilies(config.family, curriculum, str))
 
 
-def member(group, number, reward, *, plain=False, version=0, status="finished", hints=("solution",)):
+def member(
+    group, number, reward, *, plain=False, version=0, status="finished", hints=("solution",), error=""
+):
     segment = Segment(
         trajectory_id=f"{group}.{number}.0", task_id=f"{group}.{number}", group_id=group, group_size=2, index=0,
-        offset=0, tokens=3, action_tokens=2, status=status, turns=[Turn(0, 0, 1, False), Turn(1, 1, 3, True)],
+        offset=0, tokens=3, action_tokens=2, status=status, error=error,
+        turns=[Turn(0, 0, 1, False), Turn(1, 1, 3, True)],
         rewards=[Reward("score", 1, reward)], extra={"correct": reward == 1, "hints": list(hints)},
     )  # fmt: skip
     noted = names.stage_of(group) and not plain
@@ -221,7 +224,7 @@ def test_metrics_tell_how_many_groups_and_how_old_tokens_are():
     trained = [t for unit in intake.take(2) for t in unit.trajectories]
     assert intake.families.metrics(trained, version=5, max_policy_lag=2) == {
         "family/stages": 1.5, "family/waiting": 0.0, "family/children": 2.0, "family/masked_share": 0.5,
-        "family/deadlines": 0.0,
+        "family/deadlines": 0.0, "family/diverged_prefixes": 0.0,
     }  # fmt: skip
     assert "family/stages" not in intake.families.metrics([], version=5, max_policy_lag=2)
 
@@ -276,7 +279,7 @@ def test_a_broker_that_would_lose_a_note_gets_no_such_task():
     )
     old.put([Task(task_id="0g0.0", env="e", group_id="0g0", group_size=1)])
     with pytest.raises(
-        BrokerRefused, match=r"tcp://h:1 speaks protocol 4\.2, which has no notes .* needs 4\.3"
+        BrokerRefused, match=r"tcp://h:1 speaks protocol 4\.2, which has no notes and prefixes .* needs 4\.3"
     ):
         old.put([noted])
     new = Exchange(Link(3), Curriculum("e", config), config, lockstep=False, stop_reason=lambda: "")
@@ -308,6 +311,30 @@ def test_a_decoder_leaves_special_tokens_out(tmp_path):
     ids = tokenizer.encode("abc", add_special_tokens=False).ids
     special = next(i for i, t in tokenizer.get_added_tokens_decoder().items() if t.special)
     assert decode_ids([*ids, special]) == tokenizer.decode(ids)
-    assert waiting_families(LearnerConfig(), None, "") is None
+    assert waiting_families(LearnerConfig(), None, "", seed=0) is None
     with pytest.raises(ModelUnusable, match=r"learner\.family\] needs the tokenizer"):
-        waiting_families(LearnerConfig(family=HINTS), None, str(tmp_path / "none"))
+        waiting_families(LearnerConfig(family=HINTS), None, str(tmp_path / "none"), seed=0)
+
+
+def test_a_branch_that_diverged_is_counted_and_its_group_goes_on():
+    intake = intake_with({"kind": "branch", "rollouts": 1})
+    deliver(intake, "0g0", 0.0)
+    (task,) = [t for t in intake.curriculum.refill(version=0, lockstep=False) if names.stage_of(t.group_id)]
+    assert (task.task_id, task.note, task.start) == ("0g0r1.0", "", None), "no observation to branch behind"
+    deliver(intake, "0g0r1", 1.0, status="failed", error="prefix diverged at turn 2: ...")
+    assert intake.families.metrics([], version=0, max_policy_lag=0)["family/diverged_prefixes"] == 1
+    assert intake.counts.trajectories == {"failed": 1, "uniform": 1}
+    deliver(intake, "0g1", 0.0)
+    deliver(intake, "0g1r1", 1.0, plain=True)
+    (unit,) = intake.take(1)
+    assert [t.group_id for t in unit.trajectories] == ["0g1", "0g1"]
+    commit = intake.commit(epoch=1, step=1, trained=[unit])
+    assert (commit.trained, commit.dropped) == (["0g1", "0g1r1"], ["0g0", "0g0r1"])
+    intake.check()
+
+
+def test_a_task_with_a_prefix_counts_its_bytes():
+    start = TaskStart(token_ids=bytes(100_000), turns=[Turn(0, 0, 25_000, False)], parent="p")
+    tasks = [Task(task_id=f"g.{i}", env="e", group_id="g", group_size=3, start=start) for i in range(3)]
+    assert [len(message.tasks) for message in messages_of(tasks)] == [2, 1]
+    assert all(len(encode(message)[1]) <= MAX_HEADER_BYTES for message in messages_of(tasks))
