@@ -105,7 +105,6 @@ def inspect_ai(question: str, *, responses: bool = False) -> str:
     from inspect_ai.solver import generate, system_message, use_tools
     from inspect_ai.tool import tool
 
-    @tool(name="add")  # type: ignore[untyped-decorator]
     def adder() -> Callable[[int, int], Awaitable[int]]:
         async def execute(a: int, b: int) -> int:
             """Add two numbers.
@@ -119,7 +118,7 @@ def inspect_ai(question: str, *, responses: bool = False) -> str:
         return execute
 
     model = get_model("openai/policy", base_url=BASE_URL, api_key=KEY, responses_api=responses)
-    solver = [system_message("Use the tool."), use_tools(adder()), generate()]
+    solver = [system_message("Use the tool."), use_tools(tool(name="add")(adder)()), generate()]
     task = Task(dataset=[Sample(question)], solver=solver)
     with tempfile.TemporaryDirectory() as folder:
         logs = evaluate(task, model=model, log_dir=folder, display="none", message_limit=4 * STEPS)

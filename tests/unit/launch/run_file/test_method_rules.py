@@ -457,7 +457,11 @@ BEHAVIOUR = {"corrections": [], "surrogate": CENTRED}
             {"max_policy_lag": 0, "publish_every": 5} | algorithm(**BEHAVIOUR),
             [["max_policy_lag is 0", "publish_every 5", "4 updates old"]],
         ),
-        ({"lora": {}} | algorithm(**BEHAVIOUR), [["learner.optimizer.lr is 1e-06", "try 1e-05 to 0.0001"]]),
+        ({"lora": {}} | algorithm(**BEHAVIOUR), []),
+        (
+            {"lora": {}, "optimizer": {"lr": 1e-6}} | algorithm(**BEHAVIOUR),
+            [["learner.optimizer.lr is 1e-06", "try 1e-05 to 0.0001"]],
+        ),
         ({"lora": {}, "optimizer": {"lr": 1e-5}} | algorithm(**BEHAVIOUR), []),
         (
             {"lora": {}, "optimizer": {"lr": 1e-5}}
