@@ -38,8 +38,8 @@ TASK_BYTES = 2_048
 """Bytes that are reckoned for a task in a message, without its note."""
 TURN_BYTES = 32
 """Most bytes of a turn in a message."""
-MINOR_OF_NOTES = 3
-"""Minor version of the protocol since which tasks have notes."""
+MINOR_OF_TASK_PARTS = 3
+"""Minor version of the protocol since which tasks have notes, prefixes and bounds of branches."""
 POLL_S = 0.2
 HELD_TIMEOUT_S = 180.0
 """Longest wait for Held messages; longer than a restart of the broker takes."""
@@ -71,7 +71,7 @@ def messages_of(tasks: Sequence[Task]) -> list[PutTasks]:
 
 def _is_newer(task: Task) -> bool:
     """Return whether a task has a part that a broker before protocol 4.3 would lose."""
-    return bool(task.note) or task.start is not None
+    return bool(task.note) or task.start is not None or task.sampling.max_context_tokens > 0
 
 
 def _start_bytes(task: Task) -> int:
@@ -322,12 +322,12 @@ class Exchange:
         Raises:
             BrokerRefused: the broker is of an earlier version, and would lose a part of a task.
         """
-        minor = self._link.session.minor if any(map(_is_newer, tasks)) else MINOR_OF_NOTES
-        if minor < MINOR_OF_NOTES:
+        minor = self._link.session.minor if any(map(_is_newer, tasks)) else MINOR_OF_TASK_PARTS
+        if minor < MINOR_OF_TASK_PARTS:
             raise BrokerRefused(
-                f"{self._broker} speaks protocol {MAJOR}.{minor}, which has no notes and prefixes of tasks; "
-                f"[learner.family] needs {MAJOR}.{MINOR_OF_NOTES}: start a broker of this version, or take "
-                "[learner.family] out"
+                f"{self._broker} speaks protocol {MAJOR}.{minor}, which has no notes and prefixes of tasks "
+                "and no bound of branches; [learner.family] and learner.sampling.max_context_tokens need "
+                f"{MAJOR}.{MINOR_OF_TASK_PARTS}: start a broker of this version, or take them out"
             )
         for message in messages_of(tasks):
             self._link.send(message)

@@ -15,7 +15,7 @@ from learner.intake.exchange import Exchange, messages_of
 from learner.intake.intake import Intake
 from protocol import names
 from protocol.codec import MAX_HEADER_BYTES, decode, encode, encode_arrays, encode_delivery
-from protocol.messages import MAX_TEXT, Deliver, Dropped, Reward, Segment, Task, TaskStart, Turn
+from protocol.messages import MAX_TEXT, Deliver, Dropped, Reward, Sampling, Segment, Task, TaskStart, Turn
 
 HINTS = {"kind": "hint", "shares": [0.5, 1.0], "deadline_s": 10.0}
 MEMBER = {"kind": "hint", "shares": [0.5, 1.0], "members": 1}
@@ -279,9 +279,12 @@ def test_a_broker_that_would_lose_a_note_gets_no_such_task():
     )
     old.put([Task(task_id="0g0.0", env="e", group_id="0g0", group_size=1)])
     with pytest.raises(
-        BrokerRefused, match=r"tcp://h:1 speaks protocol 4\.2, which has no notes and prefixes .* needs 4\.3"
+        BrokerRefused, match=r"tcp://h:1 speaks protocol 4\.2, which has no notes and prefixes .* need 4\.3"
     ):
         old.put([noted])
+    bounded = Sampling(max_context_tokens=9)
+    with pytest.raises(BrokerRefused, match=r"learner\.sampling\.max_context_tokens"):
+        old.put([Task(task_id="0g0.1", env="e", group_id="0g0", group_size=2, member=1, sampling=bounded)])
     new = Exchange(Link(3), Curriculum("e", config), config, lockstep=False, stop_reason=lambda: "")
     new.put([noted])
     assert (len(old._link.sent), len(new._link.sent)) == (1, 1)
