@@ -9,7 +9,7 @@ from typing import Any
 from envs.base import Suite
 from envs.blame import in_one_line
 from envs.errors import EnvError, UnknownEnv
-from envs.user_code import code_beside_run_file, load_callable, nearest
+from envs.user_code import code_beside_run_file, code_file, load_callable, nearest
 
 BUILT_IN = {
     "reasoning_gym": "envs.reasoning_gym_suite:ReasoningGymSuite",
@@ -67,7 +67,12 @@ def beside(name: str, params: dict[str, Any], folder: Path) -> tuple[str, dict[s
 
 
 def fingerprint(name: str, params: dict[str, Any]) -> str:
-    """Return a hash of the files that a built-in suite makes its tasks from; "" if it has none."""
+    """Return a hash of the files that a suite makes its tasks from; "" if it has none.
+
+    A suite in a file of the user's is made from this file. What the file imports is not looked at.
+    """
+    if (file := Path(code_file(name))).is_file():
+        return blake2b(file.read_bytes(), digest_size=8).hexdigest()
     of_files = getattr(find_factory(name), "fingerprint", None) if name in BUILT_IN else None
     return "" if of_files is None else str(of_files(params))
 

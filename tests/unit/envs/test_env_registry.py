@@ -7,7 +7,7 @@ import pytest
 
 from envs.errors import EnvError, UnknownEnv
 from envs.reasoning_gym_suite import blend, task_of
-from envs.registry import find_factory, make_suite
+from envs.registry import find_factory, fingerprint, make_suite
 
 
 @pytest.fixture
@@ -147,3 +147,14 @@ def test_a_module_of_the_working_folder_is_found_behind_all_others(tmp_path, mon
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
     assert make_suite("task_of_this_folder:Words", {}).__class__.__name__ == "Words"
     assert sys.path[-1] == str(tmp_path)
+
+
+def test_a_changed_file_of_the_users_has_another_fingerprint(tmp_path):
+    """A tiny model that is kept for later runs belongs to the tasks that it was warmed up on."""
+    file = tmp_path / "tasks.py"
+    file.write_text("class Suite: ...\n")
+    name = f"{file}:Suite"
+    before = fingerprint(name, {})
+    assert before == fingerprint(name, {})
+    file.write_text("class Suite: easy = True\n")
+    assert fingerprint(name, {}) != before
