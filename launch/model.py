@@ -163,7 +163,7 @@ def demonstrations(suite: Suite, count: int) -> list[list[ChatMessage]]:
             raise ConfigError(
                 f"[model.tiny.warm_start] needs solutions, but: {error}; set model.path"
             ) from None
-        talks[talk[0]["content"] + talk[-2]["content"]] = talk
+        talks["\n".join(message["content"] for message in talk[: _opening(talk)])] = talk
     return list(talks.values())
 
 
@@ -172,7 +172,7 @@ def example(renderer: Renderer, talk: Sequence[ChatMessage]) -> tuple[list[int],
 
     The ids are built as an actor builds a trajectory: the prompt, then actions and observations in turn.
     """
-    opening = next(i for i, message in enumerate(talk) if message["role"] == "assistant")
+    opening = _opening(talk)
     ids = renderer.prompt(talk[:opening])
     learnt = [False] * len(ids)
     for by_assistant, turn in groupby(talk[opening:], key=lambda message: message["role"] == "assistant"):
@@ -187,6 +187,11 @@ def example(renderer: Renderer, talk: Sequence[ChatMessage]) -> tuple[list[int],
         ids += added
         learnt += [by_assistant] * len(added)
     return ids, learnt
+
+
+def _opening(talk: Sequence[ChatMessage]) -> int:
+    """Return the number of messages before the first answer."""
+    return next(i for i, message in enumerate(talk) if message["role"] == "assistant")
 
 
 def download(name: str, files: list[str] | None = None) -> Path:

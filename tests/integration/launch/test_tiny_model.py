@@ -83,6 +83,23 @@ def test_what_a_warm_start_solves_is_what_greedy_decoding_solves(made):
     assert share_solved(model, examples) == slow / len(examples)
 
 
+def test_a_question_is_its_messages_before_the_first_answer():
+    class Tools:
+        """Questions behind one system message, which one result of a tool answers."""
+
+        def demonstration(self, index, split):
+            return [
+                {"role": "system", "content": "Use the tool."},
+                {"role": "user", "content": f"question {min(index, 1)}"},
+                {"role": "assistant", "content": "call"},
+                {"role": "tool", "content": "42"},
+                {"role": "assistant", "content": "42"},
+            ]
+
+    talks = demonstrations(Tools(), 3)
+    assert [talk[1]["content"] for talk in talks] == ["question 0", "question 1"]
+
+
 def test_a_suite_without_solutions_and_an_unknown_model_are_refused():
     class Silent:
         def demonstration(self, index, split):
