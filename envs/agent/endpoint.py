@@ -40,6 +40,8 @@ KEEP_ALIVE = b": keep-alive\n\n"
 """Comment that keeps the connection of a stream that waits; clients and proxies close silent ones."""
 KEEP_ALIVE_S = 3.0
 RETRY_AFTER_S = "1"
+HUNG_UP = 499
+"""Status, for logs only, of a request whose client has closed the connection."""
 MODEL = "policy"
 """Name of the model that the endpoint lists. Requests may name any."""
 
@@ -154,6 +156,13 @@ class Endpoint:
         return web.json_response({})
 
     async def _turn(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
+        try:
+            return await self._answered(dialect, request)
+        except ConnectionResetError:
+            # The client has hung up. Nobody reads this, and the answer waits in case it comes again.
+            return web.Response(status=HUNG_UP)
+
+    async def _answered(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         session = self._session(request)
         body = await request.read()
         again = request.headers.get("x-stainless-retry-count", "0") != "0"
