@@ -87,7 +87,7 @@ class GeneratorConfig(Section):
     50 MB."""
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """OpenMP threads of the engine (CPU only). "auto": an equal part of the host's cores for each process that
-    computes, and 1 for models below 20 million parameters."""
+    computes, 1 for models below 20 million parameters, and 1 by hand."""
 
     # `launch.hardware` decides each "auto" from the GPUs. Where nobody has, the engine runs as on a CPU.
 

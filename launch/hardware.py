@@ -80,14 +80,14 @@ def threads(config: RunConfig, placed: Placement, size: ModelSize | None, cores:
     ranks = learner.processes if LEARNER not in placed.posts or learner.offload != "none" else 0
     here = generator.backend == "vllm" and not any(post.startswith("generator-") for post in placed.posts)
     engines = generator.count * generator.tensor_parallel_size if here else 0
-    return max(1, cores // max(1, ranks + engines))
+    return max(1, cores // (ranks + engines)) if ranks + engines else 1
 
 
 def _learner(own: LearnerConfig, ranks: Sequence[int], gpus: Sequence[Gpu], threads: int) -> LearnerConfig:
     dtype = _dtype(ranks, gpus) if own.dtype == "auto" else own.dtype
-    own = own.model_copy(
-        update={"dtype": dtype, "threads": threads if own.threads == "auto" else own.threads}
-    )
+    steps_here = not ranks or own.offload != "none"
+    chosen = (threads if steps_here else 1) if own.threads == "auto" else own.threads
+    own = own.model_copy(update={"dtype": dtype, "threads": chosen})
     if not ranks:
         return own
     return own.model_copy(update={"zero_stage": own.zero_stage_used, "devices": tuple(ranks)})
@@ -107,7 +107,7 @@ def _generator(
     return own.model_copy(
         update={
             "dtype": _dtype(places, gpus) if own.dtype == "auto" else own.dtype,
-            "threads": threads if own.threads == "auto" else own.threads,
+            "threads": (1 if places else threads) if own.threads == "auto" else own.threads,
             "enforce_eager": not places if own.enforce_eager == "auto" else own.enforce_eager,
             "kv_on_update": ("kept" if long else "recomputed")
             if own.kv_on_update == "auto"

@@ -27,11 +27,26 @@ KILL_S = 10.0
 DUMP_S = 0.3
 TAIL_BYTES = 65_536
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LOWEST_PORT = 10_240
 PORT_TRIES = 100
 RENDEZVOUS_S = 600.0
 """Longest time that the hosts of a learner wait for each other. Then those that are there end."""
+
+
+def usable_cores(limit: Path = CPU_LIMIT) -> int:
+    """Return how many cores this process may keep busy: those of its affinity, or fewer if its container has a limit.
+
+    Args:
+        limit: file of the control group: microseconds of CPU time and the period, or "max" and the period.
+    """
+    there = len(os.sched_getaffinity(0))
+    try:
+        quota, period = limit.read_text(encoding="ascii").split()
+        return there if quota == "max" else max(1, min(there, int(quota) // int(period)))
+    except (OSError, ValueError, ZeroDivisionError):
+        return there
 
 
 def oom_kills() -> int:

@@ -273,7 +273,7 @@ class LearnerConfig(Section):
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """OpenMP threads per rank, on CPU. At least 1; more with `offload`. If the threads of learner and generators
     together exceed the cores, `offbeat train` makes waiting threads sleep instead of spin. "auto": an equal part of the
-    host's cores for each process that computes, and 1 for models below 20 million parameters."""
+    host's cores for each process that computes, 1 for models below 20 million parameters, and 1 by hand."""
     publish_every: int = Field(1, ge=1)
     """Learner steps between two published versions, without skipped steps. At least 1; must be 1 with
     run.mode = "sync"."""

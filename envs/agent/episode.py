@@ -190,7 +190,11 @@ class AgentEpisode:
             if self._rules.render_anew:
                 # The actor finds the answers whose tokens the new prompt has.
                 place = Following(-1, request.messages)
-            return StepResult(place.new, after=place.after, tools=request.tools, auxiliary=auxiliary)
+            # The actor may end the episode here, for example at its last turn; then these rewards count.
+            earlier = self._earlier()
+            return StepResult(
+                place.new, after=place.after, tools=request.tools, auxiliary=auxiliary, earlier=earlier
+            )
         if not len(self._tree):
             raise EnvError(f"{self._place}: the agent ended without an answer of the model")
         rewards = await self._rewards()
@@ -271,7 +275,7 @@ class AgentEpisode:
         if value is None or isinstance(value, str):
             if self._session.turn_rewards:
                 return {}
-            if self._full and self._agent is not None:
+            if self._full and self._agent is not None and not self._agent.cancelled():
                 # It has ended because its conversation was too long, and nobody says what that is worth.
                 self._agent.result()
             raise EnvError(f"{self._place}: the agent returned no reward, and posted none; name a `score`")

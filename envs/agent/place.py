@@ -7,7 +7,7 @@ from typing import NamedTuple
 from envs.errors import EnvError
 from protocol.errors import AddressRefused, KeysUnusable
 from protocol.security.addresses import is_loopback, is_wildcard, split_address
-from protocol.security.http_tls import scheme, server_context
+from protocol.security.http_tls import SERVER_NAME, scheme, server_context
 
 LISTEN = "127.0.0.1:0"
 
@@ -57,4 +57,10 @@ keys with `offbeat keys make FOLDER`, and name the folder in params.keys
             server_context(folder)
     except (AddressRefused, KeysUnusable) as error:
         raise EnvError(str(error)) from None
+    if folder is not None and not advertised_host and not is_loopback(str(listen).rpartition(":")[0]):
+        raise EnvError(
+            f"params.listen = {listen!r}: the certificate of {keys} is not for this host's name or address, so no "
+            f'agent could check it; set params.advertised_host = "{SERVER_NAME}", and let that name lead to this host '
+            "where agents run"
+        )
     return EndpointPlace(host, port, folder, advertised_host)

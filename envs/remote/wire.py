@@ -79,7 +79,7 @@ def result_body(result: Any) -> dict[str, Any]:
         "auxiliary": list(result.auxiliary),
         "marks": dict(result.marks),
         "earlier": {str(number): rewards for number, rewards in result.earlier.items()},
-        "hints": list(result.hints),
+        "hints": [result.hints] if isinstance(result.hints, str) else list(result.hints),
     }
 
 

@@ -1,6 +1,5 @@
 """Looks at this host's GPUs, and decides the settings that the run file leaves to them."""
 
-import os
 from typing import NamedTuple
 
 from launch.errors import ConfigError
@@ -9,6 +8,7 @@ from launch.placement import JUDGE, LEARNER, VARIABLE, Placement, placement, unu
 from launch.preflight.gpu_memory import Gpu, too_little_gpu_memory
 from launch.preflight.gpu_trial import try_gpus, unusable, without_bfloat16
 from launch.preflight.memory import ModelSize
+from launch.processes import usable_cores
 from launch.run_file.sections import RunConfig
 
 
@@ -69,7 +69,7 @@ def _decided(config: RunConfig, placed: Placement, visible: int, size: ModelSize
     broken, broken_idle = unusable(placed, gpus)
     if broken:
         raise ConfigError("\n".join(broken))
-    config = resolved(config, placed, gpus, size, len(os.sched_getaffinity(0)))
+    config = resolved(config, placed, gpus, size, usable_cores())
     refused, tight = too_little_gpu_memory(config, placed, gpus, size)
     if refused:
         raise ConfigError("\n".join(refused))

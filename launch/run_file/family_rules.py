@@ -36,17 +36,45 @@ def family_contradictions(learner: LearnerConfig) -> Iterator[str]:
             f"learner.reward.group is set with {what}: the reward would compare each group of the family by itself; "
             "take one of the two out"
         )
-    if isinstance(family, BranchFamily) and family.rollouts >= learner.group_size:
+    if isinstance(family, BranchFamily):
+        yield from _branches(learner, family)
+    sampling = learner.sampling
+    bound = "max_context_tokens" if sampling.max_context_tokens else "max_trajectory_tokens"
+    longest = sampling.max_context_tokens or sampling.max_trajectory_tokens
+    if isinstance(family, DraftFamily) and longest <= 2 * sampling.max_turn_tokens:
+        yield (
+            f"learner.sampling.{bound} is {longest} with {what}: a draft of "
+            f"max_turn_tokens {sampling.max_turn_tokens} in the prompt leaves no room for as long an answer; raise it "
+            f"above {2 * sampling.max_turn_tokens}, or lower max_turn_tokens"
+        )
+
+
+def _branches(learner: LearnerConfig, family: BranchFamily) -> Iterator[str]:
+    """Yield what branches cannot be combined with: they hold the end of an episode only."""
+    reward, algorithm = learner.reward, learner.algorithm
+    if family.rollouts >= learner.group_size:
         yield (
             f"learner.family.rollouts is {family.rollouts} but learner.group_size is {learner.group_size}, which "
             "counts branches, too: there would be none; lower rollouts, or raise group_size"
         )
-    sampling = learner.sampling
-    if isinstance(family, DraftFamily) and sampling.max_trajectory_tokens <= 2 * sampling.max_turn_tokens:
+    counted = {
+        "wrong": reward.wrong is not None and reward.wrong.per_turn > 0,
+        "steps": reward.steps is not None,
+        "coverage": reward.coverage is not None,
+        "bonus": reward.bonus is not None,
+        "length": reward.length is not None,
+    }
+    for name in (name for name, counts in counted.items() if counts):
         yield (
-            f"learner.sampling.max_trajectory_tokens is {sampling.max_trajectory_tokens} with {what}: a draft of "
-            f"max_turn_tokens {sampling.max_turn_tokens} in the prompt leaves no room for as long an answer; raise it "
-            f"above {2 * sampling.max_turn_tokens}, or lower max_turn_tokens"
+            f'learner.reward.{name} is set with [learner.family] of kind "branch": it counts turns, marks or tokens, '
+            "and those before a branch begins are not the branch's; take one of the two out"
+        )
+    compared = comparisons_of(algorithm.advantage)
+    if algorithm.advantage.kind == "gae" or (compared is not None and is_by_turn(compared)):
+        yield (
+            f'learner.algorithm.advantage.kind is "{algorithm.advantage.kind}" with [learner.family] of kind "branch": '
+            "a branch's first turn would be credited with rewards of the turns before it; use an advantage of whole "
+            'trajectories, such as kind "group"'
         )
 
 
@@ -60,12 +88,16 @@ def _shared_prefix(learner: LearnerConfig) -> Iterator[str]:
             '[learner.family] of kind "branch", or use "own"'
         )
     compared = comparisons_of(advantage)
-    if advantage.kind == "gae" or (
-        compared is not None and (is_by_turn(compared) or compared.whiten == "tokens")
-    ):
+    if advantage.kind == "risk" or (compared is not None and compared.whiten == "tokens"):
         yield (
-            f'learner.algorithm.shared_prefix is "{shared}" but learner.algorithm.advantage.kind is "{advantage.kind}" '
-            'with an advantage for each token, which branches do not share; use kind "group", or "own"'
+            f'learner.algorithm.shared_prefix is "{shared}" but learner.algorithm.advantage of kind '
+            f'"{advantage.kind}" is made for a whole batch, which it does not act on; use kind "group", or "own"'
+        )
+    if shared == "sum" and learner.algorithm.aggregation == "sequence_mean":
+        yield (
+            'learner.algorithm.shared_prefix is "sum" but learner.algorithm.aggregation is "sequence_mean", which '
+            "weighs a token by the length of its own trajectory, so the sum is not that over copies; use aggregation "
+            '"token_mean", or shared_prefix "mean"'
         )
 
 

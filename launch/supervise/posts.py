@@ -9,7 +9,7 @@ from pathlib import Path
 from launch import exit_codes
 from launch.judge_role import JUDGE
 from launch.placement import Placement
-from launch.processes import RENDEZVOUS_S, Child, Ranks, oom_kills, ranks_of, role_environment
+from launch.processes import RENDEZVOUS_S, Child, Ranks, oom_kills, ranks_of, role_environment, usable_cores
 from launch.run_file.sections import RunConfig
 from launch.supervise.health import BROKER, STALL_MARGIN_S, Limits, role_of
 from launch.supervise.memory_errors import LINES, too_little_memory
@@ -94,7 +94,7 @@ def environment(config: RunConfig, threads: int) -> dict[str, str]:
     return role_environment(
         threads,
         local_model=config.local_models,
-        crowded=crowded(config, len(os.sched_getaffinity(0))),
+        crowded=crowded(config, usable_cores()),
     )
 
 

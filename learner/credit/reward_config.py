@@ -70,11 +70,11 @@ class WrongAnswer(Section):
 
 
 class Coverage(Section):
-    """Reward for each turn in a state that the trajectory has not been in: the marginal gain of a set of states (SubPO,
-    arXiv:2307.13372). It is the reward `coverage`."""
+    """Reward for each turn that leads to a state that the trajectory has not been in: the marginal gain of a set of
+    states (SubPO, arXiv:2307.13372). It is the reward `coverage`."""
 
     mark: str = Field("anchor", min_length=1)
-    """Name of the mark that is the state of a turn. A turn without it gains nothing."""
+    """Name of the mark that is the state that a turn is taken in. The turn before it gains."""
     each: float = 1.0
     """Reward of a new state."""
 

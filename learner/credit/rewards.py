@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
+from learner.branches import turns_before
 from learner.credit.reward_config import (
     CoolingBonus,
     Coverage,
@@ -264,19 +265,26 @@ def _group_rewards(config: RewardConfig, members: Sequence[Trajectory]) -> list[
 
 
 def coverage_gains(config: Coverage, t: Trajectory) -> list[Reward]:
-    r"""Return the marginal gain of each turn in a new state; the gains add up to that of the set of all states.
+    r"""Return the marginal gain of each turn that led to a new state.
 
-    .. math:: g_t = F(S_{t-1} \cup \{s_t\}) - F(S_{t-1}), \qquad F(S) = c \, |S|
+    .. math:: g_t = F(S_t \cup \{s_{t+1}\}) - F(S_t), \qquad F(S) = c \, |S|
 
-    SubPO, arXiv:2307.13372, section 3.
+    SubPO, arXiv:2307.13372, section 3. A mark is the state that a turn was taken in, so the gain of a state belongs to
+    the turn before it in its branch. The first state is no gain, and the state after the last turn is not known.
     """
     states = {mark.turn: mark.value for mark in t.marks if mark.name == config.mark}
+    before, acts = turns_before(t.turns), set(t.action_turn_indices)
+    led: dict[int | None, int | None] = {None: None}
     seen: set[str | float] = set()
     gains = []
-    for turn in t.action_turn_indices:
-        if turn in states and states[turn] not in seen:
-            seen.add(states[turn])
-            gains.append(Reward(COVERAGE, turn, config.each))
+    for turn in t.turns:
+        index, cause = turn.index, led[before[turn.index]]
+        led[index] = index if index in acts else cause
+        if index not in acts or index not in states or states[index] in seen:
+            continue
+        seen.add(states[index])
+        if cause is not None:
+            gains.append(Reward(COVERAGE, cause, config.each))
     return gains
 
 

@@ -35,7 +35,8 @@ class HintFamily(Section):
     warmup_groups: int = Field(0, ge=0)
     """Groups at the beginning of the run that get no hints. At least 0."""
     deadline_s: float = Field(1800.0, gt=0)
-    """Seconds that a family waits for its next group. Then what is there is trained. Above 0."""
+    """Seconds that a family waits for its next group. Then what is there is trained. Above 0. If nothing else comes
+    meanwhile, as in lockstep, a shorter learner.data_timeout_s ends the run before."""
 
     @field_validator("shares")
     @classmethod
@@ -73,7 +74,8 @@ class DraftFamily(Section):
     note: str = Field("Here is a first draft of an answer: {draft}\nImprove it.", max_length=MAX_FRAME)
     """Words around the draft, which stands where `{draft}` is."""
     deadline_s: float = Field(1800.0, gt=0)
-    """Seconds that a family waits for its next group. Then what is there is trained. Above 0."""
+    """Seconds that a family waits for its next group. Then what is there is trained. Above 0. If nothing else comes
+    meanwhile, as in lockstep, a shorter learner.data_timeout_s ends the run before."""
 
     @field_validator("note")
     @classmethod
@@ -111,7 +113,8 @@ class BranchFamily(Section):
     tokens: int = Field(20, ge=1)
     """Tokens of an answer over whose -log p the uncertainty is averaged. At least 1."""
     deadline_s: float = Field(1800.0, gt=0)
-    """Seconds that a family waits for its next group. Then what is there is trained. Above 0."""
+    """Seconds that a family waits for its next group. Then what is there is trained. Above 0. If nothing else comes
+    meanwhile, as in lockstep, a shorter learner.data_timeout_s ends the run before."""
 
     @property
     def stages(self) -> int:

@@ -200,6 +200,9 @@ async def _endless(client):
         status, text = await client.post("/chat/completions", {"messages": talk})
         assert status == 200, text
         talk.append(json.loads(text)["choices"][0]["message"])
+        if len(talk) == 2:
+            base, turn = client.url.removesuffix("/v1"), json.loads(text)["id"]
+            assert (await client.post("/reward", {"value": 0.25, "turn": turn}, url=base))[0] == 200
 endless = agent(_endless)
 
 
@@ -380,6 +383,9 @@ def test_requirement_10_a_time_out_is_scored_or_fails(play, choice):
 def test_requirement_11_limits_are_the_providers_errors(play, tmp_path):
     done = play("endless", bounds={"max_turns": 2})
     assert (done.last.status, done.last.stop_reason) == ("truncated", "max_turns")
+    assert done.rewards == [("reward", 1, 0.25)], (
+        "what was posted for an answer counts, whoever ended the episode"
+    )
     status, _, text = seen(tmp_path)
     assert (status, json.loads(text)["error"]["code"]) == (400, "context_length_exceeded")
 

@@ -67,6 +67,20 @@ def test_the_keys_folder_is_found_beside_the_run_file(tmp_path):
     make_suite("agent", params)
 
 
+def test_an_address_that_no_agent_could_check_is_refused_with_the_cure(tmp_path):
+    key_files.make(tmp_path / "keys")
+    (tmp_path / "rows.jsonl").write_text('{"n": 1}\n')
+    given = {
+        "run": ["agent"],
+        "train": f"{tmp_path}/rows.jsonl",
+        "heldout": 0.0,
+        "keys": str(tmp_path / "keys"),
+    }
+    with pytest.raises(EnvError, match=r'set params\.advertised_host = "offbeat"'):
+        make_suite("agent", {**given, "listen": "0.0.0.0:0"})
+    make_suite("agent", {**given, "listen": "0.0.0.0:0", "advertised_host": "offbeat"})
+
+
 REFUSED = {
     "no keys": ({"listen": "0.0.0.0:0"}, "other hosts can reach it, and nothing is encrypted"),
     "a name": ({"listen": "actor-3:0"}, "other hosts can reach it"),

@@ -64,10 +64,12 @@ def test_processes_that_compute_share_the_cores(cores, sections, expected):
 
 
 def test_only_an_optimizer_on_the_cpu_takes_cores_beside_gpus():
-    assert decided([H200, H200], SMALL).learner.threads == 1
+    run = config(learner={"processes": 4}, generator={"count": 4})
+    found = resolved(run, placement(run, 8), [H200] * 8, LARGE, cores=192)
+    assert (found.learner.threads, found.generator.threads) == (1, 1)
     run = config(learner={"offload": "optimizer"})
     found = resolved(run, placement(run, 2), [H200, H200], SMALL, cores=16)
-    assert found.learner.threads == 16
+    assert (found.learner.threads, found.generator.threads) == (16, 1)
 
 
 def test_roles_with_gpus_of_their_own():

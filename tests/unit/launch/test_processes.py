@@ -1,6 +1,7 @@
 """Test what the supervisor does to a process: the environment it gets, and the stacks of one that hangs."""
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -9,10 +10,22 @@ import pytest
 
 from launch import cli, exit_codes
 from launch.errors import RoleFailed
-from launch.processes import Ranks, dump_stacks, kill, role_command, role_environment, spawn
+from launch.processes import Ranks, dump_stacks, kill, role_command, role_environment, spawn, usable_cores
 from launch.run_file.load import check
 from launch.supervise.panel import Panel
 from launch.supervise.supervisor import train
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("max 100000", 2), ("100000 100000", 1), ("50000 100000", 1), ("9900000 100000", 2), ("", 2)],
+)
+def test_cores_are_those_that_the_container_may_use(tmp_path, monkeypatch, text, expected):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    limit = tmp_path / "cpu.max"
+    limit.write_text(text)
+    assert usable_cores(limit) == expected
+    assert usable_cores(tmp_path / "none") == 2
 
 
 def test_a_process_that_hangs_says_where_it_stands_before_it_is_killed(tmp_path):

@@ -37,8 +37,31 @@ def learner(family=HINT, **settings):
             'shared_prefix is "mean" but no trajectory begins',
         ),
         (
-            learner(BRANCH, algorithm={"shared_prefix": "sum", "advantage": {"kind": "turn_return"}}),
-            'shared_prefix is "sum" but .*kind is "turn_return" with an advantage for each token',
+            learner(BRANCH, algorithm={"advantage": {"kind": "turn_return"}}),
+            'kind is "turn_return" with .* a branch\'s first turn would be credited with rewards of the turns before',
+        ),
+        (
+            learner(BRANCH, reward={"coverage": {}}),
+            'reward.coverage is set with .* "branch": it counts turns',
+        ),
+        (
+            learner(BRANCH, reward={"length": {"longest_tokens": 64, "buffer_tokens": 16}}),
+            'reward.length is set with .* "branch"',
+        ),
+        (
+            learner(BRANCH, algorithm={"shared_prefix": "mean", "advantage": {"kind": "risk"}}),
+            'shared_prefix is "mean" but .* of kind "risk" is made for a whole batch',
+        ),
+        (
+            learner(BRANCH, algorithm={"shared_prefix": "sum", "aggregation": "sequence_mean"}),
+            'shared_prefix is "sum" but .*aggregation is "sequence_mean"',
+        ),
+        (
+            learner(
+                DRAFT,
+                sampling={"max_turn_tokens": 64, "max_trajectory_tokens": 999, "max_context_tokens": 128},
+            ),
+            "learner.sampling.max_context_tokens is 128 with .* a draft of max_turn_tokens 64",
         ),
     ],
 )
