@@ -46,14 +46,14 @@ def test_a_mistake_ends_the_command_and_leaves_nothing(overrides, words, tmp_pat
 
 def test_roles_by_hand_need_fixed_ports():
     done = offbeat("broker", str(ROOT / "recipes" / "spell_backward.toml"))
-    assert done.returncode == 1
+    assert done.returncode == 65
     assert "broker.endpoint=tcp://127.0.0.1:5755" in done.stderr
 
 
 def test_overrides_may_stand_before_and_behind_options():
     recipe = str(ROOT / "recipes" / "spell_backward.toml")
     done = offbeat("actor", recipe, "run.mode=sync", "--name", "a", "learner.steps=0")
-    assert done.returncode == 1
+    assert done.returncode == 65
     assert "learner.steps" in done.stderr, "the last override was read"
     assert offbeat("actor", recipe, "--nam", "a", "--wrong").returncode == 2
 

@@ -112,6 +112,7 @@ def rollout(lm, rng, g, i):
         marks=[
             *(TurnMark("anchor", turn, str(state)) for turn, state in ((1, "start"), (3, rng.integers(2)))),
             *(TurnMark("calls", turn, float(rng.integers(3))) for turn in (1, 3)),
+            TurnMark("call", 1, ("exploration", "redundant_query")[i % 2]),
         ],
     )
 
