@@ -253,8 +253,10 @@ class Assembly:
 
 
 def _without_data(task: Task) -> Task:
-    """Return a task without the data for its environment.
+    """Return a task without what only the actor needs: data for the environment, note and beginning.
 
-    Only the actor needs the data, and the task queue has it as long as the task may be leased again.
+    The task queue has them as long as the task may be leased again.
     """
-    return replace(task, data={}) if task.data else task
+    if not task.data and not task.note and task.start is None:
+        return task
+    return replace(task, data={}, note="", start=None)

@@ -64,8 +64,8 @@ class OpenEnvSession:
         until = time.monotonic() + self._timeout_s
         while True:
             try:
-                await self._connect()
-                return await self._ask("reset", data)
+                await self._connect(max(0.0, until - time.monotonic()))
+                return await self._ask("reset", data, max(0.0, until - time.monotonic()))
             except ServerLost:
                 await self.close()
                 if time.monotonic() + RETRY_S >= until:
@@ -80,7 +80,7 @@ class OpenEnvSession:
             ServerLost: the server does not answer, or has closed the session.
             EnvError: the environment failed.
         """
-        return await self._ask("step", action)
+        return await self._ask("step", action, self._timeout_s)
 
     async def close(self) -> None:
         """End the session."""
@@ -97,20 +97,20 @@ class OpenEnvSession:
             if client is not None:
                 await client.close()
 
-    async def _connect(self) -> None:
+    async def _connect(self, seconds: float) -> None:
         # The deadline of a message is asyncio's, because it spans sending and receiving.
         self._client = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout())
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(seconds):
                 self._socket = await self._client.ws_connect(self._url, max_msg_size=MESSAGE_BYTES)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             why = str(error) or type(error).__name__
             raise ServerLost(f"the OpenEnv server {self._url} does not answer: {why}") from None
 
-    async def _ask(self, kind: str, data: Mapping[str, Any]) -> Observed:
+    async def _ask(self, kind: str, data: Mapping[str, Any], seconds: float) -> Observed:
         assert self._socket is not None, "step before reset"
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(seconds):
                 await self._socket.send_json({"type": kind, "data": dict(data)})
                 message = await self._socket.receive()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:

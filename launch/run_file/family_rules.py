@@ -36,6 +36,13 @@ def family_contradictions(learner: LearnerConfig) -> Iterator[str]:
             f"learner.reward.group is set with {what}: the reward would compare each group of the family by itself; "
             "take one of the two out"
         )
+    merged = isinstance(family, BranchFamily) or (isinstance(family, HintFamily) and family.members > 0)
+    if merged and (learner.reward.stages or learner.reward.bonus is not None):
+        yield (
+            f"learner.reward.{'stages' if learner.reward.stages else 'bonus'} is set with {what}, which compares "
+            "answers of several policy versions with each other: those of one family would be valued by two rules; "
+            "take one of the two out"
+        )
     if isinstance(family, BranchFamily):
         yield from _branches(learner, family)
     sampling = learner.sampling
@@ -61,7 +68,6 @@ def _branches(learner: LearnerConfig, family: BranchFamily) -> Iterator[str]:
         "wrong": reward.wrong is not None and reward.wrong.per_turn > 0,
         "steps": reward.steps is not None,
         "coverage": reward.coverage is not None,
-        "bonus": reward.bonus is not None,
         "length": reward.length is not None,
     }
     for name in (name for name, counts in counted.items() if counts):

@@ -119,11 +119,12 @@ def test_a_snapshot_too_large_for_a_record_does_not_end_the_broker(scene, monkey
 
 def test_the_data_of_a_task_is_in_a_snapshot_once_at_most(scene):
     scene.episode("ended", data={"text": "d" * 5000})
-    (lease,) = scene.put("running", data={"text": "r" * 5000})
+    (lease,) = scene.put("running", data={"text": "r" * 5000}, note="n" * 5000)
     scene.say("actor", segment_frames(lease, status="unfinished"))
     saved = snapshot(scene.state, scene.state.store)
     assert saved.count(b"d" * 5000) == 0
     assert saved.count(b"r" * 5000) == 1
+    assert saved.count(b"n" * 5000) == 1
     (record,) = msgspec.msgpack.decode(saved, type=Snapshot).trajectories
     assert record.task.task_id == "running.0"
 

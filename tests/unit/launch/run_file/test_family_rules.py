@@ -41,6 +41,14 @@ def learner(family=HINT, **settings):
             'kind is "turn_return" with .* a branch\'s first turn would be credited with rewards of the turns before',
         ),
         (
+            learner(BRANCH, reward={"stages": [{"until_version": 3, "weights": {"right": 0.0}}]}),
+            "reward.stages is set with .* valued by two rules",
+        ),
+        (
+            learner({**HINT, "members": 1}, reward={"bonus": {}}),
+            "reward.bonus is set with .* valued by two rules",
+        ),
+        (
             learner(BRANCH, reward={"coverage": {}}),
             'reward.coverage is set with .* "branch": it counts turns',
         ),
