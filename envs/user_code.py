@@ -5,7 +5,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -80,6 +80,29 @@ def code_file(text: object) -> str:
     """
     path = text.rpartition(":")[0] if isinstance(text, str) else ""
     return path if path.endswith(".py") else ""
+
+
+def code_files(params: dict[str, Any], names: Iterable[str]) -> list[str]:
+    """Return the files of the user's code that these parameters name.
+
+    Example:
+        >>> code_files({"parse": "game.py:parse", "observe": "game:observe"}, ("parse", "observe", "score"))
+        ['game.py']
+    """
+    return [path for path in (code_file(params.get(name)) for name in names) if path]
+
+
+def with_code_beside(params: dict[str, Any], names: Iterable[str], folder: Path) -> dict[str, Any]:
+    """Return the parameters with absolute paths of these files, which are looked for beside the run file, too.
+
+    Args:
+        folder: folder of the run file.
+    """
+    found = dict(params)
+    for name in names:
+        if code_file(found.get(name)):
+            found[name] = code_beside_run_file(found[name], folder, absolute_beside_run_file)
+    return found
 
 
 def nearest(word: str, choices: list[str]) -> str:

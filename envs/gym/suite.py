@@ -14,7 +14,12 @@ from envs.blame import in_one_line
 from envs.errors import EnvError
 from envs.gym.texts import action_names, anchor, filled, finder, plain, refuse_large, written
 from envs.reasoning_gym_suite import opening, task_of
-from envs.user_code import absolute_beside_run_file, code_beside_run_file, code_file, load_callable
+from envs.user_code import (
+    code_file,
+    code_files,
+    load_callable,
+    with_code_beside,
+)
 from protocol.gauges import Gauge, table
 
 GAUGES = table(
@@ -93,16 +98,12 @@ class GymnasiumSuite:
     @staticmethod
     def find_files(params: dict[str, Any], folder: Path) -> dict[str, Any]:
         """Return the params with the paths by which every role finds the files; see `envs.registry.beside`."""
-        found = dict(params)
-        for name in NAMED:
-            if code_file(found.get(name)):
-                found[name] = code_beside_run_file(found[name], folder, absolute_beside_run_file)
-        return found
+        return with_code_beside(params, NAMED, folder)
 
     @staticmethod
     def files(params: dict[str, Any]) -> list[str]:
         """Return the files of the user's code."""
-        return [path for path in (code_file(params.get(name)) for name in NAMED) if path]
+        return code_files(params, NAMED)
 
     def episode(self) -> Env:
         return cast(Env, _GymnasiumEpisode(self))
