@@ -15,6 +15,8 @@ PUBLISHED_FILE = "published.json"
 """File in the run folder that holds a `PublishedVersion`."""
 RESULT = "result.json"
 """File in the run folder that the learner writes at the end of its work."""
+METRICS = "metrics.jsonl"
+"""File in the run folder with a line of figures for each step."""
 CHECKPOINTS = "checkpoints"
 """Folder of checkpoints in the run folder."""
 SHARED_MEMORY = Path("/dev/shm")

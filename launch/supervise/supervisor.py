@@ -25,7 +25,7 @@ from launch.supervise.posts import BROKER_START_S, LEARNER
 from launch.supervise.starting import Starting, keep_starts, last_starts
 from launch.supervise.summary import Summary, write_summary
 from learner.checkpoints.checkpoint_files import step_back
-from learner.run_files import CHECKPOINTS, RESULT
+from learner.run_files import CHECKPOINTS, METRICS, RESULT
 from protocol.security.http_tls import scheme
 
 log = logging.getLogger(__name__)
@@ -207,7 +207,7 @@ def watch(
         RoleFailed: the learner left no result, or a process cannot be started again.
         NothingTrained: interrupted before the learner had joined the broker.
     """
-    asked_at, joined = 0.0, False
+    asked_at, joined, before = 0.0, False, size_of(folder / METRICS)
     starting = Starting(crew.names, last_starts(config.run.dir))
     while not crew.finished():
         if answer := poller.take():
@@ -226,7 +226,8 @@ def watch(
         if not asked_at:
             crew.revive(time.monotonic())
         panel.update(folder, config, restarts=crew.restarts, starting=starting.text)
-        if interrupt.asked and not joined:
+        # A resumed learner finds whole batches, and may make steps before the broker's answer names it.
+        if interrupt.asked and not joined and size_of(folder / METRICS) == before:
             raise NothingTrained(f"{interrupt.word} before the learner had joined; nothing was trained")
         if interrupt.asked and not asked_at:
             panel.note(f"stopping{': the learner writes a checkpoint' if config.learner.steps else ''}")
@@ -238,6 +239,14 @@ def watch(
     panel.update(folder, config, restarts=crew.restarts, last=True)
     if not (folder / RESULT).exists():
         raise crew.failed(LEARNER)
+
+
+def size_of(path: Path) -> int:
+    """Return the size of a file in bytes, 0 if it is not there."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def prepare_model(config: RunConfig, folder: Path, panel: Panel, interrupt: "Interrupt") -> None:
