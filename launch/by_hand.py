@@ -7,6 +7,7 @@ from launch.errors import ConfigError
 from launch.preflight.decided import decided_by_hand
 from launch.processes import ranks_of, role_command, role_environment
 from launch.run_file.sections import RunConfig
+from learner.run_files import METRICS
 
 
 def run_by_hand(
@@ -36,7 +37,7 @@ def run_by_hand(
     folder = run_folder.of_first_host(config) if node else run_folder.join(config)
     if not node:
         exit_codes.clear_note(folder, name or role)
-    if role == "learner" and not (resume or node) and (folder / "metrics.jsonl").exists():
+    if role == "learner" and not (resume or node) and (folder / METRICS).exists():
         raise ConfigError(f"{folder} holds a run already; go on with --resume, or choose another run.name")
     saved = f"config-{name or role}{f'-node-{node}' if node else ''}.json"
     run_folder.save_config(config, folder / saved)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from learner.charts import CHARTS, OVERVIEW, histogram_tag
 from learner.gauges import REWARD, is_declared
 from learner.intake.evaluation import mean_rewards, share_correct
+from learner.run_files import METRICS
 from learner.samples.sample import Sample
 from learner.samples.show import markdown_table
 from learner.trajectory import Trajectory
@@ -88,7 +89,7 @@ class Report:
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / "tb"
-        self._path = run_dir / "metrics.jsonl"
+        self._path = run_dir / METRICS
         self._reasons = 0
         self._open(purge_step=None)
 

@@ -16,7 +16,7 @@ from envs.base import ChatMessage, Env, Split, SuiteFacts
 from envs.errors import EnvError
 from envs.reasoning_gym_suite import task_of
 from envs.rows.reading import DataRow, read_rows
-from envs.rows.splitting import is_heldout, key_of, position
+from envs.rows.splitting import is_heldout, key_of, of_task
 from envs.user_code import absolute_beside_run_file, code_beside_run_file, code_file, load_callable
 from protocol.security.http_tls import CERTIFICATE_FILE
 
@@ -180,15 +180,7 @@ class AgentSuite:
         return replace(row, values=deepcopy(row.values))
 
     def _row(self, index: int, split: Split) -> DataRow:
-        rows = self._rows[split]
-        if split == "train":
-            return rows[position(index, len(rows), self._seed)[0]]
-        if index >= len(rows):
-            raise EnvError(
-                f"held-out task {index}: there are {len(rows)} held-out rows; lower learner.evaluation_tasks to "
-                f"{len(rows)}"
-            )
-        return rows[index]
+        return of_task(self._rows, index, split, self._seed)
 
     def _solved(self, rewards: dict[str, float]) -> bool | None:
         """Return whether the reward that decides is high enough; None if it is not known which one decides."""

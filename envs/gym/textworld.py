@@ -11,7 +11,7 @@ from envs.errors import EnvError
 from envs.gym.suite import ROLES
 from envs.gym.texts import filled
 from envs.reasoning_gym_suite import opening, task_of
-from envs.rows.splitting import is_heldout, position
+from envs.rows.splitting import is_heldout, of_task
 from envs.tools.calls import without_thought
 from envs.user_code import absolute_beside_run_file
 
@@ -142,15 +142,7 @@ class TextWorldSuite:
         Raises:
             EnvError: there are fewer held-out games.
         """
-        games = self._games[split]
-        if split == "train":
-            return games[position(index, len(games), self._seed)[0]]
-        if index >= len(games):
-            raise EnvError(
-                f"held-out task {index}: there are {len(games)} held-out games; lower learner.evaluation_tasks to "
-                f"{len(games)}"
-            )
-        return games[index]
+        return of_task(self._games, index, split, self._seed, "games")
 
     def start(self, path: Path) -> Any:
         """Return a game. Call it and the game's methods with the lock."""

@@ -1,8 +1,14 @@
 """Chooses held-out rows, and the order of the rows in each epoch. Pure, and equal in every process."""
 
 import json
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
+
+from envs.base import Split
+from envs.errors import EnvError
+
+T = TypeVar("T")
 
 ROUNDS = 8
 """Rounds of the network that permutes rows; four make a permutation that looks random (Luby and Rackoff, 1988)."""
@@ -86,3 +92,28 @@ def permuted(place: int, size: int, key: str, *, back: bool = False) -> int:
 
 def _number(text: str) -> int:
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+
+
+def of_task(parts: Mapping[Split, Sequence[T]], index: int, split: Split, seed: int, what: str = "rows") -> T:
+    """Return the row of a task: shuffled for each epoch in training, in order where it is held out.
+
+    Args:
+        parts: rows for training, and those that are held out.
+        what: word for them in the error.
+
+    Raises:
+        EnvError: there are fewer held-out rows.
+
+    Example:
+        >>> of_task({"train": ["a"], "heldout": ["b", "c"]}, 1, "heldout", 0)
+        'c'
+    """
+    rows = parts[split]
+    if split == "train":
+        return rows[position(index, len(rows), seed)[0]]
+    if index >= len(rows):
+        raise EnvError(
+            f"held-out task {index}: there are {len(rows)} held-out {what}; lower learner.evaluation_tasks to "
+            f"{len(rows)}"
+        )
+    return rows[index]

@@ -21,7 +21,7 @@ from envs.rows.reward_functions import (
     plain_names,
 )
 from envs.rows.reward_processes import RewardProcesses
-from envs.rows.splitting import index_of, is_heldout, key_of, position
+from envs.rows.splitting import index_of, is_heldout, key_of, of_task
 from envs.user_code import absolute_beside_run_file, code_beside_run_file, code_file
 from protocol.gauges import Gauge, table
 
@@ -166,15 +166,7 @@ class RowsSuite:
         Raises:
             EnvError: there are fewer held-out rows.
         """
-        rows = self._rows[split]
-        if split == "train":
-            return rows[position(index, len(rows), self._seed)[0]]
-        if index >= len(rows):
-            raise EnvError(
-                f"held-out task {index}: there are {len(rows)} held-out rows; lower learner.evaluation_tasks to "
-                f"{len(rows)}"
-            )
-        return rows[index]
+        return of_task(self._rows, index, split, self._seed)
 
     def begin(self, index: int, split: Split) -> tuple[DataRow, RawPrompt, list[ChatMessage]]:
         """Return the row of a task that begins, its prompt, and the first messages."""

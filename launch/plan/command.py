@@ -20,6 +20,7 @@ from launch.plan.rates import SETTING, Measured, MeasuredRates
 from launch.plan.rates_file import check_overrides, format_rates, load_rates, rates_from
 from launch.resuming import saved_settings
 from launch.run_file.sections import RunConfig
+from learner.run_files import METRICS
 
 COMPARED = {
     "trained_tokens_per_second": "trained tokens/s",
@@ -28,7 +29,6 @@ COMPARED = {
     "learner_idle_share": "learner idle",
     "generator_idle_share": "generator idle",
 }
-METRICS = "metrics.jsonl"
 FROM_METRICS = (
     "the rates are means of an earlier run, in which all roles shared this machine; --calibrate 30 measures more "
     "exactly, and what happens with other numbers of sequences"

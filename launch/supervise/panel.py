@@ -16,6 +16,7 @@ from launch.supervise.episodes import episodes_row, failing, percent
 from launch.supervise.metrics_tail import MEAN, SMOOTHED_STEPS, MetricsTail, held_out, sentence, set_of
 from launch.supervise.sample_lines import evaluation_samples, sample_lines
 from launch.supervise.summary import Summary, of_set
+from learner.run_files import METRICS
 from learner.samples.sample import newest_samples
 from learner.units import RECOMMITTED
 
@@ -210,7 +211,7 @@ class Panel:
             starting: who has not joined yet, see `Starting.text`.
         """
         now = time.monotonic()
-        for news in self._tail.read(folder / "metrics.jsonl"):
+        for news in self._tail.read(folder / METRICS):
             self.note(sentence(news))
             if (name := set_of(news)) is not None:
                 for sample in evaluation_samples(newest_samples(folder), news["step"], name):

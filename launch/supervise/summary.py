@@ -9,7 +9,7 @@ from typing import Any
 from launch.run_file.sections import RunConfig
 from launch.supervise.learning_curve import draw_curve
 from learner.checkpoints.models import best_model, best_of, score_of
-from learner.run_files import RESULT
+from learner.run_files import METRICS, RESULT
 
 SCHEMA = 1
 Summary = dict[str, Any]
@@ -138,7 +138,7 @@ def generator_idle_share(steps: list[dict[str, Any]]) -> float:
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Return all lines of ``metrics.jsonl``."""
-    path = folder / "metrics.jsonl"
+    path = folder / METRICS
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
