@@ -21,8 +21,9 @@ test: setup             ## all tests but the end-to-end ones
 	$(BIN)/python -m pytest -n 2 --dist loadfile -q tests/unit tests/oracle tests/property protocol broker envs actors learner launch
 	$(BIN)/python -m pytest -n 2 --dist loadfile -q tests/integration
 
-soak: setup             ## the property tests with fifty times as many examples, and slow programs; some ten minutes
-	OFFBEAT_EFFORT=50 $(BIN)/python -m pytest -n 2 -q tests/property tests/integration/benchmarks
+soak: setup             ## the property tests with fifty times as many examples, and slow tests; a quarter of an hour
+	OFFBEAT_EFFORT=50 $(BIN)/python -m pytest -n 2 -q tests/property
+	$(BIN)/python -m pytest -q -m soak tests
 
 check: setup            ## format, lint, types, layering
 	$(BIN)/ruff format --check .

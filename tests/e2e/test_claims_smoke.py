@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.soak
 def test_arms_take_turns_until_their_tokens_are_used(tmp_path):
     out, plot = tmp_path / "out.jsonl", tmp_path / "plot.png"
     done = subprocess.run(

@@ -18,7 +18,9 @@ SETS = (
 ADAPTERS = ("learner.lora.rank=8", "learner.optimizer.lr=0.01", "learner.optimizer.warmup_steps=0")
 
 
-@pytest.mark.parametrize("settings_of_run", [(), ADAPTERS], ids=["all weights", "adapters"])
+@pytest.mark.parametrize(
+    "settings_of_run", [pytest.param((), marks=pytest.mark.soak), ADAPTERS], ids=["all weights", "adapters"]
+)
 def test_a_run_is_evaluated_by_its_model_and_by_its_checkpoint(
     offbeat, train_command, root, tmp_path, settings_of_run
 ):

@@ -5,7 +5,7 @@ import pytest
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.mark.parametrize("recipe", ["spell_backward", "calculator"])
+@pytest.mark.parametrize("recipe", [pytest.param("spell_backward", marks=pytest.mark.soak), "calculator"])
 def test_at_lag_zero_the_ratios_are_one(offbeat, recipe):
     run = offbeat(recipe, "run.mode=sync", "learner.steps=4", "learner.evaluation_tasks=0")
     assert len(run.steps) == 4

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.soak
 def test_the_lag_is_what_it_is_forced_to_be(tmp_path):
     out, plot = tmp_path / "out.jsonl", tmp_path / "plot.png"
     done = subprocess.run(

@@ -9,7 +9,7 @@ from benchmarks.harnesses.installing import programs_of
 from envs.errors import ServerLost
 from envs.registry import make_suite
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.soak]
 SERVER = """
 import socket
 import uvicorn

@@ -56,7 +56,7 @@ def test_a_step_runs_tiny_on_a_cpu(tmp_path, step):
 
 @pytest.mark.engine
 @pytest.mark.slow
-@pytest.mark.skipif("OFFBEAT_EFFORT" not in os.environ, reason="it takes a minute; `make soak` runs it")
+@pytest.mark.soak
 def test_the_engine_runs_tiny_on_a_cpu_and_agrees_with_the_learner(tmp_path):
     figures = run("generation", tmp_path)
     assert set(figures) >= EXPECTED["generation"]
