@@ -1,8 +1,8 @@
 """Actors run environments; generators sample tokens (`generator/`). An actor never imports the generator.
 
-- `actor`: the actor process. `episode`: one episode. `start`: how one begins that has a note or a
-  prefix. `turn_tree`: which turn continues which. `render`: turns chat messages into token ids.
-  `chat_template`: the text of a conversation, and the text that messages add behind an answer.
+- `actor`: the actor process. `episode`: one episode, and `episodes/` its parts. `start`: how one begins that has a note
+  or a prefix. `render`: turns chat messages into token ids.
+- `chat_template`: the text of a conversation, and the text that messages add behind an answer.
 - `stop_strings`: ends a turn at a stop string. `segments`: cuts a trajectory into segments.
 - `uplink`: segments and task credit on their way to the broker.
 - `environments/`: runs the code of environments.

@@ -1,0 +1,100 @@
+"""The conversations of one episode as tokens: what was said, and what new messages add. Pure."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from actors.episodes.turn_tree import TurnTree
+from envs.base import ChatMessage, ToolSchema
+from protocol.messages import Sampling
+
+
+class Text(Protocol):
+    """Converter between text and tokens: a `Renderer`, or a toy in a test."""
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]: ...
+    def prompt(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()) -> list[int]: ...
+    def observation(
+        self, messages: Sequence[ChatMessage], sampled: Sequence[int], tools: Sequence[ToolSchema] = ()
+    ) -> list[int]: ...
+    def decode(self, token_ids: Sequence[int], *, keep_special: bool = False) -> str: ...
+    def check_prefix(self, known: Sequence[int], prompt: Sequence[int]) -> None: ...
+
+
+class Observation(NamedTuple):
+    """Tokens that the environment adds to the trajectory."""
+
+    token_ids: list[int]
+    after: int
+    """Turn that they continue; -1: none."""
+    tools: Sequence[ToolSchema] = ()
+    """Schemas of the tools of their conversation."""
+
+
+class Conversations:
+    """The turns of an episode, each with the tools of its conversation.
+
+    Args:
+        text: renders messages.
+        sampling: has the bounds on tokens.
+    """
+
+    def __init__(self, text: Text, sampling: Sampling) -> None:
+        self._text = text
+        self._tree = TurnTree()
+        self._tools_after: dict[int, Sequence[ToolSchema]] = {}
+        self.bound = "max_context_tokens" if sampling.max_context_tokens else "max_trajectory_tokens"
+        """Setting that bounds a branch."""
+        self.longest = sampling.max_context_tokens or sampling.max_trajectory_tokens
+        """Most tokens of a branch."""
+
+    @property
+    def answers(self) -> list[int]:
+        """Turns that the policy sampled, in order."""
+        return self._tree.answers
+
+    def first(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema]) -> Observation:
+        """Return the first prompt."""
+        return Observation(self._text.prompt(messages, tools), -1, tools)
+
+    def anew(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] | None = None) -> Observation:
+        """Return the prompt of a new conversation, or what is new of it if it goes on where an earlier one was.
+
+        Args:
+            tools: None: those of the first conversation.
+        """
+        tools = self._tools_after[0] if tools is None else tools
+        prompt = self._text.prompt(messages, tools)
+        turn = self._tree.begun(prompt)
+        return Observation(prompt[len(self._tree.context(turn)) :], turn, tools)
+
+    def behind(self, turn: int, messages: Sequence[ChatMessage]) -> Observation:
+        """Return what messages add behind an answer."""
+        tools = self._tools_after[turn]
+        return Observation(self._text.observation(messages, self._tree.tokens(turn), tools), turn, tools)
+
+    def length(self, observation: Observation) -> int:
+        """Return the number of tokens of a branch that ends with an observation."""
+        return self._tree.length(observation.after) + len(observation.token_ids)
+
+    def too_long(self, observation: Observation) -> bool:
+        """Return whether a branch would have no room for an answer."""
+        return self.length(observation) >= self.longest
+
+    def context(self, observation: Observation) -> list[int]:
+        """Return the tokens of a branch that ends with an observation."""
+        return [*self._tree.context(observation.after), *observation.token_ids]
+
+    def check_prefix(self, known: Sequence[int], prompt: Sequence[int]) -> None:
+        """Raise PrefixBroken, which names the first difference, unless ``prompt`` begins with ``known``."""
+        self._text.check_prefix(known, prompt)
+
+    def observed(self, turn: int, observation: Observation) -> None:
+        """Note the turn of an observation."""
+        self._tree.add(turn, observation.token_ids, after=observation.after)
+        self._tools_after[turn] = observation.tools
+
+    def answered(self, turn: int, token_ids: list[int], *, after: int) -> None:
+        """Note an answer behind the turn ``after``."""
+        self._tree.add(turn, token_ids, after=after, answer=True)
+        self._tools_after[turn] = self._tools_after[after]
