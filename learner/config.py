@@ -16,6 +16,10 @@ SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 ModuleNames = Annotated[tuple[str, ...], Field(strict=False)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 
+REDUCE_BUCKET = 500_000_000
+"""Most gradients that a rank reduces over the ranks at a time. From ZeRO stage 1 on it holds a copy of them, also if it
+is the only rank. 500 million is DeepSpeed's own number."""
+
 
 class SamplingConfig(Section):
     """How training trajectories are sampled. There is no nucleus and no top-k sampling, on purpose: they give

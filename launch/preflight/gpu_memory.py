@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from launch.placement import LEARNER, Placement
 from launch.preflight.memory import BYTES, GB, ModelSize, activation_bytes, frozen_policies, tokens_at_once
 from launch.run_file.sections import RunConfig
+from learner.config import REDUCE_BUCKET, LearnerConfig
 
 RANK_BYTES = {
     ("float32", 0): (16, 0),
@@ -58,7 +59,22 @@ def rank_gb(config: RunConfig, size: ModelSize, tokens: int) -> float:
     each += width * frozen_policies(learner.algorithm)
     each += trained if critic is not None and critic.model == "separate" else 0
     passes = activation_bytes(config, size, tokens) / GB + LOGITS_GB if tokens else 0.0
-    return CONTEXT_GB + size.parameters * each / GB + passes
+    return CONTEXT_GB + (size.parameters * each + bucket_bytes(learner, size)) / GB + passes
+
+
+def bucket_bytes(learner: LearnerConfig, size: ModelSize) -> int:
+    """Return the bytes of the buffers from which a rank reduces gradients.
+
+    DeepSpeed fills a bucket in the learner's float type: during a backward pass up to stage 2, and for the life of the
+    engine at stage 3, so a separate critic has its own there. Gradients of adapters are not counted, because they are
+    few.
+    """
+    alone = learner.zero_stage_used == 0 and learner.ranks == 1
+    if learner.lora or alone:
+        return 0
+    critic = learner.algorithm.critic
+    engines = 2 if learner.zero_stage_used == 3 and critic is not None and critic.model == "separate" else 1
+    return engines * BYTES[learner.dtype_used] * min(REDUCE_BUCKET, size.parameters)
 
 
 def engine_gb(config: RunConfig, size: ModelSize) -> float:

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from learner.config import LearnerConfig
+from learner.config import REDUCE_BUCKET, LearnerConfig
 from learner.model.lora import Adapter, adapters, published_name
 from protocol.weights.format import TORCH_DTYPES
 
@@ -122,6 +122,9 @@ def initialise(module: nn.Module, config: LearnerConfig, ranks: int) -> Any:
         fused=True,
     )
     settings = deepspeed_config(config, ranks)
+    # DeepSpeed makes the whole bucket, however few gradients there are: 2 GB in float32 for a model of any size.
+    trained = sum(getattr(p, "ds_numel", p.numel()) for p in module.parameters() if p.requires_grad)
+    settings["zero_optimization"]["reduce_bucket_size"] = min(REDUCE_BUCKET, trained)
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings)
     # A single rank has nothing to reduce; this saves copying all gradients to a buffer and back.
     if config.zero_stage_used == 0 and ranks == 1:

@@ -6,10 +6,11 @@ from collections import namedtuple
 import pytest
 
 from launch.placement import placement
-from launch.preflight.gpu_memory import Gpu, engine_gb, rank_gb, too_little_gpu_memory
+from launch.preflight.gpu_memory import Gpu, bucket_bytes, engine_gb, rank_gb, too_little_gpu_memory
 from launch.preflight.memory import ModelSize
 from launch.preflight.room import crowded_engines, too_little_room
 from launch.run_file.load import check
+from learner.config import REDUCE_BUCKET
 
 SIZE = ModelSize(parameters=100_000_000, hidden=500, inner=1500, layers=10)
 Usage = namedtuple("Usage", "total used free")
@@ -91,21 +92,40 @@ def decided(learner=None, generator=None):
 
 
 def test_a_rank_takes_eighteen_bytes_a_parameter_and_its_passes():
-    assert rank_gb(decided(), SIZE, 0) == pytest.approx(1.0 + 1.8)
-    assert rank_gb(decided({"processes": 2}), SIZE, 0) == pytest.approx(1.0 + 1.0)
-    assert rank_gb(decided({"zero_stage": 3, "processes": 4}), SIZE, 0) == pytest.approx(1.0 + 0.45)
+    # The bucket of gradients that are reduced takes two more.
+    assert rank_gb(decided(), SIZE, 0) == pytest.approx(1.0 + 1.8 + 0.2)
+    assert rank_gb(decided({"processes": 2}), SIZE, 0) == pytest.approx(1.0 + 1.0 + 0.2)
+    assert rank_gb(decided({"zero_stage": 3, "processes": 4}), SIZE, 0) == pytest.approx(1.0 + 0.45 + 0.2)
     assert rank_gb(decided({"lora": {}}), SIZE, 0) == pytest.approx(1.0 + 0.2)
     # 1,024 tokens * 2 bytes * 10 layers * (8 * 500 + 4 * 1500) values.
-    assert rank_gb(decided(), SIZE, 1024) == pytest.approx(1.0 + 1.8 + 0.2048 + 2.1)
+    assert rank_gb(decided(), SIZE, 1024) == pytest.approx(1.0 + 1.8 + 0.2 + 0.2048 + 2.1)
     fewer = decided({"gradient_checkpointing": True})
-    assert rank_gb(fewer, SIZE, 1024) == pytest.approx(1.0 + 1.8 + 1024 * 2 * (10_000 + 5_000) / 1e9 + 2.1)
+    assert rank_gb(fewer, SIZE, 1024) == pytest.approx(1.0 + 2.0 + 1024 * 2 * (10_000 + 5_000) / 1e9 + 2.1)
     assert engine_gb(decided(generator={"tensor_parallel_size": 2}), SIZE) == pytest.approx(1.1)
+
+
+def test_the_bucket_of_reduced_gradients_ends_at_half_a_billion():
+    large = ModelSize(parameters=8_000_000_000, hidden=4096, inner=12_288, layers=36)
+
+    def bucket(size=large, **learner):
+        return bucket_bytes(decided(learner).learner, size)
+
+    assert bucket() == 2 * REDUCE_BUCKET == 1_000_000_000
+    assert bucket(SIZE) == 2 * SIZE.parameters
+    assert bucket(dtype="float32", zero_stage=0) == 0
+    assert bucket(dtype="float32", zero_stage=0, processes=2) == bucket(dtype="float32") == 2_000_000_000
+    assert bucket(lora={}) == 0
+    critic = {"algorithm": {"critic": {"model": "separate"}, "advantage": {"kind": "gae"}}}
+    assert bucket(**critic) == 1_000_000_000
+    assert bucket(zero_stage=3, **critic) == 2_000_000_000
 
 
 def test_an_offloaded_optimizer_takes_the_hosts_memory_instead_of_the_gpus():
     away = {"offload": "optimizer"}
-    assert rank_gb(decided(away), SIZE, 0) == pytest.approx(1.0 + 0.2)
-    assert rank_gb(decided(away | {"zero_stage": 3, "processes": 2}), SIZE, 0) == pytest.approx(1.0 + 0.1)
+    assert rank_gb(decided(away), SIZE, 0) == pytest.approx(1.0 + 0.2 + 0.2)
+    assert rank_gb(decided(away | {"zero_stage": 3, "processes": 2}), SIZE, 0) == pytest.approx(
+        1.0 + 0.1 + 0.2
+    )
     gpus = [Gpu("x", 2.0), Gpu("x", 80.0)]
     assert 'set learner.offload = "optimizer"' in gpus_of(decided(), gpus, SIZE)[0][0]
     assert gpus_of(decided(away), gpus, SIZE)[0] == []
@@ -118,7 +138,7 @@ def test_what_fits_into_the_gpus_is_not_mentioned():
 def test_a_learner_that_cannot_fit_is_refused_and_a_tight_one_is_said():
     (line,), _ = gpus_of(decided(), [Gpu("x", 2.0), Gpu("x", 80.0)], SIZE)
     assert line.startswith(
-        "GPU 0: a rank of the learner takes at least 2.8 GB, and may use 2.0 of 2.0 GB; raise"
+        "GPU 0: a rank of the learner takes at least 3.0 GB, and may use 2.0 of 2.0 GB; raise"
     )
     refused, (line,) = gpus_of(decided(), [Gpu("x", 5.0), Gpu("x", 80.0)], SIZE)
     assert refused == []

@@ -1,0 +1,35 @@
+"""Test that the buffer from which DeepSpeed reduces gradients is as large as `offbeat check` counts it."""
+
+import pytest
+
+from launch.preflight.gpu_memory import bucket_bytes
+from launch.preflight.memory import ModelSize
+from learner.config import LearnerConfig
+from learner.update.engine import TrainingEngine
+from tests.integration.learner.tiny_qwen3 import save, tiny_model
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(save(tiny_model(tied=True, seed=3), tmp_path_factory.mktemp("model")))
+
+
+@pytest.mark.parametrize(("stage", "dtype"), [(1, "float32"), (2, "bfloat16"), (3, "bfloat16")])
+def test_the_bucket_is_no_larger_than_the_gradients_and_counted_whole(model, stage, dtype):
+    config = LearnerConfig(zero_stage=stage, dtype=dtype)
+    engine = TrainingEngine(config, model=model, total_steps=1, seed=0)
+    try:
+        zero = engine._deepspeed.optimizer
+        if stage < 3:
+            # DeepSpeed makes these buffers in a backward pass, and drops them behind it.
+            zero.setup_buckets()
+            buffers = [buffer for bucket in zero.ipg_buckets.values() for buffer in bucket.buffer]
+        else:
+            buffers = [bucket.buffer for bucket in zero.ipg_buckets.values()]
+        parameters = sum(getattr(p, "ds_numel", p.numel()) for p in engine._deepspeed.module.parameters())
+        size = ModelSize(parameters, hidden=128, inner=192, layers=2)
+        assert sum(buffer.nbytes for buffer in buffers) == bucket_bytes(config, size) > 0
+    finally:
+        engine.close()
