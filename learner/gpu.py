@@ -12,10 +12,16 @@ def take_gpu(config: LearnerConfig) -> None:
     """Make this rank's GPU the current one, and bound the memory of its tensors. Without GPUs, do nothing.
 
     Raises:
-        GpuUnusable: the rank was given a GPU, but torch cannot compute on it. It must not compute on a CPU instead.
+        GpuUnusable: the rank was given a GPU, but torch or DeepSpeed would not compute on it. It must not compute on a
+            CPU instead.
     """
     if not config.devices:
         return
+    if (accelerator := os.environ.get("DS_ACCELERATOR", "cuda")) != "cuda":
+        raise GpuUnusable(
+            f"the learner was given GPUs ({', '.join(map(str, config.devices))}), but DS_ACCELERATOR is "
+            f'"{accelerator}" in its environment, so DeepSpeed would not compute on them; unset it'
+        )
     place = int(os.environ.get("LOCAL_RANK", "0"))
     try:
         # A GPU that the driver lists may still not compute: the build of torch may lack its kernels.

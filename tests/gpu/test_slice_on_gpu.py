@@ -1,6 +1,7 @@
 """Run the whole loop in bfloat16 on one CUDA GPU that the generator and the learner share."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,9 @@ pytestmark = [
 def test_the_slice_runs_in_bfloat16(tmp_path):
     overrides = [f"run.dir={tmp_path}", "run.name=run", f"model.cache={tmp_path}"]
     command = [sys.executable, "-m", "launch.cli", "train", "tests/gpu/letters.toml", *overrides]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=800)
+    # `tests/conftest.py` gives DeepSpeed the CPU.
+    env = {name: value for name, value in os.environ.items() if name != "DS_ACCELERATOR"}
+    subprocess.run(command, cwd=ROOT, env=env, check=True, timeout=800)
     decided = json.loads((tmp_path / "run" / "config.json").read_text())
     assert decided["learner"]["dtype"] == decided["generator"]["dtype"] == "bfloat16"
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())

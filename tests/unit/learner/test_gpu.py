@@ -14,9 +14,25 @@ from protocol.errors import GpuUnusable
 GIVEN = LearnerConfig(devices=(2, 3), processes=2, gpu_memory_utilization=0.4)
 
 
+@pytest.fixture(autouse=True)
+def cuda(monkeypatch):
+    """Take away what `tests/conftest.py` sets for all other tests."""
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+
+
 def test_without_gpus_nothing_is_asked(monkeypatch):
     monkeypatch.setattr(learner.gpu, "torch", None)
     take_gpu(LearnerConfig())
+
+
+def test_a_rank_whose_deepspeed_was_told_to_take_the_cpu_ends_for_good(monkeypatch):
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    take_gpu(LearnerConfig())
+    with pytest.raises(
+        GpuUnusable, match=r"given GPUs \(2, 3\), but DS_ACCELERATOR is \"cpu\".*unset it"
+    ) as e:
+        take_gpu(GIVEN)
+    assert exit_code(e.value) == FINAL
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a torch that cannot use a GPU")
