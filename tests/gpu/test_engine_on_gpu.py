@@ -1,0 +1,98 @@
+"""The checks of vLLM's CPU engine, on a CUDA GPU in bfloat16: spans of versions, refused weights, kill."""
+
+import pytest
+import torch
+
+from actors.config import GeneratorConfig
+from tests.integration.actors.engine_checks import (
+    BAD_WEIGHTS,
+    BFLOAT16,
+    Lab,
+    check_aborted,
+    check_fresh_engine_and_killed_generator,
+    check_kept,
+    check_late_joiner_and_lost_engine,
+    check_refused,
+    check_spans,
+    check_updated,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.engine,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+EAGER = GeneratorConfig(
+    devices=(0,),
+    dtype="bfloat16",
+    enforce_eager=True,
+    kv_on_update="recomputed",
+    gpu_memory_utilization=0.2,
+    max_model_len=2048,
+    # Two engines run at a time. With fewer requests they keep less memory for activations.
+    max_num_seqs=16,
+)
+SETTINGS = {
+    "eager": {},
+    "graphs": {"enforce_eager": False},
+    "kept": {"kv_on_update": "kept"},
+}
+
+
+def lab_of(name, folder):
+    return Lab(EAGER.model_copy(update=SETTINGS[name]), folder, tied=name != "kept", arithmetic=BFLOAT16)
+
+
+def running_lab(name, factory):
+    lab = lab_of(name, factory.mktemp(name))
+    yield lab
+    lab.close()
+
+
+@pytest.fixture(scope="module")
+def eager(tmp_path_factory):
+    yield from running_lab("eager", tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory):
+    yield from running_lab("graphs", tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    yield from running_lab("kept", tmp_path_factory)
+
+
+@pytest.mark.parametrize("lab", ["eager", "graphs"])
+def test_every_token_says_which_weights_sampled_it(lab, request):
+    check_spans(request.getfixturevalue(lab))
+
+
+@pytest.mark.parametrize("lab", ["eager", "graphs", "kept"])
+def test_after_an_update_the_engine_is_the_policy_and_reads_no_stale_prefix(lab, request):
+    check_updated(request.getfixturevalue(lab))
+
+
+def test_kept_keys_and_values_are_those_of_the_earlier_version(kept):
+    check_kept(kept)
+
+
+@BAD_WEIGHTS
+def test_bad_weights_are_refused_and_good_ones_follow(eager, flaws, damage):
+    check_refused(eager, flaws, damage)
+
+
+def test_an_aborted_request_returns_what_it_has(eager):
+    check_aborted(eager)
+
+
+def test_a_lost_engine_is_an_error_of_its_requests(tmp_path):
+    check_late_joiner_and_lost_engine(EAGER, tmp_path, arithmetic=BFLOAT16)
+
+
+def test_an_updated_engine_equals_a_fresh_one_and_a_killed_generator_leaves_no_engine(eager, tmp_path):
+    check_fresh_engine_and_killed_generator(eager, tmp_path)
