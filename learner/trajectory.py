@@ -56,6 +56,8 @@ class Trajectory:
     """Facts about turns by name, which the environment gave, for example the state that a turn acted in."""
     hints: list[str] = field(default_factory=list)
     """Texts that help to solve the task, from the weakest to the strongest, if the environment gives them."""
+    parent: str = ""
+    """Trajectory from which the beginning of this one was taken; "" if it began from its prompt."""
 
     def __len__(self) -> int:
         return len(self.token_ids)

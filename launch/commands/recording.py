@@ -1,18 +1,18 @@
 """Reads from a broker's journal what a run was trained on, step by step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from broker.core.events import AnyEvent, Committed, LearnerJoined, Published, decode_event
+from broker.core.events import AnyEvent, Committed, LearnerJoined, Published, TasksPut, decode_event
 from broker.errors import JournalError
-from broker.journal.files import numbers, records
+from broker.journal.files import numbers, read_place, records
 from broker.journal.records import Kind, Loss, Place, file_name, unpack_segment
 from launch.errors import RecordingError
 from learner.retrain.recorded import RecordedStep, RecordedUnit
 from protocol import names
 from protocol.codec import decode_segment
-from protocol.messages import Deliver, Hello, Segment
+from protocol.messages import Deliver, Hello, Segment, Task
 from protocol.names import SegmentKey
 
 Forks = tuple[tuple[int, int], ...]
@@ -57,6 +57,8 @@ class Recording:
     """Trajectories that have ended."""
     process: tuple[int, int] | None = None
     """Epoch and incarnation of the newest learner process."""
+    asked: dict[str, Place] = field(default_factory=dict)
+    """Places of the events that put tasks with a note or a prefix, by task."""
     processes: list[LearnerProcess] = field(default_factory=list)
     """Learner processes whose steps were not all undone, oldest first."""
 
@@ -81,6 +83,12 @@ class Recording:
         if segment.status != "unfinished":
             self.members.setdefault(segment.group_id, []).append(name)
             self.ended.add(name)
+
+    def add_tasks(self, tasks: Sequence[Task], place: Place) -> None:
+        """Add where tasks with a note or a prefix are. The tasks themselves may be too large to keep."""
+        for task in tasks:
+            if task.note or task.start is not None:
+                self.asked.setdefault(task.task_id, place)
 
     def _joined(self, hello: Hello) -> None:
         """Add a learner process, unless it only joined again, and undo the steps after its checkpoint."""
@@ -123,6 +131,9 @@ class Recording:
             # Windows that were dropped are the context of later windows, which were trained.
             if self.unit == "segment":
                 units += [unit for unit in batch.dropped if unit not in batch.trained and self._pieces(unit)]
+            # The first group of a family was perhaps dropped, and later groups are compared with it.
+            first = {names.family_of(unit) for unit in batch.trained} - set(units)
+            units += [unit for unit in batch.dropped if unit in first and self._pieces(unit)]
             keys = {unit: self._pieces(unit) for unit in units}
             if missing := [unit for unit in units if not keys[unit]]:
                 raise RecordingError(f"unit {missing[0]} of step {step} is not in the journal {self.folder}")
@@ -133,6 +144,7 @@ class Recording:
                 units=[self._unit(unit, keys[unit]) for unit in came],
                 trained=list(batch.trained),
                 forks=self._forks(step),
+                tasks=self._tasks(keys),
             )
 
     def _forks(self, step: int) -> Forks:
@@ -152,6 +164,16 @@ class Recording:
         complete = name in self.ended and index + 1 == self.lengths[name]
         frames = [frame for key in keys for frame in self._read(self.places[key])]
         return RecordedUnit(Deliver(unit_id=unit_id, segments=len(keys), complete=complete), frames)
+
+    def _tasks(self, units: Mapping[str, Sequence[SegmentKey]]) -> list[Task]:
+        """Return the tasks of these units that have a note or a prefix."""
+        wanted = {names.task_of(name) for keys in units.values() for name, _ in keys} & self.asked.keys()
+        found: list[Task] = []
+        for place in sorted({self.asked[task_id] for task_id in wanted}):
+            event = decode_event(read_place(self.folder, place))
+            if isinstance(event, TasksPut):
+                found += [task for task in event.tasks if task.task_id in wanted]
+        return found
 
     def _read(self, place: Place) -> tuple[bytes, bytes]:
         with open(self.folder / file_name(place.file), "rb") as file:
@@ -180,8 +202,11 @@ def read(folder: Path) -> Recording:
                     raise RecordingError(f"{folder} is damaged, and cannot be replayed: {record}")
                 case Loss():
                     pass
-                case (Kind.EVENT, payload, _):
-                    recording.add_event(decode_event(payload))
+                case (Kind.EVENT, payload, place):
+                    event = decode_event(payload)
+                    recording.add_event(event)
+                    if isinstance(event, TasksPut):
+                        recording.add_tasks(event.tasks, place)
                 case (Kind.SEGMENT, payload, place):
                     recording.add_segment(decode_segment(unpack_segment(payload)[0]), place)
     except JournalError as error:

@@ -108,36 +108,21 @@ def shared_prefix_advantages(
     form of ARPO (arXiv:2507.19849). The sum has the gradient of training each copy of the prefix.
 
     Args:
-        trajectories: whole groups, [S]. The prefix of a branch is what it has before its first action token.
+        trajectories: whole groups, [S]. The prefix of a branch is what it has before its first action token, and
+            belongs to its `parent`. If the parent is not there, nobody trains the prefix.
         advantages: of each trajectory, [S].
         shared: "mean" or "sum".
     """
     rows = [np.full(len(t), a, dtype=np.float64) for t, a in zip(trajectories, advantages, strict=True)]
     counts = [np.ones(len(t)) for t in trajectories]
-    groups: dict[str, list[int]] = {}
-    for i, t in enumerate(trajectories):
-        groups.setdefault(t.group_id, []).append(i)
-    for members in groups.values():
-        for child in members:
-            if (owner := _owner(trajectories, child, members)) is not None:
-                end = trajectories[child].prompt_tokens
-                rows[owner][:end] += advantages[child]
-                counts[owner][:end] += 1
+    places = {t.trajectory_id: i for i, t in enumerate(trajectories)}
+    for t, advantage in zip(trajectories, advantages, strict=True):
+        if (owner := places.get(t.parent)) is not None:
+            rows[owner][: t.prompt_tokens] += advantage
+            counts[owner][: t.prompt_tokens] += 1
     if shared == "mean":
         rows = [row / count for row, count in zip(rows, counts, strict=True)]
     return np.concatenate([np.zeros(0), *rows])
-
-
-def _owner(trajectories: Sequence[Trajectory], child: int, members: Sequence[int]) -> int | None:
-    """Return the trajectory that has sampled the tokens of a branch's prefix; None if the policy sampled none."""
-    prefix = trajectories[child].prompt_tokens
-    for other in members:
-        t = trajectories[other]
-        if other == child or not t.prompt_tokens < prefix <= len(t):
-            continue
-        if np.array_equal(t.token_ids[:prefix], trajectories[child].token_ids[:prefix]):
-            return other
-    return None
 
 
 def _alternates(t: Trajectory) -> bool:

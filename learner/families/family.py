@@ -62,6 +62,8 @@ class FamilyStage:
     def checked(self, first: "FamilyStage", children: Sequence[ChildTask]) -> "FamilyStage":
         """Return the stage without the members that did not begin as their tasks ask for.
 
+        The others get the name of the trajectory that their prefix was cut from.
+
         Args:
             first: the family's first group.
             children: tasks of this stage, by member.
@@ -69,13 +71,14 @@ class FamilyStage:
         if not first.members or not children:
             return self
         plain = first.members[0]
-        begun = [
-            t
-            for t in self.members
-            if _member(t) < len(children) and children[_member(t)].is_begun_by(t, plain)
-        ]
-        kept = set(map(id, begun))
-        return replace(self, members=begun, unbegun=[t for t in self.members if id(t) not in kept])
+        begun, unbegun = [], []
+        for t in self.members:
+            child = children[_member(t)] if _member(t) < len(children) else None
+            if child is None or not child.is_begun_by(t, plain):
+                unbegun.append(t)
+            else:
+                begun.append(t if child.start is None else replace(t, parent=child.start.parent))
+        return replace(self, members=begun, unbegun=unbegun)
 
 
 @dataclass

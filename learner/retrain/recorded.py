@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from protocol.messages import Deliver
+from protocol.messages import Deliver, Task
 
 
 class RecordedUnit(NamedTuple):
@@ -23,8 +23,11 @@ class RecordedStep:
     version: int
     """Policy version that the step updated."""
     units: Sequence[RecordedUnit]
-    """Units in the order of delivery; dropped windows included, because later windows need their context."""
+    """Units in the order of delivery. Dropped windows and first groups of families are among them: later windows need
+    their context, and later groups are compared with the first."""
     trained: Sequence[str]
     """Ids of the batch's units, in the order of the batch."""
     forks: Sequence[tuple[int, int]] = ()
     """Forks of the learner's `protocol.version_line.VersionLine`."""
+    tasks: Sequence[Task] = ()
+    """Tasks of the units that have a note or a prefix."""

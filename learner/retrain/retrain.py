@@ -17,7 +17,7 @@ from learner.run_files import PublishedVersion
 from learner.trainer import Trainer
 from learner.units import Unit
 from learner.update.engine import TrainingEngine
-from protocol.messages import PublishWeights
+from protocol.messages import PublishWeights, Task
 from protocol.version_line import VersionLine
 
 log = logging.getLogger(__name__)
@@ -43,11 +43,12 @@ class RecordedBatches:
         # The recording does not contain units that the filter dropped, so the filter is off.
         self.intake = Intake(curriculum, filter_uniform=False, windows=config.train_on == "windows")
         self._batch: Sequence[str] = ()
+        self._tasks: Sequence[Task] = ()
         self._step = 0
 
     def load(self, recorded: RecordedStep) -> None:
         """Receive the recorded deliveries of a step."""
-        self._batch, self._step = recorded.trained, recorded.step
+        self._batch, self._tasks, self._step = recorded.trained, recorded.tasks, recorded.step
         for unit in recorded.units:
             self.intake.received(unit.deliver, unit.frames)
 
@@ -64,11 +65,12 @@ class RecordedBatches:
                 f"{missing[0]!r} is the first; with another version of the program, or other settings?"
             )
         batch = [ready.pop(unit_id) for unit_id in self._batch]
-        self.intake.drop(list(ready.values()), "not_trained")
+        others = list(ready.values())
+        self.intake.drop(others, "not_trained")
         for unit in batch:
             self.intake.ready.remove(unit)
         family = self.intake.curriculum.config.family
-        return batch if family is None else joined(family, batch)
+        return batch if family is None else joined(family, batch, others=others, tasks=self._tasks)
 
     def commit(
         self, trained: Sequence[Unit], *, step: int, version: int = -1, replayed_tokens: int = 0

@@ -23,12 +23,13 @@ from learner.families.recorded import joined
 from learner.units import Unit
 from learner.update.credit_assignment import assign_credit
 from protocol import names
-from protocol.messages import MAX_TEXT, Reward, Turn
+from protocol.messages import MAX_TEXT, Reward, Task, Turn
 from tests.trajectories import make_trajectory, make_turns
 
 SOLUTION = "".join(chr(33 + i % 90) for i in range(100))
 GHPO = HintFamily(note="{hint}")
 SCAF = HintFamily(note="{hint}", shares=(0.25, 0.5, 0.75, 1.0), members=1)
+PAIR = HintFamily(note="{hint}", shares=(0.5, 1.0), members=2)
 
 
 def stage(number, rewards, *, hints=(SOLUTION,), family="0g3", lost=False):
@@ -263,6 +264,34 @@ def test_a_recorded_family_is_trained_as_it_was(config, groups):
     assert [t.group_id for t in again.trajectories] == [t.group_id for t in was.trajectories]
 
 
+@pytest.mark.parametrize(
+    ("config", "begun"),
+    [(GHPO, [[0] * 4, [0, 1, 0, 1]]), (PAIR, [[0] * 4, [1, 1]]), (DRAFT, [[0.5, 0.1], [1, 0, 0, 0]])],
+    ids=["ghpo", "scaf", "draft"],
+)
+def test_a_recorded_member_that_was_played_without_its_note_stays_out(config, begun):
+    family, asked = play(config, begun[0], group_size=len(begun[1]), decode=letters)
+    first, second = family.stages[0], stage(1, begun[1])
+    # An old actor has played the first member from the plain prompt.
+    members = [replace(second.members[0], token_ids=first.members[0].token_ids), *second.members[1:]]
+    members = [replace(t, group_size=len(members)) for t in members]
+    family.add(replace(second, members=members), asked[0])
+    was = settle(config, family)
+    tasks = [
+        Task(task_id=f"0g3r1.{i}", env="e", group_id="0g3r1", group_size=len(members), note=child.note)
+        for i, child in enumerate(asked[0])
+    ]
+    units = [Unit("0g3", "0g3", list(first.members)), Unit("0g3r1", "0g3r1", members)]
+    in_batch = [u for u in units if any(t.trajectory_id in ids(u.trajectories) for t in was.trained)]
+    others = [u for u in units if u not in in_batch]
+    (again,) = joined(config, in_batch, others=others, tasks=tasks)
+    assert ids(again.trajectories) == ids(was.trained)
+    assert members[0].trajectory_id not in ids(again.trajectories)
+    assert ids(again.parts[-1].dropped[UNBEGUN]) == [members[0].trajectory_id]
+    (fooled,) = joined(config, in_batch, others=others)
+    assert ids(fooled.trajectories) != ids(was.trained), "without the tasks it cannot be seen"
+
+
 # --- ARPO, arXiv:2507.19849 -------------------------------------------------------------------------------
 
 
@@ -346,7 +375,23 @@ def child_of(parent, turn, name, reward):
     mask[:end] = False
     turns = [replace_turn(each, action=each.action and each.index >= turn) for each in t.turns]
     ids = np.concatenate([parent.token_ids[:end], t.token_ids[end:] + 100])
-    return replace(t, action_mask=mask, turns=turns, token_ids=ids.astype(np.int32))
+    parts = {"action_mask": mask, "turns": turns, "token_ids": ids.astype(np.int32)}
+    return replace(t, parent=parent.trajectory_id, **parts)
+
+
+def test_of_two_parents_with_one_opening_the_one_that_was_branched_is_credited():
+    parent, twin = parents(2)
+    twin = replace(twin, token_ids=parent.token_ids)
+    child = child_of(twin, 3, "0g3r1.0.0", 1.0)
+    for tree in ([parent, twin, child], [twin, child, parent]):
+        rows = np.split(
+            shared_prefix_advantages(tree, np.array([2.0, 2.0, 2.0]), shared="sum"),
+            np.cumsum([len(t) for t in tree])[:-1],
+        )
+        credit = {t.trajectory_id: row[t.turns[1].start] for t, row in zip(tree, rows, strict=True)}
+        assert (credit[twin.trajectory_id], credit[parent.trajectory_id]) == (4.0, 2.0)
+    alone = shared_prefix_advantages([parent, child], np.array([2.0, 7.0]), shared="sum")
+    assert set(alone[: len(parent)]) == {2.0}, "the parent has failed, so nobody trains the prefix"
 
 
 def test_a_shared_prefix_is_credited_with_the_mean_or_the_sum_of_all_that_share_it():
@@ -386,12 +431,13 @@ def test_branches_and_whole_episodes_are_one_group():
     config = BranchFamily(rollouts=2, weight=0.0)
     parent, other = parents(2)
     family = TaskFamily("0g3", [FamilyStage("0g3", "0g3", [parent, other])])
-    child = child_of(parent, 3, "0g3r1.0.0", 1.0)
+    child = replace(child_of(parent, 3, "0g3r1.0.0", 1.0), parent="")
     wrong = child_of(other, 3, "0g3r1.1.0", 1.0)
     children = [ChildTask(start=prefix_of(parent, 3)), ChildTask(start=prefix_of(parent, 5))]
     family.add(FamilyStage("0g3r1", "0g3r1", [child, wrong]), children)
     settled = settle(config, family)
     assert ids(settled.trained) == ["0g3.0.0", "0g3.1.0", "0g3r1.0.0"]
+    assert [t.parent for t in settled.trained] == ["", "", "0g3.0.0"], "it is known from the task"
     assert {t.group_id for t in settled.trained} == {"0g3"}
     assert ids(settled.unit(family).parts[1].dropped[UNBEGUN]) == ["0g3r1.1.0"]
     algorithm = AlgorithmConfig(advantage={"kind": "group", "scale": "none"}, shared_prefix="mean")

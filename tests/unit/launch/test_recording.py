@@ -3,14 +3,21 @@
 import numpy as np
 import pytest
 
-from broker.core.events import Committed, GroupClosed, LearnerJoined, Published, encode_event
+from broker.core.events import (
+    Committed,
+    GroupClosed,
+    LearnerJoined,
+    Published,
+    TasksPut,
+    encode_event,
+)
 from broker.journal.config import JournalConfig
 from broker.journal.journal import Journal
 from broker.journal.records import Kind, file_name, pack_segment
 from launch.commands.recording import Recording, read
 from launch.errors import RecordingError
 from protocol.codec import decode_delivery, encode_arrays
-from protocol.messages import Hello, Segment
+from protocol.messages import Hello, Segment, Task
 
 
 def hello(epoch, *, step=0, deliver="group", lineage=1):
@@ -173,6 +180,33 @@ def test_windows_come_in_the_order_in_which_they_were_streamed_with_those_that_w
     assert [unit.deliver.unit_id for unit in step.units] == ["1g0.0.0/0", "1g1.0.0/0", "1g0.0.0/1"]
     assert [unit.deliver.complete for unit in step.units] == [False, False, True]
     assert list(step.trained) == ["1g0.0.0/1", "1g1.0.0/0"]
+
+
+def put(*task_ids, note=""):
+    group = task_ids[0].rpartition(".")[0]
+    return TasksPut(
+        tasks=[
+            Task(task_id=t, env="e", group_id=group, group_size=len(task_ids), note=note) for t in task_ids
+        ]
+    )
+
+
+def test_a_family_comes_with_its_first_group_and_with_its_tasks(tmp_path):
+    folder = write(
+        tmp_path / "journal",
+        hello(1),
+        put("1g0.0"),
+        segment("1g0.0.0"),
+        put("1g0r1.0", "1g0r1.1", note="begin with h"),
+        segment("1g0r1.0.0"),
+        segment("1g5.0.0"),
+        put("1g0r2.0", note="begin with hi"),
+        trained(1, "1g0r1", dropped=["1g0", "1g5"]),
+    )
+    (step,) = read(folder).steps(1)
+    assert [unit.deliver.unit_id for unit in step.units] == ["1g0", "1g0r1"]
+    assert list(step.trained) == ["1g0r1"]
+    assert [(task.task_id, task.note) for task in step.tasks] == [("1g0r1.0", "begin with h")]
 
 
 def test_what_is_missing_is_said_with_the_cure(tmp_path):

@@ -13,6 +13,8 @@ from learner.families.wiring import open_decoder, waiting_families
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange, messages_of
 from learner.intake.intake import Intake
+from learner.retrain.recorded import RecordedStep, RecordedUnit
+from learner.retrain.retrain import RecordedBatches
 from protocol import names
 from protocol.codec import MAX_HEADER_BYTES, decode, encode, encode_arrays, encode_delivery
 from protocol.messages import MAX_TEXT, Deliver, Dropped, Reward, Sampling, Segment, Task, TaskStart, Turn
@@ -196,6 +198,25 @@ def test_answers_without_their_note_are_not_trained():
     intake.commit(1, 1, intake.take(1))
     assert intake.counts.trajectories == {"unhinted": 2, "without_note": 2}
     intake.check()
+
+
+def test_retraining_leaves_out_answers_without_their_note_too():
+    """The group r1 was committed as trained, for its second member alone."""
+    config = LearnerConfig(family=HINTS, group_size=2, batch_trajectories=4)
+    first = [member("0g0", i, 0.0) for i in (0, 1)]
+    second = [member("0g0r1", 0, 1.0, plain=True), member("0g0r1", 1, 0.0)]
+    units = [
+        RecordedUnit(*decode(encode_delivery(Deliver(unit_id=group, segments=2), members)))
+        for group, members in (("0g0", first), ("0g0r1", second))
+    ]
+    tasks = [Task(task_id=f"0g0r1.{i}", env="e", group_id="0g0r1", group_size=2, note="n") for i in (0, 1)]
+    batches = RecordedBatches(config)
+    batches.load(RecordedStep(step=1, version=0, units=units, trained=["0g0r1"], tasks=tasks))
+    batch = batches.collect(step=1, version=0)
+    assert [t.trajectory_id for unit in batch for t in unit.trajectories] == ["0g0r1.1.0"]
+    batches.commit(batch, step=1)
+    batches.intake.check()
+    assert batches.intake.counts.trajectories == {"not_trained": 2, "without_note": 1}
 
 
 def test_failed_members_are_left_out_and_a_group_of_them_alone_is_unusable():
