@@ -89,6 +89,13 @@ class TurnSampler:
         cut = None if sampling.include_stop else find_stop(text, sampling.stop)
         return text[:cut]
 
+    def was_cut(self, sampled: Sequence[int], *, keep_special: bool) -> bool:
+        """Return whether a turn ended at a bound: it has neither an end token nor a stop string."""
+        if sampled[-1] in self._text.eos_ids:
+            return False
+        text = self._text.decode(sampled, keep_special=keep_special)
+        return find_stop(text, self._task.sampling.stop) is None
+
     def _until_stop(self, sampled: Sampled, turn: Sequence[int], keep_special: bool) -> Sampled:
         """Return the tokens up to the one that completes a stop string; all if none does."""
         stop = self._task.sampling.stop

@@ -99,12 +99,15 @@ class StepPlay:
         check_room(self._task, most_turns=self._max_turns)
         check_repeated(0, prompt.token_ids, self._tokens)
         for action, observed in zip(rest[::2], rest[1::2], strict=True):
+            # The environment hears of a repeated turn what it heard of the sampled one.
+            await self._most()
             before = self._cutter.turn
             self._tokens += action.token_ids
             cuts = self._cutter.observe(action.token_ids)
             self._talks.answered(before + 1, action.token_ids, after=before)
             await self._stream.send(cuts)
-            await self._tell(action.token_ids, cut=False)
+            cut = self._sampler.was_cut(action.token_ids, keep_special=self._keep_special)
+            await self._tell(action.token_ids, cut=cut)
             result = await self._step(action.token_ids)
             self._cutter.owe(finite_rewards(result))
             _, observation = await self._rendered(result)

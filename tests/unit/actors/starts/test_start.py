@@ -120,6 +120,40 @@ def test_a_branch_repeats_the_prefix_and_goes_on_behind_it():
     assert t.prompt_tokens == end
 
 
+class Told(Env):
+    """An environment that notes what it hears of each turn."""
+
+    def __init__(self, *steps):
+        super().__init__(*steps)
+        self.heard = []
+
+    def turn_limit(self):
+        self.heard.append("limit")
+
+    def turn_facts(self, facts):
+        self.heard.append((facts.prompt_tokens, facts.answer_tokens, facts.cut))
+
+
+@pytest.mark.parametrize(
+    ("script", "cuts"),
+    [
+        (("add$", "subs", "end$"), [False, True, False]),
+        (("add$", "su.", "end$"), [False, False, False]),
+        (("addd", "sub$", "en."), [True, False, False]),
+    ],
+    ids=["the second is cut", "the second has a stop string", "the first is cut"],
+)
+def test_the_environment_hears_the_same_of_a_repeated_turn(script, cuts):
+    bounds = {"max_turn_tokens": 4, "stop": ["."]}
+    once, again = Told(*STEPS), Told(*STEPS)
+    parent = assemble(play(once, Script(*script), **bounds)[0])
+    t = assemble(branch(parent, 5, again, Script(script[2]), **bounds))
+    assert t.status == "finished"
+    assert again.heard == once.heard
+    assert [heard[2] for heard in once.heard[1::2]] == cuts
+    assert again.heard[::2] == ["limit"] * 3
+
+
 def test_a_branch_has_the_return_of_the_whole_episode():
     parent = three_turns()
     t = assemble(branch(parent, 3, Env(*STEPS), Script("sub$", "end$")))
