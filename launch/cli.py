@@ -124,7 +124,7 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--changed",
                 action="store_true",
-                help="with --resume: accept another seed, environment or model",
+                help="with --resume: accept another seed, environment, model, reward or family",
             )
         if name == "learner":
             command.add_argument(

@@ -15,7 +15,7 @@ from learner.run_files import CHECKPOINTS, RESULT
 CONFIG = "config.json"
 BY_HAND = "config-learner.json"
 """Settings of a learner that was started by hand."""
-IDENTITY = ("run.seed", "env.", "model.", "learner.reward.")
+IDENTITY = ("run.seed", "env.", "model.", "learner.reward.", "learner.family")
 """Settings without which a run is a different experiment."""
 WHOLE = ("env.params", "learner.reward.weights")
 """Tables whose keys are the user's, so that a key that only one side has is a difference, too."""
@@ -101,7 +101,7 @@ def what_changed(config: RunConfig, folder: Path, *, accepted: bool) -> list[str
     The former settings are kept in ``config-until-step-N.json``.
 
     Args:
-        accepted: the user has accepted a change of the seed, the environment or the model.
+        accepted: the user has accepted a change of the seed, the environment, the model, the rewards or the families.
 
     Raises:
         ConfigError: such a change was not accepted; one line for each.

@@ -116,6 +116,27 @@ def test_a_change_of_the_experiment_is_refused_unless_it_is_accepted(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "field"),
+    [
+        ({"kind": "hint"}, {"kind": "hint", "shares": [0.5]}, "learner.family.shares"),
+        ({"kind": "hint"}, {"kind": "draft"}, "learner.family.kind"),
+        ({"kind": "branch", "rollouts": 4}, {"kind": "branch", "rollouts": 2}, "learner.family.rollouts"),
+        ({"kind": "hint"}, None, "learner.family"),
+        (None, {"kind": "draft"}, "learner.family"),
+    ],
+)
+def test_other_families_are_another_experiment(tmp_path, before, now, field):
+    """Groups that were asked for would otherwise be judged by a rule that did not ask for them."""
+    of = lambda family: {"family": family} if family else {}  # noqa: E731
+    folder = begun(tmp_path, "exp", "exp", **of(before))
+    assert what_changed(named(tmp_path, "exp", **of(before)), folder, accepted=False) == []
+    with pytest.raises(ConfigError, match=rf"^--resume: {field} is .* when .* was begun") as caught:
+        what_changed(named(tmp_path, "exp", **of(now)), folder, accepted=False)
+    assert len([line for line in str(caught.value).splitlines() if field in line]) == 1
+    assert what_changed(named(tmp_path, "exp", **of(now)), folder, accepted=True)
+
+
 def test_other_changes_are_listed_and_the_former_settings_are_kept(tmp_path):
     folder = begun(tmp_path, "exp", "exp", optimizer={"lr": 3e-4})
     assert what_changed(named(tmp_path, "exp", optimizer={"lr": 3e-4}), folder, accepted=False) == []
