@@ -11,13 +11,16 @@ TRIMMED = {
     "remix": ("learner.algorithm.reincarnation.step=2", "learner.replay.stop_at_step=2"),
     "dapo-direct": ("learner.algorithm.critic.warmup_steps=1",),
     "riskpo": ("learner.algorithm.advantage.bundle=2",),
+    "ghpo": ("env.params.hints=true",),
+    "scaf-grpo": ("env.params.hints=true",),
     "prs": ("learner.reward.stages=[{until_version = 1, weights = {step = 1.0, answer = 0.0}}]",),
 }
-"""Overrides of methods whose parts act in later steps than the few of a case, or need larger batches."""
+"""Overrides of methods whose parts act in later steps than the few of a case, need larger batches, or need hints."""
 RUN_FILES = dict.fromkeys(
-    ("fapo-rule", "gigpo", "grpo-tcr", "hgpo", "otc", "prs", "rapo", "spear", "subpo"), "calculator"
+    ("arpo-branch", "fapo-rule", "gigpo", "grpo-tcr", "hgpo", "otc", "prs", "rapo", "spear", "subpo"),
+    "calculator",
 )
-"""Run files of methods that need marks, or rewards of certain names, which other jobs may not give."""
+"""Run files of methods that need several turns, marks, or rewards of certain names, which other jobs may not give."""
 SHORT = (
     "learner.batch_trajectories=16",
     "learner.evaluation_tasks=0",
