@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 from envs.base import SuiteFacts
+from launch.run_file.judge_rules import judge_contradictions, longest_context
 from learner.config import LearnerConfig
 from learner.credit.compared import is_by_turn
 from learner.credit.short_forms import comparisons_of
-from learner.families.family_config import BranchFamily, DraftFamily, HintFamily
+from learner.families.family_config import BranchFamily, DraftFamily, HintFamily, JudgeFamily
 
 
 def family_contradictions(learner: LearnerConfig) -> Iterator[str]:
@@ -45,9 +46,10 @@ def family_contradictions(learner: LearnerConfig) -> Iterator[str]:
         )
     if isinstance(family, BranchFamily):
         yield from _branches(learner, family)
+    if isinstance(family, JudgeFamily):
+        yield from judge_contradictions(learner, family)
     sampling = learner.sampling
-    bound = "max_context_tokens" if sampling.max_context_tokens else "max_trajectory_tokens"
-    longest = sampling.max_context_tokens or sampling.max_trajectory_tokens
+    bound, longest = longest_context(learner)
     if isinstance(family, DraftFamily) and longest <= 2 * sampling.max_turn_tokens:
         yield (
             f"learner.sampling.{bound} is {longest} with {what}: a draft of "

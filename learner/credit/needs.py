@@ -6,7 +6,7 @@ from learner.config import LearnerConfig
 from learner.credit.comparison_config import ComparedAdvantage
 from learner.credit.reward_config import FewestCalls, RewardConfig
 from learner.credit.rewards import made_rewards
-from learner.families.family_config import HintFamily
+from learner.families.family_config import HintFamily, JudgeFamily
 
 VALUES = {"return", "return_to_go", "each"}
 """Values of a comparison that are no name of a reward."""
@@ -39,6 +39,8 @@ def needed_rewards(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
         yield "learner.replay.outcome", learner.replay.outcome
     if isinstance(learner.family, HintFamily) and learner.family.reward:
         yield "learner.family.reward", learner.family.reward
+    if isinstance(learner.family, JudgeFamily) and learner.family.reference != "return":
+        yield "learner.family.reference", learner.family.reference
     if isinstance(advantage, ComparedAdvantage):
         for i, term in enumerate(advantage.terms):
             if term.value not in VALUES | made:

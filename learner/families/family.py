@@ -73,7 +73,7 @@ class FamilyStage:
         plain = first.members[0]
         begun, unbegun = [], []
         for t in self.members:
-            child = children[_member(t)] if _member(t) < len(children) else None
+            child = children[member_of(t)] if member_of(t) < len(children) else None
             if child is None or not child.is_begun_by(t, plain):
                 unbegun.append(t)
             else:
@@ -135,6 +135,7 @@ def _prompt(t: Trajectory) -> NDArray[np.int32]:
     return t.token_ids[: t.turns[0].end] if t.turns else t.token_ids[: t.prompt_tokens]
 
 
-def _member(t: Trajectory) -> int:
+def member_of(t: Trajectory) -> int:
+    """Return the number of a trajectory's task in its group."""
     task = names.training_task(names.task_of(t.trajectory_id))
     return 0 if task is None else task.member

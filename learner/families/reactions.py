@@ -9,8 +9,9 @@ import numpy as np
 from learner.families.branching import next_branches, settle_branches
 from learner.families.drafts import AnswerText, next_after_drafts, settle_drafts
 from learner.families.family import ChildTask, Settled, TaskFamily
-from learner.families.family_config import BranchFamily, DraftFamily, FamilyConfig, HintFamily
+from learner.families.family_config import BranchFamily, DraftFamily, FamilyConfig, HintFamily, JudgeFamily
 from learner.families.hints import next_hint, settle_hints
+from learner.families.judging import next_judgements, settle_judgements
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ def react(config: FamilyConfig, family: TaskFamily, around: Surroundings) -> Seq
             return next_hint(config, family, around.group_size)
         case DraftFamily():
             return next_after_drafts(config, family, around.group_size, around.decode)
+        case JudgeFamily():
+            return next_judgements(config, family, around.group_size, around.decode)
         case BranchFamily():
             rng = np.random.default_rng([around.seed, family.index])
             return next_branches(config, family, group_size=around.group_size, room=around.room, rng=rng)
@@ -50,13 +53,22 @@ def react(config: FamilyConfig, family: TaskFamily, around: Surroundings) -> Seq
             assert_never(config)
 
 
-def settle(config: FamilyConfig, family: TaskFamily) -> Settled:
-    """Return what is trained of a family, and why the rest is not. Each member is in one of the two."""
+def settle(config: FamilyConfig, family: TaskFamily, decode: AnswerText | None = None) -> Settled:
+    """Return what is trained of a family, and why the rest is not. Each member is in one of the two.
+
+    Args:
+        config: kind of the family.
+        family: all its groups.
+        decode: turns the tokens of an answer into text; a family of kind "judge" needs it.
+    """
     match config:
         case HintFamily():
             return settle_hints(config, family)
         case DraftFamily():
             return settle_drafts(family)
+        case JudgeFamily():
+            assert decode is not None, "judgements are read"
+            return settle_judgements(config, family, decode)
         case BranchFamily():
             return settle_branches(family)
         case _:

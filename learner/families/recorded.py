@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from learner.errors import CannotRetrain
+from learner.families.drafts import AnswerText
 from learner.families.family import ChildTask, FamilyStage, TaskFamily
 from learner.families.family_config import FamilyConfig
 from learner.families.reactions import settle
@@ -11,7 +13,12 @@ from protocol.messages import Task
 
 
 def joined(
-    config: FamilyConfig, groups: Sequence[Unit], *, others: Sequence[Unit] = (), tasks: Sequence[Task] = ()
+    config: FamilyConfig,
+    groups: Sequence[Unit],
+    *,
+    others: Sequence[Unit] = (),
+    tasks: Sequence[Task] = (),
+    decode: AnswerText | None = None,
 ) -> list[Unit]:
     """Return the families of recorded groups, each as the unit that the recorded run trained.
 
@@ -22,6 +29,10 @@ def joined(
         groups: units of a batch, in the order of the batch.
         others: units that were not trained, among them first groups of these families.
         tasks: tasks of the groups that have a note or a prefix.
+        decode: turns the tokens of an answer into text, see `settle`.
+
+    Raises:
+        CannotRetrain: answers were valued by judgements that were not trained, so the recording lacks them.
     """
     children = {task.task_id: ChildTask(task.note, task.start) for task in tasks}
     first = {unit.group_id: FamilyStage(unit.group_id, "", unit.trajectories) for unit in (*others, *groups)}
@@ -36,7 +47,13 @@ def joined(
             if names.stage_of(group.group_id) and family_id in first:
                 stage = stage.checked(first[family_id], _asked(group, children))
             family.add(stage)
-        units.append(settle(config, family).unit(family))
+        settled = settle(config, family, decode)
+        if not settled.trained:
+            raise CannotRetrain(
+                f"family {family_id}: its answers were valued by judgements that were not trained, and a recording has "
+                "only what was trained"
+            )
+        units.append(settled.unit(family))
     return units
 
 

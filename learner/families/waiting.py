@@ -194,7 +194,7 @@ class WaitingFamilies:
         del self._waiting[family.family_id]
         self._settled.add(family.family_id)
         self._groups.append(len(family.stages))
-        unit = settle(self.config, family).unit(family)
+        unit = settle(self.config, family, self.decode).unit(family)
         # Groups that nobody asked for: the learner before this one decided otherwise.
         strays = [UnitPart(s.unit_id, [], {LATE: s.members}) for s in waiting.early.values() if s.unit_id]
         return Unit(unit.unit_id, unit.group_id, unit.trajectories, (*unit.parts, *strays))

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 from learner.config import LearnerConfig
 from learner.errors import ModelUnusable
 from learner.families.drafts import AnswerText
+from learner.families.family_config import JudgeFamily
 from learner.families.waiting import WaitingFamilies
 from learner.intake.curriculum import Curriculum
 
@@ -29,6 +30,15 @@ def waiting_families(
     if config.family is None:
         return None
     return WaitingFamilies(config.family, curriculum, open_decoder(model), seed)
+
+
+def decoder_of_judgements(config: LearnerConfig, model: str) -> AnswerText | None:
+    """Return what reads the judgements of a recorded run; None if its families have none.
+
+    Raises:
+        ModelUnusable: the tokenizer cannot be read.
+    """
+    return open_decoder(model) if isinstance(config.family, JudgeFamily) else None
 
 
 def open_decoder(model: str) -> AnswerText:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from learner.config import LearnerConfig
 from learner.errors import CannotRetrain
+from learner.families.drafts import AnswerText
 from learner.families.recorded import joined
+from learner.families.wiring import decoder_of_judgements
 from learner.intake.curriculum import Curriculum
 from learner.intake.intake import Intake
 from learner.metrics import Report
@@ -38,7 +40,8 @@ class RecordedBatches:
 
     in_step = awaits_versions = False
 
-    def __init__(self, config: LearnerConfig) -> None:
+    def __init__(self, config: LearnerConfig, decode: AnswerText | None = None) -> None:
+        self._decode = decode
         curriculum = OwnsEveryTask("", config)
         # The recording does not contain units that the filter dropped, so the filter is off.
         self.intake = Intake(curriculum, filter_uniform=False, windows=config.train_on == "windows")
@@ -70,7 +73,9 @@ class RecordedBatches:
         for unit in batch:
             self.intake.ready.remove(unit)
         family = self.intake.curriculum.config.family
-        return batch if family is None else joined(family, batch, others=others, tasks=self._tasks)
+        if family is None:
+            return batch
+        return joined(family, batch, others=others, tasks=self._tasks, decode=self._decode)
 
     def commit(
         self, trained: Sequence[Unit], *, step: int, version: int = -1, replayed_tokens: int = 0
@@ -143,7 +148,7 @@ def retrain(
         settings, model=model, total_steps=config.steps, seed=seed, segment_tokens=segment_tokens
     )
     report = Report(out)
-    batches = RecordedBatches(settings)
+    batches = RecordedBatches(settings, decoder_of_judgements(settings, engine.model))
     trainer = Trainer(
         settings, out, engine, batches, Unpublished(), report, replay=replay_table(settings), seed=seed
     )

@@ -27,11 +27,11 @@ from tests.unit.learner.test_supply import DELIVER, EPISODES, Supply
 class World(Supply):
     """One run. The learner's memory dies with the learner; its checkpoint does not."""
 
-    def __init__(self, train_on, folder, seed, lag, *, family=None, trouble=False):
+    def __init__(self, train_on, folder, seed, lag, *, family=None, trouble=False, size=2):
         super().__init__(train_on, lag=lag, seed=seed, trouble=trouble)
         self.config = LearnerConfig(
-            group_size=2, batch_trajectories=4, max_policy_lag=lag, train_on=train_on, steps=99, checkpoint_every=9,
-            start_timeout_s=5.0, data_timeout_s=5.0, family=family,
+            group_size=size, batch_trajectories=2 * size, max_policy_lag=lag, train_on=train_on, steps=99,
+            checkpoint_every=9, start_timeout_s=5.0, data_timeout_s=5.0, family=family,
         )  # fmt: skip
         self.driver = Driver(lag=lag, folder=folder, heartbeat_s=1000.0)
         self.epoch, self.deaf = 0, False

@@ -23,6 +23,8 @@ FAMILIES = {
     "group": {"kind": "hint", "shares": [0.25, 0.5]},
     "member": {"kind": "hint", "shares": [0.25, 0.5, 1.0], "members": 1},
     "draft": {"kind": "draft", "drafts": 3},
+    "judge": {"kind": "judge", "answers": 2, "highest": 1e9},
+    "judge of itself": {"kind": "judge", "answers": 2, "highest": 1e9, "reference": "absent"},
     "branch": {"kind": "branch", "rollouts": 1},
 }
 
@@ -32,7 +34,9 @@ class FamilyWorld(World):
 
     def __init__(self, folder, seed, lag, family):
         self.tasks, self.families = {}, {}
-        super().__init__("groups", folder, seed, lag, family=family, trouble=True)
+        # Two answers are judged by two judgements.
+        size = 4 if family["kind"] == "judge" else 2
+        super().__init__("groups", folder, seed, lag, family=family, trouble=True, size=size)
 
     def live(self):
         self.session = SimpleNamespace(minor=3, policy_version=0)

@@ -99,7 +99,7 @@ def test_a_method_file_sets_what_belongs_to_a_method(name):
         "group_size",
         "max_policy_lag",
     }
-    assert set(own["demo"]) <= {"run", "env", "actor", "learner"}
+    assert set(own["demo"]) <= {"run", "env", "actor", "learner", "generator", "judge"}
 
 
 def test_what_methods_set_beside_the_algorithm():
@@ -118,6 +118,7 @@ def test_what_methods_set_beside_the_algorithm():
         "rapo": {"filter_uniform_groups": False} | lag,
         "dapo-direct": {"train_on": "trajectories", "group_size": 1} | lag,
         "arpo-branch": {"group_size": 16} | lag,
+        "urpo": {"group_size": 8} | lag,
         "ppo": {"train_on": "trajectories", "group_size": 1},
         "tppo": {"train_on": "windows"} | lag,
     }
