@@ -7,19 +7,22 @@ replay") the chosen experts stay those of the proximal policy. Their weights are
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from learner.algorithms.routes import replayed_weights
+from learner.algorithms.routes import Score, replayed_weights
 from learner.errors import RoutesUnknown
 from protocol.arrays import Int64s
 
 PROBE_TOKENS = 8
 """Tokens of the short pass that finds out how a model's routers work."""
+SCALES = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
+"""Names under which routers keep a factor of all weights."""
 SMALL = 256
 """Experts of a layer up to which the number of one fits a byte."""
 
@@ -37,12 +40,28 @@ class Routed(Protocol):
     def input_place(self) -> Int64s: ...
 
 
+Weigh = Callable[[Tensor, Tensor], Tensor]
+"""Function of (logits, experts) that returns the weights which a router gives these experts."""
+
+
+class _Places(NamedTuple):
+    """Places of logits [n, E], weights [n, K] and chosen experts [n, K] in a router's answer."""
+
+    logits: int
+    weights: int
+    chosen: int
+
+    def of(self, answer: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logits, weights and chosen experts of an answer."""
+        return answer[self.logits], answer[self.weights], answer[self.chosen]
+
+
 class _Router(NamedTuple):
-    """A layer that chooses experts: it answers with logits [n, E], weights [n, K] and experts [n, K]."""
+    """A layer that chooses experts."""
 
     module: nn.Module
-    normalised: bool
-    """Whether the weights of the chosen experts add up to 1."""
+    places: _Places
+    weigh: Weigh
     experts: int
     chosen: int
 
@@ -60,13 +79,13 @@ class RouteReplay:
         lm: a causal language model of transformers, where it computes.
 
     Raises:
-        RoutesUnknown: the model has no routers, or they do not choose and weigh experts by a softmax.
+        RoutesUnknown: the model has no routers, or they do not weigh experts as `replayed_weights` can.
     """
 
     def __init__(self, lm: Any) -> None:
         self._routers = _find_routers(lm)
         for index, router in enumerate(self._routers):
-            router.module.register_forward_hook(self._hook(index, normalised=router.normalised))
+            router.module.register_forward_hook(self._hook(index, router))
         self._chosen = self._routers[0].chosen
         self._dtype = np.uint8 if self._routers[0].experts <= SMALL else np.int32
         self._table: NDArray[Any] | None = None
@@ -128,9 +147,9 @@ class RouteReplay:
         self._table = self._forced = self._real = None
         return torch.tensor([self._replayed, int(self._changed)], dtype=torch.float64)
 
-    def _hook(self, index: int, *, normalised: bool) -> Callable[..., Any]:
-        def after(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-            logits, weights, own = output
+    def _hook(self, index: int, router: _Router) -> Callable[..., Any]:
+        def after(_module: nn.Module, _inputs: Any, answer: Any) -> Any:
+            logits, weights, own = router.places.of(answer)
             if self._recording:
                 self._seen[index] = own
             if self._forced is None or self._real is None:
@@ -140,8 +159,10 @@ class RouteReplay:
             self._replayed += stays.numel()
             # The sum stays on the device, which would otherwise be waited for in every layer.
             self._changed = self._changed.to(stays.device) + (~stays).sum()
-            again = replayed_weights(logits, routes, normalised=normalised)
-            return logits, again.to(weights.dtype), routes.to(own.dtype)
+            replayed = list(answer)
+            replayed[router.places.weights] = router.weigh(logits, routes).to(weights.dtype)
+            replayed[router.places.chosen] = routes.to(own.dtype)
+            return tuple(replayed)
 
         return after
 
@@ -168,22 +189,68 @@ def _find_routers(lm: Any) -> list[_Router]:
     return [_understand(name, named[name], output) for name, output in answers.items()]
 
 
-def _understand(name: str, module: nn.Module, output: Any) -> _Router:
+def _understand(name: str, module: nn.Module, answer: Any) -> _Router:
     """Return what a router's answer to the probe says about it.
 
     Raises:
-        RoutesUnknown: its weights are no softmax of its logits, neither over all experts nor over the chosen ones.
+        RoutesUnknown: its weights are no softmax and no sigmoid of its logits, or may be either.
     """
-    if isinstance(output, tuple) and [getattr(part, "ndim", 0) for part in output] == [2, 2, 2]:
-        logits, weights, chosen = output
-        for normalised in (True, False):
-            found = replayed_weights(logits, chosen, normalised=normalised)
-            if torch.allclose(found.to(weights.dtype), weights, atol=1e-6, rtol=1e-2):
-                return _Router(module, normalised, logits.shape[1], chosen.shape[1])
+    places = _places(answer)
+    if places is not None:
+        logits, weights, chosen = places.of(answer)
+        best = _nearest(_ways(module), logits, weights, chosen)
+        if best and _agree(best, logits, chosen):
+            return _Router(module, places, best[0], logits.shape[1], chosen.shape[1])
+        if best:
+            raise RoutesUnknown(
+                f'learner.algorithm.routes is "proximal", but {name} gives all experts equal numbers, so nobody can '
+                'tell how it weighs them; train the model first, or set routes to "current"'
+            )
     raise RoutesUnknown(
-        f'learner.algorithm.routes is "proximal", but {name} does not weigh experts by a softmax of its logits, which '
-        'is all that can be replayed; set it to "current"'
+        f'learner.algorithm.routes is "proximal", but {name} does not weigh experts by a softmax or sigmoid of its '
+        'logits, which is all that can be replayed; set it to "current"'
     )
+
+
+def _places(answer: Any) -> _Places | None:
+    """Return the places of a router's answer; None if it is not made of logits, weights and experts."""
+    if not isinstance(answer, tuple) or [getattr(part, "ndim", 0) for part in answer] != [2, 2, 2]:
+        return None
+    for logits, chosen in ((0, 2), (2, 0)):
+        whole = not answer[chosen].is_floating_point() and answer[logits].is_floating_point()
+        if whole and answer[chosen].shape == answer[1].shape and len(answer[logits]) == len(answer[1]):
+            return _Places(logits, 1, chosen)
+    return None
+
+
+def _ways(module: nn.Module) -> list[Weigh]:
+    """Return the ways in which a router may weigh experts, the usual ones first."""
+    factors = [getattr(module, name, 1.0) for name in SCALES]
+    scales = dict.fromkeys([1.0, *(float(factor) for factor in factors if isinstance(factor, int | float))])
+    return [
+        partial(replayed_weights, score=score, normalised=normalised, scale=scale)
+        for scale in scales
+        for score in get_args(Score)
+        for normalised in (True, False)
+    ]
+
+
+def _nearest(ways: list[Weigh], logits: Tensor, weights: Tensor, chosen: Tensor) -> list[Weigh]:
+    """Return the ways that come nearest to a router's weights; none if all differ by more than rounding."""
+    errors = [(weigh(logits, chosen).to(weights.dtype) - weights).abs() for weigh in ways]
+    near = [
+        (float(error.sum()), weigh)
+        for error, weigh in zip(errors, ways, strict=True)
+        if (error <= 1e-6 + 1e-2 * weights.abs()).all()
+    ]
+    least = min((error for error, _ in near), default=0.0)
+    return [weigh for error, weigh in near if error == least]
+
+
+def _agree(ways: list[Weigh], logits: Tensor, chosen: Tensor) -> bool:
+    """Return whether several ways weigh experts alike, whatever the logits are: with one expert, most ways do."""
+    spread = torch.linspace(-2, 2, logits.numel(), device=logits.device).view_as(logits)
+    return all(torch.allclose(weigh(spread, chosen), ways[0](spread, chosen)) for weigh in ways)
 
 
 @torch.no_grad()

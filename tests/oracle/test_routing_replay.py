@@ -1,4 +1,4 @@
-"""Routing replay against a slow twin written from arXiv:2512.01374, and on a tiny mixture of experts.
+"""Routing replay against a slow twin written from arXiv:2512.01374, and on tiny mixtures of experts.
 
 The paper's equation: g_i = I_i exp(z_i) / sum_j I_j exp(z_j), where I marks the experts of the earlier policy and z are
 the router's present logits.
@@ -31,13 +31,26 @@ def twin(logits, routes, *, normalised):
     return weights
 
 
+def sigmoid_twin(logits, routes, *, normalised):
+    """Return weights as DeepSeek V3 forms them (arXiv:2412.19437, equations 13 and 15), for given experts."""
+    weights = np.zeros(routes.shape)
+    for token, chosen in enumerate(routes):
+        affinity = {j: 1 / (1 + np.exp(-logits[token, j])) for j in chosen}
+        for k, i in enumerate(chosen):
+            weights[token, k] = affinity[i] / (sum(affinity.values()) if normalised else 1)
+    return weights
+
+
 @pytest.mark.parametrize("normalised", [True, False])
-def test_weights_are_those_of_the_paper(normalised):
+def test_weights_are_those_of_the_papers(normalised):
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(7, 5))
     routes = np.stack([rng.permutation(5)[:2] for _ in range(7)])
-    found = replayed_weights(torch.from_numpy(logits), torch.from_numpy(routes), normalised=normalised)
+    given = torch.from_numpy(logits), torch.from_numpy(routes)
+    found = replayed_weights(*given, normalised=normalised)
     np.testing.assert_allclose(found, twin(logits, routes, normalised=normalised), atol=1e-6)
+    found = replayed_weights(*given, normalised=normalised, score="sigmoid", scale=2.5)
+    np.testing.assert_allclose(found, 2.5 * sigmoid_twin(logits, routes, normalised=normalised), atol=1e-6)
 
 
 def test_by_hand():
@@ -141,34 +154,65 @@ SIZES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("family", ["qwen2_moe", "mixtral", "olmoe"])
-def test_other_families_that_weigh_by_a_softmax_are_understood(family):
+LATENT = {
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16,
+    "head_dim": 8,
+}  # fmt: skip
+DEEPSEEK = {"n_routed_experts": 4, "n_group": 2, "topk_group": 2, "first_k_dense_replace": 0}
+SOFTMAX, SIGMOID = ("softmax", True, 1.0), ("sigmoid", True, 2.5)
+FAMILIES = {
+    "qwen2_moe": ({"num_experts": 4, "shared_expert_intermediate_size": 32}, ("softmax", False, 1.0)),
+    "mixtral": ({"num_local_experts": 4}, SOFTMAX),
+    "olmoe": ({"num_experts": 4}, ("softmax", False, 1.0)),
+    "qwen3_moe": ({"num_experts": 4, "norm_topk_prob": True}, SOFTMAX),
+    "deepseek_v2": (LATENT | DEEPSEEK | {"routed_scaling_factor": 2.5}, ("softmax", False, 2.5)),
+    "deepseek_v3": (LATENT | DEEPSEEK | {"routed_scaling_factor": 2.5}, SIGMOID),
+    "glm4_moe": ({"head_dim": 16} | DEEPSEEK | {"routed_scaling_factor": 2.5}, SIGMOID),
+    "minimax_m2": ({"head_dim": 16, "num_local_experts": 4}, ("sigmoid", True, 1.0)),
+    # These two weigh the logits of the chosen experts, so the last bits may differ.
+    "gpt_oss": ({"head_dim": 16, "num_local_experts": 4}, SOFTMAX),
+    "granitemoe": ({"num_local_experts": 4}, SOFTMAX),
+}
+ROUNDED = ("gpt_oss", "granitemoe")
+
+
+def model_of(family):
     torch.manual_seed(0)
-    experts = {"num_local_experts" if family == "mixtral" else "num_experts": 4}
-    extra = {"shared_expert_intermediate_size": 32} if family == "qwen2_moe" else {}
-    config = AutoConfig.for_model(family, **SIZES, **experts, **extra, pad_token_id=0)
-    lm = AutoModelForCausalLM.from_config(config).float().eval()
-    scene = Scene(lm)
+    settings = SIZES | {"initializer_range": 0.2} | FAMILIES[family][0]
+    config = AutoConfig.for_model(family, **settings, pad_token_id=0)
+    return AutoModelForCausalLM.from_config(config).float().eval()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_families_are_understood(family):
+    scene = Scene(model_of(family))
+    for router in scene.replay._routers:
+        way = router.weigh.keywords
+        assert (way["score"], way["normalised"], way["scale"]) == FAMILIES[family][1]
     plain = scene.recorded()
-    assert torch.equal(scene.logits(), plain)
-    scene.move()
+    torch.testing.assert_close(scene.logits(), plain, rtol=0, atol=1e-5 if family in ROUNDED else 0)
+    with torch.no_grad():
+        for router in scene.replay._routers:
+            router.module.weight.copy_(router.module.weight.flip(0))
     scene.logits()
     replayed, changed = scene.replay.end().tolist()
     assert 0 < changed < replayed
 
 
-def test_a_family_that_weighs_by_a_sigmoid_is_refused():
-    latent = {
-        "q_lora_rank": None,
-        "kv_lora_rank": 16,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 16,
-    }
-    experts = {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
-    config = AutoConfig.for_model("deepseek_v3", **SIZES, **latent, **experts, pad_token_id=0)
-    with pytest.raises(RoutesUnknown, match="does not weigh experts by a softmax"):
+def test_a_family_that_weighs_by_neither_is_refused():
+    """Phi-3.5-MoE masks logits that are far from the largest one before its softmax."""
+    config = AutoConfig.for_model("phimoe", **SIZES, num_local_experts=4, pad_token_id=0)
+    with pytest.raises(RoutesUnknown, match="does not weigh experts by a softmax or sigmoid"):
         RouteReplay(AutoModelForCausalLM.from_config(config).float().eval())
+
+
+def test_routers_that_tell_nothing_are_refused():
+    """Where all logits are 0, softmax and sigmoid give equal weights, and would differ after the first step."""
+    lm = tiny_mixture(seed=1)
+    with torch.no_grad():
+        lm.model.layers[1].mlp.gate.weight.zero_()
+    with pytest.raises(RoutesUnknown, match=r"layers\.1\.mlp\.gate gives all experts equal numbers"):
+        RouteReplay(lm)
 
 
 def test_a_dense_model_is_refused():
