@@ -2,16 +2,13 @@
 
 import pytest
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM
 
 from actors.config import GeneratorConfig
 from learner.config import LearnerConfig, OptimizerConfig
 from learner.update.engine import TrainingEngine
-from protocol.weights.files import write_version
-from tests.integration.actors.generator_harness import Running
+from tests.integration.actors.mixture_checks import check_new_experts
 from tests.integration.learner.published import weights_of
 from tests.integration.learner.tiny_mixture import save_mixture
-from tests.integration.learner.tiny_qwen3 import VOCAB, score
 from tests.trajectories import make_batch_of_groups
 
 pytestmark = [
@@ -19,9 +16,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning"),
 ]
-
-TOLERANCE = 1e-4
-PROMPT = [3, 4, 5, 6, 7]
 
 
 def train_once(model, folder):
@@ -46,36 +40,9 @@ def mixture(request, tmp_path_factory):
     return before, root / "after", train_once(before, root / "after")
 
 
-def largest_error(folder, answer):
-    model = AutoModelForCausalLM.from_pretrained(folder).float().eval()
-    expected = score(model, PROMPT, answer.ids)
-    return max(abs(logp - other) for logp, other in zip(answer.logps, expected, strict=True))
-
-
 def test_the_engine_samples_from_the_trained_experts(mixture, tmp_path):
     before, after, weights = mixture
     with safe_open(before / "model.safetensors", "pt") as file:
         assert set(file.keys()) == set(weights)
-    manifest = write_version(
-        tmp_path,
-        run="test",
-        epoch=0,
-        version=1,
-        shapes={name: ("F32", tuple(tensor.shape)) for name, tensor in weights.items()},
-        tensors=((name, memoryview(tensor.numpy()).cast("B")) for name, tensor in weights.items()),
-    )
-    settings = {"max_tokens": 60, "stop_token_ids": [VOCAB], "seed": 1}
-    running = Running(GeneratorConfig(kv_cache_mb=64, max_model_len=128), before)
-    try:
-        actor = running.actor()
-        first = running.ask(actor, "first", PROMPT, **settings)
-        running.update(manifest, version=1)
-        second = running.ask(actor, "second", PROMPT, **settings)
-    finally:
-        running.close()
-    assert set(first.versions) == {0}
-    assert set(second.versions) == {1}
-    assert largest_error(before, first) < TOLERANCE
-    assert largest_error(after, second) < TOLERANCE
-    # The two versions are far apart, so an engine that kept some old weights would be found.
-    assert largest_error(before, second) > 100 * TOLERANCE
+    config = GeneratorConfig(kv_cache_mb=64, max_model_len=128)
+    check_new_experts(config, before, after, weights, tmp_path, tolerance=1e-4)
