@@ -71,8 +71,15 @@ def test_without_movement_replay_changes_nothing(model):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"gradient_checkpointing": True}, {"share_prefixes": False}, {"zero_stage": 3}],
-    ids=lambda settings: next(iter(settings)),
+    [
+        {"gradient_checkpointing": True},
+        {"share_prefixes": False},
+        {"micro_batch_tokens": 400},
+        {"zero_stage": 1},
+        {"zero_stage": 2},
+        {"zero_stage": 3},
+    ],
+    ids=lambda settings: "=".join(map(str, *settings.items())),
 )
 def test_how_the_passes_are_computed_does_not_matter(model, replayed, settings):
     metrics, weights = train(model, **settings)
@@ -90,17 +97,32 @@ def test_a_dense_model_is_refused_at_the_start(tmp_path):
         train(save(tiny_model(tied=True, seed=0), tmp_path))
 
 
-def test_two_ranks_replay_what_either_recorded(model, tmp_path):
-    """In the second pass a rank trains trajectories whose routes the other rank has recorded."""
-    out = run_two_ranks(str(model), tmp_path, [f"0-float32-{STEPS}"], timeout_s=240) / f"0-float32-{STEPS}"
-    result = json.loads((out / "result.json").read_text())
-    single = TrainingEngine(
+CASES = {stage: f"{stage}-float32-{STEPS}" for stage in (0, 1, 2, 3)}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(model, tmp_path_factory):
+    """Return the folder with two ranks' results; one start serves all stages."""
+    return run_two_ranks(str(model), tmp_path_factory.mktemp("out"), list(CASES.values()), timeout_s=400)
+
+
+@pytest.fixture(scope="module")
+def one_rank(model):
+    """Return the metrics of two updates on one rank, and the trained weights."""
+    engine = TrainingEngine(
         LearnerConfig(**method_settings(STEPS, 1)), model=str(model), total_steps=10, seed=5
     )
     try:
-        for batch, metrics in zip(method_batches(), result, strict=True):
-            expected = single.update(batch, current_version=2).metrics
-            assert metrics[SHARE] == pytest.approx(expected[SHARE], abs=0.01)
-        assert_weights_close(load_file(out / "trained.safetensors"), weights_of(single), atol=1e-4)
+        metrics = [engine.update(batch, current_version=2).metrics for batch in method_batches()]
+        return metrics, weights_of(engine)
     finally:
-        single.close()
+        engine.close()
+
+
+@pytest.mark.parametrize("stage", CASES)
+def test_two_ranks_replay_what_either_recorded(two_ranks, one_rank, stage):
+    """In the second pass a rank trains trajectories whose routes the other rank has recorded."""
+    out, (expected, weights) = two_ranks / CASES[stage], one_rank
+    for metrics, alone in zip(json.loads((out / "result.json").read_text()), expected, strict=True):
+        assert metrics[SHARE] == pytest.approx(alone[SHARE], abs=0.01)
+    assert_weights_close(load_file(out / "trained.safetensors"), weights, atol=1e-4)

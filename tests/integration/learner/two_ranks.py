@@ -128,7 +128,7 @@ def main():
         if special:
             chosen = settings(int(stage), dtype, 2, adapters=name == [ADAPTERS])
         else:
-            chosen = LearnerConfig(**method_settings(name[0], 2))
+            chosen = LearnerConfig(**method_settings(name[0], 2), zero_stage=int(stage))
         engine = TrainingEngine(chosen, model=model, total_steps=10, seed=5)
         found = {}
         if name == [SUMS]:
