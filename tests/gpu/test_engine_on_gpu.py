@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from actors.config import GeneratorConfig
+from tests.integration.actors.divided_checks import check_divided
 from tests.integration.actors.engine_checks import (
     BAD_WEIGHTS,
     BFLOAT16,
@@ -112,3 +113,9 @@ def test_new_experts_reach_the_engine(tmp_path):
     weights = load_file(folders[1] / "model.safetensors")
     config = EAGER.model_copy(update={"max_model_len": 128})
     check_new_experts(config, *folders, weights, tmp_path / "out", tolerance=0.2, share=0.8, apart=5)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
+def test_an_engine_on_two_gpus_is_the_policy_of_each_version(tmp_path):
+    config = EAGER.model_copy(update={"devices": (0, 1), "tensor_parallel_size": 2})
+    check_divided(config, tmp_path, arithmetic=BFLOAT16)
