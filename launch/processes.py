@@ -143,7 +143,8 @@ def role_environment(threads: int, *, local_model: bool, crowded: bool = False) 
         "PYTHONSAFEPATH": "1",
         "PYTHONWARNINGS": "ignore::FutureWarning:torch.distributed.c10d_logger",
     }
-    if not Path("/dev/nvidiactl").exists():
+    # Windows' Linux has no such file. A user who names GPUs there has some.
+    if not Path("/dev/nvidiactl").exists() and not os.environ.get("CUDA_VISIBLE_DEVICES"):
         env["DS_ACCELERATOR"] = "cpu"
     if local_model:
         env["HF_HUB_OFFLINE"] = "1"

@@ -1,5 +1,7 @@
 """Test the environment that the roles of one machine get, given its cores and threads."""
 
+from pathlib import Path
+
 import pytest
 
 from launch.processes import role_environment
@@ -41,6 +43,14 @@ def test_waiting_threads_sleep_where_cores_are_few(monkeypatch):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     assert role_environment(2, local_model=True, crowded=True)["OMP_WAIT_POLICY"] == "PASSIVE"
     assert "OMP_WAIT_POLICY" not in role_environment(2, local_model=True)
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="needs a host without the driver's file")
+def test_deepspeed_is_told_of_the_cpu_unless_the_user_names_gpus(monkeypatch):
+    """A learner on GPUs refuses to start with this variable, so it must not come from here."""
+    for chosen, expected in (("", "cpu"), ("0,1", None)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+        assert role_environment(2, local_model=True).get("DS_ACCELERATOR") == expected
 
 
 def test_what_the_user_has_set_wins(monkeypatch):
