@@ -6,19 +6,41 @@ Bars were set before any run, from tabular probes of the same formulas: most are
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from launch.run_file.load import load
 from launch.run_file.sections import RunConfig
 from learner.algorithm_config import GroupAdvantage
 
 TASKS = Path(__file__).with_name("tasks")
-TOKENS = {"several_rewards": 40_000, "hops": 30_000, "lake": 40_000}
-"""Sampled action tokens of a run, by task."""
+BudgetUnit = Literal["tokens", "steps"]
+"""What a run may use up: action tokens that were sampled, or steps of the environment that the policy chose."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much a run may use up."""
+
+    amount: int
+    unit: BudgetUnit = "tokens"
+
+    def __str__(self) -> str:
+        return f"{self.amount:,} {self.unit}"
+
+
+BUDGETS = {
+    "several_rewards": Budget(40_000),
+    "hops": Budget(30_000),
+    "lake": Budget(40_000),
+    "dials": Budget(80_000),
+    "wide_lake": Budget(16_000, "steps"),
+}
+"""Budget of a run, by task."""
 
 Measure = Literal["final", "area", "calls"]
-"""What a bar is about. "final": the share of solved trajectories in the last fifth of the tokens; "area": this share
-over all tokens; "calls": the mean number of tool calls in the last fifth, of which less is better."""
+"""What a bar is about. "final": the share of solved trajectories in the last fifth of the budget; "area": this share
+over all of it; "calls": the mean number of tool calls in the last fifth, of which less is better. Only trajectories
+from the task's own prompt count: none that was given a hint, and none that began in the middle of another one."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +54,8 @@ class Arm:
     """Weights of rewards; 0 for one that does not act."""
     scale: Literal["std", "none"] | None = None
     """Scale of the group advantage, in place of the recipe's."""
+    family: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of `[learner.family]`, in place of the recipe's."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +69,10 @@ class Bar:
     """Smallest median of the paired difference. Of "calls" it is the share that is saved."""
     better: bool = True
     """Whether the interval of the difference must lie above 0; False: the arm only has to be as good."""
+    reach: float | None = None
+    """Smallest median of the arm itself; None: any."""
+    below: float | None = None
+    """The median of the baseline must be below this, so that there was something to gain; None: any."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +101,11 @@ _ARMS = (
     Arm("otc", "hops", "otc"),
     Arm("grpo-lake", "lake", "grpo"),
     Arm("gigpo", "lake", "gigpo"),
+    Arm("grpo-dials", "dials", "grpo"),
+    Arm("ghpo", "dials", "ghpo", family={"note": "{hint}"}),
+    Arm("grpo-wide", "wide_lake", "grpo"),
+    Arm("branch-anywhere", "wide_lake", "arpo-branch", family={"rollouts": 4, "where": "anywhere"}),
+    Arm("arpo-branch", "wide_lake", "arpo-branch", family={"rollouts": 4}),
 )
 ARMS = {arm.name: arm for arm in _ARMS}
 """All arms by name."""
@@ -112,6 +145,20 @@ CLAIMS = (
         (Bar("final", "grpo-lake", 0.05), Bar("area", "grpo-lake", 0.1)),
         "recipes/credit/gigpo.md",
     ),
+    Claim(
+        "GHPO",
+        "ghpo",
+        "hints of growing length teach tasks that nobody solves without one",
+        (Bar("final", "grpo-dials", 0.3, reach=0.5, below=0.2),),
+        "recipes/families/ghpo.md",
+    ),
+    Claim(
+        "ARPO-branch",
+        "arpo-branch",
+        "branches where the policy is unsure find a sparse reward in fewer steps, and branches anywhere are no better",
+        (Bar("final", "grpo-wide", 0.08), Bar("final", "branch-anywhere", 0.0, better=False)),
+        "recipes/families/arpo-branch.md",
+    ),
 )
 
 
@@ -127,11 +174,12 @@ def arms_of(claims: Sequence[Claim]) -> list[Arm]:
 
 
 def configured(arm: Arm) -> RunConfig:
-    """Return the settings of an arm: those of its task with the recipe's objective and rewards."""
+    """Return the settings of an arm: those of its task with the recipe's objective, rewards and families."""
     config, theirs = load(TASKS / f"{arm.task}.toml"), load(Path(arm.recipe)).learner
     algorithm = theirs.algorithm
     if arm.scale is not None:
         algorithm = algorithm.model_copy(update={"advantage": GroupAdvantage(scale=arm.scale)})
     reward = theirs.reward.model_copy(update={"weights": dict(arm.weights)})
-    learner = config.learner.model_copy(update={"algorithm": algorithm, "reward": reward})
+    family = None if theirs.family is None else theirs.family.model_copy(update=dict(arm.family))
+    learner = config.learner.model_copy(update={"algorithm": algorithm, "reward": reward, "family": family})
     return config.model_copy(update={"learner": learner})

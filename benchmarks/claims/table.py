@@ -5,8 +5,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.claims.cells import Cell, Point, value_of
-from benchmarks.claims.claims import ARMS, CLAIMS, Bar, Claim, Measure
+from benchmarks.claims.cells import Cell, value_of
+from benchmarks.claims.claims import ARMS, BUDGETS, CLAIMS, Bar, Claim, Measure
 from benchmarks.claims.verdicts import ENOUGH_SEEDS, Difference, difference, verdict
 from benchmarks.report import pyplot
 
@@ -30,16 +30,16 @@ def by_arm(cells: Sequence[Cell]) -> dict[str, dict[int, Cell]]:
     return found
 
 
-def tables(cells: Sequence[Cell]) -> dict[str, str]:
+def tables(cells: Sequence[Cell], claims: Sequence[Claim] = CLAIMS) -> dict[str, str]:
     """Return the Markdown tables.
 
     "claims" has the verdicts, and "arms" the numbers of each arm. A table for each recipe has its claim alone.
     """
     runs = by_arm(cells)
     head = ["| method | claim | bar | paired difference | seeds | verdict |", "|---|---|---|---|---|---|"]
-    rows = [f"| [{c.name}]({c.page}) | {c.sentence} | {_cells(c, runs)} |" for c in CLAIMS]
-    alone = {ARMS[c.arm].recipe: [*ALONE, f"| {ARMS[c.arm].task} | {_cells(c, runs)} |"] for c in CLAIMS}
-    arms = ["| arm | task | recipe | solved, last fifth | solved, whole run | calls | tokens | runs |"]
+    rows = [f"| [{c.name}]({c.page}) | {c.sentence} | {_cells(c, runs)} |" for c in claims]
+    alone = {ARMS[c.arm].recipe: [*ALONE, f"| {ARMS[c.arm].task} | {_cells(c, runs)} |"] for c in claims}
+    arms = ["| arm | task | recipe | solved, last fifth | solved, whole run | calls | budget | runs |"]
     arms += ["|---|---|---|---|---|---|---|---|"]
     arms += [_arm_row(name, list(runs[name].values())) for name in ARMS if runs[name]]
     lines = {"claims": [*head, *rows], "arms": arms, **alone}
@@ -57,7 +57,9 @@ def _cells(claim: Claim, runs: Mapping[str, Mapping[int, Cell]]) -> str:
 
 
 def _bar(bar: Bar) -> str:
-    return f"{WORDS[bar.measure]} ≥ {_number(bar, bar.least)} over {bar.over}"
+    text = f"{WORDS[bar.measure]} ≥ {_number(bar, bar.least)} over {bar.over}"
+    text += "" if bar.reach is None else f", itself ≥ {bar.reach}"
+    return text + ("" if bar.below is None else f", where {bar.over} has < {bar.below}")
 
 
 def _number(bar: Bar, value: float) -> str:
@@ -79,11 +81,13 @@ def _shown(bar: Bar, found: Difference) -> str:
 def _arm_row(name: str, cells: Sequence[Cell]) -> str:
     arm = ARMS[name]
     recipe = arm.recipe + (f", scale {arm.scale}" if arm.scale else "")
+    recipe += "".join(f", {name} {value}" for name, value in arm.family.items() if name != "note")
     numbers = [_spread([value_of(cell, measure) for cell in cells]) for measure in ("final", "area", "calls")]
     if arm.task != "hops":
         numbers[2] = "-"
-    tokens = round(statistics.median(cell.curve[-1].tokens for cell in cells), -3)
-    return f"| {name} | {arm.task} | {recipe} | {' | '.join(numbers)} | {tokens:,.0f} | {len(cells)} |"
+    used = round(statistics.median(cell.used[-1] for cell in cells), -3)
+    unit = BUDGETS[arm.task].unit
+    return f"| {name} | {arm.task} | {recipe} | {' | '.join(numbers)} | {used:,.0f} {unit} | {len(cells)} |"
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -93,7 +97,7 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def plot(cells: Sequence[Cell], path: Path) -> None:
-    """Plot the solved share over the sampled tokens: one field for each measured claim, the median over seeds."""
+    """Plot the solved share over the budget: one field for each measured claim, the median over seeds."""
     plt, runs = pyplot(), by_arm(cells)
     shown = [claim for claim in CLAIMS if runs[claim.arm]]
     columns = max(1, min(3, len(shown)))
@@ -105,13 +109,14 @@ def plot(cells: Sequence[Cell], path: Path) -> None:
         axes.axis("off")
     for claim, axes in zip(shown, fields.flat, strict=False):
         for name in (claim.arm, *dict.fromkeys(bar.over for bar in claim.bars)):
-            curves = [smoothed(cell.curve) for cell in runs[name].values()]
+            curves = [smoothed(cell) for cell in runs[name].values()]
             if curves:
                 middle = [statistics.median(values) for values in zip(*curves, strict=True)]
-                last = statistics.median(cell.curve[-1].tokens for cell in runs[name].values())
+                last = statistics.median(cell.used[-1] for cell in runs[name].values())
                 x = [last * (i + 0.5) / PLOTTED / 1000 for i in range(PLOTTED)]
                 axes.plot(x, middle, label=name, linewidth=2 if name == claim.arm else 1.2)
-        axes.set(title=claim.name, xlabel="thousand sampled tokens", ylabel="solved", ylim=(0, 1.02))
+        unit = {"tokens": "sampled tokens", "steps": "steps"}[BUDGETS[ARMS[claim.arm].task].unit]
+        axes.set(title=claim.name, xlabel=f"thousand {unit}", ylabel="solved", ylim=(0, 1.02))
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,18 +124,21 @@ def plot(cells: Sequence[Cell], path: Path) -> None:
     plt.close(figure)
 
 
-def smoothed(curve: Sequence[Point]) -> list[float]:
-    """Return the solved share in `PLOTTED` equal parts of the tokens; a part without a batch has that of the next one.
+def smoothed(cell: Cell) -> list[float]:
+    """Return the solved share in `PLOTTED` equal parts of the budget; a part without a batch has that of the next one.
 
     Example:
-        >>> values = smoothed([Point(100, 0.0, 0.0), Point(200, 1.0, 0.0)])
+        >>> from benchmarks.claims.cells import Point
+        >>> curve = [Point(100, 0.0, 0.0), Point(200, 1.0, 0.0)]
+        >>> values = smoothed(Cell("grpo", 0, "", curve, {}, True, 1.0))
         >>> values[0], values[19], values[20], values[-1]
         (0.0, 0.0, 1.0, 1.0)
     """
-    width = curve[-1].tokens / PLOTTED
+    points = list(zip(cell.used, cell.curve, strict=True))
+    width = cell.used[-1] / PLOTTED
     values = []
     for i in range(PLOTTED):
-        inside = [point.solved for point in curve if i * width < point.tokens <= (i + 1) * width]
-        following = next(point.solved for point in curve if point.tokens > i * width)
+        inside = [point.solved for used, point in points if i * width < used <= (i + 1) * width]
+        following = next(point.solved for used, point in points if used > i * width)
         values.append(statistics.fmean(inside) if inside else following)
     return values

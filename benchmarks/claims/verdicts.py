@@ -31,6 +31,10 @@ class Difference:
 
     values: tuple[float, ...]
     """One difference for each seed that both arms have, in the order of seeds."""
+    own: tuple[float, ...] = ()
+    """What the arm itself has with each seed."""
+    baseline: tuple[float, ...] = ()
+    """What the baseline has with each seed."""
 
     @property
     def median(self) -> float:
@@ -60,11 +64,13 @@ def difference(bar: Bar, treated: Mapping[int, Cell], baseline: Mapping[int, Cel
     Of "calls" it is the share that the arm saves, 1 - arm / baseline.
     """
     pairs = [(treated[seed], baseline[seed]) for seed in sorted(treated.keys() & baseline.keys())]
-    values = [(value_of(a, bar.measure), value_of(b, bar.measure)) for a, b in pairs]
+    own = tuple(value_of(a, bar.measure) for a, _ in pairs)
+    theirs = tuple(value_of(b, bar.measure) for _, b in pairs)
+    values = zip(own, theirs, strict=True)
     if bar.measure == "calls":
         # A baseline without calls leaves nothing to save.
-        return Difference(tuple(1.0 - a / b if b > 0 else 0.0 for a, b in values))
-    return Difference(tuple(a - b for a, b in values))
+        return Difference(tuple(1.0 - a / b if b > 0 else 0.0 for a, b in values), own, theirs)
+    return Difference(tuple(a - b for a, b in values), own, theirs)
 
 
 def passes(bar: Bar, found: Difference) -> bool:
@@ -75,6 +81,10 @@ def passes(bar: Bar, found: Difference) -> bool:
         >>> passes(bar, Difference((0.2, 0.2, 0.3))), passes(bar, Difference((0.2, 0.2, -0.3)))
         (True, False)
     """
+    if bar.reach is not None and statistics.median(found.own) < bar.reach:
+        return False
+    if bar.below is not None and statistics.median(found.baseline) >= bar.below:
+        return False
     return found.median >= bar.least and (not bar.better or found.interval[0] > 0)
 
 

@@ -28,6 +28,7 @@ from launch.run_file.sections import RunConfig
 from launch.supervise.health import BROKER
 from launch.supervise.posts import environment, posts
 from learner.config import EvaluationConfig
+from learner.families.wiring import waiting_families
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import TIME_LIMIT, Exchange
 from learner.loop import Learner
@@ -206,6 +207,7 @@ def learning(
         exchange = exchange_class(
             link, curriculum, learner_config, lockstep=True, stop_reason=system.stop_reason
         )
+        exchange.intake.families = waiting_families(learner_config, curriculum, system.model, seed=seed)
         learner = Learner(
             learner_config,
             folder,

@@ -5,6 +5,8 @@ import asyncio
 import numpy as np
 import pytest
 
+from actors.start import with_note
+from benchmarks.envs.dials import DialsSuite, dial
 from benchmarks.envs.hops import HopsSuite, HopsTask, task_from
 from benchmarks.envs.several_rewards import NAMES, SeveralRewardsSuite, rewards_of
 from envs.errors import EnvError
@@ -129,6 +131,45 @@ def test_several_rewards_that_cannot_be(settings):
         SeveralRewardsSuite(**settings)
 
 
+def test_a_lock_pays_all_or_nothing_and_brings_its_combination_as_the_hint():
+    suite = DialsSuite()
+    combinations = [suite.combination(lock) for lock in range(suite.locks)]
+    assert len(set(combinations)) == suite.locks
+    assert suite.facts().hints
+    for index, split in ((2, "train"), (6, "heldout")):
+        (right,) = played(suite, [combinations[2]], index=index, split=split)
+        assert (right.rewards, right.correct, right.done) == ({"opened": 1.0}, True, True)
+        for action in (combinations[1], combinations[2][:-1], combinations[2] + "2", ""):
+            (wrong,) = played(suite, [action], index=index, split=split)
+            assert (wrong.rewards, wrong.correct) == ({"opened": 0.0}, False)
+            assert wrong.hints == (combinations[2],)
+
+
+def test_demonstrations_of_locks_follow_hints_and_know_no_combination():
+    suite = DialsSuite()
+    talks = [suite.demonstration(index, "train") for index in range(800)]
+    hinted = [talk for talk in talks if "\n" in talk[0]["content"]]
+    assert 0.4 < len(hinted) / len(talks) < 0.6
+    for question, answer in hinted:
+        letter, hint = question["content"].split("\n\n")
+        assert [question] == with_note([{"role": "user", "content": letter}], hint)
+        assert answer["content"].startswith(hint)
+        assert 1 <= len(hint) < suite.dials
+    for place in range(suite.dials):
+        shown = [talk[1]["content"][place] for talk in talks]
+        assert set(shown) == set(dial(place))
+        assert max(map(shown.count, dial(place))) < 0.32 * len(shown)
+    combinations = {suite.combination(lock) for lock in range(suite.locks)}
+    assert not combinations & {talk[1]["content"] for talk in talks}
+    assert suite.demonstration(3, "train") == suite.demonstration(3, "train")
+
+
+@pytest.mark.parametrize("settings", [{"dials": 0}, {"dials": 10}, {"locks": 0}, {"locks": 27}])
+def test_locks_that_cannot_be(settings):
+    with pytest.raises(EnvError, match="choose 1 to 9 dials, and 1 to 26 locks"):
+        DialsSuite(**settings)
+
+
 def test_a_lake_is_crossed_in_letters_and_every_turn_has_its_state():
     pytest.importorskip("gymnasium", reason="the extra gym is not installed")
     from benchmarks.envs.lake import LakeSuite, lake_maps
@@ -143,6 +184,24 @@ def test_a_lake_is_crossed_in_letters_and_every_turn_has_its_state():
     assert [r.rewards["reward"] for r in results] == [0, 0, 0, 0, 0, 1]
     assert (results[-1].done, results[-1].correct) == (True, True)
     assert len(set(lake_maps(4, 0.8, 4))) == 4
+
+
+def test_a_random_walk_seldom_crosses_a_wide_lake():
+    pytest.importorskip("gymnasium", reason="the extra gym is not installed")
+    from benchmarks.envs.lake import Lakes
+
+    def crossed(attempts=300, **settings):
+        env, rng, found = Lakes(**settings), np.random.default_rng(0), 0.0
+        for attempt in range(4 * attempts):
+            env.reset(seed=2 * attempt)
+            over = False
+            while not over:
+                _, reward, ended, truncated, _ = env.step(int(rng.integers(4)))
+                over = ended or truncated
+            found += reward
+        return found / (4 * attempts)
+
+    assert 0.0 < crossed(size=5, most_steps=24) < 0.5 * crossed()
 
 
 def test_training_and_evaluation_see_all_lakes():

@@ -5,17 +5,22 @@ import json
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 
-from benchmarks.claims.cells import Cell, Point, cell_from, settings_of, value_of
-from benchmarks.claims.claims import ARMS, CLAIMS, TASKS, TOKENS, Bar, Claim, arms_of, configured
+from benchmarks.claims.cells import Cell, Point, cell_from, next_point, settings_of, value_of
+from benchmarks.claims.claims import ARMS, BUDGETS, CLAIMS, TASKS, Bar, Budget, Claim, arms_of, configured
 from benchmarks.claims.program import main, parse
-from benchmarks.claims.table import plot, tables
+from benchmarks.claims.table import plot, smoothed, tables
 from benchmarks.claims.verdicts import T_975, Difference, difference, passes, verdict
 from envs.registry import make_suite
+from launch.run_file.family_rules import lacking
 from launch.run_file.load import load
 from learner.algorithm_config import GroupAdvantage
 from learner.credit.needs import needed_marks, needed_rewards
+from learner.units import Unit, UnitPart
+from protocol.messages import Turn
+from tests.trajectories import make_turns
 
 OTC = next(claim for claim in CLAIMS if claim.name == "OTC")
 G2RPO = next(claim for claim in CLAIMS if claim.name == "G2RPO")
@@ -58,7 +63,7 @@ def test_the_lock_pays_all_or_nothing():
 
 @pytest.mark.parametrize("name", ARMS)
 def test_an_arm_finds_its_rewards_and_marks_on_its_task(name):
-    if ARMS[name].task == "lake":
+    if ARMS[name].task.endswith("lake"):
         pytest.importorskip("gymnasium", reason="the extra gym is not installed")
     learner, facts = configured(ARMS[name]).learner, facts_of(ARMS[name].task)
     assert {reward for _, reward in needed_rewards(learner)} <= set(facts.reward_names)
@@ -71,8 +76,31 @@ def test_arms_differ_in_objective_and_rewards_alone():
     same = treated.learner.model_copy(update={"reward": plain.learner.reward})
     assert same == plain.learner
     assert configured(ARMS["unscaled-heavy"]).learner.algorithm.advantage == GroupAdvantage(scale="none")
-    assert settings_of(plain, 100) != settings_of(treated, 100)
-    assert settings_of(plain, 100) != settings_of(plain, 200)
+    budgets = [Budget(100), Budget(200), Budget(100, "steps")]
+    assert len({settings_of(config, budget) for config in (plain, treated) for budget in budgets}) == 6
+
+
+def test_arms_with_families_differ_from_the_baseline_in_these_alone():
+    plain, treated = (configured(ARMS[name]).learner for name in ("grpo-dials", "ghpo"))
+    assert treated.family.kind == "hint"
+    assert treated.model_copy(update={"family": None}) == plain
+    plain, anywhere, unsure = (
+        configured(ARMS[name]).learner for name in ("grpo-wide", "branch-anywhere", "arpo-branch")
+    )
+    assert (anywhere.family.where, unsure.family.where) == ("anywhere", "uncertain")
+    assert unsure.family.model_copy(update={"where": "anywhere"}) == anywhere.family
+    own = unsure.algorithm.model_copy(update={"shared_prefix": "own"})
+    assert unsure.model_copy(update={"family": None, "algorithm": own}) == plain
+    # The trajectories of a batch are as many in all arms: eight to a task.
+    assert {learner.group_size for learner in (plain, anywhere, unsure)} == {8}
+    assert unsure.family.rollouts == 4
+
+
+def test_the_environments_of_families_give_what_these_need():
+    for name in ("ghpo", "arpo-branch"):
+        if ARMS[name].task == "wide_lake":
+            pytest.importorskip("gymnasium", reason="the extra gym is not installed")
+        assert not list(lacking(configured(ARMS[name]).learner, facts_of(ARMS[name].task)))
 
 
 def test_claims_compare_arms_of_one_task():
@@ -80,7 +108,7 @@ def test_claims_compare_arms_of_one_task():
     for claim in CLAIMS:
         tasks = {ARMS[name].task for name in (claim.arm, *(bar.over for bar in claim.bars))}
         assert len(tasks) == 1
-        assert tasks <= TOKENS.keys()
+        assert tasks <= BUDGETS.keys()
 
 
 def test_numbers_of_a_run():
@@ -91,6 +119,34 @@ def test_numbers_of_a_run():
     assert value_of(run, "final") == pytest.approx(0.9)
     assert value_of(run, "calls") == pytest.approx(1.5)
     assert cell_from(json.loads(json.dumps({**run.__dict__}))) == run
+
+
+def test_a_run_that_is_bound_by_steps_is_measured_over_steps():
+    curve = [Point(100, 0.0, 0.0, steps=400), Point(900, 1.0, 0.0, steps=500)]
+    run = cell(curve=curve, unit="steps")
+    assert (value_of(run, "area"), value_of(run, "final")) == (0.2, 1.0)
+    assert value_of(cell(curve=curve), "area") == pytest.approx(800 / 900)
+    assert smoothed(run)[31:33] == [0.0, 1.0]
+    assert cell_from(json.loads(json.dumps({**run.__dict__}))) == run
+
+
+def trajectory(group, member, *, turns, solved, **changes):
+    t = make_turns(f"{group}.{member}.0", [{"reward": 0.0}] * turns, group=group)
+    return replace(t, correct=solved, **changes)
+
+
+def test_hinted_and_branched_trajectories_are_used_up_and_not_counted_as_solved():
+    """Two whole episodes of three turns, one of them solved; then a branch that samples the last turn alone."""
+    whole = [trajectory("0g1", i, turns=3, solved=i == 0) for i in (0, 1)]
+    branch = trajectory("0g1r1", 0, turns=3, solved=True, parent="0g1.1.0")
+    start = branch.turns[5].start
+    turns = [Turn(t.index, t.start, t.end, t.index == 5) for t in branch.turns]
+    branch = replace(branch, turns=turns, action_mask=np.arange(len(branch)) >= start)
+    parts = (UnitPart("0g1", whole[:1], {"unhinted": whole[1:]}), UnitPart("0g1r1", [branch]))
+    point = next_point(Point(10, 1.0, 1.0, 20, 30), [Unit("0g1", "0g1", [whole[0], branch], parts)])
+    assert point == Point(tokens=10 + 6 + 6 + 2, solved=0.5, calls=0.0, steps=20 + 3 + 3 + 1, repeated=30 + 2)
+    only = next_point(Point(0, 0.0, 0.0), [Unit("0g1", "0g1", [branch], (UnitPart("0g1r1", [branch]),))])
+    assert (only.solved, only.steps, only.repeated) == (0.0, 1, 2)
 
 
 def test_differences_are_paired_by_seed():
@@ -129,6 +185,21 @@ def test_the_interval_is_students():
 )
 def test_a_bar_needs_median_and_interval(values, better, held):
     assert passes(Bar("final", "x", 0.2, better=better), Difference(values)) is held
+
+
+def test_a_bar_may_say_what_both_arms_must_have_themselves():
+    bar = Bar("final", "grpo-dials", 0.3, reach=0.5, below=0.2)
+    for own, baseline, held in (
+        ([0.6, 0.9, 0.5, 0.6, 0.7], [0.1, 0.0, 0.1, 0.1, 0.3], True),
+        ([0.45, 0.45, 0.45, 0.6, 0.45], [0.0] * 5, False),
+        ([0.9] * 5, [0.2, 0.21, 0.2, 0.2, 0.2], False),
+    ):
+        found = difference(bar, of_arm("ghpo", own), of_arm("grpo-dials", baseline))
+        assert passes(bar, found) is held
+    ghpo = next(claim for claim in CLAIMS if claim.name == "GHPO")
+    rows = tables([], [ghpo])["claims"].splitlines()
+    assert len(rows) == 3
+    assert "solved, last fifth ≥ +0.300 over grpo-dials, itself ≥ 0.5, where grpo-dials has < 0.2" in rows[2]
 
 
 def test_a_claim_holds_only_with_all_bars_and_enough_seeds():
@@ -183,7 +254,7 @@ def test_finished_runs_are_not_repeated(tmp_path, capsys):
     """All runs are in the file, so nothing starts; those of other settings and seeds are left out."""
     out, js, png = (tmp_path / name for name in ("claims.jsonl", "claims.json", "claims.png"))
     names = [arm.name for arm in arms_of([G2RPO])]
-    prints = {name: settings_of(configured(ARMS[name]), TOKENS[ARMS[name].task]) for name in names}
+    prints = {name: settings_of(configured(ARMS[name]), BUDGETS[ARMS[name].task]) for name in names}
     done = [cell(name, 0, 0.7, settings=prints[name]) for name in names]
     others = [replace(done[0], settings="old", exact=False), replace(done[0], seed=7, exact=False)]
     out.write_text("".join(json.dumps(c.__dict__) + "\n" for c in [*others, *done]))
@@ -199,7 +270,7 @@ def test_finished_runs_are_not_repeated(tmp_path, capsys):
 def test_a_run_with_a_wrong_lag_is_reported(tmp_path):
     out = tmp_path / "claims.jsonl"
     names = [arm.name for arm in arms_of([OTC])]
-    prints = {name: settings_of(configured(ARMS[name]), TOKENS["hops"]) for name in names}
+    prints = {name: settings_of(configured(ARMS[name]), BUDGETS["hops"]) for name in names}
     done = [cell(name, 0, settings=prints[name], exact=name == "otc") for name in names]
     out.write_text("".join(json.dumps(c.__dict__) + "\n" for c in done))
     with pytest.raises(SystemExit, match="1 runs in which tokens did not lag as forced"):
@@ -208,7 +279,7 @@ def test_a_run_with_a_wrong_lag_is_reported(tmp_path):
 
 def test_the_smoke_run_is_small():
     args = parse(["--smoke"])
-    assert (args.claims, args.seeds, args.tokens) == (["GDPO"], [0], 1_000)
+    assert (args.claims, args.seeds, args.budget) == (["GDPO"], [0], 1_000)
 
 
 def test_a_figure_of_nothing_is_empty_and_no_error(tmp_path):
