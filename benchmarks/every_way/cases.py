@@ -10,6 +10,10 @@ TRIMMED = {
     "tppo": ("learner.algorithm.critic.warmup_steps=1", "actor.segment_tokens=8"),
     "remix": ("learner.algorithm.reincarnation.step=2", "learner.replay.stop_at_step=2"),
     "dapo-direct": ("learner.algorithm.critic.warmup_steps=1",),
+    "fapo-judge": (
+        "learner.reward.wrong.reward=answer",
+        'learner.reward.flawed={reward = "answer", needs = "step", least = 0.35, trained = false}',
+    ),
     "riskpo": ("learner.algorithm.advantage.bundle=2",),
     "ghpo": ("env.params.hints=true",),
     "scaf-grpo": ("env.params.hints=true",),
@@ -17,7 +21,21 @@ TRIMMED = {
 }
 """Overrides of methods whose parts act in later steps than the few of a case, need larger batches, or need hints."""
 RUN_FILES = dict.fromkeys(
-    ("arpo-branch", "fapo-rule", "gigpo", "grpo-tcr", "hgpo", "otc", "prs", "rapo", "spear", "subpo"),
+    (
+        *(
+            "arpo-branch",
+            "fapo-judge",
+            "fapo-rule",
+            "gigpo",
+            "grpo-tcr",
+            "hgpo",
+            "otc",
+            "prs",
+            "rapo",
+            "spear",
+        ),
+        "subpo",
+    ),
     "calculator",
 )
 """Run files of methods that need several turns, marks, or rewards of certain names, which other jobs may not give."""

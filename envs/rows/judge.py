@@ -47,6 +47,9 @@ class JudgeSettings(Section):
     """Name of the model at this URL."""
     prompt: str = Field(min_length=1)
     """File with the question to the judge. `{completion}` is the model's answer, `{COLUMN}` the row's value."""
+    only_if: str = ""
+    """Reward of the same table that is no judge with `only_if`. The judge is asked only if it is above 0; else the
+    answer gets no reward of this name. Empty: the judge is always asked."""
     scale: float = Field(10.0, gt=0)
     """Largest number that the judge may give. The reward is its number divided by this one."""
     temperature: float = Field(0.0, ge=0)
@@ -89,6 +92,11 @@ class Judge:
         self._scores: OrderedDict[bytes, asyncio.Task[float]] = OrderedDict()
         self._session: aiohttp.ClientSession | None = None
         self._room = asyncio.Semaphore(settings.concurrent)
+
+    @property
+    def only_if(self) -> str:
+        """Name of the reward without which the judge is not asked; "" if it always is."""
+        return self._settings.only_if
 
     @property
     def timeout_s(self) -> float:

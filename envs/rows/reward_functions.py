@@ -55,6 +55,11 @@ class RewardFunction:
         """Longest time of a call that the function itself keeps; None: it keeps none."""
         return self.function.timeout_s if isinstance(self.function, Judge) else None
 
+    @property
+    def only_if(self) -> str:
+        """Name of the reward that must be above 0 before this one is asked for; "" if there is none."""
+        return self.function.only_if if isinstance(self.function, Judge) else ""
+
     def call(
         self, answer: str, row: DataRow, prompt: RawPrompt, shared: Mapping[str, Any] | None = None
     ) -> Any:
@@ -137,12 +142,34 @@ def load_reward_functions(
             '[env.params.reward], one line each: exact = "rewards.py:exact"'
         )
     loaded = {} if loaded is None else loaded
-    return [
+    functions = [
         _judge(name, value, tuple(columns), data)
         if isinstance(value, dict)
         else _loaded(name, value, tuple(columns), data, loaded)
         for name, value in table.items()
     ]
+    check_conditions(functions)
+    return functions
+
+
+def check_conditions(functions: Sequence[RewardFunction]) -> None:
+    """Check that the condition of each judge is a reward that is known before the judge is asked.
+
+    Raises:
+        EnvError: there is no such reward, or it has a condition itself.
+    """
+    free = [function.name for function in functions if not function.only_if]
+    for function in functions:
+        if function.only_if and function.only_if not in free:
+            raise EnvError(
+                f"params.reward.{function.name}.only_if = {function.only_if!r}: no reward without only_if has this name"
+                f"{nearest(function.only_if, free)} (rewards: {', '.join(free) or 'none'})"
+            )
+
+
+def by_condition(functions: Sequence[RewardFunction]) -> list[RewardFunction]:
+    """Return functions in an order in which the condition of each comes before it."""
+    return sorted(functions, key=lambda function: bool(function.only_if))
 
 
 def plain_names(reward: Any) -> dict[str, str]:

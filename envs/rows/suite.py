@@ -15,6 +15,7 @@ from envs.rows.prompts import PromptMaker, RawPrompt, check_hint, hints_of, solu
 from envs.rows.reading import DataRow, columns_of, read_rows, shown_name
 from envs.rows.reward_functions import (
     RewardFunction,
+    by_condition,
     check_columns,
     close_judges,
     load_reward_functions,
@@ -195,7 +196,11 @@ class RowsSuite:
         waiting: list[RewardFunction],
         done: dict[str, Any],
     ) -> StepResult:
-        for function in waiting:
+        known = {function.name: function for function in self._functions}
+        for function in by_condition(waiting):
+            if (name := function.only_if) and not (known[name].value(done[name]) or 0.0) > 0:
+                done[function.name] = None
+                continue
             result = done.get(function.name)
             done[function.name] = await (function.call(answer, row, prompt) if result is None else result)
         return self._result(row, done)

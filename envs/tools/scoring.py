@@ -7,7 +7,7 @@ from typing import Any
 from envs.errors import EnvError
 from envs.rows.prompts import RawPrompt
 from envs.rows.reading import DataRow
-from envs.rows.reward_functions import RewardFunction
+from envs.rows.reward_functions import RewardFunction, by_condition
 
 OWN = "reward"
 """Name of the reward that ``get_reward`` returns as a number."""
@@ -43,7 +43,9 @@ def rewards_of(
         EnvError: a reward is not a finite number, or every function returned None.
     """
     rewards = own_rewards(user, lambda given: finish(given, None))
-    for function in functions:
+    for function in by_condition(functions):
+        if function.only_if and not rewards.get(function.only_if, 0.0) > 0:
+            continue
         given = function.call(answer, row, prompt, {ENVIRONMENTS: user})
         value = function.value(finish(given, function.timeout_s))
         if value is not None:

@@ -80,8 +80,8 @@ class Coverage(Section):
 
 
 class FlawedAnswer(Section):
-    """Penalty on a right answer that was reached by a flawed way (FAPO, arXiv:2510.22543), by a rule: it did not get
-    enough of a different reward. It is the reward `flawed`."""
+    """Penalty on a right answer that was reached by a flawed way (FAPO, arXiv:2510.22543): it did not get enough of a
+    different reward, which a rule or a judge gives. It is the reward `flawed`."""
 
     reward: RewardName
     """Name of the reward whose sum is above 0 for a right answer."""
@@ -91,6 +91,9 @@ class FlawedAnswer(Section):
     """A right answer whose sum of `needs` is below this is flawed."""
     penalty: float = Field(1.0, gt=0)
     """Amount that a flawed answer loses. Above 0."""
+    trained: bool = True
+    """Whether the reward `needs` is itself a part of the return. False: it is recorded and shown, and decides what is
+    flawed, as with weight 0."""
 
 
 class CoolingBonus(Section):

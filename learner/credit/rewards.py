@@ -59,6 +59,8 @@ def composed(
         return []
     updates = newest_version(members) if updates is None else updates
     weights = weights_at(config, updates)
+    if config.flawed is not None and not config.flawed.trained:
+        weights = {**weights, config.flawed.needs: 0.0}
     of_groups: Sequence[list[Reward] | None] = [None] * len(members)
     if group:
         of_groups = _group_rewards(config, members)

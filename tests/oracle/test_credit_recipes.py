@@ -20,8 +20,9 @@ from protocol.messages import TurnMark
 from tests.trajectories import VOCABULARY, make_turns
 
 RNG = np.random.default_rng(47)
-ELSEWHERE = {"epo", "arpo-gui", "xrpo-novelty", "subpo", "aepo-agentic", "fapo-rule", "riskpo"}
-"""Recipes of tests/oracle/test_credit_methods.py, and "epo", of test_regularisers_against_papers.py."""
+ELSEWHERE = {"epo", "arpo-gui", "xrpo-novelty", "subpo", "aepo-agentic", "fapo-rule", "fapo-judge", "riskpo"}
+"""Recipes of tests/oracle/test_credit_methods.py, and "fapo-judge", of tests/integration/envs/test_judged_answers.py,
+and "epo", of test_regularisers_against_papers.py."""
 NAMES = sorted({path.stem for path in (METHODS / "credit").glob("*.toml")} - ELSEWHERE)
 FILES = run_files(METHODS)
 

@@ -15,6 +15,8 @@ from launch.supervise.panel import summary_rows
 FILES = run_files(METHODS)
 FAMILIES = [name for name, path in FILES.items() if path.parent.name == "families"]
 """Methods whose groups ask for further groups. Some of them need hints, which the job does not give."""
+JUDGED = "fapo-judge"
+"""Method that needs the reward of a judge, which the job does not give."""
 NAMES = [name for name in FILES if name not in FAMILIES]
 JOB = '[model.tiny]\n[env]\nname = "calculator"\n'
 SUMMARY = {
@@ -47,11 +49,16 @@ def settings(config):
     return config.model_dump(mode="json")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != JUDGED])
 def test_a_run_file_of_two_sections_and_a_method_passes_the_check(job, name, capsys):
     path = job(f'method = "{name}"\n{JOB}')
     assert cli.main(["check", str(path)]) == 0
     assert f"{path}: ok (run run, method {name}, mode async)\n" in capsys.readouterr().out
+
+
+def test_a_method_with_a_judge_needs_its_reward(job, capsys):
+    assert cli.main(["check", str(job(f'method = "{JUDGED}"\n{JOB}'))]) == 1
+    assert 'learner.reward.flawed.needs is "sound": the environment has no reward' in capsys.readouterr().err
 
 
 def test_a_method_with_hints_needs_an_environment_that_gives_them(job, capsys):

@@ -32,7 +32,7 @@ def path(request):
 def test_all_methods_are_there():
     expected = "grpo ppo rloo cispo gspo decoupled-ppo minirl hispo bapo hapo tppo remix r2vpo gbpo lag-clip"
     credit = "gdpo dvao g2rpo dgpo loop grpo-tcr flow-grpo eapo epo gigpo hgpo otc prs spo-winrate"
-    more = "arpo-gui xrpo-novelty subpo aepo-agentic fapo-rule riskpo dapo-direct rapo spear"
+    more = "arpo-gui xrpo-novelty subpo aepo-agentic fapo-rule fapo-judge riskpo dapo-direct rapo spear"
     assert {*credit.split(), *more.split()} == CREDIT
     assert {"ghpo", "scaf-grpo", "igrpo", "urpo", "arpo-branch"} == FAMILIES
     assert {*expected.split(), "icepop", "ipa", "remax", "mdpo"} == {p.stem for p in METHODS} - UNMEASURED
