@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 
 from envs.base import SuiteFacts
-from launch.run_file.judge_rules import judge_contradictions, longest_context
+from launch.run_file.answer_rules import judge_contradictions, longest_context, refine_contradictions
 from learner.config import LearnerConfig
 from learner.credit.compared import is_by_turn
 from learner.credit.short_forms import comparisons_of
-from learner.families.family_config import BranchFamily, DraftFamily, HintFamily, JudgeFamily
+from learner.families.answer_config import JudgeFamily, RefineFamily
+from learner.families.family_config import BranchFamily, DraftFamily, HintFamily
 
 
 def family_contradictions(learner: LearnerConfig) -> Iterator[str]:
@@ -48,6 +49,8 @@ def family_contradictions(learner: LearnerConfig) -> Iterator[str]:
         yield from _branches(learner, family)
     if isinstance(family, JudgeFamily):
         yield from judge_contradictions(learner, family)
+    if isinstance(family, RefineFamily):
+        yield from refine_contradictions(learner, family)
     sampling = learner.sampling
     bound, longest = longest_context(learner)
     if isinstance(family, DraftFamily) and longest <= 2 * sampling.max_turn_tokens:

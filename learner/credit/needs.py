@@ -6,7 +6,8 @@ from learner.config import LearnerConfig
 from learner.credit.comparison_config import ComparedAdvantage
 from learner.credit.reward_config import FewestCalls, RewardConfig
 from learner.credit.rewards import made_rewards
-from learner.families.family_config import HintFamily, JudgeFamily
+from learner.families.answer_config import JudgeFamily
+from learner.families.family_config import HintFamily
 
 VALUES = {"return", "return_to_go", "each"}
 """Values of a comparison that are no name of a reward."""

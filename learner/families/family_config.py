@@ -4,13 +4,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from protocol.messages import MAX_TEXT
+from learner.families.answer_config import MAX_FRAME, JudgeFamily, RefineFamily
+from learner.families.answer_config import with_place as _with_place
 from protocol.section import Section
 
 HintShare = Annotated[float, Field(gt=0, le=1)]
-MAX_FRAME = MAX_TEXT // 4
-"""Most characters of the words around a hint or a draft."""
-HINT, DRAFT, ANSWERS = "{hint}", "{draft}", "{answers}"
+HINT, DRAFT = "{hint}", "{draft}"
 
 
 class HintFamily(Section):
@@ -96,49 +95,6 @@ class DraftFamily(Section):
         return max(group_size, self.drafts)
 
 
-class JudgeFamily(Section):
-    """Some members of a group answer the task; the others read these answers and give each a number. Where the task has
-    a reference, judgements are trained to agree with it. Where it has none, the numbers are the reward of the answers
-    (URPO, arXiv:2507.17515). It is for tasks of one turn."""
-
-    kind: Literal["judge"] = "judge"
-    answers: int = Field(4, ge=2)
-    """Answers to each task; the rest of learner.group_size are judgements. At least 2, below learner.group_size."""
-    reference: str = Field("return", min_length=1)
-    """Name of the reward that is the truth about an answer. A task whose answers did not all get it has no reference.
-    "return": the return of an answer, so that every task has a reference."""
-    highest: float = Field(10.0, gt=0)
-    """Largest number that a judgement may give; the smallest is 0. Above 0."""
-    note: str = Field(
-        "Do not answer. These are answers to it:\n{answers}\nRate each from 0 to 10. Write one number for each, in "
-        "this order, on the last line.",
-        max_length=MAX_FRAME,
-    )
-    """Words around the answers, which stand where `{answers}` is, each with a number in brackets before it. A judgement
-    is read from its last line, which must hold as many numbers as there are answers."""
-    deadline_s: float = Field(1800.0, gt=0)
-    """Seconds that a family waits for its next group. Then what is there is trained. Above 0. If nothing else comes
-    meanwhile, as in lockstep, a shorter learner.data_timeout_s ends the run before."""
-
-    @field_validator("note")
-    @classmethod
-    def _with_answers(cls, note: str) -> str:
-        return _with_place(note, ANSWERS)
-
-    @property
-    def stages(self) -> int:
-        """Most groups after the first one."""
-        return 1
-
-    def first(self, group_size: int) -> int:
-        """Return the members of the first group."""
-        return self.answers
-
-    def largest(self, group_size: int) -> int:
-        """Return the members of the largest group."""
-        return max(self.answers, group_size - self.answers)
-
-
 class BranchFamily(Section):
     """Some members of a group are whole episodes; the others begin in the middle of these, behind an observation (ARPO,
     arXiv:2507.19849). The actor repeats the actions of the beginning, so the environment must answer them alike.
@@ -173,10 +129,6 @@ class BranchFamily(Section):
         return max(self.rollouts, group_size - self.rollouts)
 
 
-FamilyConfig = Annotated[HintFamily | DraftFamily | JudgeFamily | BranchFamily, Field(discriminator="kind")]
-
-
-def _with_place(note: str, place: str) -> str:
-    if note.count(place) != 1:
-        raise ValueError(f"note is {note!r}; write {place} once, where the text is to stand")
-    return note
+FamilyConfig = Annotated[
+    HintFamily | DraftFamily | BranchFamily | JudgeFamily | RefineFamily, Field(discriminator="kind")
+]

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from learner.credit.rewards import as_given, total_of
+from learner.families.answer_config import ANSWERS, JudgeFamily
 from learner.families.drafts import AnswerText, answer_of
 from learner.families.family import ChildTask, Settled, TaskFamily, member_of
-from learner.families.family_config import ANSWERS, JudgeFamily
 from learner.trajectory import Trajectory
 from protocol.messages import MAX_TEXT, Reward
 

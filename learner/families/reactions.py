@@ -6,12 +6,14 @@ from typing import assert_never
 
 import numpy as np
 
+from learner.families.answer_config import JudgeFamily, RefineFamily
 from learner.families.branching import next_branches, settle_branches
 from learner.families.drafts import AnswerText, next_after_drafts, settle_drafts
 from learner.families.family import ChildTask, Settled, TaskFamily
-from learner.families.family_config import BranchFamily, DraftFamily, FamilyConfig, HintFamily, JudgeFamily
+from learner.families.family_config import BranchFamily, DraftFamily, FamilyConfig, HintFamily
 from learner.families.hints import next_hint, settle_hints
 from learner.families.judging import next_judgements, settle_judgements
+from learner.families.refining import next_refined, settle_refined
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ def react(config: FamilyConfig, family: TaskFamily, around: Surroundings) -> Seq
             return next_after_drafts(config, family, around.group_size, around.decode)
         case JudgeFamily():
             return next_judgements(config, family, around.group_size, around.decode)
+        case RefineFamily():
+            return next_refined(config, family, around.group_size, room=around.room, decode=around.decode)
         case BranchFamily():
             rng = np.random.default_rng([around.seed, family.index])
             return next_branches(config, family, group_size=around.group_size, room=around.room, rng=rng)
@@ -69,6 +73,8 @@ def settle(config: FamilyConfig, family: TaskFamily, decode: AnswerText | None =
         case JudgeFamily():
             assert decode is not None, "judgements are read"
             return settle_judgements(config, family, decode)
+        case RefineFamily():
+            return settle_refined(family)
         case BranchFamily():
             return settle_branches(family)
         case _:

@@ -7,8 +7,8 @@ from tokenizers import Tokenizer
 
 from learner.config import LearnerConfig
 from learner.errors import ModelUnusable
+from learner.families.answer_config import JudgeFamily
 from learner.families.drafts import AnswerText
-from learner.families.family_config import JudgeFamily
 from learner.families.waiting import WaitingFamilies
 from learner.intake.curriculum import Curriculum
 

@@ -11,8 +11,8 @@ import torch
 from launch.run_file.load import load
 from launch.run_file.shipped import METHODS, run_files
 from learner.errors import CannotRetrain
+from learner.families.answer_config import JudgeFamily
 from learner.families.family import FamilyStage, TaskFamily
-from learner.families.family_config import JudgeFamily
 from learner.families.judging import agreement, order_of, scores_in
 from learner.families.reactions import Surroundings, react, settle
 from learner.families.recorded import joined

@@ -25,6 +25,7 @@ FAMILIES = {
     "draft": {"kind": "draft", "drafts": 3},
     "judge": {"kind": "judge", "answers": 2, "highest": 1e9},
     "judge of itself": {"kind": "judge", "answers": 2, "highest": 1e9, "reference": "absent"},
+    "refine": {"kind": "refine", "rollouts": 2},
     "branch": {"kind": "branch", "rollouts": 1},
 }
 
@@ -34,8 +35,9 @@ class FamilyWorld(World):
 
     def __init__(self, folder, seed, lag, family):
         self.tasks, self.families = {}, {}
-        # Two answers are judged by two judgements.
-        size = 4 if family["kind"] == "judge" else 2
+        # Two answers are judged by two judgements, and two episodes are refined.
+        size = 4 if family["kind"] in ("judge", "refine") else 2
+        self.observed = family["kind"] == "refine"
         super().__init__("groups", folder, seed, lag, family=family, trouble=True, size=size)
 
     def live(self):

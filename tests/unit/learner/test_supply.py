@@ -21,6 +21,7 @@ from protocol.messages import (
     Reward,
     TaskCredit,
     TaskRejected,
+    Turn,
 )
 from tests.broker_driver import Driver
 
@@ -30,6 +31,9 @@ EPISODES = 6
 
 class Supply:
     """The learner's link to a broker whose one actor sends one segment whenever the learner waits."""
+
+    observed = False
+    """Whether an observation stands before each segment's answer, so that episodes have turns."""
 
     def __init__(self, train_on, *, lag, seed, trouble):
         self.rng, self.trouble = np.random.default_rng(seed), trouble
@@ -90,6 +94,10 @@ class Supply:
         failed = self.trouble and last and self.rng.random() < 0.2
         status = ("failed" if failed else "finished") if last else "unfinished"
         sizes = {"tokens": 4, "offset": 0} if index == 0 else {"tokens": 2, "offset": 2 + 2 * index}
+        if self.observed:
+            at = 4 * index
+            turns = [Turn(2 * index, at, at + 2, False), Turn(2 * index + 1, at + 2, at + 4, True)]
+            sizes = {"tokens": 4, "offset": at, "turns": turns}
         reward = [Reward("score", 1, float(self.rng.random()))] if last else []
         extra = {"correct": bool(self.rng.random() < 0.3), "hints": ["solution"]} if last else {}
         answer = self.driver.segment(

@@ -126,6 +126,7 @@ def test_what_methods_set_beside_the_algorithm():
         "dapo-direct": {"train_on": "trajectories", "group_size": 1} | lag,
         "arpo-branch": {"group_size": 16} | lag,
         "urpo": {"group_size": 8} | lag,
+        "dyna-mind": {"group_size": 8} | lag,
         "ppo": {"train_on": "trajectories", "group_size": 1},
         "tppo": {"train_on": "windows"} | lag,
     }

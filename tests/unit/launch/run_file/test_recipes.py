@@ -34,7 +34,7 @@ def test_all_methods_are_there():
     credit = "gdpo dvao g2rpo dgpo loop grpo-tcr flow-grpo eapo epo gigpo hgpo otc prs spo-winrate"
     more = "arpo-gui xrpo-novelty subpo aepo-agentic fapo-rule fapo-judge riskpo dapo-direct rapo spear"
     assert {*credit.split(), *more.split()} == CREDIT
-    assert {"ghpo", "scaf-grpo", "igrpo", "urpo", "arpo-branch"} == FAMILIES
+    assert {"ghpo", "scaf-grpo", "igrpo", "urpo", "dyna-mind", "arpo-branch"} == FAMILIES
     assert {*expected.split(), "icepop", "ipa", "remax", "mdpo"} == {p.stem for p in METHODS} - UNMEASURED
     assert {p.stem for p in FOLDER.glob("*.toml")} == JOBS
     assert set(run_files()) == {p.stem for p in METHODS} | JOBS
@@ -146,7 +146,8 @@ def test_what_methods_need_is_listed():
     assert needs["riskpo"] == ["groups"]
     assert needs["gdpo"] == ["groups"]
     assert needs["ghpo"] == needs["scaf-grpo"] == ["groups", "hints", "families"]
-    assert needs["igrpo"] == needs["urpo"] == needs["arpo-branch"] == ["groups", "families"]
+    for name in ("igrpo", "urpo", "dyna-mind", "arpo-branch"):
+        assert needs[name] == ["groups", "families"], name
     rows = {line.split()[0]: line for line in table(recipes()).splitlines()[1:]}
     assert "groups, replay, reference model" in rows["remix"]
     assert rows["lag-clip"].split()[2] == "-", "of our own making"

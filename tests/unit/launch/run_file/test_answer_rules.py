@@ -1,4 +1,4 @@
-"""`offbeat check` refuses judgements that could not be trained, and says what to change."""
+"""`offbeat check` refuses judgements and refined episodes that could not be trained, and says what to change."""
 
 import re
 
@@ -10,6 +10,7 @@ from launch.run_file.load import load
 from learner.config import LearnerConfig
 from learner.credit.needs import needed_rewards
 
+REFINE = {"kind": "refine"}
 COMPARED = {"kind": "compared", "terms": [{"value": "right"}]}
 
 
@@ -18,7 +19,8 @@ def learner(family=None, **settings):
 
 
 def test_the_shipped_settings_are_allowed():
-    assert not list(family_contradictions(learner(sampling={"max_trajectory_tokens": 4096})))
+    for family in ({}, REFINE):
+        assert not list(family_contradictions(learner(family, sampling={"max_trajectory_tokens": 4096})))
 
 
 @pytest.mark.parametrize(
@@ -32,9 +34,15 @@ def test_the_shipped_settings_are_allowed():
             learner(sampling={"max_turn_tokens": 64, "max_trajectory_tokens": 320}),
             "max_trajectory_tokens is 320 with .*: 4 answers of max_turn_tokens 64 .* raise it above 320",
         ),
+        (learner(REFINE | {"rollouts": 8}), "rollouts is 8 but learner.group_size is 8, .* lower rollouts"),
+        (
+            learner(REFINE, algorithm={"advantage": {"kind": "turn_return"}}),
+            'kind is "turn_return" with .*"refine", .* an advantage of their own; use an advantage of whole',
+        ),
+        (learner(REFINE, algorithm={"advantage": {"kind": "risk"}}), 'kind is "risk" with .*"refine"'),
     ],
 )  # fmt: skip
-def test_what_judgements_cannot_be_combined_with_is_refused(config, said):
+def test_what_they_cannot_be_combined_with_is_refused(config, said):
     lines = list(family_contradictions(config))
     assert any(re.search(said, line) for line in lines), lines
 

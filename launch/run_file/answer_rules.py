@@ -1,12 +1,14 @@
-"""Contradictions in `[learner.family]` of kind "judge", each with the cure."""
+"""Contradictions in `[learner.family]` of kinds "judge" and "refine", each with the cure."""
 
 from collections.abc import Iterator
 
 from learner.config import LearnerConfig
+from learner.credit.compared import is_by_turn
 from learner.credit.comparison_config import ComparedAdvantage
 from learner.credit.needs import VALUES
+from learner.credit.short_forms import comparisons_of
 from learner.credit.signal import judges_groups
-from learner.families.family_config import JudgeFamily
+from learner.families.answer_config import JudgeFamily, RefineFamily
 
 WHAT = '[learner.family] of kind "judge"'
 
@@ -38,6 +40,24 @@ def judge_contradictions(learner: LearnerConfig, family: JudgeFamily) -> Iterato
             f"learner.sampling.{bound} is {longest} with {WHAT}: {family.answers} answers of max_turn_tokens "
             f"{learner.sampling.max_turn_tokens} in the prompt leave no room for a judgement; raise it above {needed}, "
             "or lower answers or max_turn_tokens"
+        )
+
+
+def refine_contradictions(learner: LearnerConfig, family: RefineFamily) -> Iterator[str]:
+    """Yield a line per mistake: field, value seen, cure."""
+    advantage = learner.algorithm.advantage
+    if family.rollouts >= learner.group_size:
+        yield (
+            f"learner.family.rollouts is {family.rollouts} but learner.group_size is {learner.group_size}, which "
+            "counts refined episodes, too: there would be none; lower rollouts, or raise group_size"
+        )
+    compared = comparisons_of(advantage)
+    of_tokens = compared is not None and (is_by_turn(compared) or compared.whiten == "tokens")
+    if not judges_groups(advantage) or of_tokens:
+        yield (
+            f'learner.algorithm.advantage.kind is "{advantage.kind}" with [learner.family] of kind "refine", whose '
+            "refined episodes have an advantage of their own; use an advantage of whole trajectories within groups, "
+            'such as kind "group"'
         )
 
 
