@@ -320,6 +320,22 @@ FAMILY = table(
             "mean groups of the families that had all their groups since the last step, the first one included",
         ),
         Gauge(
+            "family/agreement",
+            "correlation",
+            'mean agreement of the batch\'s judgements with the reference, -1 to 1; only with `kind = "judge"`',
+        ),
+        Gauge(
+            "family/judged",
+            "reward",
+            "mean value that judgements gave to the batch's answers without a reference, 0 to 1; only with `kind = "
+            '"judge"`',
+        ),
+        Gauge(
+            "family/refined_share",
+            "share",
+            'share of the batch\'s refined episodes that beat both groups; only with `kind = "refine"`',
+        ),
+        Gauge(
             "family/masked_share",
             "share",
             "share of the batch's action tokens that are older than the lag bound, so that they carry no gradient",

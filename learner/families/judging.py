@@ -133,6 +133,16 @@ def settle_judgements(config: JudgeFamily, family: TaskFamily, decode: AnswerTex
     return Settled([*answers, *valued], {})
 
 
+def judgement_metrics(trained: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the mean agreement of the judgements of a batch, and the mean value that judgements gave to answers."""
+    found: dict[str, list[float]] = {}
+    for t in trained:
+        for reward in t.rewards:
+            if reward.name in (JUDGED, AGREEMENT):
+                found.setdefault(f"family/{reward.name}", []).append(reward.value)
+    return {name: float(np.mean(values)) for name, values in found.items()}
+
+
 def _scores(
     config: JudgeFamily, family: TaskFamily, judgement: Trajectory, answers: int, decode: AnswerText
 ) -> list[float] | None:

@@ -71,6 +71,12 @@ def refined_advantages(refined: Sequence[Trajectory], plain: Sequence[Trajectory
     return [float(t.correct is not False and t.return_ > bar) for t in refined]
 
 
+def refined_metrics(trained: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the share of the refined episodes of a batch that have an advantage."""
+    own = [t.advantage for t in trained if t.advantage is not None]
+    return {"family/refined_share": float(np.mean(own))} if own else {}
+
+
 def settle_refined(family: TaskFamily) -> Settled:
     """Return what is trained: plain episodes as a group of their own, and refined ones with their own advantage."""
     plain = list(family.stages[0].members)

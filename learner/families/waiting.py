@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from learner.families.answer_config import JudgeFamily, RefineFamily
 from learner.families.drafts import AnswerText
 from learner.families.family import ChildTask, FamilyStage, TaskFamily
 from learner.families.family_config import FamilyConfig, HintFamily
+from learner.families.judging import judgement_metrics
 from learner.families.reactions import Surroundings, react, settle
+from learner.families.refining import refined_metrics
 from learner.intake.curriculum import Curriculum
 from learner.trajectory import Trajectory
 from learner.units import Unit, UnitPart
@@ -149,13 +152,18 @@ class WaitingFamilies:
         )
         groups, self._groups = self._groups, []
         mean = {"family/stages": float(np.mean(groups))} if groups else {}
-        return mean | {
-            "family/waiting": float(len(self)),
-            "family/children": float(self.children),
-            "family/masked_share": masked / max(1, sampled),
-            "family/deadlines": float(self.deadlines),
-            "family/diverged_prefixes": float(self.diverged),
-        }
+        return (
+            mean
+            | (judgement_metrics(trained) if isinstance(self.config, JudgeFamily) else {})
+            | (refined_metrics(trained) if isinstance(self.config, RefineFamily) else {})
+            | {
+                "family/waiting": float(len(self)),
+                "family/children": float(self.children),
+                "family/masked_share": masked / max(1, sampled),
+                "family/deadlines": float(self.deadlines),
+                "family/diverged_prefixes": float(self.diverged),
+            }
+        )
 
     def _advance(self, waiting: _WaitingFamily) -> Unit | None:
         """Take the groups that are here in the order of their stages, and ask for the next one."""

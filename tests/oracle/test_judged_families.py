@@ -13,7 +13,7 @@ from launch.run_file.shipped import METHODS, run_files
 from learner.errors import CannotRetrain
 from learner.families.answer_config import JudgeFamily
 from learner.families.family import FamilyStage, TaskFamily
-from learner.families.judging import agreement, order_of, scores_in
+from learner.families.judging import agreement, judgement_metrics, order_of, scores_in
 from learner.families.reactions import Surroundings, react, settle
 from learner.families.recorded import joined
 from learner.units import Unit
@@ -106,6 +106,14 @@ def test_with_a_reference_judgements_are_trained_to_agree_with_it():
     expected = [1, -1, -1, 1]
     expected += [(tau - statistics.mean(taus)) / (statistics.pstdev(taus) + 1e-6) for tau in taus]
     np.testing.assert_allclose(credit.advantage[starts], expected, atol=1e-5)
+
+
+def test_the_metrics_are_means_over_the_batch():
+    family = family_of([{"right": v} for v in (1.0, 0.0, 0.0, 1.0)], [(9, 1, 2, 8), (5, 5, 5, 5)])
+    assert judgement_metrics(settle(CONFIG, family, letters).trained) == {"family/agreement": 0.5}
+    family = family_of([{"asked": 1.0}] * 4, [(2, 4, 6, 8)])
+    assert judgement_metrics(settle(CONFIG, family, letters).trained) == {"family/judged": 0.5}
+    assert judgement_metrics(family.stages[0].members) == {}
 
 
 def test_half_an_order_is_half_the_agreement():

@@ -11,7 +11,7 @@ from learner.families.answer_config import RefineFamily
 from learner.families.family import ChildTask, FamilyStage, TaskFamily
 from learner.families.reactions import Surroundings, react, settle
 from learner.families.recorded import joined
-from learner.families.refining import refined_advantages, shown_turns, true_future
+from learner.families.refining import refined_advantages, refined_metrics, shown_turns, true_future
 from learner.units import Unit
 from learner.update.credit_assignment import assign_credit
 from protocol.messages import MAX_TEXT
@@ -93,6 +93,8 @@ def test_the_advantage_against_a_slow_twin():
     """By hand: plain 0 and 1, so .5; refined 1, 1, 0, 0, so .5: the two right ones have 1. With plain 1, 1: none."""
     family = family_of([0.0, 1.0], [1.0, 1.0, 0.0, 0.0])
     assert [t.advantage for t in settle(CONFIG, family).trained] == [None, None, 1.0, 1.0, 0.0, 0.0]
+    assert refined_metrics(settle(CONFIG, family).trained) == {"family/refined_share": 0.5}
+    assert refined_metrics(family.stages[0].members) == {}
     assert [t.advantage for t in settle(CONFIG, family_of([1.0, 1.0], [1.0, 1.0, 0.0, 0.0])).trained[2:]] == [
         0.0
     ] * 4
