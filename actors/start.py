@@ -79,22 +79,23 @@ def repeated_turns(start: TaskStart) -> list[RepeatedTurn]:
     return [RepeatedTurn(token_ids[turn.start : turn.end], turn.action) for turn in start.turns]
 
 
-def check_room(task: Task, *, most_turns: int) -> None:
+def check_room(task: Task, *, prompt: int, most_turns: int) -> None:
     """Check that an episode may go on behind the prefix of its task.
 
     Args:
         task: a task with a prefix.
+        prompt: tokens of the first prompt, which is longer than the prefix's if the task has a note, too.
         most_turns: most actions of an episode.
 
     Raises:
         ActorError: the prefix has as many tokens or actions as an episode may have.
     """
     assert task.start is not None, "the caller has looked"
-    tokens, limit = len(task.start.token_ids) // 4, task.sampling.max_trajectory_tokens
+    bound = "max_context_tokens" if task.sampling.max_context_tokens else "max_trajectory_tokens"
+    limit = task.sampling.max_context_tokens or task.sampling.max_trajectory_tokens
+    tokens = prompt + len(task.start.token_ids) // 4 - task.start.turns[0].end
     if tokens >= limit:
-        raise ActorError(
-            f"prefix of {tokens} tokens leaves no room for an answer; max_trajectory_tokens is {limit}"
-        )
+        raise ActorError(f"prefix of {tokens} tokens leaves no room for an answer; {bound} is {limit}")
     if (actions := len(task.start.turns) // 2) >= most_turns:
         raise ActorError(
             f"prefix of {actions} actions leaves none to this episode; actor.max_turns is {most_turns}"

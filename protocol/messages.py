@@ -147,7 +147,10 @@ class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):
     A broker before 4.3 would lose it, so the learner looks at the broker's version before it puts such a task.
     """
     start: TaskStart | None = None
-    """Read by the actor, which begins the episode with this prefix; since 4.3, as the note."""
+    """Read by the actor, which begins the episode with this prefix; since 4.3, as the note.
+
+    With a note, the prefix's first turn gives way to the prompt with the note, and the other turns follow it.
+    """
 
 
 class Turn(Struct, frozen=True, array_like=True):

@@ -89,6 +89,8 @@ class StepPlay:
     async def _repeat(self) -> int:
         """Repeat the actions of the task's prefix behind the first prompt. Return their number.
 
+        A task that has a note as well has another prompt than its prefix, so that prompt is not compared.
+
         Raises:
             PrefixDiverged: the prompt or an observation has other tokens than in the prefix.
             ActorError: the prefix is not one, or leaves no room for an answer.
@@ -96,8 +98,9 @@ class StepPlay:
         if self._task.start is None:
             return 0
         prompt, *rest = repeated_turns(self._task.start)
-        check_room(self._task, most_turns=self._max_turns)
-        check_repeated(0, prompt.token_ids, self._tokens)
+        check_room(self._task, prompt=len(self._tokens), most_turns=self._max_turns)
+        if not self._task.note:
+            check_repeated(0, prompt.token_ids, self._tokens)
         for action, observed in zip(rest[::2], rest[1::2], strict=True):
             # The environment hears of a repeated turn what it heard of the sampled one.
             await self._most()

@@ -29,6 +29,8 @@ def credit_contradictions(learner: LearnerConfig) -> Iterator[str]:
         yield f'{name}.whiten is "trajectories" but a term is of turns; use whiten = "tokens", or "none"'
     if advantage.novelty is not None and is_by_turn(advantage):
         yield f'{name}.novelty is of whole answers but a term is of turns; take it out, or set of = "trajectory"'
+    if advantage.amplify is not None and is_by_turn(advantage):
+        yield f'{name}.amplify is of whole episodes but a term is of turns; take it out, or set of = "trajectory"'
     if advantage.by_difficulty is not None and not all("group" in term.among for term in advantage.terms):
         yield f"{name}.by_difficulty weighs groups, but a term is not among the group; take by_difficulty out"
 

@@ -8,7 +8,13 @@ from learner.config import LearnerConfig
 from learner.credit.compared import is_by_turn
 from learner.credit.short_forms import comparisons_of
 from learner.families.answer_config import JudgeFamily, RefineFamily
-from learner.families.family_config import BranchFamily, DraftFamily, HintFamily
+from learner.families.family_config import (
+    BranchFamily,
+    DraftFamily,
+    GuidedFamily,
+    HintFamily,
+    RetryFamily,
+)
 
 
 def family_contradictions(learner: LearnerConfig) -> Iterator[str]:
@@ -38,37 +44,62 @@ def family_contradictions(learner: LearnerConfig) -> Iterator[str]:
             f"learner.reward.group is set with {what}: the reward would compare each group of the family by itself; "
             "take one of the two out"
         )
-    merged = isinstance(family, BranchFamily) or (isinstance(family, HintFamily) and family.members > 0)
+    merged = isinstance(family, BranchFamily | RetryFamily) or (
+        isinstance(family, HintFamily) and family.members > 0
+    )
     if merged and (learner.reward.stages or learner.reward.bonus is not None):
         yield (
             f"learner.reward.{'stages' if learner.reward.stages else 'bonus'} is set with {what}, which compares "
             "answers of several policy versions with each other: those of one family would be valued by two rules; "
             "take one of the two out"
         )
-    if isinstance(family, BranchFamily):
+    if isinstance(family, BranchFamily | RetryFamily):
+        yield from _parts_of_a_group(learner, family)
+    if isinstance(family, BranchFamily) or (isinstance(family, RetryFamily) and family.begin != "prompt"):
         yield from _branches(learner, family)
     if isinstance(family, JudgeFamily):
         yield from judge_contradictions(learner, family)
     if isinstance(family, RefineFamily):
         yield from refine_contradictions(learner, family)
-    sampling = learner.sampling
+    yield from _room(learner)
+
+
+def _room(learner: LearnerConfig) -> Iterator[str]:
+    """Yield the refusal of a note that would leave no room for an answer."""
+    family, sampling = learner.family, learner.sampling
+    match family:
+        case DraftFamily():
+            answers, what = 1, "a draft"
+        case RetryFamily(reflection=reflection) if reflection:
+            answers, what = 1, "a reflection"
+        case GuidedFamily(examples=examples):
+            answers, what = examples, "an example" if examples == 1 else f"{examples} examples"
+        case _:
+            return
     bound, longest = longest_context(learner)
-    if isinstance(family, DraftFamily) and longest <= 2 * sampling.max_turn_tokens:
+    needed = (answers + 1) * sampling.max_turn_tokens
+    if longest <= needed:
         yield (
-            f"learner.sampling.{bound} is {longest} with {what}: a draft of "
+            f'learner.sampling.{bound} is {longest} with [learner.family] of kind "{family.kind}": {what} of '
             f"max_turn_tokens {sampling.max_turn_tokens} in the prompt leaves no room for as long an answer; raise it "
-            f"above {2 * sampling.max_turn_tokens}, or lower max_turn_tokens"
+            f"above {needed}, or lower max_turn_tokens"
         )
 
 
-def _branches(learner: LearnerConfig, family: BranchFamily) -> Iterator[str]:
-    """Yield what branches cannot be combined with: they hold the end of an episode only."""
-    reward, algorithm = learner.reward, learner.algorithm
+def _parts_of_a_group(learner: LearnerConfig, family: BranchFamily | RetryFamily) -> Iterator[str]:
+    """Yield the refusal of a group that is all first episodes."""
     if family.rollouts >= learner.group_size:
+        others = "branches" if isinstance(family, BranchFamily) else "retries"
         yield (
             f"learner.family.rollouts is {family.rollouts} but learner.group_size is {learner.group_size}, which "
-            "counts branches, too: there would be none; lower rollouts, or raise group_size"
+            f"counts {others}, too: there would be none; lower rollouts, or raise group_size"
         )
+
+
+def _branches(learner: LearnerConfig, family: BranchFamily | RetryFamily) -> Iterator[str]:
+    """Yield what episodes that begin in the middle of others cannot be combined with."""
+    reward, algorithm = learner.reward, learner.algorithm
+    what, one = f'[learner.family] of kind "{family.kind}"', "branch" if family.kind == "branch" else "retry"
     counted = {
         "wrong": reward.wrong is not None and reward.wrong.per_turn > 0,
         "steps": reward.steps is not None,
@@ -77,15 +108,15 @@ def _branches(learner: LearnerConfig, family: BranchFamily) -> Iterator[str]:
     }
     for name in (name for name, counts in counted.items() if counts):
         yield (
-            f'learner.reward.{name} is set with [learner.family] of kind "branch": it counts turns, marks or tokens, '
-            "and those before a branch begins are not the branch's; take one of the two out"
+            f"learner.reward.{name} is set with {what}: it counts turns, marks or tokens, and those before a {one} "
+            f"begins are not the {one}'s; take one of the two out"
         )
     compared = comparisons_of(algorithm.advantage)
     if algorithm.advantage.kind == "gae" or (compared is not None and is_by_turn(compared)):
         yield (
-            f'learner.algorithm.advantage.kind is "{algorithm.advantage.kind}" with [learner.family] of kind "branch": '
-            "a branch's first turn would be credited with rewards of the turns before it; use an advantage of whole "
-            'trajectories, such as kind "group"'
+            f'learner.algorithm.advantage.kind is "{algorithm.advantage.kind}" with {what}: a {one}\'s first turn '
+            "would be credited with rewards of the turns before it; use an advantage of whole trajectories, such as "
+            'kind "group"'
         )
 
 

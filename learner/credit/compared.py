@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from learner.algorithms.advantages import turn_returns, whiten
 from learner.algorithms.comparisons import STD_EPSILON, UNIFORM_SPREAD, compare, has_peers, spread
 from learner.branches import turns_before
-from learner.credit.comparison_config import ByDifficulty, ComparedAdvantage, Comparison, Novelty
+from learner.credit.comparison_config import Amplify, ByDifficulty, ComparedAdvantage, Comparison, Novelty
 from learner.trajectory import Trajectory
 from protocol.arrays import Float64s
 
@@ -55,6 +55,8 @@ def compared_advantages(config: ComparedAdvantage, trajectories: Sequence[Trajec
     lengths = [len(t) for t in trajectories]
     if config.novelty is not None:
         total = total + _novelty(config.novelty, trajectories, total)
+    if config.amplify is not None:
+        total = _amplified(config.amplify, trajectories, total)
     if config.by_difficulty is not None:
         owners = (
             np.repeat(np.arange(len(trajectories)), lengths) if by_token else np.arange(len(trajectories))
@@ -173,6 +175,12 @@ def _novelty(config: Novelty, trajectories: Sequence[Trajectory], advantages: Fl
     relative = compare(likely, [t.group_id for t in trajectories], scale="none")
     bonus = (config.scale * (1 - np.exp(relative))).clip(0.0, config.most * advantages.clip(min=0.0))
     return np.where(right, bonus, 0.0)
+
+
+def _amplified(config: Amplify, trajectories: Sequence[Trajectory], advantages: Float64s) -> Float64s:
+    values = np.array([_trajectory_value(config.value, t) for t in trajectories])
+    better = np.where(advantages >= 0, config.factor * advantages, advantages)
+    return np.where(values >= config.perfect, 1.0, better)
 
 
 def _mean_logp(t: Trajectory) -> float:

@@ -60,6 +60,18 @@ class Novelty(Section):
     """Largest bonus, as a share of the advantage. Above 0."""
 
 
+class Amplify(Section):
+    """Larger advantages of what was better than the mean (R3L, arXiv:2601.03715): an advantage A of at least 0 becomes
+    factor A, and 1 where the value is at least `perfect`."""
+
+    value: str = Field("return", min_length=1)
+    """Value that says how good a trajectory is: "return", or the name of a reward."""
+    perfect: float = 1.0
+    """Value from which on the advantage is 1, however the others of the group did."""
+    factor: float = Field(3.0, gt=0)
+    """Factor of other advantages of at least 0. Above 0."""
+
+
 class ComparedAdvantage(Section):
     """Sum of comparisons, each of a value of trajectories or turns with that of others. GRPO, GiGPO, HGPO, GDPO, DVAO
     and DGPO are such sums; docs/recipes/credit has their terms."""
@@ -77,3 +89,5 @@ class ComparedAdvantage(Section):
     """Bonus for unlikely right answers; for terms of trajectories only. Absent: none."""
     by_difficulty: ByDifficulty | None = None
     """Weights of groups by difficulty. Absent: none."""
+    amplify: Amplify | None = None
+    """Larger advantages of what was better than the mean; for terms of trajectories only. Absent: none."""

@@ -6,6 +6,7 @@
 - `answer_config`: the settings of kinds whose second group reads the first one.
 - `refining`: episodes that are played anew with the true future of an earlier one.
 - `judging`: answers that the policy judges itself, and judgements that are trained.
+- `retries`: wrong episodes are tried again. `guidance`: solved examples of other tasks. `transcripts`: their texts.
 - `branching`: episodes that begin in the middle of others, and the credit of what they share.
 - `waiting`: the families that wait for groups, on their way between deliveries and units.
 - `wiring`: makes the part of a learner that keeps them. `recorded`: families of a recording.

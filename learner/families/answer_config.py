@@ -12,14 +12,14 @@ MAX_FRAME = MAX_TEXT // 4
 ANSWERS, FUTURE = "{answers}", "{future}"
 
 
-def with_place(note: str, place: str) -> str:
+def with_place(note: str, place: str, field: str = "note") -> str:
     """Return the words of a note, in which the place of a text stands once.
 
     Raises:
         ValueError: it does not.
     """
     if note.count(place) != 1:
-        raise ValueError(f"note is {note!r}; write {place} once, where the text is to stand")
+        raise ValueError(f"{field} is {note!r}; write {place} once, where the text is to stand")
     return note
 
 

@@ -22,6 +22,8 @@ class ChildTask:
     note: str = ""
     start: TaskStart | None = None
     """Prefix from which the episode begins."""
+    index: int | None = None
+    """Number of the task, if it is a different one than the family's."""
 
     def is_begun_by(self, t: Trajectory, plain: Trajectory) -> bool:
         """Return whether a trajectory began as this task asks for: an actor before protocol 4.3 knows neither part.
@@ -30,11 +32,17 @@ class ChildTask:
             t: what was played.
             plain: a member of the first group, which has neither note nor prefix.
         """
-        if self.start is not None:
-            prefix = np.frombuffer(self.start.token_ids, "<i4")
-            kept = np.array_equal(t.token_ids[: len(prefix)], prefix)
-            return kept and not t.action_mask[: len(prefix)].any()
-        return not self.note or not np.array_equal(_prompt(t), _prompt(plain))
+        noted = prompt_of(t)
+        if self.note and np.array_equal(noted, prompt_of(plain)):
+            return False
+        if self.start is None:
+            return True
+        prefix = np.frombuffer(self.start.token_ids, "<i4")
+        if self.note:
+            # The prompt has the note; the prefix has none.
+            prefix = np.concatenate([noted, prefix[self.start.turns[0].end :]])
+        kept = np.array_equal(t.token_ids[: len(prefix)], prefix)
+        return kept and not t.action_mask[: len(prefix)].any()
 
 
 @dataclass(frozen=True)
@@ -131,11 +139,12 @@ class Settled:
         return Unit(family.family_id, family.family_id, list(self.trained), tuple(parts))
 
 
-def _prompt(t: Trajectory) -> NDArray[np.int32]:
+def prompt_of(t: Trajectory) -> NDArray[np.int32]:
+    """Return the tokens of the first prompt of a trajectory."""
     return t.token_ids[: t.turns[0].end] if t.turns else t.token_ids[: t.prompt_tokens]
 
 
 def member_of(t: Trajectory) -> int:
-    """Return the number of a trajectory's task in its group."""
+    """Return the place of a trajectory's task in its group; 0 if its name says none."""
     task = names.training_task(names.task_of(t.trajectory_id))
     return 0 if task is None else task.member

@@ -2,14 +2,15 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from learner.families.answer_config import MAX_FRAME, JudgeFamily, RefineFamily
 from learner.families.answer_config import with_place as _with_place
 from protocol.section import Section
 
 HintShare = Annotated[float, Field(gt=0, le=1)]
-HINT, DRAFT = "{hint}", "{draft}"
+HINT, DRAFT, ATTEMPT, REFLECTION, EXAMPLES = "{hint}", "{draft}", "{attempt}", "{reflection}", "{examples}"
+"""Places in a note, each for a text."""
 
 
 class HintFamily(Section):
@@ -129,6 +130,132 @@ class BranchFamily(Section):
         return max(self.rollouts, group_size - self.rollouts)
 
 
+class RetryFamily(Section):
+    """Some members of a group are first episodes. Those that fail are tried again: with what the policy says of its
+    mistake behind the prompt (R3L, arXiv:2601.03715), or from behind the mistake (Agent-R, arXiv:2501.11425)."""
+
+    kind: Literal["retry"] = "retry"
+    rollouts: int = Field(4, ge=1)
+    """First episodes of each task; the rest of learner.group_size are retries, shared out evenly among the first
+    episodes that are wrong. At least 1, below learner.group_size."""
+    begin: Literal["prompt", "named", "parting"] = "prompt"
+    """Where a retry begins. "prompt": with the first prompt; "named": behind the steps that the reflection keeps, by
+    its last "keep K steps"; "parting": behind the first step that differs from the most similar right episode of the
+    group. Retries from the middle repeat the steps before, so the environment must answer them alike."""
+    reflection: str = Field("", max_length=MAX_FRAME)
+    """Words behind the prompt that ask for a reflection on a wrong episode, which stands where `{attempt}` is. The
+    first answer is the reflection; none is trained. Empty: there are no reflections."""
+    note: str = Field("An earlier attempt was wrong:\n{attempt}\nAvoid its mistake.", max_length=MAX_FRAME)
+    """Words behind the prompt of a retry. The reflection stands where `{reflection}` is, the wrong episode where
+    `{attempt}` is. Empty, with begin = "parting" only: a retry has no note."""
+    clean: bool = False
+    """Whether a retry is trained behind the prompt without the note, so that the policy learns to answer as if it had
+    read it. Its importance ratio then compares two prompts."""
+    mask_shared: bool = False
+    """Whether the steps of a wrong episode that a retry repeats are left out of its training, so that the reward is
+    credited to what differs."""
+    reward: str = ""
+    """Reward that says whether an answer is right: one above `above` is. Absent: what the environment says
+    (`StepResult.correct`), or the return if it says nothing."""
+    above: float = 0.0
+    """Value of the reward above which an answer is right."""
+    deadline_s: float = Field(1800.0, gt=0)
+    """Seconds that a family waits for its next group. Then what is there is trained. Above 0. If nothing else comes
+    meanwhile, as in lockstep, a shorter learner.data_timeout_s ends the run before."""
+
+    @model_validator(mode="after")
+    def _has_its_texts(self) -> "RetryFamily":
+        if self.reflection:
+            _with_place(self.reflection, ATTEMPT, "reflection")
+            _with_place(self.note, REFLECTION)
+        elif REFLECTION in self.note:
+            raise ValueError(
+                f"note has {REFLECTION} but there is none; set reflection to the words that ask for it, or use "
+                f"{ATTEMPT}"
+            )
+        elif self.begin == "named":
+            raise ValueError(
+                'begin is "named" but no reflection names a step; set reflection to the words that ask for it, or '
+                'use begin = "parting"'
+            )
+        if not self.note and (self.clean or self.begin != "parting"):
+            what = "clean is true" if self.begin == "parting" else f'begin is "{self.begin}"'
+            raise ValueError(
+                f"note is empty but {what}: a retry would be nothing but a further answer; write a note"
+            )
+        if self.begin == "parting" and self.rollouts < 2:
+            raise ValueError(
+                'begin is "parting" but rollouts is 1: a wrong episode needs a right one beside it; raise rollouts'
+            )
+        if self.mask_shared and self.begin == "prompt":
+            raise ValueError(
+                'mask_shared is true but begin is "prompt", so that a retry repeats no step; use begin = "named" or '
+                '"parting", or take mask_shared out'
+            )
+        return self
+
+    @property
+    def stages(self) -> int:
+        """Most groups after the first one."""
+        return 2 if self.reflection else 1
+
+    def first(self, group_size: int) -> int:
+        """Return the members of the first group."""
+        return self.rollouts
+
+    def largest(self, group_size: int) -> int:
+        """Return the members of the largest group."""
+        return max(self.rollouts, group_size - self.rollouts)
+
+
+class GuidedFamily(Section):
+    """A group in which nobody solved the task asks for one answer to each of several other tasks. Then the group is
+    sampled again with the right ones of these as examples behind the prompt (the seeding of XRPO, arXiv:2510.06672)."""
+
+    kind: Literal["guided"] = "guided"
+    examples: int = Field(2, ge=1)
+    """Most solved examples behind a prompt; those whose prompts share most tokens with it. At least 1, at most
+    `candidates`."""
+    candidates: int = Field(8, ge=1)
+    """Other tasks that are answered once each, to find examples; they are not trained. At least 1."""
+    note: str = Field(
+        "Here are solved examples:\n{examples}\nNow solve the task above.", max_length=MAX_FRAME
+    )
+    """Words around the examples, which stand where `{examples}` is."""
+    reward: str = ""
+    """Reward that says whether an answer is right: one above `above` is. Absent: what the environment says
+    (`StepResult.correct`), or the return if it says nothing."""
+    above: float = 0.0
+    """Value of the reward above which an answer is right."""
+    deadline_s: float = Field(1800.0, gt=0)
+    """Seconds that a family waits for its next group. Then what is there is trained. Above 0. If nothing else comes
+    meanwhile, as in lockstep, a shorter learner.data_timeout_s ends the run before."""
+
+    @model_validator(mode="after")
+    def _has_its_texts(self) -> "GuidedFamily":
+        _with_place(self.note, EXAMPLES)
+        if self.examples > self.candidates:
+            raise ValueError(
+                f"examples is {self.examples} but candidates is {self.candidates}: so many are never there; raise "
+                "candidates, or lower examples"
+            )
+        return self
+
+    @property
+    def stages(self) -> int:
+        """Most groups after the first one."""
+        return 2
+
+    def first(self, group_size: int) -> int:
+        """Return the members of the first group."""
+        return group_size
+
+    def largest(self, group_size: int) -> int:
+        """Return the members of the largest group."""
+        return max(group_size, self.candidates)
+
+
 FamilyConfig = Annotated[
-    HintFamily | DraftFamily | BranchFamily | JudgeFamily | RefineFamily, Field(discriminator="kind")
+    HintFamily | DraftFamily | BranchFamily | RetryFamily | GuidedFamily | JudgeFamily | RefineFamily,
+    Field(discriminator="kind"),
 ]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from learner.families.family import ChildTask, Settled, TaskFamily
-from learner.families.family_config import HINT, HintFamily
+from learner.families.family_config import HINT, GuidedFamily, HintFamily, RetryFamily
 from learner.trajectory import Trajectory
 from protocol.messages import MAX_TEXT
 
@@ -37,7 +37,7 @@ def hint_levels(hints: Sequence[str], shares: Sequence[float]) -> list[str]:
     return levels
 
 
-def is_solved(config: HintFamily, t: Trajectory) -> bool:
+def is_solved(config: HintFamily | RetryFamily | GuidedFamily, t: Trajectory) -> bool:
     """Return whether a trajectory is right, by the rewards that the environment gave."""
     if config.reward:
         return t.reward_by_name.get(config.reward, 0.0) > config.above

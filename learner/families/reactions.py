@@ -10,10 +10,19 @@ from learner.families.answer_config import JudgeFamily, RefineFamily
 from learner.families.branching import next_branches, settle_branches
 from learner.families.drafts import AnswerText, next_after_drafts, settle_drafts
 from learner.families.family import ChildTask, Settled, TaskFamily
-from learner.families.family_config import BranchFamily, DraftFamily, FamilyConfig, HintFamily
+from learner.families.family_config import (
+    BranchFamily,
+    DraftFamily,
+    FamilyConfig,
+    GuidedFamily,
+    HintFamily,
+    RetryFamily,
+)
+from learner.families.guidance import next_guided, settle_guided
 from learner.families.hints import next_hint, settle_hints
 from learner.families.judging import next_judgements, settle_judgements
 from learner.families.refining import next_refined, settle_refined
+from learner.families.retries import next_retries, settle_retries
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,12 @@ def react(config: FamilyConfig, family: TaskFamily, around: Surroundings) -> Seq
         case BranchFamily():
             rng = np.random.default_rng([around.seed, family.index])
             return next_branches(config, family, group_size=around.group_size, room=around.room, rng=rng)
+        case RetryFamily():
+            budget = around.group_size - config.rollouts
+            return next_retries(config, family, budget=budget, room=around.room, decode=around.decode)
+        case GuidedFamily():
+            rng = np.random.default_rng([around.seed, family.index])
+            return next_guided(config, family, around.group_size, around.decode, rng)
         case _:
             assert_never(config)
 
@@ -77,5 +92,9 @@ def settle(config: FamilyConfig, family: TaskFamily, decode: AnswerText | None =
             return settle_refined(family)
         case BranchFamily():
             return settle_branches(family)
+        case RetryFamily():
+            return settle_retries(config, family)
+        case GuidedFamily():
+            return settle_guided(config, family)
         case _:
             assert_never(config)

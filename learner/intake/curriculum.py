@@ -110,7 +110,8 @@ class Curriculum:
     def ask(self, family_id: str, stage: int, children: Sequence[ChildTask]) -> None:
         """Make the tasks of a family's next group, which the next `refill` returns.
 
-        They have the data, the sampling and the smallest version of the family's first group.
+        They have the sampling, the smallest version and, but for the number of another task, the data of the family's
+        first group.
         """
         first, group_id = self.outstanding[family_id][0], names.stage_id(family_id, stage)
         self.outstanding[group_id] = tasks = [
@@ -122,6 +123,7 @@ class Curriculum:
                 member=member,
                 note=child.note,
                 start=child.start,
+                data=first.data if child.index is None else {**first.data, "index": child.index},
             )
             for member, child in enumerate(children)
         ]

@@ -27,6 +27,15 @@ FAMILIES = {
     "judge of itself": {"kind": "judge", "answers": 2, "highest": 1e9, "reference": "absent"},
     "refine": {"kind": "refine", "rollouts": 2},
     "branch": {"kind": "branch", "rollouts": 1},
+    "retry": {
+        "kind": "retry",
+        "rollouts": 1,
+        "reflection": "{attempt}?",
+        "note": "{reflection}!",
+        "clean": True,
+    },
+    "again": {"kind": "retry", "rollouts": 1},
+    "guided": {"kind": "guided", "candidates": 3},
 }
 
 
@@ -52,9 +61,16 @@ class FamilyWorld(World):
                 before = self.tasks.setdefault(task.task_id, task)
                 for part in ("note", "start", "group_size", "data"):
                     assert getattr(before, part) == getattr(task, part)
-                if self.config.family.kind != "branch":
-                    assert bool(task.note) == bool(names.stage_of(task.group_id))
+                self.check_kind(task)
         super().send(message, join)
+
+    def check_kind(self, task):
+        """Check that a task has what its kind of family and its stage ask for."""
+        index, stage = names.group_index(task.group_id), names.stage_of(task.group_id)
+        looks_for_examples = self.config.family.kind == "guided" and stage == 1
+        if self.config.family.kind != "branch":
+            assert bool(task.note) == (bool(stage) and not looks_for_examples)
+        assert (task.data["index"] == index) != looks_for_examples
 
     def train(self, **how):
         exchange = self.exchange

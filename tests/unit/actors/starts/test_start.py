@@ -10,6 +10,8 @@ from actors.errors import ActorError, EnvironmentFailed
 from actors.start import repeated_turns, with_note
 from learner.errors import BrokenTrajectory
 from learner.families.branching import prefix_of
+from learner.families.family import ChildTask
+from learner.families.retries import behind_prompt
 from learner.families.waiting import DIVERGED
 from learner.trajectory import assemble
 from protocol.messages import Reward, TaskStart, Turn
@@ -217,3 +219,43 @@ def test_a_prefix_that_leaves_no_room_fails_the_episode_with_its_numbers():
     )
     (*_, last) = branch(parent, 5, Env(*STEPS), Script("x$"), bounds=Bounds(max_turns=2))
     assert "prefix of 2 actions leaves none to this episode; actor.max_turns is 2" in last.segment.error
+
+
+# --- a note and a prefix ------------------------------------------------------------------------------------
+
+
+def test_a_prefix_goes_on_behind_the_prompt_with_the_note():
+    parent, env, script = three_turns(), Env(*STEPS), Script("fin$")
+    t = assemble(branch(parent, 5, env, script, note="keep 2 steps"))
+    assert env.actions == ["add", "sub", "fin"]
+    first = parent.turns[0].end
+    end = parent.turns[5].start
+    noted = t.turns[0].end
+    assert letters(t, 0, noted) == letters(parent, 0, first) + "\n\nkeep 2 steps"
+    assert t.token_ids[noted : noted + end - first].tolist() == parent.token_ids[first:end].tolist()
+    assert script.requests[0].prompt == tuple(t.token_ids[: t.prompt_tokens].tolist())
+    assert ChildTask("keep 2 steps", prefix_of(parent, 5)).is_begun_by(t, parent)
+    assert not t.action_mask[: t.prompt_tokens].any()
+    assert t.return_ == parent.return_
+    clean = behind_prompt(t, parent.token_ids[:first])
+    assert clean.token_ids[:end].tolist() == parent.token_ids[:end].tolist()
+
+
+def test_with_a_note_too_the_environment_must_answer_alike():
+    env = Env(say("9"), *STEPS[1:])
+    (*_, last) = branch(three_turns(), 5, env, Script("fin$"), note="n")
+    assert "prefix diverged at turn 2: token 1 of its observation is 57, it was 55" in last.segment.error
+
+
+@pytest.mark.parametrize("bound", ["max_trajectory_tokens", "max_context_tokens"])
+def test_a_note_and_a_prefix_count_together_against_the_bound(bound):
+    parent = three_turns()
+    longest = parent.turns[5].start + 12
+    cuts = branch(parent, 5, Env(*STEPS), Script("fin$"), note="x" * 10, **{bound: longest})
+    assert cuts[-1].segment.status == "failed"
+    assert (
+        f"prefix of {longest} tokens leaves no room for an answer; {bound} is {longest}"
+        in cuts[-1].segment.error
+    )
+    cuts = branch(parent, 5, Env(*STEPS), Script("fin$"), note="x" * 9, **{bound: longest})
+    assert cuts[-1].segment.action_tokens == 1

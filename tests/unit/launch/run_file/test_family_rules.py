@@ -10,6 +10,10 @@ from learner.config import LearnerConfig
 
 HINT, DRAFT = {"kind": "hint"}, {"kind": "draft", "drafts": 4}
 BRANCH = {"kind": "branch", "rollouts": 4}
+RETRY = {"kind": "retry", "rollouts": 4}
+PARTING = RETRY | {"begin": "parting"}
+REFLECTED = RETRY | {"reflection": "{attempt}?", "note": "{reflection}!"}
+GUIDED = {"kind": "guided"}
 
 
 def learner(family=HINT, **settings):
@@ -27,6 +31,35 @@ def learner(family=HINT, **settings):
         (
             learner(DRAFT, sampling={"max_turn_tokens": 64, "max_trajectory_tokens": 128}),
             "a draft of max_turn_tokens 64 in the prompt leaves no room .* above 128",
+        ),
+        (
+            learner(REFLECTED, sampling={"max_turn_tokens": 64, "max_trajectory_tokens": 128}),
+            "a reflection of max_turn_tokens 64 in the prompt leaves no room .* above 128",
+        ),
+        (
+            learner(GUIDED, sampling={"max_turn_tokens": 64, "max_trajectory_tokens": 192}),
+            "2 examples of max_turn_tokens 64 in the prompt leaves no room .* above 192",
+        ),
+        (
+            learner(RETRY | {"rollouts": 8}),
+            "rollouts is 8 but learner.group_size is 8, which counts retries, .* lower rollouts",
+        ),
+        (
+            learner(RETRY, reward={"bonus": {}}),
+            "reward.bonus is set with .* valued by two rules",
+        ),
+        (
+            learner(PARTING, reward={"coverage": {}}),
+            'reward.coverage is set with .* "retry": it counts turns, .* are not the retry\'s',
+        ),
+        (
+            learner(PARTING, algorithm={"advantage": {"kind": "turn_return"}}),
+            'kind is "turn_return" with .* a retry\'s first turn would be credited with rewards of the turns before',
+        ),
+        (learner(GUIDED, train_on="windows"), 'learner.train_on is "windows" with .* kind "guided"'),
+        (
+            learner(RETRY, algorithm={"shared_prefix": "mean"}),
+            'shared_prefix is "mean" but no trajectory begins',
         ),
         (
             learner({"kind": "branch", "rollouts": 8}),
@@ -81,7 +114,7 @@ def test_what_families_cannot_be_combined_with_is_refused(config, said):
 
 
 def test_families_of_groups_are_taken():
-    for family in (HINT, DRAFT, BRANCH, None):
+    for family in (HINT, DRAFT, BRANCH, RETRY, PARTING, REFLECTED, GUIDED, None):
         assert not list(family_contradictions(learner(family)))
 
 
@@ -100,6 +133,33 @@ def test_a_run_file_is_refused_with_all_its_mistakes():
         check(content, "run.toml")
     content["learner"] = {"family": {"kind": "draft", "note": "{draft} {draft}"}}
     with pytest.raises(ConfigError, match=r"write \{draft\} once"):
+        check(content, "run.toml")
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        (
+            RETRY | {"note": "it says {reflection}"},
+            r"note has \{reflection\} but there is none; set reflection",
+        ),
+        (RETRY | {"begin": "named"}, 'begin is "named" but no reflection names a step'),
+        (REFLECTED | {"reflection": "why?"}, r"reflection is 'why\?'; write \{attempt\} once"),
+        (REFLECTED | {"note": "again"}, r"note is 'again'; write \{reflection\} once"),
+        (
+            RETRY | {"note": ""},
+            'note is empty but begin is "prompt": a retry would be nothing but a further answer',
+        ),
+        (PARTING | {"note": "", "clean": True}, "note is empty but clean is true"),
+        (PARTING | {"rollouts": 1}, 'begin is "parting" but rollouts is 1'),
+        (RETRY | {"mask_shared": True}, 'mask_shared is true but begin is "prompt"'),
+        (GUIDED | {"examples": 9}, "examples is 9 but candidates is 8"),
+        (GUIDED | {"note": "look"}, r"write \{examples\} once"),
+    ],
+)
+def test_retries_and_examples_that_could_not_work_are_refused(family, said):
+    content = {"model": {"path": "m"}, "env": {"name": "calculator"}, "learner": {"family": family}}
+    with pytest.raises(ConfigError, match=said):
         check(content, "run.toml")
 
 

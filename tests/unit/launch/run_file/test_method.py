@@ -180,7 +180,7 @@ def test_a_method_file_is_a_run_file_with_the_settings_of_its_demo(job):
     ("line", "words"),
     [
         ('method = "bappo"', ["'bappo' is unknown", "did you mean 'bapo'?"]),
-        ('method = "zzz"', ["'zzz' is unknown", "there are: aepo-agentic, arpo-branch"]),
+        ('method = "zzz"', ["'zzz' is unknown", "there are: aepo-agentic, agent-r, arpo-branch"]),
         ('method = "calculator"', ["it is a job", 'extends = "calculator"']),
         ("method = 3", ["method is 3", "as a string"]),
         ('method = "whole.toml"', ["sets model, env, learner.steps", "belongs to a job", 'extends = "whole"']),

@@ -241,6 +241,7 @@ REFUSED = {
         algorithm(surrogate={"kind": "regression"}, corrections=[]), ['"regression"', '"group"', 'use kind "gae"']
     ),
     "a novelty of turns": (terms({"of": "turn"}, novelty={}), ["novelty is of whole answers", 'set of = "trajectory"']),
+    "an amplified turn": (terms({"of": "turn"}, amplify={}), ["amplify is of whole episodes", 'set of = "trajectory"']),
     "a bundle that no batch fills": (
         {"batch_trajectories": 48} | algorithm(advantage={"kind": "risk"}), ["bundle is 5", "6 groups", "a multiple"]
     ),
@@ -488,4 +489,4 @@ def test_recipes_whose_bounds_never_act_have_a_note():
         for recipe in recipes()
         if any("never act" in n for n in notes(load(recipe.path).learner, segment_tokens=6))
     }
-    assert noted == {*BOUNDS_NEVER_ACT, "rloo", "remax", "remix"}, "and remix after its reincarnation"
+    assert noted == {*BOUNDS_NEVER_ACT, "rloo", "remax", "r3l", "remix"}, "and remix after its reincarnation"

@@ -34,7 +34,9 @@ def test_all_methods_are_there():
     credit = "gdpo dvao g2rpo dgpo loop grpo-tcr flow-grpo eapo epo gigpo hgpo otc prs spo-winrate"
     more = "arpo-gui xrpo-novelty subpo aepo-agentic fapo-rule fapo-judge riskpo dapo-direct rapo spear"
     assert {*credit.split(), *more.split()} == CREDIT
-    assert {"ghpo", "scaf-grpo", "igrpo", "urpo", "dyna-mind", "arpo-branch"} == FAMILIES
+    assert {
+        *("ghpo", "scaf-grpo", "igrpo", "urpo", "dyna-mind", "arpo-branch", "r3l", "agent-r", "xrpo-seeding")
+    } == FAMILIES
     assert {*expected.split(), "icepop", "ipa", "remax", "mdpo"} == {p.stem for p in METHODS} - UNMEASURED
     assert {p.stem for p in FOLDER.glob("*.toml")} == JOBS
     assert set(run_files()) == {p.stem for p in METHODS} | JOBS
@@ -146,7 +148,7 @@ def test_what_methods_need_is_listed():
     assert needs["riskpo"] == ["groups"]
     assert needs["gdpo"] == ["groups"]
     assert needs["ghpo"] == needs["scaf-grpo"] == ["groups", "hints", "families"]
-    for name in ("igrpo", "urpo", "dyna-mind", "arpo-branch"):
+    for name in ("igrpo", "urpo", "dyna-mind", "arpo-branch", "r3l", "agent-r", "xrpo-seeding"):
         assert needs[name] == ["groups", "families"], name
     rows = {line.split()[0]: line for line in table(recipes()).splitlines()[1:]}
     assert "groups, replay, reference model" in rows["remix"]
@@ -201,7 +203,7 @@ def test_a_job_has_no_page_of_its_own():
 def test_an_unknown_recipe_and_an_empty_folder_are_said_with_the_cure(tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'remix'"):
         find("remixx")
-    with pytest.raises(ConfigError, match="there are: aepo-agentic, arpo-branch, arpo-gui, bapo"):
+    with pytest.raises(ConfigError, match="there are: aepo-agentic, agent-r, arpo-branch, arpo-gui, bapo"):
         find("zzz")
     with pytest.raises(ConfigError, match="no run files there"):
         recipes(tmp_path)
