@@ -51,11 +51,11 @@ class Cell:
     """Whether each action token of each batch lagged as forced."""
     seconds: float
     unit: BudgetUnit = "tokens"
-    """What the budget of the run counts."""
+    """Unit of the run's budget."""
 
     @property
     def used(self) -> list[int]:
-        """What was used up of the budget up to each batch."""
+        """Tokens or steps of all batches up to each one, in the unit of the budget."""
         return [getattr(point, self.unit) for point in self.curve]
 
 

@@ -14,7 +14,7 @@ from learner.algorithm_config import GroupAdvantage
 
 TASKS = Path(__file__).with_name("tasks")
 BudgetUnit = Literal["tokens", "steps"]
-"""What a run may use up: action tokens that were sampled, or steps of the environment that the policy chose."""
+"""Unit of a budget: action tokens that were sampled, or steps of the environment that the policy chose."""
 
 
 @dataclass(frozen=True)

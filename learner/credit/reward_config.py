@@ -180,3 +180,9 @@ class RewardConfig(Section):
     """Penalty on right answers by a flawed way. Absent: none."""
     length: OverlongPenalty | None = None
     """Penalty on long answers. Absent: none."""
+
+    @property
+    def weights_in_force(self) -> dict[str, float]:
+        """Weights after all stages, with 0 for a reward that only decides what is flawed."""
+        untrained = {self.flawed.needs: 0.0} if self.flawed is not None and not self.flawed.trained else {}
+        return untrained | self.weights

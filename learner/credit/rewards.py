@@ -59,8 +59,6 @@ def composed(
         return []
     updates = newest_version(members) if updates is None else updates
     weights = weights_at(config, updates)
-    if config.flawed is not None and not config.flawed.trained:
-        weights = {**weights, config.flawed.needs: 0.0}
     of_groups: Sequence[list[Reward] | None] = [None] * len(members)
     if group:
         of_groups = _group_rewards(config, members)
@@ -143,8 +141,8 @@ def weights_at(config: RewardConfig, updates: int) -> Mapping[str, float]:
     """
     for stage in config.stages:
         if updates < stage.until_version:
-            return {**config.weights, **stage.weights}
-    return config.weights
+            return {**config.weights_in_force, **stage.weights}
+    return config.weights_in_force
 
 
 def is_open(gate: Gate, t: Trajectory) -> bool:

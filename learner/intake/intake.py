@@ -465,7 +465,7 @@ class Intake:
         """
         config = self.curriculum.config.reward
         if not training:
-            config, group = RewardConfig(weights=config.weights), False
+            config, group = RewardConfig(weights=config.weights_in_force), False
         if group:
             usable = iter(self.composed(config, [t for t in trajectories if _is_usable(t)]))
             return [next(usable) if _is_usable(t) else t for t in trajectories]

@@ -15,6 +15,7 @@ from envs.rows.reading import DataRow
 from envs.rows.reward_functions import load_reward_functions
 from envs.tools.scoring import rewards_of
 from launch.run_file.load import load
+from learner.credit.reward_config import RewardConfig
 from learner.credit.rewards import composed
 from learner.update.credit_assignment import assign_credit
 from tests.trajectories import VOCABULARY, make_turns
@@ -150,6 +151,17 @@ def test_what_the_judge_finds_changes_the_gradient(job):
         total.backward()
         grads.append(logits.grad.flatten())
     assert torch.nn.functional.cosine_similarity(*grads, dim=0) < 0.9999
+
+
+def test_the_verdict_is_no_part_of_a_return(job):
+    """Neither of a trained one, nor of one in an evaluation, which has the weights alone."""
+    assert job.reward.weights_in_force == {"sound": 0.0}
+    sound = make_turns("a", [{"right": 1.0, "sound": 1.0}])
+    evaluated = RewardConfig(weights=job.reward.weights_in_force)
+    for config in (job.reward, evaluated):
+        assert composed(config, [sound])[0].return_ == 1.0
+    trained = job.reward.model_copy(update={"flawed": job.reward.flawed.model_copy(update={"trained": True})})
+    assert composed(trained, [sound])[0].return_ == 2.0
 
 
 def test_a_judge_that_does_not_answer_never_makes_a_right_answer_flawed(job):
