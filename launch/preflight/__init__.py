@@ -4,5 +4,6 @@
 - `model_limits`: longest sequence and attention heads of the model.
 - `adapters`: tries LoRA on the model. `memory`, `gpu_memory`: estimate what the run will take.
 - `room`: compares versions, checkpoints and requests with the room for them.
+- `notes`: compares the words of a family's note with the room for them.
 - `gpu_trial`: tries the GPUs. `decided`: decides what the run file leaves to them.
 """

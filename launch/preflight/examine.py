@@ -32,6 +32,7 @@ from launch.preflight.model_limits import (
     undivided_heads,
     without_experts,
 )
+from launch.preflight.notes import no_room_for_notes
 from launch.preflight.room import too_little_room
 from launch.preflight.trial import Prompt, Trial
 from launch.run_file.family_rules import lacking
@@ -94,6 +95,7 @@ def examine(config: RunConfig) -> Examined:
         *quantised(described, folder),
         *without_experts(config, described, folder),
         *no_room(config, prompts, context),
+        *(no_room_for_notes(config, prompts, renderer.encode) if renderer else ()),
         *unknown_rewards(config, facts),
         *missing_marks(config, facts),
         *lacking(config.learner, facts),
