@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 from actors.episodes.answers import Policy, TurnSampler
+from actors.episodes.by_requests import RequestPlay
 from actors.episodes.by_steps import StepPlay
 from actors.episodes.clock import EpisodeClock
 from actors.episodes.conversation import Conversations, Text
@@ -13,6 +14,7 @@ from actors.episodes.segment_stream import Emit, SegmentStream
 from actors.errors import ActorError, Infrastructure
 from actors.failures import FAILURES
 from actors.segments import Closing
+from envs.agent.requests import HasRequests
 from envs.base import CodeCaller, Env, Suite
 from protocol.failures import describe
 from protocol.messages import LeaseTask
@@ -68,6 +70,7 @@ class Episode:
             sampler=TurnSampler(policy, text, self._task, self.trajectory_id, self._clock),
             stream=self._stream,
         )
+        self._play: StepPlay | RequestPlay | None = None
         self.status = "unfinished"
 
     @property
@@ -92,7 +95,8 @@ class Episode:
             async with asyncio.timeout(self._task.deadline_s) as deadline:
                 self._clock.start(deadline)
                 env = await self._calls.ask(self._suite.episode, on_loop=True)
-                self.status = await StepPlay(env, self._parts).play()
+                self._play = self._way_of(env)
+                self.status = await self._play.play()
         except Infrastructure:
             raise
         except Exception as error:
@@ -100,6 +104,13 @@ class Episode:
         finally:
             if env is not None:
                 await self._calls.close(env, given_up=self.status == "unfinished")
+
+    def _way_of(self, env: Env) -> StepPlay | RequestPlay:
+        """Return the way in which an environment is played."""
+        plain = self._task.start is None and not self._task.note and not self._stream.in_step
+        if plain and isinstance(env, HasRequests):
+            return RequestPlay(env, self._parts)
+        return StepPlay(env, self._parts)
 
     def _late(self) -> ActorError:
         return ActorError(
@@ -113,7 +124,8 @@ class Episode:
         cutter = self._stream.cutter
         if not cutter.closed:
             closing = Closing("failed", error=describe(failure), failure=failure)
-            await self._stream.send(cutter.abandon(closing))
+            rest = self._play.rest() if self._play is not None else []
+            await self._stream.send([*rest, *cutter.abandon(closing)])
         elif not self._stream.closed:
             # The closing segment was cut but could not be sent, so nothing closes this trajectory.
             raise error

@@ -16,6 +16,7 @@ from actors.errors import ActorError, EnvironmentFailed
 from actors.segments import Closing
 from actors.start import check_repeated, check_room, repeated_turns, with_note
 from envs.base import Env, HasRefusal, HasTools, HasTurnFacts, HasTurnLimit, StepResult, ToolSchema, TurnFacts
+from protocol.arrays import SegmentArrays
 from protocol.messages import TrajectoryStatus
 
 
@@ -58,6 +59,10 @@ class StepPlay:
                 return closing.status
             await self._observe(observation)
         raise AssertionError("the last turn closes the trajectory")
+
+    def rest(self) -> list[SegmentArrays]:
+        """Return segments of what was sampled and was not sent: none, as each is sent when it is cut."""
+        return []
 
     async def _opening(self) -> Observation:
         """Begin the episode. Return its first prompt."""

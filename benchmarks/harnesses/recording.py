@@ -2,12 +2,13 @@
 
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 from envs.agent.episode import AgentEpisode
+from envs.agent.requests import PolicyRequest, RequestNews
 from envs.agent.suite import AgentSuite
-from envs.base import ChatMessage, Env, Split, StepResult, ToolSchema, TurnFacts
+from envs.base import ChatMessage, Env, Split, StepResult, TurnFacts
 
 SHOWN = 300
 """Characters of a message that are kept. Longer ones are instructions of the harness, equal in all requests."""
@@ -38,32 +39,32 @@ class _RecordedEpisode:
     def __init__(self, episode: AgentEpisode, records: list[dict[str, Any]]) -> None:
         self._episode, self._records = episode, records
 
-    async def reset(self, data: dict[str, Any]) -> list[ChatMessage]:
-        messages = await self._episode.reset(data)
-        self._note(-1)
-        return messages
+    async def begin(self, data: dict[str, Any]) -> None:
+        await self._episode.begin(data)
 
-    def tool_schemas(self) -> Sequence[ToolSchema]:
-        return self._episode.tool_schemas()
+    async def next_requests(self, wait_s: float | None) -> RequestNews:
+        news = await self._episode.next_requests(wait_s)
+        for request in news.new:
+            self._note(request)
+        return news
 
-    def turn_facts(self, facts: TurnFacts) -> None:
-        self._episode.turn_facts(facts)
+    def answer(self, number: int, action: str, facts: TurnFacts) -> None:
+        self._episode.answer(number, action, facts)
+        self._records[number]["answer"] = action
 
-    async def step(self, action: str) -> StepResult:
-        result = await self._episode.step(action)
-        self._records[-1]["answer"] = action
-        if not result.done:
-            self._note(-1 if result.after is None else result.after)
-        return result
+    def decline(self, number: int, why: str, too_long: bool) -> None:
+        self._episode.decline(number, why, too_long)
+
+    async def outcome(self, cut: bool) -> StepResult:
+        return await self._episode.outcome(cut)
 
     async def close(self) -> None:
         await self._episode.close()
 
-    def _note(self, after: int) -> None:
-        request = self._episode.request
-        assert request is not None
+    def _note(self, placed: PolicyRequest) -> None:
+        request = self._episode.open_request(placed.number)
         messages = [{**m, "content": _FOLDER.sub("/folder", m["content"])[:SHOWN]} for m in request.messages]
         tools = [tool["function"]["name"] for tool in request.tools]
         self._records.append(
-            {"messages": messages, "tools": tools, "stop": list(request.stop), "after": after}
+            {"messages": messages, "tools": tools, "stop": list(request.stop), "after": placed.after}
         )

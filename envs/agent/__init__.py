@@ -1,5 +1,6 @@
 """Suite `agent`: an agent of yours that speaks to an OpenAI-compatible endpoint is trained as it is.
 
+- `requests`: the interface by which an environment asks for several answers at a time.
 - `suite`: the suite. `episode`: an episode, in which the agent's requests are the turns. `running`: starts its code.
 - `command`: an agent that is a program of its own. `guard`: kills it if the actor dies.
 - `endpoint`: the HTTP server. `place`: where it listens. `session`: the requests of one agent until they are answered.

@@ -18,6 +18,12 @@ GAUGES = table(
             "requests that cannot be read, or that the chat template cannot render",
             "total",
         ),
+        Gauge(
+            "agent_withdrawn_total",
+            "requests",
+            "requests whose client hung up and did not come again, so that their sampling ended",
+            "total",
+        ),
         Gauge("agent_fields_ignored_total", "fields", "fields of requests that nobody reads", "total"),
         Gauge("agent_calls_total", "calls", "tool calls in the answers", "total"),
         Gauge(
@@ -49,6 +55,7 @@ class AgentCounts:
     requests: int = 0
     repeats: int = 0
     refused: int = 0
+    withdrawn: int = 0
     fields_ignored: int = 0
     calls: int = 0
     calls_unreadable: int = 0

@@ -151,7 +151,7 @@ class Endpoint:
 
     async def _end(self, request: web.Request) -> web.Response:
         session = self._session(request)
-        session.left.set()
+        session.leave()
         self.close_session(session, SessionOver("the session was ended"))
         return web.json_response({})
 

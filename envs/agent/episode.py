@@ -2,19 +2,20 @@
 
 The policy answers a request, and what the agent sends next is the observation. So what an agent asks is a trajectory
 like any other: prompts are rendered once, and the tokens of an answer stay as they were sampled. A request that does
-not continue the last answer begins a branch of the trajectory.
+not continue the last answer begins a branch of the trajectory. Requests that wait at a time are sampled at a time.
 """
 
 import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from envs.agent.chat import ChatRequest, Reply, make_reply
 from envs.agent.endpoint import Endpoint
-from envs.agent.message_tree import Following, MessageTree, Trained
-from envs.agent.running import started
+from envs.agent.message_tree import MessageTree, Trained
+from envs.agent.requests import OneAtATime, PolicyRequest, RequestNews
+from envs.agent.running import RunningAgent, started
 from envs.agent.session import (
     AgentSession,
     Asked,
@@ -24,12 +25,10 @@ from envs.agent.session import (
     TurnDeclined,
     rewards_of,
 )
-from envs.base import ChatMessage, StepResult, ToolSchema, TurnFacts
+from envs.base import StepResult, TurnFacts
 from envs.errors import EnvError
 from envs.rows.reading import DataRow
 
-CANCEL_S = 4.2
-"""Longest time that an agent may take to end once its episode is over. A program takes up to 4 s."""
 PARTING_S = 0.3
 """Time in which an agent whose request waits may hear why its episode ends."""
 LEAVE_S = 2.0
@@ -50,8 +49,8 @@ class AgentRules:
     """Whether each request is rendered as a whole, as a server that is not trained does it."""
 
 
-class AgentEpisode:
-    """Runs the user's agent on one row, as an `envs.base.Env`.
+class AgentEpisode(OneAtATime):
+    """Runs the user's agent on one row, as an `envs.base.Env` that `envs.agent.requests.HasRequests`.
 
     Args:
         run: the agent.
@@ -74,82 +73,103 @@ class AgentEpisode:
         trained: Trained = "tools",
         rules: AgentRules | None = None,
     ) -> None:
+        super().__init__()
         self._run, self._score, self._endpoint = run, score, endpoint
         self._begin, self._solved, self._trained = begin, solved, trained
         self._session: AgentSession | None = None
-        self._agent: asyncio.Future[Any] | None = None
-        self._asked: Asked | None = None
+        self._agent: RunningAgent | None = None
+        self._open: dict[int, Asked] = {}
+        """Requests that wait for their answers, by their numbers in the tree."""
         self._tree = MessageTree()
         self._row: DataRow | None = None
-        self._facts = TurnFacts(0, 0, cut=False)
         self._rules, self._until = rules or AgentRules(), 0.0
         self._full = False
         """Whether the agent was told that its conversation is too long, and has not asked again."""
         self._settings: dict[str, str | float] = {}
-        self._answers: dict[int, int] = {}
-        """Number in the tree of the answer to each request."""
+        self._numbers: dict[int, int] = {}
+        """Number in the tree of each request of the session that was answered."""
 
-    async def reset(self, data: dict[str, Any]) -> list[ChatMessage]:
-        """Start the agent. Return the messages of its first request.
-
-        Raises:
-            EnvError: it ended without a request.
-        """
+    async def begin(self, data: dict[str, Any]) -> None:
+        """Start the agent."""
         self._row = self._begin(data)
         self._session = await self._endpoint.open()
         arguments = self._row.values, self._endpoint.url(self._session), self._session.key
-        self._agent = started(self._run, arguments)
+        self._agent = RunningAgent(self._run, arguments)
         self._until = time.monotonic() + self._rules.timeout_s
-        if (asked := await self._next()) is None:
-            raise EnvError(f"{self._row.place}: the agent ended without asking the model")
-        self._tree.place(asked.request.messages, asked.request.tools)
-        return asked.request.messages
 
-    @property
-    def request(self) -> ChatRequest | None:
-        """The request that waits for an answer."""
-        return self._asked.request if self._asked is not None else None
+    def open_request(self, number: int) -> ChatRequest:
+        """Return a request that waits for its answer, as the agent sent it."""
+        return self._open[number].request
 
-    def tool_schemas(self) -> list[ToolSchema]:
-        """Return the tools of the agent's first request."""
-        return self._asked.request.tools if self._asked is not None else []
-
-    def turn_limit(self) -> int | None:
-        """Return the most tokens that the agent wants in the next answer."""
-        return self._asked.request.max_tokens if self._asked is not None else None
-
-    def turn_facts(self, facts: TurnFacts) -> None:
-        """Note the number of tokens of the turn that the next step answers with."""
-        self._facts = facts
-
-    async def step(self, action: str) -> StepResult:
-        """Give the agent its answer. Return what it sends next, or its reward if it has ended.
+    async def next_requests(self, wait_s: float | None) -> RequestNews:
+        """Wait for the agent's next requests, or its end. Return its new requests, and those it wants no more.
 
         Raises:
-            EnvError: the agent returned no reward, or took too long.
+            EnvError: the agent took too long.
             Exception: the agent's own errors.
         """
-        asked = self._asked
-        assert asked is not None, "step before reset"
-        self._hand_over()
-        reply = make_reply(action, asked.request, asked.number, self._facts)
-        self._note(asked.request, reply)
-        self._answers[asked.number] = len(self._tree)
-        self._tree.answered(reply.message)
-        asked.settle(reply)
-        return await self._following()
+        assert self._session is not None, "next_requests before begin"
+        assert self._agent is not None
+        self._agent.hand_over()
+        await self._wait(wait_s)
+        if await self._has_ended():
+            return RequestNews(ended=True)
+        new = [self._placed(asked) for asked in self._session.take()]
+        gone = self._session.withdraw()
+        withdrawn = [number for number, asked in self._open.items() if asked in gone]
+        for number in withdrawn:
+            del self._open[number]
+        self._endpoint.counts.withdrawn += len(withdrawn)
+        return RequestNews(new, withdrawn)
 
-    async def refuse(self, why: str, too_long: bool) -> StepResult:
-        """Tell the agent that its request cannot be answered. Return what it sends instead, as `step` does.
+    def answer(self, number: int, action: str, facts: TurnFacts) -> None:
+        """Give the agent the answer to a request."""
+        assert self._session is not None
+        asked = self._open.pop(number, None)
+        if asked is None:
+            # It was withdrawn while the answer was on its way.
+            return
+        reply = make_reply(action, asked.request, asked.number, facts)
+        self._note(asked.request, reply)
+        self._numbers[asked.number] = number
+        self._tree.answered(number, reply.message)
+        asked.settle(reply)
+        self._session.news.set()
+
+    def decline(self, number: int, why: str, too_long: bool) -> None:
+        """Tell the agent that a request cannot be answered.
 
         An agent that raises an error because its conversation is too long has ended, and is scored as it stands.
         """
-        assert self._asked is not None, "refuse before reset"
-        self._hand_over()
+        assert self._session is not None
+        asked = self._open.pop(number, None)
         self._endpoint.counts.refused += 1
         self._full = too_long
-        self._asked.settle(ConversationFull(why) if too_long else TurnDeclined(why))
-        return await self._following()
+        if asked is not None:
+            asked.settle(ConversationFull(why) if too_long else TurnDeclined(why))
+        self._session.news.set()
+
+    async def outcome(self, cut: bool) -> StepResult:
+        """Return the agent's reward, if it has ended.
+
+        Raises:
+            EnvError: it returned no reward, or got no answer.
+        """
+        auxiliary = self._tree.auxiliary(self._trained)
+        if cut:
+            return StepResult(auxiliary=auxiliary, earlier=self._earlier())
+        if not self._tree.answers:
+            wanted = "an answer of" if self._tree.placed else "asking"
+            raise EnvError(f"{self._place}: the agent ended without {wanted} the model")
+        rewards = await self._rewards()
+        return StepResult(
+            rewards=rewards,
+            done=True,
+            correct=self._solved(rewards),
+            info={"row": self._place, **({"asked": self._settings} if self._settings else {})},
+            auxiliary=auxiliary,
+            earlier=self._earlier(),
+        )
 
     def give_up(self) -> None:
         """Tell the agent that nobody is at fault, and that it may come again: its task runs once more."""
@@ -161,15 +181,22 @@ class AgentEpisode:
         """End the session and the agent. An agent in a thread ends with its next request, which gets an error."""
         if self._session is not None:
             self._endpoint.close_session(self._session)
-        if self._asked is not None and self._agent is not None:
-            await asyncio.wait({self._agent}, timeout=PARTING_S)
-        await self._end_agent()
+        if self._agent is not None:
+            if self._open:
+                await self._agent.may_end(PARTING_S)
+            await self._agent.end()
 
-    def _hand_over(self) -> None:
-        """Let the agent's task belong to the present call, so that code which blocks is blamed on it."""
-        present = asyncio.current_task()
-        if hasattr(present, "call") and hasattr(self._agent, "call"):
-            cast(Any, self._agent).call = cast(Any, present).call
+    def _placed(self, asked: Asked) -> PolicyRequest:
+        """Return a request as the actor gets it."""
+        request, self._full = asked.request, False
+        place = self._tree.place(request.messages, request.tools)
+        self._open[place.number] = asked
+        if self._rules.render_anew:
+            # The actor finds the answers whose tokens the new prompt has.
+            return PolicyRequest(
+                place.number, request.messages, tools=request.tools, limit=request.max_tokens
+            )
+        return PolicyRequest(place.number, place.new, place.after, request.tools, request.max_tokens)
 
     def _note(self, request: ChatRequest, reply: Reply) -> None:
         """Count an answer, and note what its request says about sampling."""
@@ -180,92 +207,56 @@ class AgentEpisode:
         counts.calls_missing += request.demands_call and not calls
         self._settings |= request.settings
 
-    async def _following(self) -> StepResult:
-        """Return what the agent sends next, or its reward if it has ended."""
-        following = await self._next()
-        auxiliary = self._tree.auxiliary(self._trained)
-        if following is not None:
-            request = following.request
-            place = self._tree.place(request.messages, request.tools)
-            if self._rules.render_anew:
-                # The actor finds the answers whose tokens the new prompt has.
-                place = Following(-1, request.messages)
-            # The actor may end the episode here, for example at its last turn; then these rewards count.
-            earlier = self._earlier()
-            return StepResult(
-                place.new, after=place.after, tools=request.tools, auxiliary=auxiliary, earlier=earlier
-            )
-        if not len(self._tree):
-            raise EnvError(f"{self._place}: the agent ended without an answer of the model")
-        rewards = await self._rewards()
-        return StepResult(
-            rewards=rewards,
-            done=True,
-            correct=self._solved(rewards),
-            info={"row": self._place, **({"asked": self._settings} if self._settings else {})},
-            auxiliary=auxiliary,
-            earlier=self._earlier(),
-        )
-
-    async def _next(self) -> Asked | None:
-        """Wait for the agent's next request. Return None if the agent has ended, and raise its error."""
+    async def _wait(self, wait_s: float | None) -> None:
+        """Wait until there is news of the session, the agent has ended, or its time is over; at most ``wait_s``."""
         assert self._session is not None
         assert self._agent is not None
-        request = asyncio.ensure_future(self._session.next_request())
-        left = asyncio.ensure_future(self._session.left.wait())
+        left = max(0.0, self._until - time.monotonic()) if self._rules.timeout_s else None
+        limits = [limit for limit in (wait_s, left) if limit is not None]
+        news = asyncio.ensure_future(self._session.news.wait())
         try:
             await asyncio.wait(
-                {request, self._agent, left}, timeout=self._time_left(), return_when=asyncio.FIRST_COMPLETED
+                {news, self._agent.work},
+                timeout=min(limits, default=None),
+                return_when=asyncio.FIRST_COMPLETED,
             )
         finally:
-            for waiting in (request, left):
-                waiting.cancel()
-        self._asked = None
-        if left.done():
-            # It may still return what it wants to say.
-            await asyncio.wait({self._agent}, timeout=LEAVE_S)
-            await self._end_agent()
-            return None
-        if self._agent.done():
-            # Nobody waits for the answers to requests that it has left behind.
-            if not self._full or self._agent.cancelled():
-                self._agent.result()
-            return None
-        if not request.done():
-            await self._end_late()
-            return None
-        self._asked, self._full = request.result(), False
-        return self._asked
+            news.cancel()
+        self._session.news.clear()
 
-    def _time_left(self) -> float | None:
-        return max(0.0, self._until - time.monotonic()) if self._rules.timeout_s else None
-
-    async def _end_late(self) -> None:
-        """End an agent whose time is over.
+    async def _has_ended(self) -> bool:
+        """Return whether the agent has ended, and raise its error. One whose time is over is ended.
 
         Raises:
-            EnvError: such an episode fails.
+            EnvError: its time is over, and such an episode fails.
         """
         assert self._session is not None
+        assert self._agent is not None
+        if self._session.left:
+            # It may still return what it wants to say.
+            await self._agent.may_end(LEAVE_S)
+            await self._agent.end()
+            return True
+        if self._agent.over:
+            # Nobody waits for the answers to requests that it has left behind.
+            if not self._full or self._agent.was_ended:
+                self._agent.check()
+            return True
+        if not self._rules.timeout_s or time.monotonic() < self._until:
+            return False
         self._endpoint.close_session(self._session, SessionOver("the agent's time is over"))
-        await self._end_agent()
+        await self._agent.end()
         if not self._rules.score_late:
             raise EnvError(
                 f"{self._place}: the agent took longer than params.timeout_s = {self._rules.timeout_s:g}"
             )
-
-    async def _end_agent(self) -> None:
-        if self._agent is not None and not self._agent.done():
-            self._agent.cancel()
-            await asyncio.wait({self._agent}, timeout=CANCEL_S)
-        if self._agent is not None and self._agent.done() and not self._agent.cancelled():
-            # Its error, if there is one, came of the end.
-            self._agent.exception()
+        return True
 
     async def _rewards(self) -> dict[str, float]:
         assert self._session is not None
+        assert self._agent is not None
         assert self._row is not None
-        value = self._value()
+        value = self._agent.value()
         if self._score is not None:
             # What the agent has left behind in its session must not be sampled while it is scored.
             self._endpoint.close_session(self._session)
@@ -275,23 +266,17 @@ class AgentEpisode:
         if value is None or isinstance(value, str):
             if self._session.turn_rewards:
                 return {}
-            if self._full and self._agent is not None and not self._agent.cancelled():
+            if self._full and not self._agent.was_ended:
                 # It has ended because its conversation was too long, and nobody says what that is worth.
-                self._agent.result()
+                self._agent.check()
             raise EnvError(f"{self._place}: the agent returned no reward, and posted none; name a `score`")
         return rewards_of(value)
 
-    def _value(self) -> Any:
-        """Return what the agent returned; None if it was ended."""
-        agent = self._agent
-        ended = agent is None or not agent.done() or agent.cancelled() or agent.exception() is not None
-        return None if ended or agent is None else agent.result()
-
     def _earlier(self) -> dict[int, dict[str, float]]:
-        """Return the rewards that were reported for single answers."""
+        """Return the rewards that were reported for single answers, by the numbers of their requests."""
         assert self._session is not None
         found = self._session.turn_rewards.items()
-        return {self._answers[number]: rewards for number, rewards in found if number in self._answers}
+        return {self._numbers[number]: rewards for number, rewards in found if number in self._numbers}
 
     @property
     def _place(self) -> str:

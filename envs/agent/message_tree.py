@@ -22,47 +22,56 @@ class Following(Generic[Sent]):
     """Where a request stands."""
 
     after: int
-    """Number of the answer that it follows; -1: none."""
+    """Number of the request whose answer it follows; -1: none."""
     new: list[Sent]
     """The messages behind this answer."""
+    number: int
+    """Its own number."""
 
 
 @dataclass
-class _Answer:
+class _Request:
     tools: str
-    """Tools of its request."""
-    messages: int
-    """Number of messages of its request."""
+    messages: list[Mapping[str, Any]]
+    """Its messages; none once it is answered."""
+    length: int
+    """Number of its messages."""
     continued: bool = False
+    """Whether a request follows its answer."""
 
 
 class MessageTree:
-    """The answers of one episode, each behind the messages of its request.
+    """The requests of one episode, numbered from 0 in the order in which they come, and the answers to them.
+
+    Several requests may wait for their answers at a time. Those that are refused never get one.
 
     Example:
         >>> tree = MessageTree()
         >>> ask = [{"role": "user", "content": "2 + 2?"}]
         >>> tree.place(ask, tools=[]).after
         -1
-        >>> tree.answered({"role": "assistant", "content": "4"})
+        >>> tree.answered(0, {"role": "assistant", "content": "4"})
         >>> told = [*ask, {"role": "assistant", "content": " 4\\n"}, {"role": "user", "content": "Sure?"}]
         >>> tree.place(told, tools=[])
-        Following(after=0, new=[{'role': 'user', 'content': 'Sure?'}])
+        Following(after=0, new=[{'role': 'user', 'content': 'Sure?'}], number=1)
         >>> tree.place([{"role": "user", "content": "Write a title."}], tools=[]).after
         -1
     """
 
     def __init__(self) -> None:
-        self._answers: list[_Answer] = []
+        self._requests: list[_Request] = []
         self._behind: dict[bytes, list[int]] = {}
-        """Answers by the hash of their tools and of all messages up to them."""
-        self._request: tuple[list[Mapping[str, Any]], str] | None = None
+        """Answered requests by the hash of their tools and of all messages up to the answer."""
+        self.answers: list[int] = []
+        """Numbers of the requests that were answered, in the order of the answers."""
 
-    def __len__(self) -> int:
-        return len(self._answers)
+    @property
+    def placed(self) -> int:
+        """Number of requests."""
+        return len(self._requests)
 
     def place(self, messages: Sequence[Sent], tools: Sequence[Any]) -> Following[Sent]:
-        """Return where a request stands, and note it as the one that is answered next.
+        """Note a request. Return where it stands.
 
         It follows the answer with the longest conversation that its messages begin with, if its tools are the same.
         Of equal answers it follows one that nothing follows yet, the last of these. A request whose new messages
@@ -73,26 +82,26 @@ class MessageTree:
         after, begin = -1, 0
         for length in range(len(messages) - 1, 0, -1):
             if found := self._behind.get(hashes[length]):
-                after, begin = max(found, key=lambda n: (not self._answers[n].continued, n)), length
+                after, begin = max(found, key=lambda n: (not self._requests[n].continued, n)), length
                 break
         new = list(messages[begin:])
         if after >= 0 and any(message["role"] == "assistant" for message in new):
             after, new = -1, list(messages)
         if after >= 0:
-            self._answers[after].continued = True
-        self._request = (list(messages), kind)
-        return Following(after, new)
+            self._requests[after].continued = True
+        self._requests.append(_Request(kind, list(messages), len(messages)))
+        return Following(after, new, len(self._requests) - 1)
 
-    def answered(self, message: Mapping[str, Any]) -> None:
-        """Note the answer to the request that was placed last."""
-        assert self._request is not None, "no request was placed"
-        messages, kind = self._request
-        self._request = None
-        self._behind.setdefault(_hashes([*messages, message], kind)[-1], []).append(len(self._answers))
-        self._answers.append(_Answer(kind, len(messages)))
+    def answered(self, number: int, message: Mapping[str, Any]) -> None:
+        """Note the answer to a request."""
+        request = self._requests[number]
+        behind = _hashes([*request.messages, message], request.tools)[-1]
+        self._behind.setdefault(behind, []).append(number)
+        self.answers.append(number)
+        request.messages = []
 
     def auxiliary(self, trained: Trained) -> list[int]:
-        """Return the answers that are not to be trained.
+        """Return the numbers of the requests whose answers are not to be trained.
 
         Titles and probes are found by this: agents ask for them without tools.
 
@@ -102,20 +111,20 @@ class MessageTree:
 
         Example:
             >>> tree = MessageTree()
-            >>> for tools in ([], [{"name": "add"}]):
+            >>> for number, tools in enumerate(([], [{"name": "add"}])):
             ...     _ = tree.place([{"role": "user", "content": "2 + 2?"}], tools)
-            ...     tree.answered({"role": "assistant", "content": "4"})
+            ...     tree.answered(number, {"role": "assistant", "content": "4"})
             >>> tree.auxiliary("tools"), tree.auxiliary("all")
             ([0], [])
         """
-        if trained == "all" or not self._answers:
+        if trained == "all" or not self.answers:
             return []
-        none = spelled([])
-        main = max(self._answers, key=lambda answer: (answer.tools != none, answer.messages)).tools
+        none, answered = spelled([]), [self._requests[number] for number in self.answers]
+        main = max(answered, key=lambda request: (request.tools != none, request.length)).tools
         if main == none:
             return []
-        wanted = {main} if trained == "main" else {a.tools for a in self._answers} - {none}
-        return [number for number, answer in enumerate(self._answers) if answer.tools not in wanted]
+        wanted = {main} if trained == "main" else {request.tools for request in answered} - {none}
+        return [number for number in self.answers if self._requests[number].tools not in wanted]
 
 
 def _hashes(messages: Sequence[Mapping[str, Any]], kind: str) -> list[bytes]:

@@ -4,9 +4,66 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from envs.errors import EnvError
+
+CANCEL_S = 4.2
+"""Longest time that an agent may take to end once its episode is over. A program takes up to 4 s."""
+
+
+class RunningAgent:
+    """The user's agent at work.
+
+    Args:
+        run: the agent.
+        arguments: its arguments.
+    """
+
+    def __init__(self, run: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self.work = started(run, arguments)
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, or was ended."""
+        return self.work.done()
+
+    @property
+    def was_ended(self) -> bool:
+        """Whether it was ended before it had returned."""
+        return self.work.cancelled()
+
+    def hand_over(self) -> None:
+        """Let its task belong to the present call, so that code which blocks is blamed on this call."""
+        present = asyncio.current_task()
+        if hasattr(present, "call") and hasattr(self.work, "call"):
+            cast(Any, self.work).call = cast(Any, present).call
+
+    def check(self) -> None:
+        """Raise the error of an agent that has ended with one.
+
+        Raises:
+            CancelledError: it was ended, or has cancelled itself.
+        """
+        self.work.result()
+
+    def value(self) -> Any:
+        """Return what it returned; None if it was ended, or raised an error."""
+        work = self.work
+        return work.result() if self.over and not self.was_ended and work.exception() is None else None
+
+    async def end(self) -> None:
+        """End it, and wait until it has ended."""
+        if not self.over:
+            self.work.cancel()
+            await asyncio.wait({self.work}, timeout=CANCEL_S)
+        if self.over and not self.was_ended:
+            # Its error, if there is one, came of the end.
+            self.work.exception()
+
+    async def may_end(self, seconds: float) -> None:
+        """Give it time to end by itself."""
+        await asyncio.wait({self.work}, timeout=seconds)
 
 
 def started(run: Callable[..., Any], arguments: tuple[Any, ...]) -> "asyncio.Future[Any]":

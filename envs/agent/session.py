@@ -3,6 +3,8 @@
 import asyncio
 import hmac
 import secrets
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -14,6 +16,8 @@ from envs.errors import EnvError
 
 HANG_UP_S = 0.1
 """Time in which a connection that a client has closed is seen to be closed."""
+MISSED_S = 30.0
+"""Time after which a request is withdrawn that no client waits for. Clients ask again after some 8 s at most."""
 Alive = Callable[[], bool]
 """Returns whether a client still waits for its answer."""
 
@@ -45,6 +49,8 @@ class Asked:
     """The clients that ask, more than one if the request was repeated."""
     delivered: bool = False
     """Whether a client has got the answer."""
+    missed_since: float | None = None
+    """Monotonic time at which it was first seen that nobody waits for the answer."""
     answer: "asyncio.Future[Reply]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -89,9 +95,11 @@ class AgentSession:
         self.turn_rewards: dict[int, dict[str, float]] = {}
         """Rewards that were reported for the answers to single requests, by the request's number."""
         self.over = False
-        self.left = asyncio.Event()
-        """Set once `POST /end` has ended the session."""
-        self._waiting: asyncio.Queue[Asked] = asyncio.Queue()
+        self.left = False
+        """Whether `POST /end` has ended the session."""
+        self.news = asyncio.Event()
+        """Set when a request has come or got its answer, and when the agent has ended the session."""
+        self._waiting: deque[Asked] = deque()
         self._asked: dict[bytes, list[Asked]] = {}
         """Requests by the hash of their bytes."""
         self._count = 0
@@ -105,10 +113,9 @@ class AgentSession:
     async def ask(self, body: bytes, request: ChatRequest, alive: Alive, *, again: bool) -> Asked:
         """Hand a request to the episode. Return it with its answer.
 
-        Several requests may wait at a time, as those of sub-agents; they are answered in the order in which they came.
-        A request that comes again gets the answer of the first, and nothing is sampled twice. It is taken for a
-        repetition if its bytes are those of an earlier one, and the client says that it asks again, or the earlier
-        client has hung up before it got its answer.
+        Several requests may wait at a time, as those of sub-agents. A request that comes again gets the answer of the
+        first, and nothing is sampled twice. It is taken for a repetition if its bytes are those of an earlier one, and
+        the client says that it asks again, or the earlier client has hung up before it got its answer.
 
         Args:
             alive: returns whether the client still waits.
@@ -129,7 +136,8 @@ class AgentSession:
             asked = Asked(request, self._count, [alive])
             self._count += 1
             self._asked.setdefault(digest, []).append(asked)
-            self._waiting.put_nowait(asked)
+            self._waiting.append(asked)
+            self.news.set()
         else:
             asked.clients.append(alive)
             self._counts.repeats += 1
@@ -143,9 +151,36 @@ class AgentSession:
         missed = [asked for asked in known if asked.missed]
         return next(iter([*missed, *(known if again else [])]), None)
 
-    async def next_request(self) -> Asked:
-        """Wait for the next request of the agent."""
-        return await self._waiting.get()
+    def take(self) -> list[Asked]:
+        """Return the requests that nobody has taken yet, in the order in which they came."""
+        taken = list(self._waiting)
+        self._waiting.clear()
+        return taken
+
+    def withdraw(self) -> list[Asked]:
+        """Withdraw the requests that no client has waited for since `MISSED_S`. Return them.
+
+        The client that sends one once more asks anew.
+        """
+        gone, now = [], time.monotonic()
+        for digest, same in list(self._asked.items()):
+            for asked in [asked for asked in same if not asked.answer.done()]:
+                if not asked.missed:
+                    asked.missed_since = None
+                elif asked.missed_since is None:
+                    asked.missed_since = now
+                if asked.missed_since is not None and now - asked.missed_since >= MISSED_S:
+                    gone.append(asked)
+                    same.remove(asked)
+                    asked.settle(TurnDeclined(f"nobody has waited for this answer for {MISSED_S:g} s"))
+            if not same:
+                del self._asked[digest]
+        return gone
+
+    def leave(self) -> None:
+        """Note that the agent has ended the session."""
+        self.left = True
+        self.news.set()
 
     def end(self, why: SessionOver | None = None) -> None:
         """End the session: what still waits for an answer gets an error.

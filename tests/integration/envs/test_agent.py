@@ -205,6 +205,14 @@ def suite_of(tmp_path):
     return make
 
 
+async def taken(session):
+    """Wait for requests of a session, and return the first."""
+    while not (asked := session.take()):
+        await session.news.wait()
+        session.news.clear()
+    return asked[0]
+
+
 class Played:
     """Plays episodes of a suite as an actor does, with an answer function in place of the policy."""
 
@@ -424,7 +432,7 @@ async def test_an_episode_that_ends_early_ends_its_agent(suite_of):
         session, agent = env._session, env._agent
         url, key = played.suite._endpoint.url(session), session.key
         await played.ask(env.close)
-        assert agent.exception().code == "context_length_exceeded"
+        assert agent.work.exception().code == "context_length_exceeded"
         async with aiohttp.ClientSession() as client:
             head = {"Authorization": f"Bearer {key}"}
             async with client.post(f"{url}/chat/completions", json={"messages": []}, headers=head) as answer:
@@ -452,15 +460,15 @@ async def test_keys_and_repeated_requests(suite_of):
         async with client.get(f"{url}/models", headers=head) as answer:
             assert [model["id"] for model in (await answer.json())["data"]] == ["policy"]
         first = asyncio.create_task(post())
-        asked = await played.ask(session.next_request)
+        asked = await played.ask(taken, session)
         again = asyncio.create_task(post(**{"x-stainless-retry-count": "1"}))
         # Equal bytes without a word on it are another request: two sub-agents may ask the same.
         other = asyncio.create_task(post())
-        await played.ask(give, await played.ask(session.next_request), "Another")
+        await played.ask(give, await played.ask(taken, session), "Another")
         assert await other == "Another"
         await played.ask(give, asked, "Hello")
         assert [await first, await again] == ["Hello", "Hello"]
-        assert session._waiting.empty(), "nothing was asked twice"
+        assert not session.take(), "nothing was asked twice"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -473,7 +481,7 @@ async def test_a_client_that_hung_up_gets_its_answer_when_it_comes_again(suite_o
         head = {"Authorization": f"Bearer {session.key}"}
         with pytest.raises(TimeoutError):
             await client.post(url, json=body, headers=head, timeout=aiohttp.ClientTimeout(total=0.5))
-        asked = await played.ask(session.next_request)
+        asked = await played.ask(taken, session)
 
         async def give():
             # The server has heard of the end of the connection once nobody waits.
@@ -484,5 +492,5 @@ async def test_a_client_that_hung_up_gets_its_answer_when_it_comes_again(suite_o
         await played.ask(give)
         async with client.post(url, json=body, headers=head) as answer:
             assert '"Hello"' in await answer.text()
-        assert session._waiting.empty(), "nothing was asked twice"
+        assert not session.take(), "nothing was asked twice"
     assert not [record for record in caplog.records if record.levelname == "ERROR"]

@@ -41,7 +41,8 @@ def test_each_request_follows_the_answer_that_it_followed(name):
         assert place.after == record["after"]
         assert place.after < 0 or place.new == asked.messages[-len(place.new) :]
         begun += place.after < 0
-        tree.answered(make_reply(record["answer"], asked, number, TurnFacts(9, 9, cut=False)).message)
+        reply = make_reply(record["answer"], asked, number, TurnFacts(9, 9, cut=False))
+        tree.answered(place.number, reply.message)
     assert begun == CONVERSATIONS[name]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from envs.agent.chat import make_reply, parse_request
 from envs.agent.counts import AgentCounts
-from envs.agent.session import AgentSession, SessionGivenUp, SessionOver
+from envs.agent.session import AgentSession, SessionGivenUp, SessionOver, TurnDeclined
 from envs.base import TurnFacts
 from envs.errors import EnvError
 
@@ -22,9 +22,18 @@ def asking(session, text, *, again=False, alive=lambda: True):
     return asyncio.create_task(session.ask(body(text), parse_request(body(text)), alive, again=again))
 
 
+async def taken(session):
+    """Wait for a request, and return it."""
+    async with asyncio.timeout(10.0):
+        await session.news.wait()
+    session.news.clear()
+    [asked] = session.take()
+    return asked
+
+
 async def answered(session, text):
     task = asking(session, text)
-    asked = await session.next_request()
+    asked = await taken(session)
     asked.settle(make_reply(f"to {text}", asked.request, asked.number, FACTS))
     return await task
 
@@ -48,7 +57,7 @@ def test_what_waits_at_the_end_gets_its_reason(why):
     async def main():
         session = AgentSession("1", AgentCounts())
         task = asking(session, "a")
-        await session.next_request()
+        await taken(session)
         session.end(why)
         with pytest.raises(SessionOver, match="nobody is at fault" if why else "limit of turns or tokens"):
             await task
@@ -63,7 +72,7 @@ def test_rewards_belong_to_the_episode_or_to_one_answer():
         session = AgentSession("7", AgentCounts())
         await answered(session, "a")
         asking(session, "b")
-        await session.next_request()
+        await taken(session)
         session.report({"value": 1})
         for reward in ({"rewards": {"tidy": 0.5}}, {"value": 2}):
             session.report({**reward, "turn": "chatcmpl-7-0"})
@@ -76,3 +85,29 @@ def test_rewards_belong_to_the_episode_or_to_one_answer():
     session = asyncio.run(main())
     assert session.rewards == {"reward": 1.0}
     assert session.turn_rewards == {0: {"tidy": 0.5, "reward": 2.0}}
+
+
+def test_a_request_that_nobody_waits_for_is_withdrawn_and_comes_back_as_a_new_one(monkeypatch):
+    there = {"a": True, "b": True}
+
+    async def main():
+        session = AgentSession("1", AgentCounts())
+        waiting = {}
+        for name in there:
+            waiting[name] = asking(session, name, alive=lambda name=name: there[name])
+            await taken(session)
+        there.update(a=False, b=False)
+        assert session.withdraw() == [], "a client may come again"
+        there["b"] = True
+        monkeypatch.setattr("envs.agent.session.MISSED_S", 0.0)
+        gone = session.withdraw()
+        assert [asked.number for asked in gone] == [0]
+        with pytest.raises(TurnDeclined, match="nobody has waited"):
+            await waiting["a"]
+        again = asking(session, "a", again=True)
+        asked = await taken(session)
+        assert (asked.number, session._counts.repeats) == (2, 0)
+        session.end()
+        await asyncio.gather(again, waiting["b"], return_exceptions=True)
+
+    asyncio.run(main())

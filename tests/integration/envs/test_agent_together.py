@@ -1,0 +1,138 @@
+"""Requests of one session are at the generator at the same time: a policy that answers only when both have come."""
+
+import asyncio
+
+import pytest
+
+import actors.episodes.by_requests as by_requests
+import envs.agent.session as session
+from tests.integration.envs.agent_play import played
+
+WAIT_S = 60.0
+AGENTS = '''
+import asyncio, json
+import aiohttp
+from openai import AsyncOpenAI
+
+ADD = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}
+
+
+async def chat(row, base_url, api_key):
+    """Two sub-agents of two turns each, then the parent."""
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        async def ask(messages):
+            answer = await client.chat.completions.create(model="any", messages=messages)
+            return [*messages, answer.choices[0].message.model_dump(exclude_none=True)]
+
+        async def child(name):
+            talk = await ask([{"role": "user", "content": f"1 {name}"}])
+            return await ask([*talk, {"role": "user", "content": f"2 {name}"}])
+
+        talks = await asyncio.gather(child("left"), child("right"))
+        await ask([{"role": "user", "content": "parent"}])
+        return float([talk[-1]["content"] for talk in talks] == ["2 left", "2 right"])
+
+
+async def responses(row, base_url, api_key):
+    """Two equal requests without a header that says so: each gets an answer of its own."""
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        async def ask():
+            made = await client.responses.create(model="any", input="same", tools=[ADD])
+            return made.id
+
+        return float(len(set(await asyncio.gather(ask(), ask()))) == 2)
+
+
+async def hangs_up(row, base_url, api_key):
+    headers = {"Authorization": f"Bearer {api_key}"}
+    async with aiohttp.ClientSession(headers=headers) as client:
+        async def ask(text, **more):
+            body = {"messages": [{"role": "user", "content": text}]}
+            async with client.post(f"{base_url}/chat/completions", json=body, **more) as answer:
+                return (await answer.json())["choices"][0]["message"]["content"]
+
+        try:
+            await ask("lost", timeout=aiohttp.ClientTimeout(total=0.3))
+        except TimeoutError:
+            pass
+        assert await ask("kept") == "kept"
+        # Whoever sends the same bytes so late asks anew.
+        return float(await ask("lost") == "lost")
+'''
+
+
+@pytest.fixture
+def play(tmp_path):
+    (tmp_path / "agents.py").write_text(AGENTS)
+
+    def run(agent, behind, **more):
+        return played(tmp_path, f"{tmp_path}/agents.py:{agent}", echo, behind=behind, **more)
+
+    return run
+
+
+def echo(prompt):
+    return prompt.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
+
+
+class Meeting:
+    """Lets the first answers of a policy come only when all of them are asked for."""
+
+    def __init__(self, count):
+        self.count, self.there, self.all = count, 0, asyncio.Event()
+
+    async def __call__(self, number):
+        self.there += 1
+        if self.there >= self.count:
+            self.all.set()
+        await asyncio.wait_for(self.all.wait(), WAIT_S)
+
+
+def test_sub_agents_are_sampled_at_a_time_and_every_token_is_trained_once(play):
+    meeting = Meeting(2)
+    done = play("chat", meeting)
+    assert done.last.status == "finished", done.last.error
+    assert meeting.all.is_set()
+    assert done.trajectory.return_ == 1.0
+    assert done.branches_trained_once() == 3
+    assert sorted(turn.back for turn in done.trajectory.turns if turn.index and not turn.action)[:2] == [0, 0]
+    assert done.gauges["agent_requests_total"] == 5
+    assert len(done.policy.requests) == 5
+    meant = {
+        tuple(ids): [2 * n] * (len(ids) // 2) + [2 * n + 1] * (len(ids) - len(ids) // 2)
+        for n, ids in enumerate(done.policy.sampled)
+    }
+    for turn in done.trajectory.turns:
+        if turn.action:
+            here = slice(turn.start, turn.end)
+            ids = tuple(done.trajectory.token_ids[here].tolist())
+            assert done.trajectory.policy_version[here].tolist() == meant.pop(ids)
+    assert not meant
+
+
+def test_equal_requests_over_responses_are_two_answers(play):
+    done = play("responses", Meeting(2))
+    assert (done.last.status, done.trajectory.return_) == ("finished", 1.0)
+    assert done.branches_trained_once() == 2
+
+
+def test_a_request_whose_client_does_not_come_again_ends_its_sampling(play, monkeypatch):
+    monkeypatch.setattr(session, "MISSED_S", 0.2)
+    monkeypatch.setattr(by_requests, "LOOK_S", 0.1)
+    ended = asyncio.Event()
+
+    async def behind(number):
+        if number == 0:
+            try:
+                await asyncio.wait_for(asyncio.Event().wait(), WAIT_S)
+            finally:
+                ended.set()
+        elif number == 1:
+            await asyncio.wait_for(ended.wait(), WAIT_S)
+
+    done = play("hangs_up", behind)
+    assert (done.last.status, done.trajectory.return_) == ("finished", 1.0)
+    assert done.gauges["agent_withdrawn_total"] == 1
+    assert done.gauges["agent_requests_total"] == 2
+    assert len(done.policy.requests) == 3
+    assert done.branches_trained_once() == 2
