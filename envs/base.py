@@ -236,6 +236,8 @@ class SuiteFacts:
     own_prompts: bool = False
     """Whether the environment writes whole prompts after the first one, as an agent does, so that a note which the
     actor puts behind the first prompt would be missing in the next."""
+    fixed_ports: tuple[int, ...] = ()
+    """Ports that every process with this suite listens on, so that a host has room for one of them only."""
 
 
 @runtime_checkable

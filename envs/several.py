@@ -129,6 +129,7 @@ class SeveralSuite:
             mark_names=_common([of.mark_names for of in facts]),
             hints=_all([of.hints for of in facts]),
             own_prompts=any(of.own_prompts for of in facts),
+            fixed_ports=tuple(port for of in facts for port in of.fixed_ports),
             remarks=tuple(
                 f"{part.label}: {remark}"
                 for part, of in zip(self._parts, facts, strict=True)

@@ -110,7 +110,7 @@ class AgentSuite:
         if not own:
             raise EnvError(f"params.heldout = {heldout!r} leaves none of the {len(rows)} rows to train on")
         self._rows: dict[Split, list[DataRow]] = {"train": own, "heldout": others}
-        self._endpoint = Endpoint(place)
+        self._endpoint, self._port = Endpoint(place), place.port
 
     @staticmethod
     def find_files(params: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -164,8 +164,13 @@ class AgentSuite:
         return messages
 
     def facts(self) -> SuiteFacts:
-        """Return the number of held-out rows; an agent writes its prompts itself."""
-        return SuiteFacts(heldout_tasks=len(self._rows["heldout"]), hints=False, own_prompts=True)
+        """Return the number of held-out rows, and the port of the endpoint. An agent writes its prompts itself."""
+        return SuiteFacts(
+            heldout_tasks=len(self._rows["heldout"]),
+            hints=False,
+            own_prompts=True,
+            fixed_ports=(self._port,) if self._port else (),
+        )
 
     def gauges(self) -> dict[str, float]:
         """Return what agents asked for, and what became of it."""

@@ -100,6 +100,7 @@ def examine(config: RunConfig) -> Examined:
         *missing_marks(config, facts),
         *lacking(config.learner, facts),
         *sets_without_tasks(config, facts),
+        *shared_ports(config, facts),
     ]:
         raise ConfigError("\n".join(problems))
     remarks = [*remarks, *rewards_not_seen(config, facts, seen), *try_adapters(config, folder)]
@@ -145,6 +146,22 @@ def sets_without_tasks(config: RunConfig, facts: SuiteFacts) -> Iterator[str]:
             yield (
                 f"learner.evaluation.{name} has the tasks {of.first_task} to {of.first_task + of.tasks - 1}, but there "
                 f"are {there} held-out tasks; lower its tasks or first_task"
+            )
+
+
+def shared_ports(config: RunConfig, facts: SuiteFacts) -> Iterator[str]:
+    """Yield the refusal of each port on which several actors, or several environments of one, would listen."""
+    for port in sorted(set(facts.fixed_ports)):
+        if config.actor.count > 1:
+            yield (
+                f"actor.count is {config.actor.count}, and each actor would listen on port {port} of this host, which "
+                "only one process can; give port 0 in env.params.listen, so that each takes a free one, or set "
+                "actor.count = 1"
+            )
+        elif facts.fixed_ports.count(port) > 1:
+            yield (
+                f"several [[env]] tables listen on port {port}; give each a port of its own, or port 0, in its "
+                "params.listen"
             )
 
 
