@@ -72,13 +72,17 @@ class StepPlay:
             tools = await self._calls.ask(self._env.tool_schemas, on_loop=True)
         try:
             check_conversation(messages, "reset")
-            return self._talks.first(with_note(messages, self._task.note), tools)
+            opening = self._talks.first(with_note(messages, self._task.note), tools)
         except ActorError as error:
             refused = await self._calls.refused(self._env, error)
-            result, observation = await self._rendered(refused)
-            if result.done:
-                raise EnvironmentFailed("environment: refuse ended an episode that has no answer") from None
-            return observation
+        else:
+            if not self._declines(opening):
+                return opening
+            refused = await self._calls.refused(self._env, self._too_long(), too_long=True)
+        result, observation = await self._rendered(refused)
+        if result.done:
+            raise EnvironmentFailed("environment: refuse ended an episode that has no answer")
+        return observation
 
     async def _step(self, sampled: list[int]) -> StepResult:
         """Give an answer to the environment."""
@@ -188,12 +192,20 @@ class StepPlay:
             except ActorError as error:
                 result = await self._calls.refused(self._env, error)
                 continue
-            # An agent that knows this error may go on in a shorter conversation, if there is room for it.
-            bounded = self._task.sampling.max_context_tokens and isinstance(self._env, HasRefusal)
-            if result.done or not bounded or not self._talks.too_long(observation):
+            if result.done or not self._declines(observation):
                 return result, observation
-            why = ActorError(f"a branch has at most {self._talks.longest} tokens")
-            result = await self._calls.refused(self._env, why, too_long=True)
+            result = await self._calls.refused(self._env, self._too_long(), too_long=True)
+
+    def _declines(self, observation: Observation) -> bool:
+        """Return whether the environment hears that a branch would be too long.
+
+        An agent that knows this error may go on in a shorter conversation, if there is room for it.
+        """
+        bounded = self._task.sampling.max_context_tokens and isinstance(self._env, HasRefusal)
+        return bool(bounded) and self._talks.too_long(observation)
+
+    def _too_long(self) -> ActorError:
+        return ActorError(f"a branch has at most {self._talks.longest} tokens")
 
     def _observation(self, result: StepResult) -> Observation:
         """Return the tokens of the environment's answer, and the turn that they continue."""

@@ -181,6 +181,25 @@ def test_an_environment_that_can_refuse_goes_on_in_a_shorter_conversation():
     assert (episode.status, text_of(cuts)) == ("finished", "Q:abcdefgh$S:ij$")
 
 
+def test_a_first_prompt_that_is_too_long_for_a_branch_is_refused_too():
+    class Compacting(Env):
+        async def reset(self, data):
+            return [{"role": "user", "content": "a very long prompt"}]
+
+        async def refuse(self, why, too_long):
+            assert (why, too_long) == ("a branch has at most 12 tokens", True)
+            return StepResult(observation={"role": "user", "content": "S:"}, after=-1, tools=[])
+
+    bounds = {"max_context_tokens": 12, "max_trajectory_tokens": 40}
+    cuts, episode = play(Compacting(DONE), Script("ij$"), **bounds)
+    assert (episode.status, text_of(cuts)) == ("finished", "S:ij$")
+    plain, _ = play(Env(DONE, reset=lambda: answer([{"role": "user", "content": "a very long prompt"}])),
+                    Script(), **bounds)  # fmt: skip
+    assert "first prompt of 18 tokens leaves no room for an answer; max_context_tokens is 12" in (
+        plain[-1].segment.error
+    )
+
+
 @pytest.mark.parametrize("limit", [0, True, "9", 2.5])
 def test_a_bound_that_is_none_fails_the_episode(limit):
     class Bounded(Env):
