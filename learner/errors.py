@@ -11,6 +11,7 @@ LearnerError
 ├── LoraError           adapters cannot be put into the model (final)
 ├── HostsDiffer         hosts of the learner have different settings or folders (final)
 ├── RoutesUnknown       the model's choice of experts cannot be replayed (final)
+├── NoisyModel          the model draws random numbers while it trains (final)
 ├── ModelUnusable       no generator would take a trained version of the model (final)
 ├── NotAnnounced        a policy version was copied, but not announced in time
 ├── CheckpointError     a checkpoint cannot be loaded (final)
@@ -83,6 +84,12 @@ class HostsDiffer(LearnerError, RuntimeError):
 
 class RoutesUnknown(LearnerError, ValueError):
     """The model's choice of experts cannot be replayed; the message names the layer, and the cure."""
+
+    final: ClassVar[bool] = True
+
+
+class NoisyModel(LearnerError, ValueError):
+    """The model draws random numbers while it trains, so nothing it computes is what a generator sampled with."""
 
     final: ClassVar[bool] = True
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from learner.config import LoraConfig
+from learner.errors import NoisyModel
 from learner.model.lora import add_adapters
 from learner.update.batching import MicroBatch
 from learner.update.sharing import tree_attention, tree_row
@@ -19,6 +20,11 @@ log = logging.getLogger(__name__)
 
 PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Largest norm of a difference that counts as rounding in `sharing_width`, relative to the norm of the hidden state."""
+
+NOISE = {"jitter_noise": 0.0, "input_jitter_noise": 0.0, "moe_jitter_eps": None}
+"""Attributes by which routers of mixtures of experts draw noise while they train, and the values without noise."""
+NOISE_TOKENS = 16
+"""Tokens of the short pass that looks for noise."""
 
 
 class Outputs(NamedTuple):
@@ -33,8 +39,8 @@ class Outputs(NamedTuple):
 class PolicyModule(nn.Module):
     """A causal language model of Hugging Face that computes only what a policy gradient needs.
 
-    Its dropout is off, because sampled tokens are compared with probabilities that were computed without
-    dropout.
+    Its dropout and the noise of its routers are off, because sampled tokens are compared with probabilities that were
+    computed without them.
 
     Args:
         lm: the model, without dropout, see `load_policy`.
@@ -59,8 +65,16 @@ class PolicyModule(nn.Module):
 
         Call it where the model computes faster than in the host's memory, and its weights need not be whole: after
         DeepSpeed has moved and cut it. There it is a collective call.
+
+        Raises:
+            NoisyModel: the model draws random numbers while it trains.
         """
         training = self.lm.training
+        if is_noisy(self.lm):
+            raise NoisyModel(
+                f"{type(self.lm).__name__} computes other numbers in training mode than a generator, because it draws "
+                "random ones, so no probability of a sampled token could be compared; choose another model"
+            )
         self.after_head = logits_after_head(self.lm)
         if self.after_head is None:
             log.warning("what the model does to its logits is not known: computing them at all positions")
@@ -165,6 +179,23 @@ def micro_batch_inputs(
 
 
 @torch.no_grad()
+def is_noisy(lm: Any) -> bool:
+    """Return whether a model computes other numbers in training mode than it samples with."""
+    device = next(lm.parameters()).device
+    ids = torch.arange(NOISE_TOKENS, device=device)[None] % int(lm.config.get_text_config().vocab_size)
+
+    def logits(*, training: bool) -> Tensor:
+        lm.train(training)
+        found: Tensor = lm(input_ids=ids, use_cache=False).logits.float()
+        return found
+
+    was_training = lm.training
+    noisy, quiet = logits(training=True), logits(training=False)
+    lm.train(was_training)
+    return bool((noisy - quiet).norm() > PROBE_TOLERANCE[lm.dtype] * quiet.norm())
+
+
+@torch.no_grad()
 def sharing_width(lm: Any) -> int:
     """Return the width of a model's residual stream, or 0 if trajectories cannot share rows with it.
 
@@ -240,7 +271,7 @@ def load_policy(
 def without_dropout(
     model: str, dtype: torch.dtype, shards: AbstractContextManager[None] | None = None
 ) -> Any:
-    """Load a causal language model by Hugging Face name or folder, with all of its dropout set to 0.
+    """Load a causal language model by Hugging Face name or folder, without dropout and without noise in its routers.
 
     Args:
         shards: see `load_policy`.
@@ -258,4 +289,7 @@ def without_dropout(
     for module in lm.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+        for name, value in NOISE.items():
+            if hasattr(module, name):
+                setattr(module, name, value)
     return lm

@@ -25,6 +25,7 @@ FINAL = {
     "learner.errors.HostsDiffer",
     "learner.errors.LoraError",
     "learner.errors.ModelUnusable",
+    "learner.errors.NoisyModel",
     "learner.errors.RoutesUnknown",
     "learner.errors.StaleTokens",
     "learner.errors.ReplayStateError",

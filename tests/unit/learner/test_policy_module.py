@@ -5,10 +5,12 @@ import copy
 import numpy as np
 import pytest
 import torch
+from transformers import MixtralConfig, MixtralForCausalLM, PhimoeConfig, PhimoeForCausalLM
 
+from learner.errors import NoisyModel
 from learner.update import target_logp as chunks_file
 from learner.update.batching import make_micro_batches
-from learner.update.policy import PolicyModule, load_policy
+from learner.update.policy import PolicyModule, is_noisy, load_policy
 from learner.update.target_logp import logits_after_head
 from tests.integration.learner.tiny_qwen3 import VOCAB, tiny_model
 from tests.trajectories import batch_of, make_batch_of_groups
@@ -168,3 +170,29 @@ def test_dropout_is_off_after_loading(tmp_path):
     with torch.no_grad():
         first, second = run(policy)[0], run(policy)[0]
     assert torch.equal(first, second)
+
+
+MIXTURE = {
+    "vocab_size": 48, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "initializer_range": 0.2,
+}  # fmt: skip
+
+
+def test_the_noise_of_routers_is_off_after_loading(tmp_path):
+    torch.manual_seed(0)
+    config = MixtralConfig(**MIXTURE, router_jitter_noise=0.5)
+    lm = MixtralForCausalLM(config).float()
+    assert is_noisy(lm)
+    lm.save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path), dtype=torch.float32)
+    policy.find_shortcuts()
+    assert not is_noisy(policy.lm)
+
+
+def test_a_model_that_draws_experts_while_it_trains_is_refused(tmp_path):
+    """Phi-3.5-MoE draws among experts with nearly equal logits while it trains; here those within a half count."""
+    torch.manual_seed(0)
+    PhimoeForCausalLM(PhimoeConfig(**MIXTURE, router_jitter_noise=0.25)).float().save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path), dtype=torch.float32)
+    with pytest.raises(NoisyModel, match="PhimoeForCausalLM computes other numbers in training mode"):
+        policy.find_shortcuts()
