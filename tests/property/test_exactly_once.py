@@ -27,6 +27,9 @@ from tests.unit.learner.test_supply import DELIVER, EPISODES, Supply
 class World(Supply):
     """One run. The learner's memory dies with the learner; its checkpoint does not."""
 
+    decode = staticmethod(str)
+    """Turns tokens into text, for families that quote answers."""
+
     def __init__(self, train_on, folder, seed, lag, *, family=None, trouble=False, size=2):
         super().__init__(train_on, lag=lag, seed=seed, trouble=trouble)
         self.config = LearnerConfig(
@@ -56,7 +59,7 @@ class World(Supply):
             self, curriculum, self.config, lockstep=False, stop_reason=lambda: "", step=self.step
         )
         if self.config.family is not None:
-            self.exchange.intake.families = WaitingFamilies(self.config.family, curriculum, str)
+            self.exchange.intake.families = WaitingFamilies(self.config.family, curriculum, self.decode)
         if self.saved is not None:
             curriculum.restore(self.saved["curriculum"])
             self.exchange.intake.restore(self.saved["inlet"])
