@@ -32,6 +32,9 @@ FAMILIES = {
               "clean": True, "mask_shared": True},
     "parting": {"kind": "retry", "rollouts": 2, "begin": "parting", "note": "", "mask_shared": True},
     "guided": {"kind": "guided", "candidates": 4},
+    "judge": {"kind": "judge", "answers": 2, "highest": 1e9},
+    "judge of itself": {"kind": "judge", "answers": 2, "highest": 1e9, "reference": "absent"},
+    "refine": {"kind": "refine", "rollouts": 2},
 }  # fmt: skip
 STARTS = {"branch", "retry", "parting"}
 """Kinds with episodes that begin in the middle of others."""
