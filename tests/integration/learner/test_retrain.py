@@ -6,7 +6,7 @@ import queue
 import numpy as np
 import pytest
 
-from broker.core.events import Committed, LearnerJoined, Published, encode_event
+from broker.core.events import Committed, LearnerJoined, Published, TasksPut, encode_event
 from broker.journal.config import JournalConfig
 from broker.journal.journal import Journal
 from broker.journal.records import Kind, pack_segment
@@ -15,6 +15,7 @@ from launch.commands.retrain import same_weights
 from learner.checkpoints.lineage import start
 from learner.config import LearnerConfig
 from learner.errors import CannotRetrain
+from learner.families.waiting import WaitingFamilies
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange
 from learner.loop import Learner
@@ -23,7 +24,8 @@ from learner.metrics import Report
 from learner.replay.table import replay_table
 from learner.retrain.retrain import Unpublished, retrain
 from learner.update.engine import TrainingEngine
-from protocol.codec import decode, encode_arrays, encode_delivery
+from protocol import names
+from protocol.codec import MINOR, decode, encode_arrays, encode_delivery
 from protocol.messages import (
     Commit,
     Deliver,
@@ -61,6 +63,7 @@ METHODS = {
         "replay": {"rule": "uniform", "share": 0.5, "max_policy_lag": 6},
         "lora": {"rank": 4},
     },
+    "hints": {"family": {"kind": "hint", "shares": [0.5, 1.0]}, "max_policy_lag": 4},
     "windows": {
         "train_on": "windows",
         "algorithm": {
@@ -84,7 +87,7 @@ class System:
         self.journal = Journal.open(folder, run="r", config=JournalConfig())
         self.deliver = DELIVERY_UNITS[config.train_on]
         self.session, self.inbox = self, self
-        self.version = 0
+        self.version, self.minor = 0, MINOR
         self.known: set[str] = set()
         self.groups: dict[str, list] = {}
         self.units: dict[str, tuple] = {}
@@ -127,6 +130,7 @@ class System:
     def send(self, message, join=None):
         match message:
             case PutTasks(tasks=tasks):
+                self.record_event(TasksPut(tasks=tasks))
                 for task in tasks:
                     self.put(task)
             case Commit():
@@ -199,9 +203,13 @@ class System:
                     Turn(1, max(begin, PROMPT), end, True),
                 ],
                 rewards=[Reward("score", 1, float(self.rng.integers(0, 2)))] if last else [],
+                extra={"hints": ["solution"]} if last and self.config.family else {},
             )
+            token_ids = self.rng.integers(0, VOCAB, end - begin).astype(np.int32)
+            if index == 0:
+                token_ids[:PROMPT] = self.prompt(task)
             arrays = {
-                "token_ids": self.rng.integers(0, VOCAB, end - begin).astype(np.int32),
+                "token_ids": token_ids,
                 "action_mask": actions.astype(np.uint8),
                 "logp_behaviour": np.where(actions, -3.0 + self.rng.random(end - begin), 0).astype(
                     np.float32
@@ -210,6 +218,14 @@ class System:
             }
             segments.append(tuple(bytes(frame) for frame in encode_arrays(head, arrays)[1:3]))
         return segments
+
+    def prompt(self, task):
+        """Return the tokens of a prompt. Of a family they are alike, but for a note, which old actors leave out."""
+        family = self.config.family and names.group_index(task.group_id)
+        if family is None:
+            return self.rng.integers(0, VOCAB, PROMPT)
+        noted = bool(task.note) and self.rng.random() < 0.7
+        return np.random.default_rng([family, noted]).integers(0, VOCAB, PROMPT)
 
     def get_nowait(self):
         if not self.queue:
@@ -245,6 +261,8 @@ def learn(system, folder, config, model, *, resume=False, kill_at=None):
         replay=replay_table(config),
         seed=SEED,
     )
+    if config.family is not None:
+        exchange.intake.families = WaitingFamilies(config.family, curriculum, str, SEED)
     if kill_at:
         commit = exchange.commit
 
@@ -280,8 +298,10 @@ def run(request, tmp_path, model):
             it = learn(system, folder, config, model, resume=True)
         system.end()
         assert it.step == config.steps
-        assert it.exchange.intake.counts.total("stale") or it.exchange.intake.counts.total("uniform")
-        assert request.param == "windows" or it.totals.replayed_tokens
+        counts = it.exchange.intake.counts
+        assert counts.total("stale") or counts.total("uniform")
+        assert request.param in ("windows", "hints") or it.totals.replayed_tokens
+        assert request.param != "hints" or (counts.total("unhinted") and counts.total("without_note"))
         return folder, config
 
     return play
