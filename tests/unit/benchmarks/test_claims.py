@@ -4,18 +4,21 @@ import asyncio
 import json
 from dataclasses import replace
 from functools import cache
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
-from benchmarks.claims.cells import Cell, Point, cell_from, next_point, settings_of, value_of
+from benchmarks.claims.cells import Cell, Point, PointExchange, cell_from, next_point, settings_of, value_of
 from benchmarks.claims.claims import ARMS, BUDGETS, CLAIMS, TASKS, Bar, Budget, Claim, arms_of, configured
 from benchmarks.claims.program import main, parse
 from benchmarks.claims.table import plot, smoothed, tables
 from benchmarks.claims.verdicts import T_975, Difference, difference, passes, verdict
+from benchmarks.staleness import lag_system
 from envs.registry import make_suite
 from launch.run_file.family_rules import lacking
 from launch.run_file.load import load
+from launch.tokenizer import make_tokenizer, save_tokenizer
 from learner.algorithm_config import GroupAdvantage
 from learner.credit.needs import needed_marks, needed_rewards
 from learner.units import Unit, UnitPart
@@ -94,6 +97,22 @@ def test_arms_with_families_differ_from_the_baseline_in_these_alone():
     # The trajectories of a batch are as many in all arms: eight to a task.
     assert {learner.group_size for learner in (plain, anywhere, unsure)} == {8}
     assert unsure.family.rollouts == 4
+
+
+@pytest.mark.parametrize(("name", "kind"), [("ghpo", "hint"), ("arpo-branch", "branch"), ("grpo-wide", None)])
+def test_a_learner_of_the_benchmark_has_the_families_of_its_arm(name, kind, tmp_path, monkeypatch):
+    save_tokenizer(make_tokenizer(["abc"]), tmp_path / "model", max_length=64)
+    for part in ("TrainingEngine", "join", "Publisher", "Report", "Learner"):
+        monkeypatch.setattr(lag_system, part, MagicMock())
+    config = configured(ARMS[name])
+    system = lag_system.System(config, tmp_path, str(tmp_path / "model"), [])
+    with lag_system.learning(system, config, 3, exchange_class=PointExchange) as (_, exchange):
+        families, tasks = exchange.intake.families, exchange.curriculum.refill(version=0, lockstep=True)
+    assert kind == (None if families is None else families.config.kind)
+    # One batch under way and one ahead, as the lag is forced, each of four tasks.
+    assert len({task.group_id for task in tasks}) == 2 * 4
+    assert len(tasks) == 2 * 4 * (4 if kind == "branch" else 8)
+    assert [task.data["index"] for task in tasks if not task.member] == list(range(3000, 3008))
 
 
 def test_the_environments_of_families_give_what_these_need():
