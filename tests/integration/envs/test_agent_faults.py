@@ -153,7 +153,7 @@ def run(tmp_path):
 
 
 def test_a_harness_that_is_killed_in_mid_stream_fails_its_own_episode(run):
-    """What the policy had sampled is recorded once, as a failed trajectory, which is not trained."""
+    """What the policy had sampled by then is recorded once, as a failed trajectory, which is not trained."""
 
     async def scenario(run):
         slow = await run.generator("generator-0", pause_s=0.2)
@@ -168,9 +168,12 @@ def test_a_harness_that_is_killed_in_mid_stream_fails_its_own_episode(run):
         assert ends == ["failed", "finished"]
         [error] = [pairs[-1][0].error for pairs in found.values() if pairs[-1][0].status == "failed"]
         assert "ended with status 137" in error
-        assert {run.sampled(pairs)[0] for pairs in found.values()} == {ANSWER}
+        # The generator is asked to stop, and what it has sampled meanwhile does not reach the actor.
+        part, whole = sorted((run.sampled(pairs)[0] for pairs in found.values()), key=len)
+        assert whole == ANSWER
+        assert ANSWER.startswith(part)
         sampled = sum(len(run.sampled(pairs)[1]) for pairs in found.values())
-        assert sampled == slow.tokens
+        assert sampled <= slow.tokens
         await run.closed()
 
     run(scenario)

@@ -11,7 +11,7 @@ import pytest
 from envs.agent.chat import make_reply
 from envs.base import TurnFacts
 from envs.registry import make_suite
-from tests.integration.envs.test_agent import PROGRAM, ROWS, Played, calculates, in_loop
+from tests.integration.envs.test_agent import PROGRAM, ROWS, Played, calculates, in_loop, taken
 
 AGENTS = '''
 import anthropic
@@ -117,7 +117,7 @@ async def test_requests_without_a_client(suite_of):
             assert (status, error["error"]["type"]) == (401, "authentication_error")
 
         async def answer(text):
-            asked = await session.next_request()
+            asked = await taken(session)
             asked.answer.set_result(make_reply(text, asked.request, asked.number, TurnFacts(5, 3, cut=False)))
 
         for number, head in enumerate(
@@ -127,7 +127,7 @@ async def test_requests_without_a_client(suite_of):
             assert (status, made["id"]) == (200, f"msg-{session.name}-{number}")
             assert made["content"] == [{"type": "text", "text": "Hello"}]
         waiting = asyncio.create_task(post(body, x_api_key=session.key))
-        await played.ask(session.next_request)
+        await played.ask(taken, session)
 
         async def close():
             played.suite._endpoint.close_session(session)
