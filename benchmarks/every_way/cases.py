@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 METHODS = Path(__file__).parents[2] / "recipes" / "methods"
+ROOM = ("learner.sampling.max_trajectory_tokens=1024", "generator.max_model_len=1024")
+"""Room for prompts in which other answers stand."""
 TRIMMED = {
     "ppo": ("learner.algorithm.critic.warmup_steps=1",),
     "tppo": ("learner.algorithm.critic.warmup_steps=1", "actor.segment_tokens=8"),
@@ -14,30 +16,24 @@ TRIMMED = {
         "learner.reward.wrong.reward=answer",
         'learner.reward.flawed={reward = "answer", needs = "step", least = 0.35, trained = false}',
     ),
+    "agent-r": ROOM,
+    "dyna-mind": ROOM,
+    "r3l": ROOM,
+    "urpo": ROOM,
+    "xrpo-seeding": ROOM,
     "riskpo": ("learner.algorithm.advantage.bundle=2",),
     "ghpo": ("env.params.hints=true",),
     "scaf-grpo": ("env.params.hints=true",),
     "prs": ("learner.reward.stages=[{until_version = 1, weights = {step = 1.0, answer = 0.0}}]",),
 }
-"""Overrides of methods whose parts act in later steps than the few of a case, need larger batches, or need hints."""
-RUN_FILES = dict.fromkeys(
-    (
-        *(
-            "arpo-branch",
-            "fapo-judge",
-            "fapo-rule",
-            "gigpo",
-            "grpo-tcr",
-            "hgpo",
-            "otc",
-            "prs",
-            "rapo",
-            "spear",
-        ),
-        "subpo",
+"""Overrides of methods whose parts act in later steps than the few of a case, need larger batches, hints or room."""
+RUN_FILES = {
+    **dict.fromkeys(("agent-r", "arpo-branch", "dyna-mind", "r3l"), "calculator"),
+    **dict.fromkeys(
+        ("fapo-judge", "fapo-rule", "gigpo", "grpo-tcr", "hgpo", "otc", "prs", "rapo"), "calculator"
     ),
-    "calculator",
-)
+    **dict.fromkeys(("spear", "subpo"), "calculator"),
+}
 """Run files of methods that need several turns, marks, or rewards of certain names, which other jobs may not give."""
 SHORT = (
     "learner.batch_trajectories=16",

@@ -9,8 +9,11 @@ from learner.credit.compared import is_by_turn
 from learner.credit.short_forms import comparisons_of
 from learner.families.answer_config import JudgeFamily, RefineFamily
 from learner.families.family_config import (
+    ATTEMPT,
+    REFLECTION,
     BranchFamily,
     DraftFamily,
+    FamilyConfig,
     GuidedFamily,
     HintFamily,
     RetryFamily,
@@ -64,18 +67,42 @@ def family_contradictions(learner: LearnerConfig) -> Iterator[str]:
     yield from _room(learner)
 
 
+def quoted_answers(family: FamilyConfig | None) -> int:
+    """Return the least number of answers that stand in a prompt with a note.
+
+    Example:
+        >>> quoted_answers(GuidedFamily(examples=3)), quoted_answers(RetryFamily(begin="parting", note="", rollouts=2))
+        (3, 0)
+    """
+    match family:
+        case DraftFamily() | RefineFamily():
+            return 1
+        case RetryFamily():
+            return max(family.reflection.count(ATTEMPT), sum(map(family.note.count, (ATTEMPT, REFLECTION))))
+        case GuidedFamily():
+            return family.examples
+        case JudgeFamily():
+            return family.answers
+    return 0
+
+
 def _room(learner: LearnerConfig) -> Iterator[str]:
     """Yield the refusal of a note that would leave no room for an answer."""
     family, sampling = learner.family, learner.sampling
+    answers = quoted_answers(family)
     match family:
         case DraftFamily():
-            answers, what = 1, "a draft"
-        case RetryFamily(reflection=reflection) if reflection:
-            answers, what = 1, "a reflection"
-        case GuidedFamily(examples=examples):
-            answers, what = examples, "an example" if examples == 1 else f"{examples} examples"
+            what = "a draft"
+        case RetryFamily():
+            what = "a reflection" if family.reflection else "an earlier answer"
+        case GuidedFamily():
+            what = "an example" if answers == 1 else f"{answers} examples"
+        case RefineFamily():
+            what = "an earlier answer"
         case _:
             return
+    if not answers:
+        return
     bound, longest = longest_context(learner)
     needed = (answers + 1) * sampling.max_turn_tokens
     if longest <= needed:

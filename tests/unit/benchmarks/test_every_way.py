@@ -14,6 +14,7 @@ from launch.run_file.family_rules import lacking
 from launch.run_file.load import load
 from launch.run_file.shipped import METHODS, run_files
 from learner.credit.needs import needed_marks, needed_rewards
+from learner.families.answer_config import RefineFamily
 from learner.families.family_config import BranchFamily
 
 CASES = method_cases()
@@ -41,8 +42,9 @@ def test_the_run_file_of_a_case_takes_its_settings_and_gives_what_the_method_nee
     assert {name for _, name in needed_rewards(config.learner)} <= set(facts.reward_names)
     assert {name for _, name in needed_marks(config.learner)} <= set(facts.mark_names)
     assert not list(lacking(config.learner, facts))
-    if isinstance(config.learner.family, BranchFamily):
-        assert config.env.name == "calculator", "a branch begins behind an observation"
+    family = config.learner.family
+    if isinstance(family, BranchFamily | RefineFamily) or getattr(family, "begin", "prompt") != "prompt":
+        assert config.env.name == "calculator", "the part of the method lies behind an observation"
 
 
 def test_what_was_not_run_is_shown_as_not_measured(tmp_path, capsys):

@@ -11,9 +11,9 @@ PROMPTS = [Prompt("train", 3, 11), Prompt("train", 4, 7), Prompt("heldout", 0, 4
 IGRPO = run_files(METHODS)["igrpo"]
 
 
-@pytest.mark.parametrize("tokens", [48, 61])
+@pytest.mark.parametrize("tokens", [48, 61, 73])
 def test_words_behind_the_longest_prompt_leave_no_room(tokens):
-    """48 characters and the two line ends before them are 50 tokens, behind 11 of a prompt."""
+    """48 characters and the two line ends before them are 50 tokens, behind 11 of a prompt; a draft has up to 12."""
     config = load(IGRPO, [f"learner.sampling.max_trajectory_tokens={tokens}", "generator.max_model_len=128"])
     words = len("\n\n" + config.learner.family.note) - len("{draft}")
     (line,) = no_room_for_notes(config, PROMPTS, list)
@@ -21,7 +21,10 @@ def test_words_behind_the_longest_prompt_leave_no_room(tokens):
         f"max_trajectory_tokens is {tokens}, prompt included, but the first prompt of train task 3 has 11"
         in line
     )
-    assert f"the words of learner.family.note {words}, which leaves no room for an answer" in line
+    assert (
+        f"the words of learner.family.note {words}, and the answers in it up to 12, which leaves no room"
+        in line
+    )
     assert f"to {11 + words + 2 * 12} or more, or shorten the note" in line
 
 
@@ -32,7 +35,19 @@ def test_a_note_with_room_and_a_family_without_note_are_left_alone():
     assert not list(no_room_for_notes(load(IGRPO), [], list))
 
 
-@pytest.mark.parametrize("name", ["igrpo", "ghpo", "scaf-grpo", "urpo", "dyna-mind"])
+@pytest.mark.parametrize("tokens", [480, 1820])
+def test_the_words_that_ask_for_a_reflection_need_room_too(tokens):
+    words = "x" * 1800 + "{attempt}"
+    settings = [f"learner.sampling.max_trajectory_tokens={tokens}", "generator.max_model_len=4096"]
+    config = load(run_files(METHODS)["r3l"], [*settings, f'learner.family.reflection="{words}"'])
+    (line,) = no_room_for_notes(config, PROMPTS, list)
+    assert "the words of learner.family.reflection 1802, and the answers in it up to" in line
+
+
+FAMILIES = ["igrpo", "ghpo", "scaf-grpo", "urpo", "dyna-mind", "r3l", "agent-r", "xrpo-seeding"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_the_shipped_demos_have_room_for_their_notes(name):
     """A character is a token of the shipped tiny models, but for the words that all prompts begin with."""
     config = load(run_files(METHODS)[name])

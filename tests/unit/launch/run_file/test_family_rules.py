@@ -37,6 +37,14 @@ def learner(family=HINT, **settings):
             "a reflection of max_turn_tokens 64 in the prompt leaves no room .* above 128",
         ),
         (
+            learner({"kind": "retry"}, sampling={"max_turn_tokens": 64, "max_trajectory_tokens": 128}),
+            "an earlier answer of max_turn_tokens 64 in the prompt leaves no room .* above 128",
+        ),
+        (
+            learner({"kind": "refine"}, sampling={"max_turn_tokens": 64, "max_trajectory_tokens": 128}),
+            "an earlier answer of max_turn_tokens 64 in the prompt leaves no room .* above 128",
+        ),
+        (
             learner(GUIDED, sampling={"max_turn_tokens": 64, "max_trajectory_tokens": 192}),
             "2 examples of max_turn_tokens 64 in the prompt leaves no room .* above 192",
         ),
