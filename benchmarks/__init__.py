@@ -2,7 +2,7 @@
 
 - Speed: `broker`, `generation`, `learner`, `weights`, `scaling`, `endtoend`, `ratios`, `versus_trl`, `plan`,
   `agent_cost`.
-- Learning: `async_vs_sync`, `claims`, `staleness`, `truncation`, `seeds`.
+- Learning: `async_vs_sync`, `claims`, `staleness`, `truncation`, `seeds`, `agent_learning`.
 - Every method and way to run, for a few steps: `every_way`.
 - Campaigns against the real system and its parsers: `faults`, `fuzz`.
 - `agent_process`: a process of agents, to which rows are handed.

@@ -1,10 +1,14 @@
-"""Compare the CPU time of a request to the endpoint of suite `agent` with a bare aiohttp server's.
+"""Compare the endpoint of suite `agent` with a bare aiohttp server and with vLLM's own server.
 
     python -m benchmarks.agent_cost [--repetitions 5] [--json build/agent_cost.json]
 
-The agent is a loop of three requests with two tools on a bare HTTP client, in a process of its own. Nothing is sampled:
-our side has its answers already, and the bare server sends the same bytes. Servers stay up and take turns. The first
-round of each is a warm-up. Time is CPU time of the server's process, so that other work on the machine matters little.
+Both comparisons have one agent: a loop of three requests with two tools on a bare HTTP client, in a process of its own.
+Servers stay up and take turns, and the first round of each is a warm-up.
+
+- "requests": CPU time of the server's process per request, so that other work on the machine matters little. Nothing is
+  sampled: our side has its answers already, and the bare server sends the same bytes.
+- "tokens": tokens per second with 64 sessions at a time. Our side is broker, generator and actor, encrypted, up to the
+  last segment at the learner. The other side is `vllm serve` with the engine settings of our generator.
 """
 
 import argparse
@@ -12,18 +16,21 @@ import asyncio
 import json
 import logging
 import os
-import statistics
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.agent_cost import tokens
 from benchmarks.agent_cost.client import TURNS
 from benchmarks.agent_cost.servers import SERVERS, Server
+from benchmarks.agent_cost.serving import CLIENT, converse
 from benchmarks.agent_process import AgentProcess
 from benchmarks.generation.arms import Meter
 from benchmarks.generation.model import SIZES, make_model
+from benchmarks.generation.program import spread
 from benchmarks.report import save_results
 
 NAMES = {
@@ -31,7 +38,6 @@ NAMES = {
     "endpoint": "endpoint with its episodes",
     "actor": "endpoint with an actor's episodes: tokens, segments",
 }
-CLIENT = (sys.executable, "-m", "benchmarks.agent_cost.client")
 PROMPT = "12 + 7?"
 Figures = dict[str, list[float]]
 
@@ -72,22 +78,6 @@ def one_round(server: Server, agents: AgentProcess, args: argparse.Namespace) ->
     return used
 
 
-async def converse(agents: AgentProcess, jobs: Sequence[dict[str, Any]], concurrent: int) -> None:
-    """Have conversations, at most so many at a time."""
-    places = asyncio.Semaphore(concurrent)
-
-    async def ask(job: dict[str, Any]) -> None:
-        async with places:
-            await agents.ask(job)
-
-    await asyncio.gather(*map(ask, jobs))
-
-
-def spread(values: list[float]) -> list[float]:
-    """Return median, minimum and maximum."""
-    return [statistics.median(values), min(values), max(values)]
-
-
 def table(found: Figures) -> str:
     """Return the CPU time per request as a Markdown table.
 
@@ -110,27 +100,47 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--size", choices=list(SIZES), default="1M", help="of the model whose tokenizer renders"
-    )
+    parser.add_argument("--size", choices=list(SIZES), default="1M")
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--conversations", type=int, default=128, help="of a round")
-    parser.add_argument("--at-once", type=int, default=16, help="conversations at a time")
+    parser.add_argument("--conversations", type=int, default=128, help="of a round of requests")
+    parser.add_argument(
+        "--at-once", type=int, default=16, help="conversations at a time, in a round of requests"
+    )
+    parser.add_argument("--sessions", type=int, default=64, help="at a time, in a round of tokens")
+    parser.add_argument("--episodes", type=int, default=192, help="of a round of tokens")
+    parser.add_argument("--prompt", type=int, default=30, help="characters")
+    parser.add_argument("--answer", type=int, default=64, help="tokens at most")
     parser.add_argument("--json", type=Path)
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     args = parse(arguments)
+    # Exit through Python on SIGTERM, so that the processes of the benchmark end with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    found: Figures = {}
+    requests: Figures = {}
+    rounds: tokens.Rounds = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_model(args.size, folder / "model")
         rows = [json.dumps({"prompt": f"{PROMPT} {number}"}) for number in range(args.conversations)]
         (folder / "train.jsonl").write_text("\n".join(rows))
-        measure(args, folder, found)
-    logging.info("%s", table(found))
+        measure(args, folder, requests)
+        tokens.measure(args, folder, rounds)
+    report(args, requests, tokens.summary(rounds))
+
+
+def report(args: argparse.Namespace, requests: Figures, found: dict[str, Any]) -> None:
+    """Log the tables, and keep them if the arguments name a file."""
+    tables = {"requests": table(requests), "tokens": tokens.table(found)}
+    logging.info("%s\n\n%s", tables["requests"], tables["tokens"])
     if args.json is not None:
-        load = {"load_average": os.getloadavg()}
-        save_results(args.json, {"requests": table(found)}, {**load, "cpu_ms_per_request": found})
+        ratio, least, most = found[tokens.PEER]["ours_over_it"]
+        headline = (
+            f"tokens/s of {args.sessions} agents at a time through the endpoint, {args.size} parameters",
+            "`vllm serve`",
+            f"{ratio:.2f} [{least:.2f}, {most:.2f}]",
+        )
+        results = {"load_average": os.getloadavg(), "cpu_ms_per_request": requests, "tokens": found}
+        save_results(args.json, tables, results, [headline])

@@ -122,7 +122,11 @@ def run_an_actor(profile: Path | None, *arguments: Any, **named: Any) -> None:
 
 
 class System:
-    """Broker, generator and actor, each in its own process. This process is the learner and counts tokens."""
+    """Broker, generator and actor, each in its own process. This process is the learner and counts tokens.
+
+    Args:
+        env: environment of the episodes; None: prompts of ``work`` that are answered once.
+    """
 
     def __init__(
         self,
@@ -132,12 +136,13 @@ class System:
         folder: Path,
         keys: Path | None,
         profile: Path | None,
+        env: EnvConfig | None = None,
     ) -> None:
         folder.mkdir(parents=True)
         self._work, self._rounds = work, 0
+        self._env = env or EnvConfig(name=ENV, params={"length": work.prompt})
         endpoint = f"tcp://127.0.0.1:{free_port()}"
         here = {"broker": endpoint, "model": str(model), "run": RUN, "keys": keys}
-        env = EnvConfig(name=ENV, params={"length": work.prompt})
         actor = ActorConfig(count=1, concurrent_episodes=work.concurrent)
         profiles = [profile and profile / f"{role}.profile" for role in ("generator", "actor")]
         self._processes = {
@@ -148,7 +153,9 @@ class System:
                 kwargs=here | {"name": "generator-0", "seed": 0},
             ),
             "actor": _spawn.Process(
-                target=run_an_actor, args=(profiles[1], actor), kwargs=here | {"name": "actor-0", "env": env}
+                target=run_an_actor,
+                args=(profiles[1], actor),
+                kwargs=here | {"name": "actor-0", "env": self._env},
             ),
         }
         for process in self._processes.values():
@@ -185,13 +192,17 @@ class System:
     def _task(self, number: int) -> Task:
         group = f"{self._rounds}g{number // GROUP}"
         return Task(
-            task_id=f"{group}.{number % GROUP}", env=ENV, data={"index": number}, group_id=group, group_size=GROUP,
-            member=number % GROUP, sampling=Sampling(max_turn_tokens=self._work.answer, max_trajectory_tokens=1_000),
+            task_id=f"{group}.{number % GROUP}", env=self._env.name, data={"index": number, "split": "train"},
+            group_id=group, group_size=GROUP, member=number % GROUP,
+            sampling=Sampling(max_turn_tokens=self._work.answer, max_trajectory_tokens=1_000),
         )  # fmt: skip
 
     def _pids(self) -> dict[str, list[int]]:
         pids = {name: [process.pid or 0] for name, process in self._processes.items()}
-        return pids | {"engine": children(pids["generator"][0]), "learner": [os.getpid()]}
+        beside = {
+            name: children(pids[role][0]) for role, name in (("generator", "engine"), ("actor", "agents"))
+        }
+        return pids | {name: found for name, found in beside.items() if found} | {"learner": [os.getpid()]}
 
     def _until(self, kind: type[Any] | None) -> tuple[Any, Sequence[Any]]:
         """Return the next message of a kind. With None, wait until we have joined the broker.

@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
-from benchmarks.agent_cost import client, program
+from benchmarks.agent_cost import client, program, tokens
 from benchmarks.agent_process import ENDED, AgentProcess
+from benchmarks.generation.arms import Outcome
 
 ECHO = """
 import json, sys
@@ -22,6 +23,18 @@ for line in sys.stdin:
 def test_ratios_are_of_rounds_that_ran_one_after_the_other():
     table = program.table({"bare": [1.0, 2.0, 1.0], "endpoint": [3.0, 2.0, 2.0]})
     assert "| endpoint with its episodes | 2.00 [2.00, 3.00] | 2.0 [1.0, 3.0] |" in table
+
+
+def test_tokens_per_second_are_compared_round_by_round():
+    rounds = {
+        tokens.OURS: [Outcome(100, 1.0, {"actor": 0.001}), Outcome(300, 2.0, {"actor": 0.003})],
+        tokens.PEER: [Outcome(200, 1.0, {"server": 0.01}), Outcome(100, 1.0, {"server": 0.01})],
+    }
+    table = tokens.table(tokens.summary(rounds)).splitlines()
+    assert table[2:] == [
+        "| ours | 125 [100, 150] |  | actor 10 |",
+        "| vllm serve | 150 [100, 200] | 1.00 [0.50, 1.50] | server 67 |",
+    ]
 
 
 def test_the_agent_answers_every_call_and_otherwise_goes_on():
