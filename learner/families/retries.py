@@ -106,13 +106,18 @@ def behind_prompt(t: Trajectory, prompt: NDArray[np.int32]) -> Trajectory:
 
 
 def without_shared(t: Trajectory, retries: Sequence[Trajectory]) -> Trajectory:
-    """Return a first episode whose turns that a retry repeats are left out of training, as auxiliary turns."""
+    """Return a first episode without training of the turns that its own retries repeat, as auxiliary turns.
+
+    Other episodes of the group train these steps, even if theirs are equal (R3L, arXiv:2601.03715).
+
+    Args:
+        t: a member of the first group.
+        retries: retries of the family; each repeats steps of its `parent`.
+    """
     begin = len(prompt_of(t))
-    shared = begin
-    for retry in retries:
-        repeated = retry.token_ids[len(prompt_of(retry)) : retry.prompt_tokens]
-        if np.array_equal(t.token_ids[begin : begin + len(repeated)], repeated):
-            shared = max(shared, begin + len(repeated))
+    own = [each for each in retries if each.parent == t.trajectory_id]
+    # The prompt of a retry may have a note, so the two beginnings differ in length.
+    shared = max((begin + each.prompt_tokens - len(prompt_of(each)) for each in own), default=begin)
     repeated_turns = {turn.index for turn in t.turns if turn.action and turn.end <= shared}
     return replace(t, auxiliary=sorted({*t.auxiliary, *repeated_turns})) if repeated_turns else t
 

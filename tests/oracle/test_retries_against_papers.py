@@ -165,20 +165,22 @@ def whole_family(config=R3L):
 
 
 def slow_r3l(family):
-    """The card by loops: which letters are trained behind which, of each first episode and of each retry."""
+    """The card by loops: which letters are trained behind which, of each first episode and of each retry.
+
+    The card masks "the base rollout and the retry". Base rollouts are the wrong episodes in turns, so the number of a
+    retry says which one it is, whatever other episodes of the group have in common with it.
+    """
     first, _, retries = (stage.members for stage in family.stages)
+    wrong = [n for n, t in enumerate(first) if not t.correct]
+    kept = [0] * len(first)
+    for retry in retries:
+        base = wrong[int(names.task_of(retry.trajectory_id).rpartition(".")[2]) % len(wrong)]
+        repeated = sum(u.end <= retry.prompt_tokens and u.index % 2 for u in retry.turns)
+        kept[base] = max(kept[base], repeated)
     expected = []
-    for t in first:
-        kept = set()
-        for retry in retries:
-            repeated = [
-                letters(retry.token_ids[u.start : u.end]) for u in retry.turns if u.end <= retry.prompt_tokens
-            ]
-            ours = [letters(t.token_ids[u.start : u.end]) for u in t.turns[: len(repeated)]]
-            if ours[1:] == repeated[1:]:
-                kept |= {u.index for u in t.turns[: len(repeated)] if u.action}
-        own = [letters(t.token_ids[u.start : u.end]) for u in t.turns if u.action and u.index not in kept]
-        expected.append((letters(t.token_ids), "".join(own)))
+    for steps, t in zip(kept, first, strict=True):
+        own = [letters(t.token_ids[u.start : u.end]) for u in t.turns if u.action]
+        expected.append((letters(t.token_ids), "".join(own[steps:])))
     for t in retries:
         plain = letters(first[0].token_ids[: first[0].turns[0].end])
         text = plain + letters(t.token_ids[t.turns[0].end :])
@@ -195,6 +197,31 @@ def test_a_retry_is_trained_without_the_note_and_shared_steps_in_neither_episode
     assert found == [("Qa$|1b$|2c$", "c$"), ("Qa$|1d$|3e$", "a$d$e$"), ("Qa$|1b$|2f$", "f$")]
     assert {t.group_id for t in settled.trained} == {"0g3"}, "one baseline for first episodes and retries"
     assert ids(settled.dropped["reflection"]) == ["0g3r1.0.0"]
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_equal_steps_of_an_episode_that_nobody_retried_are_trained(clean):
+    """Card B42 with pivot 1: the right episode took the same first step, but it is not the base of the retry."""
+    config = R3L.model_copy(update={"clean": clean})
+    retry = told("0g3r2.0", "a$", "|1", "f$", prompt="Q note: keep 1$", correct=True, repeated=1)
+    family, _ = family_of(config, stage(0, WRONG, RIGHT), reflections("keep 1$"), stage(2, retry))
+    trained = settle(config, family).trained
+    assert [trained_letters(t) for t in trained] == ["b$c$", "a$d$e$", "f$"]
+    if clean:
+        assert [(letters(t.token_ids), trained_letters(t)) for t in trained] == slow_r3l(family)
+
+
+def test_each_wrong_episode_is_masked_by_its_own_retries_alone():
+    """Two wrong episodes with equal first steps, retried behind different ones, against the card by loops."""
+    twin = told("0g3.1", "a$", "|1", "b$", "|2", "h$")
+    retries = [
+        told("0g3r2.0", "a$", "|1", "f$", prompt="Q note: keep 1$", repeated=1),
+        told("0g3r2.1", "a$", "|1", "b$", "|2", "g$", prompt="Q note: keep 2$", repeated=2),
+    ]
+    family, _ = family_of(R3L, stage(0, WRONG, twin), reflections("keep 1$", "keep 2$"), stage(2, *retries))
+    found = [(letters(t.token_ids), trained_letters(t)) for t in settle(R3L, family).trained]
+    assert found == slow_r3l(family)
+    assert [trained for _, trained in found] == ["b$c$", "h$", "f$", "g$"]
 
 
 def test_a_retry_without_its_note_keeps_what_was_sampled():
