@@ -1,4 +1,4 @@
-"""Tells which rollout groups would train nothing."""
+"""Tells which rollout groups, and which families of them, would train nothing."""
 
 from collections.abc import Sequence
 
@@ -26,18 +26,20 @@ def judges_groups(config: AdvantageConfig) -> bool:
 
 
 def has_signal(config: AdvantageConfig, trajectories: Sequence[Trajectory]) -> bool:
-    """Return whether the credit rule gives any member of a rollout group an advantage other than zero.
+    """Return whether the credit rule gives any trajectory of a unit an advantage other than zero.
 
-    A greedy member serves as baseline and is not compared. With several rewards two members may have equal returns
-    and still differ, so a sum of comparisons is asked itself.
+    A greedy member serves as baseline and is not compared. A family may have several groups: each is compared within
+    itself, and a trajectory with an advantage of its own with nobody. With several rewards two members may have equal
+    returns and still differ, so a sum of comparisons is asked itself.
+
+    Args:
+        config: the credit rule.
+        trajectories: members of a rollout group, or of all groups of a family that are trained.
     """
-    members = [t for t in trajectories if not t.baseline]
-    if not isinstance(config, ComparedAdvantage):
-        return len({t.return_ for t in members}) > 1
-    if not members:
-        return False
-    alone = config.model_copy(update={"whiten": "none", "by_difficulty": None})
-    return bool((np.abs(compared_advantages(alone, members)) > UNIFORM_SPREAD).any())
+    if any(t.advantage for t in trajectories):
+        return True
+    compared = [t for t in trajectories if not t.baseline and t.advantage is None]
+    return any(_differ(config, members) for members in _by_group(compared))
 
 
 def informative_factor(config: AdvantageConfig, trajectories: Sequence[Trajectory]) -> float:
@@ -48,8 +50,21 @@ def informative_factor(config: AdvantageConfig, trajectories: Sequence[Trajector
     """
     if not isinstance(config, ComparedAdvantage):
         return informative_scale([t.return_ for t in trajectories], [t.group_id for t in trajectories])
+    groups = _by_group([t for t in trajectories if not t.baseline])
+    informative = sum(_differ(config, members) for members in groups)
+    return len(groups) / informative if informative else 1.0
+
+
+def _by_group(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
     groups: dict[str, list[Trajectory]] = {}
     for t in trajectories:
         groups.setdefault(t.group_id, []).append(t)
-    informative = sum(has_signal(config, members) for members in groups.values())
-    return len(groups) / informative if informative else 1.0
+    return list(groups.values())
+
+
+def _differ(config: AdvantageConfig, members: Sequence[Trajectory]) -> bool:
+    """Return whether members of one group, at least one, are not all worth the same."""
+    if not isinstance(config, ComparedAdvantage):
+        return len({t.return_ for t in members}) > 1
+    alone = config.model_copy(update={"whiten": "none", "by_difficulty": None})
+    return bool((np.abs(compared_advantages(alone, members)) > UNIFORM_SPREAD).any())

@@ -7,6 +7,7 @@ import torch
 
 from launch.run_file.load import load
 from launch.run_file.shipped import METHODS, run_files
+from learner.credit.signal import has_signal
 from learner.families.answer_config import RefineFamily
 from learner.families.family import ChildTask, FamilyStage, TaskFamily
 from learner.families.reactions import Surroundings, react, settle
@@ -141,3 +142,21 @@ def test_a_recorded_family_is_trained_as_it_was():
     assert [(t.trajectory_id, t.advantage) for t in again.trajectories] == [
         (t.trajectory_id, t.advantage) for t in was
     ]
+
+
+def test_a_family_is_without_a_signal_if_it_would_train_nothing():
+    """Plain episodes are compared with each other alone, so equal ones train nothing beside refined ones of 0."""
+    algorithm = load(run_files(METHODS)["dyna-mind"]).learner.algorithm
+
+    def told_and_true(plain, refined, **how):
+        trained = settle(CONFIG, family_of(plain, refined, **how)).trained
+        advantage = assign_credit(algorithm, trained).advantage
+        return has_signal(algorithm.advantage, trained), bool((np.abs(advantage) > 1e-9).any())
+
+    assert told_and_true([0.0, 0.0], [1.0, 1.0, 1.0, 1.0]) == (False, False)
+    assert told_and_true([0.0, 0.0], [0.0, 1.0]) == (True, True), "an advantage of its own"
+    assert told_and_true([0.0, 1.0], [0.0, 0.0]) == (True, True)
+    for _ in range(40):
+        plain, refined = (RNG.choice([0.0, 1.0], 2).tolist() for _ in range(2))
+        told, true = told_and_true(plain, refined, correct=bool(RNG.integers(2)))
+        assert told == true

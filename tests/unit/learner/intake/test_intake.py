@@ -1,12 +1,14 @@
 """Test how deliveries become groups, commits and counts."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from learner.algorithm_config import GroupAdvantage
 from learner.config import EvaluationConfig, LearnerConfig
+from learner.credit.comparison_config import ComparedAdvantage
 from learner.credit.signal import has_signal
 from learner.errors import LedgerViolation
 from learner.intake.commit_memory import CommitMemory
@@ -276,6 +278,20 @@ def test_a_greedy_member_does_not_make_a_signal():
     equal = [make_trajectory(str(i), reward=1.0) for i in range(2)]
     assert not has_signal(GroupAdvantage(), [*equal, make_trajectory("b", reward=0.0, temperature=0.0)])
     assert has_signal(GroupAdvantage(), [*equal, make_trajectory("c", reward=0.0)])
+
+
+def test_two_groups_of_a_family_are_not_compared_with_each_other():
+    answers = [make_trajectory(f"0g0.{i}.0", group="0g0") for i in range(2)]
+    judged = [make_trajectory(f"0g0r1.{i}.0", group="0g0r1", reward=1.0) for i in range(2)]
+    third = make_trajectory("0g0r1.2.0", group="0g0r1", reward=0.5)
+    compared = ComparedAdvantage(terms=[{"among": ["group"]}])
+    for config in (GroupAdvantage(), compared):
+        assert not has_signal(config, [*answers, *judged])
+        assert has_signal(config, [*answers, *judged, third])
+        own = [replace(t, advantage=value) for t, value in zip(judged, (0.0, 1.0), strict=True)]
+        assert has_signal(config, [*answers, *own])
+        assert not has_signal(config, [*answers, own[0]])
+        assert not has_signal(config, own[:1])
 
 
 def test_a_failed_group_that_can_be_rescued_is_kept():
