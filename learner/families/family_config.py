@@ -140,8 +140,9 @@ class RetryFamily(Section):
     episodes that are wrong. At least 1, below learner.group_size."""
     begin: Literal["prompt", "named", "parting"] = "prompt"
     """Where a retry begins. "prompt": with the first prompt; "named": behind the steps that the reflection keeps, by
-    its last "keep K steps"; "parting": behind the first step that differs from the most similar right episode of the
-    group. Retries from the middle repeat the steps before, so the environment must answer them alike."""
+    its last "keep K steps"; "parting": behind the first step that differs from a right episode of the
+    group, the most similar one that leaves the wrong one something to go on with; a wrong one without such a place is
+    not retried. Retries from the middle repeat the steps before, so the environment must answer them alike."""
     reflection: str = Field("", max_length=MAX_FRAME)
     """Words behind the prompt that ask for a reflection on a wrong episode, which stands where `{attempt}` is. The
     first answer is the reflection; none is trained. Empty: there are no reflections."""

@@ -45,7 +45,8 @@ def next_retries(
 ) -> list[ChildTask]:
     """Return the tasks of a family's reflections, or of its retries; none if the family is to be trained.
 
-    Nothing is retried if no first episode is wrong, or if "parting" has no right one to part from.
+    Nothing is retried if no first episode is wrong. With "parting", a wrong one is retried only if it went on behind
+    the first step that a right one did not take, and if there is room for this beginning.
 
     Args:
         config: kind of the family.
@@ -57,19 +58,19 @@ def next_retries(
     first = family.stages[0].members
     wrong = [t for t in first if not is_solved(config, t)]
     right = [t for t in first if is_solved(config, t)]
-    if len(family.stages) > config.stages or not wrong or (config.begin == "parting" and not right):
+    if config.begin == "parting":
+        wrong = [t for t in wrong if _retry(config, t, right, "", room=room, decode=decode)]
+    if len(family.stages) > config.stages or not wrong:
         return []
     parents = [wrong[n % len(wrong)] for n in range(budget)]
     if config.reflection and len(family.stages) == 1:
         return [ChildTask(filled(config.reflection, {ATTEMPT: transcript(t, decode)})) for t in parents]
-    if not config.reflection:
-        return [_retry(config, t, right, "", room=room, decode=decode) for t in parents]
-    return [
-        _retry(
-            config, parents[member_of(t) % budget], right, first_answer(t, decode), room=room, decode=decode
-        )
-        for t in family.stages[1].members
-    ]
+    attempts = [(t, "") for t in parents]
+    if config.reflection:
+        reflections = family.stages[1].members
+        attempts = [(parents[member_of(t) % budget], first_answer(t, decode)) for t in reflections]
+    retries = [_retry(config, t, right, said, room=room, decode=decode) for t, said in attempts]
+    return [each for each in retries if each is not None]
 
 
 def settle_retries(config: RetryFamily, family: TaskFamily) -> Settled:
@@ -130,19 +131,21 @@ def _retry(
     *,
     room: int,
     decode: AnswerText,
-) -> ChildTask:
-    """Return the task that tries a wrong episode again."""
+) -> ChildTask | None:
+    """Return the task that tries a wrong episode again; None if "parting" has no place for it to begin."""
     texts = {ATTEMPT: transcript(wrong, decode), REFLECTION: reflection}
     note = filled(config.note, texts) if config.note else ""
     match config.begin:
         case "prompt":
-            kept = 0
+            return ChildTask(note)
         case "named":
-            kept = kept_steps(reflection)
+            return ChildTask(note, _start(wrong, kept_steps(reflection), note, room))
         case "parting":
-            # The first step that differs is repeated, too, so that the retry goes on behind the mistake.
-            kept = max(parting_step(wrong, t) for t in right) + 1
-    return ChildTask(note, _start(wrong, kept, note, room))
+            # The first step that differs is repeated, too, so that the retry goes on behind the mistake. Nothing may
+            # follow it if the nearest right episode parts last; then a less near one decides.
+            places = sorted({parting_step(wrong, t) + 1 for t in right}, reverse=True)
+            starts = (_start(wrong, kept, note, room) for kept in places)
+            return next((ChildTask(note, start) for start in starts if start is not None), None)
 
 
 def _start(t: Trajectory, kept: int, note: str, room: int) -> TaskStart | None:

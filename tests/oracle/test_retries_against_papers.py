@@ -287,15 +287,23 @@ def test_a_retry_with_note_and_prefix_is_known_by_both():
 # --- Agent-R, arXiv:2501.11425 ----------------------------------------------------------------------------
 
 
-def slow_splice(wrong, right):
-    """The card by loops over letters: the bad path up to and with its first step off the good one, and what follows."""
-    text = letters(wrong.token_ids)
-    steps = [[letters(t.token_ids[u.start : u.end]) for u in t.turns if u.index % 2] for t in (wrong, right)]
-    common = 0
-    while common < min(map(len, steps)) and steps[0][common] == steps[1][common]:
-        common += 1
-    behind = 2 * (common + 1) + 1
-    return text[: wrong.turns[behind].start] if behind < len(wrong.turns) else None
+def slow_splice(wrong, *rights):
+    """The card by loops over letters: the bad path up to and with its first step off a good one, and what follows.
+
+    Of several good ones the longest such beginning counts; None if the bad path goes on behind none.
+    """
+    text, longest = letters(wrong.token_ids), None
+    for right in rights:
+        steps = [
+            [letters(t.token_ids[u.start : u.end]) for u in t.turns if u.index % 2] for t in (wrong, right)
+        ]
+        common = 0
+        while common < min(map(len, steps)) and steps[0][common] == steps[1][common]:
+            common += 1
+        behind = 2 * (common + 1) + 1
+        if behind < len(wrong.turns) and wrong.turns[behind].start > len(longest or ""):
+            longest = text[: wrong.turns[behind].start]
+    return longest
 
 
 def test_a_retry_goes_on_behind_the_first_step_that_a_right_episode_did_not_take():
@@ -310,24 +318,67 @@ def test_a_retry_goes_on_behind_the_first_step_that_a_right_episode_did_not_take
     assert [trained_letters(t) for t in trained] == ["a$b$c$", "a$d$e$", "f$"]
 
 
+def spoken(number, answers, **how):
+    return told(f"0g3.{number}", *"|#|".join(answers).split("|"), **how)
+
+
 def test_places_against_a_slow_twin():
-    for _ in range(40):
-        said = [[*RNG.choice(["a$", "b$"], int(RNG.integers(1, 5)))] for _ in range(2)]
-        wrong, right = (told(f"0g3.{n}", *"|".join(own).replace("|", "|#|").split("|"), correct=bool(n))
-                        for n, own in enumerate(said))  # fmt: skip
-        _, asked = family_of(AGENT_R, stage(0, wrong, right))
-        found = asked[0][0].start
-        text = None if found is None else letters(np.frombuffer(found.token_ids, "<i4"))
-        assert text == slow_splice(wrong, right)
+    found = set()
+    for _ in range(80):
+        said = [[*RNG.choice(["a$", "b$"], int(RNG.integers(1, 5)))] for _ in range(int(RNG.integers(2, 5)))]
+        wrong, *right = (spoken(n, own, correct=bool(n)) for n, own in enumerate(said))
+        _, asked = family_of(AGENT_R, stage(0, wrong, *right))
+        texts = [letters(np.frombuffer(child.start.token_ids, "<i4")) for child in asked[0]]
+        expected = slow_splice(wrong, *right)
+        assert texts == ([] if expected is None else [expected] * 2)
+        found.add((len(right), expected is None))
+    assert len(found) == 6, "with and without a place, for one, two and three right episodes"
 
 
 def test_only_pairs_of_a_right_and_a_wrong_episode_are_used():
     """Card B41: pair (i, j) if Q_i > Q_j and the good leaf is above a bound; the most similar right one is the pair."""
     assert family_of(AGENT_R, stage(0, WRONG, WRONG))[1] == [[]]
     assert family_of(AGENT_R, stage(0, RIGHT, RIGHT))[1] == [[]]
+
+
+def test_the_nearest_right_episode_behind_which_the_wrong_one_went_on_is_the_pair():
+    """Nearer parts at the last step, which nothing follows: the splice behind step 2 is that of the other one."""
     nearer = told("0g3.2", "a$", "|1", "b$", "|2", "g$", correct=True)
-    (child, _) = family_of(AGENT_R, stage(0, WRONG, RIGHT, nearer))[1][0]
-    assert child.start is None, "the last step is the mistake, and nothing follows it"
+    for right in ([RIGHT, nearer], [nearer, RIGHT]):
+        family, asked = family_of(AGENT_R, stage(0, WRONG, *right))
+        starts = [letters(np.frombuffer(child.start.token_ids, "<i4")) for child in asked[0]]
+        assert starts == ["Qa$|1b$|2"] * 2
+        assert family_of(AGENT_R, *family.stages)[1] == asked, "the same after a restart"
+
+
+def test_a_wrong_episode_without_a_place_is_not_tried_again():
+    nearer = told("0g3.2", "a$", "|1", "b$", "|2", "g$", correct=True)
+    family, asked = family_of(AGENT_R, stage(0, WRONG, nearer))
+    assert asked == [[]]
+    assert ids(settle(AGENT_R, family).trained) == ["0g3.0.0", "0g3.2.0"]
+    short = told("0g3.3", "z$")
+    children = family_of(AGENT_R, stage(0, short, WRONG, RIGHT))[1][0]
+    assert [child.start.parent for child in children] == ["0g3.0.0"] * 2, "the other one has all retries"
+    narrow = TaskFamily("0g3", [stage(0, WRONG, RIGHT)])
+    assert react(AGENT_R, narrow, around(room=5)) == [], "the beginning does not fit"
+
+
+def test_a_reflection_that_leaves_no_room_for_a_beginning_has_no_retry():
+    config = RetryFamily(
+        rollouts=2,
+        begin="parting",
+        reflection="failed: {attempt}",
+        note="note: {reflection}",
+        mask_shared=True,
+    )
+    # Beside this beginning a note has room for 148 bytes.
+    long = told("0g3.0", "a" * (MAX_PREFIX_BYTES // 4 - 40), "|1", "b$", "|2", "c$")
+    family = TaskFamily("0g3", [stage(0, long, told("0g3.1", "d$", correct=True))])
+    for expected in (2, 1):
+        asked = react(config, family, around(room=10**9))
+        assert len(asked) == expected
+        family.add(reflections("x" * 200, "yes$"), asked)
+    assert [(child.note, child.start.parent) for child in asked] == [("note: yes$", "0g3.0.0")]
 
 
 # --- XRPO's seeding, arXiv:2510.06672 ---------------------------------------------------------------------
