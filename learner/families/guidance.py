@@ -48,15 +48,15 @@ def next_guided(
     if len(family.stages) == 1:
         return [ChildTask(index=index) for index in other_tasks(family.index, config.candidates, rng)]
     plain = first[0]
-    solved = [
-        t
-        for t in family.stages[1].members
-        # The environment may have no more tasks, so that two numbers stand for one.
-        if is_solved(config, t) and not np.array_equal(prompt_of(t), prompt_of(plain))
-    ]
+    solved: dict[bytes, Trajectory] = {}
+    for t in family.stages[1].members:
+        if is_solved(config, t):
+            # The environment may have few tasks, so that two numbers stand for one: an answer of each is kept.
+            solved.setdefault(prompt_of(t).tobytes(), t)
+    solved.pop(prompt_of(plain).tobytes(), None)
     if not solved:
         return []
-    nearest = sorted(solved, key=lambda t: -similarity(t, plain))[: config.examples]
+    nearest = sorted(solved.values(), key=lambda t: -similarity(t, plain))[: config.examples]
     asked = decode(prompt_of(plain).tolist())
     texts = [
         f"{own_lines(decode(prompt_of(t).tolist()), asked).strip()}\n{transcript(t, decode)}" for t in nearest

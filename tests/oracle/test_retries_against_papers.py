@@ -427,6 +427,14 @@ def test_with_any_success_or_without_any_example_nothing_more_is_asked_for():
     assert ids(settle(GUIDED, family).trained) == ids(FAILED), "the group with examples is lost"
 
 
+def test_the_examples_are_of_different_tasks():
+    """Card A6: K = 2 nearest prompts. Two numbers may stand for one task, of which the first right answer counts."""
+    _, asked = family_of(GUIDED, stage(0, *FAILED), looked_up("wxyz", "abcz", "abcz", "abyz"))
+    assert asked[1] == [ChildTask("seen: abcz\n1$\n\nabyz\n3$")] * 4
+    _, asked = family_of(GUIDED, stage(0, *FAILED), looked_up("abcz", "abcz"))
+    assert asked[1] == [ChildTask("seen: abcz\n0$")] * 4, "fewer than K, not one task twice"
+
+
 def slow_similarity(a, b):
     both = [c for c in set(a) if c in b]
     return len(both) / len(set(a + b))
