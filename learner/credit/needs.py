@@ -7,7 +7,7 @@ from learner.credit.comparison_config import ComparedAdvantage
 from learner.credit.reward_config import FewestCalls, RewardConfig
 from learner.credit.rewards import made_rewards
 from learner.families.answer_config import JudgeFamily
-from learner.families.family_config import HintFamily
+from learner.families.family_config import GuidedFamily, HintFamily, RetryFamily
 
 VALUES = {"return", "return_to_go", "each"}
 """Values of a comparison that are no name of a reward."""
@@ -38,7 +38,7 @@ def needed_rewards(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
         yield "learner.reward.group.reward", reward.group.reward
     if learner.replay is not None and learner.replay.outcome != "return":
         yield "learner.replay.outcome", learner.replay.outcome
-    if isinstance(learner.family, HintFamily) and learner.family.reward:
+    if isinstance(learner.family, HintFamily | RetryFamily | GuidedFamily) and learner.family.reward:
         yield "learner.family.reward", learner.family.reward
     if isinstance(learner.family, JudgeFamily) and learner.family.reference != "return":
         yield "learner.family.reference", learner.family.reference
@@ -46,10 +46,28 @@ def needed_rewards(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
         for i, term in enumerate(advantage.terms):
             if term.value not in VALUES | made:
                 yield f"learner.algorithm.advantage.terms.{i}.value", term.value
-        if advantage.novelty is not None and advantage.novelty.value not in VALUES | made:
-            yield "learner.algorithm.advantage.novelty.value", advantage.novelty.value
-        if advantage.by_difficulty is not None and advantage.by_difficulty.value not in VALUES | made:
-            yield "learner.algorithm.advantage.by_difficulty.value", advantage.by_difficulty.value
+        for field, name in values_of_parts(advantage):
+            if name not in made:
+                yield field, name
+
+
+def values_of_parts(advantage: ComparedAdvantage) -> Iterator[tuple[str, str]]:
+    """Yield field and name of each reward that a part beside the terms of a comparison reads.
+
+    Such a part reads the return, or one reward: "return_to_go" and "each" are values of terms alone.
+
+    Example:
+        >>> list(values_of_parts(ComparedAdvantage(amplify={"value": "right"}, novelty={})))
+        [('learner.algorithm.advantage.amplify.value', 'right')]
+    """
+    parts = {
+        "novelty": advantage.novelty,
+        "by_difficulty": advantage.by_difficulty,
+        "amplify": advantage.amplify,
+    }
+    for name, part in parts.items():
+        if part is not None and part.value != "return":
+            yield f"learner.algorithm.advantage.{name}.value", part.value
 
 
 def _weighed(reward: RewardConfig) -> Iterator[tuple[str, str]]:

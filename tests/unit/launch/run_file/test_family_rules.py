@@ -4,6 +4,7 @@ import pytest
 
 from envs.base import SuiteFacts
 from launch.errors import ConfigError
+from launch.preflight.examine import unknown_rewards
 from launch.run_file.family_rules import family_contradictions, family_notes, lacking
 from launch.run_file.load import check
 from learner.config import LearnerConfig
@@ -18,6 +19,15 @@ GUIDED = {"kind": "guided"}
 
 def learner(family=HINT, **settings):
     return LearnerConfig(family=family, **settings)
+
+
+def job(family=None, **settings):
+    content = {
+        "model": {"path": "m"},
+        "env": {"name": "calculator"},
+        "learner": {"family": family, **settings},
+    }
+    return check(content, "run.toml")
 
 
 @pytest.mark.parametrize(
@@ -119,6 +129,33 @@ def test_what_families_cannot_be_combined_with_is_refused(config, said):
     import re
 
     assert re.search(said, line), line
+
+
+@pytest.mark.parametrize("family", [HINT, RETRY, GUIDED])
+def test_the_reward_that_says_what_is_right_must_be_given_by_the_environment(family):
+    given = SuiteFacts(reward_names=("answer", "step"))
+    assert not list(unknown_rewards(job(family), given))
+    assert not list(unknown_rewards(job(family | {"reward": "answer"}), given))
+    (line,) = unknown_rewards(job(family | {"reward": "anwser"}), given)
+    assert line == (
+        'learner.family.reward is "anwser": the environment has no reward of this name; did you mean '
+        "'answer'? (rewards: answer, step)"
+    )
+
+
+@pytest.mark.parametrize("part", ["amplify", "by_difficulty", "novelty"])
+@pytest.mark.parametrize("name", ["anwser", "each", "return_to_go"])
+def test_the_reward_that_a_part_of_an_advantage_reads_must_be_given(part, name):
+    """A part reads one value of an episode; "each" and "return_to_go" are values of terms."""
+    given = SuiteFacts(reward_names=("answer", "step"))
+    for value in ("return", "answer"):
+        advantage = {"kind": "compared", part: {"value": value}}
+        assert not list(unknown_rewards(job(algorithm={"advantage": advantage}), given))
+    advantage = {"kind": "compared", part: {"value": name}}
+    (line,) = unknown_rewards(job(algorithm={"advantage": advantage}), given)
+    assert line.startswith(
+        f'learner.algorithm.advantage.{part}.value is "{name}": the environment has no reward'
+    )
 
 
 def test_families_of_groups_are_taken():
