@@ -6,11 +6,13 @@ from learner.algorithm_config import RiskAdvantage
 from learner.config import LearnerConfig
 from learner.credit.compared import is_by_turn
 from learner.credit.comparison_config import ComparedAdvantage, Comparison
+from learner.credit.reward_config import RewardConfig
 
 
 def credit_contradictions(learner: LearnerConfig) -> Iterator[str]:
     """Yield a line per mistake: field, value seen, cure."""
     yield from _rewards(learner)
+    yield from _untrained(learner.reward)
     advantage = learner.algorithm.advantage
     if isinstance(advantage, RiskAdvantage):
         yield from _risk(learner, advantage)
@@ -99,6 +101,22 @@ def _rewards(learner: LearnerConfig) -> Iterator[str]:
     for i, gate in enumerate(reward.gates):
         if gate.reward == gate.needs:
             yield f'{name}.gates.{i} has reward and needs "{gate.needs}": nothing is its own condition; change one'
+
+
+def _untrained(reward: RewardConfig) -> Iterator[str]:
+    """Yield the refusal of each weight of a reward that `flawed` leaves out of the return."""
+    flawed = reward.flawed
+    if flawed is None or flawed.trained:
+        return
+    weights = {"weights": reward.weights} | {
+        f"stages.{i}.weights": stage.weights for i, stage in enumerate(reward.stages)
+    }
+    for field, named in weights.items():
+        if weight := named.get(flawed.needs):
+            yield (
+                f"learner.reward.{field}.{flawed.needs} is {weight:g} but learner.reward.flawed.trained is false, "
+                "which leaves this reward out of the return; take the weight out, or set trained = true"
+            )
 
 
 def _term(name: str, term: Comparison) -> Iterator[str]:

@@ -93,7 +93,7 @@ class FlawedAnswer(Section):
     """Amount that a flawed answer loses. Above 0."""
     trained: bool = True
     """Whether the reward `needs` is itself a part of the return. False: it is recorded and shown, and decides what is
-    flawed, as with weight 0."""
+    flawed, as with weight 0; then it may have no other weight, neither here nor in a stage."""
 
 
 class CoolingBonus(Section):

@@ -12,6 +12,7 @@ from recipes import BOUNDS_NEVER_ACT
 GAE = {"kind": "gae"}
 WINDOWS = {"train_on": "windows", "algorithm": {"advantage": GAE, "critic": {}}}
 REPLAY = {"rule": "recent"}
+FLAWED = {"reward": "right", "needs": "sound", "least": 0.5, "trained": False}
 CENTRED = {"kind": "clip", "centre": "behaviour"}
 
 
@@ -277,6 +278,14 @@ REFUSED = {
         {"reward": {"length": {"longest_tokens": 90000, "buffer_tokens": 1}}},
         ["at 89999 tokens", "lower longest_tokens"],
     ),
+    "a weight of what is not trained": (
+        {"reward": {"flawed": FLAWED, "weights": {"sound": 0.3}}},
+        ["learner.reward.weights.sound is 0.3", "trained is false", "take the weight out, or set trained = true"],
+    ),
+    "a stage's weight of what is not trained": (
+        {"reward": {"flawed": FLAWED, "stages": [{"until_version": 3, "weights": {"sound": -1.0}}]}},
+        ["learner.reward.stages.0.weights.sound is -1", "flawed.trained is false", "take the weight out"],
+    ),
     "a reward that needs itself": (
         {"reward": {"gates": [{"reward": "x", "needs": "x"}]}}, ['needs "x"', "change one"]
     ),
@@ -330,6 +339,8 @@ def test_what_a_run_cannot_supply_is_refused_with_the_cure(name):
         ),
         algorithm(routes="proximal", updates_per_batch=4),
         algorithm(routes="proximal", reincarnation={"updates_per_batch": 4}, kl={"kind": "convex"}),
+        {"reward": {"flawed": FLAWED, "weights": {"right": 2.0, "sound": 0.0}}},
+        {"reward": {"flawed": FLAWED | {"trained": True}, "weights": {"sound": 0.3}}},
     ],
 )
 def test_what_a_run_can_supply_is_taken(learner):
