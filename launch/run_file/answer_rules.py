@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from learner.config import LearnerConfig
 from learner.credit.compared import is_by_turn
 from learner.credit.comparison_config import ComparedAdvantage
-from learner.credit.needs import VALUES
+from learner.credit.needs import VALUES, values_of_parts
 from learner.credit.short_forms import comparisons_of
 from learner.credit.signal import judges_groups
 from learner.families.answer_config import JudgeFamily, RefineFamily
@@ -21,6 +21,12 @@ def judge_contradictions(learner: LearnerConfig, family: JudgeFamily) -> Iterato
             f"learner.family.answers is {family.answers} but learner.group_size is {learner.group_size}, which counts "
             "judgements, too: there would be none; lower answers, or raise group_size"
         )
+    elif family.answers == learner.group_size - 1:
+        yield (
+            f"learner.family.answers is {family.answers} but learner.group_size is {learner.group_size}, which counts "
+            "judgements, too: a lone one is compared with nobody, so that it never trains; lower answers, or raise "
+            "group_size"
+        )
     if not judges_groups(advantage):
         yield (
             f'learner.algorithm.advantage.kind is "{advantage.kind}" with {WHAT}, whose answers must not be compared '
@@ -32,6 +38,11 @@ def judge_contradictions(learner: LearnerConfig, family: JudgeFamily) -> Iterato
             yield (
                 f'learner.algorithm.advantage.terms compare the reward "{named[0]}" with {WHAT}, whose judgements have '
                 'the reward "agreement" alone; use value = "return"'
+            )
+        for field, name in values_of_parts(advantage):
+            yield (
+                f'{field} is "{name}" with {WHAT}, whose judgements have the reward "agreement" alone; use value = '
+                '"return"'
             )
     bound, longest = longest_context(learner)
     needed = (family.answers + 1) * learner.sampling.max_turn_tokens
@@ -51,6 +62,12 @@ def refine_contradictions(learner: LearnerConfig, family: RefineFamily) -> Itera
             f"learner.family.rollouts is {family.rollouts} but learner.group_size is {learner.group_size}, which "
             "counts refined episodes, too: there would be none; lower rollouts, or raise group_size"
         )
+    elif family.rollouts == learner.group_size - 1:
+        yield (
+            f"learner.family.rollouts is {family.rollouts} but learner.group_size is {learner.group_size}, which "
+            "counts refined episodes, too: a lone one never beats the mean of its own half, so that it never trains; "
+            "lower rollouts, or raise group_size"
+        )
     compared = comparisons_of(advantage)
     of_tokens = compared is not None and (is_by_turn(compared) or compared.whiten == "tokens")
     if not judges_groups(advantage) or of_tokens:
@@ -58,6 +75,16 @@ def refine_contradictions(learner: LearnerConfig, family: RefineFamily) -> Itera
             f'learner.algorithm.advantage.kind is "{advantage.kind}" with [learner.family] of kind "refine", whose '
             "refined episodes have an advantage of their own; use an advantage of whole trajectories within groups, "
             'such as kind "group"'
+        )
+    elif compared is not None and compared.whiten == "trajectories":
+        yield (
+            f'learner.algorithm.advantage.whiten is "{compared.whiten}" with [learner.family] of kind "refine": the '
+            'returns of refined episodes would be in the deviation of plain ones; use whiten = "none"'
+        )
+    if compared is not None and compared.by_difficulty is not None:
+        yield (
+            'learner.algorithm.advantage.by_difficulty is set with [learner.family] of kind "refine": the returns of '
+            "refined episodes would be in the weights of plain ones; take one of the two out"
         )
 
 

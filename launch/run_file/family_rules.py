@@ -47,7 +47,7 @@ def family_contradictions(learner: LearnerConfig) -> Iterator[str]:
             f"learner.reward.group is set with {what}: the reward would compare each group of the family by itself; "
             "take one of the two out"
         )
-    merged = isinstance(family, BranchFamily | RetryFamily) or (
+    merged = isinstance(family, BranchFamily | RetryFamily | RefineFamily) or (
         isinstance(family, HintFamily) and family.members > 0
     )
     if merged and (learner.reward.stages or learner.reward.bonus is not None):

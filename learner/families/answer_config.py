@@ -30,7 +30,8 @@ class JudgeFamily(Section):
 
     kind: Literal["judge"] = "judge"
     answers: int = Field(4, ge=2)
-    """Answers to each task; the rest of learner.group_size are judgements. At least 2, below learner.group_size."""
+    """Answers to each task; the rest of learner.group_size are judgements. At least 2, at most
+    learner.group_size - 2, so that two judgements are compared."""
     reference: str = Field("return", min_length=1)
     """Name of the reward that is the truth about an answer. A task whose answers did not all get it has no reference.
     "return": the return of an answer, so that every task has a reference."""
@@ -72,9 +73,9 @@ class RefineFamily(Section):
     others 0. Plain episodes are compared with each other alone. Tasks need several turns."""
 
     kind: Literal["refine"] = "refine"
-    rollouts: int = Field(4, ge=1)
-    """Plain episodes of each task; the rest of learner.group_size are refined ones. At least 1, below
-    learner.group_size."""
+    rollouts: int = Field(4, ge=2)
+    """Plain episodes of each task; the rest of learner.group_size are refined ones. At least 2, at most
+    learner.group_size - 2: one alone has nobody to be compared with."""
     horizon: int = Field(5, ge=1)
     """Most actions of the plain episode that are shown, each with the observation that really followed. At least 1."""
     note: str = Field(
