@@ -126,8 +126,8 @@ class AgentEpisode(OneAtATime):
         """Give the agent the answer to a request."""
         assert self._session is not None
         asked = self._open.pop(number, None)
-        if asked is None:
-            # It was withdrawn while the answer was on its way.
+        if asked is None or asked.answer.done():
+            # It was withdrawn, or the session ended, while the answer was on its way.
             return
         reply = make_reply(action, asked.request, asked.number, facts)
         self._note(asked.request, reply)
@@ -155,7 +155,7 @@ class AgentEpisode(OneAtATime):
         Raises:
             EnvError: it returned no reward, or got no answer.
         """
-        auxiliary = self._tree.auxiliary(self._trained)
+        auxiliary = [*self._tree.auxiliary(self._trained), *self._tree.unanswered]
         if cut:
             return StepResult(auxiliary=auxiliary, earlier=self._earlier())
         if not self._tree.answers:

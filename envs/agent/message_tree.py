@@ -70,6 +70,11 @@ class MessageTree:
         """Number of requests."""
         return len(self._requests)
 
+    @property
+    def unanswered(self) -> list[int]:
+        """Numbers of the requests without an answer. What was sampled for them reached nobody."""
+        return sorted(set(range(self.placed)) - set(self.answers))
+
     def place(self, messages: Sequence[Sent], tools: Sequence[Any]) -> Following[Sent]:
         """Note a request. Return where it stands.
 

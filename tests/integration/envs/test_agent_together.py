@@ -1,6 +1,7 @@
 """Requests of one session are at the generator at the same time: a policy that answers only when both have come."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.integration.envs.agent_play import played
 WAIT_S = 60.0
 AGENTS = '''
 import asyncio, json
+from pathlib import Path
 import aiohttp
 from openai import AsyncOpenAI
 
@@ -58,6 +60,49 @@ async def hangs_up(row, base_url, api_key):
         assert await ask("kept") == "kept"
         # Whoever sends the same bytes so late asks anew.
         return float(await ask("lost") == "lost")
+
+
+async def asks(client, base_url, text):
+    body = {"messages": [{"role": "user", "content": text}]}
+    async with client.post(f"{base_url}/chat/completions", json=body) as answer:
+        return answer.status
+
+
+async def posts(client, base_url, name, **body):
+    async with client.post(f"{base_url.removesuffix('/v1')}/{name}", json=body) as answer:
+        assert answer.status == 200
+
+
+async def loses(row, base_url, client):
+    """Asks twice, and gets one answer. Returns the request that waits."""
+    lost = asyncio.create_task(asks(client, base_url, "lost"))
+    while not Path(row["sampled"]).exists():
+        await asyncio.sleep(0.01)
+    assert await asks(client, base_url, "kept") == 200
+    await posts(client, base_url, "reward", value=1.0)
+    return lost
+
+
+async def ends(row, base_url, api_key):
+    """Ends its session while an answer is sampled, and goes on for a while."""
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"}) as client:
+        lost = await loses(row, base_url, client)
+        await posts(client, base_url, "end")
+        assert await lost == 400
+        Path(row["refused"]).touch()
+        await asyncio.sleep(60.0)
+
+
+async def late(row, base_url, api_key):
+    """Takes longer than it may while an answer is sampled, and ends slowly."""
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"}) as client:
+        lost = await loses(row, base_url, client)
+        try:
+            await asyncio.sleep(60.0)
+        finally:
+            assert await lost == 400
+            Path(row["refused"]).touch()
+            await asyncio.sleep(1.5)
 '''
 
 
@@ -73,6 +118,13 @@ def play(tmp_path):
 
 def echo(prompt):
     return prompt.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
+
+
+def wait_for(path):
+    until = time.monotonic() + WAIT_S
+    while not path.exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 class Meeting:
@@ -136,3 +188,22 @@ def test_a_request_whose_client_does_not_come_again_ends_its_sampling(play, monk
     assert done.gauges["agent_requests_total"] == 2
     assert len(done.policy.requests) == 3
     assert done.branches_trained_once() == 2
+
+
+@pytest.mark.parametrize(
+    ("agent", "params"), [("ends", {}), ("late", {"timeout_s": 4.0, "at_timeout": "score"})]
+)
+def test_an_answer_that_comes_when_the_session_has_ended_is_not_trained(play, tmp_path, agent, params):
+    sampled, refused = tmp_path / "sampled", tmp_path / "refused"
+
+    async def behind(number):
+        if number == 0:
+            sampled.touch()
+            await asyncio.to_thread(wait_for, refused)
+
+    rows = [{"sampled": str(sampled), "refused": str(refused)}]
+    done = play(agent, behind, rows=rows, **params)
+    assert (done.last.status, done.trajectory.return_) == ("finished", 1.0), done.last.error
+    assert done.branches_trained_once() == len(done.policy.sampled) == 2
+    assert done.last.auxiliary == [3], "the turn of the answer that came too late"
+    assert done.gauges["agent_requests_total"] == 1
