@@ -70,6 +70,8 @@ class RequestPlay:
         """Segments of answers that nobody gets, which are not sent yet."""
         self._generators: dict[int, str] = {}
         """Generator of each answer: the next turn of its conversation goes there, where its context is cached."""
+        self._given: set[int] = set()
+        """Numbers of the answers that the environment has."""
 
     async def play(self) -> TrajectoryStatus:
         """Play to the end. Return the status with which the trajectory was closed.
@@ -199,7 +201,13 @@ class RequestPlay:
             await self._stream.send(self._line.end(wanted.number, reason))
             facts = TurnFacts(len(prompt), len(wanted.tokens), cut=reason == "length")
             text = sampler.text_of(wanted.tokens, keep_special=keep_special)
-            await self._calls.ask(self._env.answer, wanted.number, text, facts, on_loop=True, timed=False)
+
+            def answer() -> None:
+                # What the environment has counts, whatever ends this call.
+                self._env.answer(wanted.number, text, facts)
+                self._given.add(wanted.number)
+
+            await self._calls.ask(answer, on_loop=True, timed=False)
 
     async def _hear(self) -> bool:
         """Wait until something has happened, and note it. Return whether the environment has ended."""
@@ -282,7 +290,8 @@ class RequestPlay:
         numbers = self._line.numbers
         if not numbers:
             raise EnvironmentFailed("environment: the episode ended, and no answer was sampled")
-        result = in_order(replace(result, auxiliary=[*result.auxiliary, *self._line.left]), numbers)
+        nobodys = set(numbers) - self._given | set(self._line.left)
+        result = in_order(replace(result, auxiliary=[*result.auxiliary, *nobodys]), numbers)
         indices = self._line.indices
         closing = closing_of(status, why or self._line.last_reason, result, self._task, indices)
         earlier = earlier_rewards(result, indices)

@@ -1,13 +1,15 @@
 """Requests of one environment are sampled at a time, and their episode is one trajectory as any other."""
 
 import asyncio
+import threading
 
 import pytest
 
 from actors.episode import Bounds
+from actors.episodes.segment_stream import SegmentStream
 from actors.errors import GenerationFailed, Infrastructure, TurnRefused
 from learner.trajectory import assemble
-from tests.unit.actors.episodes.asking import Declined, play
+from tests.unit.actors.episodes.asking import LIMIT_S, Declined, play
 from tests.unit.actors.test_episode import text_of, turns_of
 
 
@@ -120,6 +122,38 @@ def test_what_is_left_behind_is_recorded_and_not_trained():
     assert (episode.status, policy.ended) == ("finished", [0])
     assert text_of(cuts) == "A:aaB:b$"
     assert cuts[-1].segment.auxiliary == [1]
+
+
+def test_an_answer_that_could_not_be_handed_over_is_not_trained(monkeypatch):
+    """The outbox is full when the answer has ended, and then the environment ends."""
+    sends, blocked, got = SegmentStream.send, threading.Event(), threading.Event()
+
+    async def send(stream, cuts):
+        await sends(stream, cuts)
+        if cuts and not blocked.is_set():
+            blocked.set()
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(SegmentStream, "send", send)
+
+    async def work(ask):
+        left = asyncio.create_task(ask("A:"))
+        await asyncio.sleep(0)
+        await ask("B:")
+        got.set()
+        assert await asyncio.to_thread(blocked.wait, LIMIT_S)
+        left.cancel()
+
+    async def drive(policy, env):
+        await policy.asked(2)
+        policy.give(0, "a")
+        policy.give(1, "b$")
+        assert await asyncio.to_thread(got.wait, LIMIT_S)
+        policy.give(0, "a$")
+
+    cuts, episode, env, _ = play(work, drive)
+    assert (episode.status, text_of(cuts)) == ("finished", "A:aa$B:b$")
+    assert (sorted(env.given), cuts[-1].segment.auxiliary) == ([1], [1])
 
 
 def test_a_request_that_is_withdrawn_ends_its_sampling_and_the_episode_goes_on():
