@@ -196,8 +196,9 @@ class Endpoint:
         stream = stream or await _opened(request)
         for event in dialect.events(reply, parsed, name, now):
             await stream.write(event)
-        await stream.write_eof()
+        # A client may hang up behind the last event.
         asked.delivered |= _waits(request)
+        await stream.write_eof()
         return stream
 
 

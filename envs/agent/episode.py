@@ -86,8 +86,8 @@ class AgentEpisode(OneAtATime):
         self._full = False
         """Whether the agent was told that its conversation is too long, and has not asked again."""
         self._settings: dict[str, str | float] = {}
-        self._numbers: dict[int, int] = {}
-        """Number in the tree of each request of the session that was answered."""
+        self._settled: dict[int, Asked] = {}
+        """Requests that were answered, by their numbers in the tree."""
 
     async def begin(self, data: dict[str, Any]) -> None:
         """Start the agent."""
@@ -131,7 +131,7 @@ class AgentEpisode(OneAtATime):
             return
         reply = make_reply(action, asked.request, asked.number, facts)
         self._note(asked.request, reply)
-        self._numbers[asked.number] = number
+        self._settled[number] = asked
         self._tree.answered(number, reply.message)
         asked.settle(reply)
         self._session.news.set()
@@ -155,10 +155,11 @@ class AgentEpisode(OneAtATime):
         Raises:
             EnvError: it returned no reward, or got no answer.
         """
-        auxiliary = [*self._tree.auxiliary(self._trained), *self._tree.unanswered]
+        missed = [number for number, asked in self._settled.items() if asked.missed]
+        auxiliary = [*self._tree.auxiliary(self._trained), *self._tree.unanswered, *missed]
         if cut:
             return StepResult(auxiliary=auxiliary, earlier=self._earlier())
-        if not self._tree.answers:
+        if len(missed) == len(self._tree.answers):
             wanted = "an answer of" if self._tree.placed else "asking"
             raise EnvError(f"{self._place}: the agent ended without {wanted} the model")
         rewards = await self._rewards()
@@ -275,8 +276,8 @@ class AgentEpisode(OneAtATime):
     def _earlier(self) -> dict[int, dict[str, float]]:
         """Return the rewards that were reported for single answers, by the numbers of their requests."""
         assert self._session is not None
-        found = self._session.turn_rewards.items()
-        return {self._numbers[number]: rewards for number, rewards in found if number in self._numbers}
+        found, settled = self._session.turn_rewards, self._settled.items()
+        return {number: found[asked.number] for number, asked in settled if asked.number in found}
 
     @property
     def _place(self) -> str:

@@ -103,6 +103,16 @@ async def late(row, base_url, api_key):
             assert await lost == 400
             Path(row["refused"]).touch()
             await asyncio.sleep(1.5)
+
+
+async def leaves(row, base_url, api_key):
+    """Hangs up while an answer is sampled, and does not ask for it again."""
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"}) as client:
+        lost = await loses(row, base_url, client)
+        lost.cancel()
+        await asyncio.sleep(0.5)
+        Path(row["refused"]).touch()
+        await asks(client, base_url, "last")
 '''
 
 
@@ -191,19 +201,22 @@ def test_a_request_whose_client_does_not_come_again_ends_its_sampling(play, monk
 
 
 @pytest.mark.parametrize(
-    ("agent", "params"), [("ends", {}), ("late", {"timeout_s": 4.0, "at_timeout": "score"})]
+    ("agent", "params"), [("ends", {}), ("late", {"timeout_s": 4.0, "at_timeout": "score"}), ("leaves", {})]
 )
-def test_an_answer_that_comes_when_the_session_has_ended_is_not_trained(play, tmp_path, agent, params):
-    sampled, refused = tmp_path / "sampled", tmp_path / "refused"
+def test_an_answer_that_comes_when_nobody_waits_for_it_is_not_trained(play, tmp_path, agent, params):
+    sampled, refused, gone = tmp_path / "sampled", tmp_path / "refused", asyncio.Event()
 
     async def behind(number):
         if number == 0:
             sampled.touch()
             await asyncio.to_thread(wait_for, refused)
+            gone.set()
+        elif number == 2:
+            await asyncio.wait_for(gone.wait(), WAIT_S)
 
     rows = [{"sampled": str(sampled), "refused": str(refused)}]
     done = play(agent, behind, rows=rows, **params)
     assert (done.last.status, done.trajectory.return_) == ("finished", 1.0), done.last.error
-    assert done.branches_trained_once() == len(done.policy.sampled) == 2
+    assert done.branches_trained_once() == len(done.policy.sampled) == (3 if agent == "leaves" else 2)
     assert done.last.auxiliary == [3], "the turn of the answer that came too late"
-    assert done.gauges["agent_requests_total"] == 1
+    assert done.gauges["agent_requests_total"] == (3 if agent == "leaves" else 1)
