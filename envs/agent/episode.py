@@ -83,8 +83,8 @@ class AgentEpisode(OneAtATime):
         self._tree = MessageTree()
         self._row: DataRow | None = None
         self._rules, self._until = rules or AgentRules(), 0.0
-        self._full = False
-        """Whether the agent was told that its conversation is too long, and has not asked again."""
+        self._full: set[int] = set()
+        """Requests whose conversation is too long, as the agent was told, and which it has not asked again."""
         self._settings: dict[str, str | float] = {}
         self._settled: dict[int, Asked] = {}
         """Requests that were answered, by their numbers in the tree."""
@@ -144,8 +144,8 @@ class AgentEpisode(OneAtATime):
         assert self._session is not None
         asked = self._open.pop(number, None)
         self._endpoint.counts.refused += 1
-        self._full = too_long
         if asked is not None:
+            self._full |= {number} if too_long else set()
             asked.settle(ConversationFull(why) if too_long else TurnDeclined(why))
         self._session.news.set()
 
@@ -189,8 +189,9 @@ class AgentEpisode(OneAtATime):
 
     def _placed(self, asked: Asked) -> PolicyRequest:
         """Return a request as the actor gets it."""
-        request, self._full = asked.request, False
+        request = asked.request
         place = self._tree.place(request.messages, request.tools)
+        self._full = {declined for declined in self._full if not self._tree.resumes(place.number, declined)}
         self._open[place.number] = asked
         if self._rules.render_anew:
             # The actor finds the answers whose tokens the new prompt has.

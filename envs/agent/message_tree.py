@@ -36,6 +36,7 @@ class _Request:
     """Its messages; none once it is answered."""
     length: int
     """Number of its messages."""
+    after: int
     continued: bool = False
     """Whether a request follows its answer."""
 
@@ -94,8 +95,26 @@ class MessageTree:
             after, new = -1, list(messages)
         if after >= 0:
             self._requests[after].continued = True
-        self._requests.append(_Request(kind, list(messages), len(messages)))
+        self._requests.append(_Request(kind, list(messages), len(messages), after))
         return Following(after, new, len(self._requests) - 1)
+
+    def resumes(self, number: int, declined: int) -> bool:
+        """Return whether a new request asks again in the place of one that was declined.
+
+        It follows the same answer, or begins anew with the same first message, as a shorter conversation does.
+
+        Example:
+            >>> tree = MessageTree()
+            >>> for text in ("Be brief.", "Be brief.", "Write a title."):
+            ...     _ = tree.place([{"role": "system", "content": text}], tools=[])
+            >>> tree.resumes(1, 0), tree.resumes(2, 0)
+            (True, False)
+        """
+        new, old = self._requests[number], self._requests[declined]
+        if new.after >= 0:
+            return new.after == old.after
+        first, before = [list(map(canonical, request.messages[:1])) for request in (new, old)]
+        return new.tools == old.tools and first == before
 
     def answered(self, number: int, message: Mapping[str, Any]) -> None:
         """Note the answer to a request."""

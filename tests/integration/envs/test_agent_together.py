@@ -62,8 +62,8 @@ async def hangs_up(row, base_url, api_key):
         return float(await ask("lost") == "lost")
 
 
-async def asks(client, base_url, text):
-    body = {"messages": [{"role": "user", "content": text}]}
+async def asks(client, base_url, text, name="agent"):
+    body = {"messages": [{"role": "system", "content": name}, {"role": "user", "content": text}]}
     async with client.post(f"{base_url}/chat/completions", json=body) as answer:
         return answer.status
 
@@ -113,6 +113,16 @@ async def leaves(row, base_url, api_key):
         await asyncio.sleep(0.5)
         Path(row["refused"]).touch()
         await asks(client, base_url, "last")
+
+
+async def too_long(row, base_url, api_key):
+    """One sub-agent hears that its conversation is too long; another one, or it itself, goes on. Then it raises."""
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"}) as client:
+        await posts(client, base_url, "reward", value=1.0)
+        assert await asks(client, base_url, "long " * 60, "left") == 400
+        assert await asks(client, base_url, "short", row["next"]) == 200
+        assert await asks(client, base_url, "short", "others") == 200
+        raise ValueError("context_length_exceeded")
 '''
 
 
@@ -220,3 +230,13 @@ def test_an_answer_that_comes_when_nobody_waits_for_it_is_not_trained(play, tmp_
     assert done.branches_trained_once() == len(done.policy.sampled) == (3 if agent == "leaves" else 2)
     assert done.last.auxiliary == [3], "the turn of the answer that came too late"
     assert done.gauges["agent_requests_total"] == (3 if agent == "leaves" else 1)
+
+
+@pytest.mark.parametrize(("following", "status"), [("right", "finished"), ("left", "failed")])
+def test_a_conversation_that_is_too_long_stays_so_whatever_other_sub_agents_ask(play, following, status):
+    rows, bounds = [{"next": following}], {"max_context_tokens": 200, "max_turn_tokens": 16}
+    done = play("too_long", None, rows=rows, sampling=bounds)
+    assert done.last.status == status, done.last.error
+    assert [(name, value) for name, _, value in done.rewards] == (
+        [("reward", 1.0)] if status == "finished" else []
+    )
