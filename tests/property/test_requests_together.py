@@ -11,7 +11,7 @@ from actors.episode import Bounds, Episode
 from actors.sampled import Sampled
 from learner.trajectory import assemble
 from protocol.messages import LeaseTask, Sampling, Task
-from tests.unit.actors.episodes.asking import LIMIT_S, Asking
+from tests.unit.actors.episodes.asking import LIMIT_S, Asking, Declined
 from tests.unit.actors.test_episode import EOS, Letters
 
 FIRST = 1_000
@@ -53,24 +53,38 @@ class Counting:
                 return
 
 
-def play(talks, ends_after, bounds, sampling):
-    answers = []
+def play(talks, ends_after, bounds, sampling, wait_s, wanted_no_more):
+    """Play an agent that has conversations at a time. It withdraws requests, each after some steps of the loop."""
+    answers, withdrawn = [], set()
 
     async def work(ask):
         async def talk(number, turns):
             before = -1
             for turn in range(turns):
-                before, answer = await ask(f"<{number}.{turn}", before)
+                try:
+                    before, answer = await ask(f"<{number}.{turn}", before)
+                except Declined:
+                    return
                 answers.append(answer)
                 if len(answers) == ends_after:
                     over.set()
 
-        over = asyncio.Event()
+        async def withdraw():
+            for after, place in wanted_no_more:
+                for _ in range(after):
+                    await asyncio.sleep(0)
+                if open_ := ask.open:
+                    number = open_[place % len(open_)]
+                    withdrawn.add(number)
+                    ask.withdraw(number)
+                    ask.decline(number, "withdrawn", False)
+
+        over, withdrawing = asyncio.Event(), asyncio.create_task(withdraw())
         at_a_time = asyncio.gather(*(talk(n, len(turns)) for n, turns in enumerate(talks)))
         ending = asyncio.create_task(over.wait())
         await asyncio.wait({at_a_time, ending}, return_when=asyncio.FIRST_COMPLETED)
-        ending.cancel()
-        at_a_time.cancel()
+        for task in (ending, at_a_time, withdrawing):
+            task.cancel()
 
     cuts, env, policy = [], Asking(work), Counting(talks)
 
@@ -81,7 +95,7 @@ def play(talks, ends_after, bounds, sampling):
     async def emit(new):
         # Others go on meanwhile, as when the outbox is full.
         cuts.extend(new)
-        await asyncio.sleep(0)
+        await asyncio.sleep(wait_s)
 
     async def main():
         runner = EnvironmentRunner(calls=2)
@@ -95,7 +109,7 @@ def play(talks, ends_after, bounds, sampling):
             runner.close()
 
     asyncio.run(main())
-    return cuts, policy, answers
+    return cuts, policy, answers, set(env.given), withdrawn
 
 
 def context_of(trajectory, turn):
@@ -112,11 +126,18 @@ def context_of(trajectory, turn):
     st.integers(1, 12),
     st.integers(1, 9),
     st.tuples(st.integers(2, 9), st.integers(16, 120)),
+    st.sampled_from([0.0, 0.003]),
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 9)), max_size=3),
 )
-def test_every_sampled_token_is_recorded_once(talks, ends_after, max_turns, segment_tokens, room):
+def test_every_sampled_token_is_recorded_once(
+    talks, ends_after, max_turns, segment_tokens, room, wait_s, wanted_no_more
+):
     bounds = Bounds(segment_tokens=segment_tokens, max_turns=max_turns)
     sampling = {"max_turn_tokens": room[0], "max_trajectory_tokens": room[1]}
-    cuts, policy, answers = play(talks, ends_after, bounds, sampling)
+    cuts, policy, answers, had, withdrawn = play(talks, ends_after, bounds, sampling, wait_s, wanted_no_more)
+    if withdrawn and not any(policy.sampled):
+        assert "no answer was sampled" in cuts[-1].segment.error
+        return
     trajectory = assemble(cuts)
     assert trajectory.status in ("finished", "truncated"), trajectory.error
     assert len(trajectory) <= room[1]
@@ -132,7 +153,8 @@ def test_every_sampled_token_is_recorded_once(talks, ends_after, max_turns, segm
             assert context_of(trajectory, turn) == prompt
             texts.append("".join(map(chr, sampled)).rstrip(chr(EOS)))
     whole = [turn for turn in recorded if turn.index not in trajectory.auxiliary]
-    assert len(whole) >= len(answers)
+    # A request may be answered while word that it is withdrawn is on its way.
+    assert len(had - withdrawn) <= len(whole) <= len(had)
     assert {answer for answer in answers if answer} <= set(texts)
     owned = np.concatenate([branch.places[branch.own] for branch in trajectory.branches()])
     assert sorted(owned.tolist()) == list(range(len(trajectory)))

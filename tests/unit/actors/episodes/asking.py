@@ -42,6 +42,11 @@ class Asking(OneAtATime):
         self._news.set()
         return number, await self._waiting[number]
 
+    @property
+    def open(self):
+        """Numbers of the requests that wait for an answer."""
+        return [number for number, waiting in self._waiting.items() if not waiting.done()]
+
     def withdraw(self, number):
         self._gone.append(number)
         self._news.set()
@@ -101,7 +106,8 @@ class Pieces:
                 ids = np.array([EOS if c == "$" else ord(c) for c in piece][:left], "i4")
                 left -= len(ids)
                 reason = "stop" if len(ids) and ids[-1] == EOS else "" if left else "length"
-                yield Sampled(ids, np.full(len(ids), -1, "f4"), np.full(len(ids), version, "i4"), reason)
+                arrays = ids, np.full(len(ids), -1, "f4"), np.full(len(ids), version, "i4")
+                yield Sampled(*arrays, reason, generator=f"generator-{number}")
                 if reason:
                     return
         finally:

@@ -52,6 +52,9 @@ def test_a_branch_goes_on_while_an_earlier_one_is_still_sampled():
         policy.give(1, "b$")
         await policy.asked(3)
         assert policy.prompt(2) == "B:b$|more"
+        assert [r.preferred for r in policy.requests] == ["", "", "generator-1"], (
+            "its context is cached there"
+        )
         policy.give(2, "c$")
         policy.give(0, "a$")
 
