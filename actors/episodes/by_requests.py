@@ -65,7 +65,7 @@ class RequestPlay:
         self._live: dict[int, _Wanted] = {}
         """Requests whose answers are sampled, by number."""
         self._news: asyncio.Task[RequestNews] | None = None
-        self._begun = self._ended_tokens = 0
+        self._begun = self._void = self._ended_tokens = 0
         self._rest: list[SegmentArrays] = []
         """Segments of answers that nobody gets, which are not sent yet."""
         self._generators: dict[int, str] = {}
@@ -153,7 +153,7 @@ class RequestPlay:
         sampling, length = self._task.sampling, self._talks.length(wanted.observation)
         if not self._begun and length >= self._talks.longest:
             raise no_room(length, self._talks.bound, self._talks.longest)
-        if self._begun >= self._parts.max_turns:
+        if self._begun - self._void >= self._parts.max_turns:
             return "max_turns"
         kept = sum(len(other.observation.token_ids) + other.most for other in self._live.values())
         room = sampling.max_trajectory_tokens - self._ended_tokens - kept - len(wanted.observation.token_ids)
@@ -258,13 +258,16 @@ class RequestPlay:
 
     async def _leave_all(self) -> None:
         """End the sampling of all answers, which nobody gets any more."""
-        if self._news is not None:
-            self._news.cancel()
-            await _over({self._news})
-            self._news = None
-        await self._end_tasks(list(self._live.values()))
-        for number in self._line.unended:
-            self._rest += self._line.leave(number)
+        try:
+            if self._news is not None:
+                self._news.cancel()
+                await _over({self._news})
+                self._news = None
+            await self._end_tasks(list(self._live.values()))
+        finally:
+            # The deadline may end these waits.
+            for number in self._line.unended:
+                self._rest += self._line.leave(number)
 
     async def _end_tasks(self, wanted: list[_Wanted]) -> None:
         tasks = {one.task for one in wanted if one.task is not None}
@@ -279,6 +282,8 @@ class RequestPlay:
         """Count the tokens of an answer that is over. Without a token, it is not in the trajectory."""
         if wanted.tokens:
             self._ended_tokens += len(wanted.observation.token_ids) + len(wanted.tokens)
+        else:
+            self._void += 1
 
     async def _close(self, status: TrajectoryStatus, why: str) -> TrajectoryStatus:
         """Close the trajectory.

@@ -79,8 +79,8 @@ class HasRequests(Protocol):
         In its ``auxiliary`` and ``earlier``, answers have the numbers of their requests.
 
         Args:
-            cut: the actor ends the episode at a limit. Then only ``auxiliary`` and ``earlier`` count. Otherwise the
-                news have said that it has ended, and the result has ``done``.
+            cut: the actor ends the episode at a limit. Rewards, if there are any, count then, too. Otherwise the news
+                have said that it has ended, and the result has ``done``.
         """
         ...
 

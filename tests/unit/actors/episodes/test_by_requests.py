@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from contextlib import aclosing
 
 import pytest
 
@@ -9,7 +10,7 @@ from actors.episode import Bounds
 from actors.episodes.segment_stream import SegmentStream
 from actors.errors import GenerationFailed, Infrastructure, TurnRefused
 from learner.trajectory import assemble
-from tests.unit.actors.episodes.asking import LIMIT_S, Declined, play
+from tests.unit.actors.episodes.asking import LIMIT_S, Declined, Pieces, play
 from tests.unit.actors.test_episode import text_of, turns_of
 
 
@@ -180,6 +181,55 @@ def test_a_request_that_is_withdrawn_ends_its_sampling_and_the_episode_goes_on()
     assert (episode.status, text_of(cuts)) == ("finished", "A:aaB:b$C:c$")
     assert cuts[-1].segment.auxiliary == [1]
     assert sorted(env.given) == [1, 2]
+
+
+def test_a_request_that_is_withdrawn_before_its_first_token_is_no_turn_of_the_limit():
+    async def work(ask):
+        left = asyncio.create_task(ask("A:"))
+        await asyncio.sleep(0)
+        await ask("B:")
+        ask.withdraw(0)
+        await ask("C:")
+        left.cancel()
+
+    async def drive(policy, env):
+        await policy.asked(2)
+        policy.give(1, "b$")
+        await policy.until(lambda: policy.ended == [0])
+        await policy.asked(3)
+        policy.give(2, "c$")
+
+    cuts, episode, _, _ = play(work, drive, Bounds(max_turns=2))
+    assert (episode.status, text_of(cuts)) == ("finished", "B:b$C:c$")
+
+
+def test_a_deadline_within_the_end_of_an_answer_loses_nothing(monkeypatch):
+    turns = Pieces.turn
+
+    async def turn(policy, request):
+        try:
+            async with aclosing(turns(policy, request)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            if len(policy.ended):
+                await asyncio.sleep(3.0)
+
+    monkeypatch.setattr(Pieces, "turn", turn)
+
+    async def work(ask):
+        left = asyncio.create_task(ask("A:"))
+        await asyncio.sleep(0)
+        await ask("B:")
+        left.cancel()
+
+    async def drive(policy, env):
+        await policy.asked(2)
+        policy.give(0, "aa")
+        policy.give(1, "b$")
+
+    cuts, episode, _, _ = play(work, drive, deadline_s=1.5)
+    assert (episode.status, text_of(cuts)) == ("failed", "A:aaB:b$")
 
 
 def test_a_withdrawn_request_that_was_waiting_never_reaches_the_generator():
