@@ -12,24 +12,20 @@ import sys
 from typing import Any
 
 from langchain.agents import create_agent
-from langchain.tools import tool
 from langchain_openai import ChatOpenAI
 from openai import DefaultAsyncHttpxClient, DefaultHttpxClient
 
 
-@tool
 def add(a: int, b: int) -> int:
     """Add two numbers."""
     return a + b
 
 
-@tool
 def subtract(a: int, b: int) -> int:
     """Subtract the second number from the first."""
     return a - b
 
 
-@tool
 def multiply(a: int, b: int) -> int:
     """Multiply two numbers."""
     return a * b
