@@ -82,7 +82,7 @@ def test_an_answer_that_comes_back_as_blocks_continues_the_conversation(spell):
     reply = make_reply(f"<think>hm</think>I add.{CALL}{CALL}", first, 0, FACTS)
     tree = MessageTree()
     tree.place(first.messages, first.tools)
-    tree.answered(reply.message)
+    tree.answered(0, reply.message)
     answer = message_answer(reply, first, "msg-1-0", 7)
     assert [block["type"] for block in answer["content"]] == ["thinking", "text", "tool_use", "tool_use"]
     assert answer["stop_reason"] == "tool_use"

@@ -32,7 +32,7 @@ def test_an_answer_that_comes_back_as_items_continues_the_conversation():
     reply = make_reply(f"<think>hm</think>I add.{CALL}{CALL}", first, 0, TurnFacts(5, 3, cut=False))
     tree = MessageTree()
     tree.place(first.messages, first.tools)
-    tree.answered(reply.message)
+    tree.answered(0, reply.message)
     items = response(reply, first, "resp-1-0", 7)["output"]
     assert [item["type"] for item in items] == ["reasoning", "message", "function_call", "function_call"]
     results = [
